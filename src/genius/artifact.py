@@ -1,0 +1,206 @@
+"""A stage's folder: filled under a temporary name, manifest written last, then renamed into place.
+
+So a folder that opens is complete, a killed write leaves the old folder whole, and what a killed stage
+had finished (shards, checkpoints) waits in the temporary folder for the next run of the same plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from genius.errors import ArtifactMismatch, ArtifactMissing
+
+MANIFEST: Final = "manifest.json"
+FORMAT: Final = 1
+"""Version of every folder's layout; a reader refuses a newer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a finished folder says about itself."""
+
+    folder: Path
+    kind: str
+    config: Mapping[str, Any]
+    """The settings it was made with."""
+    inputs: Mapping[str, str]
+    """Fingerprints of what it was made from."""
+    facts: Mapping[str, Any]
+    """Anything a reader needs beside the files: sizes, a permutation, a health report."""
+    fingerprint: str
+    """SHA-256 over settings, inputs, facts and the contents of all files."""
+
+
+def fingerprint_of(value: object) -> str:
+    """SHA-256 of a JSON-able value, key order ignored."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_fingerprint(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a file in one step: a reader sees the old bytes or the new ones."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace a JSON file in one step."""
+    write_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+class ArtifactWriter:
+    """Fills one folder. Reopening the same plan finds what an earlier, killed run had written.
+
+    >>> writer = ArtifactWriter(Path("quantizer"), kind="quantizer", config={}, inputs={})  # doctest: +SKIP
+    >>> (writer.path / "weights.safetensors").write_bytes(...)  # doctest: +SKIP
+    >>> writer.finish()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, folder: Path, *, kind: str, config: Mapping[str, Any], inputs: Mapping[str, str]
+    ) -> None:
+        self.folder = folder
+        self.kind = kind
+        self.config = config
+        self.inputs = inputs
+        self.path = folder.parent / f".{folder.name}.partial"
+        """Where to write until it is finished."""
+        plan = {"format": FORMAT, "kind": kind, "config": dict(config), "inputs": dict(inputs)}
+        self.plan_fingerprint = fingerprint_of(plan)
+        plan_file = self.path / "plan.json"
+        if self.path.exists() and not _holds(plan_file, self.plan_fingerprint):
+            shutil.rmtree(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not plan_file.exists():
+            write_json(plan_file, {"fingerprint": self.plan_fingerprint})
+
+    def finish(self, *, facts: Mapping[str, Any] | None = None, scratch: tuple[str, ...] = ()) -> Manifest:
+        """Write the manifest, drop ``scratch`` files, and put the folder in its place."""
+        for name in ("plan.json", *scratch):
+            target = self.path / name
+            if target.is_dir():
+                shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)
+        files = {
+            path.relative_to(self.path).as_posix(): {
+                "bytes": path.stat().st_size,
+                "sha256": file_fingerprint(path),
+            }
+            for path in sorted(self.path.rglob("*"))
+            if path.is_file() and path.name != MANIFEST
+        }
+        body = {
+            "format": FORMAT,
+            "kind": self.kind,
+            "plan": self.plan_fingerprint,
+            "config": dict(self.config),
+            "inputs": dict(self.inputs),
+            "facts": dict(facts or {}),
+            "files": files,
+        }
+        write_json(self.path / MANIFEST, {**body, "fingerprint": fingerprint_of(body)})
+        old = _old_name(self.folder)
+        if old.exists():
+            shutil.rmtree(old)
+        if self.folder.exists():
+            self.folder.rename(old)
+        self.path.rename(self.folder)
+        if old.exists():
+            shutil.rmtree(old)
+        return open_artifact(self.folder, kind=self.kind)
+
+    def finished(self) -> Manifest | None:
+        """The folder's manifest when it is already complete and was made by this very plan."""
+        try:
+            manifest = open_artifact(self.folder, kind=self.kind)
+        except (ArtifactMissing, ArtifactMismatch):
+            return None
+        body = json.loads((self.folder / MANIFEST).read_text())
+        if body.get("plan") != self.plan_fingerprint:
+            return None
+        shutil.rmtree(self.path, ignore_errors=True)
+        return manifest
+
+
+def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
+    """Read a finished folder's manifest and check that its files are there; ``verify`` rereads them all.
+
+    Raises
+    ------
+    ArtifactMissing
+        the folder does not exist or was never finished.
+    ArtifactMismatch
+        it is of another kind or version, or a file is missing or changed.
+    """
+    _recover(folder)
+    path = folder / MANIFEST
+    if not folder.exists():
+        raise ArtifactMissing(f"no {kind} at {folder}: the folder does not exist")
+    if not path.exists():
+        raise ArtifactMissing(
+            f"{folder} is not a finished {kind}: it has no {MANIFEST}. Run the command that makes it again"
+        )
+    try:
+        body = json.loads(path.read_text())
+    except ValueError as error:
+        raise ArtifactMismatch(f"{path} is not valid JSON ({error}); make the {kind} again") from None
+    if body.get("format", 0) > FORMAT:
+        raise ArtifactMismatch(
+            f"{folder} has format {body['format']}, this version reads up to {FORMAT}: upgrade genius"
+        )
+    if body.get("kind") != kind:
+        raise ArtifactMismatch(f"{folder} holds a {body.get('kind')!r}, not a {kind!r}")
+    for name, fact in body["files"].items():
+        file = folder / name
+        if not file.exists():
+            raise ArtifactMissing(f"{folder} is damaged: {name} is missing")
+        if file.stat().st_size != fact["bytes"]:
+            raise ArtifactMismatch(
+                f"{folder} is damaged: {name} has {file.stat().st_size} bytes, expected {fact['bytes']}"
+            )
+        if verify and file_fingerprint(file) != fact["sha256"]:
+            raise ArtifactMismatch(f"{folder} is damaged: the contents of {name} have changed")
+    return Manifest(
+        folder=folder,
+        kind=kind,
+        config=body["config"],
+        inputs=body["inputs"],
+        facts=body["facts"],
+        fingerprint=body["fingerprint"],
+    )
+
+
+def _holds(plan_file: Path, fingerprint: str) -> bool:
+    try:
+        return bool(json.loads(plan_file.read_text())["fingerprint"] == fingerprint)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _old_name(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}.old"
+
+
+def _recover(folder: Path) -> None:
+    """Put the old folder back when a writer was killed between its two renames."""
+    old = _old_name(folder)
+    if not folder.exists() and (old / MANIFEST).exists():
+        old.rename(folder)

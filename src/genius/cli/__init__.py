@@ -1,0 +1,143 @@
+"""The ``genius`` command. Flags come from the settings classes; nothing heavy is imported for ``--help``."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import tyro
+
+from genius import __version__
+from genius.config import preset
+from genius.errors import GeniusError
+
+COMMANDS: Final[dict[str, str]] = {
+    "demo": "genius.cli.demo:Demo",
+    "search": "genius.cli.index:Search",
+    "index create": "genius.cli.index:Create",
+    "index add": "genius.cli.index:Add",
+    "index info": "genius.cli.index:Info",
+    "fit": "genius.cli.train:Fit",
+    "evaluate": "genius.cli.evaluate:Evaluate",
+    "doctor": "genius.cli.evaluate:Doctor",
+    "embed": "genius.cli.train:Embed",
+    "train encoder": "genius.cli.train:TrainEncoder",
+    "train quantizer": "genius.cli.train:TrainQuantizer",
+    "train generator": "genius.cli.train:TrainGenerator",
+    "data catalogue": "genius.cli.data:Catalogue",
+    "data check": "genius.cli.data:Check",
+    "data karpathy": "genius.cli.data:Karpathy",
+}
+"""Command -> module and function, in the order in which help lists them."""
+
+INTERRUPTED: Final = 130
+"""Exit status after Ctrl-C."""
+
+
+class Command(Protocol):
+    """A command: a dataclass whose fields are its flags."""
+
+    def __init__(self, **fields: Any) -> None: ...
+
+    def run(self) -> int | None:
+        """Do it; the exit status, if not 0."""
+        ...
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status. Errors a person can mend are one line on stderr."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words in (["--version"], ["-V"]):
+        print(f"genius {__version__}")
+        return 0
+    name = _command(words)
+    if name is None:
+        return _overview(words)
+    try:
+        return run(name, words[len(name.split()) :])
+    except GeniusError as error:
+        print(f"genius: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("genius: interrupted; run the same command again to go on", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        return 0
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Parse the flags of one command and run it."""
+    kind = find(name)
+    parsed = tyro.cli(
+        kind,
+        prog=f"genius {name}",
+        args=list(arguments),
+        default=_preset_default(kind, arguments),
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    return parsed.run() or 0
+
+
+def find(name: str) -> type[Command]:
+    """The class of a command: its fields are the flags."""
+    module, _, kind = COMMANDS[name].partition(":")
+    found: type[Command] = getattr(importlib.import_module(module), kind)
+    return found
+
+
+def _preset_default(kind: type[Command], arguments: Sequence[str]) -> Any:
+    """A command with a preset shows and uses that preset's values as its defaults."""
+    choose = getattr(kind, "settings_of", None)
+    if choose is None:
+        return None
+    name = "small"
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if word == "--preset":
+            name = following
+        elif word.startswith("--preset="):
+            name = word.partition("=")[2]
+    required = {
+        field.name: tyro.MISSING
+        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+        if field.default is dataclasses.MISSING
+    }
+    return kind(**required, preset=name, settings=choose(preset(name)))
+
+
+def _command(words: Sequence[str]) -> str | None:
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if name in COMMANDS:
+            return name
+    return None
+
+
+def _overview(words: Sequence[str]) -> int:
+    """What can be asked; an unknown command is an error that names the nearest."""
+    asked = " ".join(word for word in words[:2] if not word.startswith("-"))
+    inside = [name for name in COMMANDS if name.startswith(f"{asked} ")] if asked else list(COMMANDS)
+    if asked and not inside:
+        near = difflib.get_close_matches(asked, COMMANDS, n=1, cutoff=0.4)
+        advice = f"; did you mean `genius {near[0]}`?" if near else ""
+        print(f"genius: {asked!r} is not a command{advice} See `genius --help`", file=sys.stderr)
+        return 2
+    lines = [
+        "Generative multimodal search: a model generates the ID of what matches.",
+        "",
+        "  genius demo                                 draw, train, index, search; leaves a page to open",
+        '  genius search photos.index "a red kite"     search',
+        "",
+        "Commands:",
+    ]
+    for name in inside:
+        summary = (inspect.getdoc(find(name)) or "").splitlines()[0]
+        lines.append(f"  genius {name:<18} {summary}")
+    lines += ["", "`genius COMMAND --help` tells more. Most commands take --json."]
+    help_asked = not words or any(word in ("-h", "--help") for word in words)
+    print("\n".join(lines), file=sys.stdout if help_asked else sys.stderr)
+    return 0 if help_asked else 2

@@ -1,0 +1,157 @@
+"""``genius evaluate`` and ``genius doctor``: how good it is, and whether it is well."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from genius.cli.terminal import TerminalProgress, print_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Measure a model on a data set, beside exact search over the same candidates.
+
+    R@k is M-BEIR's: the share of queries with any right answer among the first k.
+    """
+
+    data: Annotated[Path, tyro.conf.Positional]
+    """Folder of the data set, in M-BEIR's layout."""
+
+    model: Path
+    """Folder of the model."""
+
+    split: str = "test"
+    """Of the data set."""
+
+    pools: str = "local,global"
+    """Each query against its own task's pool (local), against the union (global), or both."""
+
+    methods: str = "all"
+    """exact-raw, exact-fused, exact-codes, generative, generative+codes, generative+embeddings; commas
+    between."""
+
+    beam: int = 50
+    """IDs kept at each level."""
+
+    scores: Literal["level", "vocabulary"] = "level"
+    """Normalise the generator's steps over a level's codes or over its whole vocabulary."""
+
+    instructions: Literal["hashed", "first", "none"] = "hashed"
+    """One of the data set's instructions for each query, chosen by a hash; or the first; or none."""
+
+    max_queries: int = 0
+    """At most this many queries for each row; 0 means all."""
+
+    seed: int = 0
+    """Of the choice of instructions."""
+
+    out: Path | None = None
+    """Where features and runs go; default: evaluation/ in the model's folder."""
+
+    device: str = "cpu"
+    """Or cuda."""
+
+    json: bool = False
+    """As JSON: {"rows": [...]}."""
+
+    def run(self) -> None:
+        """Evaluate and print the table."""
+        from genius.data.mbeir import MBeir
+        from genius.evaluation.tables import METHODS, to_json, to_rich
+        from genius.model import Genius
+        from genius.stages.evaluate import EvaluationConfig, evaluate
+
+        config = EvaluationConfig(
+            split=self.split,
+            pools=pools_of(self.pools),
+            methods=METHODS if self.methods == "all" else tuple(self.methods.split(",")),
+            beam=self.beam,
+            scores=self.scores,
+            instructions=self.instructions,
+            max_queries=self.max_queries,
+            seed=self.seed,
+        )
+        with TerminalProgress() as progress:
+            model = Genius.open(self.model, device=self.device)
+            folder = self.out or self.model / "evaluation"
+            result = evaluate(MBeir(self.data), model, config, folder, progress=progress)
+            progress.say(f"IDs of the global pool: {result.health.verdict}")
+        if self.json:
+            print_json({**to_json(result.rows), "health": dataclasses.asdict(result.health)})
+        else:
+            Console().print(to_rich(result.rows))
+
+
+def pools_of(text: str) -> tuple[Literal["local", "global"], ...]:
+    """``local,global`` as a tuple."""
+    from genius.errors import UsageError
+
+    pools: list[Literal["local", "global"]] = []
+    for name in text.split(","):
+        match name.strip():
+            case "local":
+                pools.append("local")
+            case "global":
+                pools.append("global")
+            case other:
+                raise UsageError(f"--pools {other!r}: expected local, global, or local,global")
+    return tuple(pools)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Examine a model's IDs: use of the codes, collisions, purity of the modality level, reconstruction.
+
+    Exit status 1 when something is wrong.
+    """
+
+    model: Annotated[Path, tyro.conf.Positional]
+    """Folder of the model."""
+
+    data: Path | None = None
+    """Examine on the global test pool of this data set; default: what was found after training."""
+
+    split: str = "test"
+    """Of that data set."""
+
+    json: bool = False
+    """As JSON."""
+
+    def run(self) -> int:
+        """Examine and print."""
+        from genius.stages.doctor import doctor
+
+        with TerminalProgress() as progress:
+            health = doctor(self.model, self.data, split=self.split, progress=progress)
+        if self.json:
+            print_json({**dataclasses.asdict(health), "verdict": health.verdict})
+            return 1 if health.problems else 0
+        console = Console()
+        facts = Table(show_header=False, box=None)
+        facts.add_row("candidates", f"{health.candidates:,}")
+        facts.add_row("distinct IDs", f"{health.distinct_ids:,}")
+        facts.add_row("collisions", f"{health.collision_rate:.2%} (largest bucket {health.largest_bucket})")
+        if health.purity is not None:
+            meaning = ", ".join(f"{code} = {name}" for code, name in enumerate(health.level0_modality))
+            facts.add_row("level-0 purity", f"{health.purity:.2%} ({meaning})")
+        facts.add_row("reconstruction", f"mean cosine {health.reconstruction:.3f}")
+        levels = Table("level", "codes", "used", "perplexity", "largest share")
+        for level in health.levels:
+            levels.add_row(
+                str(level.level),
+                str(level.size),
+                str(level.used),
+                f"{level.perplexity:.0f}",
+                f"{level.largest_share:.1%}",
+            )
+        console.print(facts)
+        console.print(levels)
+        console.print(f"verdict: {health.verdict}", highlight=False)
+        return 1 if health.problems else 0

@@ -1,0 +1,192 @@
+"""``genius index`` and ``genius search``: one's own items."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from genius.cli.terminal import TerminalProgress, print_json
+
+IndexFolder = Annotated[Path, tyro.conf.Positional]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Create:
+    """Make an index of a folder of pictures and texts, or of a .jsonl file of candidates."""
+
+    index: IndexFolder
+    """Folder of the new index."""
+
+    model: Path
+    """Folder of the model."""
+
+    pool: Path
+    """A folder, searched through with its subfolders, or a .jsonl file in M-BEIR's layout."""
+
+    store_embeddings: bool = False
+    """Keep an embedding for every item, so that results can be re-ranked by them."""
+
+    no_captions: bool = False
+    """Leave texts that lie beside pictures (.txt, .json, metadata lists) out of the items."""
+
+    json: bool = False
+    """Say what was added as JSON on stdout."""
+
+    def run(self) -> None:
+        """Create it."""
+        from genius.index import Index
+
+        with TerminalProgress() as progress:
+            _, added = Index.create(
+                self.index,
+                model=self.model,
+                pool=self.pool,
+                store_embeddings=self.store_embeddings,
+                captions=not self.no_captions,
+                progress=progress,
+            )
+            _tell(progress, added, as_json=self.json)
+            progress.say(f'next: genius search {self.index} "what you look for"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add:
+    """Add items to an index, without retraining; an item with a known id is replaced."""
+
+    index: IndexFolder
+    """Folder of the index."""
+
+    pool: Annotated[Path, tyro.conf.Positional]
+    """A folder of pictures and texts, or a .jsonl file of candidates."""
+
+    no_captions: bool = False
+    """Leave texts that lie beside pictures out of the items."""
+
+    json: bool = False
+    """Say what was added as JSON on stdout."""
+
+    def run(self) -> None:
+        """Add."""
+        from genius.index import Index
+
+        with TerminalProgress() as progress:
+            added = Index.open(self.index).add(self.pool, captions=not self.no_captions, progress=progress)
+            _tell(progress, added, as_json=self.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    """What an index holds: items, IDs, collisions, bytes."""
+
+    index: IndexFolder
+    """Folder of the index."""
+
+    json: bool = False
+    """As JSON."""
+
+    def run(self) -> None:
+        """Print it."""
+        from genius.index import Index
+
+        info = dataclasses.asdict(Index.open(self.index).info())
+        if self.json:
+            print_json(info)
+            return
+        table = Table(show_header=False, box=None)
+        for name, value in info.items():
+            text = f"{value:,.4g}" if isinstance(value, float) else str(value)
+            table.add_row(name.replace("_", " "), text)
+        Console().print(table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Search an index with a text, a picture, or both.
+
+    Exit status 3 when nothing is found.
+    """
+
+    index: IndexFolder
+    """Folder of the index."""
+
+    text: Annotated[str | None, tyro.conf.Positional] = None
+    """What you look for, in words."""
+
+    image: Path | None = None
+    """A picture of what you look for, or that the text talks about."""
+
+    instruction: str | None = None
+    """What kind of result is wanted, in words."""
+
+    modality: Literal["image", "text", "image-text"] | None = None
+    """Find only items of this modality."""
+
+    k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
+    """How many."""
+
+    beam: int = 50
+    """IDs kept at each level: wider finds more and takes longer."""
+
+    rerank: Literal["none", "codes", "embeddings"] = "codes"
+    """Order by the generator's probability, by the codes' vectors, or by stored embeddings."""
+
+    model: Path | None = None
+    """Where the model is now, if it moved."""
+
+    json: bool = False
+    """As JSON."""
+
+    def run(self) -> int:
+        """Search and print."""
+        from genius.config import SearchConfig, checked
+        from genius.index import Index
+
+        config = checked(SearchConfig(beam=self.beam, rerank=self.rerank))
+        hits = Index.open(self.index, model=self.model).search(
+            self.text,
+            image=self.image,
+            instruction=self.instruction,
+            modality=self.modality,
+            k=self.k,
+            config=config,
+        )
+        if self.json:
+            print_json({"hits": [{**dataclasses.asdict(hit), "modality": hit.modality.label} for hit in hits]})
+        elif hits:
+            table = Table("rank", "score", "item", "text", "codes", box=None)
+            for hit in hits:
+                codes = " · ".join(str(code) for code in hit.codes)
+                table.add_row(str(hit.rank), f"{hit.score:.4f}", hit.item_id, _short(hit.text), codes)
+            Console().print(table)
+        else:
+            print("nothing found", file=sys.stderr)
+        return 0 if hits else 3
+
+
+def _short(text: str | None, width: int = 60) -> str:
+    words = " ".join((text or "").split())
+    return words if len(words) <= width else words[: width - 1] + "…"
+
+
+def _tell(progress: TerminalProgress, added, *, as_json: bool) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    """Say what became of the items; every file that was left out by name, with its reason."""
+    for left_out in added.left_out:
+        progress.say(f"left out: {left_out.file}: {left_out.reason}")
+    progress.say(
+        f"{added.added} items added ({added.replaced} of them replaced), {len(added.left_out)} files left out"
+    )
+    if as_json:
+        print_json(
+            {
+                "added": added.added,
+                "replaced": added.replaced,
+                "left_out": [{"file": entry.file, "reason": entry.reason} for entry in added.left_out],
+            }
+        )

@@ -1,0 +1,205 @@
+"""``genius fit``, ``embed`` and ``train``: from records to a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import tyro
+
+from genius.cli.terminal import TerminalProgress
+from genius.config import EncoderConfig, FitConfig, GeneratorConfig, PresetName, QuantizerConfig
+
+Data = Annotated[Path, tyro.conf.Positional]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Train a model on a data set in M-BEIR's layout: encoder, quantizer, generator, in one go.
+
+    Run again after an interruption it goes on where it stopped; run again with other settings it redoes
+    only what depends on them. Every setting of the preset has a flag of its own, listed below.
+    """
+
+    settings_of: ClassVar = staticmethod(lambda whole: whole)
+
+    data: Data
+    """Folder of the data set."""
+
+    encoder: str
+    """small (trains one), small:FOLDER, clip:NAME-or-folder, precomputed:PATH or text:FOLDER."""
+
+    out: Path
+    """Folder of the model."""
+
+    preset: PresetName = "small"
+    """Settings to begin from: tiny for tests, small for laptops, base, paper, reference (released code)."""
+
+    device: str = "cpu"
+    """Or cuda."""
+
+    download: bool = False
+    """Allow downloading the encoder's weights."""
+
+    settings: Annotated[FitConfig, tyro.conf.arg(name="")] = FitConfig()
+
+    def run(self) -> None:
+        """Train everything."""
+        from genius.data.mbeir import MBeir
+        from genius.stages.fit import fit
+
+        with TerminalProgress() as progress:
+            model = fit(
+                MBeir(self.data),
+                self.encoder,
+                self.out,
+                self.settings,
+                progress=progress,
+                device=self.device,
+                download=self.download,
+            )
+            progress.say(f"model {model.fingerprint[:12]} is in {self.out}")
+            progress.say(f"next: genius evaluate {self.data} --model {self.out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed:
+    """Embed the training records of a data set with an encoder that exists; the first step of `genius fit`."""
+
+    data: Data
+    """Folder of the data set."""
+
+    encoder: str
+    """small:FOLDER, clip:NAME-or-folder, precomputed:PATH or text:FOLDER."""
+
+    out: Path
+    """Folder of the model; the features go to its features/."""
+
+    device: str = "cpu"
+    """Or cuda."""
+
+    download: bool = False
+    """Allow downloading the encoder's weights."""
+
+    def run(self) -> None:
+        """Embed."""
+        from genius.data.mbeir import MBeir
+        from genius.errors import UsageError
+        from genius.stages.fit import embed_with
+
+        if self.encoder == "small":
+            raise UsageError("`small` has no weights yet: train it with `genius train encoder`, which embeds too")
+        with TerminalProgress() as progress:
+            embed_with(
+                MBeir(self.data),
+                self.encoder,
+                self.out,
+                EncoderConfig(),
+                progress=progress,
+                device=self.device,
+                download=self.download,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainEncoder:
+    """Train the encoder `small` from scratch, and embed the training records with it."""
+
+    settings_of: ClassVar = staticmethod(lambda whole: whole.encoder)
+
+    data: Data
+    """Folder of the data set."""
+
+    out: Path
+    """Folder of the model; the encoder goes to its encoder/."""
+
+    preset: PresetName = "small"
+    """Settings to begin from."""
+
+    device: str = "cpu"
+    """Or cuda."""
+
+    settings: Annotated[EncoderConfig, tyro.conf.arg(name="encoder")] = EncoderConfig()
+
+    def run(self) -> None:
+        """Train stage 0."""
+        from genius.data.mbeir import MBeir
+        from genius.stages.fit import embed_with
+
+        with TerminalProgress() as progress:
+            embed_with(
+                MBeir(self.data), "small", self.out, self.settings, progress=progress, device=self.device
+            )
+            progress.say(f"next: genius train quantizer {self.data} --out {self.out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainQuantizer:
+    """Train fusion and codebooks (stage 1) on embedded records."""
+
+    settings_of: ClassVar = staticmethod(lambda whole: whole.quantizer)
+
+    data: Data
+    """Folder of the data set."""
+
+    out: Path
+    """Folder of the model, which has features/ already."""
+
+    preset: PresetName = "small"
+    """Settings to begin from."""
+
+    device: str = "cpu"
+    """Or cuda."""
+
+    settings: Annotated[QuantizerConfig, tyro.conf.arg(name="quantizer")] = QuantizerConfig()
+
+    def run(self) -> None:
+        """Train stage 1."""
+        from genius.data.mbeir import MBeir
+        from genius.stages.fit import fit_quantizer, reopen_embedded
+
+        with TerminalProgress() as progress:
+            features = reopen_embedded(self.out, device=self.device).features
+            fit_quantizer(
+                MBeir(self.data), features, self.out, self.settings, progress=progress, device=self.device
+            )
+            progress.say(f"next: genius train generator {self.data} --out {self.out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainGenerator:
+    """Train the decoder (stage 2) on embedded records and a finished quantizer; completes the model."""
+
+    settings_of: ClassVar = staticmethod(lambda whole: whole.generator)
+
+    data: Data
+    """Folder of the data set."""
+
+    out: Path
+    """Folder of the model, which has features/ and quantizer/ already."""
+
+    preset: PresetName = "small"
+    """Settings to begin from."""
+
+    device: str = "cpu"
+    """Or cuda."""
+
+    settings: Annotated[GeneratorConfig, tyro.conf.arg(name="generator")] = GeneratorConfig()
+
+    def run(self) -> None:
+        """Train stage 2."""
+        from genius.data.mbeir import MBeir
+        from genius.stages.fit import fit_generator, reopen_embedded
+
+        with TerminalProgress() as progress:
+            model = fit_generator(
+                MBeir(self.data),
+                reopen_embedded(self.out, device=self.device),
+                None,
+                self.out,
+                self.settings,
+                progress=progress,
+                device=self.device,
+            )
+            progress.say(f"model {model.fingerprint[:12]} is in {self.out}")

@@ -1,0 +1,400 @@
+"""Settings: one frozen dataclass per stage, each field documented, saved beside the weights it made.
+
+Defaults are the paper's values where the paper has one; the presets at the end say what else is usual.
+Nothing here imports torch, so that the command line can build its help from these classes at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from annotated_types import Ge, Gt, Le
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from genius.encoders.small_config import SmallEncoderConfig
+from genius.errors import UsageError
+
+Settings = TypeVar("Settings")
+
+Level0 = Literal["learned", "assigned", "classifier", "none"]
+PresetName = Literal["tiny", "small", "base", "paper", "reference"]
+
+Count = Annotated[int, Ge(1)]
+Natural = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How one stage is trained: AdamW, warm-up, cosine, clipping."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    epochs: Positive = 20.0
+    """Passes over the training queries; each draws a positive and an instruction afresh."""
+
+    max_steps: Natural = 0
+    """Stop after this many steps even if epochs are left; 0 means no limit."""
+
+    batch_size: Count = 256
+    """Pairs in a batch, over all ranks together."""
+
+    learning_rate: Positive = 1e-4
+    """Peak learning rate."""
+
+    final_share: Share = 0.0
+    """The cosine ends at this share of the peak."""
+
+    warmup_steps: Natural = 0
+    """Steps of linear warm-up."""
+
+    weight_decay: NonNegative = 0.01
+    """Decay of weight matrices; biases, norms and gains have none."""
+
+    beta1: Share = 0.9
+    """AdamW's first momentum."""
+
+    beta2: Share = 0.999
+    """AdamW's second momentum."""
+
+    epsilon: Positive = 1e-8
+    """AdamW's epsilon."""
+
+    clip_norm: NonNegative = 1.0
+    """Gradients are scaled down to this norm; 0 means never."""
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 runs the matrix products of the network in bfloat16; weights stay fp32."""
+
+    seed: Natural = 0
+    """Decides initial weights, batches, instructions, positives and augmentation."""
+
+    checkpoint_seconds: NonNegative = 30.0
+    """At most this much work is lost by a kill."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """The encoder trained from scratch (paper, equation 2); pretrained ones need no training."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    network: SmallEncoderConfig = SmallEncoderConfig()
+    """Its sizes."""
+
+    temperature: Positive = 0.05
+    """Divides the cosines in the contrastive loss."""
+
+    training: TrainingConfig = TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=6)
+    """How it is trained."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FusionConfig:
+    """How image and text features become one embedding (paper, section 4.2.1)."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    hidden: Count = 2560
+    """Width of the layer on each modality; the joint layers are twice as wide."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantizerConfig:
+    """How an embedding becomes an ID (paper, section 4.2.2), and how that is learned (stage 1)."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    levels: Annotated[int, Ge(1), Le(64)] = 8
+    """Semantic levels, coarse to fine; the modality level comes on top."""
+
+    codebook_size: Annotated[int, Ge(2), Le(32767)] = 4096
+    """Codes at each semantic level."""
+
+    level0: Level0 = "learned"
+    """The modality code: learned by k-means (the paper), assigned from the candidate's known modality,
+    predicted by a classifier (supplement, table 3), or none at all."""
+
+    shared_codebook: bool = False
+    """One codebook for all semantic levels (supplement, table 6: it destroys recall)."""
+
+    decay: Share = 0.9
+    """Of the moving average that codebooks follow."""
+
+    laplace: NonNegative = 1e-5
+    """Smoothing of the counts in that average."""
+
+    dead_below: NonNegative = 2.0
+    """A semantic code whose average count falls below this moves to a random current residual."""
+
+    kmeans_iterations: Natural = 100
+    """At most; k-means stops when nothing moves."""
+
+    kmeans_samples: Natural = 0
+    """Embeddings that k-means starts from; 0 means one batch (the paper)."""
+
+    codebook_start: Natural = 0
+    """Steps of contrastive learning alone before the codebooks are started by k-means."""
+
+    gradient: Literal["once", "per-level"] = "once"
+    """Straight-through: one identity for the sum of the levels, or one per level (what the authors'
+    library did, which multiplies the gradient by the number of levels)."""
+
+    contrastive: Literal["both", "query"] = "both"
+    """Cross-entropy from queries to candidates and back (released code), or queries only (paper)."""
+
+    contrastive_weight: NonNegative = 1.0
+    """Of L_cl."""
+
+    quantization_weight: NonNegative = 100.0
+    """Of L_rq, a mean over elements and levels."""
+
+    alignment_weight: NonNegative = 100.0
+    """Of L_mse, a mean over elements of unit vectors."""
+
+    temperature: Positive = 0.01
+    """Divides the cosines in L_cl."""
+
+    fusion: FusionConfig = FusionConfig()
+    """The network before the codebooks."""
+
+    training: TrainingConfig = TrainingConfig(epochs=20)
+    """How it is trained."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GeneratorConfig:
+    """The decoder that writes IDs (paper, section 4.3; T5-small's sizes are the defaults) and stage 2."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    layers: Count = 6
+    """Decoder blocks."""
+
+    width: Count = 512
+    """Width of the residual stream (d_model)."""
+
+    feedforward: Count = 2048
+    """Width inside the feed-forward layers (d_ff)."""
+
+    heads: Count = 8
+    """Attention heads."""
+
+    head_width: Count = 64
+    """Width of one head (d_kv)."""
+
+    prefixes: Count = 30
+    """Vectors made from the query that the decoder attends to."""
+
+    dropout: Annotated[float, Ge(0), Le(0.9)] = 0.1
+    """While training."""
+
+    head: Literal["tied", "per-level"] = "tied"
+    """Output weights: the code embeddings themselves, or a matrix of their own for each level."""
+
+    softmax: Literal["vocabulary", "level"] = "vocabulary"
+    """Train over the whole vocabulary (released code), or over the codes of the level being written."""
+
+    augmentation: Literal["paper", "reference", "none"] = "paper"
+    """Mix query and target embedding: one share per sample (equation 11), one share per dimension with
+    square roots (released code), or not at all."""
+
+    plain_share: Share = 0.0
+    """Share of the samples left unmixed when augmentation is on."""
+
+    training: TrainingConfig = TrainingConfig(epochs=30)
+    """How it is trained."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitConfig:
+    """Everything that ``genius fit`` decides; a preset fills it, flags change it."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    encoder: EncoderConfig = EncoderConfig()
+    """Only used by the encoder ``small``."""
+
+    quantizer: QuantizerConfig = QuantizerConfig()
+    """Stage 1."""
+
+    generator: GeneratorConfig = GeneratorConfig()
+    """Stage 2."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """How a query is answered."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    beam: Count = 50
+    """IDs kept at each level (the paper's B)."""
+
+    rerank: Literal["none", "codes", "embeddings"] = "codes"
+    """Order the found items by the generator's probability, by their codes' vectors, or by stored
+    embeddings (the paper's GENIUS^R)."""
+
+    scores: Literal["level", "vocabulary"] = "level"
+    """Normalise each decoding step over the level's codes, or over the whole vocabulary (released code)."""
+
+
+def checked(config: Settings) -> Settings:
+    """The same settings, every field within its limits.
+
+    Raises
+    ------
+    UsageError
+        a field is out of range; the message names it.
+    """
+    adapter: TypeAdapter[Settings] = TypeAdapter(type(config))
+    try:
+        return adapter.validate_python(dataclasses.asdict(config))  # type: ignore[call-overload]
+    except ValidationError as error:
+        raise UsageError(_first_problem(error)) from None
+
+
+def from_json(kind: type[Settings], value: Mapping[str, Any]) -> Settings:
+    """Strictly read settings that :func:`to_json` wrote: unknown or impossible fields are refused."""
+    try:
+        return TypeAdapter(kind).validate_python(dict(value))
+    except ValidationError as error:
+        raise UsageError(f"{kind.__name__}: {_first_problem(error)}") from None
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """Settings as a JSON-able dictionary."""
+    return dataclasses.asdict(config)
+
+
+def preset(name: str) -> FitConfig:
+    """The settings of a preset: ``tiny`` for tests, ``small`` for laptops, ``base``, ``paper``, ``reference``.
+
+    ``paper`` follows the paper's text, ``reference`` the authors' released code where the two differ.
+    """
+    match name:
+        case "tiny":
+            return _TINY
+        case "small":
+            return _SMALL
+        case "base":
+            return _BASE
+        case "paper":
+            return FitConfig()
+        case "reference":
+            return _REFERENCE
+        case _:
+            raise UsageError(f"preset {name!r} is not one of {', '.join(get_args(PresetName))}")
+
+
+_TINY = FitConfig(
+    encoder=EncoderConfig(
+        network=SmallEncoderConfig(
+            dim=48, vocabulary=1024, pair_buckets=1024, text_width=64, image_width=96
+        ),
+        training=TrainingConfig(batch_size=128, learning_rate=3e-3, epochs=3),
+    ),
+    quantizer=QuantizerConfig(
+        levels=3,
+        codebook_size=32,
+        level0="assigned",
+        fusion=FusionConfig(hidden=64),
+        training=TrainingConfig(batch_size=128, learning_rate=1e-3, epochs=2),
+    ),
+    generator=GeneratorConfig(
+        layers=1,
+        width=64,
+        feedforward=128,
+        heads=2,
+        head_width=32,
+        prefixes=4,
+        dropout=0.0,
+        softmax="level",
+        plain_share=0.5,
+        training=TrainingConfig(batch_size=128, learning_rate=2e-3, epochs=3),
+    ),
+)
+
+_SMALL = FitConfig(
+    quantizer=QuantizerConfig(
+        levels=4,
+        codebook_size=256,
+        level0="assigned",
+        decay=0.98,
+        kmeans_samples=8192,
+        codebook_start=100,
+        fusion=FusionConfig(hidden=384),
+        training=TrainingConfig(batch_size=512, learning_rate=1e-3, epochs=6),
+    ),
+    generator=GeneratorConfig(
+        layers=2,
+        width=192,
+        feedforward=512,
+        heads=4,
+        head_width=48,
+        prefixes=8,
+        dropout=0.0,
+        softmax="level",
+        plain_share=0.5,
+        training=TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=8, warmup_steps=50),
+    ),
+)
+
+_BASE = FitConfig(
+    encoder=EncoderConfig(
+        network=SmallEncoderConfig(dim=256, text_width=512, image_width=1024),
+        training=TrainingConfig(batch_size=1024, learning_rate=2e-3, epochs=20),
+    ),
+    quantizer=QuantizerConfig(
+        levels=8,
+        codebook_size=1024,
+        level0="assigned",
+        decay=0.98,
+        kmeans_samples=32768,
+        codebook_start=100,
+        fusion=FusionConfig(hidden=1024),
+        training=TrainingConfig(batch_size=1024, learning_rate=5e-4, epochs=20),
+    ),
+    generator=GeneratorConfig(
+        layers=3,
+        width=256,
+        feedforward=1024,
+        heads=4,
+        prefixes=16,
+        softmax="level",
+        plain_share=0.5,
+        training=TrainingConfig(batch_size=1024, learning_rate=1e-3, epochs=30, warmup_steps=200),
+    ),
+)
+
+_REFERENCE = FitConfig(
+    quantizer=QuantizerConfig(
+        gradient="per-level",
+        kmeans_iterations=1000,
+        training=TrainingConfig(
+            epochs=21, batch_size=8000, epsilon=1e-6, weight_decay=0.2, final_share=0.1, precision="bf16"
+        ),
+    ),
+    generator=GeneratorConfig(
+        augmentation="reference",
+        training=TrainingConfig(
+            epochs=31,
+            batch_size=1024,
+            beta2=0.98,
+            epsilon=1e-6,
+            weight_decay=1e-4,
+            warmup_steps=500,
+            precision="bf16",
+        ),
+    ),
+)
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    return f"setting {where} = {problem.get('input')!r}: {problem['msg'].lower()}"

@@ -1,0 +1,1 @@
+"""One protocol, few implementations: small, clip, precomputed, text."""

@@ -1,0 +1,64 @@
+"""What every encoder offers: image features and text features in one space (paper, section 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+
+class ItemKey(NamedTuple):
+    """Whose content it is. Encoders that look features up need it; the others ignore it."""
+
+    role: Literal["query", "candidate"]
+    id: str
+
+
+class TextInput(NamedTuple):
+    """A text as the encoder shall read it, instruction included."""
+
+    text: str
+    key: ItemKey
+
+
+class ImageInput(NamedTuple):
+    """A decoded picture (RGB, upright), or None where only the key matters."""
+
+    image: Image.Image | None
+    key: ItemKey
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """Turns images and texts into features, unnormalised, one row each; a batch of one is a batch."""
+
+    @property
+    def spec(self) -> str:
+        """How a person names it, for example ``clip:openai/clip-vit-base-patch32``."""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """Width of its features."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the features it gives would."""
+        ...
+
+    @property
+    def needs_pixels(self) -> bool:
+        """False when it looks features up by id, so that images need not be decoded."""
+        ...
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Features of images."""
+        ...
+
+    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+        """Features of texts."""
+        ...

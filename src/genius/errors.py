@@ -1,0 +1,89 @@
+"""Every error a user can meet. Each says what was given, what was expected and what to do.
+
+The command line prints the message as one line and leaves with ``exit_code``; a bug is never one of these.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = [
+    "ArtifactError",
+    "ArtifactMismatch",
+    "ArtifactMissing",
+    "BadData",
+    "BadImage",
+    "BadRecord",
+    "GeniusError",
+    "MissingExtra",
+    "NetworkNeeded",
+    "TrainingFailed",
+    "UsageError",
+]
+
+
+class GeniusError(Exception):
+    """The root of what GENIUS raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(GeniusError, ValueError):
+    """An argument or a combination of arguments that cannot work."""
+
+    exit_code = 2
+
+
+class MissingExtra(GeniusError, ImportError):
+    """An optional dependency is not installed; the message names the extra to install."""
+
+    exit_code = 2
+
+
+class ArtifactError(GeniusError):
+    """A stage's folder cannot be used."""
+
+    exit_code = 4
+
+
+class ArtifactMissing(ArtifactError, FileNotFoundError):
+    """The folder, or a file that belongs in it, is not there or was never finished."""
+
+
+class ArtifactMismatch(ArtifactError, ValueError):
+    """The folder is of another kind, another version, damaged, or was made from other inputs."""
+
+
+class NetworkNeeded(GeniusError, ConnectionError):
+    """Something is not on this machine and downloading was not asked for or failed."""
+
+    exit_code = 5
+
+
+class BadData(GeniusError, ValueError):
+    """The data a person gave cannot be used as it is."""
+
+    exit_code = 6
+
+
+class BadRecord(BadData):
+    """One line of a data file is wrong; names the file and the line, counted from 1."""
+
+    def __init__(self, file: Path, line: int, problem: str) -> None:
+        super().__init__(f"{file}:{line}: {problem}")
+        self.file = file
+        self.line = line
+        self.problem = problem
+
+
+class BadImage(BadData):
+    """One image cannot be read or is refused; names the file and the reason."""
+
+    def __init__(self, file: Path, reason: str) -> None:
+        super().__init__(f"{file}: {reason}")
+        self.file = file
+        self.reason = reason
+
+
+class TrainingFailed(GeniusError, RuntimeError):
+    """Training produced something that cannot work (a loss that is not finite, collapsed codes)."""

@@ -1,0 +1,1 @@
+"""How good a ranking is: right answers (qrels), rankings (runs), measures, tables."""

@@ -1,0 +1,99 @@
+"""Which candidates answer which query (qrels), in TREC's layout and M-BEIR's."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from genius.artifact import write_file
+from genius.errors import BadData, BadRecord
+
+Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
+"""Query id -> candidate id -> relevance; above 0 is a right answer."""
+
+NUM_NAMED = 5
+"""How many offending ids an error names."""
+
+
+def read_qrels(path: Path) -> dict[str, dict[str, int]]:
+    """Read right answers from four columns (TREC) or five (M-BEIR adds the task).
+
+    M-BEIR, section 1.5: ``{qid} 0 {did} {relevance} [{task_id}]``; blank lines are passed over.
+
+    Raises
+    ------
+    BadRecord
+        a line with other columns, a relevance that is not a number from 0 up, a pair judged twice.
+    """
+    qrels: dict[str, dict[str, int]] = {}
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            columns = line.split()
+            if not columns:
+                continue
+            if len(columns) not in {4, 5}:
+                raise BadRecord(
+                    path,
+                    number,
+                    f"{len(columns)} columns, expected 4 (TREC) or 5 (M-BEIR): qid 0 did relevance [task]",
+                )
+            qid, _, did, relevance = columns[:4]
+            if not (relevance.isascii() and relevance.isdecimal()):
+                raise BadRecord(path, number, f"relevance {relevance!r} is not a whole number from 0 up")
+            judged = qrels.setdefault(qid, {})
+            if did in judged:
+                raise BadRecord(path, number, f"query {qid} and candidate {did} are judged twice")
+            judged[did] = int(relevance)
+    return qrels
+
+
+def write_qrels(path: Path, qrels: Qrels) -> None:
+    """Write right answers in TREC's four columns, in one step."""
+    lines = [
+        f"{trec_word(qid)} 0 {trec_word(did)} {relevance}\n"
+        for qid, judged in qrels.items()
+        for did, relevance in judged.items()
+    ]
+    write_file(path, "".join(lines).encode())
+
+
+def filter_to_pool(
+    qrels: Qrels, pool_ids: Container[str], *, unanswerable: Literal["refuse", "drop"] = "refuse"
+) -> dict[str, dict[str, int]]:
+    """Keep the answers that are in the pool, so that recall and nDCG are over what can be found.
+
+    OVEN's queries name InfoSeek's candidates too, which its own pool lacks (M-BEIR, section 1.7).
+    A query left without any right answer is refused, or dropped when asked for.
+
+    Raises
+    ------
+    BadData
+        queries have no right answer in the pool and ``unanswerable`` is ``refuse``.
+    """
+    kept: dict[str, dict[str, int]] = {}
+    lost: list[str] = []
+    for qid, judged in qrels.items():
+        inside = {did: relevance for did, relevance in judged.items() if did in pool_ids}
+        if any(relevance > 0 for relevance in inside.values()):
+            kept[qid] = inside
+        else:
+            lost.append(qid)
+    if lost and unanswerable == "refuse":
+        raise BadData(
+            f"{len(lost)} of {len(qrels)} queries have no right answer in the pool: {some(lost)}. "
+            "Take the pool that these qrels were made for, or drop such queries"
+        )
+    return kept
+
+
+def some(ids: list[str]) -> str:
+    """The first few ids, for an error message."""
+    return ", ".join(ids[:NUM_NAMED]) + (", …" if len(ids) > NUM_NAMED else "")
+
+
+def trec_word(text: str) -> str:
+    """The text itself when it can be a column of a TREC file, whose columns are parted by blanks."""
+    if len(text.split()) != 1 or text.strip() != text:
+        raise BadData(f"{text!r} cannot stand in a TREC file: ids and names must be one word without blanks")
+    return text

@@ -1,0 +1,405 @@
+"""An index: a pool's IDs and items in one folder, tied to the model that made the IDs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from genius.artifact import fingerprint_of
+from genius.config import SearchConfig
+from genius.data.features import FeatureBatch, LeftOut
+from genius.data.folder import read_folder
+from genius.data.images import open_image
+from genius.data.mbeir import read_candidates
+from genius.data.records import Modality, format_text, instructed
+from genius.encoders.protocol import ImageInput, ItemKey, TextInput
+from genius.errors import ArtifactMismatch, BadData, UsageError
+from genius.model import Genius
+from genius.search.beam import search as beam_search
+from genius.search.items import Item
+from genius.search.rank import CodeRanker
+from genius.search.searcher import Evidence, rank_items
+from genius.search.snapshot import (
+    IndexFacts,
+    ItemArrays,
+    Snapshot,
+    commit_snapshot,
+    open_snapshot,
+    read_facts,
+)
+from genius.stages.embed import SHORTEST_SIDE, FeatureRow, embed
+from genius.stages.progress import Progress, Silent
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHit:
+    """One found item."""
+
+    rank: int
+    """From 1."""
+    item_id: str
+    score: float
+    """Of the evidence that ordered the hits: log-probability, or an inner product of unit vectors."""
+    modality: Modality
+    text: str | None
+    image: str | None
+    """Path of its picture."""
+    codes: tuple[int, ...]
+    """Its ID."""
+    log_probabilities: tuple[float, ...]
+    """What the generator gave each code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What became of items that were to be added."""
+
+    added: int
+    replaced: int
+    """Of those, how many took the place of an item with the same id."""
+    left_out: tuple[LeftOut, ...]
+    """Files that could not be used, each with its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexInfo:
+    """What an index holds."""
+
+    folder: str
+    model: str
+    model_fingerprint: str
+    items: int
+    by_modality: dict[str, int]
+    distinct_ids: int
+    collision_rate: float
+    """Share of the items whose ID is shared."""
+    id_bytes_per_item: float
+    embedding_bytes_per_item: float
+    item_store_bytes_per_item: float
+
+
+class Index:
+    """Search over one's own items.
+
+    >>> index = Index.open("photos.index")  # doctest: +SKIP
+    >>> for hit in index.search(text="a red leather bag", modality="image", k=3):  # doctest: +SKIP
+    ...     print(hit.item_id, hit.score)
+    >>> index.add("more-photos/")  # doctest: +SKIP
+    """
+
+    def __init__(self, folder: Path, model: Genius, facts: IndexFacts) -> None:
+        self.folder = folder
+        self.model = model
+        self._facts = facts
+        self._snapshot: Snapshot = open_snapshot(folder, facts)
+        self._ranker = CodeRanker(model.quantizer.tables())
+
+    @staticmethod
+    def create(
+        folder: str | Path,
+        *,
+        model: str | Path | Genius,
+        pool: str | Path,
+        store_embeddings: bool = False,
+        captions: bool = True,
+        progress: Progress | None = None,
+    ) -> tuple[Index, Added]:
+        """Make an index of a pool: a folder of pictures and texts, or a ``.jsonl`` file of M-BEIR candidates.
+
+        What was embedded before a kill is not embedded again. The index is there when it is complete.
+
+        Raises
+        ------
+        UsageError
+            there is an index already.
+        """
+        folder = Path(folder)
+        if (folder / "index.json").exists():
+            raise UsageError(f"{folder} already holds an index; add to it with `genius index add`, or remove it")
+        opened = model if isinstance(model, Genius) else Genius.open(model)
+        folder.mkdir(parents=True, exist_ok=True)
+        rows, left_out = _read_pool(Path(pool), captions=captions)
+        arrays, items, bad = _encode(
+            opened, rows, folder, store_embeddings=store_embeddings, progress=progress or Silent()
+        )
+        facts = commit_snapshot(folder, None, items, arrays, model=_model_name(opened))
+        shutil.rmtree(folder / "work", ignore_errors=True)
+        return Index(folder, opened, facts), Added(len(items), 0, (*left_out, *bad))
+
+    @staticmethod
+    def open(folder: str | Path, *, model: str | Path | Genius | None = None) -> Index:
+        """Open an index; ``model`` says where its model is now, if it moved.
+
+        Raises
+        ------
+        ArtifactMissing
+            there is no index, or its model is not where it was.
+        ArtifactMismatch
+            the model is not the one that made the IDs.
+        """
+        folder = Path(folder)
+        facts = read_facts(folder)
+        place = facts.model if model is None else model
+        opened = place if isinstance(place, Genius) else Genius.open(place)
+        if opened.fingerprint != facts.model_fingerprint:
+            raise ArtifactMismatch(
+                f"{folder} was made with another model than {opened.folder} (fingerprint "
+                f"{facts.model_fingerprint[:12]}, not {opened.fingerprint[:12]}); IDs of one model mean nothing "
+                "to another: create the index again, or give the right --model"
+            )
+        return Index(folder, opened, facts)
+
+    def add(self, pool: str | Path, *, captions: bool = True, progress: Progress | None = None) -> Added:
+        """Add items, without retraining; an item whose id is already here is replaced. Searchable at once."""
+        rows, left_out = _read_pool(Path(pool), captions=captions)
+        arrays, items, bad = _encode(
+            self.model,
+            rows,
+            self.folder,
+            store_embeddings=self._facts.stores_embeddings,
+            progress=progress or Silent(),
+        )
+        old = self._snapshot.arrays()
+        replaced = self._snapshot.items.rows_of(item.item_id for item in items)
+        kept = np.setdiff1d(np.arange(len(old.codes)), replaced)
+        merged = ItemArrays(
+            np.concatenate([old.codes[kept], arrays.codes]),
+            np.concatenate([old.typicality[kept], arrays.typicality]),
+            None
+            if old.embeddings is None or arrays.embeddings is None
+            else np.concatenate([old.embeddings[kept], arrays.embeddings]),
+        )
+        facts = commit_snapshot(
+            self.folder,
+            self._facts,
+            _merged(self._snapshot, set(replaced.tolist()), items),
+            merged,
+            model=(self._facts.model, self._facts.model_fingerprint),
+        )
+        shutil.rmtree(self.folder / "work", ignore_errors=True)
+        self._facts, self._snapshot = facts, open_snapshot(self.folder, facts)
+        return Added(len(items), len(replaced), (*left_out, *bad))
+
+    def search(
+        self,
+        text: str | None = None,
+        *,
+        image: str | Path | Image.Image | None = None,
+        instruction: str | None = None,
+        modality: str | Modality | None = None,
+        k: int = 10,
+        config: SearchConfig | None = None,
+    ) -> list[SearchHit]:
+        """The ``k`` best items for a text, a picture, or both.
+
+        Parameters
+        ----------
+        instruction
+            what is wanted, in words. Without one the model's own training instruction for this kind of
+            query and the wanted modality is used, if it has one.
+        modality
+            ``image``, ``text`` or ``image-text``: only such items are found. Left out, the instruction
+            decides; without an instruction too, the index's most frequent modality is asked for.
+        config
+            beam width, re-ranking; the default re-ranks by codes.
+        """
+        if k < 1:
+            raise UsageError(f"k is {k}, it must be at least 1")
+        if text is None and image is None:
+            raise UsageError("a query needs a text, an image, or both")
+        settings = config or SearchConfig()
+        wanted = Modality.parse(modality) if isinstance(modality, str) else modality
+        words = instruction or self._usual_instruction(text, image, wanted)
+        embedding = self.model.embed(self._query_features(text, image, words))
+        codes = None if wanted is None else [self.model.level0_codes(wanted)]
+        table = self._snapshot.table
+        beams = beam_search(self.model.generator, table, embedding, settings, level0=codes)
+        answer = rank_items(
+            table,
+            beams,
+            0,
+            embedding[0],
+            rerank=settings.rerank,
+            evidence=Evidence(self._ranker, self._snapshot.embeddings),
+            k=k,
+        )
+        items = self._snapshot.items.get(answer.items.tolist())
+        return [
+            SearchHit(
+                rank=place + 1,
+                item_id=item.item_id,
+                score=float(score),
+                modality=item.modality,
+                text=item.text,
+                image=item.image,
+                codes=tuple(int(code) for code in table.ids[beams.rows[0, beam]]),
+                log_probabilities=tuple(float(value) for value in beams.log_probabilities[0, beam]),
+            )
+            for place, (item, score, beam) in enumerate(
+                zip(items, answer.scores, answer.beams, strict=True)
+            )
+        ]
+
+    def info(self) -> IndexInfo:
+        """Items, IDs, collisions, bytes."""
+        table = self._snapshot.table
+        sizes = np.diff(table.bucket_starts)
+        embeddings = self._snapshot.embeddings
+        store = (self._snapshot.folder / "items.sqlite").stat().st_size
+        count = table.num_items
+        return IndexInfo(
+            folder=str(self.folder),
+            model=self._facts.model,
+            model_fingerprint=self._facts.model_fingerprint,
+            items=count,
+            by_modality={
+                modality.label: number
+                for modality, number in self._snapshot.items.count_by_modality().items()
+            },
+            distinct_ids=len(table),
+            collision_rate=float(sizes[sizes > 1].sum() / count),
+            id_bytes_per_item=table.nbytes / count,
+            embedding_bytes_per_item=0.0 if embeddings is None else embeddings.nbytes / count,
+            item_store_bytes_per_item=store / count,
+        )
+
+    def _usual_instruction(
+        self, text: str | None, image: object | None, wanted: Modality | None
+    ) -> str | None:
+        query = Modality.of(has_image=image is not None, has_text=text is not None)
+        if wanted is None:
+            counts = self._snapshot.items.count_by_modality()
+            wanted = max(counts, key=lambda modality: counts[modality])
+        return self.model.instruction_for(query, wanted)
+
+    def _query_features(
+        self, text: str | None, image: str | Path | Image.Image | None, instruction: str | None
+    ) -> FeatureBatch:
+        key = ItemKey("query", "")
+        encoder = self.model.encoder
+        picture = image
+        if isinstance(image, str | Path):
+            picture = open_image(Path(image), shortest_side=SHORTEST_SIDE)
+        pictures = [ImageInput(picture, key)] if isinstance(picture, Image.Image) else []
+        words = instructed(instruction, text)
+        texts = [TextInput(words, key)] if words else []
+        present = np.array([0]), np.array([-1])
+        return FeatureBatch.of(
+            encoder.image_features(pictures) if pictures else encoder.text_features(texts)[:0],
+            encoder.text_features(texts) if texts else encoder.image_features(pictures)[:0],
+            present[0] if pictures else present[1],
+            present[0] if texts else present[1],
+        )
+
+
+def _read_pool(pool: Path, *, captions: bool) -> tuple[list[Item], list[LeftOut]]:
+    if pool.is_dir():
+        scan = read_folder(pool, captions=captions)
+        items = [
+            Item(
+                candidate.did,
+                candidate.modality,
+                candidate.text,
+                None if candidate.image is None else str((pool / candidate.image).resolve()),
+                candidate.source,
+            )
+            for candidate in scan.candidates
+        ]
+        return items, [
+            LeftOut(-1, str(problem.file), getattr(problem, "reason", str(problem)))
+            for problem in scan.problems
+        ]
+    if pool.suffix != ".jsonl" or not pool.exists():
+        raise BadData(
+            f"{pool} is not a pool: give a folder of pictures and texts, or a .jsonl file of candidates in "
+            "M-BEIR's layout"
+        )
+    root = _data_root(pool)
+    return [
+        Item(
+            candidate.did,
+            candidate.modality,
+            candidate.text,
+            None if candidate.image is None else str((root / candidate.image).resolve()),
+            candidate.source,
+        )
+        for candidate in read_candidates(pool)
+    ], []
+
+
+def _data_root(pool: Path) -> Path:
+    """M-BEIR's paths are relative to the folder that holds ``cand_pool``; other pools' to their own folder."""
+    for folder in pool.resolve().parents:
+        if folder.name == "cand_pool":
+            return folder.parent
+    return pool.resolve().parent
+
+
+def _encode(
+    model: Genius, items: Sequence[Item], folder: Path, *, store_embeddings: bool, progress: Progress
+) -> tuple[ItemArrays, list[Item], list[LeftOut]]:
+    """Embed and encode items; what has no readable picture is left out."""
+    if not items:
+        raise BadData("there is nothing to index: no picture or text was found")
+    rows = [
+        FeatureRow(
+            id=number,
+            key=ItemKey("candidate", item.item_id),
+            modality=item.modality,
+            image=None if item.image is None else Path(item.image),
+            text=format_text(item.text),
+        )
+        for number, item in enumerate(items)
+    ]
+    features = embed(
+        rows,
+        model.encoder,
+        folder / "work" / "features",
+        inputs={"items": _state_of(items)},
+        expected=len(rows),
+        progress=progress,
+        skip_bad_images=True,
+    )
+    codes, typicality, embeddings = [], [], []
+    for part, batch in features.batches(4096):
+        encoded = model.encode(batch, features.modality[part].astype(np.int64))
+        codes.append(encoded.codes.numpy())
+        typicality.append(encoded.typicality.numpy())
+        if store_embeddings:
+            embeddings.append(encoded.embeddings.half().numpy())
+    arrays = ItemArrays(
+        np.concatenate(codes),
+        np.concatenate(typicality),
+        np.concatenate(embeddings) if store_embeddings else None,
+    )
+    return arrays, [items[int(number)] for number in features.ids], features.left_out
+
+
+def _state_of(items: Sequence[Item]) -> str:
+    """Changes whenever an item or its picture does, so that left-over work is only reused if it fits."""
+    digest = hashlib.sha256()
+    for item in items:
+        stamp = None
+        if item.image is not None and os.path.exists(item.image):  # noqa: PTH110  a million times faster adds up
+            status = os.stat(item.image)  # noqa: PTH116
+            stamp = (status.st_size, status.st_mtime_ns)
+        digest.update(fingerprint_of([item.item_id, item.text, item.image, stamp]).encode())
+    return digest.hexdigest()
+
+
+def _merged(snapshot: Snapshot, dropped: set[int], new: Iterable[Item]) -> Iterator[Item]:
+    for row, item in enumerate(snapshot.items.all()):
+        if row not in dropped:
+            yield item
+    yield from new
+
+
+def _model_name(model: Genius) -> tuple[str, str]:
+    return str(model.folder.resolve()), model.fingerprint

@@ -1,0 +1,197 @@
+"""A trained model: encoder, fusion and quantizer, generator; one folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from genius.artifact import fingerprint_of, write_json
+from genius.data.features import FeatureBatch
+from genius.data.records import Modality
+from genius.encoders.load import load_encoder
+from genius.encoders.protocol import Encoder
+from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius.models.generator import Generator
+from genius.models.quantizer import Quantizer
+from genius.stages.train_generator import TrainedGenerator, load_generator
+from genius.stages.train_quantizer import TrainedQuantizer, load_quantizer
+
+MODEL_FILE: Final = "model.json"
+FORMAT: Final = 1
+
+
+class EncodedItems(NamedTuple):
+    """Items as an index keeps them."""
+
+    embeddings: Float[Tensor, "items dim"]
+    """Unit vectors: the fused embeddings that IDs are made from."""
+    codes: Int[Tensor, "items levels"]
+    typicality: Float[Tensor, " items"]
+    """Cosine between an embedding and the vector of its ID; orders items that share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownInstruction:
+    """An instruction the model was trained with, and when it applies."""
+
+    query: str
+    candidate: str
+    text: str
+
+
+class Genius:
+    """A model that turns items into IDs and queries into the IDs of what they ask for.
+
+    >>> model = Genius.open("model")  # doctest: +SKIP
+    >>> model.fingerprint  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        encoder: Encoder,
+        quantizer: TrainedQuantizer,
+        generator: TrainedGenerator,
+        instructions: Sequence[KnownInstruction],
+        fingerprint: str,
+    ) -> None:
+        self.folder = folder
+        self.encoder = encoder
+        self.quantizer: Quantizer = quantizer.quantizer
+        self.quantizer_manifest = quantizer.manifest
+        self.generator: Generator = generator.generator
+        self.generator_manifest = generator.manifest
+        self.instructions = tuple(instructions)
+        self.fingerprint = fingerprint
+
+    @staticmethod
+    def open(folder: str | Path, *, device: str = "cpu", download: bool = False) -> Genius:
+        """Open a finished model.
+
+        Raises
+        ------
+        ArtifactMissing
+            there is no finished model in the folder.
+        ArtifactMismatch
+            its parts do not belong together, for example because a later training was interrupted.
+        """
+        folder = Path(folder)
+        path = folder / MODEL_FILE
+        if not path.exists():
+            raise ArtifactMissing(
+                f"no finished model at {folder}: it has no {MODEL_FILE}. `genius fit` makes one, and goes on "
+                "where it stopped when run again"
+            )
+        body = json.loads(path.read_text())
+        if body.get("format", 0) > FORMAT:
+            raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
+        encoder = load_encoder(_encoder_spec(folder, body["encoder"]["spec"]), download=download, device=device)
+        quantizer = load_quantizer(folder / "quantizer", device=device)
+        generator = load_generator(folder / "generator", device=device)
+        found = {
+            "encoder": encoder.fingerprint,
+            "quantizer": quantizer.manifest.fingerprint,
+            "generator": generator.manifest.fingerprint,
+        }
+        for part, fingerprint in found.items():
+            if body[part]["fingerprint"] != fingerprint:
+                raise ArtifactMismatch(
+                    f"{folder}: the {part} is not the one this model was finished with (a later training was "
+                    "interrupted, or the file changed); run `genius fit` again"
+                )
+        instructions = [KnownInstruction(**entry) for entry in body["instructions"]]
+        return Genius(folder, encoder, quantizer, generator, instructions, body["fingerprint"])
+
+    @staticmethod
+    def finish(
+        folder: Path,
+        encoder: Encoder,
+        quantizer: TrainedQuantizer,
+        generator: TrainedGenerator,
+        instructions: Sequence[KnownInstruction],
+    ) -> Genius:
+        """Declare the parts in a folder to be one model."""
+        body = {
+            "format": FORMAT,
+            "encoder": {"spec": _relative_spec(folder, encoder.spec), "fingerprint": encoder.fingerprint},
+            "quantizer": {"fingerprint": quantizer.manifest.fingerprint},
+            "generator": {"fingerprint": generator.manifest.fingerprint},
+            "instructions": [
+                {"query": known.query, "candidate": known.candidate, "text": known.text}
+                for known in instructions
+            ],
+        }
+        # The encoder's spec may be a path; a model stays the same when it is moved.
+        identity = {part: body[part]["fingerprint"] for part in ("encoder", "quantizer", "generator")}  # type: ignore[index, call-overload]
+        fingerprint = fingerprint_of(identity)
+        write_json(folder / MODEL_FILE, {**body, "fingerprint": fingerprint})
+        return Genius(folder, encoder, quantizer, generator, instructions, fingerprint)
+
+    @property
+    def dim(self) -> int:
+        """Width of features and embeddings."""
+        return self.quantizer.dim
+
+    @torch.no_grad()
+    def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:
+        """Fused unit embeddings, on the CPU."""
+        device = self.quantizer.codebooks[0].embed.device
+        fused: Tensor = self.quantizer.fusion(features.image.to(device), features.text.to(device))
+        return fused.cpu()
+
+    @torch.no_grad()
+    def encode(self, features: FeatureBatch, modalities: Int[np.ndarray, " items"]) -> EncodedItems:
+        """IDs of items."""
+        device = self.quantizer.codebooks[0].embed.device
+        embeddings = self.quantizer.fusion(features.image.to(device), features.text.to(device))
+        quantized = self.quantizer.quantize(
+            embeddings, torch.from_numpy(modalities.astype(np.int64)).to(device)
+        )
+        typicality = F.cosine_similarity(embeddings, self.quantizer.decode(quantized.codes), dim=-1)
+        return EncodedItems(embeddings.cpu(), quantized.codes.cpu(), typicality.cpu())
+
+    def level0_codes(self, modality: Modality) -> frozenset[int]:
+        """Level-0 codes that stand for a modality.
+
+        Raises
+        ------
+        UsageError
+            the model has no modality level, or never saw this modality.
+        """
+        if not self.quantizer.has_modality_level:
+            raise UsageError(
+                "this model has no modality level, so a modality cannot be forced; name what you want in the "
+                "instruction instead"
+            )
+        codes = np.flatnonzero(self.quantizer.level0_modality.cpu().numpy() == modality.code)
+        if len(codes) == 0:
+            raise UsageError(f"no level-0 code of this model stands for {modality.label}: it never saw one")
+        return frozenset(int(code) for code in codes)
+
+    def instruction_for(self, query: Modality, candidate: Modality) -> str | None:
+        """An instruction it was trained with for this kind of query and result."""
+        for known in self.instructions:
+            if known.query == query.value and known.candidate == candidate.value:
+                return known.text
+        return None
+
+
+def _relative_spec(folder: Path, spec: str) -> str:
+    """An encoder inside the model's folder is named relative to it, so that the folder can move."""
+    kind, _, place = spec.partition(":")
+    inside = kind == "small" and Path(place).resolve().is_relative_to(folder.resolve())
+    return f"{kind}:./{Path(place).resolve().relative_to(folder.resolve())}" if inside else spec
+
+
+def _encoder_spec(folder: Path, spec: str) -> str:
+    kind, _, place = spec.partition(":")
+    return f"{kind}:{folder / place}" if place.startswith("./") else spec

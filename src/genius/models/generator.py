@@ -1,0 +1,294 @@
+"""The decoder that writes IDs, code by code (paper, section 4.3): T5's decoder in plain torch.
+
+It attends to a few prefix vectors made from the query's embedding. Training gives all levels at once
+(teacher forcing); search asks for one level at a time and keeps keys and values.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from genius.config import GeneratorConfig
+
+NUM_SPECIAL = 3
+"""Rows before the codes: padding (also the decoder's start), end, unknown; T5's convention."""
+NUM_BUCKETS = 32
+MAX_DISTANCE = 128
+CODE_ROW_STD = 2.08
+"""Of the code rows when they begin: the released code's 100 x nn.Linear of a unit vector at width 768."""
+
+
+class RMSNorm(nn.Module):
+    """T5's layer norm: no mean, no bias, epsilon 1e-6."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Scale each row to unit root mean square, then by the weight."""
+        scale = torch.rsqrt(hidden.float().square().mean(dim=-1, keepdim=True) + 1e-6)
+        return self.weight * (hidden.float() * scale).to(hidden.dtype)
+
+
+class KeysValues(NamedTuple):
+    """What attention looks at."""
+
+    keys: Float[Tensor, "rows heads tokens head_width"]
+    values: Float[Tensor, "rows heads tokens head_width"]
+
+
+class Attention(nn.Module):
+    """T5's attention: no biases, no scaling by the width (it is in the initial weights)."""
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        super().__init__()
+        inner = config.heads * config.head_width
+        self.heads = config.heads
+        self.q = nn.Linear(config.width, inner, bias=False)
+        self.k = nn.Linear(config.width, inner, bias=False)
+        self.v = nn.Linear(config.width, inner, bias=False)
+        self.o = nn.Linear(inner, config.width, bias=False)
+
+    def keys_values(self, source: Float[Tensor, "rows tokens width"]) -> KeysValues:
+        """Keys and values of a source."""
+        return KeysValues(self._split(self.k(source)), self._split(self.v(source)))
+
+    def forward(
+        self, hidden: Float[Tensor, "rows tokens width"], memory: KeysValues, bias: Tensor | None
+    ) -> Float[Tensor, "rows tokens width"]:
+        """Attend from each token to the memory; ``bias`` is added to the scores."""
+        queries = self._split(self.q(hidden))
+        if len(memory.keys) != len(queries):
+            # Several beams of one query share its memory: fold them into the token axis.
+            queries = queries.unflatten(0, (len(memory.keys), -1)).transpose(1, 2).flatten(2, 3)
+            attended = F.scaled_dot_product_attention(queries, *memory, scale=1.0)
+            tokens = hidden.shape[1]
+            attended = attended.unflatten(2, (-1, tokens)).transpose(1, 2).flatten(0, 1)
+        else:
+            attended = F.scaled_dot_product_attention(queries, *memory, attn_mask=bias, scale=1.0)
+        output: Tensor = self.o(attended.transpose(1, 2).flatten(2))
+        return output
+
+    def _split(self, projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention to the prefixes, feed-forward; each with its norm and residual."""
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        super().__init__()
+        self.self_attention = Attention(config)
+        self.self_norm = RMSNorm(config.width)
+        self.cross_attention = Attention(config)
+        self.cross_norm = RMSNorm(config.width)
+        self.wi = nn.Linear(config.width, config.feedforward, bias=False)
+        self.wo = nn.Linear(config.feedforward, config.width, bias=False)
+        self.feedforward_norm = RMSNorm(config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, hidden: Tensor, past: KeysValues | None, prefixes: KeysValues, bias: Tensor
+    ) -> tuple[Tensor, KeysValues]:
+        """The block's output and the keys and values of all tokens so far."""
+        normed = self.self_norm(hidden)
+        present = self.self_attention.keys_values(normed)
+        if past is not None:
+            present = KeysValues(
+                torch.cat([past.keys, present.keys], dim=2), torch.cat([past.values, present.values], dim=2)
+            )
+        hidden = hidden + self.dropout(self.self_attention(normed, present, bias))
+        hidden = hidden + self.dropout(self.cross_attention(self.cross_norm(hidden), prefixes, None))
+        inner = self.dropout(torch.relu(self.wi(self.feedforward_norm(hidden))))
+        return hidden + self.dropout(self.wo(inner)), present
+
+
+class State(NamedTuple):
+    """A half-written batch of IDs: what later levels need of the earlier ones."""
+
+    prefixes: list[KeysValues]
+    """Per block, one row per query."""
+    past: list[KeysValues] | None
+    """Per block, one row per beam."""
+    level: int
+    """The level to be written next."""
+
+    def select(self, beams: Int[Tensor, " beams"]) -> State:
+        """The state of these beams, in this order; all queries keep equally many."""
+        if self.past is None:
+            return self
+        past = [KeysValues(keys[beams], values[beams]) for keys, values in self.past]
+        return self._replace(past=past)
+
+
+class Step(NamedTuple):
+    """What the decoder says of one level, and the state after it."""
+
+    hidden: Float[Tensor, "beams width"]
+    state: State
+
+
+class Generator(nn.Module):
+    """Writes the ID of what a query wants.
+
+    The vocabulary is T5's three special rows, then the codes of level 0, level 1, and so on, so that code c
+    of level l is row ``offsets[l] + c``.
+    """
+
+    def __init__(self, dim: int, sizes: tuple[int, ...], config: GeneratorConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.sizes = sizes
+        self.offsets = tuple(NUM_SPECIAL + sum(sizes[:level]) for level in range(len(sizes)))
+        vocabulary = NUM_SPECIAL + sum(sizes)
+        self.prefix_projection = nn.Linear(dim, config.prefixes * config.width)
+        self.prefix_norm = RMSNorm(config.width)
+        self.embedding = nn.Embedding(vocabulary, config.width)
+        self.position_bias = nn.Embedding(NUM_BUCKETS, config.heads)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.final_norm = RMSNorm(config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = None if config.head == "tied" else nn.Linear(config.width, vocabulary, bias=False)
+        self._initialise()
+
+    def start_codes(self, tables: list[Float[Tensor, "codes dim"]], *, generator: torch.Generator) -> None:
+        """Let code rows begin as a random linear map of the unit code vectors, as the released code does.
+
+        Codes with similar vectors then begin with similar rows.
+        """
+        projection = torch.randn(tables[0].shape[1], self.config.width, generator=generator)
+        with torch.no_grad():
+            for offset, table in zip(self.offsets, tables, strict=True):
+                rows = CODE_ROW_STD * F.normalize(table.cpu().float(), dim=1) @ projection
+                rows = rows.to(self.embedding.weight.device)
+                self.embedding.weight[offset : offset + len(rows)] = rows
+                if self.head is not None:
+                    self.head.weight[offset : offset + len(rows)] = rows * self.config.width**-0.5
+
+    def forward(
+        self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
+    ) -> Float[Tensor, "batch levels width"]:
+        """What the decoder says at every level, each given the true codes before it (teacher forcing)."""
+        rows = codes + torch.tensor(self.offsets, device=codes.device)
+        start = torch.zeros_like(rows[:, :1])
+        hidden = self.dropout(self.embedding(torch.cat([start, rows[:, :-1]], dim=1)))
+        bias = self._bias(0, hidden.shape[1])
+        for index, prefixes in enumerate(self.start(queries).prefixes):
+            hidden, _ = self._block(index)(hidden, None, prefixes, bias)
+        return self._finished(hidden)
+
+    def loss(
+        self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
+    ) -> Float[Tensor, " levels"]:
+        """Cross-entropy of each level (equation 10), averaged over the batch."""
+        hidden = self.forward(queries, codes)
+        return torch.stack(
+            [
+                F.nll_loss(
+                    self.log_probabilities(hidden[:, level], level, self.config.softmax), codes[:, level]
+                )
+                for level in range(len(self.sizes))
+            ]
+        )
+
+    def start(self, queries: Float[Tensor, "queries dim"]) -> State:
+        """The state before level 0; the prefixes' keys and values are computed once per query."""
+        prefixes = self.prefix_projection(queries).unflatten(-1, (self.config.prefixes, self.config.width))
+        prefixes = self.dropout(self.prefix_norm(self.dropout(prefixes)))
+        return State(
+            prefixes=[self._block(index).cross_attention.keys_values(prefixes) for index in range(len(self.blocks))],
+            past=None,
+            level=0,
+        )
+
+    def step(self, state: State, codes: Int[Tensor, " beams"] | None) -> Step:
+        """What the decoder says of the next level, for every beam.
+
+        ``codes`` are the beams' codes at the level before; None at level 0, where there is one beam a
+        query. Beams of one query are neighbours, and all queries have equally many.
+        """
+        num_queries = len(state.prefixes[0].keys)
+        if codes is None:
+            rows = torch.zeros(num_queries, dtype=torch.int64, device=self.embedding.weight.device)
+        else:
+            rows = codes + self.offsets[state.level - 1]
+        hidden = self.dropout(self.embedding(rows)[:, None])
+        bias = self._bias(state.level, 1)
+        past: list[KeysValues] = []
+        for index in range(len(self.blocks)):
+            before = None if state.past is None else state.past[index]
+            hidden, present = self._block(index)(hidden, before, state.prefixes[index], bias)
+            past.append(present)
+        return Step(
+            hidden=self._finished(hidden)[:, 0],
+            state=State(prefixes=state.prefixes, past=past, level=state.level + 1),
+        )
+
+    def logits(self, hidden: Float[Tensor, "rows width"], rows: slice) -> Float[Tensor, "rows codes"]:
+        """Logits of part of the vocabulary."""
+        if self.head is not None:
+            return F.linear(hidden, self.head.weight[rows])
+        return F.linear(hidden * self.config.width**-0.5, self.embedding.weight[rows])
+
+    def log_probabilities(
+        self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
+    ) -> Float[Tensor, "rows codes"]:
+        """Log-probabilities of one level's codes, normalised over the level or the whole vocabulary."""
+        start, stop = self.offsets[level], self.offsets[level] + self.sizes[level]
+        if scores == "vocabulary":
+            return torch.log_softmax(self.logits(hidden, slice(None)).float(), dim=-1)[:, start:stop]
+        return torch.log_softmax(self.logits(hidden, slice(start, stop)).float(), dim=-1)
+
+    def _block(self, index: int) -> Block:
+        block = self.blocks[index]
+        if not isinstance(block, Block):
+            raise TypeError(type(block))
+        return block
+
+    def _finished(self, hidden: Tensor) -> Tensor:
+        normed: Tensor = self.dropout(self.final_norm(hidden))
+        return normed
+
+    def _bias(self, start: int, tokens: int) -> Float[Tensor, "1 heads tokens keys"]:
+        """Relative-position bias of tokens start … start+tokens−1, looking at all up to themselves.
+
+        T5 has it in the first block only and shares it with the others.
+        """
+        device = self.position_bias.weight.device
+        positions = torch.arange(start, start + tokens, device=device)
+        distance = positions[:, None] - torch.arange(start + tokens, device=device)[None, :]
+        bias: Tensor = self.position_bias(_bucket(distance.clamp(min=0)))
+        bias = bias.masked_fill((distance < 0)[..., None], float("-inf"))
+        return bias.permute(2, 0, 1)[None]
+
+    def _initialise(self) -> None:
+        """T5's initial weights (factor 1)."""
+        config = self.config
+        nn.init.normal_(self.embedding.weight, std=1.0)
+        nn.init.normal_(self.position_bias.weight, std=config.width**-0.5)
+        if self.head is not None:
+            nn.init.normal_(self.head.weight, std=config.width**-0.5)
+        for index in range(len(self.blocks)):
+            block = self._block(index)
+            for attention in (block.self_attention, block.cross_attention):
+                nn.init.normal_(attention.q.weight, std=(config.width * config.head_width) ** -0.5)
+                nn.init.normal_(attention.k.weight, std=config.width**-0.5)
+                nn.init.normal_(attention.v.weight, std=config.width**-0.5)
+                nn.init.normal_(attention.o.weight, std=(config.heads * config.head_width) ** -0.5)
+            nn.init.normal_(block.wi.weight, std=config.width**-0.5)
+            nn.init.normal_(block.wo.weight, std=config.feedforward**-0.5)
+
+
+def _bucket(distance: Tensor) -> Tensor:
+    """T5's buckets for looking back: one each up to 15, then logarithmic up to 128."""
+    exact = NUM_BUCKETS // 2
+    ratio = torch.log(distance.clamp(min=1) / exact) / math.log(MAX_DISTANCE / exact)
+    far = (exact + (ratio * (NUM_BUCKETS - exact)).long()).clamp(max=NUM_BUCKETS - 1)
+    return torch.where(distance < exact, distance, far)

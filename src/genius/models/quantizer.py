@@ -1,0 +1,251 @@
+"""Modality-decoupled residual quantization: an embedding becomes an ID (paper, section 4.2.2).
+
+Level 0 stands for the modality, the others for meaning, coarse to fine. Codebooks start by k-means and
+follow by exponential moving average; no gradient reaches them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from genius.config import QuantizerConfig
+from genius.models import parallel
+from genius.models.fusion import Fusion
+from genius.models.kmeans import assign, kmeans
+
+NUM_MODALITIES = 3
+
+
+class Quantized(NamedTuple):
+    """What quantization gives for a batch of embeddings."""
+
+    codes: Int[Tensor, "items levels"]
+    vectors: Float[Tensor, "items dim"]
+    """Sum of the chosen code vectors; its gradient goes straight through to the embedding."""
+    loss: Float[Tensor, ""]
+    """L_rq: mean squared distance of each residual to its code vector, over elements and levels."""
+    residuals: Float[Tensor, "levels items dim"]
+    """What each level was given; detached. The moving average learns from it."""
+
+
+class Codebook(nn.Module):
+    """The code vectors of one level and the running averages they follow."""
+
+    embed: Tensor
+    cluster_size: Tensor
+    embed_avg: Tensor
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("embed", torch.zeros(size, dim))
+        self.register_buffer("cluster_size", torch.ones(size))
+        self.register_buffer("embed_avg", torch.zeros(size, dim))
+
+    @torch.no_grad()
+    def start(self, vectors: Float[Tensor, "codes dim"], counts: Float[Tensor, " codes"]) -> None:
+        """Begin from these vectors, each standing for that many items."""
+        self.embed.copy_(vectors)
+        self.cluster_size.copy_(counts)
+        self.embed_avg.copy_(vectors * counts[:, None])
+
+    @torch.no_grad()
+    def follow(
+        self,
+        residuals: Float[Tensor, "items dim"],
+        codes: Int[Tensor, " items"],
+        *,
+        decay: float,
+        laplace: float,
+    ) -> None:
+        """One step of the moving average towards the residuals that chose each code."""
+        size = len(self.embed)
+        counts = torch.zeros_like(self.cluster_size).index_add_(
+            0, codes, torch.ones_like(codes, dtype=self.cluster_size.dtype)
+        )
+        sums = torch.zeros_like(self.embed_avg).index_add_(0, codes, residuals.to(self.embed_avg.dtype))
+        parallel.sum_over_ranks([counts, sums])
+        self.cluster_size.lerp_(counts, 1 - decay)
+        self.embed_avg.lerp_(sums, 1 - decay)
+        total = self.cluster_size.sum()
+        smoothed = (self.cluster_size + laplace) / (total + size * laplace) * total
+        self.embed.copy_(self.embed_avg / smoothed[:, None])
+
+    @torch.no_grad()
+    def revive(
+        self, residuals: Float[Tensor, "items dim"], *, below: float, generator: torch.Generator
+    ) -> int:
+        """Move every code with an average count under ``below`` to a random residual; how many moved."""
+        dead = self.cluster_size < below
+        num_dead = int(dead.sum())
+        if num_dead == 0 or len(residuals) == 0:
+            return 0
+        chosen = torch.randint(len(residuals), (num_dead,), generator=generator)
+        vectors = residuals[chosen.to(residuals.device)].to(self.embed.dtype)
+        self.embed[dead] = vectors
+        self.cluster_size[dead] = below
+        self.embed_avg[dead] = vectors * below
+        return num_dead
+
+
+class Quantizer(nn.Module):
+    """Fusion and codebooks: features in, unit embeddings and IDs out."""
+
+    level0_modality: Tensor
+
+    def __init__(self, dim: int, config: QuantizerConfig) -> None:
+        super().__init__()
+        self.dim = dim
+        self.config = config
+        self.fusion = Fusion(dim, config.fusion)
+        modality = [] if config.level0 == "none" else [Codebook(NUM_MODALITIES, dim)]
+        if config.shared_codebook:
+            shared = Codebook(config.codebook_size, dim)
+            semantic = [shared] * config.levels
+        else:
+            semantic = [Codebook(config.codebook_size, dim) for _ in range(config.levels)]
+        self.codebooks = nn.ModuleList([*modality, *semantic])
+        self.classifier = nn.Linear(dim, NUM_MODALITIES) if config.level0 == "classifier" else None
+        # What each level-0 code stands for (0 image, 1 text, 2 image-text); −1 while unknown. Nothing
+        # supervises a learned level 0, so this is measured on candidates after training.
+        known = config.level0 in ("assigned", "classifier")
+        self.register_buffer(
+            "level0_modality", torch.arange(3) if known else torch.full((NUM_MODALITIES,), -1)
+        )
+
+    @property
+    def has_modality_level(self) -> bool:
+        """Whether an ID's first code stands for the modality."""
+        return self.config.level0 != "none"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Codes at each level."""
+        return tuple(len(book.embed) for book in self._books())
+
+    @property
+    def num_levels(self) -> int:
+        """Codes in an ID, the modality code included."""
+        return len(self.codebooks)
+
+    def tables(self) -> list[Float[Tensor, "codes dim"]]:
+        """The code vectors of each level."""
+        return [book.embed for book in self._books()]
+
+    def quantize(
+        self, embeddings: Float[Tensor, "items dim"], modalities: Int[Tensor, " items"] | None = None
+    ) -> Quantized:
+        """IDs of unit embeddings (equations 4 to 6).
+
+        ``modalities`` (0 image, 1 text, 2 image-text; of the item itself, or for a query of what it wants)
+        is used when level 0 is ``assigned`` and required then; the other kinds of level 0 ignore it.
+        """
+        residual = embeddings
+        vectors = torch.zeros_like(embeddings)
+        codes: list[Tensor] = []
+        residuals: list[Tensor] = []
+        losses: list[Tensor] = []
+        for level, book in enumerate(self._books()):
+            chosen = self._choose(level, book, embeddings, residual, modalities)
+            code_vectors = book.embed[chosen]
+            residuals.append(residual.detach())
+            losses.append(F.mse_loss(residual, code_vectors))
+            codes.append(chosen)
+            vectors = vectors + code_vectors
+            residual = residual - code_vectors
+        identities = 1 if self.config.gradient == "once" else self.num_levels
+        through = embeddings * identities
+        return Quantized(
+            codes=torch.stack(codes, dim=1),
+            vectors=through + (vectors - through).detach(),
+            loss=torch.stack(losses).mean(),
+            residuals=torch.stack(residuals),
+        )
+
+    def decode(self, codes: Int[Tensor, "items levels"]) -> Float[Tensor, "items dim"]:
+        """The vector an ID stands for: the sum of its code vectors."""
+        total = torch.zeros(len(codes), self.dim, device=codes.device)
+        for level, book in enumerate(self._books()):
+            total = total + book.embed[codes[:, level]]
+        return total
+
+    @torch.no_grad()
+    def start_codebooks(
+        self,
+        embeddings: Float[Tensor, "items dim"],
+        modalities: Int[Tensor, " items"],
+        *,
+        batch_size: int,
+        generator: torch.Generator,
+    ) -> None:
+        """K-means, level by level on the residuals; counts are scaled to one batch of queries and targets."""
+        residual = embeddings
+        scale = 2 * batch_size / len(embeddings)
+        seen: set[int] = set()
+        for level, book in enumerate(self._books()):
+            if level == 0 and self.config.level0 in ("assigned", "classifier"):
+                chosen = modalities
+                counts = torch.bincount(chosen, minlength=NUM_MODALITIES).float()
+                sums = torch.zeros_like(book.embed).index_add_(0, chosen, residual)
+                book.start(sums / counts.clamp(min=1)[:, None], counts * scale)
+            else:
+                if id(book) not in seen:
+                    started = kmeans(
+                        residual,
+                        len(book.embed),
+                        iterations=self.config.kmeans_iterations,
+                        generator=generator,
+                    )
+                    book.start(started.centroids, started.counts * scale)
+                chosen = assign(residual, book.embed)
+            seen.add(id(book))
+            residual = residual - book.embed[chosen]
+
+    @torch.no_grad()
+    def follow(self, quantized: Quantized, *, generator: torch.Generator) -> int:
+        """One moving-average step after a batch of queries, then their candidates; how many codes revived.
+
+        All ranks do the same: sums are over ranks and revival draws from the gathered residuals with a
+        generator that every rank seeds alike.
+        """
+        revived = 0
+        for level, book in enumerate(self._books()):
+            residuals = quantized.residuals[level]
+            book.follow(
+                residuals, quantized.codes[:, level], decay=self.config.decay, laplace=self.config.laplace
+            )
+            is_modality = level == 0 and self.has_modality_level
+            if not is_modality and self.config.dead_below > 0:
+                everyone = parallel.gather_pairs(residuals)
+                revived += book.revive(everyone, below=self.config.dead_below, generator=generator)
+        return revived
+
+    def classify(self, embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items modalities"]:
+        """Logits of the modality, when level 0 is a classifier."""
+        if self.classifier is None:
+            raise ValueError("this quantizer has no modality classifier")
+        logits: Tensor = self.classifier(embeddings)
+        return logits
+
+    def _books(self) -> list[Codebook]:
+        return [book for book in self.codebooks if isinstance(book, Codebook)]
+
+    def _choose(
+        self,
+        level: int,
+        book: Codebook,
+        embeddings: Tensor,
+        residual: Tensor,
+        modalities: Tensor | None,
+    ) -> Tensor:
+        if level == 0 and self.config.level0 == "assigned":
+            if modalities is None:
+                raise ValueError("level 0 is assigned, so quantize needs the modalities")
+            return modalities
+        if level == 0 and self.classifier is not None:
+            return self.classify(embeddings.detach()).argmax(dim=1)
+        return assign(residual.detach(), book.embed)

@@ -1,0 +1,1 @@
+"""What a person looks at: the page of results."""

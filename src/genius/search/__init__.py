@@ -1,0 +1,1 @@
+"""Constrained search: the ID table, the beam, ranking, the index."""

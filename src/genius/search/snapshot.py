@@ -1,0 +1,130 @@
+"""One state of an index on disk: the ID table, the items, optionally their embeddings.
+
+A snapshot never changes once it is finished. Changing an index writes a new one and then names it in the
+index's manifest, so readers see the old state or the new one, and a killed writer leaves the old.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float16, Float32, Int64
+
+from genius.artifact import ArtifactWriter, fingerprint_of, open_artifact, write_json
+from genius.errors import ArtifactMismatch, ArtifactMissing
+from genius.search.items import Item, ItemStore, write_items
+from genius.search.table import IdTable
+
+KIND: Final = "snapshot"
+CURRENT: Final = "index.json"
+FORMAT: Final = 1
+
+
+class ItemArrays(NamedTuple):
+    """What a model says of items, by row."""
+
+    codes: Int64[np.ndarray, "items levels"]
+    typicality: Float32[np.ndarray, " items"]
+    embeddings: Float16[np.ndarray, "items dim"] | None
+    """Only when the index stores them."""
+
+
+class IndexFacts(NamedTuple):
+    """What an index's manifest says."""
+
+    snapshot: str
+    model: str
+    """Folder of the model, as given when the index was created."""
+    model_fingerprint: str
+    stores_embeddings: bool
+
+
+class Snapshot(NamedTuple):
+    """A state of an index, open for reading; arrays are memory-mapped."""
+
+    folder: Path
+    table: IdTable
+    items: ItemStore
+    typicality: Float[np.ndarray, " items"]
+    embeddings: np.ndarray | None
+
+    def arrays(self) -> ItemArrays:
+        """Codes and the rest by item row, as they were given."""
+        counts = np.diff(self.table.bucket_starts)
+        codes = np.empty((self.table.num_items, self.table.num_levels), dtype=np.int64)
+        codes[self.table.items] = np.repeat(self.table.ids, counts, axis=0)
+        return ItemArrays(codes, np.asarray(self.typicality, dtype=np.float32), self.embeddings)
+
+
+def read_facts(folder: Path) -> IndexFacts:
+    """Read an index's manifest.
+
+    Raises
+    ------
+    ArtifactMissing
+        there is no index in this folder.
+    ArtifactMismatch
+        it was made by a newer version, or the manifest is damaged.
+    """
+    path = folder / CURRENT
+    if not path.exists():
+        raise ArtifactMissing(f"no index at {folder}; `genius index create {folder} --model …` makes one")
+    try:
+        body = json.loads(path.read_text())
+        if body["format"] > FORMAT:
+            raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
+        return IndexFacts(**{name: body[name] for name in IndexFacts._fields})
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ArtifactMismatch):
+            raise
+        raise ArtifactMismatch(f"{path} is damaged ({error}); create the index again") from None
+
+
+def open_snapshot(folder: Path, facts: IndexFacts) -> Snapshot:
+    """Open the current state of an index."""
+    place = folder / facts.snapshot
+    open_artifact(place, kind=KIND)
+    embeddings = place / "embeddings.npy"
+    return Snapshot(
+        place,
+        IdTable(
+            np.load(place / "ids.npy", mmap_mode="r"),
+            np.load(place / "bucket_starts.npy", mmap_mode="r"),
+            np.load(place / "items.npy", mmap_mode="r"),
+        ),
+        ItemStore(place),
+        np.load(place / "typicality.npy", mmap_mode="r"),
+        np.load(embeddings, mmap_mode="r") if embeddings.exists() else None,
+    )
+
+
+def commit_snapshot(
+    folder: Path, facts: IndexFacts | None, items: Iterable[Item], arrays: ItemArrays, *, model: tuple[str, str]
+) -> IndexFacts:
+    """Write a new state and make it the current one, in one step; the state before is removed."""
+    number = 1 if facts is None else int(facts.snapshot.rpartition("-")[2]) + 1
+    name = f"snapshot-{number:06d}"
+    place = folder / name
+    shutil.rmtree(place, ignore_errors=True)  # of a writer that was killed before naming it
+    writer = ArtifactWriter(
+        place, kind=KIND, config={}, inputs={"model": model[1], "before": fingerprint_of(facts)}
+    )
+    table = IdTable.build(arrays.codes, arrays.typicality)
+    np.save(writer.path / "ids.npy", table.ids)
+    np.save(writer.path / "bucket_starts.npy", table.bucket_starts)
+    np.save(writer.path / "items.npy", table.items)
+    np.save(writer.path / "typicality.npy", arrays.typicality.astype(np.float16))
+    if arrays.embeddings is not None:
+        np.save(writer.path / "embeddings.npy", arrays.embeddings)
+    write_items(writer.path, items)
+    writer.finish(facts={"items": table.num_items, "ids": len(table)})
+    now = IndexFacts(name, *model, arrays.embeddings is not None)
+    write_json(folder / CURRENT, {"format": FORMAT, **now._asdict()})
+    if facts is not None:
+        shutil.rmtree(folder / facts.snapshot, ignore_errors=True)
+    return now

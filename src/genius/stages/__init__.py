@@ -1,0 +1,1 @@
+"""The verbs: each reads folders and writes one folder."""

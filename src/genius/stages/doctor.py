@@ -1,0 +1,29 @@
+"""``genius doctor``: examine a model's IDs, on its training candidates or on a pool it has not seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from genius.config import from_json
+from genius.data.mbeir import MBeir
+from genius.evaluation.health import Health
+from genius.model import Genius
+from genius.stages.embed_records import embed_pool
+from genius.stages.progress import Progress
+from genius.stages.train_quantizer import load_quantizer, measure_health
+
+
+def doctor(model: Path, data: Path | None, *, split: str, progress: Progress) -> Health:
+    """The health found after training, or measured anew on the global pool of a data set's split."""
+    if data is None:
+        return from_json(Health, load_quantizer(model / "quantizer").manifest.facts["health"])
+    opened = Genius.open(model)
+    source = MBeir(data)
+    pool = embed_pool(
+        source,
+        source.global_pool(split),
+        opened.encoder,
+        model / "doctor" / f"{source.name}-{split}",
+        progress=progress,
+    )
+    return measure_health(opened.quantizer, pool)

@@ -1,0 +1,362 @@
+"""``genius evaluate``: the generative search and its rivals side by side, on local and global pools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from genius.artifact import fingerprint_of
+from genius.config import SearchConfig
+from genius.data.features import Features
+from genius.data.mbeir import EvaluationRow, MBeir, read_candidates, read_pool, read_queries
+from genius.data.records import TASKS, candidate_number, did_of, qid_of, query_number, task_name
+from genius.errors import BadData, UsageError
+from genius.evaluation.health import Health, examine
+from genius.evaluation.measures import evaluate as measure
+from genius.evaluation.qrels import Qrels, filter_to_pool, read_qrels
+from genius.evaluation.runs import Hit, Run, write_run
+from genius.evaluation.tables import METHODS, ResultRow
+from genius.model import Genius
+from genius.search.beam import search
+from genius.search.rank import CodeRanker
+from genius.search.searcher import Evidence, rank_items
+from genius.search.table import IdTable
+from genius.stages.embed import embed
+from genius.stages.embed_records import (
+    InstructionChoice,
+    choose_instruction,
+    count_lines,
+    embed_pool,
+    fingerprint_of_files,
+    instruction_files,
+    query_row,
+)
+from genius.stages.progress import Progress
+
+Pool = Literal["local", "global"]
+DEPTH: Final = 50
+"""Hits kept in a run for each query."""
+KS: Final = (1, 5, 10)
+SEARCH_BATCH: Final = 64
+POOL_BATCH: Final = 65_536
+RERANK: Final = {"generative": "none", "generative+codes": "codes", "generative+embeddings": "embeddings"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """What is evaluated, and how."""
+
+    split: str = "test"
+    """Of the data set."""
+
+    pools: tuple[Pool, ...] = ("local", "global")
+    """Each query against its own task's pool, against the union of all pools, or both."""
+
+    methods: tuple[str, ...] = METHODS
+    """Rows to make."""
+
+    beam: int = 50
+    """IDs kept at each level."""
+
+    scores: Literal["level", "vocabulary"] = "level"
+    """How the generator's steps are normalised."""
+
+    instructions: InstructionChoice = "hashed"
+    """One of the data set's instructions per query, chosen by a hash; or the first; or none."""
+
+    max_queries: int = 0
+    """At most this many queries of each row, spread evenly; 0 means all."""
+
+    seed: int = 0
+    """Of the choice of instructions."""
+
+
+class EvaluationResult(NamedTuple):
+    """Rows of the table, and the health of the global pool's IDs."""
+
+    rows: list[ResultRow]
+    health: Health
+
+
+class _Candidates(NamedTuple):
+    """The candidates of one pool, encoded."""
+
+    dids: Int64[np.ndarray, " items"]
+    raw: Float[Tensor, "items dim"]
+    """Unit sums of the encoder's features."""
+    fused: Float[Tensor, "items dim"]
+    codes: Int64[np.ndarray, "items levels"]
+    typicality: Float[np.ndarray, " items"]
+    modality: Int64[np.ndarray, " items"]
+
+    def part(self, rows: np.ndarray) -> _Candidates:
+        chosen = torch.from_numpy(rows)
+        return _Candidates(
+            self.dids[rows],
+            self.raw[chosen],
+            self.fused[chosen],
+            self.codes[rows],
+            self.typicality[rows],
+            self.modality[rows],
+        )
+
+
+class _Queries(NamedTuple):
+    qids: list[str]
+    raw: Float[Tensor, "queries dim"]
+    fused: Float[Tensor, "queries dim"]
+
+
+def evaluate(
+    data: MBeir, model: Genius, config: EvaluationConfig, folder: Path, *, progress: Progress
+) -> EvaluationResult:
+    """Evaluate every row of a split; features are kept under ``folder``, runs are written to it.
+
+    Raises
+    ------
+    BadData
+        a positive, a query or a candidate is missing somewhere; never a silent zero.
+    """
+    unknown = [method for method in config.methods if method not in METHODS]
+    if unknown:
+        raise UsageError(f"methods {unknown} are not known; choose from {', '.join(METHODS)}")
+    rows = data.rows(config.split)
+    files = list(dict.fromkeys([*data.global_pool(config.split), *(row.local_pool for row in rows)]))
+    features = embed_pool(data, files, model.encoder, folder / "candidates", progress=progress)
+    everyone = _encode(model, features)
+    union = everyone.part(_rows_of(everyone, read_pool(data.global_pool(config.split))))
+    results: list[ResultRow] = []
+    progress.begin("evaluate", len(rows) * len(config.pools))
+    for number, row in enumerate(rows):
+        queries = _embed_queries(data, model, row, config, folder, progress)
+        qrels = _qrels(row, queries.qids)
+        for place, pool in enumerate(config.pools):
+            candidates = (
+                union if pool == "global" else everyone.part(_rows_of(everyone, read_candidates(row.local_pool)))
+            )
+            results += _evaluate_row(model, row, pool, queries, candidates, qrels, config, folder)
+            progress.advance(number * len(config.pools) + place + 1, {})
+    health = examine(
+        union.codes,
+        union.modality,
+        union.typicality,
+        sizes=model.quantizer.sizes,
+        has_modality_level=model.quantizer.has_modality_level,
+    )
+    return EvaluationResult(results, health)
+
+
+def _encode(model: Genius, features: Features) -> _Candidates:
+    raw, fused, codes, typicality = [], [], [], []
+    for rows, batch in features.batches(4096):
+        raw.append(F.normalize(batch.total(), dim=-1))
+        encoded = model.encode(batch, features.modality[rows].astype(np.int64))
+        fused.append(encoded.embeddings)
+        codes.append(encoded.codes)
+        typicality.append(encoded.typicality)
+    return _Candidates(
+        features.ids,
+        torch.cat(raw),
+        torch.cat(fused),
+        torch.cat(codes).numpy(),
+        torch.cat(typicality).numpy(),
+        features.modality.astype(np.int64),
+    )
+
+
+def _rows_of(everyone: _Candidates, pool: Iterator) -> np.ndarray:  # type: ignore[type-arg]
+    """Rows of a pool's candidates, each once, in the pool's order."""
+    numbers = np.fromiter((candidate_number(candidate.did) for candidate in pool), dtype=np.int64)
+    order = np.argsort(everyone.dids, kind="stable")
+    place = np.searchsorted(everyone.dids, numbers, sorter=order).clip(max=len(order) - 1)
+    rows: np.ndarray = order[place]
+    if not (everyone.dids[rows] == numbers).all():
+        raise BadData("a pool's candidate has no features; remove the evaluation folder and run again")
+    return rows
+
+
+def _embed_queries(
+    data: MBeir,
+    model: Genius,
+    row: EvaluationRow,
+    config: EvaluationConfig,
+    folder: Path,
+    progress: Progress,
+) -> _Queries:
+    wanted = TASKS[row.task_id][1]
+    total = count_lines([row.queries])
+    keep = _spread(total, config.max_queries)
+    chosen = [query for number, query in enumerate(read_queries(row.queries)) if number in keep]
+    rows = (
+        query_row(
+            data,
+            query,
+            wanted,
+            choose_instruction(data.instructions, query, wanted, config.instructions, seed=config.seed),
+            0,
+        )
+        for query in chosen
+    )
+    settings = [config.instructions, config.seed, config.max_queries]
+    features = embed(
+        rows,
+        model.encoder,
+        folder / "queries" / f"{row.name}-{fingerprint_of(settings)[:8]}",
+        inputs={"records": fingerprint_of_files([row.queries, *instruction_files(data)])},
+        expected=len(chosen),
+        progress=progress,
+    )
+    batch = features.gather(np.arange(len(features)))
+    return _Queries(
+        [qid_of(int(number)) for number in features.ids],
+        F.normalize(batch.total(), dim=-1),
+        model.embed(batch),
+    )
+
+
+def _spread(total: int, limit: int) -> range | set[int]:
+    """Numbers of the queries to take."""
+    if not limit or limit >= total:
+        return range(total)
+    return {int(number) for number in np.linspace(0, total - 1, limit)}
+
+
+def _qrels(row: EvaluationRow, qids: list[str]) -> Qrels:
+    if row.qrels is not None:
+        everything: Qrels = read_qrels(row.qrels)
+    else:
+        everything = {query.qid: dict.fromkeys(query.positives, 1) for query in read_queries(row.queries)}
+    missing = [qid for qid in qids if qid not in everything]
+    if missing:
+        raise BadData(f"{row.qrels}: no line for query {missing[0]} and {len(missing) - 1} others")
+    return {qid: everything[qid] for qid in qids}
+
+
+def _evaluate_row(
+    model: Genius,
+    row: EvaluationRow,
+    pool: Pool,
+    queries: _Queries,
+    candidates: _Candidates,
+    qrels: Qrels,
+    config: EvaluationConfig,
+    folder: Path,
+) -> list[ResultRow]:
+    known = {did_of(int(number)) for number in candidates.dids}
+    inside = filter_to_pool(qrels, known)
+    table = IdTable.build(candidates.codes, candidates.typicality)
+    results = []
+    for found in _methods(model, queries, candidates, table, config):
+        run = Run(found.method, dict(zip(queries.qids, found.hits, strict=True)))
+        measures = measure(inside, run, ks=KS, known=known)
+        target = folder / "runs" / f"{row.name}_{config.split}.{pool}.{found.method}.trec"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_run(target, run)
+        results.append(
+            ResultRow(
+                dataset=row.dataset,
+                task=task_name(row.task_id),
+                task_id=row.task_id,
+                pool=pool,
+                method=found.method,
+                queries=measures.queries,
+                pool_size=len(candidates.dids),
+                measures=measures.flat(),
+                bytes_per_item=found.bytes_per_item,
+                candidates_touched=found.touched,
+            )
+        )
+    return results
+
+
+class _Found(NamedTuple):
+    method: str
+    hits: list[list[Hit]]
+    bytes_per_item: float
+    touched: float
+
+
+def _methods(
+    model: Genius, queries: _Queries, candidates: _Candidates, table: IdTable, config: EvaluationConfig
+) -> Iterator[_Found]:
+    num_items = len(candidates.dids)
+    vector_bytes = 2.0 * model.dim
+    id_bytes = table.nbytes / num_items
+    exact = {
+        "exact-raw": (queries.raw, lambda rows: candidates.raw[rows]),
+        "exact-fused": (queries.fused, lambda rows: candidates.fused[rows]),
+        "exact-codes": (
+            queries.fused,
+            lambda rows: model.quantizer.decode(torch.from_numpy(candidates.codes[rows])),
+        ),
+    }
+    for method, (asked, vectors) in exact.items():
+        if method in config.methods:
+            hits = _exact(asked, vectors, candidates.dids)
+            size = id_bytes if method == "exact-codes" else vector_bytes
+            yield _Found(method, hits, size, float(num_items))
+    wanted = [method for method in RERANK if method in config.methods]
+    if wanted:
+        stored = candidates.fused.half().numpy()
+        evidence = Evidence(CodeRanker(model.quantizer.tables()), stored)
+        found = _generate(model, queries, candidates, table, evidence, wanted, config)
+        for method in wanted:
+            hits, touched = found[method]
+            size = id_bytes + (vector_bytes if method == "generative+embeddings" else 0.0)
+            yield _Found(method, hits, size, touched)
+
+
+def _exact(asked: Tensor, vectors, dids: np.ndarray) -> list[list[Hit]]:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    """Compare every query with every candidate, some candidates at a time."""
+    k = min(DEPTH, len(dids))
+    best = torch.full((len(asked), k), float("-inf"))
+    places = torch.zeros(len(asked), k, dtype=torch.int64)
+    for start in range(0, len(dids), POOL_BATCH):
+        rows = slice(start, start + POOL_BATCH)
+        scores = asked @ vectors(rows).T
+        here = torch.arange(start, start + scores.shape[1]).expand(len(asked), -1)
+        merged = torch.cat([best, scores], dim=1).topk(k)
+        best = merged.values
+        places = torch.cat([places, here], dim=1).gather(1, merged.indices)
+    return [
+        [Hit(did_of(int(dids[place])), float(score)) for place, score in zip(row, values, strict=True)]
+        for row, values in zip(places.tolist(), best.tolist(), strict=True)
+    ]
+
+
+def _generate(
+    model: Genius,
+    queries: _Queries,
+    candidates: _Candidates,
+    table: IdTable,
+    evidence: Evidence,
+    methods: Sequence[str],
+    config: EvaluationConfig,
+) -> dict[str, tuple[list[list[Hit]], float]]:
+    settings = SearchConfig(beam=config.beam, scores=config.scores)
+    hits: dict[str, list[list[Hit]]] = {method: [] for method in methods}
+    touched = 0
+    for start in range(0, len(queries.qids), SEARCH_BATCH):
+        asked = queries.fused[start : start + SEARCH_BATCH]
+        beams = search(model.generator, table, asked, settings)
+        for query in range(len(asked)):
+            for method in methods:
+                answer = rank_items(
+                    table, beams, query, asked[query], rerank=RERANK[method], evidence=evidence, k=DEPTH
+                )
+                hits[method].append(
+                    [
+                        Hit(did_of(int(candidates.dids[item])), float(score))
+                        for item, score in zip(answer.items, answer.scores, strict=True)
+                    ]
+                )
+            touched += answer.touched
+    return {method: (found, touched / len(queries.qids)) for method, found in hits.items()}

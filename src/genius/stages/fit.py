@@ -1,0 +1,169 @@
+"""``genius fit``: encoder (if it is to be trained), features, quantizer, generator; one folder, in one go.
+
+Run again after a kill it goes on where it stopped; run again with other settings it redoes only what depends
+on them. Each part is also a stage of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from genius.config import EncoderConfig, FitConfig, GeneratorConfig, QuantizerConfig
+from genius.data.features import Features
+from genius.data.mbeir import MBeir, read_queries
+from genius.data.pairs import Pairs
+from genius.data.records import Query
+from genius.encoders.load import load_encoder
+from genius.encoders.protocol import Encoder
+from genius.errors import ArtifactMismatch, BadData
+from genius.model import Genius, KnownInstruction
+from genius.stages.embed_records import TrainingFeatures, embed_training
+from genius.stages.progress import Progress
+from genius.stages.train_encoder import train_encoder
+from genius.stages.train_generator import train_generator
+from genius.stages.train_quantizer import TrainedQuantizer, load_quantizer, train_quantizer
+
+
+class Embedded(NamedTuple):
+    """An encoder and the training records it embedded."""
+
+    encoder: Encoder
+    features: TrainingFeatures
+
+
+def fit(
+    data: MBeir,
+    encoder: str,
+    folder: Path,
+    config: FitConfig,
+    *,
+    progress: Progress,
+    device: str = "cpu",
+    download: bool = False,
+) -> Genius:
+    """Train a model on a data set in M-BEIR's layout.
+
+    Parameters
+    ----------
+    encoder
+        ``small`` trains one from scratch; anything else names one that exists.
+    folder
+        receives ``encoder/``, ``features/``, ``quantizer/``, ``generator/`` and, last, ``model.json``.
+
+    Raises
+    ------
+    BadData
+        the data set cannot be trained on.
+    """
+    embedded = embed_with(
+        data, encoder, folder, config.encoder, progress=progress, device=device, download=download
+    )
+    quantizer = fit_quantizer(
+        data, embedded.features, folder, config.quantizer, progress=progress, device=device
+    )
+    return fit_generator(data, embedded, quantizer, folder, config.generator, progress=progress, device=device)
+
+
+def embed_with(
+    data: MBeir,
+    encoder: str,
+    folder: Path,
+    config: EncoderConfig,
+    *,
+    progress: Progress,
+    device: str = "cpu",
+    download: bool = False,
+) -> Embedded:
+    """Train the encoder if it is ``small``, and embed the training records."""
+    if not data.training_queries():
+        raise BadData(f"{data.root} has no training queries: neither query/union_train nor query/train")
+    folder.mkdir(parents=True, exist_ok=True)
+    if encoder == "small":
+        trained = train_encoder(
+            data,
+            folder / "encoder",
+            config,
+            features_folder=folder / "features",
+            progress=progress,
+            device=device,
+        )
+        return Embedded(trained.encoder, trained.features)
+    loaded = load_encoder(encoder, download=download, device=device)
+    return Embedded(loaded, embed_training(data, loaded, folder / "features", progress=progress))
+
+
+def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False) -> Embedded:
+    """What :func:`embed_with` left in a model's folder."""
+    features = TrainingFeatures(
+        Features.open(folder / "features" / "queries"), Features.open(folder / "features" / "candidates")
+    )
+    manifest = features.candidates.manifest
+    encoder = load_encoder(str(manifest.facts["encoder"]), download=download, device=device)
+    if encoder.fingerprint != manifest.inputs["encoder"]:
+        raise ArtifactMismatch(
+            f"{folder / 'features'} was made by another encoder than {encoder.spec} is now; run `genius embed` again"
+        )
+    return Embedded(encoder, features)
+
+
+def fit_quantizer(
+    data: MBeir,
+    features: TrainingFeatures,
+    folder: Path,
+    config: QuantizerConfig,
+    *,
+    progress: Progress,
+    device: str = "cpu",
+) -> TrainedQuantizer:
+    """Stage 1 on embedded records."""
+    return train_quantizer(
+        _pairs(data, features), *features, folder / "quantizer", config, progress=progress, device=device
+    )
+
+
+def fit_generator(
+    data: MBeir,
+    embedded: Embedded,
+    quantizer: TrainedQuantizer | None,
+    folder: Path,
+    config: GeneratorConfig,
+    *,
+    progress: Progress,
+    device: str = "cpu",
+) -> Genius:
+    """Stage 2 on embedded records, then declare the parts to be one model."""
+    quantizer = quantizer or load_quantizer(folder / "quantizer", device=device)
+    generator = train_generator(
+        _pairs(data, embedded.features),
+        *embedded.features,
+        quantizer,
+        folder / "generator",
+        config,
+        progress=progress,
+        device=device,
+    )
+    model = Genius.finish(folder, embedded.encoder, quantizer, generator, _instructions(data))
+    shutil.rmtree(folder / "prepared", ignore_errors=True)
+    return model
+
+
+def _pairs(data: MBeir, features: TrainingFeatures) -> Pairs:
+    return Pairs(_training_lines(data), features.queries, features.candidates)
+
+
+def _training_lines(data: MBeir) -> Iterator[Query]:
+    """Every line of the training files, repeats included."""
+    for path in data.training_queries():
+        yield from read_queries(path)
+
+
+def _instructions(data: MBeir) -> list[KnownInstruction]:
+    """What a search without an instruction may use."""
+    return [
+        KnownInstruction(key.query.value, key.candidate.value, text)
+        for key, texts in data.instructions.rows.items()
+        for text in texts
+    ]

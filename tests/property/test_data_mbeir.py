@@ -1,0 +1,122 @@
+import json
+import tempfile
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genius.data.mbeir import (
+    BadLines,
+    IdSet,
+    read_candidates,
+    read_pool,
+    read_qrels,
+    read_queries,
+    write_candidates,
+    write_qrels,
+    write_queries,
+)
+from genius.data.records import TASKS, Candidate, Modality, Query
+
+words = st.text(min_size=1, max_size=20).filter(str.strip)
+ids = st.builds("{}:{}".format, st.integers(0, 60), st.integers(0, 3_000))
+modalities = st.sampled_from(Modality)
+
+
+@st.composite
+def content(draw):
+    modality = draw(modalities)
+    text = draw(words) if modality is not Modality.IMAGE else None
+    image = draw(words) if modality is not Modality.TEXT else None
+    return modality, text, image
+
+
+# Strategies give plain tuples: beartype draws from `random` when it checks a record, which Hypothesis forbids here.
+@st.composite
+def queries(draw):
+    modality, text, image = draw(content())
+    some_ids = st.lists(ids, max_size=4, unique=True).map(tuple)
+    source = draw(st.none() | st.text(max_size=10))
+    task_id = draw(st.sampled_from(sorted(TASKS)))
+    return draw(ids), modality, text, image, draw(some_ids), draw(some_ids), task_id, source
+
+
+@st.composite
+def candidates(draw):
+    modality, text, image = draw(content())
+    return draw(ids), modality, text, image, draw(st.none() | st.text(max_size=10))
+
+
+@given(st.lists(queries(), max_size=6))
+def test_queries_survive_writing_and_reading(fields):
+    written = [Query(*values) for values in fields]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "q.jsonl"
+        assert write_queries(path, written) == len(written)
+        assert list(read_queries(path)) == written
+        first = path.read_bytes()
+        write_queries(path, written)
+        assert path.read_bytes() == first
+
+
+@given(st.lists(candidates(), max_size=6))
+def test_candidates_survive_writing_and_reading(fields):
+    written = [Candidate(*values) for values in fields]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "c.jsonl"
+        assert write_candidates(path, written) == len(written)
+        assert list(read_candidates(path)) == written
+
+
+@given(st.lists(queries(), max_size=6, unique_by=lambda fields: fields[0]))
+def test_qrels_say_what_the_positives_say(fields):
+    written = [Query(*values) for values in fields]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "q.txt"
+        write_qrels(path, written)
+        expected = {query.qid: dict.fromkeys(query.positives, 1) for query in written if query.positives}
+        assert read_qrels(path) == expected
+
+
+@given(st.lists(st.lists(candidates(), max_size=5, unique_by=lambda fields: fields[0]), max_size=4))
+def test_a_pool_of_several_files_holds_each_id_once_first_come(pools):
+    files = [[Candidate(*values) for values in pool] for pool in pools]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{number}.jsonl" for number in range(len(files))]
+        for path, content_ in zip(paths, files, strict=True):
+            write_candidates(path, content_)
+        expected = {}
+        for candidate in (candidate for file in files for candidate in file):
+            expected.setdefault(candidate.did, candidate)
+        assert list(read_pool(paths)) == list(expected.values())
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+rows = st.dictionaries(
+    st.sampled_from(["did", "txt", "img_path", "modality", "src_content"]),
+    json_values | st.sampled_from(["9:1", "text", "image", "image,text"]),
+)
+
+
+@given(st.lists(st.binary(max_size=30) | rows.map(lambda row: json.dumps(row).encode()), max_size=8))
+def test_whatever_a_file_holds_every_line_is_read_or_counted(raw):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "c.jsonl"
+        path.write_bytes(b"\n".join(raw))
+        bad = BadLines()
+        good = list(read_candidates(path, skip_bad=bad))
+        body = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        assert len(good) + bad.count == sum(bool(line.strip()) for line in body.split(b"\n"))
+
+
+@given(st.lists(ids), st.lists(ids))
+def test_an_id_set_is_a_set(added, asked):
+    have, seen = IdSet(), set()
+    for id_ in added:
+        assert have.add(id_) == (id_ not in seen)
+        seen.add(id_)
+    assert [id_ in have for id_ in asked] == [id_ in seen for id_ in asked]

@@ -1,0 +1,88 @@
+import math
+
+import pytest
+import pytrec_eval
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genius.evaluation.measures import evaluate
+from genius.evaluation.runs import Hit, Run
+
+KS = (1, 2, 5, 10)
+POOL = [f"9:{number}" for number in range(14)]
+
+
+@st.composite
+def judged_runs(draw, *, tie_free: bool = False):
+    """Qrels and hits over the same queries; the run is made in the test, since beartype, which draws
+    random items to check, may not run inside a strategy.
+    """
+    qrels, hits = {}, {}
+    for number in range(draw(st.integers(1, 4))):
+        answers = draw(st.lists(st.sampled_from(POOL), min_size=1, max_size=5, unique=True))
+        qrels[f"1:{number}"] = {did: draw(st.integers(1, 3)) for did in answers}
+        ranking = draw(st.lists(st.sampled_from(POOL), max_size=len(POOL), unique=True))
+        scores = sorted(
+            draw(
+                st.lists(st.integers(-20, 0), min_size=len(ranking), max_size=len(ranking), unique=tie_free)
+            ),
+            reverse=True,
+        )
+        hits[f"1:{number}"] = [Hit(did, float(score)) for did, score in zip(ranking, scores, strict=True)]
+    return qrels, hits
+
+
+def plain(qrels, run):
+    """The definitions, word for word."""
+    total = dict.fromkeys([*(f"R@{k}" for k in KS), *(f"recall@{k}" for k in KS), "MRR", "nDCG@10"], 0.0)
+    for qid, judged in qrels.items():
+        gains = [judged.get(hit.did, 0) for hit in run.hits[qid]]
+        for k in KS:
+            total[f"R@{k}"] += float(any(gains[:k]))
+            total[f"recall@{k}"] += sum(gain > 0 for gain in gains[:k]) / len(judged)
+        total["MRR"] += next((1 / rank for rank, gain in enumerate(gains, 1) if gain), 0.0)
+        ideal = sorted(judged.values(), reverse=True)
+        total["nDCG@10"] += discounted(gains) / discounted(ideal)
+    return {name: value / len(qrels) for name, value in total.items()}
+
+
+def discounted(gains):
+    return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains[:10], 1))
+
+
+@given(judged=judged_runs())
+def test_measures_equal_their_definitions_even_with_equal_scores(judged):
+    qrels, run = judged[0], Run("drawn", judged[1])
+    assert evaluate(qrels, run, ks=KS).flat() == pytest.approx(plain(qrels, run))
+
+
+@given(judged=judged_runs(tie_free=True))
+def test_measures_equal_trec_evals_where_no_scores_are_equal(judged):
+    qrels, run = judged[0], Run("drawn", judged[1])
+    names = {"success_1": "R@1", "success_5": "R@5", "success_10": "R@10", "recall_5": "recall@5"}
+    names |= {"recip_rank": "MRR", "ndcg_cut_10": "nDCG@10"}
+    theirs = pytrec_eval.RelevanceEvaluator(qrels, {"success", "recall", "recip_rank", "ndcg_cut"}).evaluate(
+        {qid: {hit.did: hit.score for hit in ranking} for qid, ranking in run.hits.items() if ranking}
+    )
+    ours = evaluate(qrels, run).per_query
+    for qid, values in theirs.items():
+        assert {name: values[theirs_name] for theirs_name, name in names.items()} == pytest.approx(
+            {name: ours[qid][name] for name in names.values()}
+        )
+
+
+@given(judged=judged_runs())
+def test_measures_are_between_0_and_1_and_grow_with_k(judged):
+    found = evaluate(judged[0], Run("drawn", judged[1]), ks=KS)
+    assert all(0.0 <= value <= 1.0 for value in found.flat().values())
+    for values in (list(found.hit_rate.values()), list(found.recall.values())):
+        assert values == sorted(values)
+    assert all(found.recall[k] <= found.hit_rate[k] for k in KS)
+
+
+@given(judged=judged_runs(), length=st.integers(1, 5))
+def test_hits_that_answer_nothing_at_the_end_change_nothing(judged, length):
+    qrels, run = judged[0], Run("drawn", judged[1])
+    tail = [Hit(f"8:{number}", -100.0) for number in range(length)]
+    longer = Run("drawn", {qid: [*ranking, *tail] for qid, ranking in run.hits.items()})
+    assert evaluate(qrels, longer, ks=KS).flat() == evaluate(qrels, run, ks=KS).flat()

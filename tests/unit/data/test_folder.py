@@ -1,0 +1,222 @@
+import json
+import os
+
+import pytest
+from PIL import Image
+
+from genius.data.folder import MAX_TEXT_BYTES, read_folder
+from genius.data.images import open_image
+from genius.data.records import Modality
+from genius.errors import BadData, BadImage, BadRecord
+
+
+def picture(path, colour="red"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), colour).save(path)
+    return path
+
+
+def text_of(root, did, **settings):
+    return {candidate.did: candidate.text for candidate in read_folder(root, **settings).candidates}[did]
+
+
+def problems_of(root):
+    return {
+        problem.file.relative_to(root).as_posix(): problem.reason
+        if isinstance(problem, BadImage)
+        else problem.problem
+        for problem in read_folder(root).problems
+    }
+
+
+def test_pictures_of_all_subfolders_come_by_name(tmp_path):
+    for name in ("b.png", "a/z.JPG", "a/b/c.webp"):
+        picture(tmp_path / name)
+    scan = read_folder(tmp_path)
+    assert [candidate.did for candidate in scan.candidates] == ["a/b/c.webp", "a/z.JPG", "b.png"]
+    assert all(candidate.image == candidate.did for candidate in scan.candidates)
+    assert {candidate.modality for candidate in scan.candidates} == {Modality.IMAGE}
+    assert scan.problems == ()
+
+
+def test_hidden_files_and_folders_are_left_out(tmp_path):
+    picture(tmp_path / ".hidden.png")
+    picture(tmp_path / ".cache" / "a.png")
+    (tmp_path / ".DS_Store").write_bytes(b"x")
+    scan = read_folder(tmp_path)
+    assert (scan.candidates, scan.problems) == ((), ())
+
+
+def test_a_text_beside_a_picture_is_its_caption(tmp_path):
+    picture(tmp_path / "a.png")
+    (tmp_path / "a.TXT").write_text("\ufeffA red square.\n", encoding="utf-8")
+    [candidate] = read_folder(tmp_path).candidates
+    assert (candidate.modality, candidate.text) == (Modality.IMAGE_TEXT, "A red square.")
+
+
+@pytest.mark.parametrize("key", ["caption", "text", "title", "description"])
+def test_a_json_beside_a_picture_gives_caption_and_source(tmp_path, key):
+    picture(tmp_path / "a.png")
+    (tmp_path / "a.json").write_text(json.dumps({key: " Red. ", "price": 3}))
+    [candidate] = read_folder(tmp_path).candidates
+    assert candidate.text == "Red."
+    assert json.loads(candidate.source) == {"price": 3}
+
+
+def test_a_json_without_words_leaves_the_picture_alone(tmp_path):
+    picture(tmp_path / "a.png")
+    (tmp_path / "a.json").write_text('{"price": 3, "caption": " "}')
+    [candidate] = read_folder(tmp_path).candidates
+    assert candidate.modality is Modality.IMAGE
+
+
+@pytest.mark.parametrize("column", ["text", "caption"])
+def test_a_metadata_list_names_pictures_relative_to_itself(tmp_path, column):
+    picture(tmp_path / "train" / "cats" / "a.png")
+    rows = [{"file_name": "cats/a.png", column: "A cat.", "label": 3}]
+    (tmp_path / "train" / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    [candidate] = read_folder(tmp_path).candidates
+    assert (candidate.did, candidate.text) == ("train/cats/a.png", "A cat.")
+    assert json.loads(candidate.source) == {"label": 3}
+
+
+def test_a_metadata_table_works_as_well(tmp_path):
+    picture(tmp_path / "a.png")
+    (tmp_path / "metadata.csv").write_text('file_name,text,label\na.png,"Red, mostly",x\n')
+    [candidate] = read_folder(tmp_path).candidates
+    assert candidate.text == "Red, mostly"
+    assert json.loads(candidate.source) == {"label": "x"}
+
+
+def test_of_several_captions_the_first_is_the_text_and_all_are_kept(tmp_path):
+    picture(tmp_path / "images" / "a.png")
+    row = {"image": "images/a.png", "captions": ["One.", "Two."], "license": "CC0"}
+    (tmp_path / "captions.jsonl").write_text(json.dumps(row))
+    [candidate] = read_folder(tmp_path).candidates
+    assert candidate.text == "One."
+    assert json.loads(candidate.source) == {"captions": ["One.", "Two."], "license": "CC0"}
+
+
+def test_a_side_car_goes_before_a_list_and_txt_before_json(tmp_path):
+    for name in ("a", "b", "c"):
+        picture(tmp_path / f"{name}.png")
+    (tmp_path / "metadata.jsonl").write_text(
+        "\n".join(json.dumps({"file_name": f"{name}.png", "text": "list"}) for name in "abc")
+    )
+    (tmp_path / "a.txt").write_text("txt")
+    (tmp_path / "a.json").write_text('{"caption": "json"}')
+    (tmp_path / "b.json").write_text('{"caption": "json"}')
+    assert [candidate.text for candidate in read_folder(tmp_path).candidates] == ["txt", "json", "list"]
+
+
+def test_captions_can_be_left_unread(tmp_path):
+    picture(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("A red square.")
+    (tmp_path / "notes.md").write_text("Notes.")
+    (tmp_path / "metadata.jsonl").write_text("{broken")
+    scan = read_folder(tmp_path, captions=False)
+    assert [candidate.modality for candidate in scan.candidates] == [Modality.IMAGE, Modality.TEXT]
+    assert scan.problems == ()
+
+
+def test_texts_of_their_own_are_candidates_too(tmp_path):
+    (tmp_path / "notes.md").write_text("# Notes\n")
+    (tmp_path / "b.txt").write_text("Words.")
+    scan = read_folder(tmp_path)
+    assert [(c.did, c.modality, c.text, c.image) for c in scan.candidates] == [
+        ("b.txt", Modality.TEXT, "Words.", None),
+        ("notes.md", Modality.TEXT, "# Notes", None),
+    ]
+
+
+def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
+    picture(tmp_path / "good.png")
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "photo.heic").write_bytes(b"x")
+    (tmp_path / "film.mp4").write_bytes(b"x")
+    (tmp_path / "plain").write_bytes(b"x")
+    (tmp_path / "lone.json").write_text("{}")
+    (tmp_path / "blank.txt").write_text(" \n")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "log.txt").write_bytes(b"x" * (MAX_TEXT_BYTES + 1))
+    (tmp_path / "dangling.png").symlink_to(tmp_path / "gone.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    problems = problems_of(tmp_path)
+    expected = {
+        "empty.jpg": "empty",
+        "photo.heic": "convert it",
+        "film.mp4": ".mp4",
+        "plain": "without an ending",
+        "lone.json": ".json",
+        "blank.txt": "without words",
+        "latin.txt": "UTF-8",
+        "log.txt": "split it",
+        "dangling.png": "No such file",
+        "pipe.png": "not a file",
+    }
+    assert set(problems) == set(expected)
+    for name, reason in expected.items():
+        assert reason in problems[name]
+    assert [candidate.did for candidate in read_folder(tmp_path).candidates] == ["good.png"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.json", b"{broken", "cannot be used"),
+        ("a.json", b"[1]", "expected an object"),
+        ("a.json", b"[" * 100_000, "cannot be used"),
+        ("a.txt", b"\xff", "UTF-8"),
+        ("metadata.jsonl", b"{broken", "not valid JSON"),
+        ("metadata.jsonl", b"[1]", "not a JSON object"),
+        ("metadata.jsonl", b'{"text": "x"}', "file_name"),
+        ("metadata.jsonl", b'{"file_name": "gone.png", "text": "x"}', "no picture 'gone.png'"),
+        ("metadata.jsonl", b'{"file_name": "../a.png", "text": "x"}', "no picture"),
+        ("metadata.jsonl", b"\xff\xff", "cannot be read"),
+        ("metadata.csv", b"text\nx\n", "file_name"),
+    ],
+)
+def test_a_broken_caption_file_is_named_and_costs_only_the_caption(tmp_path, name, content, reason):
+    picture(tmp_path / "a.png")
+    (tmp_path / name).write_bytes(content)
+    assert reason in problems_of(tmp_path)[name]
+    [candidate] = read_folder(tmp_path).candidates
+    assert candidate.modality is Modality.IMAGE
+
+
+def test_a_broken_line_of_a_list_is_named_by_number_and_the_others_count(tmp_path):
+    picture(tmp_path / "a.png")
+    (tmp_path / "metadata.jsonl").write_text('{broken\n{"file_name": "a.png", "text": "Red."}\n')
+    scan = read_folder(tmp_path)
+    [problem] = scan.problems
+    assert isinstance(problem, BadRecord)
+    assert problem.line == 1
+    assert scan.candidates[0].text == "Red."
+
+
+def test_a_name_that_is_not_utf8_is_named(tmp_path):
+    path = os.path.join(os.fsencode(tmp_path), b"caf\xe9.png")  # noqa: PTH118  (bytes)
+    try:
+        with open(path, "wb") as file:  # noqa: PTH123
+            file.write(b"x")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    [problem] = read_folder(tmp_path).problems
+    assert "UTF-8" in str(problem)
+
+
+def test_a_link_in_a_circle_ends(tmp_path):
+    picture(tmp_path / "a.png")
+    (tmp_path / "again").symlink_to(tmp_path)
+    assert [candidate.did for candidate in read_folder(tmp_path).candidates] == ["a.png"]
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(BadData, match="no such folder"):
+        read_folder(tmp_path / "gone")
+
+
+def test_what_a_scan_offers_can_be_opened(tmp_path):
+    picture(tmp_path / "a.png", "blue")
+    scan = read_folder(tmp_path)
+    assert open_image(scan.root / scan.candidates[0].image).getpixel((0, 0)) == (0, 0, 255)

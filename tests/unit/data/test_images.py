@@ -1,0 +1,320 @@
+import io
+import os
+import struct
+import threading
+import time
+import warnings
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, features
+
+from genius.data.images import MAX_PIXELS, TooManyPixels, is_image_file, open_image
+from genius.errors import BadImage
+
+RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
+
+
+def halves(left=RED, right=GREEN, size=(40, 20)):
+    """Red on the left, green on the right: turning it is visible."""
+    image = Image.new("RGB", size, left)
+    image.paste(right, (size[0] // 2, 0, size[0], size[1]))
+    return image
+
+
+def near(image: Image.Image, at: tuple[int, int], colour: tuple[int, int, int], tolerance=12) -> bool:
+    pixel = image.getpixel(at)
+    return all(abs(int(a) - b) <= tolerance for a, b in zip(pixel, colour, strict=True))
+
+
+def bomb_png(path: Path, width: int, height: int) -> Path:
+    """A PNG of a few bytes whose header claims any size."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
+    return path
+
+
+def refused(path: Path, **settings) -> str:
+    with pytest.raises(BadImage) as caught:
+        open_image(path, **settings)
+    assert caught.value.file == path
+    assert str(path) in str(caught.value)
+    return caught.value.reason
+
+
+def exif_with(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff", "avif"])
+def test_a_picture_taken_sideways_comes_out_upright(tmp_path, suffix):
+    if suffix == "avif" and not features.check("avif"):
+        pytest.skip("this Pillow has no AVIF")
+    path = tmp_path / f"sideways.{suffix}"
+    stored = halves().transpose(Image.Transpose.ROTATE_90)  # a camera held on its side
+    stored.save(path, exif=exif_with(6))
+    image = open_image(path)
+    assert image.size == (40, 20)
+    assert near(image, (5, 10), RED, 30)
+    assert near(image, (34, 10), GREEN, 30)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_is_undone(tmp_path, orientation):
+    ops = {
+        1: [],
+        2: [Image.Transpose.FLIP_LEFT_RIGHT],
+        3: [Image.Transpose.ROTATE_180],
+        4: [Image.Transpose.FLIP_TOP_BOTTOM],
+        5: [Image.Transpose.TRANSPOSE],
+        6: [Image.Transpose.ROTATE_90],
+        7: [Image.Transpose.TRANSVERSE],
+        8: [Image.Transpose.ROTATE_270],
+    }
+    want = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3) * 40).convert("RGB")
+    stored = want
+    for op in ops[orientation]:
+        stored = stored.transpose(op)
+    stored.save(tmp_path / "a.png", exif=exif_with(orientation))
+    assert np.array_equal(np.asarray(open_image(tmp_path / "a.png")), np.asarray(want))
+
+
+def test_damaged_exif_does_not_cost_the_picture(tmp_path):
+    halves().save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01\x03\0garbage")
+    assert open_image(tmp_path / "a.jpg").size == (40, 20)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr", "HSV"])
+def test_every_colour_mode_becomes_rgb(tmp_path, mode):
+    path = tmp_path / ("a.jpg" if mode in {"CMYK", "YCbCr"} else "a.png")
+    image = halves(WHITE, (0, 0, 0))
+    (image if mode == "HSV" else image.convert(mode)).save(path)
+    opened = open_image(path)
+    assert opened.mode == "RGB"
+    assert near(opened, (3, 3), WHITE)
+    assert near(opened, (36, 16), (0, 0, 0))
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff"])
+def test_sixteen_bit_grey_keeps_its_shades(tmp_path, suffix):
+    path = tmp_path / f"deep.{suffix}"
+    Image.fromarray(np.array([[0, 257 * 100, 65535]], dtype=np.uint16)).save(path)
+    assert np.asarray(open_image(path))[0, :, 0].tolist() == [0, 100, 255]
+
+
+def test_dark_sixteen_bit_grey_stays_dark(tmp_path):
+    Image.fromarray(np.array([[0, 200]], dtype=np.uint16)).save(tmp_path / "night.png")
+    assert np.asarray(open_image(tmp_path / "night.png")).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("values", "shades"),
+    [
+        ([0.0, 0.5, 1.0], [0, 128, 255]),
+        ([0.0, 100.0, 255.0], [0, 100, 255]),
+        ([-1.0, 0.0, 1.0], [0, 128, 255]),
+        ([0.0, float("nan"), 1.0], [0, 0, 255]),
+    ],
+)
+def test_floating_point_grey_is_scaled(tmp_path, values, shades):
+    Image.fromarray(np.array([values], dtype=np.float32)).save(tmp_path / "a.tiff")
+    assert np.asarray(open_image(tmp_path / "a.tiff"))[0, :, 0].tolist() == shades
+
+
+def test_thirty_two_bit_grey_is_scaled(tmp_path):
+    Image.fromarray(np.array([[0, 65535, 257]], dtype=np.int32)).save(tmp_path / "a.tiff")
+    assert np.asarray(open_image(tmp_path / "a.tiff"))[0, :, 0].tolist() == [0, 255, 1]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_becomes_white(tmp_path, mode):
+    image = Image.new("RGBA", (20, 10), (0, 0, 0, 255))
+    image.paste((0, 0, 0, 0), (10, 0, 20, 10))
+    image.convert(mode).save(tmp_path / "a.png")
+    opened = open_image(tmp_path / "a.png")
+    assert near(opened, (2, 2), (0, 0, 0))
+    assert near(opened, (17, 5), WHITE)
+
+
+def test_half_transparent_is_half_white(tmp_path):
+    Image.new("RGBA", (4, 4), (0, 0, 0, 128)).save(tmp_path / "a.webp", lossless=True)
+    assert near(open_image(tmp_path / "a.webp"), (1, 1), (127, 127, 127), 3)
+
+
+def test_a_palette_with_transparency_bytes_is_no_warning(tmp_path):
+    image = Image.new("P", (4, 4), 1)
+    image.putpalette([255, 0, 0, 0, 255, 0])
+    image.save(tmp_path / "a.png", transparency=b"\x00\xff")
+    assert near(open_image(tmp_path / "a.png"), (1, 1), GREEN)
+
+
+@pytest.mark.parametrize("suffix", ["gif", "webp", "png", "tiff"])
+def test_an_animation_shows_its_first_frame(tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    frames = [Image.new("RGB", (16, 16), colour) for colour in (RED, GREEN)]
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    assert near(open_image(path), (8, 8), RED)
+
+
+def test_a_picture_with_a_second_view_shows_the_first(tmp_path):
+    frames = [Image.new("RGB", (16, 16), colour) for colour in (RED, GREEN)]
+    frames[0].save(tmp_path / "phone.jpg", format="MPO", save_all=True, append_images=frames[1:])
+    assert near(open_image(tmp_path / "phone.jpg"), (8, 8), RED)
+
+
+def test_the_name_may_lie_about_the_format(tmp_path):
+    halves().save(tmp_path / "really_a_png.jpg", format="PNG")
+    assert open_image(tmp_path / "really_a_png.jpg").size == (40, 20)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "gif", "bmp", "tiff"])
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.9])
+def test_a_cut_off_picture_is_refused_as_such(tmp_path, suffix, share):
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    whole = tmp_path / f"whole.{suffix}"
+    Image.fromarray(noise).save(whole)
+    data = whole.read_bytes()
+    cut = tmp_path / f"cut.{suffix}"
+    cut.write_bytes(data[: max(24, int(len(data) * share))])
+    reason = refused(cut)
+    assert "cut off" in reason or "damaged" in reason
+    assert str(tmp_path) not in reason  # the name is said once
+
+
+def test_a_cut_off_jpeg_is_refused_also_when_decoded_small(tmp_path):
+    halves(size=(800, 600)).save(tmp_path / "a.jpg")
+    data = (tmp_path / "a.jpg").read_bytes()
+    (tmp_path / "a.jpg").write_bytes(data[: len(data) // 2])
+    assert "cut off" in refused(tmp_path / "a.jpg", shortest_side=64)
+
+
+def test_flipped_bytes_in_a_png_are_damage(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a.png")
+    data = bytearray((tmp_path / "a.png").read_bytes())
+    data[60:400] = b"\x55" * 340
+    (tmp_path / "a.png").write_bytes(bytes(data))
+    assert "damaged" in refused(tmp_path / "a.png")
+
+
+def test_lab_colours_are_refused_with_advice(tmp_path):
+    Image.new("LAB", (4, 4)).save(tmp_path / "a.tiff")
+    assert "save it as RGB" in refused(tmp_path / "a.tiff")
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    (tmp_path / "a.jpg").touch()
+    assert "empty" in refused(tmp_path / "a.jpg")
+
+
+def test_a_file_that_is_no_picture_is_refused(tmp_path):
+    (tmp_path / "page.jpg").write_text("<html>404</html>")
+    assert "not a picture" in refused(tmp_path / "page.jpg")
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    assert "missing" in refused(tmp_path / "gone.jpg")
+
+
+def test_a_folder_is_refused(tmp_path):
+    assert "not a file" in refused(tmp_path)
+
+
+def test_a_name_that_no_file_can_have_is_refused():
+    assert "cannot be read" in refused(Path("a\0b.jpg"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_one_may_not_read_is_refused(tmp_path):
+    halves().save(tmp_path / "a.png")
+    (tmp_path / "a.png").chmod(0)
+    assert "Permission denied" in refused(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("size", [(9_000, 9_000), (11_000, 11_000), (65_000, 65_000)])
+def test_a_decompression_bomb_is_refused_before_it_is_decoded(tmp_path, size):
+    path = bomb_png(tmp_path / "bomb.png", *size)
+    start = time.perf_counter()
+    with pytest.raises(TooManyPixels, match="pixels"):
+        open_image(path)
+    assert time.perf_counter() - start < 1
+
+
+def test_the_limit_is_the_last_size_allowed(tmp_path):
+    halves(size=(40, 20)).save(tmp_path / "a.png")
+    assert open_image(tmp_path / "a.png", max_pixels=800).size == (40, 20)
+    assert "40 x 20 = 800 pixels; at most 799" in refused(tmp_path / "a.png", max_pixels=799)
+
+
+def test_an_absurdly_long_picture_under_the_limit_is_read(tmp_path):
+    Image.new("RGB", (51_200, 16), RED).save(tmp_path / "long.jpg")
+    assert open_image(tmp_path / "long.jpg").size == (51_200, 16)
+
+
+def test_a_jpeg_is_decoded_no_larger_than_needed(tmp_path):
+    halves(size=(1600, 800)).save(tmp_path / "a.jpg")
+    small = open_image(tmp_path / "a.jpg", shortest_side=100)
+    assert small.size == (200, 100)
+    assert near(small, (20, 50), RED)
+    assert open_image(tmp_path / "a.jpg", shortest_side=101).size == (400, 200)
+    assert open_image(tmp_path / "a.jpg", shortest_side=900).size == (1600, 800)
+
+
+def test_a_huge_photograph_is_welcome_when_a_small_copy_suffices(tmp_path):
+    Image.new("L", (9_000, 6_000), 128).save(tmp_path / "huge.jpg", quality=5)
+    assert "54,000,000 pixels" in refused(tmp_path / "huge.jpg")
+    assert open_image(tmp_path / "huge.jpg", shortest_side=224).size == (1125, 750)
+
+
+def test_a_progressive_jpeg_counts_whole_since_it_is_held_whole(tmp_path):
+    halves(size=(1600, 800)).save(tmp_path / "a.jpg", progressive=True)
+    assert "pixels" in refused(tmp_path / "a.jpg", shortest_side=100, max_pixels=100_000)
+
+
+def test_threads_read_at_once_and_leave_the_warning_filters_alone(tmp_path):
+    path = tmp_path / "a.jpg"
+    halves(size=(256, 256)).save(path)
+    before = list(warnings.filters)
+    start = threading.Barrier(4)
+
+    def read(_):
+        start.wait()
+        return [open_image(path).getpixel((3, 3)) for _ in range(20)]
+
+    with ThreadPoolExecutor(4) as pool:
+        seen = {pixel for pixels in pool.map(read, range(4)) for pixel in pixels}
+    assert len(seen) == 1
+    assert list(warnings.filters) == before
+
+
+def test_the_picture_outlives_its_file(tmp_path):
+    halves().save(tmp_path / "a.png")
+    image = open_image(tmp_path / "a.png")
+    (tmp_path / "a.png").unlink()
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    assert near(image, (3, 3), RED)
+
+
+def test_names_tell_pictures_apart():
+    assert is_image_file(Path("a/b.JPeG"))
+    assert not is_image_file(Path("a/b.txt"))
+    assert not is_image_file(Path("a/jpg"))
+
+
+def test_the_default_limit_is_fifty_million():
+    assert MAX_PIXELS == 50_000_000

@@ -1,0 +1,431 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from genius.data.mbeir import (
+    PAPER_ROWS,
+    BadLines,
+    IdSet,
+    InstructionKey,
+    InstructionRow,
+    Instructions,
+    MBeir,
+    read_candidates,
+    read_pool,
+    read_qrels,
+    read_queries,
+    write_candidates,
+    write_instructions,
+    write_qrels,
+    write_queries,
+)
+from genius.data.records import Candidate, Modality, Query
+from genius.errors import BadData, BadRecord
+
+TEXT, IMAGE, BOTH = Modality.TEXT, Modality.IMAGE, Modality.IMAGE_TEXT
+
+
+def lines(path: Path, *rows) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(
+        b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows)
+    )
+    return path
+
+
+def text_query(qid="9:1", **more):
+    return {"qid": qid, "query_txt": "a cat", "query_modality": "text", "pos_cand_list": ["9:1"], **more}
+
+
+def text_candidate(did="9:1", **more):
+    return {"did": did, "txt": "a cat", "modality": "text", **more}
+
+
+def candidates_of(path, *rows):
+    return list(read_candidates(lines(path, *rows)))
+
+
+def test_a_query_of_the_documented_form_is_read_whole(tmp_path):
+    row = (
+        b'{"qid":"9:1","query_txt":"A man.","query_img_path":null,"query_modality":"text",'
+        b'"query_src_content":null,"pos_cand_list":["9:1"],"neg_cand_list":[],"task_id":0}'
+    )
+    [query] = read_queries(lines(tmp_path / "q.jsonl", row))
+    assert query == Query("9:1", TEXT, text="A man.", positives=("9:1",), task_id=0)
+
+
+def test_a_null_field_reads_like_an_absent_one(tmp_path):
+    rows = [
+        text_candidate("2:1"),
+        text_candidate("2:1", img_path=None, src_content=None),
+        text_candidate("2:1", img_path=""),
+    ]
+    assert len(set(candidates_of(tmp_path / "c.jsonl", *rows))) == 1
+
+
+def test_key_order_and_unknown_keys_do_not_matter(tmp_path):
+    row = {"zzz": [1], "modality": "image", "img_path": "a.jpg", "extra": None, "txt": None, "did": "1:2"}
+    assert candidates_of(tmp_path / "c.jsonl", row) == [Candidate("1:2", IMAGE, image="a.jpg")]
+
+
+def test_data_set_number_zero_is_a_number_like_any_other(tmp_path):
+    assert candidates_of(tmp_path / "c.jsonl", text_candidate("0:1"))[0].did == "0:1"
+    [query] = read_queries(lines(tmp_path / "q.jsonl", text_query("0:1", pos_cand_list=["0:1"])))
+    assert (query.qid, query.positives) == ("0:1", ("0:1",))
+
+
+@pytest.mark.parametrize("spelling", ["image,text", "text,image", "image, text"])
+def test_both_orders_of_image_text_are_understood(tmp_path, spelling):
+    row = {"did": "1:1", "txt": "x", "img_path": "a.jpg", "modality": spelling}
+    assert candidates_of(tmp_path / "c.jsonl", row)[0].modality is BOTH
+
+
+def test_source_is_kept_as_it_came(tmp_path):
+    row = text_candidate(src_content='{"id": "7"}')
+    assert candidates_of(tmp_path / "c.jsonl", row)[0].source == '{"id": "7"}'
+    assert json.loads(
+        candidates_of(tmp_path / "d.jsonl", text_candidate(src_content={"id": 7}))[0].source
+    ) == {"id": 7}
+
+
+def test_blank_lines_a_byte_order_mark_and_windows_line_ends_are_tolerated(tmp_path):
+    data = (
+        b"\xef\xbb\xbf"
+        + json.dumps(text_candidate("9:1")).encode()
+        + b"\r\n\r\n  \n"
+        + json.dumps(text_candidate("9:2")).encode()
+    )
+    (tmp_path / "c.jsonl").write_bytes(data)
+    assert [candidate.did for candidate in read_candidates(tmp_path / "c.jsonl")] == ["9:1", "9:2"]
+
+
+def test_a_line_separator_inside_a_text_does_not_end_the_line(tmp_path):
+    row = json.dumps(text_candidate(txt="a\u2028b"), ensure_ascii=False).encode()
+    assert candidates_of(tmp_path / "c.jsonl", row)[0].text == "a\u2028b"
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (b"{not json}", "not valid JSON"),
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b"[" * 100_000, "JSON"),
+        (b"[1]", "expected an object"),
+        (b"null", "expected an object"),
+        ({"txt": "x", "modality": "text"}, "no did"),
+        (text_candidate(did=7), "did is 7, expected a string"),
+        (text_candidate(did="seven"), "not of the form"),
+        (text_candidate(did="9:-1"), "not of the form"),
+        (text_candidate(did="9:10000000"), "below 10,000,000"),
+        ({"did": "9:1", "txt": "x"}, "no modality"),
+        (text_candidate(modality="video"), "not one of"),
+        (text_candidate(txt=None), "no txt"),
+        (text_candidate(txt=" "), "no txt"),
+        (text_candidate(txt=["x"]), "expected a string"),
+        (text_candidate(img_path="a.jpg"), "but img_path is 'a.jpg'"),
+        ({"did": "9:1", "modality": "image"}, "no img_path"),
+        ({"did": "9:1", "modality": "image,text", "img_path": "a.jpg"}, "no txt"),
+        ({"did": "9:1", "modality": "image", "img_path": "a.jpg", "txt": "x"}, "but txt is 'x'"),
+        (b'{"did": "9:1", "modality": "text", "txt": "\\ud800"}', "surrogate"),
+    ],
+)
+def test_a_bad_candidate_is_named_by_data_set_split_file_and_line(tmp_path, row, problem):
+    path = lines(tmp_path / "mbeir_mscoco_task0_test_cand_pool.jsonl", text_candidate("9:5"), b"", row)
+    with pytest.raises(BadRecord) as caught:
+        list(read_candidates(path))
+    assert problem in caught.value.problem
+    assert (caught.value.file, caught.value.line) == (path, 3)
+    assert "mscoco_task0, test" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"qid": None}, "no qid"),
+        ({"qid": "9:500000"}, "below 500,000"),
+        ({"query_modality": None}, "no query_modality"),
+        ({"query_modality": "image"}, "but query_txt is 'a cat'"),
+        ({"query_modality": "image", "query_txt": None}, "no query_img_path"),
+        ({"task_id": "0"}, "task_id"),
+        ({"task_id": True}, "task_id"),
+        ({"pos_cand_list": "9:1"}, "pos_cand_list"),
+        ({"pos_cand_list": [1]}, "pos_cand_list"),
+        ({"neg_cand_list": ["x"]}, "not of the form"),
+    ],
+)
+def test_a_bad_query_is_named(tmp_path, more, problem):
+    path = lines(tmp_path / "query" / "val" / "mbeir_cirr_task7_val.jsonl", text_query(**more))
+    with pytest.raises(BadRecord) as caught:
+        list(read_queries(path))
+    assert problem in caught.value.problem
+    assert "cirr_task7, val" in caught.value.problem
+
+
+def test_bad_lines_can_be_skipped_counted_and_remembered(tmp_path):
+    bad = BadLines(remember=2)
+    path = lines(tmp_path / "c.jsonl", b"{", text_candidate("9:1"), b"{", b"{", text_candidate("9:2"))
+    assert [candidate.did for candidate in read_candidates(path, skip_bad=bad)] == ["9:1", "9:2"]
+    assert bad.count == 3
+    assert [problem.line for problem in bad.problems] == [1, 3]
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(BadData, match=r"gone\.jsonl"):
+        list(read_queries(tmp_path / "gone.jsonl"))
+
+
+def test_reading_is_lazy(tmp_path):
+    path = lines(tmp_path / "c.jsonl", text_candidate("9:1"), b"{")
+    assert next(read_candidates(path)).did == "9:1"
+
+
+def test_an_id_twice_in_one_pool_file_is_refused(tmp_path):
+    path = lines(tmp_path / "c.jsonl", text_candidate("9:1"), text_candidate("9:2"), text_candidate("9:1"))
+    with pytest.raises(BadRecord, match=r"9:1.*twice") as caught:
+        list(read_pool([path]))
+    assert caught.value.line == 3
+    bad = BadLines()
+    assert [candidate.did for candidate in read_pool([path], skip_bad=bad)] == ["9:1", "9:2"]
+    assert bad.count == 1
+
+
+def test_of_an_id_in_two_pool_files_the_first_stays(tmp_path):
+    first = lines(tmp_path / "a.jsonl", text_candidate("9:1", txt="first"))
+    second = lines(tmp_path / "b.jsonl", text_candidate("9:1", txt="second"), text_candidate("9:2"))
+    assert [(c.did, c.text) for c in read_pool([first, second])] == [("9:1", "first"), ("9:2", "a cat")]
+
+
+def test_qrels_have_four_or_five_columns(tmp_path):
+    path = lines(tmp_path / "q.txt", b"0:1 0 0:2 1 0", b"0:1\t0\t0:3\t2", b"", b"0:2 0 0:2 0 0")
+    assert read_qrels(path) == {"0:1": {"0:2": 1, "0:3": 2}, "0:2": {"0:2": 0}}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [b"9:1 0 9:1", b"9:1 0 9:1 x 0", b"9:1 0 cat 1 0", b"9:1 0 9:1 1 0 0", b"\xff 0 9:1 1 0", b"9:9 0 9:9 2"],
+)
+def test_a_bad_qrels_line_is_named(tmp_path, row):
+    path = lines(tmp_path / "mbeir_cirr_task7_test_qrels.txt", b"9:9 0 9:9 1", row)
+    with pytest.raises(BadRecord, match="cirr_task7, test") as caught:
+        read_qrels(path)
+    assert caught.value.line == 2
+
+
+def instruction_file(tmp_path, *rows, header=b"query_modality\tcand_modality\tname\tdataset_id\tprompt_1"):
+    return lines(tmp_path / "query_instructions.tsv", *([header] if header else []), *rows)
+
+
+def test_instructions_are_read_by_position_and_empty_cells_dropped(tmp_path):
+    path = instruction_file(
+        tmp_path,
+        b"text\timage\tMSCOCO\t9\tFind me an image.\t\tShow, please\r",
+        b"image,text\timage\tVisualNews\t0\tOne",
+        header=b"a\tb\tc\td\te\tf\tg",
+    )
+    instructions = Instructions.read(path)
+    assert instructions.lookup(9, TEXT, IMAGE) == ("Find me an image.", "Show, please")
+    assert instructions.lookup(0, BOTH, IMAGE) == ("One",)
+    assert set(instructions.keys()) == {InstructionKey(9, TEXT, IMAGE), InstructionKey(0, BOTH, IMAGE)}
+
+
+def test_a_file_without_a_row_of_names_loses_no_row(tmp_path):
+    path = instruction_file(tmp_path, b"text\timage\tMSCOCO\t9\tFind it.", header=None)
+    assert Instructions.read(path).lookup(9, TEXT, IMAGE) == ("Find it.",)
+
+
+def test_a_stray_quote_does_not_swallow_the_rows_after_it(tmp_path):
+    path = instruction_file(tmp_path, b'text\timage\tA\t1\t"Find it.', b"text\ttext\tA\t1\tOther")
+    assert Instructions.read(path).lookup(1, TEXT, TEXT) == ("Other",)
+
+
+def test_rows_of_the_same_kind_add_up(tmp_path):
+    path = instruction_file(tmp_path, b"text\timage\tA\t1\tOne\tTwo", b"text\timage\tA\t1\tTwo\tThree")
+    assert Instructions.read(path).lookup(1, TEXT, IMAGE) == ("One", "Two", "Three")
+
+
+def test_a_missing_instruction_says_what_is_missing_and_where(tmp_path):
+    path = instruction_file(tmp_path, b"text\timage\tA\t1\tOne")
+    with pytest.raises(BadData, match=r"data set 0, image -> image-text") as caught:
+        Instructions.read(path).lookup(0, IMAGE, BOTH)
+    assert str(path) in str(caught.value)
+
+
+def test_without_a_file_there_are_no_instructions_and_no_error():
+    assert Instructions.empty().lookup(3, TEXT, IMAGE) == ()
+    assert not Instructions.empty().keys()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"text\timage\tA\t1",
+        b"text\tvideo\tA\t1\tx",
+        b"text\timage\tA\tone\tx",
+        b"text\timage\tA\t1\t \t",
+        b"\xff\t\t\t1\tx",
+    ],
+)
+def test_a_bad_instruction_row_is_named(tmp_path, row):
+    with pytest.raises(BadRecord) as caught:
+        Instructions.read(instruction_file(tmp_path, row))
+    assert caught.value.line == 2
+
+
+@pytest.fixture
+def layout(tmp_path):
+    """A small data set: two rows of COCO with pools of their own, one of Fashion200K."""
+    root = tmp_path / "M-BEIR"
+    for name, dataset, pool in (
+        ("mscoco_task0", 9, "mscoco_task0_test"),
+        ("mscoco_task3", 9, "mscoco_task3"),
+        ("fashion200k_task0", 1, "fashion200k_task0"),
+        ("zebra_task1", 40, "zebra_task1"),
+    ):
+        lines(root / "query/test" / f"mbeir_{name}_test.jsonl", text_query(f"{dataset}:1"))
+        lines(root / "cand_pool/local" / f"mbeir_{pool}_cand_pool.jsonl", text_candidate(f"{dataset}:1"))
+    lines(root / "cand_pool/local/mbeir_mscoco_task0_val_cand_pool.jsonl", text_candidate("9:3"))
+    lines(root / "query/train/mbeir_mscoco_train.jsonl", text_query("9:1"))
+    lines(root / "qrels/test/mbeir_mscoco_task0_test_qrels.txt", b"9:1 0 9:1 1 0")
+    return root
+
+
+def test_rows_come_in_the_order_of_the_papers_tables(layout):
+    rows = MBeir(layout).rows("test")
+    assert [row.name for row in rows] == ["mscoco_task0", "fashion200k_task0", "mscoco_task3", "zebra_task1"]
+    assert [row.dataset_id for row in rows] == [9, 1, 9, 40]
+    assert [row.task_id for row in rows] == [0, 0, 3, 1]
+    assert [row.headline_k for row in rows] == [5, 10, 5, 5]
+    assert [row.qrels is None for row in rows] == [False, True, True, True]
+    assert rows[0].dataset == "mscoco"
+
+
+def test_a_pool_of_the_splits_own_is_preferred(layout):
+    plain = lines(layout / "cand_pool/local/mbeir_mscoco_task0_cand_pool.jsonl", text_candidate("9:4"))
+    rows = MBeir(layout).rows("test")
+    assert rows[0].local_pool.name == "mbeir_mscoco_task0_test_cand_pool.jsonl"
+    rows[0].local_pool.unlink()
+    assert MBeir(layout).rows("test")[0].local_pool == plain
+
+
+def test_without_a_union_file_the_global_pool_is_the_splits_local_pools(layout):
+    data = MBeir(layout)
+    assert data.global_pool("test") == [row.local_pool for row in data.rows("test")]
+    union = lines(layout / "cand_pool/global/mbeir_union_test_cand_pool.jsonl", text_candidate())
+    assert data.global_pool("test") == [union]
+
+
+def test_training_uses_the_union_files_where_there_are_any(layout):
+    data = MBeir(layout)
+    assert [path.name for path in data.training_queries()] == ["mbeir_mscoco_train.jsonl"]
+    assert data.training_pools() == data.local_pools()
+    union = lines(layout / "query/union_train/mbeir_union_up_train.jsonl", text_query())
+    pool = lines(layout / "cand_pool/global/mbeir_union_train_cand_pool.jsonl", text_candidate())
+    assert (data.training_queries(), data.training_pools()) == ([union], [pool])
+    assert data.splits() == ["test"]
+
+
+def test_a_folder_of_another_layout_says_what_was_expected(tmp_path):
+    with pytest.raises(BadData, match="no query and no cand_pool"):
+        MBeir(tmp_path)
+    with pytest.raises(BadData, match="no such folder"):
+        MBeir(tmp_path / "gone")
+
+
+def test_a_split_that_is_not_there_names_those_that_are(layout):
+    with pytest.raises(BadData, match=r"'val'.*there are: test"):
+        MBeir(layout).rows("val")
+
+
+@pytest.mark.parametrize("name", ["mbeir_mscoco_test.jsonl", "mbeir_mscoco_task5_test.jsonl"])
+def test_a_row_without_a_usable_task_in_its_name_is_refused(layout, name):
+    lines(layout / "query/test" / name, text_query())
+    with pytest.raises(BadData, match="task"):
+        MBeir(layout).rows("test")
+
+
+def test_a_row_without_its_pool_or_without_queries_is_refused(layout):
+    path = lines(layout / "query/test/mbeir_nights_task4_test.jsonl", text_query("4:1"))
+    with pytest.raises(BadData, match="mbeir_nights_task4_cand_pool"):
+        MBeir(layout).rows("test")
+    lines(layout / "cand_pool/local/mbeir_nights_task4_cand_pool.jsonl", text_candidate("4:1"))
+    path.write_text("\n")
+    with pytest.raises(BadData, match="has no queries"):
+        MBeir(layout).rows("test")
+
+
+def test_instructions_come_with_the_data_set_or_are_empty(layout):
+    assert MBeir(layout).instructions.lookup(9, TEXT, IMAGE) == ()
+    lines(layout / "instructions/query_instructions.tsv", b"header", b"text\timage\tMSCOCO\t9\tFind it.")
+    assert MBeir(layout).instructions.lookup(9, TEXT, IMAGE) == ("Find it.",)
+
+
+def test_an_image_path_stays_inside_the_data_set(layout):
+    data = MBeir(layout)
+    assert data.image_path("mbeir_images/a.jpg") == layout / "mbeir_images/a.jpg"
+    for path in ("/etc/passwd", "../a.jpg", "mbeir_images/../../a.jpg"):
+        with pytest.raises(BadData, match="leads out"):
+            data.image_path(path)
+
+
+def test_there_are_sixteen_rows_in_the_papers():
+    assert len(set(PAPER_ROWS)) == 16
+
+
+def test_a_query_is_written_with_exactly_the_fields_of_the_format(tmp_path):
+    path = tmp_path / "new" / "q.jsonl"
+    assert write_queries(path, [Query("8:1", BOTH, "as a dog", "a.jpg", ("8:2",), (), 7)]) == 1
+    assert path.read_bytes() == (
+        b'{"qid": "8:1", "query_txt": "as a dog", "query_img_path": "a.jpg", "query_modality": "image,text", '
+        b'"query_src_content": null, "pos_cand_list": ["8:2"], "neg_cand_list": [], "task_id": 7}\n'
+    )
+
+
+def test_a_candidate_is_written_with_exactly_the_fields_of_the_format(tmp_path):
+    write_candidates(tmp_path / "c.jsonl", [Candidate("8:1", TEXT, "ünï")])
+    assert (tmp_path / "c.jsonl").read_text(encoding="utf-8") == (
+        '{"did": "8:1", "txt": "ünï", "img_path": null, "modality": "text", "src_content": null}\n'
+    )
+
+
+def test_qrels_are_written_in_five_columns(tmp_path):
+    queries = [Query("8:1", TEXT, "x", positives=("8:2", "8:3"), task_id=0)]
+    assert write_qrels(tmp_path / "q.txt", queries) == 2
+    assert (tmp_path / "q.txt").read_text() == "8:1 0 8:2 1 0\n8:1 0 8:3 1 0\n"
+    with pytest.raises(BadData, match="no task number"):
+        write_qrels(tmp_path / "r.txt", [Query("8:1", TEXT, "x", positives=("8:2",))])
+
+
+def test_instructions_survive_writing(tmp_path):
+    path = tmp_path / "i.tsv"
+    rows = [
+        InstructionRow(TEXT, IMAGE, "mine", 30, ("One, with comma", 'Two "quoted"')),
+        InstructionRow(BOTH, TEXT, "mine", 30, ("Three",)),
+    ]
+    write_instructions(path, rows)
+    read = Instructions.read(path)
+    assert read.lookup(30, TEXT, IMAGE) == ("One, with comma", 'Two "quoted"')
+    assert read.lookup(30, BOTH, TEXT) == ("Three",)
+    with pytest.raises(BadData, match="tab"):
+        write_instructions(path, [InstructionRow(TEXT, IMAGE, "mine", 30, ("a\tb",))])
+
+
+def test_a_writer_that_is_interrupted_leaves_the_old_file(tmp_path):
+    path = tmp_path / "c.jsonl"
+    write_candidates(path, [Candidate("1:1", TEXT, "old")])
+
+    def half():
+        yield Candidate("1:1", TEXT, "new")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_candidates(path, half())
+    assert [candidate.text for candidate in read_candidates(path)] == ["old"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c.jsonl"]
+
+
+def test_an_id_set_takes_only_ids():
+    ids = IdSet()
+    assert 7 not in ids
+    with pytest.raises(BadData):
+        ids.add("cat")

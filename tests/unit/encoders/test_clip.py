@@ -1,0 +1,269 @@
+"""clip: the same features as transformers' own pipeline; fast, teaching refusals."""
+
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+
+from genius.encoders import checkpoint
+from genius.encoders.clip import ClipEncoder
+from genius.encoders.protocol import Encoder, ImageInput, ItemKey, TextInput
+from genius.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, NetworkNeeded, UsageError
+
+KEY = ItemKey("candidate", "9:1")
+TEXTS = ["a red anchor", "a green anchor on a red ground", "anchor"]
+
+
+def write_tokenizer(folder):
+    words = ["<pad>", "<unk>", "<s>", "a", "red", "green", "anchor", "on", "ground", "</s>"]
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 9)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    settings = {**names, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 16}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.fixture(scope="module")
+def clip_folder(tmp_path_factory):
+    from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
+
+    folder = tmp_path_factory.mktemp("clip")
+    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {"bos_token_id": 2, "eos_token_id": 9, "pad_token_id": 0}
+    torch.manual_seed(0)
+    config = CLIPConfig(
+        text_config={**layers, **ids, "vocab_size": 10, "max_position_embeddings": 12, "hidden_act": "quick_gelu"},
+        vision_config={**layers, "image_size": 16, "patch_size": 8, "hidden_act": "quick_gelu"},
+        projection_dim=12,
+    )
+    CLIPModel(config).save_pretrained(folder)
+    CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def siglip_folder(tmp_path_factory):
+    from transformers import SiglipConfig, SiglipImageProcessorPil, SiglipModel
+
+    folder = tmp_path_factory.mktemp("siglip")
+    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {"bos_token_id": 2, "eos_token_id": 9, "pad_token_id": 0}
+    torch.manual_seed(0)
+    config = SiglipConfig(
+        text_config={**layers, **ids, "vocab_size": 10, "max_position_embeddings": 12, "projection_size": 16},
+        vision_config={**layers, "image_size": 16, "patch_size": 8},
+    )
+    SiglipModel(config).save_pretrained(folder)
+    SiglipImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    random = np.random.default_rng(0)
+    sizes = [(20, 30, 3), (41, 17, 3), (16, 16, 3)]
+    return [Image.fromarray(random.integers(0, 256, size, dtype=np.uint8)) for size in sizes]
+
+
+def images_of(pictures):
+    return [ImageInput(picture, KEY) for picture in pictures]
+
+
+def texts_of(texts):
+    return [TextInput(text, KEY) for text in texts]
+
+
+def test_clip_gives_the_features_of_transformers_own_pipeline(clip_folder, pictures):
+    from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
+
+    encoder = ClipEncoder(str(clip_folder))
+    model = CLIPModel.from_pretrained(clip_folder).eval()
+    pixels = CLIPImageProcessorPil.from_pretrained(clip_folder)(images=pictures, return_tensors="pt")
+    tokens = AutoTokenizer.from_pretrained(clip_folder)(TEXTS, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        both = model(**pixels, **tokens)
+    found_images, found_texts = encoder.image_features(images_of(pictures)), encoder.text_features(texts_of(TEXTS))
+    assert found_images.shape == found_texts.shape == (3, encoder.dim) == (3, 12)
+    torch.testing.assert_close(torch.nn.functional.normalize(found_images), both.image_embeds)
+    torch.testing.assert_close(torch.nn.functional.normalize(found_texts), both.text_embeds)
+    assert isinstance(encoder, Encoder)
+    assert encoder.needs_pixels
+    assert encoder.spec == f"clip:{clip_folder}"
+
+
+def test_siglip_gives_the_features_of_transformers_own_pipeline(siglip_folder, pictures):
+    from transformers import PreTrainedTokenizerFast, SiglipImageProcessorPil, SiglipModel
+
+    encoder = ClipEncoder(str(siglip_folder))
+    model = SiglipModel.from_pretrained(siglip_folder).eval()
+    pixels = SiglipImageProcessorPil.from_pretrained(siglip_folder)(images=pictures, return_tensors="pt")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(siglip_folder)
+    tokens = tokenizer(TEXTS, padding="max_length", truncation=True, max_length=12, return_tensors="pt")
+    with torch.inference_mode():
+        both = model(pixel_values=pixels["pixel_values"], input_ids=tokens["input_ids"])
+    found_images, found_texts = encoder.image_features(images_of(pictures)), encoder.text_features(texts_of(TEXTS))
+    assert found_images.shape == found_texts.shape == (3, encoder.dim) == (3, 16)
+    torch.testing.assert_close(torch.nn.functional.normalize(found_images), both.image_embeds)
+    torch.testing.assert_close(torch.nn.functional.normalize(found_texts), both.text_embeds)
+
+
+@pytest.mark.parametrize("kind", ["clip_folder", "siglip_folder"])
+def test_a_row_does_not_depend_on_its_batch_and_an_empty_batch_has_no_rows(kind, request, pictures):
+    encoder = ClipEncoder(str(request.getfixturevalue(kind)))
+    images, texts = images_of(pictures), texts_of(TEXTS)
+    torch.testing.assert_close(encoder.image_features(images)[:1], encoder.image_features(images[:1]))
+    torch.testing.assert_close(encoder.text_features(texts)[2:], encoder.text_features(texts[2:]))
+    assert encoder.image_features([]).shape == encoder.text_features([]).shape == (0, encoder.dim)
+
+
+def test_the_activation_of_the_settings_is_used(clip_folder, pictures, tmp_path):
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for file in clip_folder.iterdir():
+        (plain / file.name).write_bytes(file.read_bytes())
+    config = (clip_folder / "config.json").read_text()
+    (plain / "config.json").write_text(config.replace('"quick_gelu"', '"gelu"'))
+    quick, exact = ClipEncoder(str(clip_folder)), ClipEncoder(str(plain))
+    images = images_of(pictures)
+    assert not torch.allclose(quick.image_features(images), exact.image_features(images), atol=1e-5)
+    assert quick.fingerprint != exact.fingerprint
+
+
+def test_long_texts_are_cut(clip_folder):
+    encoder = ClipEncoder(str(clip_folder))
+    assert encoder.text_features(texts_of(["red anchor " * 50])).isfinite().all()
+
+
+def test_the_fingerprint_follows_the_weights(clip_folder, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in clip_folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    assert ClipEncoder(str(copy)).fingerprint == ClipEncoder(str(clip_folder)).fingerprint
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    assert ClipEncoder(str(copy)).fingerprint != ClipEncoder(str(clip_folder)).fingerprint
+
+
+def test_an_absent_picture_is_refused_by_its_id(clip_folder):
+    with pytest.raises(UsageError, match="candidate 9:1"):
+        ClipEncoder(str(clip_folder)).image_features([ImageInput(None, KEY)])
+
+
+def test_a_folder_that_lacks_files_is_refused_naming_them(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    with pytest.raises(ArtifactMissing, match=r"model\.safetensors, tokenizer\.json, preprocessor_config\.json"):
+        ClipEncoder(str(tmp_path))
+
+
+def test_a_missing_shard_is_named(clip_folder, tmp_path):
+    for name in ("config.json", "tokenizer.json", "preprocessor_config.json"):
+        (tmp_path / name).write_bytes((clip_folder / name).read_bytes())
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"")
+    with pytest.raises(ArtifactMissing, match="lacks model-00002-of-00002"):
+        ClipEncoder(str(tmp_path))
+
+
+def test_another_kind_of_model_is_refused(clip_folder, tmp_path):
+    for file in clip_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ArtifactMismatch, match="'bert' model; clip: reads clip and siglip"):
+        ClipEncoder(str(tmp_path))
+
+
+def test_settings_that_are_not_json_are_refused_by_file(clip_folder, tmp_path):
+    for file in clip_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ArtifactMismatch, match=r"config\.json is not valid JSON"):
+        ClipEncoder(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "a/b/c"])
+def test_what_can_only_be_a_folder_is_not_looked_for_elsewhere(name):
+    with pytest.raises(ArtifactMissing, match="no folder"):
+        ClipEncoder(name, download=True)
+
+
+def test_a_name_that_cannot_be_one_is_refused():
+    with pytest.raises(UsageError, match="neither a folder nor a model's name"):
+        ClipEncoder("not a name!")
+
+
+def test_without_the_wish_to_download_an_absent_model_is_refused_at_once(monkeypatch):
+    def touched(*_, **__):
+        raise AssertionError("the network was touched")
+
+    monkeypatch.setattr("socket.getaddrinfo", touched)
+    monkeypatch.setattr("socket.socket.connect", touched)
+    start = time.perf_counter()
+    with pytest.raises(NetworkNeeded, match="--download"):
+        ClipEncoder("nobody/has-this-model")
+    assert time.perf_counter() - start < 3
+
+
+def test_with_the_wish_to_download_an_unreachable_hub_is_given_up_within_three_seconds(monkeypatch):
+    tired = threading.Event()
+
+    def hang(*_, **__):
+        tired.wait()
+        raise TimeoutError
+
+    monkeypatch.setattr(checkpoint.urllib.request, "urlopen", hang)
+    start = time.perf_counter()
+    with pytest.raises(NetworkNeeded, match="cannot be reached"):
+        ClipEncoder("nobody/has-this-model", download=True)
+    assert time.perf_counter() - start < 3
+    tired.set()
+
+
+def test_a_refused_connection_means_unreachable(monkeypatch):
+    def refuse(*_, **__):
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(checkpoint.urllib.request, "urlopen", refuse)
+    with pytest.raises(NetworkNeeded, match="cannot be reached"):
+        ClipEncoder("nobody/has-this-model", download=True)
+
+
+def test_a_download_that_fails_says_so(monkeypatch):
+    def fail(*_, local_files_only=False, **__):
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        raise LocalEntryNotFoundError("not here") if local_files_only else OSError("404")
+
+    monkeypatch.setattr(checkpoint, "_probe", lambda _: None)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(NetworkNeeded, match=r"downloading nobody/has-this-model failed \(404\)"):
+        ClipEncoder("nobody/has-this-model", download=True)
+
+
+def test_a_cached_model_is_found_by_name(clip_folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(clip_folder))
+    encoder = ClipEncoder("somebody/tiny")
+    assert encoder.spec == "clip:somebody/tiny"
+    assert encoder.text_features(texts_of(TEXTS)).shape == (3, 12)
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(MissingExtra, match=r"pip install genius-retrieval\[hf\]"):
+        ClipEncoder("openai/clip-vit-base-patch32")

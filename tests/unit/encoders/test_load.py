@@ -1,0 +1,50 @@
+"""load_encoder: one name, one encoder, nothing imported that is not needed."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from genius.encoders.load import load_encoder
+from genius.encoders.small import SmallEncoder, SmallEncoderConfig
+from genius.errors import ArtifactMissing, UsageError
+
+
+@pytest.mark.parametrize("spec", ["", "small", "clip", "clip:", "nothing:here", "openai/clip-vit-base-patch32"])
+def test_an_unknown_form_is_refused_with_the_known_ones(spec):
+    with pytest.raises(UsageError, match="small:FOLDER, clip:NAME-or-folder, precomputed:PATH or text:FOLDER"):
+        load_encoder(spec)
+
+
+def test_a_small_encoder_opens_from_its_folder(tmp_path):
+    config = SmallEncoderConfig(dim=8, vocabulary=300, pair_buckets=16, text_width=8, image_width=8)
+    SmallEncoder.create(config, ["a red anchor"], seed=0).save(tmp_path)
+    encoder = load_encoder(f"small:{tmp_path}")
+    assert (encoder.spec, encoder.dim) == (f"small:{tmp_path}", 8)
+
+
+def test_precomputed_features_open_from_their_file(tmp_path):
+    np.save(tmp_path / "text_features.npy", np.zeros((2, 5), dtype=np.float16))
+    assert load_encoder(f"precomputed:{tmp_path / 'text_features.npy'}").dim == 5
+
+
+@pytest.mark.parametrize("kind", ["small", "clip", "precomputed", "text"])
+def test_an_absent_folder_is_refused_whatever_the_kind(kind, tmp_path):
+    with pytest.raises(ArtifactMissing):
+        load_encoder(f"{kind}:{tmp_path / 'nothing'}")
+
+
+def test_loading_a_small_encoder_does_not_import_transformers(tmp_path):
+    code = (
+        "import sys; from genius.encoders.load import load_encoder; import genius.encoders.small, "
+        "genius.encoders.precomputed, genius.encoders.clip; print('transformers' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    assert found.stdout.strip() == "False"
+
+
+def test_the_settings_of_the_small_encoder_need_no_torch():
+    code = "import sys; import genius.encoders.small_config; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    assert found.stdout.strip() == "False"

@@ -1,0 +1,250 @@
+"""small: described pictures and numbered words, a network that learns from them, a folder that keeps it."""
+
+import json
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from PIL import Image
+from torch.nn import functional as F
+
+from genius.encoders.picture import DESCRIPTOR_SIZE, describe
+from genius.encoders.protocol import Encoder, ImageInput, ItemKey, TextInput
+from genius.encoders.small import SmallEncoder, SmallEncoderConfig
+from genius.encoders.words import pair_rows, train_tokenizer
+from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
+
+KEY = ItemKey("candidate", "9:1")
+CONFIG = SmallEncoderConfig(
+    dim=12, vocabulary=400, max_tokens=10, pair_buckets=64, text_width=16, image_width=16
+)
+COLOURS = {"red": (200, 30, 30), "green": (30, 160, 60), "blue": (40, 60, 200), "yellow": (230, 210, 40)}
+TEXTS = [f"a {first} bar on {second}" for first in COLOURS for second in COLOURS if first != second]
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return SmallEncoder.create(CONFIG, TEXTS, seed=0)
+
+
+def noise(seed, size=(64, 64)):
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def bar(colour, ground, *, upright, seed=0):
+    """A bar on a ground, a little elsewhere for each seed."""
+    picture = Image.new("RGB", (64, 64), COLOURS[ground])
+    shift = int(np.random.default_rng(seed).integers(-8, 8))
+    box = (28 + shift, 8, 36 + shift, 56) if upright else (8, 28 + shift, 56, 36 + shift)
+    picture.paste(COLOURS[colour], box)
+    return picture
+
+
+def images_of(pictures):
+    return [ImageInput(picture, KEY) for picture in pictures]
+
+
+def texts_of(texts):
+    return [TextInput(text, KEY) for text in texts]
+
+
+def test_it_is_an_encoder(encoder):
+    assert isinstance(encoder, Encoder)
+    assert (encoder.spec, encoder.dim, encoder.needs_pixels) == ("small", 12, True)
+
+
+def test_an_empty_batch_has_no_rows(encoder):
+    assert encoder.image_features([]).shape == encoder.text_features([]).shape == (0, 12)
+
+
+@given(seed=st.integers(0, 1000), items=st.integers(1, 40), place=st.integers(0, 39))
+def test_a_row_does_not_depend_on_its_batch(encoder, seed, items, place):
+    pictures = images_of([noise(seed + item, (20, 30)) for item in range(items)])
+    texts = texts_of([TEXTS[(seed + item) % len(TEXTS)] * (1 + item % 3) for item in range(items)])
+    place %= items
+    alone = slice(place, place + 1)
+    torch.testing.assert_close(encoder.image_features(pictures)[alone], encoder.image_features(pictures[alone]))
+    torch.testing.assert_close(encoder.text_features(texts)[alone], encoder.text_features(texts[alone]))
+
+
+def test_features_are_those_of_the_network_on_prepared_inputs(encoder):
+    pictures = [noise(1), noise(2)]
+    with torch.inference_mode():
+        images = encoder.network.image(encoder.prepare_images(pictures))
+        texts = encoder.network.text(encoder.prepare_texts(TEXTS[:2]))
+    torch.testing.assert_close(encoder.image_features(images_of(pictures)), images)
+    torch.testing.assert_close(encoder.text_features(texts_of(TEXTS[:2])), texts)
+
+
+def test_saving_and_loading_changes_nothing(encoder, tmp_path):
+    encoder.save(tmp_path)
+    loaded = SmallEncoder.load(tmp_path)
+    assert loaded.fingerprint == encoder.fingerprint
+    assert loaded.config == encoder.config
+    assert loaded.spec == f"small:{tmp_path}"
+    pictures = images_of([noise(1), noise(2, (300, 40))])
+    assert torch.equal(loaded.image_features(pictures), encoder.image_features(pictures))
+    assert torch.equal(loaded.text_features(texts_of(TEXTS)), encoder.text_features(texts_of(TEXTS)))
+
+
+def test_the_same_seed_starts_the_same_and_another_does_not(encoder):
+    assert SmallEncoder.create(CONFIG, TEXTS, seed=0).fingerprint == encoder.fingerprint
+    assert SmallEncoder.create(CONFIG, TEXTS, seed=1).fingerprint != encoder.fingerprint
+
+
+def test_creating_leaves_the_random_state_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    SmallEncoder.create(CONFIG, TEXTS, seed=0)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_the_fingerprint_follows_the_weights():
+    encoder = SmallEncoder.create(CONFIG, TEXTS, seed=0)
+    before = encoder.fingerprint
+    with torch.no_grad():
+        encoder.network.words.weight[5, 0] += 1
+    assert encoder.fingerprint != before
+
+
+def test_the_order_of_words_matters(encoder):
+    features = encoder.text_features(texts_of(["a red bar on green", "a green bar on red"]))
+    assert not torch.allclose(features[0], features[1], atol=1e-3)
+
+
+@pytest.mark.parametrize("text", ["", "日本語 🦒", "zyxwv unheard-of", "x" * 5000])
+def test_any_text_has_a_finite_feature(encoder, text):
+    assert encoder.text_features(texts_of([text])).isfinite().all()
+
+
+def test_words_never_seen_are_told_apart(encoder):
+    features = encoder.text_features(texts_of(["zebra", "giraffe"]))
+    assert not torch.allclose(features[0], features[1], atol=1e-3)
+
+
+def test_texts_are_cut_at_the_longest_allowed(encoder):
+    rows = encoder.prepare_texts(["red " * 50, "red"])
+    assert rows.shape == (2, 10)
+    assert (rows[0] != 0).all()
+    assert (rows[1] != 0).sum() == 1
+
+
+def test_the_vocabulary_does_not_depend_on_the_run():
+    once, again = (train_tokenizer(TEXTS, vocabulary=300).to_str() for _ in range(2))
+    assert once == again
+
+
+@given(tokens=st.lists(st.integers(1, 9000), min_size=0, max_size=6), buckets=st.integers(1, 50))
+def test_pairs_are_numbered_within_their_buckets_and_padding_has_none(tokens, buckets):
+    row = torch.tensor([tokens + [0] * (8 - len(tokens))])
+    pairs = pair_rows(row, buckets=buckets)[0]
+    real = max(len(tokens) - 1, 0)
+    assert pairs.shape == (7,)
+    assert ((pairs[:real] >= 1) & (pairs[:real] <= buckets)).all()
+    assert (pairs[real:] == 0).all()
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1", "RGB"])
+@pytest.mark.parametrize("size", [(1, 1), (64, 64), (700, 9)])
+def test_any_picture_has_a_finite_description(mode, size):
+    found = describe([noise(0, size).convert(mode)])
+    assert found.shape == (1, DESCRIPTOR_SIZE)
+    assert found.isfinite().all()
+
+
+def test_a_blank_picture_has_no_edges():
+    found = describe([Image.new("RGB", (64, 64), (90, 120, 30))])
+    assert (found[0, : 9 * (64 + 16)] == 0).all()
+
+
+def test_edges_tell_directions_and_colours_tell_colours():
+    edges = slice(0, 9 * (64 + 16))
+    upright, lying, other = describe(
+        [
+            bar("red", "green", upright=True),
+            bar("red", "green", upright=False),
+            bar("blue", "yellow", upright=True),
+        ]
+    )
+    same_shape = F.cosine_similarity(upright[edges], other[edges], dim=0)
+    other_shape = F.cosine_similarity(upright[edges], lying[edges], dim=0)
+    assert same_shape > 0.95 > 0.5 > other_shape
+    same_colours = (upright[-128:] - lying[-128:]).norm()
+    assert same_colours < 0.5 * (upright[-128:] - other[-128:]).norm()
+
+
+def test_it_learns_to_match_pictures_and_captions_it_has_not_seen():
+    """In-batch contrastive loss; the last two combinations are held out."""
+    combinations = [
+        (first, second, upright)
+        for first in COLOURS
+        for second in COLOURS
+        if first != second
+        for upright in (True, False)
+    ]
+    captions = [f"a {first} {'column' if up else 'bar'} on {second}" for first, second, up in combinations]
+    config = SmallEncoderConfig(dim=16, vocabulary=400, max_tokens=8, text_width=32, image_width=32)
+    encoder = SmallEncoder.create(config, captions[:-4], seed=0)
+    seen = range(len(combinations) - 4)
+    tokens = encoder.prepare_texts(captions)
+    described = torch.stack(
+        [
+            encoder.prepare_images(
+                [bar(first, second, upright=up, seed=seed) for first, second, up in combinations]
+            )
+            for seed in range(4)
+        ]
+    )
+    optimizer = torch.optim.AdamW(encoder.network.parameters(), lr=5e-3)
+    random = torch.Generator().manual_seed(0)
+    for _ in range(60):
+        variant = int(torch.randint(3, (1,), generator=random))
+        images = F.normalize(encoder.network.image(described[variant][list(seen)]))
+        texts = F.normalize(encoder.network.text(tokens[list(seen)]))
+        loss = F.cross_entropy(images @ texts.T / 0.1, torch.arange(len(seen)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.inference_mode():
+        similarities = F.normalize(encoder.network.image(described[3])) @ F.normalize(encoder.network.text(tokens)).T
+    best = similarities.argmax(dim=1)
+    assert (best == torch.arange(len(combinations))).float().mean() > 0.9
+
+
+def test_an_absent_picture_is_refused_by_its_id(encoder):
+    with pytest.raises(UsageError, match="candidate 9:1: this encoder needs the picture"):
+        encoder.image_features([ImageInput(None, KEY)])
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_folder_that_lacks_a_file_is_refused_naming_it(encoder, tmp_path, name):
+    encoder.save(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(ArtifactMissing, match=f"lacks {name}"):
+        SmallEncoder.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_damaged_file_is_refused(encoder, tmp_path, name):
+    encoder.save(tmp_path)
+    (tmp_path / name).write_bytes(b"{")
+    with pytest.raises(ArtifactMismatch, match="cannot be read as a small encoder"):
+        SmallEncoder.load(tmp_path)
+
+
+def test_weights_of_other_settings_are_refused(encoder, tmp_path):
+    encoder.save(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "dim": 13}))
+    with pytest.raises(ArtifactMismatch):
+        SmallEncoder.load(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [{"dim": 0}, {"max_tokens": 0}, {"vocabulary": 100}])
+def test_settings_that_cannot_work_are_refused_by_name(wrong):
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        SmallEncoderConfig(**wrong)

@@ -1,0 +1,134 @@
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from genius.evaluation.tables import METHODS, ResultRow, averages, in_order, to_json, to_markdown, to_rich
+
+ROW = ResultRow(
+    dataset="catalogue",
+    task="text -> image",
+    task_id=0,
+    pool="global",
+    method="exact-fused",
+    queries=500,
+    pool_size=12_000,
+    measures={"recall@5": 0.5, "R@10": 0.9, "R@5": 0.8, "R@1": 0.6, "MRR": 0.7},
+    bytes_per_item=3072.0,
+    candidates_touched=12_000.0,
+)
+GENERATIVE = replace(
+    ROW,
+    method="generative",
+    measures={"R@1": 0.3, "R@5": 0.6, "R@10": 0.7},
+    bytes_per_item=12.25,
+    candidates_touched=61.0,
+)
+
+
+def other_task(row: ResultRow, headline: float) -> ResultRow:
+    return replace(row, task="image -> text", task_id=3, measures={**row.measures, "R@5": headline})
+
+
+def printed(rows: list[ResultRow], width: int = 80) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(to_rich(rows))
+    return out.getvalue()
+
+
+def test_json_rows_begin_with_the_promised_keys():
+    row: dict[str, Any] = json.loads(json.dumps(to_json([ROW])))["rows"][0]
+    assert list(row)[:8] == ["dataset", "task", "pool", "method", "queries", "R@1", "R@5", "R@10"]
+    assert row == {
+        "dataset": "catalogue",
+        "task": "text -> image",
+        "pool": "global",
+        "method": "exact-fused",
+        "queries": 500,
+        "R@1": 0.6,
+        "R@5": 0.8,
+        "R@10": 0.9,
+        "recall@5": 0.5,
+        "MRR": 0.7,
+        "task_id": 0,
+        "pool_size": 12_000,
+        "bytes_per_item": 3072,
+        "candidates_touched": 12_000,
+        "of_exact": 1.0,
+    }
+
+
+def test_rows_come_by_pool_task_and_then_method():
+    rows = [replace(ROW, method=method) for method in reversed(METHODS)]
+    rows = [other_task(ROW, 0.5), replace(ROW, pool="local"), *rows]
+    ordered = in_order(rows)
+    assert ordered[0].pool == "local"
+    assert [row.method for row in ordered[1:7]] == list(METHODS)
+    assert ordered[-1].task == "image -> text"
+
+
+def test_of_exact_compares_with_exact_search_on_the_same_task_and_pool():
+    rows = [ROW, GENERATIVE, replace(ROW, pool="local", measures={"R@5": 0.1})]
+    by_method = {(row["pool"], row["method"]): row["of_exact"] for row in to_json(rows)["rows"]}
+    assert by_method["global", "generative"] == pytest.approx(0.75)
+    assert by_method["local", "exact-fused"] == 1.0
+
+
+def test_of_exact_is_absent_without_exact_search_or_where_it_finds_nothing():
+    nothing = replace(ROW, measures={"R@5": 0.0})
+    assert to_json([GENERATIVE])["rows"][0]["of_exact"] is None
+    assert [row["of_exact"] for row in to_json([nothing, GENERATIVE])["rows"]] == [None, None]
+
+
+def test_averages_weigh_every_task_the_same():
+    rows = [ROW, GENERATIVE, replace(other_task(ROW, 0.4), queries=5), other_task(GENERATIVE, 0.3)]
+    exact, generative = averages(rows)
+    assert (exact.method, exact.tasks, exact.measures["R@5"]) == ("exact-fused", 2, pytest.approx(0.6))
+    assert generative.measures["R@5"] == pytest.approx(0.45)
+    assert generative.bytes_per_item == 12.25
+    assert [row["of_exact"] for row in to_json(rows)["averages"]] == [1.0, pytest.approx(0.75)]
+
+
+def test_a_method_that_skipped_a_task_has_no_average():
+    assert [row.method for row in averages([ROW, GENERATIVE, other_task(ROW, 0.4)])] == ["exact-fused"]
+
+
+def test_one_task_has_no_average():
+    assert averages([ROW, GENERATIVE]) == []
+
+
+def test_an_average_has_only_measures_that_every_task_has():
+    fashion = replace(other_task(ROW, 0.4), measures={"R@10": 0.5, "R@20": 0.6})
+    assert averages([ROW, fashion])[0].measures == {"R@10": pytest.approx(0.7)}
+
+
+def test_markdown_has_a_line_for_each_row_and_average():
+    lines = to_markdown([ROW, other_task(ROW, 0.4)]).splitlines()
+    assert lines[0] == "| task | method | R@1 | R@5 | R@10 | MRR | of exact | bytes/item | touched |"
+    assert lines[2] == (
+        "| text -> image, global catalogue, 500 queries | exact-fused | 0.6000 | 0.8000 | 0.9000 | 0.7000 "
+        "| 1.000 | 3,072 | 12,000 |"
+    )
+    assert lines[4].startswith("| average, global, 2 tasks | exact-fused | 0.6000 | 0.6000 ")
+    assert len(lines) == 5
+
+
+def test_markdown_escapes_the_column_mark():
+    assert "a\\|b" in to_markdown([replace(ROW, dataset="a|b")])
+
+
+def test_a_measure_that_a_row_lacks_is_a_dash():
+    assert "| 0.7000 | - | 0.750 |" in to_markdown([ROW, GENERATIVE])
+
+
+def test_the_terminal_table_fits_80_columns_and_cuts_nothing():
+    rows = [replace(row, method=method) for row in (ROW, other_task(ROW, 0.4)) for method in METHODS]
+    text = printed(rows)
+    assert "…" not in text
+    assert all(method in text for method in METHODS)
+    assert text.count("global catalogue, 500 queries") == 2
+    assert text.count("12,000") == 3 * len(METHODS)
+    assert "average" in text
