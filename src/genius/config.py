@@ -89,7 +89,7 @@ class EncoderConfig:
     temperature: Positive = 0.05
     """Divides the cosines in the contrastive loss."""
 
-    training: TrainingConfig = TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=6)
+    training: TrainingConfig = TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=6.0)
     """How it is trained."""
 
 
@@ -162,7 +162,7 @@ class QuantizerConfig:
     fusion: FusionConfig = FusionConfig()
     """The network before the codebooks."""
 
-    training: TrainingConfig = TrainingConfig(epochs=20)
+    training: TrainingConfig = TrainingConfig(epochs=20.0)
     """How it is trained."""
 
 
@@ -206,7 +206,7 @@ class GeneratorConfig:
     plain_share: Share = 0.0
     """Share of the samples left unmixed when augmentation is on."""
 
-    training: TrainingConfig = TrainingConfig(epochs=30)
+    training: TrainingConfig = TrainingConfig(epochs=30.0)
     """How it is trained."""
 
 
@@ -293,17 +293,15 @@ def preset(name: str) -> FitConfig:
 
 _TINY = FitConfig(
     encoder=EncoderConfig(
-        network=SmallEncoderConfig(
-            dim=48, vocabulary=1024, pair_buckets=1024, text_width=64, image_width=96
-        ),
-        training=TrainingConfig(batch_size=128, learning_rate=3e-3, epochs=3),
+        network=SmallEncoderConfig(dim=48, vocabulary=1024, pair_buckets=1024, text_width=64, image_width=96),
+        training=TrainingConfig(batch_size=128, learning_rate=3e-3, epochs=3.0),
     ),
     quantizer=QuantizerConfig(
         levels=3,
         codebook_size=32,
         level0="assigned",
         fusion=FusionConfig(hidden=64),
-        training=TrainingConfig(batch_size=128, learning_rate=1e-3, epochs=2),
+        training=TrainingConfig(batch_size=128, learning_rate=1e-3, epochs=2.0),
     ),
     generator=GeneratorConfig(
         layers=1,
@@ -315,7 +313,7 @@ _TINY = FitConfig(
         dropout=0.0,
         softmax="level",
         plain_share=0.5,
-        training=TrainingConfig(batch_size=128, learning_rate=2e-3, epochs=3),
+        training=TrainingConfig(batch_size=128, learning_rate=2e-3, epochs=3.0),
     ),
 )
 
@@ -325,39 +323,41 @@ _SMALL = FitConfig(
         codebook_size=256,
         level0="assigned",
         decay=0.98,
+        dead_below=0.25,
         kmeans_samples=8192,
         codebook_start=100,
-        fusion=FusionConfig(hidden=384),
-        training=TrainingConfig(batch_size=512, learning_rate=1e-3, epochs=6),
+        fusion=FusionConfig(hidden=192),
+        training=TrainingConfig(batch_size=512, learning_rate=1e-3, epochs=6.0),
     ),
     generator=GeneratorConfig(
         layers=2,
-        width=192,
-        feedforward=512,
+        width=128,
+        feedforward=256,
         heads=4,
-        head_width=48,
-        prefixes=8,
+        head_width=32,
+        prefixes=4,
         dropout=0.0,
         softmax="level",
         plain_share=0.5,
-        training=TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=8, warmup_steps=50),
+        training=TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=8.0, warmup_steps=50),
     ),
 )
 
 _BASE = FitConfig(
     encoder=EncoderConfig(
         network=SmallEncoderConfig(dim=256, text_width=512, image_width=1024),
-        training=TrainingConfig(batch_size=1024, learning_rate=2e-3, epochs=20),
+        training=TrainingConfig(batch_size=1024, learning_rate=2e-3, epochs=20.0),
     ),
     quantizer=QuantizerConfig(
         levels=8,
         codebook_size=1024,
         level0="assigned",
         decay=0.98,
+        dead_below=0.25,
         kmeans_samples=32768,
         codebook_start=100,
         fusion=FusionConfig(hidden=1024),
-        training=TrainingConfig(batch_size=1024, learning_rate=5e-4, epochs=20),
+        training=TrainingConfig(batch_size=1024, learning_rate=5e-4, epochs=20.0),
     ),
     generator=GeneratorConfig(
         layers=3,
@@ -367,7 +367,7 @@ _BASE = FitConfig(
         prefixes=16,
         softmax="level",
         plain_share=0.5,
-        training=TrainingConfig(batch_size=1024, learning_rate=1e-3, epochs=30, warmup_steps=200),
+        training=TrainingConfig(batch_size=1024, learning_rate=1e-3, epochs=30.0, warmup_steps=200),
     ),
 )
 
@@ -376,13 +376,13 @@ _REFERENCE = FitConfig(
         gradient="per-level",
         kmeans_iterations=1000,
         training=TrainingConfig(
-            epochs=21, batch_size=8000, epsilon=1e-6, weight_decay=0.2, final_share=0.1, precision="bf16"
+            epochs=21.0, batch_size=8000, epsilon=1e-6, weight_decay=0.2, final_share=0.1, precision="bf16"
         ),
     ),
     generator=GeneratorConfig(
         augmentation="reference",
         training=TrainingConfig(
-            epochs=31,
+            epochs=31.0,
             batch_size=1024,
             beta2=0.98,
             epsilon=1e-6,

@@ -122,7 +122,9 @@ class Index:
         """
         folder = Path(folder)
         if (folder / "index.json").exists():
-            raise UsageError(f"{folder} already holds an index; add to it with `genius index add`, or remove it")
+            raise UsageError(
+                f"{folder} already holds an index; add to it with `genius index add`, or remove it"
+            )
         opened = model if isinstance(model, Genius) else Genius.open(model)
         folder.mkdir(parents=True, exist_ok=True)
         rows, left_out = _read_pool(Path(pool), captions=captions)
@@ -242,9 +244,7 @@ class Index:
                 codes=tuple(int(code) for code in table.ids[beams.rows[0, beam]]),
                 log_probabilities=tuple(float(value) for value in beams.log_probabilities[0, beam]),
             )
-            for place, (item, score, beam) in enumerate(
-                zip(items, answer.scores, answer.beams, strict=True)
-            )
+            for place, (item, score, beam) in enumerate(zip(items, answer.scores, answer.beams, strict=True))
         ]
 
     def info(self) -> IndexInfo:

@@ -94,7 +94,9 @@ class Genius:
         body = json.loads(path.read_text())
         if body.get("format", 0) > FORMAT:
             raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
-        encoder = load_encoder(_encoder_spec(folder, body["encoder"]["spec"]), download=download, device=device)
+        encoder = load_encoder(
+            _encoder_spec(folder, body["encoder"]["spec"]), download=download, device=device
+        )
         quantizer = load_quantizer(folder / "quantizer", device=device)
         generator = load_generator(folder / "generator", device=device)
         found = {

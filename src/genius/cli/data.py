@@ -52,7 +52,9 @@ class Catalogue:
         )
         facts = dataclasses.asdict(summary)
         if self.json:
-            print_json({name: str(value) if isinstance(value, Path) else value for name, value in facts.items()})
+            print_json(
+                {name: str(value) if isinstance(value, Path) else value for name, value in facts.items()}
+            )
             return
         table = Table(show_header=False, box=None)
         for name, value in facts.items():
@@ -90,7 +92,9 @@ class Check:
         for finding in report.findings:
             examples = "; ".join(finding.examples)
             console.print(
-                f"{finding.severity}: {finding.kind}: {finding.count}: {examples}", highlight=False, soft_wrap=True
+                f"{finding.severity}: {finding.kind}: {finding.count}: {examples}",
+                highlight=False,
+                soft_wrap=True,
             )
         console.print("no errors" if report.ok else "there are errors")
         return status

@@ -158,7 +158,9 @@ class Search:
             config=config,
         )
         if self.json:
-            print_json({"hits": [{**dataclasses.asdict(hit), "modality": hit.modality.label} for hit in hits]})
+            print_json(
+                {"hits": [{**dataclasses.asdict(hit), "modality": hit.modality.label} for hit in hits]}
+            )
         elif hits:
             table = Table("rank", "score", "item", "text", "codes", box=None)
             for hit in hits:

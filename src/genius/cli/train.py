@@ -89,7 +89,9 @@ class Embed:
         from genius.stages.fit import embed_with
 
         if self.encoder == "small":
-            raise UsageError("`small` has no weights yet: train it with `genius train encoder`, which embeds too")
+            raise UsageError(
+                "`small` has no weights yet: train it with `genius train encoder`, which embeds too"
+            )
         with TerminalProgress() as progress:
             embed_with(
                 MBeir(self.data),

@@ -57,7 +57,8 @@ class SmallNetwork(nn.Module):
 
     def text(self, tokens: Int[Tensor, "items tokens"]) -> Float[Tensor, "items dim"]:
         """Features of numbered texts; padding does not count."""
-        tokens = tokens.long()
+        longest = int((tokens != PADDING).sum(dim=1).max()) if len(tokens) else 0
+        tokens = tokens[:, : max(longest, 2)].long()
         pairs = pair_rows(tokens, buckets=self.pair_buckets)
         read = F.embedding_bag(tokens, self.words.weight, mode="sum", padding_idx=PADDING)
         read = read + F.embedding_bag(pairs, self.pairs.weight, mode="sum", padding_idx=PADDING)

@@ -203,7 +203,9 @@ class Generator(nn.Module):
         prefixes = self.prefix_projection(queries).unflatten(-1, (self.config.prefixes, self.config.width))
         prefixes = self.dropout(self.prefix_norm(self.dropout(prefixes)))
         return State(
-            prefixes=[self._block(index).cross_attention.keys_values(prefixes) for index in range(len(self.blocks))],
+            prefixes=[
+                self._block(index).cross_attention.keys_values(prefixes) for index in range(len(self.blocks))
+            ],
             past=None,
             level=0,
         )

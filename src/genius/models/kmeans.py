@@ -24,9 +24,7 @@ def assign(
 ) -> Int[Tensor, " items"]:
     """Index of the nearest centroid (squared Euclidean); the lowest index wins a tie."""
     bias = centroids.square().sum(dim=1) / 2
-    parts = [
-        torch.addmm(bias, chunk, centroids.T, alpha=-1).argmin(dim=1) for chunk in samples.split(CHUNK)
-    ]
+    parts = [torch.addmm(bias, chunk, centroids.T, alpha=-1).argmin(dim=1) for chunk in samples.split(CHUNK)]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=samples.device)
 
 

@@ -62,7 +62,9 @@ class ItemStore:
             for start in range(0, len(rows), 500):
                 part = [int(row) for row in rows[start : start + 500]]
                 marks = ",".join("?" * len(part))
-                query = f"SELECT row, item_id, modality, text, image, source FROM items WHERE row IN ({marks})"  # noqa: S608  only question marks
+                query = (
+                    f"SELECT row, item_id, modality, text, image, source FROM items WHERE row IN ({marks})"  # noqa: S608  only question marks
+                )
                 found.update({entry[0]: _item(entry[1:]) for entry in database.execute(query, part)})
         return [found[int(row)] for row in rows]
 

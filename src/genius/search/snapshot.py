@@ -104,7 +104,12 @@ def open_snapshot(folder: Path, facts: IndexFacts) -> Snapshot:
 
 
 def commit_snapshot(
-    folder: Path, facts: IndexFacts | None, items: Iterable[Item], arrays: ItemArrays, *, model: tuple[str, str]
+    folder: Path,
+    facts: IndexFacts | None,
+    items: Iterable[Item],
+    arrays: ItemArrays,
+    *,
+    model: tuple[str, str],
 ) -> IndexFacts:
     """Write a new state and make it the current one, in one step; the state before is removed."""
     number = 1 if facts is None else int(facts.snapshot.rpartition("-")[2]) + 1

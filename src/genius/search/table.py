@@ -53,9 +53,7 @@ class IdTable:
         self._starts = _prefix_starts(ids)
 
     @staticmethod
-    def build(
-        codes: Int64[np.ndarray, "items levels"], typicality: Float[np.ndarray, " items"]
-    ) -> IdTable:
+    def build(codes: Int64[np.ndarray, "items levels"], typicality: Float[np.ndarray, " items"]) -> IdTable:
         """Sort items into a table; inside an ID the larger ``typicality`` comes first, then the lower row."""
         if len(codes) and (codes.min() < 0 or codes.max() > LARGEST_CODE):
             raise BadData(f"codes must lie in 0 … {LARGEST_CODE}, these span {codes.min()} … {codes.max()}")

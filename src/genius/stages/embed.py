@@ -169,9 +169,7 @@ def _embed_shard(
         ids=np.array([row.id for row in chosen], dtype=np.int64),
         variant=np.array([row.variant for row in chosen], dtype=np.int16),
         modality=np.array([row.modality.code for row in chosen], dtype=np.int8),
-        wanted=np.array(
-            [ABSENT if row.wanted is None else row.wanted.code for row in chosen], dtype=np.int8
-        ),
+        wanted=np.array([ABSENT if row.wanted is None else row.wanted.code for row in chosen], dtype=np.int8),
         image_index=_places(image_keys, image_place, kept),
         text_index=_places(text_keys, text_place, kept),
         image=image,
@@ -202,9 +200,7 @@ def _decoder(encoder: Encoder) -> Callable[[FeatureRow], Image.Image | None | Ba
 
 
 def _places(keys: list[Hashable], place: Mapping[Hashable, int], kept: list[int]) -> np.ndarray:
-    return np.array(
-        [ABSENT if keys[index] is None else place[keys[index]] for index in kept], dtype=np.int64
-    )
+    return np.array([ABSENT if keys[index] is None else place[keys[index]] for index in kept], dtype=np.int64)
 
 
 def _chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -77,7 +77,9 @@ def candidate_row(data: MBeir, candidate: Candidate) -> FeatureRow:
     )
 
 
-def query_row(data: MBeir, query: Query, wanted: Modality, instruction: str | None, variant: int) -> FeatureRow:
+def query_row(
+    data: MBeir, query: Query, wanted: Modality, instruction: str | None, variant: int
+) -> FeatureRow:
     """A query under one instruction."""
     return FeatureRow(
         id=query_number(query.qid),

@@ -140,7 +140,9 @@ def evaluate(
         qrels = _qrels(row, queries.qids)
         for place, pool in enumerate(config.pools):
             candidates = (
-                union if pool == "global" else everyone.part(_rows_of(everyone, read_candidates(row.local_pool)))
+                union
+                if pool == "global"
+                else everyone.part(_rows_of(everyone, read_candidates(row.local_pool)))
             )
             results += _evaluate_row(model, row, pool, queries, candidates, qrels, config, folder)
             progress.advance(number * len(config.pools) + place + 1, {})

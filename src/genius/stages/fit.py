@@ -64,7 +64,9 @@ def fit(
     quantizer = fit_quantizer(
         data, embedded.features, folder, config.quantizer, progress=progress, device=device
     )
-    return fit_generator(data, embedded, quantizer, folder, config.generator, progress=progress, device=device)
+    return fit_generator(
+        data, embedded, quantizer, folder, config.generator, progress=progress, device=device
+    )
 
 
 def embed_with(

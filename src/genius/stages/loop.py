@@ -129,6 +129,7 @@ def _optimizer(module: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         eps=config.epsilon,
+        fused=True,
     )
 
 

@@ -23,7 +23,12 @@ from genius.encoders.small import SmallEncoder, SmallNetwork
 from genius.models import parallel
 from genius.models.losses import contrastive_loss
 from genius.stages.embed import transform
-from genius.stages.embed_records import TrainingFeatures, embed_training, fingerprint_of_files, instruction_files
+from genius.stages.embed_records import (
+    TrainingFeatures,
+    embed_training,
+    fingerprint_of_files,
+    instruction_files,
+)
 from genius.stages.loop import CHECKPOINT, Moment, StepResult, num_steps, train
 from genius.stages.progress import Progress
 
@@ -39,7 +44,13 @@ class TrainedEncoder(NamedTuple):
 
 
 def train_encoder(
-    data: MBeir, folder: Path, config: EncoderConfig, *, features_folder: Path, progress: Progress, device: str = "cpu"
+    data: MBeir,
+    folder: Path,
+    config: EncoderConfig,
+    *,
+    features_folder: Path,
+    progress: Progress,
+    device: str = "cpu",
 ) -> TrainedEncoder:
     """Train ``small`` on a data set, or open the folder when this very training is already done.
 

@@ -92,9 +92,7 @@ def train_generator(
         name="train generator",
     )
     save_file(generator.state_dict(), writer.path / WEIGHTS)
-    manifest = writer.finish(
-        facts={"dim": candidates.dim, "sizes": list(model.sizes)}, scratch=(CHECKPOINT,)
-    )
+    manifest = writer.finish(facts={"dim": candidates.dim, "sizes": list(model.sizes)}, scratch=(CHECKPOINT,))
     return TrainedGenerator(generator.eval(), manifest)
 
 

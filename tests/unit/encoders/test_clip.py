@@ -1,5 +1,7 @@
 """clip: the same features as transformers' own pipeline; fast, teaching refusals."""
 
+# ruff: noqa: PLC0415, S106  transformers is imported where it is needed; tokens are no passwords
+
 import json
 import threading
 import time
@@ -44,12 +46,20 @@ def clip_folder(tmp_path_factory):
     ids = {"bos_token_id": 2, "eos_token_id": 9, "pad_token_id": 0}
     torch.manual_seed(0)
     config = CLIPConfig(
-        text_config={**layers, **ids, "vocab_size": 10, "max_position_embeddings": 12, "hidden_act": "quick_gelu"},
+        text_config={
+            **layers,
+            **ids,
+            "vocab_size": 10,
+            "max_position_embeddings": 12,
+            "hidden_act": "quick_gelu",
+        },
         vision_config={**layers, "image_size": 16, "patch_size": 8, "hidden_act": "quick_gelu"},
         projection_dim=12,
     )
     CLIPModel(config).save_pretrained(folder)
-    CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(folder)
+    CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(
+        folder
+    )
     write_tokenizer(folder)
     return folder
 
@@ -96,7 +106,10 @@ def test_clip_gives_the_features_of_transformers_own_pipeline(clip_folder, pictu
     tokens = AutoTokenizer.from_pretrained(clip_folder)(TEXTS, padding=True, return_tensors="pt")
     with torch.inference_mode():
         both = model(**pixels, **tokens)
-    found_images, found_texts = encoder.image_features(images_of(pictures)), encoder.text_features(texts_of(TEXTS))
+    found_images, found_texts = (
+        encoder.image_features(images_of(pictures)),
+        encoder.text_features(texts_of(TEXTS)),
+    )
     assert found_images.shape == found_texts.shape == (3, encoder.dim) == (3, 12)
     torch.testing.assert_close(torch.nn.functional.normalize(found_images), both.image_embeds)
     torch.testing.assert_close(torch.nn.functional.normalize(found_texts), both.text_embeds)
@@ -115,7 +128,10 @@ def test_siglip_gives_the_features_of_transformers_own_pipeline(siglip_folder, p
     tokens = tokenizer(TEXTS, padding="max_length", truncation=True, max_length=12, return_tensors="pt")
     with torch.inference_mode():
         both = model(pixel_values=pixels["pixel_values"], input_ids=tokens["input_ids"])
-    found_images, found_texts = encoder.image_features(images_of(pictures)), encoder.text_features(texts_of(TEXTS))
+    found_images, found_texts = (
+        encoder.image_features(images_of(pictures)),
+        encoder.text_features(texts_of(TEXTS)),
+    )
     assert found_images.shape == found_texts.shape == (3, encoder.dim) == (3, 16)
     torch.testing.assert_close(torch.nn.functional.normalize(found_images), both.image_embeds)
     torch.testing.assert_close(torch.nn.functional.normalize(found_texts), both.text_embeds)
@@ -167,7 +183,9 @@ def test_an_absent_picture_is_refused_by_its_id(clip_folder):
 
 def test_a_folder_that_lacks_files_is_refused_naming_them(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "clip"}')
-    with pytest.raises(ArtifactMissing, match=r"model\.safetensors, tokenizer\.json, preprocessor_config\.json"):
+    with pytest.raises(
+        ArtifactMissing, match=r"model\.safetensors, tokenizer\.json, preprocessor_config\.json"
+    ):
         ClipEncoder(str(tmp_path))
 
 

@@ -11,9 +11,13 @@ from genius.encoders.small import SmallEncoder, SmallEncoderConfig
 from genius.errors import ArtifactMissing, UsageError
 
 
-@pytest.mark.parametrize("spec", ["", "small", "clip", "clip:", "nothing:here", "openai/clip-vit-base-patch32"])
+@pytest.mark.parametrize(
+    "spec", ["", "small", "clip", "clip:", "nothing:here", "openai/clip-vit-base-patch32"]
+)
 def test_an_unknown_form_is_refused_with_the_known_ones(spec):
-    with pytest.raises(UsageError, match="small:FOLDER, clip:NAME-or-folder, precomputed:PATH or text:FOLDER"):
+    with pytest.raises(
+        UsageError, match="small:FOLDER, clip:NAME-or-folder, precomputed:PATH or text:FOLDER"
+    ):
         load_encoder(spec)
 
 

@@ -25,7 +25,9 @@ def rows(count, *, dim=3, start=0.0, dtype=np.float16):
 def test_without_ids_row_r_is_number_r_plus_one_of_any_data_set(tmp_path):
     np.save(tmp_path / "text_features.npy", rows(4))
     encoder = PrecomputedEncoder(tmp_path / "text_features.npy")
-    found = encoder.text_features([text("query", "30:1"), text("candidate", "7:4"), text("candidate", "30:1")])
+    found = encoder.text_features(
+        [text("query", "30:1"), text("candidate", "7:4"), text("candidate", "30:1")]
+    )
     assert found.tolist() == [[0, 1, 2], [9, 10, 11], [0, 1, 2]]
     assert found.dtype == torch.float32
     assert isinstance(encoder, Encoder)
@@ -56,7 +58,10 @@ def test_features_of_queries_and_candidates_may_lie_apart(tmp_path):
     np.save(tmp_path / "query_text_features.npy", rows(2, start=20))
     np.save(tmp_path / "candidate_image_features.npy", rows(2, start=40))
     encoder = PrecomputedEncoder(tmp_path)
-    assert encoder.text_features([text("query", "0:1"), text("candidate", "0:1")]).tolist() == [[20, 21, 22], [0, 1, 2]]
+    assert encoder.text_features([text("query", "0:1"), text("candidate", "0:1")]).tolist() == [
+        [20, 21, 22],
+        [0, 1, 2],
+    ]
     assert encoder.image_features([image("candidate", "0:1")]).tolist() == [[40, 41, 42]]
     with pytest.raises(ArtifactMissing, match=r"no image features for query 0:1: put image_features\.npy"):
         encoder.image_features([image("query", "0:1")])
@@ -67,7 +72,9 @@ def test_ids_beside_the_features_say_which_row_is_whose(tmp_path, name):
     np.save(tmp_path / "text_features.npy", rows(3, dtype=np.float32))
     np.save(tmp_path / name, np.array(["9:30", "9:7", "10:7"]))
     encoder = PrecomputedEncoder(tmp_path)
-    found = encoder.text_features([text("candidate", "10:7"), text("query", "9:30"), text("candidate", "9:7")])
+    found = encoder.text_features(
+        [text("candidate", "10:7"), text("query", "9:30"), text("candidate", "9:7")]
+    )
     assert found.tolist() == [[6, 7, 8], [0, 1, 2], [3, 4, 5]]
 
 
@@ -84,7 +91,9 @@ def test_integer_ids_are_m_beirs_numbers_of_each_role(tmp_path):
 @pytest.mark.parametrize("identifier", ["30:5", "30:0"])
 def test_a_number_beyond_the_rows_is_refused_by_id_and_file(tmp_path, identifier):
     np.save(tmp_path / "text_features.npy", rows(4))
-    with pytest.raises(BadData, match=rf"candidate {identifier} is row -?\d of .*text_features\.npy, which has 4 rows"):
+    with pytest.raises(
+        BadData, match=rf"candidate {identifier} is row -?\d of .*text_features\.npy, which has 4 rows"
+    ):
         PrecomputedEncoder(tmp_path).text_features([text("candidate", identifier)])
 
 

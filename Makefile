@@ -1,0 +1,46 @@
+# Two commands do everything on a machine with Python 3.11, make and git: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OUT ?= demo
+
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.DEFAULT_GOAL := help
+
+help:  ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+$(VENV)/run: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "GENIUS needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/run
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+setup: $(VENV)/dev  ## Make the virtual environment with everything for development
+
+demo: $(VENV)/run  ## Draw a catalogue, train, index, search; leaves demo/index.html to open
+	$(BIN)/genius demo --out $(OUT)
+
+test: $(VENV)/dev  ## Run the tests
+	$(BIN)/python -m pytest --numprocesses 2 -m 'not slow and not gpu'
+
+check: $(VENV)/dev  ## Lint, types, layers, tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) test
+
+docs: $(VENV)/dev  ## Write docs/cli.md anew from the commands
+	$(BIN)/python -m genius.cli.document > docs/cli.md
+
+clean:  ## Remove what the demo made
+	rm -rf $(OUT)
+
+.PHONY: help setup demo test check docs clean

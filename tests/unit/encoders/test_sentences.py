@@ -1,0 +1,121 @@
+"""text: a sentence embedder's folder, pooled as the folder says."""
+
+# ruff: noqa: PLC0415, S106  transformers is imported where it is needed; tokens are no passwords
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from torch.nn import functional as F
+
+from genius.encoders.protocol import Encoder, ImageInput, ItemKey, TextInput
+from genius.encoders.sentences import SentenceEncoder
+from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
+
+KEY = ItemKey("candidate", "9:1")
+MODULES = "sentence_transformers.models"
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    from transformers import BertConfig, BertModel
+
+    folder = tmp_path_factory.mktemp("backbone")
+    torch.manual_seed(0)
+    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    BertModel(BertConfig(vocab_size=8, max_position_embeddings=16, **layers)).save_pretrained(folder)
+    words = ["[PAD]", "[UNK]", "a", "red", "green", "anchor", "on"]
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]", "unk_token": "[UNK]"}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 12}))
+    return folder
+
+
+def assemble(backbone, folder, *, pooling, modules=("Transformer", "Pooling", "Normalize")):
+    for file in backbone.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    listed = [
+        {
+            "idx": place,
+            "name": str(place),
+            "path": f"{place}_{name}" if place else "",
+            "type": f"{MODULES}.{name}",
+        }
+        for place, name in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    settings = {"word_embedding_dimension": 16, **{f"pooling_mode_{name}": True for name in pooling}}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def texts_of(texts):
+    return [TextInput(text, KEY) for text in texts]
+
+
+def states_of(backbone, ids):
+    from transformers import BertModel
+
+    with torch.inference_mode():
+        return BertModel.from_pretrained(backbone).eval()(input_ids=torch.tensor([ids])).last_hidden_state[0]
+
+
+def test_token_vectors_are_averaged_without_padding_and_normalised(backbone, tmp_path):
+    encoder = SentenceEncoder(assemble(backbone, tmp_path, pooling=["mean_tokens"]))
+    found = encoder.text_features(texts_of(["a red anchor", "a green anchor on red"]))
+    expected = F.normalize(states_of(backbone, [2, 3, 5]).mean(dim=0), dim=0)
+    torch.testing.assert_close(found[0], expected)
+    assert isinstance(encoder, Encoder)
+    assert (encoder.dim, encoder.needs_pixels, encoder.spec) == (16, False, f"text:{tmp_path}")
+
+
+def test_the_first_tokens_vector_is_taken_where_the_folder_says_so(backbone, tmp_path):
+    folder = assemble(backbone, tmp_path, pooling=["cls_token"], modules=("Transformer", "Pooling"))
+    found = SentenceEncoder(folder).text_features(texts_of(["a red anchor", "red"]))
+    torch.testing.assert_close(found[0], states_of(backbone, [2, 3, 5])[0])
+
+
+def test_a_folder_without_modules_is_averaged_and_not_normalised(backbone):
+    found = SentenceEncoder(backbone).text_features(texts_of(["a red anchor"]))
+    torch.testing.assert_close(found[0], states_of(backbone, [2, 3, 5]).mean(dim=0))
+
+
+def test_empty_batches_and_long_texts_are_fine(backbone):
+    encoder = SentenceEncoder(backbone)
+    assert encoder.text_features([]).shape == encoder.image_features([]).shape == (0, 16)
+    assert encoder.text_features(texts_of(["red anchor " * 50])).isfinite().all()
+
+
+def test_the_fingerprint_follows_the_pooling(backbone, tmp_path):
+    prints = set()
+    for pooling in ("mean_tokens", "cls_token"):
+        folder = tmp_path / pooling
+        folder.mkdir()
+        prints.add(SentenceEncoder(assemble(backbone, folder, pooling=[pooling])).fingerprint)
+    assert len(prints) == 2
+
+
+def test_pictures_are_refused(backbone):
+    with pytest.raises(UsageError, match="reads texts only, and candidate 9:1 has an image"):
+        SentenceEncoder(backbone).image_features([ImageInput(None, KEY)])
+
+
+def test_what_it_cannot_compute_is_refused(backbone, tmp_path):
+    (tmp_path / "max").mkdir()
+    (tmp_path / "dense").mkdir()
+    with pytest.raises(ArtifactMismatch, match="pools by"):
+        SentenceEncoder(assemble(backbone, tmp_path / "max", pooling=["max_tokens"]))
+    modules = ("Transformer", "Pooling", "Dense")
+    with pytest.raises(ArtifactMismatch, match="ends in Dense"):
+        SentenceEncoder(assemble(backbone, tmp_path / "dense", pooling=["mean_tokens"], modules=modules))
+
+
+def test_a_folder_that_lacks_files_is_refused_naming_them(tmp_path):
+    with pytest.raises(ArtifactMissing, match=r"config\.json, model\.safetensors, tokenizer\.json"):
+        SentenceEncoder(tmp_path)
