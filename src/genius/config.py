@@ -272,7 +272,7 @@ def to_json(config: Any) -> dict[str, Any]:
 
 
 def preset(name: str) -> FitConfig:
-    """The settings of a preset: ``tiny`` for tests, ``small`` for laptops, ``base``, ``paper``, ``reference``.
+    """Settings of a preset: ``tiny`` (tests), ``small`` (laptops), ``base``, ``paper``, ``reference``.
 
     ``paper`` follows the paper's text, ``reference`` the authors' released code where the two differ.
     """

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,9 +122,7 @@ class Index:
         """
         folder = Path(folder)
         if (folder / "index.json").exists():
-            raise UsageError(
-                f"{folder} already holds an index; add to it with `genius index add`, or remove it"
-            )
+            raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
         opened = model if isinstance(model, Genius) else Genius.open(model)
         folder.mkdir(parents=True, exist_ok=True)
         rows, left_out = _read_pool(Path(pool), captions=captions)
@@ -153,8 +151,8 @@ class Index:
         if opened.fingerprint != facts.model_fingerprint:
             raise ArtifactMismatch(
                 f"{folder} was made with another model than {opened.folder} (fingerprint "
-                f"{facts.model_fingerprint[:12]}, not {opened.fingerprint[:12]}); IDs of one model mean nothing "
-                "to another: create the index again, or give the right --model"
+                f"{facts.model_fingerprint[:12]}, not {opened.fingerprint[:12]}); IDs of one model mean "
+                "nothing to another: create the index again, or give the right --model"
             )
         return Index(folder, opened, facts)
 
@@ -335,7 +333,7 @@ def _read_pool(pool: Path, *, captions: bool) -> tuple[list[Item], list[LeftOut]
 
 
 def _data_root(pool: Path) -> Path:
-    """M-BEIR's paths are relative to the folder that holds ``cand_pool``; other pools' to their own folder."""
+    """M-BEIR's paths start at the folder that holds ``cand_pool``; other pools' at their own folder."""
     for folder in pool.resolve().parents:
         if folder.name == "cand_pool":
             return folder.parent
@@ -345,7 +343,7 @@ def _data_root(pool: Path) -> Path:
 def _encode(
     model: Genius, items: Sequence[Item], folder: Path, *, store_embeddings: bool, progress: Progress
 ) -> tuple[ItemArrays, list[Item], list[LeftOut]]:
-    """Embed and encode items; what has no readable picture is left out."""
+    """Embed and encode items; those without a readable picture are left out."""
     if not items:
         raise BadData("there is nothing to index: no picture or text was found")
     rows = [
@@ -387,9 +385,10 @@ def _state_of(items: Sequence[Item]) -> str:
     digest = hashlib.sha256()
     for item in items:
         stamp = None
-        if item.image is not None and os.path.exists(item.image):  # noqa: PTH110  a million times faster adds up
-            status = os.stat(item.image)  # noqa: PTH116
-            stamp = (status.st_size, status.st_mtime_ns)
+        if item.image is not None:
+            with contextlib.suppress(OSError):  # a missing picture is named when it is to be opened
+                status = Path(item.image).stat()
+                stamp = (status.st_size, status.st_mtime_ns)
         digest.update(fingerprint_of([item.item_id, item.text, item.image, stamp]).encode())
     return digest.hexdigest()
 

@@ -133,7 +133,7 @@ class Genius:
             ],
         }
         # The encoder's spec may be a path; a model stays the same when it is moved.
-        identity = {part: body[part]["fingerprint"] for part in ("encoder", "quantizer", "generator")}  # type: ignore[index, call-overload]
+        identity = {part: body[part]["fingerprint"] for part in ("encoder", "quantizer", "generator")}  # type: ignore[index]
         fingerprint = fingerprint_of(identity)
         write_json(folder / MODEL_FILE, {**body, "fingerprint": fingerprint})
         return Genius(folder, encoder, quantizer, generator, instructions, fingerprint)
@@ -146,14 +146,14 @@ class Genius:
     @torch.no_grad()
     def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:
         """Fused unit embeddings, on the CPU."""
-        device = self.quantizer.codebooks[0].embed.device
+        device = self.quantizer.device
         fused: Tensor = self.quantizer.fusion(features.image.to(device), features.text.to(device))
         return fused.cpu()
 
     @torch.no_grad()
     def encode(self, features: FeatureBatch, modalities: Int[np.ndarray, " items"]) -> EncodedItems:
         """IDs of items."""
-        device = self.quantizer.codebooks[0].embed.device
+        device = self.quantizer.device
         embeddings = self.quantizer.fusion(features.image.to(device), features.text.to(device))
         quantized = self.quantizer.quantize(
             embeddings, torch.from_numpy(modalities.astype(np.int64)).to(device)

@@ -60,5 +60,7 @@ class Demo:
             )
         console.print(f"\nOpen {result.page} to see them all. Then try:")
         console.print(
-            f'  genius search {result.index} "a striped green umbrella on sand"', highlight=False, markup=False
+            f'  genius search {result.index_folder} "a striped green umbrella"',
+            highlight=False,
+            markup=False,
         )

@@ -36,7 +36,7 @@ class TerminalProgress:
         self._began = 0.0
         self._latest: dict[str, float] = {}
 
-    def __enter__(self) -> TerminalProgress:
+    def __enter__(self) -> TerminalProgress:  # noqa: PYI034  beartype cannot check Self
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -65,7 +65,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Embed:
-    """Embed the training records of a data set with an encoder that exists; the first step of `genius fit`."""
+    """Embed the training records of a data set with an existing encoder; the first step of `genius fit`."""
 
     data: Data
     """Folder of the data set."""

@@ -77,7 +77,8 @@ class Attention(nn.Module):
         return output
 
     def _split(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        heads: Tensor = projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return heads
 
 
 class Block(nn.Module):

@@ -18,12 +18,12 @@ def num_ranks() -> int:
 
 
 def rank() -> int:
-    """This process's place among them."""
+    """The place of this process among them."""
     return dist.get_rank() if num_ranks() > 1 else 0
 
 
 def own_rows(batch: Tensor) -> Tensor:
-    """This rank's share of a batch that every rank drew alike; the batch divides evenly."""
+    """The share of this rank of a batch that every rank drew alike; the batch divides evenly."""
     size = len(batch) // num_ranks()
     return batch[rank() * size : (rank() + 1) * size]
 
@@ -32,13 +32,13 @@ class _Gather(torch.autograd.Function):
     """Rows of all ranks; each rank's gradient is the sum of what all ranks want of its rows."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, rows: Tensor) -> Tensor:
+    def forward(_: torch.autograd.function.FunctionCtx, rows: Tensor) -> Tensor:
         parts = [torch.empty_like(rows) for _ in range(num_ranks())]
         dist.all_gather(parts, rows.contiguous())
         return torch.cat(parts)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> Tensor:
+    def backward(_: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> Tensor:
         total = gradients[0].contiguous().clone()
         dist.all_reduce(total)
         return own_rows(total)
@@ -56,7 +56,7 @@ def gather_pairs(rows: Tensor) -> Tensor:
     """Like :func:`gather` for rows that hold queries, then their candidates: all queries come first again."""
     if num_ranks() == 1:
         return rows
-    parts = gather(rows).unflatten(0, (num_ranks(), 2, len(rows) // 2))
+    parts: Tensor = gather(rows).unflatten(0, (num_ranks(), 2, len(rows) // 2))
     return parts.transpose(0, 1).flatten(0, 2)
 
 

@@ -123,6 +123,11 @@ class Quantizer(nn.Module):
         return self.config.level0 != "none"
 
     @property
+    def device(self) -> torch.device:
+        """Where the codebooks are."""
+        return self._books()[0].embed.device
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Codes at each level."""
         return tuple(len(book.embed) for book in self._books())

@@ -193,7 +193,7 @@ def _codes(modality: str, codes: Sequence[int], log_probabilities: Sequence[floa
         name = shown(modality) if level == 0 else str(code)
         probability = min(1.0, math.exp(value))
         # A log-probability so near 0 that it rounds to it is shown without its sign.
-        number = f"{value:.2f}".replace("-", "−") if value <= -0.005 else "0"  # noqa: RUF001
+        number = f"{value:.2f}".replace("-", "−") if value <= -0.005 else "0"
         tip = f"level {level}: code {code}, log-probability {number}, probability {probability:.3f}"
         kind = ' class="modality"' if level == 0 else ""
         items.append(

@@ -27,7 +27,8 @@ class Beams(NamedTuple):
 
     def scores(self) -> Float32[np.ndarray, "queries beams"]:
         """Log-probability of each ID: the sum over its levels."""
-        return self.log_probabilities.sum(axis=2, dtype=np.float32)
+        total: np.ndarray = self.log_probabilities.sum(axis=2, dtype=np.float32)
+        return total
 
 
 @torch.no_grad()

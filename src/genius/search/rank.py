@@ -43,8 +43,6 @@ def embedding_scores(
     return scores
 
 
-def best_first(
-    items: Int64[np.ndarray, " items"], scores: Float32[np.ndarray, " items"]
-) -> Int64[np.ndarray, " items"]:
+def best_first(scores: Float32[np.ndarray, " items"]) -> Int64[np.ndarray, " items"]:
     """Places of the items in descending order of score; equal scores keep their order."""
     return np.argsort(-scores, kind="stable")

@@ -71,5 +71,5 @@ def rank_items(
             scores = embedding_scores(embedding, evidence.embeddings, items)
         case _:
             raise UsageError(f"rerank is {rerank!r}, expected none, codes or embeddings")
-    order = best_first(items, scores)[:k]
+    order = best_first(scores)[:k]
     return Answer(items[order], scores[order], beam[order], len(items))

@@ -71,7 +71,7 @@ class IdTable:
     @property
     def num_levels(self) -> int:
         """Codes in an ID."""
-        return self.ids.shape[1]
+        return int(self.ids.shape[1])
 
     @property
     def num_items(self) -> int:

@@ -52,7 +52,7 @@ class DemoResult(NamedTuple):
     rows: list[ResultRow]
     health: Health
     page: Path
-    index: Path
+    index_folder: Path
     searches: list[SearchShown]
 
 
@@ -94,7 +94,7 @@ def demo(
         page,
         ResultsPage(
             title="GENIUS found these",
-            subtitle="One model wrote the ID of what each query asks for; no query was compared with the pool.",
+            subtitle="A model wrote the ID of what each query asks for; no query was compared with the pool.",
             facts=_facts(index, model, result.health, time.monotonic() - began),
             rows=tuple(result.rows),
             searches=tuple(searches),

@@ -187,8 +187,8 @@ def _nothing(encoder: Encoder) -> np.ndarray:
     return np.zeros((0, encoder.dim), dtype=np.float16)
 
 
-def _decoder(encoder: Encoder) -> Callable[[FeatureRow], Image.Image | None | BadImage]:
-    def decode(row: FeatureRow) -> Image.Image | None | BadImage:
+def _decoder(encoder: Encoder) -> Callable[[FeatureRow], Image.Image | BadImage | None]:
+    def decode(row: FeatureRow) -> Image.Image | BadImage | None:
         if not encoder.needs_pixels or row.image is None:
             return None
         try:

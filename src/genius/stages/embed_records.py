@@ -142,8 +142,8 @@ def _training_query_rows(data: MBeir, candidates: Features) -> Iterator[FeatureR
             if not (ids[place] == positives).all():
                 absent = query.positives[int(np.flatnonzero(ids[place] != positives)[0])]
                 raise BadData(
-                    f"{path}: query {query.qid} has the positive {absent}, which is not in the training pool; "
-                    "run `genius data check` on the data set"
+                    f"{path}: query {query.qid} has the positive {absent}, which is not in the training "
+                    "pool; run `genius data check` on the data set"
                 )
             for code in np.unique(candidates.modality[order[place]]):
                 wanted = modalities[int(code)]

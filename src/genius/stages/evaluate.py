@@ -17,7 +17,7 @@ from genius.artifact import fingerprint_of
 from genius.config import SearchConfig
 from genius.data.features import Features
 from genius.data.mbeir import EvaluationRow, MBeir, read_candidates, read_pool, read_queries
-from genius.data.records import TASKS, candidate_number, did_of, qid_of, query_number, task_name
+from genius.data.records import TASKS, candidate_number, did_of, qid_of, task_name
 from genius.errors import BadData, UsageError
 from genius.evaluation.health import Health, examine
 from genius.evaluation.measures import evaluate as measure

@@ -106,7 +106,7 @@ def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False
     encoder = load_encoder(str(manifest.facts["encoder"]), download=download, device=device)
     if encoder.fingerprint != manifest.inputs["encoder"]:
         raise ArtifactMismatch(
-            f"{folder / 'features'} was made by another encoder than {encoder.spec} is now; run `genius embed` again"
+            f"{folder / 'features'} was made by another encoder than {encoder.spec} is now; embed again"
         )
     return Embedded(encoder, features)
 

@@ -145,8 +145,7 @@ class _Step:
         own = parallel.own_rows(torch.from_numpy(rows)).numpy()
         batch = features.gather(own)
         device = self.network.words.weight.device
-        dim = self.network.image_tower[-1].out_features
-        total = torch.zeros(len(own), int(dim), device=device)
+        total = torch.zeros(len(own), self.config.network.dim, device=device)
         for present, read, content in (
             (batch.has_image, self.network.image, batch.image),
             (batch.has_text, self.network.text, batch.text.int()),

@@ -114,7 +114,7 @@ def load_quantizer(folder: Path, *, device: str = "cpu") -> TrainedQuantizer:
 def encode(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> Encoded:
     """Embeddings and IDs of candidates (all, or some rows), on the CPU."""
     rows = np.arange(len(features)) if rows is None else rows
-    device = quantizer.codebooks[0].embed.device
+    device = quantizer.device
     parts: list[Encoded] = []
     for start in range(0, len(rows), FUSE_BATCH):
         chosen = rows[start : start + FUSE_BATCH]
@@ -136,7 +136,7 @@ def encode(quantizer: Quantizer, features: Features, rows: np.ndarray | None = N
 @torch.no_grad()
 def fuse(quantizer: Quantizer, features: Features) -> Float[Tensor, "rows dim"]:
     """Embeddings of all rows, queries included, as 16-bit floats on the CPU."""
-    device = quantizer.codebooks[0].embed.device
+    device = quantizer.device
     output = torch.empty(len(features), features.dim, dtype=torch.float16)
     for rows, batch in features.batches(FUSE_BATCH):
         output[rows] = quantizer.fusion(batch.image.to(device), batch.text.to(device)).half().cpu()

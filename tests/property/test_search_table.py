@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genius.search.table import IdTable
+
+
+@st.composite
+def coded_items(draw) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of few values, so that prefixes and whole IDs are shared often; typicalities with ties."""
+    items = draw(st.integers(1, 40))
+    levels = draw(st.integers(1, 4))
+    code = st.integers(0, draw(st.integers(0, 4)))
+    rows = draw(
+        st.lists(st.lists(code, min_size=levels, max_size=levels), min_size=items, max_size=items)
+    )
+    typicality = draw(st.lists(st.sampled_from([-0.5, 0.0, 0.25, 1.0]), min_size=items, max_size=items))
+    return np.array(rows, dtype=np.int64), np.array(typicality, dtype=np.float32)
+
+
+def rows_that_begin_with(ids: list[tuple[int, ...]], prefix: tuple[int, ...]) -> list[int]:
+    return [row for row, id_ in enumerate(ids) if id_[: len(prefix)] == prefix]
+
+
+@given(coded_items())
+def test_the_children_of_every_prefix_equal_a_brute_force(drawn):
+    codes, typicality = drawn
+    table = IdTable.build(codes, typicality)
+    ids = sorted({tuple(row) for row in codes.tolist()})
+    for level in range(codes.shape[1]):
+        prefixes = sorted({id_[:level] for id_ in ids})
+        ranges = [rows_that_begin_with(ids, prefix) for prefix in prefixes]
+        expected = []
+        for place, prefix in enumerate(prefixes):
+            for code in sorted({id_[level] for id_ in ids if id_[:level] == prefix}):
+                below = rows_that_begin_with(ids, (*prefix, code))
+                expected.append((place, code, below[0], below[-1] + 1))
+        low = np.array([rows[0] for rows in ranges])
+        high = np.array([rows[-1] + 1 for rows in ranges])
+        children = table.children(level, low, high)
+        assert list(zip(*(part.tolist() for part in children), strict=True)) == expected
+
+
+@given(coded_items(), st.data())
+def test_prefixes_may_come_in_any_order_repeated_and_with_empty_ranges_between(drawn, data):
+    codes, typicality = drawn
+    table = IdTable.build(codes, typicality)
+    level = data.draw(st.integers(0, codes.shape[1] - 1))
+    ids = [tuple(row) for row in table.ids.tolist()]
+    prefixes = [None, *sorted({id_[:level] for id_ in ids})]
+    asked = data.draw(st.lists(st.sampled_from(prefixes), max_size=6))
+    ranges = [[] if prefix is None else rows_that_begin_with(ids, prefix) for prefix in asked]
+    low = np.array([rows[0] if rows else 0 for rows in ranges], dtype=np.int64)
+    high = np.array([rows[-1] + 1 if rows else 0 for rows in ranges], dtype=np.int64)
+    children = table.children(level, low, high)
+    for place, rows in enumerate(ranges):
+        own = children.parent == place
+        assert children.code[own].tolist() == sorted({ids[row][level] for row in rows})
+        covered = [
+            row
+            for first, last in zip(children.low[own], children.high[own], strict=True)
+            for row in range(first, last)
+        ]
+        assert covered == rows
+
+
+@given(coded_items())
+def test_the_buckets_hold_every_item_once_under_its_own_id_the_most_typical_first(drawn):
+    codes, typicality = drawn
+    table = IdTable.build(codes, typicality)
+    assert [tuple(row) for row in table.ids.tolist()] == sorted({tuple(row) for row in codes.tolist()})
+    found = []
+    for row in range(len(table)):
+        bucket = table.bucket(row).tolist()
+        assert (codes[bucket] == table.ids[row]).all()
+        assert bucket == sorted(bucket, key=lambda item: (-typicality[item], item))
+        found += bucket
+    assert sorted(found) == list(range(len(codes)))
+    assert table.num_items == len(codes)
