@@ -1,0 +1,104 @@
+"""Features and pairs of a small invented world, for tests of what is trained on them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from genius.artifact import ArtifactWriter
+from genius.data.features import ABSENT, Features, Shard, write_shard
+from genius.data.pairs import Pairs
+from genius.data.records import Modality, Query, candidate_number, query_number
+
+DIM = 16
+
+
+class World(NamedTuple):
+    """Training data of both stages."""
+
+    lines: list[Query]
+    queries: Features
+    candidates: Features
+
+    def pairs(self) -> Pairs:
+        return Pairs(self.lines, self.queries, self.candidates)
+
+
+@pytest.fixture(scope="session")
+def make_features(tmp_path_factory):
+    """Write features into a fresh folder and open them; a row of None has no such modality."""
+    numbers = itertools.count()
+
+    def make(ids, image, text, *, modality=None, wanted=None, variant=None, shard_rows=1000, dim=DIM):
+        folder = tmp_path_factory.mktemp("features") / str(next(numbers))
+        writer = ArtifactWriter(folder, kind="features", config={}, inputs={"made": str(folder)})
+        size = len(ids)
+        if modality is None:
+            modality = [
+                Modality.of(has_image=i is not None, has_text=t is not None).code
+                for i, t in zip(image, text, strict=True)
+            ]
+        for number, start in enumerate(range(0, size, shard_rows)):
+            rows = slice(start, min(size, start + shard_rows))
+            write_shard(
+                writer.path,
+                number,
+                Shard(
+                    ids=np.array(ids[rows], dtype=np.int64),
+                    variant=np.array((variant or [ABSENT] * size)[rows], dtype=np.int16),
+                    modality=np.array(modality[rows], dtype=np.int8),
+                    wanted=np.array((wanted or [ABSENT] * size)[rows], dtype=np.int8),
+                    image_index=_places(image[rows]),
+                    text_index=_places(text[rows]),
+                    image=_packed(image[rows], dim),
+                    text=_packed(text[rows], dim),
+                ),
+                [],
+            )
+        writer.finish(facts={"rows": size, "image_dim": dim, "text_dim": dim, "encoder": "made up"})
+        return Features.open(folder)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def world(make_features) -> World:
+    """Forty things, each as an image, a text and both; texts ask for each of them in two ways."""
+    random = np.random.default_rng(7)
+    num_things = 40
+    things = random.standard_normal((num_things, DIM))
+    side = random.standard_normal((2, DIM)) * 0.5
+    ids, image, text = [], [], []
+    for thing in range(num_things):
+        for modality in range(3):
+            ids.append(candidate_number(f"1:{3 * thing + modality}"))
+            image.append(None if modality == 1 else things[thing] + side[0] + 0.1 * random.standard_normal(DIM))
+            text.append(None if modality == 0 else things[thing] + side[1] + 0.1 * random.standard_normal(DIM))
+    candidates = make_features(ids, image, text, shard_rows=50)
+    requests = random.standard_normal((3, 2, DIM)) * 2
+    lines, query_ids, asked, wanted, variants = [], [], [], [], []
+    for thing, modality in itertools.product(range(num_things), range(3)):
+        qid = f"1:{3 * thing + modality}"
+        lines.append(Query(qid=qid, modality=Modality.TEXT, text="?", positives=(qid,)))
+        for variant in range(2):
+            query_ids.append(query_number(qid))
+            asked.append(things[thing] + requests[modality, variant] + 0.1 * random.standard_normal(DIM))
+            wanted.append(modality)
+            variants.append(variant)
+    queries = make_features(
+        query_ids, [None] * len(asked), asked, wanted=wanted, variant=variants, shard_rows=77
+    )
+    return World(lines, queries, candidates)
+
+
+def _places(rows):
+    present = np.array([row is not None for row in rows])
+    return np.where(present, np.cumsum(present) - 1, ABSENT).astype(np.int64)
+
+
+def _packed(rows, dim):
+    present = [row for row in rows if row is not None]
+    return np.array(present, dtype=np.float32) if present else np.zeros((0, dim), dtype=np.float32)

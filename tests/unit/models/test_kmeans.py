@@ -1,0 +1,84 @@
+"""K-means as the codebooks use it."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genius.models.kmeans import assign, kmeans
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@given(items=st.integers(1, 40), size=st.integers(1, 12), seed=st.integers(0, 10_000))
+def test_the_nearest_centroid_is_the_nearest_by_squared_distance(items, size, seed):
+    samples = torch.randn(items, 3, generator=seeded(seed))
+    centroids = torch.randn(size, 3, generator=seeded(seed + 1))
+    nearest = [
+        min(range(size), key=lambda c: float((sample.double() - centroids[c].double()).square().sum()))
+        for sample in samples
+    ]
+    assert assign(samples, centroids).tolist() == nearest
+
+
+def test_equal_centroids_are_won_by_the_first():
+    centroids = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    assert assign(torch.tensor([[0.0, 2.0]]), centroids).tolist() == [1]
+
+
+def test_nobody_to_assign_is_no_error():
+    assert assign(torch.zeros(0, 3), torch.zeros(2, 3)).tolist() == []
+
+
+@given(items=st.integers(1, 60), size=st.integers(1, 10), seed=st.integers(0, 10_000))
+def test_kmeans_ends_where_every_used_centroid_is_the_mean_of_its_samples(items, size, seed):
+    samples = torch.randn(items, 2, generator=seeded(seed))
+    clusters = kmeans(samples, size, iterations=200, generator=seeded(seed))
+    chosen = assign(samples, clusters.centroids)
+    assert clusters.counts.tolist() == torch.bincount(chosen, minlength=size).tolist()
+    for code in chosen.unique():
+        mean = samples[chosen == code].mean(dim=0)
+        torch.testing.assert_close(clusters.centroids[code], mean, rtol=1e-4, atol=1e-5)
+
+
+def test_separate_heaps_are_found():
+    samples = torch.cat([torch.randn(50, 2, generator=seeded(1)) * 0.01 + center for center in (-5, 0, 5)])
+    clusters = kmeans(samples, 12, iterations=50, generator=seeded(0))
+    assert sum(clusters.counts.tolist()) == 150
+    nearest = (clusters.centroids[:, None] - torch.tensor([-5.0, 0, 5])[None, :, None]).norm(dim=2).min(dim=0)
+    assert nearest.values.max() < 0.1
+
+
+def test_an_empty_cluster_keeps_its_mean():
+    samples = torch.tensor([[0.0], [0.0], [0.0], [8.0]])
+    clusters = kmeans(samples, 4, iterations=20, generator=seeded(0))
+    # Three seeds are the same point; the first of them takes it, the others stay where they are.
+    assert sorted(clusters.centroids.ravel().tolist()) == [0, 0, 0, 8]
+    assert sorted(clusters.counts.tolist()) == [0, 0, 1, 3]
+
+
+def test_fewer_samples_than_clusters_works():
+    samples = torch.randn(3, 4, generator=seeded(5))
+    clusters = kmeans(samples, 20, iterations=10, generator=seeded(5))
+    assert clusters.centroids.shape == (20, 4)
+    assert float(clusters.counts.sum()) == 3
+    distances = (clusters.centroids[:, None] - samples[None]).norm(dim=2).min(dim=1).values
+    assert distances.max() < 2.5
+    assert clusters.centroids.isfinite().all()
+
+
+def test_the_same_seed_gives_the_same_clusters_and_another_one_others():
+    samples = torch.randn(200, 4, generator=seeded(0))
+    first, again, other = (kmeans(samples, 9, iterations=30, generator=seeded(s)) for s in (1, 1, 2))
+    assert torch.equal(first.centroids, again.centroids)
+    assert not torch.equal(first.centroids, other.centroids)
+
+
+def test_bfloat16_training_chooses_codes_in_full_precision():
+    samples, centroids = torch.randn(2, 400, 32, generator=seeded(0)) * 0.01 + 0.5
+    exact = assign(samples, centroids)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(assign(samples, centroids), exact)

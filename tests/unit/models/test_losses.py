@@ -1,0 +1,72 @@
+"""The losses against loops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from genius.models.losses import alignment_loss, contrastive_loss
+
+TEMPERATURE = 0.07
+
+
+def by_loops(queries, candidates, false_negatives, direction):
+    size = len(queries)
+    cosines = [[float(q @ c) / TEMPERATURE for c in candidates] for q in queries]
+
+    def row(own, others):
+        return -own + math.log(sum(math.exp(other) for other in [own, *others]))
+
+    forward = backward = 0.0
+    for i in range(size):
+        others = [j for j in range(size) if j != i]
+        forward += row(cosines[i][i], [cosines[i][j] for j in others if not false_negatives[i, j]])
+        backward += row(cosines[i][i], [cosines[j][i] for j in others if not false_negatives[j, i]])
+    return forward / size if direction == "query" else (forward + backward) / size / 2
+
+
+@given(size=st.integers(1, 7), seed=st.integers(0, 10_000), direction=st.sampled_from(["both", "query"]))
+def test_the_contrastive_loss_leaves_out_known_false_negatives_like_a_loop(size, seed, direction):
+    random = torch.Generator().manual_seed(seed)
+    queries, candidates = F.normalize(torch.randn(2, size, 4, generator=random), dim=-1)
+    false_negatives = torch.rand(size, size, generator=random) < 0.3
+    false_negatives.fill_diagonal_(False)
+    loss = contrastive_loss(
+        queries, candidates, false_negatives, temperature=TEMPERATURE, direction=direction
+    )
+    assert float(loss) == pytest.approx(
+        by_loops(queries, candidates, false_negatives, direction), rel=1e-4, abs=1e-4
+    )
+
+
+def test_two_queries_of_one_candidate_do_not_push_it_away():
+    vector = F.normalize(torch.ones(1, 4), dim=-1).repeat(2, 1)
+    other = ~torch.eye(2, dtype=torch.bool)
+    known = contrastive_loss(vector, vector, other, temperature=0.01, direction="both")
+    unknown = contrastive_loss(
+        vector, vector, torch.zeros_like(other), temperature=0.01, direction="both"
+    )
+    assert float(known) == pytest.approx(0, abs=1e-6)
+    assert float(unknown) == pytest.approx(math.log(2))
+
+
+def test_bfloat16_does_not_blur_the_cosines_that_the_temperature_magnifies():
+    queries, candidates = F.normalize(torch.randn(2, 32, 64), dim=-1)
+    nothing = torch.zeros(32, 32, dtype=torch.bool)
+    exact = contrastive_loss(queries, candidates, nothing, temperature=0.01, direction="both")
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = contrastive_loss(queries, candidates, nothing, temperature=0.01, direction="both")
+    torch.testing.assert_close(mixed, exact, rtol=1e-6, atol=0)
+
+
+def test_the_alignment_loss_compares_directions_not_lengths():
+    queries, candidates = torch.randn(2, 5, 4)
+    units = [x / x.norm(dim=1, keepdim=True) for x in (queries, candidates)]
+    expected = (units[0] - units[1]).square().sum() / 20
+    torch.testing.assert_close(alignment_loss(queries * 7, candidates), expected)
+    assert float(alignment_loss(queries, queries * 3)) == pytest.approx(0, abs=1e-12)
