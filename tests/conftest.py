@@ -1,9 +1,17 @@
-"""Hypothesis profiles: derandomised by default; ``HYPOTHESIS_PROFILE=explore`` looks further."""
+"""Hypothesis profiles: derandomised by default; ``HYPOTHESIS_PROFILE=explore`` looks further.
+
+And the tiny model that the tests of search, index and command line share.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -11,3 +19,37 @@ settings.register_profile(
 )
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+class Trained(NamedTuple):
+    """A tiny drawn world and the model trained on it, shared by all tests; nobody may change it."""
+
+    data: Path
+    model: Path
+
+
+_TRAIN = """
+import sys
+from pathlib import Path
+from genius.config import preset
+from genius.data.catalogue import draw_catalogue
+from genius.data.mbeir import MBeir
+from genius.stages.fit import fit
+from genius.stages.progress import Silent
+
+data, model = map(Path, sys.argv[1:])
+draw_catalogue(data, items=1_000, train_products=60, queries_per_task=12, workers=1)
+fit(MBeir(data), "small", model, preset("tiny"), progress=Silent())
+"""
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> Trained:
+    """Drawn and trained once a session, in a process of its own, where types are not checked."""
+    folder = tmp_path_factory.mktemp("trained")
+    subprocess.run(  # noqa: S603
+        [sys.executable, "-c", _TRAIN, folder / "data", folder / "model"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    return Trained(folder / "data", folder / "model")

@@ -92,20 +92,19 @@ class ArtifactWriter:
             write_json(plan_file, {"fingerprint": self.plan_fingerprint})
 
     def finish(self, *, facts: Mapping[str, Any] | None = None, scratch: tuple[str, ...] = ()) -> Manifest:
-        """Write the manifest, drop ``scratch`` files, and put the folder in its place."""
-        for name in ("plan.json", *scratch):
-            target = self.path / name
-            if target.is_dir():
-                shutil.rmtree(target)
-            else:
-                target.unlink(missing_ok=True)
+        """Write the manifest, put the folder in its place, and drop ``scratch`` files.
+
+        They go last: until the folder is in its place, a killed run needs them to go on.
+        """
+        temporary = ("plan.json", MANIFEST, *scratch)
+        temporary += tuple(name + ".tmp" for name in temporary)
         files = {
             path.relative_to(self.path).as_posix(): {
                 "bytes": path.stat().st_size,
                 "sha256": file_fingerprint(path),
             }
             for path in sorted(self.path.rglob("*"))
-            if path.is_file() and path.name != MANIFEST
+            if path.is_file() and path.relative_to(self.path).parts[0] not in temporary
         }
         body = {
             "format": FORMAT,
@@ -117,12 +116,19 @@ class ArtifactWriter:
             "files": files,
         }
         write_json(self.path / MANIFEST, {**body, "fingerprint": fingerprint_of(body)})
+        _recover(self.folder)
         old = _old_name(self.folder)
         if old.exists():
             shutil.rmtree(old)
         if self.folder.exists():
             self.folder.rename(old)
         self.path.rename(self.folder)
+        for name in temporary:
+            target = self.folder / name
+            if target.is_dir():
+                shutil.rmtree(target)
+            elif name != MANIFEST:
+                target.unlink(missing_ok=True)
         if old.exists():
             shutil.rmtree(old)
         return open_artifact(self.folder, kind=self.kind)
@@ -151,23 +157,10 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
         it is of another kind or version, or a file is missing or changed.
     """
     _recover(folder)
-    path = folder / MANIFEST
-    if not folder.exists():
-        raise ArtifactMissing(f"no {kind} at {folder}: the folder does not exist")
-    if not path.exists():
-        raise ArtifactMissing(
-            f"{folder} is not a finished {kind}: it has no {MANIFEST}. Run the command that makes it again"
-        )
-    try:
-        body = json.loads(path.read_text())
-    except ValueError as error:
-        raise ArtifactMismatch(f"{path} is not valid JSON ({error}); make the {kind} again") from None
-    if body.get("format", 0) > FORMAT:
-        raise ArtifactMismatch(
-            f"{folder} has format {body['format']}, this version reads up to {FORMAT}: upgrade genius"
-        )
-    if body.get("kind") != kind:
-        raise ArtifactMismatch(f"{folder} holds a {body.get('kind')!r}, not a {kind!r}")
+    body = _read_manifest(folder, kind)
+    contents = {name: value for name, value in body.items() if name != "fingerprint"}
+    if verify and fingerprint_of(contents) != body["fingerprint"]:
+        raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
     for name, fact in body["files"].items():
         file = folder / name
         if not file.exists():
@@ -186,6 +179,32 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
         facts=body["facts"],
         fingerprint=body["fingerprint"],
     )
+
+
+def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
+    """The manifest's entries, all there and of the right kind and format."""
+    path = folder / MANIFEST
+    if not folder.exists():
+        raise ArtifactMissing(f"no {kind} at {folder}: the folder does not exist")
+    if not path.exists():
+        raise ArtifactMissing(
+            f"{folder} is not a finished {kind}: it has no {MANIFEST}. Run the command that makes it again"
+        )
+    try:
+        body = json.loads(path.read_text())
+    except ValueError as error:
+        raise ArtifactMismatch(f"{path} is not valid JSON ({error}); make the {kind} again") from None
+    if not isinstance(body, dict):
+        raise ArtifactMismatch(f"{path} is not a manifest; make the {kind} again")
+    if body.get("format", 0) > FORMAT:
+        raise ArtifactMismatch(
+            f"{folder} has format {body['format']}, this version reads up to {FORMAT}: upgrade genius"
+        )
+    if body.get("kind") != kind:
+        raise ArtifactMismatch(f"{folder} holds a {body.get('kind')!r}, not a {kind!r}")
+    if not {"config", "inputs", "facts", "files", "fingerprint"} <= body.keys():
+        raise ArtifactMismatch(f"{path} is damaged: it lacks entries; make the {kind} again")
+    return body
 
 
 def _holds(plan_file: Path, fingerprint: str) -> bool:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from genius.encoders.small_config import SmallEncoderConfig
@@ -23,8 +23,8 @@ PresetName = Literal["tiny", "small", "base", "paper", "reference"]
 
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0), Lt(float("inf"))]
+NonNegative = Annotated[float, Ge(0), Lt(float("inf"))]
 Share = Annotated[float, Ge(0), Le(1)]
 
 
@@ -125,7 +125,7 @@ class QuantizerConfig:
     decay: Share = 0.9
     """Of the moving average that codebooks follow."""
 
-    laplace: NonNegative = 1e-5
+    laplace: Positive = 1e-5
     """Smoothing of the counts in that average."""
 
     dead_below: NonNegative = 2.0
@@ -144,6 +144,7 @@ class QuantizerConfig:
     """Straight-through: one identity for the sum of the levels, or one per level (what the authors'
     library did, which multiplies the gradient by the number of levels)."""
 
+    # Deviation 8: both ways by default, as in the released code; the paper writes one.
     contrastive: Literal["both", "query"] = "both"
     """Cross-entropy from queries to candidates and back (released code), or queries only (paper)."""
 
@@ -196,6 +197,7 @@ class GeneratorConfig:
     head: Literal["tied", "per-level"] = "tied"
     """Output weights: the code embeddings themselves, or a matrix of their own for each level."""
 
+    # Deviation 13: tiny, small and base train over the level's codes only.
     softmax: Literal["vocabulary", "level"] = "vocabulary"
     """Train over the whole vocabulary (released code), or over the codes of the level being written."""
 
@@ -239,6 +241,7 @@ class SearchConfig:
     """Order the found items by the generator's probability, by their codes' vectors, or by stored
     embeddings (the paper's GENIUS^R)."""
 
+    # Deviation 17: the released code normalises over the whole vocabulary.
     scores: Literal["level", "vocabulary"] = "level"
     """Normalise each decoding step over the level's codes, or over the whole vocabulary (released code)."""
 
@@ -317,6 +320,7 @@ _TINY = FitConfig(
     ),
 )
 
+# Deviation 7: small and base follow a slower average and revive fewer codes than the released code.
 _SMALL = FitConfig(
     quantizer=QuantizerConfig(
         levels=4,

@@ -17,10 +17,10 @@ from genius.config import SearchConfig
 from genius.data.features import FeatureBatch, LeftOut
 from genius.data.folder import read_folder
 from genius.data.images import open_image
-from genius.data.mbeir import read_candidates
+from genius.data.mbeir import read_pool
 from genius.data.records import Modality, format_text, instructed
 from genius.encoders.protocol import ImageInput, ItemKey, TextInput
-from genius.errors import ArtifactMismatch, BadData, UsageError
+from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius.model import Genius
 from genius.search.beam import search as beam_search
 from genius.search.items import Item
@@ -147,6 +147,11 @@ class Index:
         folder = Path(folder)
         facts = read_facts(folder)
         place = facts.model if model is None else model
+        if model is None and not Path(facts.model).exists():
+            raise ArtifactMissing(
+                f"the model of {folder} is not at {facts.model} any more; say where it is now with --model "
+                "(in Python: model=)"
+            )
         opened = place if isinstance(place, Genius) else Genius.open(place)
         if opened.fingerprint != facts.model_fingerprint:
             raise ArtifactMismatch(
@@ -156,8 +161,18 @@ class Index:
             )
         return Index(folder, opened, facts)
 
+    def _refresh(self) -> None:
+        """Follow what another handle or process changed: the state before is gone by then."""
+        facts = read_facts(self.folder)
+        if facts == self._facts:
+            return
+        if facts.model_fingerprint != self.model.fingerprint:
+            raise ArtifactMismatch(f"{self.folder} was made anew with another model meanwhile; open it again")
+        self._facts, self._snapshot = facts, open_snapshot(self.folder, facts)
+
     def add(self, pool: str | Path, *, captions: bool = True, progress: Progress | None = None) -> Added:
         """Add items, without retraining; an item whose id is already here is replaced. Searchable at once."""
+        self._refresh()
         rows, left_out = _read_pool(Path(pool), captions=captions)
         arrays, items, bad = _encode(
             self.model,
@@ -212,8 +227,9 @@ class Index:
         """
         if k < 1:
             raise UsageError(f"k is {k}, it must be at least 1")
-        if text is None and image is None:
+        if not (text and text.strip()) and image is None:
             raise UsageError("a query needs a text, an image, or both")
+        self._refresh()
         settings = config or SearchConfig()
         wanted = Modality.parse(modality) if isinstance(modality, str) else modality
         words = instruction or self._usual_instruction(text, image, wanted)
@@ -247,6 +263,7 @@ class Index:
 
     def info(self) -> IndexInfo:
         """Items, IDs, collisions, bytes."""
+        self._refresh()
         table = self._snapshot.table
         sizes = np.diff(table.bucket_starts)
         embeddings = self._snapshot.embeddings
@@ -328,7 +345,7 @@ def _read_pool(pool: Path, *, captions: bool) -> tuple[list[Item], list[LeftOut]
             None if candidate.image is None else str((root / candidate.image).resolve()),
             candidate.source,
         )
-        for candidate in read_candidates(pool)
+        for candidate in read_pool([pool])
     ], []
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -91,9 +91,7 @@ class Genius:
                 f"no finished model at {folder}: it has no {MODEL_FILE}. `genius fit` makes one, and goes on "
                 "where it stopped when run again"
             )
-        body = json.loads(path.read_text())
-        if body.get("format", 0) > FORMAT:
-            raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
+        body = _read_model_file(path)
         encoder = load_encoder(
             _encoder_spec(folder, body["encoder"]["spec"]), download=download, device=device
         )
@@ -185,6 +183,20 @@ class Genius:
             if known.query == query.value and known.candidate == candidate.value:
                 return known.text
         return None
+
+
+def _read_model_file(path: Path) -> dict[str, Any]:
+    try:
+        body: dict[str, Any] = json.loads(path.read_text())
+        version = body["format"]
+        if version <= FORMAT:
+            _ = [body[part]["fingerprint"] for part in ("encoder", "quantizer", "generator")]
+            _ = body["encoder"]["spec"], body["instructions"], body["fingerprint"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactMismatch(f"{path} is damaged ({error!r}); run `genius fit` again") from None
+    if version > FORMAT:
+        raise ArtifactMismatch(f"{path.parent} was made by a newer version: upgrade genius")
+    return body
 
 
 def _relative_spec(folder: Path, spec: str) -> str:

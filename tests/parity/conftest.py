@@ -40,7 +40,9 @@ class Reference:
     def __init__(self, folder: Path) -> None:
         with np.load(folder / "golden.npz") as arrays:
             self.golden = {name: arrays[name] for name in arrays.files}
-        self.shapes = {name: tuple(shape) for name, shape in json.loads((folder / "keys.json").read_text()).items()}
+        self.shapes = {
+            name: tuple(shape) for name, shape in json.loads((folder / "keys.json").read_text()).items()
+        }
         seed_file = folder / "seed"
         self.seed = int(seed_file.read_text()) if seed_file.exists() else 1
 
@@ -75,7 +77,9 @@ def reference() -> Reference:
 @pytest.fixture(scope="session")
 def checkpoint_quantizer(reference) -> Quantizer:
     """Our quantizer with the checkpoint's stage-1 weights; leave it as it is."""
-    config = QuantizerConfig(levels=SEMANTIC_LEVELS, codebook_size=CODEBOOK_SIZE, fusion=FusionConfig(hidden=2560))
+    config = QuantizerConfig(
+        levels=SEMANTIC_LEVELS, codebook_size=CODEBOOK_SIZE, fusion=FusionConfig(hidden=2560)
+    )
     state = {}
     for name in reference.shapes:
         if name.startswith("encoder."):

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from genius.config import SearchConfig
+from genius.data.features import FeatureBatch
 from genius.models.losses import alignment_loss, contrastive_loss
 from genius.search.beam import search
 from genius.search.table import IdTable
@@ -49,8 +50,6 @@ def test_the_vector_of_an_id_equals_the_authors(reference, checkpoint_quantizer)
 
 
 def test_the_raw_sum_that_reranks_equals_the_authors(reference):
-    from genius.data.features import FeatureBatch
-
     masks = [reference.golden[name][:, 0] > 0 for name in ("img_mask", "txt_mask")]
     image_places, text_places = (np.where(mask, np.arange(len(mask)), -1) for mask in masks)
     batch = FeatureBatch.of(reference.numbers("img"), reference.numbers("txt"), image_places, text_places)
@@ -110,5 +109,9 @@ def test_one_moving_average_step_equals_the_authors(reference, checkpoint_quanti
     first, second, last = (quantizer.codebooks[level] for level in (0, 1, 8))
     torch.testing.assert_close(first.embed, reference.numbers("ema_level0"), rtol=0, atol=1e-6)
     torch.testing.assert_close(second.embed, reference.numbers("ema_level1"), rtol=0, atol=1e-6)
-    torch.testing.assert_close(second.cluster_size, reference.numbers("cluster_size_level1"), rtol=1e-6, atol=0)
-    torch.testing.assert_close(last.embed.mean(dim=0), reference.numbers("ema_level8_mean"), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        second.cluster_size, reference.numbers("cluster_size_level1"), rtol=1e-6, atol=0
+    )
+    torch.testing.assert_close(
+        last.embed.mean(dim=0), reference.numbers("ema_level8_mean"), rtol=0, atol=1e-6
+    )

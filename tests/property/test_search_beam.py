@@ -74,7 +74,9 @@ def teacher_forced(case: Case, query: int, scores: str) -> np.ndarray:
 @given(CASES, st.sampled_from(["level", "vocabulary"]))
 def test_a_wide_beam_ranks_every_id_like_brute_force(drawn, scores):
     case = drawn()
-    beams = search(case.generator, case.table, case.queries, SearchConfig(beam=len(case.table), scores=scores))
+    beams = search(
+        case.generator, case.table, case.queries, SearchConfig(beam=len(case.table), scores=scores)
+    )
     for query in range(len(case.queries)):
         expected = teacher_forced(case, query, scores)
         rows = beams.rows[query]

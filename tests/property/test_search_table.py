@@ -13,9 +13,7 @@ def coded_items(draw) -> tuple[np.ndarray, np.ndarray]:
     items = draw(st.integers(1, 40))
     levels = draw(st.integers(1, 4))
     code = st.integers(0, draw(st.integers(0, 4)))
-    rows = draw(
-        st.lists(st.lists(code, min_size=levels, max_size=levels), min_size=items, max_size=items)
-    )
+    rows = draw(st.lists(st.lists(code, min_size=levels, max_size=levels), min_size=items, max_size=items))
     typicality = draw(st.lists(st.sampled_from([-0.5, 0.0, 0.25, 1.0]), min_size=items, max_size=items))
     return np.array(rows, dtype=np.int64), np.array(typicality, dtype=np.float32)
 

@@ -75,8 +75,12 @@ def world(make_features) -> World:
     for thing in range(num_things):
         for modality in range(3):
             ids.append(candidate_number(f"1:{3 * thing + modality}"))
-            image.append(None if modality == 1 else things[thing] + side[0] + 0.1 * random.standard_normal(DIM))
-            text.append(None if modality == 0 else things[thing] + side[1] + 0.1 * random.standard_normal(DIM))
+            image.append(
+                None if modality == 1 else things[thing] + side[0] + 0.1 * random.standard_normal(DIM)
+            )
+            text.append(
+                None if modality == 0 else things[thing] + side[1] + 0.1 * random.standard_normal(DIM)
+            )
     candidates = make_features(ids, image, text, shard_rows=50)
     requests = random.standard_normal((3, 2, DIM)) * 2
     lines, query_ids, asked, wanted, variants = [], [], [], [], []

@@ -8,7 +8,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import tyro
 
@@ -39,6 +39,7 @@ INTERRUPTED: Final = 130
 """Exit status after Ctrl-C."""
 
 
+@runtime_checkable
 class Command(Protocol):
     """A command: a dataclass whose fields are its flags."""
 
@@ -106,7 +107,10 @@ def _preset_default(kind: type[Command], arguments: Sequence[str]) -> Any:
         for field in dataclasses.fields(kind)  # type: ignore[arg-type]
         if field.default is dataclasses.MISSING
     }
-    return kind(**required, preset=name, settings=choose(preset(name)))
+    shown = object.__new__(kind)  # not by __init__, whose types MISSING does not have
+    for field, value in {**required, "preset": name, "settings": choose(preset(name))}.items():
+        object.__setattr__(shown, field, value)
+    return shown
 
 
 def _command(words: Sequence[str]) -> str | None:
@@ -124,7 +128,7 @@ def _overview(words: Sequence[str]) -> int:
     if asked and not inside:
         near = difflib.get_close_matches(asked, COMMANDS, n=1, cutoff=0.4)
         advice = f"; did you mean `genius {near[0]}`?" if near else ""
-        print(f"genius: {asked!r} is not a command{advice} See `genius --help`", file=sys.stderr)
+        print(f"genius: {asked!r} is not a command{advice}; see `genius --help`", file=sys.stderr)
         return 2
     lines = [
         "Generative multimodal search: a model generates the ID of what matches.",

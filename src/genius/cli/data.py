@@ -94,6 +94,7 @@ class Check:
             console.print(
                 f"{finding.severity}: {finding.kind}: {finding.count}: {examples}",
                 highlight=False,
+                markup=False,
                 soft_wrap=True,
             )
         console.print("no errors" if report.ok else "there are errors")

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from genius.cli.terminal import TerminalProgress, print_json
 
@@ -69,6 +70,9 @@ class Add:
     no_captions: bool = False
     """Leave texts that lie beside pictures out of the items."""
 
+    model: Path | None = None
+    """Where the model is now, if it moved."""
+
     json: bool = False
     """Say what was added as JSON on stdout."""
 
@@ -77,7 +81,8 @@ class Add:
         from genius.index import Index
 
         with TerminalProgress() as progress:
-            added = Index.open(self.index).add(self.pool, captions=not self.no_captions, progress=progress)
+            index = Index.open(self.index, model=self.model)
+            added = index.add(self.pool, captions=not self.no_captions, progress=progress)
             _tell(progress, added, as_json=self.json)
 
 
@@ -88,6 +93,9 @@ class Info:
     index: IndexFolder
     """Folder of the index."""
 
+    model: Path | None = None
+    """Where the model is now, if it moved."""
+
     json: bool = False
     """As JSON."""
 
@@ -95,14 +103,14 @@ class Info:
         """Print it."""
         from genius.index import Index
 
-        info = dataclasses.asdict(Index.open(self.index).info())
+        info = dataclasses.asdict(Index.open(self.index, model=self.model).info())
         if self.json:
             print_json(info)
             return
         table = Table(show_header=False, box=None)
         for name, value in info.items():
             text = f"{value:,.4g}" if isinstance(value, float) else str(value)
-            table.add_row(name.replace("_", " "), text)
+            table.add_row(name.replace("_", " "), Text(text))
         Console().print(table)
 
 
@@ -165,7 +173,9 @@ class Search:
             table = Table("rank", "score", "item", "text", "codes", box=None)
             for hit in hits:
                 codes = " · ".join(str(code) for code in hit.codes)
-                table.add_row(str(hit.rank), f"{hit.score:.4f}", hit.item_id, _short(hit.text), codes)
+                table.add_row(
+                    str(hit.rank), f"{hit.score:.4f}", Text(hit.item_id), Text(_short(hit.text)), codes
+                )
             Console().print(table)
         else:
             print("nothing found", file=sys.stderr)

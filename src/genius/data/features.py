@@ -41,7 +41,7 @@ class Shard(NamedTuple):
     text_index: Int64[np.ndarray, " rows"]
     """Row of ``text``, −1 without one."""
     image: Shaped[np.ndarray, "images image_dim"]
-    """Stored as 16-bit floats; whole numbers (tokens) as they come."""
+    """Stored as 16-bit floats (deviation 21); whole numbers (tokens) as they come."""
     text: Shaped[np.ndarray, "texts text_dim"]
 
 

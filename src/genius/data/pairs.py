@@ -39,9 +39,13 @@ class Pairs:
         positives: list[int] = []
         counts: list[int] = []
         for query in queries:
+            if not query.positives:
+                raise BadData(f"training query {query.qid} has no positive; leave it out or name one")
             numbers.append(query_number(query.qid))
             positives.extend(candidate_number(did) for did in query.positives)
             counts.append(len(query.positives))
+        if not numbers:
+            raise BadData("there are no training queries; give a query file that has some")
         order = np.argsort(candidates.ids, kind="stable")
         self._positives, found = _look_up(candidates.ids, order, np.array(positives, dtype=np.int64))
         if not found.all():
@@ -55,6 +59,13 @@ class Pairs:
         self._starts = np.concatenate([[0], np.cumsum(self._counts)[:-1]]).astype(np.int64)
         self._modality = candidates.modality
         self._first, self._variants = _variants(query_features, np.array(numbers, dtype=np.int64))
+        owner = np.repeat(np.arange(len(counts)), counts)
+        lacking = owner[self._variants[owner, self._modality[self._positives]] == 0]
+        if len(lacking):
+            raise BadData(
+                f"{len(np.unique(lacking))} training queries have no features for the modality of a "
+                f"positive, the first has number {numbers[lacking[0]]}; embed them again"
+            )
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -64,7 +75,10 @@ class Pairs:
         return np.random.default_rng([seed, epoch]).permutation(len(self))
 
     def draw(self, step: int, batch_size: int, *, seed: int) -> Batch:
-        """The batch of a step: a positive and an instruction drawn afresh for each query, seeded."""
+        """The batch of a step: a positive and an instruction drawn afresh for each query, seeded.
+
+        Deviation 9: the released code draws one of each per query and keeps them for all epochs.
+        """
         places = np.arange(step * batch_size, (step + 1) * batch_size)
         epochs = places // len(self)
         lines = np.concatenate(
@@ -128,8 +142,4 @@ def _variants(features: Features, numbers: np.ndarray) -> tuple[np.ndarray, np.n
         place, found = _look_up(key[starts], order, numbers * NUM_MODALITIES + modality)
         first[:, modality] = np.where(found, starts[place], 0)
         variants[:, modality] = np.where(found, counts[place], 0)
-    if not variants.any(axis=1).all():
-        raise BadData(
-            f"{int((~variants.any(axis=1)).sum())} training queries have no features; embed them again"
-        )
     return first, variants

@@ -159,10 +159,11 @@ class Generator(nn.Module):
         self.head = None if config.head == "tied" else nn.Linear(config.width, vocabulary, bias=False)
         self._initialise()
 
-    def start_codes(self, tables: list[Float[Tensor, "codes dim"]], *, generator: torch.Generator) -> None:
+    def start_codes(self, tables: list[Float[Tensor, "_ dim"]], *, generator: torch.Generator) -> None:
         """Let code rows begin as a random linear map of the unit code vectors, as the released code does.
 
-        Codes with similar vectors then begin with similar rows.
+        Codes with similar vectors then begin with similar rows. Deviation 12: on one scale for any width of
+        the features, and without a bias.
         """
         projection = torch.randn(tables[0].shape[1], self.config.width, generator=generator)
         with torch.no_grad():
@@ -200,7 +201,10 @@ class Generator(nn.Module):
         )
 
     def start(self, queries: Float[Tensor, "queries dim"]) -> State:
-        """The state before level 0; the prefixes' keys and values are computed once per query."""
+        """The state before level 0; the prefixes' keys and values are computed once per query.
+
+        Deviation 11: one linear layer and a norm, as in the released code; the paper says MLP.
+        """
         prefixes = self.prefix_projection(queries).unflatten(-1, (self.config.prefixes, self.config.width))
         prefixes = self.dropout(self.prefix_norm(self.dropout(prefixes)))
         return State(

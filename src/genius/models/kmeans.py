@@ -22,9 +22,15 @@ class Clusters(NamedTuple):
 def assign(
     samples: Float[Tensor, "items dim"], centroids: Float[Tensor, "codes dim"]
 ) -> Int[Tensor, " items"]:
-    """Index of the nearest centroid (squared Euclidean); the lowest index wins a tie."""
+    """Index of the nearest centroid (squared Euclidean); the lowest index wins a tie.
+
+    In full precision even while training in bfloat16, which cannot tell near neighbours apart.
+    """
     bias = centroids.square().sum(dim=1) / 2
-    parts = [torch.addmm(bias, chunk, centroids.T, alpha=-1).argmin(dim=1) for chunk in samples.split(CHUNK)]
+    with torch.autocast(samples.device.type, enabled=False):
+        parts = [
+            torch.addmm(bias, chunk, centroids.T, alpha=-1).argmin(dim=1) for chunk in samples.split(CHUNK)
+        ]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=samples.device)
 
 

@@ -30,7 +30,8 @@ def contrastive_loss(
     false_negatives
         never true on the diagonal.
     """
-    logits = queries @ candidates.T / temperature
+    with torch.autocast(queries.device.type, enabled=False):  # a low temperature magnifies rounding
+        logits = queries @ candidates.T / temperature
     logits = logits.masked_fill(false_negatives, float("-inf"))
     target = torch.arange(len(logits), device=logits.device)
     forward = F.cross_entropy(logits, target)

@@ -110,6 +110,7 @@ class Quantizer(nn.Module):
             semantic = [Codebook(config.codebook_size, dim) for _ in range(config.levels)]
         self.codebooks = nn.ModuleList([*modality, *semantic])
         self.classifier = nn.Linear(dim, NUM_MODALITIES) if config.level0 == "classifier" else None
+        # Deviation 5: level 0 may be assigned, classified or absent; the paper's is learned.
         # What each level-0 code stands for (0 image, 1 text, 2 image-text); −1 while unknown. Nothing
         # supervises a learned level 0, so this is measured on candidates after training.
         known = config.level0 in ("assigned", "classifier")
@@ -137,7 +138,7 @@ class Quantizer(nn.Module):
         """Codes in an ID, the modality code included."""
         return len(self.codebooks)
 
-    def tables(self) -> list[Float[Tensor, "codes dim"]]:
+    def tables(self) -> list[Float[Tensor, "_ dim"]]:
         """The code vectors of each level."""
         return [book.embed for book in self._books()]
 
@@ -158,10 +159,12 @@ class Quantizer(nn.Module):
             chosen = self._choose(level, book, embeddings, residual, modalities)
             code_vectors = book.embed[chosen]
             residuals.append(residual.detach())
+            # Deviation 3: a mean over elements and levels, as in the released code; the paper sums.
             losses.append(F.mse_loss(residual, code_vectors))
             codes.append(chosen)
             vectors = vectors + code_vectors
             residual = residual - code_vectors
+        # Deviation 4: one identity for the sum of the levels; the authors' library gave one per level.
         identities = 1 if self.config.gradient == "once" else self.num_levels
         through = embeddings * identities
         return Quantized(

@@ -42,8 +42,8 @@ def search(
 ) -> Beams:
     """The ``config.beam`` most probable IDs of the table for each query.
 
-    Fewer are returned when fewer exist, never duplicates. Equal scores keep the order of the table, so the
-    result does not depend on the batch.
+    Fewer are returned when fewer exist, never duplicates (deviation 16). Equal scores keep the order of the
+    table, so the result does not depend on the batch.
 
     Parameters
     ----------

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from genius.data.records import Modality
+from genius.errors import BadData
 
 ITEMS_FILE: Final = "items.sqlite"
 _SCHEMA: Final = (
@@ -34,17 +35,26 @@ class Item(NamedTuple):
 
 
 def write_items(folder: Path, items: Iterable[Item]) -> int:
-    """Write items in the order of their rows; returns how many."""
+    """Write items in the order of their rows; returns how many.
+
+    Raises
+    ------
+    BadData
+        two items have the same id.
+    """
     path = folder / ITEMS_FILE
     path.unlink(missing_ok=True)
     count = 0
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(_SCHEMA)
         for row, item in enumerate(items):
-            database.execute(
-                "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)",
-                (row, item.item_id, item.modality.value, item.text, item.image, item.source),
-            )
+            try:
+                database.execute(
+                    "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)",
+                    (row, item.item_id, item.modality.value, item.text, item.image, item.source),
+                )
+            except sqlite3.IntegrityError:
+                raise BadData(f"two items have the id {item.item_id!r}; ids must be unique") from None
             count = row + 1
     return count
 

@@ -13,12 +13,15 @@ from torch import Tensor
 
 
 class CodeRanker:
-    """Scores IDs against query embeddings by look-ups of code-vector products."""
+    """Scores IDs against query embeddings by look-ups of code-vector products.
 
-    def __init__(self, tables: list[Float[Tensor, "codes dim"]]) -> None:
+    Deviation 20: the paper knows no re-ranking without stored embeddings.
+    """
+
+    def __init__(self, tables: list[Float[Tensor, "_ dim"]]) -> None:
         self._tables = [table.cpu().float() for table in tables]
 
-    def look_ups(self, query: Float[Tensor, " dim"]) -> list[Float32[np.ndarray, " codes"]]:
+    def look_ups(self, query: Float[Tensor, " dim"]) -> list[Float32[np.ndarray, " _"]]:
         """Inner products of one query with all code vectors, level by level."""
         return [(table @ query).numpy() for table in self._tables]
 
@@ -37,7 +40,10 @@ def embedding_scores(
     stored: np.ndarray,
     items: Int64[np.ndarray, " items"],
 ) -> Float32[np.ndarray, " items"]:
-    """Cosine between one query and the stored embeddings of some items (unit vectors in 16 bits)."""
+    """Cosine between one query and the stored embeddings of some items (unit vectors in 16 bits).
+
+    Deviation 19: fused embeddings; the paper re-ranks by sums of the encoder's features.
+    """
     chosen = torch.from_numpy(np.ascontiguousarray(stored[items])).float()
     scores: np.ndarray = (chosen @ query.float()).numpy()
     return scores

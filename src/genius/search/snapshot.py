@@ -111,11 +111,20 @@ def commit_snapshot(
     *,
     model: tuple[str, str],
 ) -> IndexFacts:
-    """Write a new state and make it the current one, in one step; the state before is removed."""
+    """Write a new state and make it the current one, in one step; all other states are removed.
+
+    Raises
+    ------
+    ArtifactMismatch
+        ``facts`` are not the current state any more: somebody else wrote one meanwhile.
+    """
+    if facts != (read_facts(folder) if (folder / CURRENT).exists() else None):
+        raise ArtifactMismatch(f"{folder} was changed by another writer meanwhile; run the same again")
     number = 1 if facts is None else int(facts.snapshot.rpartition("-")[2]) + 1
     name = f"snapshot-{number:06d}"
     place = folder / name
-    shutil.rmtree(place, ignore_errors=True)  # of a writer that was killed before naming it
+    for left in (place, folder / f".{name}.partial"):  # of a writer that was killed before naming it
+        shutil.rmtree(left, ignore_errors=True)
     writer = ArtifactWriter(
         place, kind=KIND, config={}, inputs={"model": model[1], "before": fingerprint_of(facts)}
     )
@@ -130,6 +139,7 @@ def commit_snapshot(
     writer.finish(facts={"items": table.num_items, "ids": len(table)})
     now = IndexFacts(name, *model, arrays.embeddings is not None)
     write_json(folder / CURRENT, {"format": FORMAT, **now._asdict()})
-    if facts is not None:
-        shutil.rmtree(folder / facts.snapshot, ignore_errors=True)
+    for other in folder.glob("snapshot-*"):
+        if other.name != name:
+            shutil.rmtree(other, ignore_errors=True)
     return now

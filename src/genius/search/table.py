@@ -54,7 +54,10 @@ class IdTable:
 
     @staticmethod
     def build(codes: Int64[np.ndarray, "items levels"], typicality: Float[np.ndarray, " items"]) -> IdTable:
-        """Sort items into a table; inside an ID the larger ``typicality`` comes first, then the lower row."""
+        """Sort items into a table; inside an ID the larger ``typicality`` comes first, then the lower row.
+
+        Deviation 18: the released code lists the items of an ID in the pool's order.
+        """
         if len(codes) and (codes.min() < 0 or codes.max() > LARGEST_CODE):
             raise BadData(f"codes must lie in 0 … {LARGEST_CODE}, these span {codes.min()} … {codes.max()}")
         keys = [np.arange(len(codes)), -typicality]

@@ -95,7 +95,10 @@ def query_row(
 def choose_instruction(
     instructions: Instructions, query: Query, wanted: Modality, choice: InstructionChoice, *, seed: int
 ) -> str | None:
-    """One instruction for a query, the same on every run and machine."""
+    """One instruction for a query, the same on every run and machine.
+
+    Deviation 24: UniIR draws it at random.
+    """
     if choice == "none":
         return None
     offered = instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius.artifact import fingerprint_of
-from genius.config import SearchConfig
+from genius.config import Count, Natural, SearchConfig, checked
 from genius.data.features import Features
 from genius.data.mbeir import EvaluationRow, MBeir, read_candidates, read_pool, read_queries
 from genius.data.records import TASKS, candidate_number, did_of, qid_of, task_name
@@ -63,7 +63,7 @@ class EvaluationConfig:
     methods: tuple[str, ...] = METHODS
     """Rows to make."""
 
-    beam: int = 50
+    beam: Count = 50
     """IDs kept at each level."""
 
     scores: Literal["level", "vocabulary"] = "level"
@@ -72,7 +72,7 @@ class EvaluationConfig:
     instructions: InstructionChoice = "hashed"
     """One of the data set's instructions per query, chosen by a hash; or the first; or none."""
 
-    max_queries: int = 0
+    max_queries: Natural = 0
     """At most this many queries of each row, spread evenly; 0 means all."""
 
     seed: int = 0
@@ -125,6 +125,7 @@ def evaluate(
     BadData
         a positive, a query or a candidate is missing somewhere; never a silent zero.
     """
+    config = checked(config)
     unknown = [method for method in config.methods if method not in METHODS]
     if unknown:
         raise UsageError(f"methods {unknown} are not known; choose from {', '.join(METHODS)}")

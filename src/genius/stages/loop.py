@@ -119,6 +119,7 @@ def train(
 
 
 def _optimizer(module: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
+    # Deviation 15: one recipe for all stages; the paper names AdamW, rate and cosine only.
     matrices = [p for p in module.parameters() if p.requires_grad and p.ndim >= 2]
     others = [p for p in module.parameters() if p.requires_grad and p.ndim < 2]
     return torch.optim.AdamW(

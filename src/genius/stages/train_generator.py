@@ -114,7 +114,8 @@ def augment(
     """Move each query embedding part of the way to its target (equation 11).
 
     ``paper`` draws one share per sample from Beta(2, 2) and mixes linearly; ``reference`` draws one per
-    dimension, mixes with square roots and normalises. ``plain_share`` of the samples stay as they are.
+    dimension, mixes with square roots and normalises. ``plain_share`` of the samples stay as they are
+    (deviation 14).
     """
     match config.augmentation:
         case "none":

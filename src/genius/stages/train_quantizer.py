@@ -241,7 +241,10 @@ class _Trainer:
 
     @torch.no_grad()
     def _start_codebooks(self, moment: Moment) -> None:
-        """K-means on the first batch, or on as many batches as ``kmeans_samples`` asks for."""
+        """K-means on the first batch, or on as many batches as ``kmeans_samples`` asks for.
+
+        Deviation 6: the paper starts from the very first batch; ``codebook_start`` lets it wait.
+        """
         config = self.config
         size = config.training.batch_size
         embeddings: list[Tensor] = []

@@ -48,9 +48,7 @@ def test_two_queries_of_one_candidate_do_not_push_it_away():
     vector = F.normalize(torch.ones(1, 4), dim=-1).repeat(2, 1)
     other = ~torch.eye(2, dtype=torch.bool)
     known = contrastive_loss(vector, vector, other, temperature=0.01, direction="both")
-    unknown = contrastive_loss(
-        vector, vector, torch.zeros_like(other), temperature=0.01, direction="both"
-    )
+    unknown = contrastive_loss(vector, vector, torch.zeros_like(other), temperature=0.01, direction="both")
     assert float(known) == pytest.approx(0, abs=1e-6)
     assert float(unknown) == pytest.approx(math.log(2))
 

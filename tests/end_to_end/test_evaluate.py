@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from genius.data.features import Features
+from genius.data.mbeir import MBeir, read_candidates, read_qrels, read_queries
+from genius.data.records import TASKS, candidate_number, query_number, task_name
+from genius.errors import BadData, UsageError
+from genius.evaluation.measures import evaluate as measure
+from genius.evaluation.runs import read_run
+from genius.evaluation.tables import METHODS, ResultRow
+from genius.model import Genius
+from genius.stages.doctor import doctor
+from genius.stages.evaluate import DEPTH, EvaluationConfig, EvaluationResult, evaluate
+from genius.stages.progress import Silent
+
+QUERIES = 12
+
+
+class Evaluated(NamedTuple):
+    data: MBeir
+    model: Genius
+    folder: Path
+    result: EvaluationResult
+
+    def row(self, pool: str, task: int, method: str) -> ResultRow:
+        (row,) = [
+            row for row in self.result.rows if (row.pool, row.task_id, row.method) == (pool, task, method)
+        ]
+        return row
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained, tmp_path_factory) -> Evaluated:
+    """Everything, evaluated once."""
+    data, model = MBeir(trained.data), Genius.open(trained.model)
+    folder = tmp_path_factory.mktemp("evaluated")
+    return Evaluated(
+        data, model, folder, evaluate(data, model, EvaluationConfig(), folder, progress=Silent())
+    )
+
+
+def test_every_task_has_a_row_for_each_pool_and_method(evaluated):
+    found = [(row.pool, row.task_id, row.method) for row in evaluated.result.rows]
+    expected = [(pool, task, method) for pool in ("local", "global") for task in TASKS for method in METHODS]
+    assert sorted(found) == sorted(expected)
+    assert {row.task for row in evaluated.result.rows} == {task_name(task) for task in TASKS}
+    assert {row.queries for row in evaluated.result.rows} == {QUERIES}
+
+
+def test_every_measure_lies_between_0_and_1_and_grows_with_k(evaluated):
+    for row in evaluated.result.rows:
+        measures = row.measures
+        assert all(0 <= value <= 1 for value in measures.values())
+        assert measures["R@1"] <= measures["R@5"] <= measures["R@10"]
+        assert measures["recall@1"] <= measures["recall@5"] <= measures["recall@10"]
+        assert measures["R@1"] <= measures["MRR"]
+
+
+def test_local_pools_are_parts_of_the_global_one(evaluated):
+    for row in evaluated.result.rows:
+        assert row.pool_size == 1_000 if row.pool == "global" else row.pool_size < 1_000
+
+
+def test_exact_search_touches_the_whole_pool_and_generation_a_part_of_it(evaluated):
+    for row in evaluated.result.rows:
+        if row.method.startswith("exact"):
+            assert row.candidates_touched == row.pool_size
+        else:
+            assert 0 < row.candidates_touched <= row.pool_size
+
+
+def test_embeddings_cost_two_bytes_a_number_and_ids_two_bytes_a_code(evaluated):
+    for task in TASKS:
+        sizes = {method: evaluated.row("global", task, method).bytes_per_item for method in METHODS}
+        assert sizes["exact-raw"] == sizes["exact-fused"] == 2 * evaluated.model.dim
+        assert sizes["generative"] == sizes["generative+codes"] == sizes["exact-codes"]
+        assert 0 < sizes["generative"] <= 2 * evaluated.model.quantizer.num_levels
+        assert sizes["generative+embeddings"] == pytest.approx(sizes["generative"] + sizes["exact-fused"])
+
+
+@pytest.mark.parametrize("pool", ["local", "global"])
+def test_exact_search_over_fused_embeddings_equals_a_brute_force(evaluated, pool):
+    data, model = evaluated.data, evaluated.model
+    row = data.rows("test")[0]
+    candidates = Features.open(evaluated.folder / "candidates")
+    queries = Features.open(next((evaluated.folder / "queries").glob(f"{row.name}-*")))
+    files = data.global_pool("test") if pool == "global" else [row.local_pool]
+    numbers = [candidate_number(one.did) for file in files for one in read_candidates(file)]
+    place = {number: row for row, number in enumerate(candidates.ids.tolist())}
+    stored = model.embed(candidates.gather(np.array([place[number] for number in numbers])))
+    asked = model.embed(queries.gather(np.arange(len(queries))))
+    scores = (asked[:, None, :] * stored[None]).sum(dim=2)
+    order = scores.argsort(dim=1, descending=True)[:, :DEPTH]
+    run = read_run(evaluated.folder / "runs" / f"{row.name}_test.{pool}.exact-fused.trec")
+    for number, best, values in zip(queries.ids.tolist(), order, scores, strict=True):
+        hits = run.hits[f"{number // 500_000}:{number % 500_000}"]
+        assert len(hits) == DEPTH
+        np.testing.assert_allclose([hit.score for hit in hits], values[best].numpy(), atol=1e-5)
+        found = {candidate_number(hit.did) for hit in hits if hit.score > float(values[best[-1]]) + 1e-4}
+        sure = {numbers[one] for one in best.tolist() if values[one] > values[best[-1]] + 1e-4}
+        assert found == sure
+
+
+def test_raw_search_is_over_the_encoders_sums_and_knows_no_fusion(evaluated):
+    row = evaluated.data.rows("test")[0]
+    candidates = Features.open(evaluated.folder / "candidates")
+    queries = Features.open(next((evaluated.folder / "queries").glob(f"{row.name}-*")))
+    asked = F.normalize(queries.gather(np.arange(len(queries))).total(), dim=1)
+    stored = F.normalize(candidates.gather(np.arange(len(candidates))).total(), dim=1)
+    pool = {candidate_number(one.did) for one in read_candidates(row.local_pool)}
+    inside = torch.tensor([number in pool for number in candidates.ids.tolist()])
+    best = (asked @ stored.T).masked_fill(~inside, -torch.inf).max(dim=1).values
+    run = read_run(evaluated.folder / "runs" / f"{row.name}_test.local.exact-raw.trec")
+    firsts = [run.hits[query.qid][0].score for query in read_queries(row.queries)]
+    assert queries.ids.tolist() == [query_number(query.qid) for query in read_queries(row.queries)]
+    np.testing.assert_allclose(firsts, best.numpy(), atol=1e-5)
+
+
+def test_a_run_on_disk_gives_the_measures_of_its_row(evaluated):
+    for row in evaluated.data.rows("test"):
+        assert row.qrels is not None
+        qrels = read_qrels(row.qrels)
+        for pool in ("local", "global"):
+            for method in METHODS:
+                run = read_run(evaluated.folder / "runs" / f"{row.name}_test.{pool}.{method}.trec")
+                assert run.name == method
+                expected = evaluated.row(pool, row.task_id, method)
+                assert measure(qrels, run).flat() == expected.measures
+
+
+def test_evaluating_again_says_the_same(evaluated, tmp_path):
+    config = EvaluationConfig(pools=("local",), methods=("exact-fused", "generative+codes"))
+    again = evaluate(evaluated.data, evaluated.model, config, tmp_path, progress=Silent())
+    assert len(again.rows) == 2 * len(TASKS)
+    for row in again.rows:
+        assert row.measures == evaluated.row("local", row.task_id, row.method).measures
+    assert again.health == evaluated.result.health
+
+
+def test_a_beam_as_wide_as_the_pool_ranked_by_embeddings_is_exact_search(evaluated):
+    config = EvaluationConfig(
+        pools=("local",), methods=("exact-fused", "generative+embeddings"), beam=1_000, max_queries=4
+    )
+    result = evaluate(evaluated.data, evaluated.model, config, evaluated.folder, progress=Silent())
+    for exact, generated in zip(result.rows[::2], result.rows[1::2], strict=True):
+        assert generated.candidates_touched == exact.pool_size
+        assert generated.measures["R@10"] == pytest.approx(exact.measures["R@10"], abs=0.26)
+
+
+@pytest.mark.parametrize("limit", [1, 5])
+def test_max_queries_takes_that_many_of_each_row(evaluated, limit, tmp_path):
+    config = EvaluationConfig(pools=("local",), methods=("exact-raw",), max_queries=limit)
+    shutil.copytree(evaluated.folder / "candidates", tmp_path / "candidates")
+    result = evaluate(evaluated.data, evaluated.model, config, tmp_path, progress=Silent())
+    assert {row.queries for row in result.rows} == {min(limit, QUERIES)}
+
+
+@pytest.mark.parametrize("choice", ["hashed", "first", "none"])
+def test_any_choice_of_instructions_can_be_evaluated(evaluated, choice):
+    config = EvaluationConfig(pools=("local",), methods=("exact-raw",), max_queries=2, instructions=choice)
+    result = evaluate(evaluated.data, evaluated.model, config, evaluated.folder, progress=Silent())
+    assert len(result.rows) == len(TASKS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [({"methods": ("exact",)}, "exact"), ({"beam": 0}, "beam"), ({"max_queries": -1}, "max_queries")],
+)
+def test_settings_that_cannot_work_are_refused_before_any_work(evaluated, tmp_path, wrong, named):
+    with pytest.raises(UsageError, match=named):
+        evaluate(evaluated.data, evaluated.model, EvaluationConfig(**wrong), tmp_path, progress=Silent())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def spoiled(trained, evaluated, tmp_path) -> Path:
+    """The data set without pictures; its features are there already."""
+    shutil.copytree(
+        trained.data, tmp_path / "data", ignore=lambda folder, names: {"mbeir_images"} & set(names)
+    )
+    (tmp_path / "data" / "mbeir_images").symlink_to(trained.data / "mbeir_images")
+    shutil.copytree(evaluated.folder / "candidates", tmp_path / "out" / "candidates")
+    return tmp_path / "data"
+
+
+CHEAP = EvaluationConfig(pools=("local",), methods=("exact-raw",))
+
+
+def spoil_qrels(folder: Path, change) -> Path:
+    path = MBeir(folder).rows("test")[0].qrels
+    assert path is not None
+    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+    return path
+
+
+def test_a_right_answer_that_no_pool_holds_is_an_error_and_never_a_zero(evaluated, spoiled):
+    spoil_qrels(spoiled, lambda lines: [lines[0].replace(lines[0].split()[2], "50:999999"), *lines[1:]])
+    with pytest.raises(BadData, match="no right answer in the pool"):
+        evaluate(MBeir(spoiled), evaluated.model, CHEAP, spoiled.parent / "out", progress=Silent())
+
+
+def test_a_query_that_the_qrels_lack_is_an_error(evaluated, spoiled):
+    path = spoil_qrels(spoiled, lambda lines: lines[1:])
+    with pytest.raises(BadData, match=path.name):
+        evaluate(MBeir(spoiled), evaluated.model, CHEAP, spoiled.parent / "out", progress=Silent())
+
+
+def test_a_candidate_twice_in_a_local_pool_is_an_error_with_file_and_line(evaluated, spoiled):
+    path = MBeir(spoiled).rows("test")[0].local_pool
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, lines[0]]))
+    with pytest.raises(BadData, match=f"{path.name}:{len(lines) + 1}"):
+        evaluate(MBeir(spoiled), evaluated.model, CHEAP, spoiled.parent / "out", progress=Silent())
+
+
+def test_a_split_that_is_not_there_is_refused(evaluated, tmp_path):
+    config = EvaluationConfig(split="nowhere")
+    with pytest.raises((BadData, UsageError), match="nowhere"):
+        evaluate(evaluated.data, evaluated.model, config, tmp_path, progress=Silent())
+
+
+def test_the_health_of_the_global_pool_comes_with_the_rows(evaluated):
+    health = evaluated.result.health
+    assert health.candidates == 1_000
+    assert 0 < health.distinct_ids <= 1_000
+    assert health.purity == 1.0
+    assert len(health.levels) == evaluated.model.quantizer.num_levels
+    assert math.isfinite(health.reconstruction)
+
+
+def test_the_doctor_says_what_training_found_or_examines_a_pool_anew(trained, evaluated, tmp_path):
+    shutil.copytree(trained.model, tmp_path / "model")
+    remembered = doctor(tmp_path / "model", None, split="test", progress=Silent())
+    facts = json.loads((trained.model / "quantizer" / "manifest.json").read_text())["facts"]["health"]
+    assert remembered.distinct_ids == facts["distinct_ids"]
+    assert remembered.candidates == 300
+    anew = doctor(tmp_path / "model", trained.data, split="test", progress=Silent())
+    assert anew.candidates == 1_000
+    assert anew.distinct_ids == evaluated.result.health.distinct_ids

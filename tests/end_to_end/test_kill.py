@@ -1,0 +1,267 @@
+"""A process killed at any moment loses nothing that was finished and leaves nothing that opens but is wrong.
+
+A few kills each by default; ``GENIUS_KILLS=20`` makes it twenty.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from genius.artifact import open_artifact
+from genius.data.mbeir import MBeir
+from genius.errors import ArtifactMismatch, ArtifactMissing
+from genius.index import Index
+from genius.model import Genius
+from genius.search.items import Item
+
+KILLS = int(os.environ.get("GENIUS_KILLS", "3"))
+PARTS = ("encoder", "quantizer", "generator")
+
+
+def genius(*arguments: str | Path) -> subprocess.Popen[bytes]:
+    """Start a command of its own process."""
+    return subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", "from genius.cli import main; raise SystemExit(main())", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def run_whole(*arguments: str | Path) -> float:
+    """Run a command to its end; how many seconds it took."""
+    began = time.monotonic()
+    with genius(*arguments) as process:
+        _, said = process.communicate()
+    assert process.returncode == 0, said.decode()
+    return time.monotonic() - began
+
+
+def was_killed(delay: float, *arguments: str | Path) -> bool:
+    """Run a command and kill it after a while; False if it was finished before."""
+    with genius(*arguments) as process:
+        try:
+            _, said = process.communicate(timeout=delay)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return True
+    assert process.returncode == 0, said.decode()
+    return False
+
+
+def kill_until_enough(
+    kills: int,
+    seconds: float,
+    command: tuple[str | Path, ...],
+    *,
+    check: Callable[[], bool],
+    begin_again: Callable[[], None],
+) -> None:
+    """Kill a command that many times, at seeded moments; ``check`` whatever it leaves, and says if it is done."""
+    moments = random.Random(5)
+    done = 0
+    while done < kills:
+        done += was_killed(moments.uniform(0.3, 1.0) * seconds, *command)
+        if check():
+            begin_again()
+
+
+class Fitted(NamedTuple):
+    """A model that nobody interrupted, and how it was made."""
+
+    folder: Path
+    made_at: Path
+    """Where the command made it, and free again."""
+    flags: tuple[str | Path, ...]
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def whole(trained, tmp_path_factory) -> Fitted:
+    folder = tmp_path_factory.mktemp("fitted") / "model"
+    flags: list[str | Path] = [trained.data, "--encoder", "small", "--preset", "tiny"]
+    for part in PARTS:
+        flags += [f"--{part}.training.checkpoint-seconds", "0"]
+    seconds = run_whole("fit", *flags, "--out", folder)
+    return Fitted(folder.rename(folder.parent / "whole"), folder, (*flags, "--out", folder), seconds)
+
+
+@pytest.fixture
+def fitted(whole) -> Iterator[Fitted]:
+    """The same, the place where it was made cleared afterwards."""
+    yield whole
+    shutil.rmtree(whole.made_at, ignore_errors=True)
+
+
+def losses(folder: Path, part: str) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / part / "metrics.jsonl").read_text().splitlines()]
+
+
+def finished(folder: Path, part: str) -> str | None:
+    """The fingerprint of a part that opens, every byte of it checked."""
+    try:
+        return open_artifact(folder / part, kind=part, verify=True).fingerprint
+    except ArtifactMissing:
+        return None
+
+
+def opened(folder: Path) -> Genius | None:
+    try:
+        return Genius.open(folder)
+    except (ArtifactMissing, ArtifactMismatch):
+        return None
+
+
+def test_a_killed_training_goes_on_to_the_very_same_model(fitted):
+    folder = fitted.made_at
+    reference = Genius.open(fitted.folder).fingerprint
+    parts = {part: finished(fitted.folder, part) for part in PARTS}
+    so_far: set[str] = set()
+
+    def check() -> bool:
+        for part in PARTS:
+            found = finished(folder, part)
+            assert found in (None, parts[part]), f"the {part} is another one"
+            assert found is not None or part not in so_far, f"the finished {part} was lost"
+            if found is not None:
+                so_far.add(part)
+        model = opened(folder)
+        assert model is None or model.fingerprint == reference
+        return model is not None
+
+    def begin_again() -> None:
+        shutil.rmtree(folder)
+        so_far.clear()
+
+    command = ("fit", *fitted.flags)
+    kill_until_enough(KILLS, fitted.seconds, command, check=check, begin_again=begin_again)
+    run_whole(*command)
+    assert check()
+    for part in PARTS:
+        assert losses(folder, part) == losses(fitted.folder, part)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        path.name for path in fitted.folder.iterdir()
+    )
+
+
+def test_a_killed_second_training_leaves_the_first_model_or_none_but_never_a_mixture(fitted):
+    folder = fitted.made_at
+    first = Genius.open(fitted.folder)
+    generators = {first.generator_manifest.fingerprint}
+    shutil.copytree(fitted.folder, folder)
+
+    def check() -> bool:
+        model = opened(folder)
+        if model is None:
+            return False
+        assert model.quantizer_manifest.fingerprint == first.quantizer_manifest.fingerprint
+        return model.generator_manifest.fingerprint not in generators
+
+    def begin_again() -> None:
+        shutil.rmtree(folder)
+        shutil.copytree(fitted.folder, folder)
+
+    command = ("fit", *fitted.flags, "--generator.training.seed", "1")
+    kill_until_enough(max(1, KILLS // 3), fitted.seconds, command, check=check, begin_again=begin_again)
+    run_whole(*command)
+    assert check()
+
+
+def contents(index: Index) -> tuple[list[Item], np.ndarray]:
+    return list(index._snapshot.items.all()), index._snapshot.arrays().codes
+
+
+def same(index: Index, expected: tuple[list[Item], np.ndarray]) -> bool:
+    items, codes = contents(index)
+    return items == expected[0] and np.array_equal(codes, expected[1])
+
+
+@pytest.fixture(scope="module")
+def model(trained) -> Genius:
+    return Genius.open(trained.model)
+
+
+@pytest.fixture(scope="module")
+def pools(trained) -> tuple[Path, Path]:
+    """Two pools without common items."""
+    data = MBeir(trained.data)
+    ((first,), (second,)) = data.global_pool("test"), data.global_pool("val")
+    return first, second
+
+
+class Created(NamedTuple):
+    """An index that nobody interrupted."""
+
+    folder: Path
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def created(trained, pools, tmp_path_factory) -> Created:
+    folder = tmp_path_factory.mktemp("created") / "index"
+    command = ("index", "create", folder, "--model", trained.model, "--pool", pools[0])
+    return Created(folder, run_whole(*command))
+
+
+def test_a_killed_index_create_leaves_no_index_or_the_whole_one(trained, model, pools, created, tmp_path):
+    folder = tmp_path / "index"
+    expected = contents(Index.open(created.folder, model=model))
+
+    def check() -> bool:
+        try:
+            index = Index.open(folder, model=model)
+        except ArtifactMissing:
+            return False
+        assert same(index, expected)
+        return True
+
+    def begin_again() -> None:
+        shutil.rmtree(folder)
+
+    command = ("index", "create", folder, "--model", trained.model, "--pool", pools[0])
+    kills = max(1, KILLS - 1)
+    kill_until_enough(kills, created.seconds, command, check=check, begin_again=begin_again)
+    run_whole(*command)
+    assert check()
+    assert not (folder / "work").exists()
+
+
+def test_a_killed_index_add_leaves_the_old_items_or_the_new_ones(model, pools, created, tmp_path):
+    folder = tmp_path / "index"
+    old = contents(Index.open(created.folder, model=model))
+    shutil.copytree(created.folder, tmp_path / "whole")
+    Index.open(tmp_path / "whole", model=model).add(pools[1])
+    new = contents(Index.open(tmp_path / "whole", model=model))
+    assert len(new[0]) == len(old[0]) + 250
+    shutil.copytree(created.folder, folder)
+
+    def check() -> bool:
+        index = Index.open(folder, model=model)
+        if same(index, old):
+            return False
+        assert same(index, new)
+        return True
+
+    def begin_again() -> None:
+        shutil.rmtree(folder)
+        shutil.copytree(created.folder, folder)
+
+    command = ("index", "add", folder, pools[1])
+    kills = max(1, KILLS - 1)
+    kill_until_enough(kills, created.seconds, command, check=check, begin_again=begin_again)
+    run_whole(*command)
+    assert check()
+    assert not (folder / "work").exists()

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from genius.cli import main
+
+
+def run(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:
+    """Run a command; what it wrote to stdout and stderr."""
+    assert main([str(word) for word in words]) == status
+    said = capsys.readouterr()
+    return said.out, said.err
+
+
+def told(capsys, *words: str | Path, status: int = 0) -> dict[str, Any]:
+    """The JSON document that a command writes, the whole of its stdout."""
+    found = json.loads(run(capsys, *words, "--json", status=status)[0])
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """Three photos, one with a caption; a text; a broken photo."""
+    folder = tmp_path_factory.mktemp("photos")
+    for name, colour in [("red [final].png", "red"), ("green.png", "green"), ("blue.png", "blue")]:
+        Image.new("RGB", (32, 32), colour).save(folder / name)
+    (folder / "red [final].txt").write_text("a [bold]red[/] square [/nonsense]")
+    (folder / "milk.txt").write_text("remember the milk")
+    (folder / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def index(trained, photos, tmp_path_factory) -> Path:
+    """An index that no test changes."""
+    folder = tmp_path_factory.mktemp("cli") / "photos.index"
+    assert main(["index", "create", str(folder), "--model", str(trained.model), "--pool", str(photos)]) == 0
+    return folder
+
+
+def test_create_says_on_stderr_what_was_left_out_and_on_stdout_only_data(trained, photos, tmp_path, capsys):
+    words = ("index", "create", tmp_path / "index", "--model", trained.model, "--pool", photos)
+    out, err = run(capsys, *words, "--json")
+    assert json.loads(out) == {
+        "added": 4,
+        "replaced": 0,
+        "left_out": [{"file": str(photos / "torn.png"), "reason": json.loads(out)["left_out"][0]["reason"]}],
+    }
+    assert f"left out: {photos / 'torn.png'}: " in err
+    assert "4 items added" in err
+    shutil.rmtree(tmp_path / "index")
+    out, err = run(capsys, *words)
+    assert out == ""
+    assert "genius search" in err
+
+
+def test_add_says_what_was_added_and_replaced(index, photos, tmp_path, capsys):
+    shutil.copytree(index, tmp_path / "index")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "milk.txt").write_text("and the butter")
+    (tmp_path / "more" / "new.txt").write_text("a kite")
+    found = told(capsys, "index", "add", tmp_path / "index", tmp_path / "more")
+    assert found == {"added": 2, "replaced": 1, "left_out": []}
+    assert told(capsys, "index", "info", tmp_path / "index")["items"] == 5
+
+
+def test_info_tells_what_the_index_holds(index, trained, capsys):
+    found = told(capsys, "index", "info", index)
+    assert found["items"] == 4
+    assert found["by_modality"] == {"image": 2, "image-text": 1, "text": 1}
+    assert found["model"] == str(trained.model.resolve())
+    names = {"distinct_ids", "collision_rate", "id_bytes_per_item", "embedding_bytes_per_item"}
+    assert names | {"folder", "model_fingerprint", "item_store_bytes_per_item"} <= set(found)
+    out, err = run(capsys, "index", "info", index)
+    assert "distinct ids" in out
+    assert err == ""
+
+
+def test_search_answers_in_json_with_everything_about_a_hit(index, photos, capsys):
+    hits = told(capsys, "search", index, "a red square", "-k", "2")["hits"]
+    assert [hit["rank"] for hit in hits] == [1, 2]
+    expected = {"rank", "item_id", "score", "modality", "text", "image", "codes", "log_probabilities"}
+    for hit in hits:
+        assert set(hit) == expected
+        assert hit["modality"] in {"image", "text", "image-text"}
+    found = told(capsys, "search", index, "a red square", "--modality", "image-text")["hits"]
+    assert [(hit["item_id"], hit["image"]) for hit in found] == [
+        ("red [final].png", str(photos / "red [final].png"))
+    ]
+
+
+def test_search_prints_names_and_texts_as_they_are_brackets_included(index, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    out, err = run(capsys, "search", index, "a red square", "--modality", "image-text")
+    assert err == ""
+    assert "red [final].png" in out
+    assert "a [bold]red[/] square [/nonsense]" in out
+
+
+def test_a_picture_an_instruction_and_every_way_of_ranking_can_be_asked_with(index, photos, capsys):
+    for words in (
+        ("--image", photos / "green.png"),
+        ("the same in red", "--image", photos / "green.png", "--instruction", "Find a photo"),
+        ("a square", "--rerank", "none"),
+        ("a square", "--beam", "3", "--k", "1"),
+    ):
+        assert told(capsys, "search", index, *words)["hits"]
+
+
+def test_nothing_found_is_exit_status_3(trained, tmp_path, capsys):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a kite")
+    run(capsys, "index", "create", tmp_path / "i", "--model", trained.model, "--pool", tmp_path / "texts")
+    asked = ("search", tmp_path / "i", "a kite", "--modality", "image")
+    assert run(capsys, *asked, status=3) == ("", "nothing found\n")
+    assert told(capsys, *asked, status=3) == {"hits": []}
+
+
+def test_a_moved_model_can_be_named_to_every_command_of_an_index(trained, photos, tmp_path, capsys):
+    shutil.copytree(trained.model, tmp_path / "here")
+    run(capsys, "index", "create", tmp_path / "i", "--model", tmp_path / "here", "--pool", photos)
+    (tmp_path / "here").rename(tmp_path / "there")
+    for words in (("search", tmp_path / "i", "x"), ("index", "info", tmp_path / "i")):
+        assert "--model" in run(capsys, *words, status=4)[1]
+        run(capsys, *words, "--model", tmp_path / "there")
+    run(capsys, "index", "add", tmp_path / "i", photos, "--model", tmp_path / "there")
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("search", "{index}"), 2),
+        (("search", "{index}", "x", "-k", "0"), 2),
+        (("search", "{index}", "x", "--beam", "0"), 2),
+        (("search", "{index}", "x", "--rerank", "embeddings"), 2),
+        (("search", "{photos}", "x"), 4),
+        (("search", "{index}", "x", "--model", "{photos}"), 4),
+        (("search", "{index}", "--image", "{photos}/torn.png"), 6),
+        (("index", "create", "{index}", "--model", "{model}", "--pool", "{photos}"), 2),
+        (("index", "create", "{new}", "--model", "{photos}", "--pool", "{photos}"), 4),
+        (("index", "create", "{new}", "--model", "{model}", "--pool", "{new}"), 6),
+        (("index", "info", "{new}"), 4),
+        (("doctor", "{photos}"), 4),
+        (("evaluate", "{photos}", "--model", "{model}"), 6),
+        (("evaluate", "{data}", "--model", "{photos}"), 4),
+        (("evaluate", "{data}", "--model", "{model}", "--pools", "nearby"), 2),
+        (("evaluate", "{data}", "--model", "{model}", "--methods", "magic"), 2),
+        (("evaluate", "{data}", "--model", "{model}", "--beam", "0"), 2),
+        (("evaluate", "{data}", "--model", "{model}", "--max-queries", "-1"), 2),
+        (("fit", "{photos}", "--encoder", "small", "--out", "{new}"), 6),
+        (("fit", "{data}", "--encoder", "magic", "--out", "{new}"), 2),
+        (("fit", "{data}", "--encoder", "clip:nobody/has-this", "--out", "{new}"), 5),
+        (("fit", "{data}", "--encoder", "small:{photos}", "--out", "{new}"), 4),
+        (("embed", "{data}", "--encoder", "small", "--out", "{new}"), 2),
+        (("train", "quantizer", "{data}", "--out", "{new}"), 4),
+        (("train", "generator", "{data}", "--out", "{new}"), 4),
+        (("data", "catalogue", "--items", "3", "--out", "{new}"), 2),
+        (("data", "check", "{photos}"), 6),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_on_stderr_and_an_exit_status(
+    trained, index, photos, tmp_path, capsys, words, status
+):
+    places = {
+        "index": index, "photos": photos, "model": trained.model, "data": trained.data, "new": tmp_path / "new"
+    }  # fmt: skip
+    out, err = run(capsys, *(word.format(**places) for word in words), status=status)
+    assert out == ""
+    assert err.startswith("genius: ")
+    assert err.count("\n") == 1
+
+
+def test_doctor_gives_a_verdict_and_its_exit_status_agrees(trained, capsys):
+    status = main(["doctor", str(trained.model), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert status == (1 if found["problems"] else 0)
+    assert found["verdict"]
+    assert len(found["levels"]) == 4
+    out, _ = run(capsys, "doctor", trained.model, status=status)
+    assert f"verdict: {found['verdict']}" in " ".join(out.split())
+
+
+def test_a_catalogue_that_is_there_already_is_said_so(trained, capsys):
+    words = ("data", "catalogue", "--items", "1000", "--train-products", "60", "--queries-per-task", "12")
+    found = told(capsys, *words, "--out", trained.data)
+    assert (found["items"], found["drawn"]) == (1_000, False)
+    out, _ = run(capsys, *words, "--out", trained.data)
+    assert "1,000" in out
+
+
+def test_no_escape_codes_are_written_when_stdout_is_no_terminal(index, capsys, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    out, err = run(capsys, "search", index, "a red square")
+    assert "\x1b" not in out + err
+    assert os.environ["NO_COLOR"] == "1"

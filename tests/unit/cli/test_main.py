@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from genius import __version__, cli, errors
+from genius.cli import COMMANDS, main
+
+
+def fails_with(monkeypatch, error: BaseException) -> None:
+    """Let ``genius search`` raise this, whatever it is asked."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Failing:
+        """Fails."""
+
+        def run(self) -> None:
+            raise error
+
+    monkeypatch.setattr(cli, "find", lambda name: Failing)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], []])
+def test_help_lists_every_command_on_stdout(words, capsys):
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    for name in COMMANDS:
+        assert f"  genius {name} " in said.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself_and_each_of_its_flags(name, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([*name.split(), "--help"])
+    assert left.value.code == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert f"genius {name}" in said.out
+    first_line = (cli.find(name).__doc__ or "").splitlines()[0]
+    assert first_line.split()[0] in said.out
+
+
+def test_a_group_lists_its_own_commands_only(capsys):
+    assert main(["index", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "genius index create" in said
+    assert "genius data check" not in said
+
+
+def test_a_group_without_a_command_is_a_usage_error(capsys):
+    assert main(["index"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "genius index create" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(["serach"], "search"), (["evalute", "x"], "evaluate"), (["index", "creat"], "index create")],
+)
+def test_an_unknown_command_names_the_nearest(words, meant, capsys):
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"did you mean `genius {meant}`?" in said.err
+
+
+def test_a_command_like_no_other_points_to_help(capsys):
+    assert main(["qqqqqqqq"]) == 2
+    assert "'qqqqqqqq' is not a command; see `genius --help`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_the_version_is_told(flag, capsys):
+    assert main([flag]) == 0
+    assert capsys.readouterr().out == f"genius {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["search"], ["search", "x", "--nonsense"], ["search", "x", "-k", "many"]])
+def test_flags_that_cannot_be_read_are_usage_errors(words, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_an_unknown_preset_is_a_usage_error_that_names_the_known_ones(capsys):
+    assert main(["fit", "data", "--encoder", "small", "--out", "m", "--preset", "huge"]) == 2
+    assert "tiny, small, base" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--preset", "tiny"], ["--preset=tiny"]])
+def test_help_of_fit_shows_the_values_of_the_chosen_preset(words, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--help", *words])
+    said = capsys.readouterr().out
+    assert "--quantizer.codebook-size" in said
+    assert "32" in said.partition("--quantizer.codebook-size")[2][:300]
+
+
+ERRORS = [
+    (errors.UsageError("no"), 2),
+    (errors.MissingExtra("no"), 2),
+    (errors.ArtifactMissing("no"), 4),
+    (errors.ArtifactMismatch("no"), 4),
+    (errors.NetworkNeeded("no"), 5),
+    (errors.BadData("no"), 6),
+    (errors.BadRecord(Path("file"), 1, "no"), 6),
+    (errors.BadImage(Path("file"), "no"), 6),
+    (errors.TrainingFailed("no"), 1),
+]
+
+
+@pytest.mark.parametrize(("error", "status"), ERRORS, ids=lambda value: type(value).__name__)
+def test_an_error_is_one_line_on_stderr_and_its_own_exit_status(error, status, monkeypatch, capsys):
+    fails_with(monkeypatch, error)
+    assert main(["search"]) == status
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"genius: {error}\n"
+
+
+def test_a_bug_is_never_caught(monkeypatch):
+    fails_with(monkeypatch, ZeroDivisionError("a bug"))
+    with pytest.raises(ZeroDivisionError):
+        main(["search"])
+
+
+def test_ctrl_c_leaves_with_130_and_says_how_to_go_on(monkeypatch, capsys):
+    fails_with(monkeypatch, KeyboardInterrupt())
+    assert main(["search"]) == 130
+    assert "run the same command again" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error(monkeypatch, capsys):
+    fails_with(monkeypatch, BrokenPipeError())
+    assert main(["search"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def alone(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+HEAVY = {"torch", "transformers", "matplotlib", "scipy", "pandas", "sklearn", "ir_measures", "PIL"}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["search", "--help"], ["fit", "--help"], ["nonsense"]])
+def test_help_imports_nothing_heavy(words):
+    code = f"""
+import sys
+from genius.cli import main
+try:
+    main({words!r})
+except SystemExit:
+    pass
+print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)
+"""
+    assert alone(code).stderr.splitlines()[-1] == "[]"
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = f"import genius, sys; print(sorted({HEAVY!r} & set(sys.modules)))"
+    assert alone(code).stdout == "[]\n"
+
+
+def test_no_colour_is_written_where_none_is_wanted():
+    shown = alone("from genius.cli import main; main(['search', '--help'])", NO_COLOR="1", FORCE_COLOR="")
+    assert shown.returncode == 0
+    assert "\x1b[3" not in shown.stdout
+
+
+def test_an_interrupted_process_leaves_with_130(tmp_path):
+    code = f"""
+import time
+from dataclasses import dataclass
+from genius import cli
+
+@dataclass
+class Waiting:
+    def run(self):
+        open({str(tmp_path / "began")!r}, "w").close()
+        time.sleep(60)
+cli.find = lambda name: Waiting
+raise SystemExit(cli.main(["search"]))
+"""
+    with subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True
+    ) as process:
+        until = time.monotonic() + 30
+        while not (tmp_path / "began").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130, said
+    assert said == "genius: interrupted; run the same command again to go on\n"

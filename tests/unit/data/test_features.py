@@ -1,0 +1,121 @@
+"""Features on disk: round trips and refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genius.artifact import ArtifactWriter
+from genius.data.features import FeatureBatch, Features, LeftOut, Shard, write_shard
+from genius.errors import ArtifactMismatch, BadData
+
+DIM = 4
+
+
+def one_shard(image, text, places):
+    size = len(places)
+    return Shard(
+        ids=np.arange(size),
+        variant=np.full(size, -1, np.int16),
+        modality=np.zeros(size, np.int8),
+        wanted=np.full(size, -1, np.int8),
+        image_index=np.array([place[0] for place in places]),
+        text_index=np.array([place[1] for place in places]),
+        image=image,
+        text=text,
+    )
+
+
+@settings(max_examples=40)
+@given(
+    presence=st.lists(st.sampled_from([(1, 0), (0, 1), (1, 1)]), min_size=1, max_size=20),
+    shard_rows=st.integers(1, 7),
+    seed=st.integers(0, 100),
+)
+def test_gathered_features_equal_a_dense_table_with_zeros_for_what_is_absent(
+    make_features, presence, shard_rows, seed
+):
+    random = np.random.default_rng(seed)
+    dense = random.standard_normal((2, len(presence), DIM)).astype(np.float16).astype(np.float32)
+    present = np.array(presence, dtype=bool)
+    rows = [
+        [vector if has else None for vector, has in zip(dense[side], present[:, side], strict=True)]
+        for side in (0, 1)
+    ]
+    ids = random.permutation(1000)[: len(presence)].tolist()
+    features = make_features(ids, *rows, shard_rows=shard_rows, dim=DIM)
+    dense *= present.T[:, :, None]
+    chosen = random.integers(len(presence), size=12)
+    batch = features.gather(chosen)
+    assert np.array_equal(batch.image.numpy(), dense[0][chosen])
+    assert np.array_equal(batch.text.numpy(), dense[1][chosen])
+    assert np.array_equal(batch.has_image.numpy(), present[chosen, 0])
+    assert np.array_equal(batch.has_text.numpy(), present[chosen, 1])
+    assert np.array_equal(batch.total().numpy(), (dense[0] + dense[1])[chosen])
+    assert features.ids.tolist() == ids
+    assert len(features) == len(ids)
+    parts = list(features.batches(3))
+    assert torch.equal(torch.cat([part.image for _, part in parts]), torch.from_numpy(dense[0]))
+    assert [i for rows, _ in parts for i in range(*rows.indices(10**6))] == list(range(len(ids)))
+
+
+def test_shards_are_read_as_they_were_written(tmp_path, make_features):
+    features = make_features(
+        [5, 6, 9], [np.ones(DIM), None, np.ones(DIM)], [None, np.ones(DIM), None], shard_rows=2, dim=DIM
+    )
+    first, second = features.shards()
+    assert first.ids.tolist() == [5, 6]
+    assert second.ids.tolist() == [9]
+    assert first.image_index.tolist() == [0, -1]
+    assert second.text.shape == (0, DIM)
+
+
+def test_packed_features_spread_over_rows():
+    image = torch.tensor([[1.0, 2], [3, 4]])
+    batch = FeatureBatch.of(image, torch.zeros(0, 2), np.array([1, -1, 0, 1]), np.full(4, -1))
+    assert batch.image.tolist() == [[3, 4], [0, 0], [1, 2], [3, 4]]
+    assert batch.text.tolist() == [[0, 0]] * 4
+    assert batch.has_image.tolist() == [True, False, True, True]
+    assert not batch.has_text.any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e6])
+def test_features_that_16_bits_cannot_hold_are_refused(tmp_path, bad):
+    image = np.ones((2, DIM), dtype=np.float32)
+    image[1, 2] = bad
+    shard = one_shard(image, np.zeros((0, DIM), np.float32), [(0, -1), (1, -1)])
+    with pytest.raises(BadData, match="image features are not finite or too large"):
+        write_shard(tmp_path, 0, shard, [])
+    assert not list(tmp_path.iterdir())
+
+
+def test_whole_numbers_are_stored_as_they_come(tmp_path):
+    tokens = np.array([[70_000, 3]], dtype=np.int32)
+    write_shard(tmp_path, 0, one_shard(np.zeros((0, 0), np.float32), tokens, [(-1, 0)]), [])
+    stored = np.load(tmp_path / "shard-000000" / "text.npy")
+    assert stored.dtype == np.int32
+    assert stored.tolist() == [[70_000, 3]]
+
+
+def test_a_manifest_that_counts_other_rows_than_the_shards_is_a_mismatch(make_features):
+    features = make_features([1], [np.ones(DIM)], [None], dim=DIM)
+    folder = features.manifest.folder.parent / "fewer"
+    writer = ArtifactWriter(folder, kind="features", config={}, inputs={})
+    write_shard(writer.path, 0, next(features.shards()), [LeftOut(3, "a.jpg", "cut off")])
+    writer.finish(facts={"rows": 2, "image_dim": DIM, "text_dim": DIM})
+    with pytest.raises(ArtifactMismatch, match="holds 1 rows, its manifest says 2"):
+        Features.open(folder)
+
+
+def test_left_out_records_are_listed_when_the_folder_is_opened(make_features, tmp_path):
+    features = make_features([1], [np.ones(DIM)], [None], dim=DIM)
+    writer = ArtifactWriter(tmp_path / "some", kind="features", config={}, inputs={})
+    write_shard(writer.path, 0, next(features.shards()), [LeftOut(3, "a.jpg", "cut off")])
+    writer.finish(facts={"rows": 1, "image_dim": DIM, "text_dim": DIM + 1})
+    opened = Features.open(tmp_path / "some")
+    assert opened.left_out == [LeftOut(3, "a.jpg", "cut off")]
+    with pytest.raises(ArtifactMismatch, match="one space needs one width"):
+        _ = opened.dim

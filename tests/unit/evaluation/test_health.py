@@ -1,0 +1,104 @@
+"""The health report names what is wrong with IDs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from genius.evaluation.health import examine, majority_modality
+
+
+def look(codes, modalities=None, reconstruction=None, *, sizes=(3, 4, 8), modality_level=True):
+    codes = np.array(codes)
+    if modalities is None:
+        modalities = codes[:, 0]
+    if reconstruction is None:
+        reconstruction = np.full(len(codes), 0.9)
+    return examine(
+        codes, np.array(modalities), reconstruction, sizes=sizes, has_modality_level=modality_level
+    )
+
+
+def all_ids():
+    return [[m, a, b] for m in range(3) for a in range(4) for b in range(8)]
+
+
+def test_ids_that_use_every_code_alike_are_healthy():
+    health = look(all_ids())
+    assert health.verdict == "healthy"
+    assert health.problems == ()
+    assert health.distinct_ids == health.candidates == 96
+    assert health.collision_rate == 0
+    assert health.largest_bucket == 1
+    assert health.purity == 1
+    assert health.level0_modality == ("image", "text", "image-text")
+    assert [level.used for level in health.levels] == [3, 4, 8]
+    assert [level.perplexity for level in health.levels] == pytest.approx([3, 4, 8])
+    assert [level.largest_share for level in health.levels] == pytest.approx([1 / 3, 1 / 4, 1 / 8])
+
+
+def test_perplexity_is_two_to_the_entropy():
+    health = look([[0, 0, 0]] * 3 + [[0, 1, 1]])
+    entropy = -(0.75 * np.log2(0.75) + 0.25 * np.log2(0.25))
+    assert health.levels[1].perplexity == pytest.approx(2**entropy)
+    assert health.levels[0].perplexity == pytest.approx(1)
+
+
+def test_collapsed_codebooks_are_named_with_their_level():
+    codes = [[m, 2, b] for m in range(3) for b in range(8)]
+    health = look(codes, sizes=(3, 32, 8))
+    assert health.levels[1].used == 1
+    assert any("level 1 uses 1 of 32 codes" in problem for problem in health.problems)
+    assert not any("level 2" in problem or "level 0" in problem for problem in health.problems)
+
+
+def test_an_unused_modality_code_alone_is_no_collapse():
+    codes = [[0, a, b] for a in range(4) for b in range(8)]
+    health = look(codes)
+    assert health.problems == ()
+    assert health.level0_modality == ("image", "unknown", "unknown")
+
+
+def test_the_first_level_is_examined_when_it_is_no_modality_level():
+    health = look([[0, b] for b in range(8)], [0] * 8, sizes=(16, 8), modality_level=False)
+    assert health.purity is None
+    assert health.level0_modality == ()
+    assert any("level 0 uses 1 of 16 codes" in problem for problem in health.problems)
+
+
+def test_collisions_are_counted_by_candidate_and_named():
+    codes = [*all_ids(), [0, 0, 0], [0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 3, 3]]
+    health = look(codes)
+    # The bucket of three and three buckets of two.
+    assert health.collision_rate == pytest.approx((3 + 2 + 2 + 2) / 101)
+    assert health.largest_bucket == 3
+    assert health.distinct_ids == 96
+    assert "8.9% of the candidates share their ID" in health.verdict
+
+
+def test_impure_modality_codes_are_named():
+    codes = np.array(all_ids())
+    modalities = codes[:, 0].copy()
+    modalities[:10] = 1
+    health = look(codes, modalities)
+    assert health.purity == pytest.approx(86 / 96)
+    assert "tells modalities apart for only 89.6%" in health.verdict
+
+
+def test_a_level_0_that_says_nothing_is_impure():
+    health = look([[0, a, b] for _, a, b in all_ids()], [m for m, _, _ in all_ids()])
+    assert health.purity == pytest.approx(1 / 3)
+    assert "level 0" in health.verdict
+
+
+def test_bad_reconstruction_is_named():
+    health = look(all_ids(), reconstruction=np.full(96, 0.3))
+    assert health.reconstruction == pytest.approx(0.3)
+    assert "mean cosine 0.30" in health.verdict
+
+
+def test_the_majority_decides_what_a_code_stands_for_whatever_the_permutation():
+    level0 = np.array([2, 2, 2, 0, 0, 1, 1])
+    modalities = np.array([0, 0, 1, 1, 1, 2, 2])
+    assert majority_modality(level0, modalities).tolist() == [1, 2, 0]
+    assert majority_modality(np.array([1]), np.array([1])).tolist() == [-1, 1, -1]

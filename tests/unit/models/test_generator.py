@@ -1,0 +1,168 @@
+"""The decoder: training and step-by-step search agree, losses are what they say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from genius.config import GeneratorConfig
+from genius.models.generator import CODE_ROW_STD, NUM_SPECIAL, Generator, _bucket
+
+DIM = 6
+SIZES = (3, 5, 4, 6)
+
+
+def make(seed=0, **settings):
+    torch.manual_seed(seed)
+    config = GeneratorConfig(
+        **{
+            "layers": 2,
+            "width": 12,
+            "feedforward": 20,
+            "heads": 3,
+            "head_width": 4,
+            "prefixes": 5,
+            **settings,
+        }
+    )
+    return Generator(DIM, SIZES, config).eval()
+
+
+def draw(items, seed=0):
+    """Queries and their codes."""
+    random = torch.Generator().manual_seed(seed)
+    codes = [torch.randint(size, (items,), generator=random) for size in SIZES]
+    return torch.randn(items, DIM, generator=random), torch.stack(codes, dim=1)
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 1000), head=st.sampled_from(["tied", "per-level"]), beams=st.integers(1, 4))
+@torch.no_grad()
+def test_step_by_step_decoding_with_reordered_beams_equals_teacher_forcing_at_every_level(seed, head, beams):
+    generator = make(seed, head=head)
+    random = torch.Generator().manual_seed(seed)
+    num_queries = 3
+    queries, _ = draw(num_queries, seed)
+    state = generator.start(queries)
+    owner = torch.arange(num_queries)
+    history = torch.zeros(num_queries, 0, dtype=torch.int64)
+    codes = None
+    for level, size in enumerate(SIZES):
+        step = generator.step(state, codes)
+        padding = torch.zeros(len(history), len(SIZES) - level, dtype=torch.int64)
+        expected = generator(queries[owner], torch.cat([history, padding], dim=1))[:, level]
+        torch.testing.assert_close(step.hidden, expected, rtol=1e-4, atol=1e-5)
+        # Each query keeps some of its own beams, in any order and perhaps twice.
+        width = len(owner) // num_queries
+        kept = torch.randint(width, (num_queries, beams), generator=random)
+        kept = (kept + torch.arange(num_queries)[:, None] * width).ravel()
+        codes = torch.randint(size, (num_queries * beams,), generator=random)
+        history = torch.cat([history[kept], codes[:, None]], dim=1)
+        owner = owner[kept]
+        state = step.state.select(kept)
+
+
+@pytest.mark.parametrize("head", ["tied", "per-level"])
+@pytest.mark.parametrize("softmax", ["vocabulary", "level"])
+@torch.no_grad()
+def test_the_loss_is_the_cross_entropy_of_each_level(head, softmax):
+    generator = make(head=head, softmax=softmax)
+    queries, codes = draw(7)
+    hidden = generator(queries, codes)
+    if head == "tied":
+        logits = (hidden / math.sqrt(12)) @ generator.embedding.weight.T
+    else:
+        logits = hidden @ generator.head.weight.T
+    for level, value in enumerate(generator.loss(queries, codes)):
+        start = 3 + sum(SIZES[:level])
+        own = logits[:, level]
+        target = codes[:, level] + start
+        if softmax == "level":
+            own, target = own[:, start : start + SIZES[level]], codes[:, level]
+        torch.testing.assert_close(value, F.cross_entropy(own, target))
+
+
+@pytest.mark.parametrize("head", ["tied", "per-level"])
+@torch.no_grad()
+def test_log_probabilities_normalise_to_one_over_what_they_are_asked_to(head):
+    generator = make(head=head)
+    hidden = torch.randn(4, 12)
+    over_all = []
+    for level, size in enumerate(SIZES):
+        own = generator.log_probabilities(hidden, level, "level")
+        assert own.shape == (4, size)
+        torch.testing.assert_close(own.exp().sum(dim=1), torch.ones(4))
+        part = generator.log_probabilities(hidden, level, "vocabulary")
+        torch.testing.assert_close(part - part.logsumexp(dim=1, keepdim=True), own, rtol=1e-4, atol=1e-5)
+        over_all.append(part.exp().sum(dim=1))
+    special = generator.logits(hidden, slice(None)).softmax(dim=1)[:, :NUM_SPECIAL].sum(dim=1)
+    torch.testing.assert_close(torch.stack(over_all).sum(dim=0) + special, torch.ones(4))
+
+
+@torch.no_grad()
+def test_a_level_does_not_see_its_own_code_or_later_ones():
+    generator = make()
+    queries, codes = draw(4)
+    before = generator(queries, codes)
+    changed = codes.clone()
+    changed[:, 2:] = (changed[:, 2:] + 1) % 4
+    after = generator(queries, changed)
+    assert torch.equal(before[:, :3], after[:, :3])
+    assert (before[:, 3] - after[:, 3]).abs().max() > 1e-4
+
+
+@torch.no_grad()
+def test_a_batch_of_one_equals_the_row_of_a_batch():
+    generator = make()
+    queries, codes = draw(5)
+    together = generator(queries, codes)
+    for row in range(5):
+        alone = generator(queries[row : row + 1], codes[row : row + 1])
+        torch.testing.assert_close(alone[0], together[row], rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_code_rows_start_as_one_linear_map_of_the_unit_code_vectors():
+    generator = make(head="per-level")
+    special = generator.embedding.weight[:NUM_SPECIAL].clone()
+    random = torch.Generator().manual_seed(1)
+    tables = [torch.randn(size, DIM, generator=random) for size in SIZES]
+    tables[2][1] = 9 * tables[1][3]
+    generator.start_codes(tables, generator=torch.Generator().manual_seed(2))
+    rows = generator.embedding.weight[NUM_SPECIAL:]
+    units = torch.cat([table / table.norm(dim=1, keepdim=True) for table in tables])
+    mapped = torch.linalg.lstsq(units, rows)
+    torch.testing.assert_close(units @ mapped.solution, rows, rtol=1e-4, atol=1e-4)
+    assert torch.equal(generator.embedding.weight[:NUM_SPECIAL], special)
+    start = generator.offsets
+    torch.testing.assert_close(
+        generator.embedding.weight[start[2] + 1], generator.embedding.weight[start[1] + 3]
+    )
+    torch.testing.assert_close(generator.head.weight[NUM_SPECIAL:] * math.sqrt(12), rows)
+    assert float(rows.std()) == pytest.approx(CODE_ROW_STD, rel=0.5)
+
+
+def test_the_vocabulary_is_three_special_rows_then_the_levels():
+    assert make().offsets == (3, 6, 11, 15)
+    assert make().embedding.num_embeddings == 3 + sum(SIZES)
+
+
+def test_looking_back_is_exact_up_to_fifteen_and_coarser_further_away():
+    buckets = _bucket(torch.arange(300)).tolist()
+    assert buckets[:16] == list(range(16))
+    assert buckets == sorted(buckets)
+    assert buckets[127] == buckets[299] == 31
+    assert buckets[16] == buckets[18] == 16
+
+
+def test_dropout_acts_in_training_only():
+    generator = make(dropout=0.5)
+    queries, codes = draw(3)
+    assert torch.equal(generator(queries, codes), generator(queries, codes))
+    generator.train()
+    assert not torch.equal(generator(queries, codes), generator(queries, codes))

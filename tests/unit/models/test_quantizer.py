@@ -1,0 +1,264 @@
+"""Residual quantization, its moving average and its kinds of level 0."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from genius.config import FusionConfig, QuantizerConfig
+from genius.models.quantizer import Codebook, Quantizer
+
+DIM = 5
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def make(seed=0, **settings):
+    """A quantizer with random codebooks."""
+    config = QuantizerConfig(
+        **{"levels": 3, "codebook_size": 7, "fusion": FusionConfig(hidden=4), **settings}
+    )
+    quantizer = Quantizer(DIM, config)
+    random = seeded(seed)
+    books = {id(book): book for book in quantizer.codebooks}
+    for level, book in enumerate(books.values()):
+        size = len(book.embed)
+        book.start(
+            torch.randn(size, DIM, generator=random) * 0.6**level, 5 * torch.rand(size, generator=random) + 3
+        )
+    return quantizer
+
+
+def embeddings(items, seed=0):
+    return F.normalize(torch.randn(items, DIM, generator=seeded(seed)), dim=-1)
+
+
+def plainly(quantizer, vector, modality=None):
+    """Codes and residuals of one vector in ordinary numbers (equations 4 to 6)."""
+    residual = [float(x) for x in vector]
+    codes, residuals = [], []
+    for level, table in enumerate(quantizer.tables()):
+        rows = table.tolist()
+        distances = [sum((r - e) ** 2 for r, e in zip(residual, row, strict=True)) for row in rows]
+        code = distances.index(min(distances))
+        if level == 0 and modality is not None:
+            code = modality
+        residuals.append(residual)
+        codes.append(code)
+        residual = [r - e for r, e in zip(residual, rows[code], strict=True)]
+    return codes, residuals
+
+
+@given(
+    items=st.integers(1, 8),
+    seed=st.integers(0, 10_000),
+    levels=st.integers(1, 4),
+    level0=st.sampled_from(["learned", "assigned", "none"]),
+    shared=st.booleans(),
+)
+def test_codes_and_residuals_equal_a_plain_reference(items, seed, levels, level0, shared):
+    quantizer = make(seed, levels=levels, level0=level0, shared_codebook=shared)
+    vectors = embeddings(items, seed + 1)
+    modalities = torch.randint(3, (items,), generator=seeded(seed))
+    given_modalities = modalities if level0 == "assigned" else None
+    quantized = quantizer.quantize(vectors, given_modalities)
+    for item in range(items):
+        modality = int(modalities[item]) if level0 == "assigned" else None
+        codes, residuals = plainly(quantizer, vectors[item], modality)
+        assert quantized.codes[item].tolist() == codes
+        torch.testing.assert_close(
+            quantized.residuals[:, item], torch.tensor(residuals), rtol=1e-5, atol=1e-5
+        )
+
+
+@given(items=st.integers(1, 8), seed=st.integers(0, 10_000), gradient=st.sampled_from(["once", "per-level"]))
+def test_decoding_the_codes_gives_the_vectors(items, seed, gradient):
+    quantizer = make(seed, gradient=gradient)
+    quantized = quantizer.quantize(embeddings(items, seed))
+    torch.testing.assert_close(quantizer.decode(quantized.codes), quantized.vectors, rtol=0, atol=1e-5)
+
+
+@given(items=st.integers(1, 8), seed=st.integers(0, 10_000))
+def test_the_quantization_loss_is_the_mean_over_elements_and_levels(items, seed):
+    quantizer = make(seed)
+    vectors = embeddings(items, seed)
+    total = count = 0.0
+    for vector in vectors:
+        codes, residuals = plainly(quantizer, vector)
+        for table, code, residual in zip(quantizer.tables(), codes, residuals, strict=True):
+            total += sum((r - e) ** 2 for r, e in zip(residual, table[code].tolist(), strict=True))
+            count += DIM
+    assert float(quantizer.quantize(vectors).loss) == pytest.approx(total / count, rel=1e-4)
+
+
+def test_the_quantization_loss_pulls_embeddings_and_not_codebooks():
+    quantizer = make()
+    vectors = embeddings(4).requires_grad_()
+    quantized = quantizer.quantize(vectors)
+    quantized.loss.backward()
+    # Every residual is the embedding minus constants, so the gradient is the sum over levels.
+    left = [
+        quantized.residuals[level] - quantizer.tables()[level][quantized.codes[:, level]]
+        for level in range(quantizer.num_levels)
+    ]
+    expected = 2 * torch.stack(left).sum(dim=0) / (4 * DIM * quantizer.num_levels)
+    torch.testing.assert_close(vectors.grad, expected, rtol=1e-5, atol=1e-6)
+    assert not any(table.requires_grad for table in quantizer.tables())
+
+
+@pytest.mark.parametrize(("gradient", "identities"), [("once", 1), ("per-level", 4)])
+def test_the_gradient_goes_straight_through_to_the_embedding(gradient, identities):
+    quantizer = make(gradient=gradient)
+    vectors = embeddings(3).requires_grad_()
+    weights = torch.randn(3, DIM)
+    (quantizer.quantize(vectors).vectors * weights).sum().backward()
+    torch.testing.assert_close(vectors.grad, identities * weights)
+
+
+@given(seed=st.integers(0, 10_000), decay=st.floats(0.1, 1), laplace=st.floats(1e-5, 0.1))
+def test_one_moving_average_step_equals_a_plain_reference(seed, decay, laplace):
+    book = Codebook(4, 2)
+    random = seeded(seed)
+    book.start(torch.randn(4, 2, generator=random), 1 + torch.rand(4, generator=random))
+    before = copy.deepcopy(book)
+    residuals = torch.randn(9, 2, generator=random)
+    codes = torch.randint(4, (9,), generator=random)
+    book.follow(residuals, codes, decay=decay, laplace=laplace)
+    counts, sums = [0.0] * 4, [[0.0, 0.0] for _ in range(4)]
+    for residual, code in zip(residuals.tolist(), codes.tolist(), strict=True):
+        counts[code] += 1
+        sums[code] = [a + b for a, b in zip(sums[code], residual, strict=True)]
+    sizes = [decay * float(before.cluster_size[c]) + (1 - decay) * counts[c] for c in range(4)]
+    for code in range(4):
+        average = [
+            decay * float(before.embed_avg[code, axis]) + (1 - decay) * sums[code][axis] for axis in range(2)
+        ]
+        smoothed = (sizes[code] + laplace) / (sum(sizes) + 4 * laplace) * sum(sizes)
+        assert float(book.cluster_size[code]) == pytest.approx(sizes[code], rel=1e-4, abs=1e-5)
+        assert book.embed_avg[code].tolist() == pytest.approx(average, rel=1e-4, abs=1e-5)
+        assert book.embed[code].tolist() == pytest.approx([a / smoothed for a in average], rel=1e-3, abs=1e-4)
+
+
+def test_dead_codes_move_to_current_residuals_and_count_anew():
+    quantizer = make(dead_below=2.0, decay=0.5)
+    for book in quantizer.codebooks:
+        book.cluster_size[:2] = 0.1
+        book.embed[:2] = 50  # nobody chooses them
+    quantized = quantizer.quantize(embeddings(30))
+    revived = quantizer.follow(quantized, generator=seeded(0))
+    total = 0
+    for level, book in enumerate(quantizer.codebooks):
+        now = quantized.residuals[level]
+        is_residual = (book.embed[:, None] == now[None]).all(dim=2).any(dim=1)
+        if level == 0:
+            assert not is_residual.any()
+            assert float(book.cluster_size[0]) < 2
+        else:
+            assert is_residual[:2].all()
+            assert (book.cluster_size[is_residual] == 2).all()
+            assert torch.equal(book.embed_avg[is_residual], 2 * book.embed[is_residual])
+            assert (book.cluster_size >= 2).all()
+            total += int(is_residual.sum())
+    assert revived == total
+
+
+def test_a_semantic_first_level_is_revived_when_there_is_no_modality_level():
+    quantizer = make(level0="none")
+    quantizer.codebooks[0].cluster_size[:] = 0
+    assert quantizer.follow(quantizer.quantize(embeddings(30)), generator=seeded(0)) >= 7
+
+
+def test_nothing_is_revived_when_the_limit_is_zero():
+    quantizer = make(dead_below=0.0)
+    for book in quantizer.codebooks:
+        book.cluster_size[:] = 1e-6
+    assert quantizer.follow(quantizer.quantize(embeddings(3)), generator=seeded(0)) == 0
+
+
+def test_a_shared_codebook_is_one_codebook_at_all_semantic_levels():
+    quantizer = make(shared_codebook=True)
+    modality, *semantic = quantizer.codebooks
+    assert all(book is semantic[0] for book in semantic)
+    assert modality is not semantic[0]
+    assert quantizer.sizes == (3, 7, 7, 7)
+    quantizer.follow(quantizer.quantize(embeddings(20)), generator=seeded(0))
+    assert torch.equal(quantizer.tables()[1], quantizer.tables()[3])
+
+
+def test_an_assigned_level_0_needs_the_modalities():
+    with pytest.raises(ValueError, match="modalities"):
+        make(level0="assigned").quantize(embeddings(2))
+
+
+def test_a_classified_level_0_is_what_the_classifier_says():
+    quantizer = make(level0="classifier")
+    vectors = embeddings(20)
+    quantized = quantizer.quantize(vectors)
+    assert torch.equal(quantized.codes[:, 0], quantizer.classify(vectors).argmax(dim=1))
+    assert len(quantized.codes[:, 0].unique()) > 1
+    with pytest.raises(ValueError, match="no modality classifier"):
+        make().classify(vectors)
+
+
+@pytest.mark.parametrize(
+    ("level0", "sizes", "known"),
+    [
+        ("learned", (3, 7, 7, 7), [-1, -1, -1]),
+        ("assigned", (3, 7, 7, 7), [0, 1, 2]),
+        ("classifier", (3, 7, 7, 7), [0, 1, 2]),
+        ("none", (7, 7, 7), [-1, -1, -1]),
+    ],
+)
+def test_each_kind_of_level_0_says_what_it_knows(level0, sizes, known):
+    quantizer = make(level0=level0)
+    assert quantizer.sizes == sizes
+    assert quantizer.num_levels == len(sizes)
+    assert quantizer.has_modality_level == (level0 != "none")
+    assert quantizer.level0_modality.tolist() == known
+
+
+def test_codebooks_start_by_kmeans_on_the_residuals_of_the_levels_before():
+    quantizer = make(level0="assigned", levels=2)
+    vectors, modalities = embeddings(60), torch.arange(60) % 3
+    quantizer.start_codebooks(vectors, modalities, batch_size=15, generator=seeded(0))
+    first, second, third = quantizer.codebooks
+    for modality in range(3):
+        torch.testing.assert_close(first.embed[modality], vectors[modalities == modality].mean(dim=0))
+    # Sixty embeddings were seen, a batch has 2 x 15.
+    assert first.cluster_size.tolist() == [10, 10, 10]
+    assert float(second.cluster_size.sum()) == pytest.approx(30)
+    quantized = quantizer.quantize(vectors, modalities)
+    for book, residuals, codes in zip(
+        (second, third), quantized.residuals[1:], quantized.codes.T[1:], strict=True
+    ):
+        for code in codes.unique():
+            torch.testing.assert_close(
+                book.embed[code], residuals[codes == code].mean(dim=0), atol=1e-5, rtol=0
+            )
+    norms = quantized.residuals.norm(dim=2).mean(dim=1)
+    assert (norms.diff() < 0).all()
+
+
+def test_codebooks_start_alike_from_the_same_seed():
+    first, again = make(seed=1), make(seed=2)
+    for quantizer in (first, again):
+        quantizer.start_codebooks(
+            embeddings(50), torch.zeros(50, dtype=torch.int64), batch_size=25, generator=seeded(4)
+        )
+    for one, other in zip(first.tables(), again.tables(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_modality_that_never_occurs_leaves_the_codebook_finite():
+    quantizer = make(level0="assigned", dead_below=0.0)
+    modalities = torch.zeros(12, dtype=torch.int64)
+    quantizer.start_codebooks(embeddings(12), modalities, batch_size=6, generator=seeded(0))
+    quantizer.follow(quantizer.quantize(embeddings(12), modalities), generator=seeded(0))
+    assert all(table.isfinite().all() for table in quantizer.tables())

@@ -1,0 +1,241 @@
+"""The embedding stage: each thing once, shard by shard, resumed where it stopped."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from genius.data.features import Features
+from genius.data.records import Modality
+from genius.encoders.protocol import ItemKey
+from genius.errors import BadData, BadImage
+from genius.stages import embed as stage
+from genius.stages.embed import FeatureRow, embed, transform
+from genius.stages.progress import Silent
+
+DIM = 3
+
+
+class Encoder:
+    """Says what it was asked: the mean colour of pictures, the number in texts."""
+
+    spec = "fake"
+    dim = DIM
+    fingerprint = "fake-1"
+
+    def __init__(self, *, needs_pixels=True, fail_after=10**9):
+        self.needs_pixels = needs_pixels
+        self.seen = []
+        self.fail_after = fail_after
+
+    def image_features(self, images):
+        assert images, "an encoder is never asked for nothing"
+        self._see([item.key.id for item in images])
+        if not self.needs_pixels:
+            return torch.tensor([[float(item.key.id), 1.0, 0.0] for item in images])
+        return torch.tensor([np.asarray(item.image).mean(axis=(0, 1)).tolist() for item in images])
+
+    def text_features(self, texts):
+        assert texts, "an encoder is never asked for nothing"
+        self._see([item.text for item in texts])
+        return torch.tensor([[float(item.key.id), 0.0, 1.0] for item in texts])
+
+    def _see(self, names):
+        if len(self.seen) >= self.fail_after:
+            raise KeyboardInterrupt
+        self.seen += names
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(stage, "SHARD_ROWS", 4)
+    monkeypatch.setattr(stage, "ENCODE_BATCH", 2)
+
+
+def text_rows(count):
+    return [
+        FeatureRow(id=n, key=ItemKey("candidate", str(n)), modality=Modality.TEXT, text=f"text {n}")
+        for n in range(count)
+    ]
+
+
+def image_rows(paths):
+    return [
+        FeatureRow(id=n, key=ItemKey("candidate", str(n)), modality=Modality.IMAGE, image=path)
+        for n, path in enumerate(paths)
+    ]
+
+
+def run(rows, encoder, folder, **settings):
+    return embed(
+        rows, encoder, folder, inputs={"records": "r"}, expected=len(rows), progress=Silent(), **settings
+    )
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    paths = [tmp_path / f"{n}.png" for n in range(6)]
+    for n, path in enumerate(paths):
+        Image.new("RGB", (8, 8), (n, 10 * n, 20 * n)).save(path)
+    return paths
+
+
+def test_rows_of_any_number_keep_their_order_over_shards(tmp_path):
+    features = run(text_rows(10), Encoder(), tmp_path / "f")
+    assert len(list(features.shards())) == 3
+    assert features.ids.tolist() == list(range(10))
+    assert features.gather(np.arange(10)).text[:, 0].tolist() == list(range(10))
+
+
+def test_an_interrupted_run_encodes_only_the_shards_that_are_missing(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(text_rows(10), Encoder(fail_after=6), tmp_path / "f")
+    assert not (tmp_path / "f").exists()
+    encoder = Encoder()
+    features = run(text_rows(10), encoder, tmp_path / "f")
+    assert encoder.seen == [f"text {n}" for n in range(4, 10)]
+    whole = run(text_rows(10), Encoder(), tmp_path / "g")
+    assert torch.equal(features.gather(np.arange(10)).text, whole.gather(np.arange(10)).text)
+
+
+def test_a_finished_folder_is_opened_without_encoding_unless_something_changed(tmp_path):
+    run(text_rows(5), Encoder(), tmp_path / "f")
+    again = Encoder()
+    run(text_rows(5), again, tmp_path / "f")
+    assert again.seen == []
+    other = Encoder()
+    other.fingerprint = "fake-2"
+    run(text_rows(5), other, tmp_path / "f")
+    assert len(other.seen) == 5
+
+
+def test_shards_of_another_encoder_are_not_continued(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(text_rows(10), Encoder(fail_after=6), tmp_path / "f")
+    other = Encoder()
+    other.fingerprint = "fake-2"
+    run(text_rows(10), other, tmp_path / "f")
+    assert len(other.seen) == 10
+
+
+def test_a_picture_and_a_text_are_encoded_once_in_a_shard(tmp_path, pictures):
+    rows = [
+        FeatureRow(
+            id=n,
+            key=ItemKey("query", str(n)),
+            modality=Modality.IMAGE_TEXT,
+            image=pictures[n % 2],
+            text="same",
+        )
+        for n in range(4)
+    ]
+    encoder = Encoder()
+    features = run(rows, encoder, tmp_path / "f")
+    assert sorted(encoder.seen) == ["0", "1", "same"] or len(encoder.seen) == 3
+    assert features.gather(np.arange(4)).image[:, 2].tolist() == [0, 20, 0, 20]
+    assert features.gather(np.arange(4)).has_text.all()
+
+
+def test_an_encoder_that_looks_up_ids_is_asked_for_every_item_even_when_contents_are_equal(tmp_path):
+    rows = [
+        FeatureRow(id=n, key=ItemKey("query", str(n)), modality=Modality.TEXT, text="same") for n in range(3)
+    ]
+    features = run(rows, Encoder(needs_pixels=False), tmp_path / "f")
+    assert features.gather(np.arange(3)).text[:, 0].tolist() == [0, 1, 2]
+
+
+def test_a_bad_picture_is_an_error_that_names_it(tmp_path, pictures):
+    pictures[2].write_bytes(b"")
+    with pytest.raises(BadImage, match=r"2\.png"):
+        run(image_rows(pictures), Encoder(), tmp_path / "f")
+
+
+def test_left_out_pictures_are_listed_and_the_others_keep_their_features(tmp_path, pictures):
+    for n in (1, 5):
+        pictures[n].write_bytes(b"not a picture")
+    features = run(image_rows(pictures), Encoder(), tmp_path / "f", skip_bad_images=True)
+    assert features.ids.tolist() == [0, 2, 3, 4]
+    assert features.gather(np.arange(4)).image[:, 2].tolist() == [0, 40, 60, 80]
+    assert [(row.id, row.file) for row in features.left_out] == [(1, str(pictures[1])), (5, str(pictures[5]))]
+    assert all(row.reason for row in features.left_out)
+    assert Features.open(tmp_path / "f").left_out == features.left_out
+
+
+def test_a_whole_shard_of_bad_pictures_is_left_out(tmp_path, pictures):
+    for path in pictures[:4]:
+        path.write_bytes(b"not a picture")
+    features = run(image_rows(pictures), Encoder(), tmp_path / "f", skip_bad_images=True)
+    assert features.ids.tolist() == [4, 5]
+    assert features.gather(np.arange(2)).image[:, 2].tolist() == [80, 100]
+    assert len(features.left_out) == 4
+
+
+def test_nothing_to_embed_is_bad_data(tmp_path, pictures):
+    with pytest.raises(BadData, match="nothing to embed"):
+        run([], Encoder(), tmp_path / "f")
+    pictures[0].write_bytes(b"")
+    with pytest.raises(BadData, match="nothing to embed"):
+        run(image_rows(pictures[:1]), Encoder(), tmp_path / "g", skip_bad_images=True)
+
+
+def test_queries_keep_their_instruction_and_what_they_want(tmp_path):
+    rows = [
+        FeatureRow(
+            id=4,
+            key=ItemKey("query", "4"),
+            modality=Modality.TEXT,
+            text=f"way {n}",
+            variant=n,
+            wanted=Modality.IMAGE_TEXT,
+        )
+        for n in range(2)
+    ]
+    features = run(rows, Encoder(), tmp_path / "f")
+    assert features.variant.tolist() == [0, 1]
+    assert features.wanted.tolist() == [2, 2]
+    assert features.modality.tolist() == [1, 1]
+
+
+def test_features_that_are_not_finite_are_refused(tmp_path):
+    rows = [FeatureRow(id=0, key=ItemKey("candidate", "nan"), modality=Modality.TEXT, text="?")]
+    with pytest.raises(BadData, match="not finite"):
+        run(rows, Encoder(), tmp_path / "f")
+
+
+def test_a_transformed_folder_is_what_the_whole_encoder_would_have_written(tmp_path):
+    source = run(text_rows(6), Encoder(), tmp_path / "prepared")
+    calls = []
+
+    def double(text):
+        calls.append(len(text))
+        return text * 2.0
+
+    def change():
+        return transform(
+            source,
+            tmp_path / "f",
+            image=lambda image: image,
+            text=double,
+            inputs={"records": "r"},
+            encoder=Encoder(),
+        )
+
+    features = change()
+    assert features.gather(np.arange(6)).text[:, 0].tolist() == [0, 2, 4, 6, 8, 10]
+    assert features.ids.tolist() == source.ids.tolist()
+    change()
+    assert calls == [4, 2]
+    assert (
+        embed(
+            text_rows(6),
+            unused := Encoder(),
+            tmp_path / "f",
+            inputs={"records": "r"},
+            expected=6,
+            progress=Silent(),
+        ).manifest.fingerprint
+        == features.manifest.fingerprint
+    )
+    assert unused.seen == []

@@ -1,0 +1,126 @@
+"""The training loop: scheduled, clipped, and resumed to the same losses."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from genius.config import TrainingConfig
+from genius.errors import TrainingFailed
+from genius.stages.loop import METRICS, StepResult, learning_rate_at, num_steps, train
+from genius.stages.progress import Silent
+
+CONFIG = TrainingConfig(learning_rate=0.05, warmup_steps=2, checkpoint_seconds=0.0, seed=3)
+
+
+class Killed(BaseException):
+    """Nothing in the library catches it."""
+
+
+def run(folder, *, total=8, config=CONFIG, die_at=None, scale=1.0):
+    """Fit a line under dropout on noise of each step's own generator; the losses."""
+    folder.mkdir(exist_ok=True)
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 1))
+
+    def step(moment):
+        if moment.step == die_at:
+            raise Killed
+        inputs = torch.randn(16, 4, generator=moment.generator)
+        loss = (module(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean() * scale
+        return StepResult(loss, {"twice": 2 * loss.detach()})
+
+    train(module, step, total=total, config=config, folder=folder, progress=Silent(), name="line")
+    return module
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("die_at", [1, 4, 7])
+def test_a_killed_run_goes_on_to_exactly_the_same_losses(tmp_path, die_at):
+    whole = run(tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(tmp_path / "killed", die_at=die_at)
+    resumed = run(tmp_path / "killed")
+    assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
+    assert [line["step"] for line in lines(tmp_path / "whole")] == list(range(8))
+    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_steps_done_after_the_last_checkpoint_are_done_and_logged_once(tmp_path):
+    run(tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(tmp_path / "killed", die_at=3)
+    # As if steps 3 and 4 had been logged, the second in part, without a checkpoint after them.
+    with (tmp_path / "killed" / METRICS).open("a") as log:
+        log.write('{"step": 3, "loss": 123.0}\n{"step": 4, "lo')
+    run(tmp_path / "killed")
+    assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
+
+
+def test_a_run_without_a_checkpoint_begins_its_log_anew(tmp_path):
+    slow = TrainingConfig(learning_rate=0.05, warmup_steps=2, checkpoint_seconds=1000.0, seed=3)
+    with pytest.raises(Killed):
+        run(tmp_path / "killed", config=slow, die_at=5)
+    run(tmp_path / "killed", config=slow)
+    run(tmp_path / "whole", config=slow)
+    assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
+
+
+def test_the_log_holds_what_a_step_measured(tmp_path):
+    run(tmp_path / "a", total=3)
+    for step, line in enumerate(lines(tmp_path / "a")):
+        assert line["twice"] == pytest.approx(2 * line["loss"])
+        assert line["learning_rate"] == learning_rate_at(step, 3, CONFIG)
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_fails_with_advice(tmp_path, scale):
+    with pytest.raises(TrainingFailed, match=r"line: the loss is .* at step 0. Lower the learning rate"):
+        run(tmp_path / "a", scale=scale)
+
+
+def test_the_learning_rate_warms_up_and_falls_by_a_cosine():
+    config = TrainingConfig(learning_rate=2.0, warmup_steps=4, final_share=0.1)
+    rates = [learning_rate_at(step, 14, config) for step in range(15)]
+    assert rates[:5] == [0.5, 1.0, 1.5, 2.0, 2.0]
+    assert rates[9] == pytest.approx(2 * (0.1 + 0.9 / 2))
+    assert rates[14] == pytest.approx(0.2)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+
+
+def test_without_warm_up_the_peak_comes_first_and_the_end_is_zero():
+    config = TrainingConfig(learning_rate=2.0)
+    assert learning_rate_at(0, 10, config) == 2
+    assert learning_rate_at(10, 10, config) == pytest.approx(0)
+
+
+def test_steps_are_epochs_of_batches_unless_cut():
+    assert num_steps(100, TrainingConfig(epochs=2.5, batch_size=30)) == 9
+    assert num_steps(3, TrainingConfig(epochs=0.1, batch_size=30)) == 1
+    assert num_steps(100, TrainingConfig(epochs=2.5, batch_size=30, max_steps=4)) == 4
+
+
+@pytest.mark.parametrize(("clip", "expected"), [(0.5, 0.5), (0.0, None)])
+def test_gradients_are_clipped_to_the_norm_unless_it_is_zero(tmp_path, clip, expected):
+    config = TrainingConfig(learning_rate=0.01, clip_norm=clip)
+    module = run(tmp_path / "a", total=1, config=config, scale=1e4)
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in module.parameters()))
+    assert norm == pytest.approx(expected, rel=1e-3) if expected else norm > 100
+
+
+def test_only_matrices_decay(tmp_path):
+    config = TrainingConfig(learning_rate=0.1, weight_decay=0.9)
+    module = run(tmp_path / "a", total=1, config=config, scale=0.0)
+    torch.manual_seed(1)
+    fresh = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 1))
+    torch.testing.assert_close(module[0].weight, fresh[0].weight * (1 - 0.1 * 0.9))
+    assert torch.equal(module[0].bias, fresh[0].bias)
+    assert not module.training

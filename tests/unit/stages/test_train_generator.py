@@ -1,0 +1,147 @@
+"""Augmentation of queries, and stage 2 resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from genius.config import FusionConfig, GeneratorConfig, QuantizerConfig, TrainingConfig
+from genius.stages.progress import Silent
+from genius.stages.train_generator import augment, load_generator, train_generator
+from genius.stages.train_quantizer import train_quantizer
+
+TRAINING = TrainingConfig(
+    epochs=2.0, batch_size=12, learning_rate=5e-3, max_steps=20, checkpoint_seconds=0.0, seed=1
+)
+CONFIG = GeneratorConfig(
+    layers=1, width=16, feedforward=32, heads=2, head_width=8, prefixes=3, dropout=0.1, training=TRAINING
+)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def directions(items, seed=0, dim=64):
+    return F.normalize(torch.randn(2, items, dim, generator=seeded(seed)), dim=-1)
+
+
+def test_no_augmentation_gives_the_plain_queries():
+    queries, candidates = directions(5)
+    assert torch.equal(augment(queries, candidates, GeneratorConfig(augmentation="none"), seeded()), queries)
+
+
+def test_the_papers_augmentation_mixes_by_one_beta_share_a_sample():
+    queries, candidates = directions(20_000, dim=4)
+    mixed = augment(queries, candidates, GeneratorConfig(augmentation="paper"), seeded())
+    shares = (mixed - candidates) / (queries - candidates)
+    median = shares.median(dim=1, keepdim=True).values
+    assert ((shares - median).abs().median(dim=1).values < 1e-3).all()
+    # Beta(2, 2): mean 1/2, variance 1/20, third central moment 0, kurtosis 15/7.
+    share = median.ravel().double()
+    assert float(share.mean()) == pytest.approx(0.5, abs=0.01)
+    assert float(share.var()) == pytest.approx(0.05, abs=0.002)
+    assert float(((share - 0.5) ** 3).mean()) == pytest.approx(0, abs=0.001)
+    assert float(((share - 0.5) ** 4).mean()) == pytest.approx(15 / 7 / 400, rel=0.05)
+
+
+def test_the_released_codes_augmentation_mixes_each_dimension_by_square_roots_to_unit_norm():
+    ones, zeros = torch.ones(4000, 8), torch.zeros(4000, 8)
+    config = GeneratorConfig(augmentation="reference")
+    mixed = augment(*directions(50), config, seeded())
+    torch.testing.assert_close(mixed.norm(dim=1), torch.ones(50))
+    # With queries on four axes and candidates on the others, squares are shares up to the norm.
+    half = torch.arange(8) < 4
+    squares = augment(
+        torch.where(half, ones, zeros), torch.where(half, zeros, ones), config, seeded()
+    ).square()
+    torch.testing.assert_close(squares.mean(dim=0), torch.full((8,), 1 / 8), rtol=0.05, atol=0)
+    assert (squares[:, 0] - squares[:, 1]).abs().max() > 0.1
+    # Where query and candidate agree, the mix exceeds both: sqrt(s) + sqrt(1 - s).
+    both = augment(ones, ones, config, seeded())
+    assert float(both.std()) < 0.1
+
+
+@pytest.mark.parametrize("augmentation", ["paper", "reference"])
+def test_the_plain_share_of_queries_stays_as_it_is(augmentation):
+    queries, candidates = directions(4000, dim=6)
+    config = GeneratorConfig(augmentation=augmentation, plain_share=0.3)
+    plain = (augment(queries, candidates, config, seeded()) == queries).all(dim=1)
+    assert float(plain.float().mean()) == pytest.approx(0.3, abs=0.03)
+    whole = dataclasses.replace(config, plain_share=1.0)
+    assert torch.equal(augment(queries, candidates, whole, seeded()), queries)
+
+
+@pytest.fixture(scope="module")
+def quantizer(world, tmp_path_factory):
+    config = QuantizerConfig(
+        levels=2,
+        codebook_size=8,
+        level0="assigned",
+        fusion=FusionConfig(hidden=16),
+        training=TrainingConfig(batch_size=30, learning_rate=1e-3, max_steps=10),
+    )
+    folder = tmp_path_factory.mktemp("model") / "quantizer"
+    return train_quantizer(world.pairs(), world.queries, world.candidates, folder, config, progress=Silent())
+
+
+def run(world, quantizer, folder, config=CONFIG, progress=None):
+    return train_generator(
+        world.pairs(),
+        world.queries,
+        world.candidates,
+        quantizer,
+        folder,
+        config,
+        progress=progress or Silent(),
+    )
+
+
+def test_a_killed_training_goes_on_to_exactly_the_same_losses_and_weights(
+    world, quantizer, tmp_path, killed_after
+):
+    whole = run(world, quantizer, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(world, quantizer, tmp_path / "killed", progress=killed_after(9))
+    assert not (tmp_path / "killed").exists()
+    resumed = run(world, quantizer, tmp_path / "killed")
+    logs = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "killed")]
+    assert logs[0] == logs[1]
+    assert whole.manifest.fingerprint == resumed.manifest.fingerprint
+    assert not (tmp_path / "killed" / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize("head", ["tied", "per-level"])
+def test_a_saved_generator_is_opened_as_it_was_trained(world, quantizer, tmp_path, head):
+    config = dataclasses.replace(CONFIG, head=head, training=dataclasses.replace(TRAINING, max_steps=2))
+    trained = run(world, quantizer, tmp_path / "g", config)
+    opened = load_generator(tmp_path / "g")
+    assert opened.generator.config == config
+    assert not opened.generator.training
+    queries = torch.randn(3, world.candidates.dim)
+    codes = torch.zeros(3, 3, dtype=torch.int64)
+    assert torch.equal(opened.generator(queries, codes), trained.generator(queries, codes))
+
+
+@pytest.mark.parametrize("head", ["tied", "per-level"])
+def test_training_lowers_the_loss_of_every_level(world, quantizer, tmp_path, head, read_losses):
+    training = dataclasses.replace(TRAINING, max_steps=80, epochs=20.0, batch_size=60, learning_rate=1e-2)
+    config = dataclasses.replace(CONFIG, head=head, softmax="level", dropout=0.0, training=training)
+    run(world, quantizer, tmp_path / "g", config)
+    for level in range(3):
+        losses = read_losses(tmp_path / "g", f"level_{level}")
+        assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+
+def test_training_in_bfloat16_gives_nearly_the_same_losses(world, quantizer, tmp_path, read_losses):
+    short = dataclasses.replace(TRAINING, max_steps=5)
+    exact = dataclasses.replace(CONFIG, training=short)
+    mixed = dataclasses.replace(CONFIG, training=dataclasses.replace(short, precision="bf16"))
+    run(world, quantizer, tmp_path / "fp32", exact)
+    run(world, quantizer, tmp_path / "bf16", mixed)
+    one, other = read_losses(tmp_path / "fp32"), read_losses(tmp_path / "bf16")
+    assert one != other
+    assert one == pytest.approx(other, rel=0.03)

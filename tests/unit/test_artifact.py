@@ -1,0 +1,217 @@
+"""A stage's folder: whole or not there, whenever the writer is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from genius.artifact import ArtifactWriter, fingerprint_of, open_artifact, write_file
+from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing
+
+KIND = "thing"
+
+
+class Killed(BaseException):
+    """Nothing in the library catches it."""
+
+
+def writer(folder, version="new"):
+    return ArtifactWriter(folder, kind=KIND, config={"version": version}, inputs={"from": "x"})
+
+
+def make(folder, version="new"):
+    opened = writer(folder, version)
+    (opened.path / "data.txt").write_text(version)
+    (opened.path / "parts").mkdir(exist_ok=True)
+    (opened.path / "parts" / "0.txt").write_text(version * 2)
+    (opened.path / "checkpoint").write_text("half")
+    return opened.finish(facts={"length": len(version)}, scratch=("checkpoint",))
+
+
+def die_at(patch, number):
+    """Let the process die instead of its ``number``-th change of the file system."""
+    calls = iter(range(1, 1000))
+
+    def wrapped(original):
+        def change(*args, **kwargs):
+            if next(calls) == number:
+                raise Killed
+            return original(*args, **kwargs)
+
+        return change
+
+    for name in ("rename", "replace", "unlink"):
+        patch.setattr(Path, name, wrapped(getattr(Path, name)))
+    patch.setattr(shutil, "rmtree", wrapped(shutil.rmtree))
+
+
+def test_a_finished_folder_gives_back_what_was_put_in(tmp_path):
+    made = make(tmp_path / "a")
+    opened = open_artifact(tmp_path / "a", kind=KIND, verify=True)
+    assert opened == made
+    assert opened.config == {"version": "new"}
+    assert opened.inputs == {"from": "x"}
+    assert opened.facts == {"length": 3}
+    names = sorted(path.name for path in (tmp_path / "a").rglob("*") if path.is_file())
+    assert names == ["0.txt", "data.txt", "manifest.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_the_fingerprint_follows_the_contents_and_nothing_else(tmp_path):
+    same = [make(tmp_path / name).fingerprint for name in ("a", "b")]
+    assert same[0] == same[1]
+    assert make(tmp_path / "c", "other").fingerprint != same[0]
+    assert fingerprint_of({"a": 1, "b": [2]}) == fingerprint_of({"b": [2], "a": 1})
+
+
+@pytest.mark.parametrize("number", range(1, 20))
+def test_killed_between_any_two_steps_the_old_or_the_new_folder_is_whole(tmp_path, monkeypatch, number):
+    make(tmp_path / "a", "old")
+    died = False
+    with monkeypatch.context() as patch:
+        die_at(patch, number)
+        try:
+            make(tmp_path / "a", "new")
+        except Killed:
+            died = True
+    opened = open_artifact(tmp_path / "a", kind=KIND, verify=True)
+    version = opened.config["version"]
+    assert version in ("old", "new")
+    assert (tmp_path / "a" / "data.txt").read_text() == version
+    assert version == "new" or died
+    assert make(tmp_path / "a", "new").config["version"] == "new"
+    open_artifact(tmp_path / "a", kind=KIND, verify=True)
+
+
+@pytest.mark.parametrize("second", range(1, 12))
+@pytest.mark.parametrize("first", range(4, 12))
+def test_killed_twice_the_folder_is_still_whole(tmp_path, monkeypatch, first, second):
+    make(tmp_path / "a", "old")
+    for number in (first, second):
+        with monkeypatch.context() as patch:
+            die_at(patch, number)
+            with contextlib.suppress(Killed):
+                make(tmp_path / "a", "new")
+    open_artifact(tmp_path / "a", kind=KIND, verify=True)
+
+
+@pytest.mark.parametrize("number", range(1, 20))
+def test_killed_while_finishing_the_work_done_so_far_is_found_again(tmp_path, monkeypatch, number):
+    opened = writer(tmp_path / "a")
+    for name in ("shard", "checkpoint"):
+        (opened.path / name).write_text("an hour of work")
+    with monkeypatch.context() as patch:
+        die_at(patch, number)
+        with contextlib.suppress(Killed):
+            opened.finish(scratch=("checkpoint",))
+    again = writer(tmp_path / "a")
+    if again.finished() is None:
+        assert (again.path / "shard").read_text() == "an hour of work"
+        assert (again.path / "checkpoint").read_text() == "an hour of work"
+        again.finish(scratch=("checkpoint",))
+    assert (open_artifact(tmp_path / "a", kind=KIND, verify=True).folder / "shard").exists()
+
+
+def test_a_half_written_checkpoint_does_not_become_part_of_the_folder(tmp_path):
+    opened = writer(tmp_path / "a")
+    (opened.path / "checkpoint.tmp").write_text("ha")
+    opened.finish(scratch=("checkpoint",))
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["manifest.json"]
+
+
+def test_the_same_plan_finds_what_was_written_and_another_plan_begins_anew(tmp_path):
+    (writer(tmp_path / "a").path / "shard").write_text("done")
+    assert (writer(tmp_path / "a").path / "shard").exists()
+    assert not (writer(tmp_path / "a", "other").path / "shard").exists()
+
+
+def test_only_the_same_plan_counts_as_finished(tmp_path):
+    assert writer(tmp_path / "a").finished() is None
+    make(tmp_path / "a")
+    assert writer(tmp_path / "a").finished() == open_artifact(tmp_path / "a", kind=KIND)
+    assert not (tmp_path / ".a.partial").exists()
+    assert writer(tmp_path / "a", "other").finished() is None
+    other_kind = ArtifactWriter(tmp_path / "a", kind="other", config={"version": "new"}, inputs={"from": "x"})
+    assert other_kind.finished() is None
+    other_input = ArtifactWriter(tmp_path / "a", kind=KIND, config={"version": "new"}, inputs={"from": "y"})
+    assert other_input.finished() is None
+    (tmp_path / "a" / "data.txt").unlink()
+    assert writer(tmp_path / "a").finished() is None
+
+
+def test_a_folder_that_is_not_there_or_not_finished_is_missing(tmp_path):
+    with pytest.raises(ArtifactMissing, match="does not exist"):
+        open_artifact(tmp_path / "a", kind=KIND)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ArtifactMissing, match=r"no manifest\.json"):
+        open_artifact(tmp_path / "a", kind=KIND)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    make(tmp_path / "a")
+    (tmp_path / "a" / "parts" / "0.txt").unlink()
+    with pytest.raises(ArtifactMissing, match=r"parts/0\.txt is missing"):
+        open_artifact(tmp_path / "a", kind=KIND)
+
+
+def test_a_file_of_another_size_is_named(tmp_path):
+    make(tmp_path / "a")
+    (tmp_path / "a" / "data.txt").write_text("newer")
+    with pytest.raises(ArtifactMismatch, match=r"data\.txt has 5 bytes, expected 3"):
+        open_artifact(tmp_path / "a", kind=KIND)
+
+
+def test_changed_contents_of_the_same_size_are_found_when_asked_to_verify(tmp_path):
+    make(tmp_path / "a")
+    (tmp_path / "a" / "data.txt").write_text("NEW")
+    open_artifact(tmp_path / "a", kind=KIND)
+    with pytest.raises(ArtifactMismatch, match=r"data\.txt have changed"):
+        open_artifact(tmp_path / "a", kind=KIND, verify=True)
+
+
+def test_another_kind_is_a_mismatch(tmp_path):
+    make(tmp_path / "a")
+    with pytest.raises(ArtifactMismatch, match="holds a 'thing', not a 'index'"):
+        open_artifact(tmp_path / "a", kind="index")
+
+
+def test_a_newer_format_asks_for_an_upgrade(tmp_path):
+    make(tmp_path / "a")
+    manifest = tmp_path / "a" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
+    with pytest.raises(ArtifactMismatch, match="upgrade genius"):
+        open_artifact(tmp_path / "a", kind=KIND)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"format": 1, "kind": "thing"}'])
+def test_a_manifest_that_is_not_one_is_an_artifact_error(tmp_path, text):
+    make(tmp_path / "a")
+    (tmp_path / "a" / "manifest.json").write_text(text)
+    with pytest.raises(ArtifactError):
+        open_artifact(tmp_path / "a", kind=KIND)
+
+
+def test_an_edited_manifest_is_found_when_asked_to_verify(tmp_path):
+    make(tmp_path / "a")
+    manifest = tmp_path / "a" / "manifest.json"
+    body = json.loads(manifest.read_text())
+    body["facts"]["length"] = 4
+    manifest.write_text(json.dumps(body))
+    with pytest.raises(ArtifactMismatch, match="manifest"):
+        open_artifact(tmp_path / "a", kind=KIND, verify=True)
+
+
+def test_replacing_a_file_leaves_the_old_bytes_when_killed(tmp_path, monkeypatch):
+    path = tmp_path / "x.bin"
+    write_file(path, b"old")
+    with monkeypatch.context() as patch:
+        die_at(patch, 1)
+        with pytest.raises(Killed):
+            write_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    write_file(path, b"new")
+    assert path.read_bytes() == b"new"

@@ -1,0 +1,159 @@
+"""Settings: within their limits, strictly read, round trips."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genius.config import (
+    EncoderConfig,
+    FitConfig,
+    FusionConfig,
+    GeneratorConfig,
+    PresetName,
+    QuantizerConfig,
+    SearchConfig,
+    TrainingConfig,
+    checked,
+    from_json,
+    preset,
+    to_json,
+)
+from genius.encoders.small_config import SmallEncoderConfig
+from genius.errors import UsageError
+
+counts = st.integers(1, 10_000)
+positive = st.floats(1e-12, 1e6)
+shares = st.floats(0, 1)
+
+trainings = st.builds(
+    TrainingConfig,
+    epochs=positive,
+    max_steps=st.integers(0, 10**9),
+    batch_size=counts,
+    learning_rate=positive,
+    final_share=shares,
+    warmup_steps=st.integers(0, 10**6),
+    beta2=shares,
+    precision=st.sampled_from(["fp32", "bf16"]),
+    seed=st.integers(0, 2**40),
+)
+quantizers = st.builds(
+    QuantizerConfig,
+    levels=st.integers(1, 64),
+    codebook_size=st.integers(2, 32767),
+    level0=st.sampled_from(["learned", "assigned", "classifier", "none"]),
+    shared_codebook=st.booleans(),
+    decay=shares,
+    gradient=st.sampled_from(["once", "per-level"]),
+    fusion=st.builds(FusionConfig, hidden=counts),
+    training=trainings,
+)
+generators = st.builds(
+    GeneratorConfig,
+    layers=counts,
+    dropout=st.floats(0, 0.9),
+    head=st.sampled_from(["tied", "per-level"]),
+    softmax=st.sampled_from(["vocabulary", "level"]),
+    augmentation=st.sampled_from(["paper", "reference", "none"]),
+    training=trainings,
+)
+encoders = st.builds(
+    EncoderConfig, network=st.builds(SmallEncoderConfig, dim=counts), temperature=positive, training=trainings
+)
+searches = st.builds(SearchConfig, beam=counts, rerank=st.sampled_from(["none", "codes", "embeddings"]))
+settings = st.one_of(
+    trainings,
+    quantizers,
+    generators,
+    encoders,
+    searches,
+    st.builds(FitConfig, encoder=encoders, quantizer=quantizers, generator=generators),
+)
+
+
+@given(config=settings)
+def test_settings_survive_a_round_trip_through_json(config):
+    assert from_json(type(config), json.loads(json.dumps(to_json(config)))) == config
+    assert checked(config) == config
+
+
+@pytest.mark.parametrize("name", get_args(PresetName))
+def test_every_preset_is_within_its_limits(name):
+    config = preset(name)
+    assert checked(config) == config
+    assert from_json(FitConfig, json.loads(json.dumps(to_json(config)))) == config
+
+
+def test_the_paper_preset_has_the_papers_numbers():
+    config = preset("paper")
+    assert (config.quantizer.levels + 1, config.quantizer.codebook_size) == (9, 4096)
+    assert config.quantizer.level0 == "learned"
+    assert config.quantizer.quantization_weight == config.quantizer.alignment_weight == 100
+    assert config.quantizer.temperature == 0.01
+    assert (config.quantizer.training.epochs, config.quantizer.training.batch_size) == (20, 256)
+    generator = config.generator
+    assert (generator.layers, generator.width, generator.feedforward, generator.heads) == (6, 512, 2048, 8)
+    assert (generator.prefixes, generator.training.epochs, generator.training.learning_rate) == (30, 30, 1e-4)
+    assert preset("reference").quantizer.gradient == "per-level"
+    assert preset("reference").generator.augmentation == "reference"
+
+
+def test_an_unknown_preset_lists_the_known_ones():
+    with pytest.raises(UsageError, match="'huge' is not one of tiny, small, base, paper, reference"):
+        preset("huge")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "named"),
+    [
+        (QuantizerConfig, {"levles": 3}, "levles"),
+        (QuantizerConfig, {"training": {"epoch": 3}}, r"training\.epoch"),
+        (QuantizerConfig, {"fusion": {"width": 3}}, r"fusion\.width"),
+        (FitConfig, {"generator": {"training": {"x": 1}}}, r"generator\.training\.x"),
+        (EncoderConfig, {"network": {"dims": 3}}, "dims"),
+        (SearchConfig, {"k": 3}, "k"),
+    ],
+)
+def test_an_unknown_setting_is_refused_and_named(kind, value, named):
+    with pytest.raises(UsageError, match=named):
+        from_json(kind, value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "named"),
+    [
+        (QuantizerConfig, {"levels": 0}, "levels = 0"),
+        (QuantizerConfig, {"codebook_size": 1}, "codebook_size = 1"),
+        (QuantizerConfig, {"level0": "guessed"}, "level0 = 'guessed'"),
+        (QuantizerConfig, {"laplace": 0.0}, "laplace"),
+        (TrainingConfig, {"learning_rate": 0.0}, "learning_rate = 0.0"),
+        (TrainingConfig, {"learning_rate": float("nan")}, "learning_rate = nan"),
+        (TrainingConfig, {"epochs": float("inf")}, "epochs = inf"),
+        (TrainingConfig, {"batch_size": 1.5}, "batch_size = 1.5"),
+        (TrainingConfig, {"seed": -1}, "seed = -1"),
+        (GeneratorConfig, {"dropout": 1.0}, "dropout = 1.0"),
+        (GeneratorConfig, {"training": {"beta1": 2.0}}, r"training\.beta1 = 2\.0"),
+        (SearchConfig, {"beam": 0}, "beam = 0"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_and_named(kind, value, named):
+    with pytest.raises(UsageError, match=named):
+        from_json(kind, value)
+
+
+def test_a_small_encoder_that_is_too_small_is_refused():
+    with pytest.raises(UsageError, match="vocabulary is 5"):
+        from_json(EncoderConfig, {"network": {"vocabulary": 5}})
+
+
+def test_checking_names_the_setting_that_is_out_of_range():
+    config = preset("tiny")
+    wrong = dataclasses.replace(config, generator=dataclasses.replace(config.generator, layers=0))
+    with pytest.raises(UsageError, match=r"generator\.layers = 0"):
+        checked(wrong)

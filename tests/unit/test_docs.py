@@ -1,0 +1,210 @@
+"""Documents are tested like code: what they say must exist."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from genius import Genius, Index, SearchHit
+from genius.cli.document import help_of
+from genius.index import Added
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "genius"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
+TEXTS = sorted(
+    path
+    for path in [
+        *(path for path in ROOT.glob("*") if path.is_file()),
+        *(
+            path
+            for folder in (".ci", "src", "tests", "docs", "recipes", "benchmarks")
+            for path in (ROOT / folder).rglob("*")
+        ),
+    ]
+    if path.suffix in {".py", ".md", ".sh", ".toml", ".txt", ".cff", ".html", ".js", ".css", ".json", ""}
+    and path.is_file()
+    and "__pycache__" not in path.parts
+)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(kind):
+    return [
+        (path.name, body)
+        for path in PAGES
+        for language, body in FENCE.findall(path.read_text(encoding="utf-8"))
+        if language == kind
+    ]
+
+
+def commands_shown():
+    """Every ``genius …`` line of a console block, without its prompt, comment and redirection."""
+    shown = []
+    for name, body in blocks("console"):
+        for line in body.splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if line.startswith("$ ") and words[:1] == ["genius"]:
+                upto = next((place for place, word in enumerate(words) if word in {">", "|"}), len(words))
+                shown.append(pytest.param(words[1:upto], id=f"{name}: {' '.join(words[1:upto])}"[:90]))
+    return shown
+
+
+def prose(path):
+    return FENCE.sub("", path.read_text(encoding="utf-8"))
+
+
+def anchors(path):
+    """The anchors that a page's headings have on GitHub."""
+    headings = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+PARSE = """
+import contextlib, io, json, sys
+from genius.cli import COMMANDS, find, run
+
+for kind in map(find, COMMANDS):
+    kind.run = lambda self: 0
+problems = []
+for words in json.load(sys.stdin):
+    name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
+    said = io.StringIO("" if name else "no such command")
+    if name:
+        with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+            problems.append(None if run(name, words[len(name.split()) :]) == 0 else "not parsed")
+            continue
+    problems.append(said.getvalue() or "not parsed")
+json.dump(problems, sys.stdout)
+"""
+"""Parses commands without running them; in a process of its own, where types are not checked: a command that
+waits for its arguments holds placeholders."""
+
+
+def python(*arguments, **options):
+    return subprocess.run(  # noqa: S603  this interpreter, on our own code
+        [sys.executable, *arguments], capture_output=True, encoding="utf-8", check=True, **options
+    ).stdout
+
+
+def test_the_document_of_the_commands_is_what_the_commands_say():
+    written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    said = python("-X", "utf8", "-m", "genius.cli.document")
+    assert written == said, "docs/cli.md is stale: run `make docs`"
+
+
+def test_help_is_captured_alike_on_any_terminal(monkeypatch):
+    before = help_of("search")
+    monkeypatch.setenv("COLUMNS", "37")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert help_of("search") == before
+    assert max(map(len, before.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_relative_link_leads_somewhere(path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if "://" in target:
+            continue
+        place, _, anchor = target.partition("#")
+        linked = path if not place else path.parent / place
+        assert linked.exists(), f"{path.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{path.name} links to {target}"
+
+
+@pytest.fixture(scope="module")
+def problems():
+    """What parsing said of every command shown, in their order."""
+    shown = [parameter.values[0] for parameter in commands_shown()]
+    return json.loads(python("-c", PARSE, input=json.dumps(shown)))
+
+
+@pytest.mark.parametrize("number", [pytest.param(n, id=shown.id) for n, shown in enumerate(commands_shown())])
+def test_every_command_that_is_shown_can_be_parsed(number, problems):
+    assert problems[number] is None
+
+
+def test_parsing_notices_what_does_not_exist():
+    wrong = [["serch", "x"], ["search", "x", "--colour", "red"], ["fit", "x", "--encoder", "small"]]
+    assert None not in json.loads(python("-c", PARSE, input=json.dumps(wrong)))
+
+
+def test_flags_named_in_running_text_exist():
+    known = set(re.findall(r"--[\w.-]*\w", (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")))
+    for path in PAGES:
+        for code in re.findall(r"`([^`\n]*--[^`]*)`", prose(path)):
+            if not code.startswith(("--", "genius ")):
+                continue
+            unknown = set(re.findall(r"(?<!\S)--[\w.-]*\w", code)) - known
+            assert not unknown, f"{path.name} names {unknown}"
+
+
+@pytest.mark.parametrize(("name", "body"), blocks("python"))
+def test_python_in_the_documents_uses_names_that_exist(name, body):
+    meaning = {
+        "index": Index,
+        "Index": Index,
+        "model": Genius,
+        "Genius": Genius,
+        "hit": SearchHit,
+        "added": Added,
+    }
+    tree = ast.parse(body, filename=name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module)
+            assert all(hasattr(module, alias.name) for alias in node.names)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in meaning:
+            assert hasattr(meaning[node.value.id], node.attr), f"{node.value.id}.{node.attr}"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = meaning.get(getattr(node.func.value, "id", ""))
+            if owner is not None:
+                parameters = inspect.signature(getattr(owner, node.func.attr)).parameters
+                assert {keyword.arg for keyword in node.keywords} <= parameters.keys(), ast.unparse(node)
+
+
+def test_the_readme_shows_python():
+    assert [name for name, _ in blocks("python")].count("README.md") == 1
+
+
+def test_deviations_are_numbered_alike_in_the_code_and_in_the_document():
+    in_code = {
+        int(number)
+        for path in SOURCE.rglob("*.py")
+        for number in re.findall(r"[Dd]eviation (\d+)", path.read_text(encoding="utf-8"))
+    }
+    text = (ROOT / "docs" / "deviations.md").read_text(encoding="utf-8")
+    in_document = [int(number) for number in re.findall(r"^\| (\d+)\. ", text, re.MULTILINE)]
+    assert in_document == sorted(in_code)
+
+
+def test_no_file_names_a_package_registry_or_a_place_on_one_machine():
+    registries = "|".join(
+        ["py" + r"pi\.org", "python" + "hosted", "npm" + r"js\.(?:org|com)", "ana" + r"conda\.org"]
+    )
+    places = "|".join(["wo" + "rk", "ro" + "ot"])
+    forbidden = re.compile(rf"https?://[^\s/]*(?:{registries})|(?<![\w.~}}$])/(?:{places})/\w")
+    found = {
+        f"{path.relative_to(ROOT)}: {match.group()}"
+        for path in TEXTS
+        for match in forbidden.finditer(path.read_text(encoding="utf-8"))
+    }
+    assert not found
+
+
+def test_the_library_neither_asserts_nor_prints():
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not isinstance(node, ast.Assert), f"{path.name}:{node.lineno} asserts"
+            if "cli" not in path.relative_to(SOURCE).parts and isinstance(node, ast.Call):
+                assert getattr(node.func, "id", "") != "print", f"{path.name}:{node.lineno} prints"

@@ -1,0 +1,154 @@
+"""Every error class is met on a path that a person can take."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from genius import errors
+from genius.artifact import ArtifactWriter, open_artifact
+from genius.config import TrainingConfig
+from genius.data.images import open_image
+from genius.data.mbeir import MBeir, read_candidates
+from genius.data.records import parse_id
+from genius.encoders.load import load_encoder
+from genius.index import Index
+from genius.stages.loop import StepResult, train
+from genius.stages.progress import Silent
+
+
+def asks_for_something_unknown(folder: Path) -> None:
+    load_encoder("magic:" + str(folder))
+
+
+def opens_an_index_that_is_not_there(folder: Path) -> None:
+    Index.open(folder / "nowhere")
+
+
+def opens_a_folder_of_another_kind(folder: Path) -> None:
+    ArtifactWriter(folder / "a", kind="quantizer", config={}, inputs={}).finish()
+    open_artifact(folder / "a", kind="generator")
+
+
+def needs_what_is_not_on_this_machine(folder: Path) -> None:
+    pytest.importorskip("transformers")
+    load_encoder("clip:nobody/has-this-model")
+
+
+def reads_an_id_that_is_none(folder: Path) -> None:
+    parse_id("nine:one")
+
+
+def reads_a_line_that_is_no_record(folder: Path) -> None:
+    (folder / "pool.jsonl").write_text('{"did": "1:1"}\n')
+    list(read_candidates(folder / "pool.jsonl"))
+
+
+def opens_an_empty_picture(folder: Path) -> None:
+    (folder / "a.png").touch()
+    open_image(folder / "a.png")
+
+
+def trains_into_nothing(folder: Path) -> None:
+    module = nn.Linear(1, 1)
+    train(
+        module,
+        lambda _: StepResult(module(torch.tensor([torch.inf])).sum(), {}),
+        total=2,
+        config=TrainingConfig(),
+        folder=folder,
+        progress=Silent(),
+        name="train nothing",
+    )
+
+
+def lacks_an_extra(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda _: None)
+        load_encoder(f"clip:{folder}")
+
+
+PATHS: list[tuple[type[errors.GeniusError], Callable[[Path], None]]] = [
+    (errors.UsageError, asks_for_something_unknown),
+    (errors.MissingExtra, lacks_an_extra),
+    (errors.ArtifactMissing, opens_an_index_that_is_not_there),
+    (errors.ArtifactMismatch, opens_a_folder_of_another_kind),
+    (errors.NetworkNeeded, needs_what_is_not_on_this_machine),
+    (errors.BadData, reads_an_id_that_is_none),
+    (errors.BadRecord, reads_a_line_that_is_no_record),
+    (errors.BadImage, opens_an_empty_picture),
+    (errors.TrainingFailed, trains_into_nothing),
+]
+ROOTS = {errors.GeniusError, errors.ArtifactError}
+"""Only ever raised as one of their children."""
+EXIT_CODES = {
+    errors.UsageError: 2,
+    errors.MissingExtra: 2,
+    errors.ArtifactMissing: 4,
+    errors.ArtifactMismatch: 4,
+    errors.NetworkNeeded: 5,
+    errors.BadData: 6,
+    errors.BadRecord: 6,
+    errors.BadImage: 6,
+    errors.TrainingFailed: 1,
+}
+
+
+@pytest.mark.parametrize(("kind", "path"), PATHS, ids=lambda value: value.__name__)
+def test_every_error_can_be_met_and_leaves_with_its_own_exit_code(kind, path, tmp_path):
+    with pytest.raises(kind) as caught:
+        path(tmp_path)
+    assert type(caught.value) is kind
+    assert caught.value.exit_code == EXIT_CODES[kind]
+    assert len(str(caught.value)) > 20
+    assert "\n" not in str(caught.value)
+
+
+def test_no_error_class_is_forgotten():
+    everything = {getattr(errors, name) for name in errors.__all__}
+    assert everything == {kind for kind, _ in PATHS} | ROOTS
+    assert everything == {kind for kind in vars(errors).values() if isinstance(kind, type)} - {Path}
+
+
+def test_the_roots_are_never_raised_themselves():
+    sources = Path(errors.__file__).parent.rglob("*.py")
+    raised = {name for source in sources for name in re.findall(r"raise (\w+)\(", source.read_text())}
+    assert raised.isdisjoint(root.__name__ for root in ROOTS)
+    assert {kind.__name__ for kind, _ in PATHS} <= raised | {"BadImage"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (errors.UsageError, ValueError),
+        (errors.MissingExtra, ImportError),
+        (errors.ArtifactMissing, FileNotFoundError),
+        (errors.ArtifactMismatch, ValueError),
+        (errors.NetworkNeeded, ConnectionError),
+        (errors.BadData, ValueError),
+        (errors.TrainingFailed, RuntimeError),
+    ],
+)
+def test_every_error_is_also_the_nearest_of_pythons_own(kind, builtin):
+    assert issubclass(kind, builtin)
+
+
+def test_errors_of_records_and_pictures_carry_their_place(tmp_path):
+    with pytest.raises(errors.BadRecord) as record:
+        reads_a_line_that_is_no_record(tmp_path)
+    assert (record.value.file.name, record.value.line) == ("pool.jsonl", 1)
+    with pytest.raises(errors.BadImage) as image:
+        opens_an_empty_picture(tmp_path)
+    assert image.value.file == tmp_path / "a.png"
+    assert "empty" in image.value.reason
+
+
+def test_a_folder_that_is_no_data_set_is_refused(tmp_path):
+    with pytest.raises(errors.BadData, match=re.escape(str(tmp_path))):
+        MBeir(tmp_path)

@@ -1,0 +1,414 @@
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from genius import index as index_module
+from genius.config import SearchConfig
+from genius.data.mbeir import read_candidates, write_candidates
+from genius.data.records import Candidate, Modality
+from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
+from genius.index import Index, SearchHit
+from genius.model import Genius
+from genius.search.searcher import rank_items
+
+
+@pytest.fixture(scope="module")
+def model(trained) -> Genius:
+    return Genius.open(trained.model)
+
+
+@pytest.fixture(scope="module")
+def candidates(trained) -> list[Candidate]:
+    """Twelve candidates of each modality."""
+    pool = list(read_candidates(trained.data / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl"))
+    return [
+        candidate
+        for modality in Modality
+        for candidate in [one for one in pool if one.modality is modality][:12]
+    ]
+
+
+@pytest.fixture(scope="module")
+def pool(trained, candidates, tmp_path_factory) -> Path:
+    """A data set's root with those candidates only, and its pictures."""
+    root = tmp_path_factory.mktemp("pool")
+    (root / "mbeir_images").symlink_to(trained.data / "mbeir_images")
+    (root / "cand_pool").mkdir()
+    write_candidates(root / "cand_pool" / "some.jsonl", candidates)
+    return root / "cand_pool" / "some.jsonl"
+
+
+@pytest.fixture(scope="module")
+def shared(model, pool, tmp_path_factory) -> Index:
+    """An index that no test changes."""
+    folder = tmp_path_factory.mktemp("shared") / "index"
+    return Index.create(folder, model=model, pool=pool, store_embeddings=True)[0]
+
+
+@pytest.fixture
+def own(shared, model, tmp_path) -> Index:
+    """An index that the test may change."""
+    shutil.copytree(shared.folder, tmp_path / "index")
+    return Index.open(tmp_path / "index", model=model)
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def text_row(did: str, text: str) -> dict[str, Any]:
+    return {"did": did, "modality": "text", "txt": text, "img_path": None}
+
+
+def drawn_photo(path: Path, colour: tuple[int, int, int] = (200, 30, 30)) -> Path:
+    image = Image.new("RGB", (64, 48), "white")
+    image.paste(colour, (16, 12, 48, 36))
+    image.save(path)
+    return path
+
+
+WIDE = SearchConfig(beam=500)
+
+
+def test_an_index_of_a_jsonl_pool_holds_every_candidate(shared, candidates):
+    info = shared.info()
+    assert info.items == len(candidates)
+    assert info.by_modality == {"image": 12, "text": 12, "image-text": 12}
+    assert info.model_fingerprint == shared.model.fingerprint
+    everything = shared.search("anything", k=100, config=WIDE)
+    assert {hit.item_id for hit in everything} == {candidate.did for candidate in candidates}
+
+
+def test_the_numbers_of_info_are_counted_right(shared):
+    info = shared.info()
+    everything = shared.search("anything", k=100, config=WIDE)
+    ids = [hit.codes for hit in everything]
+    assert info.distinct_ids == len(set(ids))
+    assert info.collision_rate == pytest.approx(sum(ids.count(id_) > 1 for id_ in ids) / len(ids))
+    assert info.id_bytes_per_item == pytest.approx(2 * len(ids[0]) * len(set(ids)) / len(ids))
+    assert info.embedding_bytes_per_item == 2 * shared.model.dim
+    assert info.item_store_bytes_per_item > 0
+
+
+def test_hits_are_ranked_from_1_with_scores_that_never_rise_and_carry_their_item(shared, candidates):
+    by_id = {candidate.did: candidate for candidate in candidates}
+    hits = shared.search("a red star", k=20)
+    assert [hit.rank for hit in hits] == list(range(1, 21))
+    assert all(before.score >= after.score for before, after in itertools.pairwise(hits))
+    for hit in hits:
+        candidate = by_id[hit.item_id]
+        assert (hit.modality, hit.text) == (candidate.modality, candidate.text)
+        assert (hit.image is None) == (candidate.image is None)
+        assert hit.image is None or Path(hit.image).is_file()
+        assert len(hit.codes) == len(hit.log_probabilities) == len(shared.model.quantizer.sizes)
+
+
+@pytest.mark.parametrize("modality", ["image", "text", "image-text", Modality.IMAGE_TEXT])
+def test_a_wanted_modality_is_the_only_one_found(shared, modality):
+    wanted = Modality.parse(modality) if isinstance(modality, str) else modality
+    hits = shared.search("a red star", modality=modality, k=100, config=WIDE)
+    assert len(hits) == 12
+    assert {hit.modality for hit in hits} == {wanted}
+
+
+def test_a_modality_that_the_index_has_none_of_finds_nothing(model, tmp_path):
+    rows = write_rows(tmp_path / "pool.jsonl", [text_row("1:1", "a kite"), text_row("1:2", "a boat")])
+    index, _ = Index.create(tmp_path / "index", model=model, pool=rows)
+    for rerank in ("none", "codes"):
+        assert index.search("a kite", modality="image", config=SearchConfig(rerank=rerank)) == []
+
+
+def test_an_unknown_modality_is_refused(shared):
+    with pytest.raises(UsageError, match="sound"):
+        shared.search("a red star", modality="sound")
+
+
+def picture_of(candidates: list[Candidate], root: Path) -> Path:
+    return root.parent.parent / next(one.image for one in candidates if one.image is not None)
+
+
+def test_a_picture_may_be_a_path_or_opened_in_any_mode(shared, candidates, pool):
+    path = picture_of(candidates, pool)
+    expected = shared.search(image=path, k=5)
+    assert shared.search(image=str(path), k=5) == expected
+    opened = Image.open(path).convert("RGB")
+    assert [hit.item_id for hit in shared.search(image=opened, k=5)] == [hit.item_id for hit in expected]
+    for mode in ("L", "RGBA", "P"):
+        assert len(shared.search(image=opened.convert(mode), k=5)) == 5
+
+
+def test_a_text_and_a_picture_together_are_another_query_than_either(shared, candidates, pool):
+    path = picture_of(candidates, pool)
+    both = shared.search("the same in green", image=path, k=36, config=WIDE)
+    assert len(both) == 36
+    scores = {hit.item_id: hit.score for hit in both}
+    for other in (shared.search("the same in green", k=36), shared.search(image=path, k=36, config=WIDE)):
+        assert {hit.item_id: hit.score for hit in other} != scores
+
+
+def test_an_instruction_changes_the_query_and_without_one_the_models_own_is_used(shared, model):
+    own = model.instruction_for(Modality.TEXT, Modality.TEXT)
+    assert own is not None
+    implied = shared.search("a red star", modality="text", k=12)
+    assert shared.search("a red star", modality="text", instruction=own, k=12) == implied
+    assert shared.search("a red star", modality="text", instruction="Name a price", k=12) != implied
+
+
+def test_re_ranking_by_embeddings_scores_by_the_cosine_with_the_stored_ones(shared):
+    config = SearchConfig(beam=500, rerank="embeddings")
+    hits = shared.search("a red star", k=36, config=config)
+    assert len(hits) == 36
+    assert all(-1.01 <= hit.score <= 1.01 for hit in hits)
+    by_codes = shared.search("a red star", k=36, config=WIDE)
+    assert {hit.item_id for hit in hits} == {hit.item_id for hit in by_codes}
+
+
+def test_re_ranking_by_embeddings_that_are_not_stored_is_refused_with_advice(model, pool, tmp_path):
+    index, _ = Index.create(tmp_path / "index", model=model, pool=pool)
+    assert index.info().embedding_bytes_per_item == 0
+    with pytest.raises(UsageError, match="--store-embeddings"):
+        index.search("a star", config=SearchConfig(rerank="embeddings"))
+
+
+def test_without_re_ranking_the_score_is_the_log_probability(shared):
+    for hit in shared.search("a red star", config=SearchConfig(rerank="none")):
+        assert hit.score == pytest.approx(sum(hit.log_probabilities), abs=1e-4)
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_asking_for_less_than_one_hit_is_refused(shared, k):
+    with pytest.raises(UsageError, match=f"k is {k}"):
+        shared.search("a red star", k=k)
+
+
+@pytest.mark.parametrize("text", [None, "", " \n"])
+def test_a_query_without_content_is_refused(shared, text):
+    with pytest.raises(UsageError, match="a text, an image, or both"):
+        shared.search(text, instruction="Find a photo")
+
+
+def test_a_query_picture_that_cannot_be_read_is_named(shared, tmp_path):
+    (tmp_path / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
+    for name in ("torn.png", "absent.png"):
+        with pytest.raises(BadImage, match=name):
+            shared.search(image=tmp_path / name)
+
+
+def test_a_folder_becomes_an_index_and_every_file_that_cannot_is_named(model, tmp_path):
+    folder = tmp_path / "my [photos] é"
+    (folder / "deep").mkdir(parents=True)
+    drawn_photo(folder / "one.png")
+    (folder / "one.txt").write_text("a red square")
+    whole = drawn_photo(folder / "deep" / "two.jpg").read_bytes()
+    (folder / "note.md").write_text("remember the milk")
+    (folder / "torn.jpg").write_bytes(whole[: len(whole) // 3])
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "lie.jpg").write_text("not a picture at all")
+    (folder / "phone.heic").write_bytes(b"x")
+    (folder / "tool.exe").write_bytes(b"x")
+    (folder / "blank.txt").write_text("  ")
+    (folder / "latin.txt").write_bytes(b"caf\xe9")
+    (folder / "metadata.jsonl").write_text('{"file_name": "nobody.png", "text": "x"}\nnot json\n')
+    index, added = Index.create(tmp_path / "index", model=model, pool=folder)
+    assert (added.added, added.replaced) == (3, 0)
+    found = {hit.item_id: hit for hit in index.search("a red square", k=9, config=WIDE)}
+    assert set(found) == {"one.png", "deep/two.jpg", "note.md"}
+    assert found["one.png"].modality is Modality.IMAGE_TEXT
+    assert found["one.png"].image == str(folder / "one.png")
+    named = sorted(Path(entry.file).name for entry in added.left_out)
+    broken = (
+        "blank.txt empty.png latin.txt lie.jpg metadata.jsonl metadata.jsonl phone.heic tool.exe torn.jpg"
+    )
+    assert named == broken.split()
+    assert all(entry.reason for entry in added.left_out)
+
+
+def test_captions_can_be_left_out(model, tmp_path):
+    (tmp_path / "photos").mkdir()
+    drawn_photo(tmp_path / "photos" / "one.png")
+    (tmp_path / "photos" / "one.txt").write_text("a red square")
+    index, _ = Index.create(tmp_path / "index", model=model, pool=tmp_path / "photos", captions=False)
+    assert index.info().by_modality == {"image": 1}
+
+
+def test_what_was_added_is_found_at_once_and_after_opening_again(own, model, tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    path = drawn_photo(photos / "new.png", (10, 200, 30))
+    before = own.info().items
+    added = own.add(photos)
+    assert (added.added, added.replaced, added.left_out) == (1, 0, ())
+    for index in (own, Index.open(own.folder, model=model)):
+        assert index.info().items == before + 1
+        assert "new.png" in {hit.item_id for hit in index.search(image=path, k=100, config=WIDE)}
+        config = SearchConfig(beam=500, rerank="embeddings")
+        first = index.search(image=path, modality="image", instruction="", k=1, config=config)
+        assert len(first) == 1
+
+
+def test_adding_does_not_move_the_items_that_were_there(own):
+    asked = {"instruction": "Find a photo", "k": 100, "config": WIDE}
+    before = {hit.item_id: hit for hit in own.search("a red star", **asked)}
+    (own.folder.parent / "new.jsonl").write_text(json.dumps(text_row("1:1", "a blue moon")) + "\n")
+    own.add(own.folder.parent / "new.jsonl")
+    after = {hit.item_id: hit for hit in own.search("a red star", **asked)}
+    assert set(after) == {*before, "1:1"}
+    for item_id, hit in before.items():
+        assert after[item_id].codes == hit.codes
+        assert after[item_id].text == hit.text
+        assert after[item_id].score == pytest.approx(hit.score, abs=1e-5)
+
+
+def test_an_item_with_a_known_id_is_replaced(own, candidates, tmp_path):
+    known = next(one.did for one in candidates if one.modality is Modality.TEXT)
+    rows = [text_row(known, "quite another text"), text_row("1:5", "and a new one")]
+    before = own.info().items
+    added = own.add(write_rows(tmp_path / "more.jsonl", rows))
+    assert (added.added, added.replaced) == (2, 1)
+    assert own.info().items == before + 1
+    texts = {hit.item_id: hit.text for hit in own.search("another text", k=100, config=WIDE)}
+    assert texts[known] == "quite another text"
+
+
+def test_an_index_built_by_adding_equals_one_built_at_once(model, candidates, pool, tmp_path):
+    root = pool.parent.parent
+    halves = [root / "cand_pool" / f"half{number}.jsonl" for number in (0, 1)]
+    for number, path in enumerate(halves):
+        write_candidates(path, candidates[number::2])
+    index, _ = Index.create(tmp_path / "halves", model=model, pool=halves[0])
+    index.add(halves[1])
+    whole, _ = Index.create(tmp_path / "whole", model=model, pool=pool)
+    found, expected = (
+        {hit.item_id: (hit.codes, pytest.approx(hit.score, abs=1e-5)) for hit in hits}
+        for hits in (index.search("a star", k=99, config=WIDE), whole.search("a star", k=99, config=WIDE))
+    )
+    assert found.keys() == expected.keys()
+    assert all(found[item][0] == expected[item][0] for item in found)
+
+
+def test_an_open_index_follows_what_another_handle_adds(own, model, tmp_path):
+    other = Index.open(own.folder, model=model)
+    other.add(write_rows(tmp_path / "one.jsonl", [text_row("1:1", "one")]))
+    own.add(write_rows(tmp_path / "two.jsonl", [text_row("1:2", "two")]))
+    for index in (own, other):
+        found = {hit.item_id for hit in index.search("one", k=100, config=WIDE)}
+        assert {"1:1", "1:2"} <= found
+        assert index.info().items == 38
+
+
+def test_adding_nothing_new_to_an_index_is_refused_and_changes_nothing(own, tmp_path):
+    (tmp_path / "empty").mkdir()
+    before = own.info()
+    with pytest.raises(BadData, match="nothing to index"):
+        own.add(tmp_path / "empty")
+    assert own.info() == before
+
+
+@pytest.mark.parametrize("kind", ["empty folder", "empty file", "only broken", "no such", "another ending"])
+def test_a_pool_without_anything_usable_is_refused_and_leaves_no_index(model, tmp_path, kind):
+    pool = tmp_path / ("pool.csv" if kind == "another ending" else "pool.jsonl")
+    match kind:
+        case "empty file":
+            pool.write_text("")
+        case "another ending":
+            pool.write_text("a,b")
+        case "empty folder" | "only broken":
+            pool = tmp_path / "pool"
+            pool.mkdir()
+            if kind == "only broken":
+                (pool / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
+    with pytest.raises(BadData):
+        Index.create(tmp_path / "index", model=model, pool=pool)
+    with pytest.raises(ArtifactMissing):
+        Index.open(tmp_path / "index")
+
+
+def test_a_pool_that_names_a_candidate_twice_is_refused_with_file_and_line(model, tmp_path):
+    rows = write_rows(tmp_path / "pool.jsonl", [text_row("1:1", "a"), text_row("1:1", "b")])
+    with pytest.raises(BadRecord, match=r"pool\.jsonl:2"):
+        Index.create(tmp_path / "index", model=model, pool=rows)
+
+
+def test_creating_over_an_index_is_refused_and_leaves_it_as_it_was(own, model, pool):
+    before = own.info()
+    with pytest.raises(UsageError, match="genius index add"):
+        Index.create(own.folder, model=model, pool=pool)
+    assert Index.open(own.folder, model=model).info() == before
+
+
+def test_an_index_of_another_model_does_not_open(own, trained, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(trained.model, other)
+    body = json.loads((other / "model.json").read_text())
+    (other / "model.json").write_text(json.dumps({**body, "fingerprint": "0" * 64}))
+    with pytest.raises(ArtifactMismatch, match="another model"):
+        Index.open(own.folder, model=other)
+
+
+def test_an_index_whose_model_moved_says_how_to_name_its_new_place(trained, pool, tmp_path):
+    shutil.copytree(trained.model, tmp_path / "here")
+    created, _ = Index.create(tmp_path / "index", model=tmp_path / "here", pool=pool)
+    (tmp_path / "here").rename(tmp_path / "there")
+    with pytest.raises(ArtifactMissing, match="model") as caught:
+        Index.open(tmp_path / "index")
+    assert str(tmp_path / "here") in str(caught.value)
+    assert "--model" in str(caught.value)
+    moved = Index.open(tmp_path / "index", model=tmp_path / "there")
+    assert moved.search("a star") == created.search("a star")
+    added = moved.add(write_rows(tmp_path / "more.jsonl", [text_row("1:1", "one")]))
+    assert added.added == 1
+
+
+def test_the_five_lines_of_the_docstring_work(own, tmp_path):
+    (tmp_path / "more-photos").mkdir()
+    drawn_photo(tmp_path / "more-photos" / "a.png")
+    lines = [
+        line.strip()[4:].replace("photos.index", "{index}").replace("more-photos/", "{more}")
+        for line in (Index.__doc__ or "").splitlines()
+        if line.strip().startswith((">>> ", "... "))
+    ]
+    code = "\n".join(line.partition("  # doctest")[0] for line in lines)
+    said: list[object] = []
+    names: dict[str, Any] = {"Index": OpenedWith(own), "print": lambda *words: said.append(words)}
+    exec(code.format(index=own.folder, more=tmp_path / "more-photos"), names)  # noqa: S102
+    assert len(said) == 3
+    assert own.info().items == 37
+
+
+class OpenedWith:
+    """Opens as ``Index`` does, without reading the model once more."""
+
+    def __init__(self, index: Index) -> None:
+        self.open: Callable[[str], Index] = lambda _: index
+
+
+def test_hits_are_plain_values(shared):
+    (hit,) = shared.search("a star", k=1)
+    assert isinstance(hit, SearchHit)
+    assert type(hit.score) is float
+    assert all(type(code) is int for code in hit.codes)
+    assert not isinstance(hit.score, np.floating)
+
+
+def test_a_search_touches_only_what_is_under_its_beams(shared, monkeypatch):
+    touched = []
+
+    def watched(*args: Any, **settings: Any) -> Any:
+        answer = rank_items(*args, **settings)
+        touched.append(answer.touched)
+        return answer
+
+    monkeypatch.setattr(index_module, "rank_items", watched)
+    shared.search("a star", config=SearchConfig(beam=1))
+    shared.search("a star", config=WIDE)
+    assert touched[0] < touched[1] == 36

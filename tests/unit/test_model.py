@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from genius.data.features import Features
+from genius.data.records import Modality
+from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius.model import MODEL_FILE, Genius
+
+
+@pytest.fixture(scope="module")
+def model(trained) -> Genius:
+    return Genius.open(trained.model)
+
+
+@pytest.fixture
+def copied(trained, tmp_path) -> Path:
+    """The model's folder, which the test may spoil."""
+    shutil.copytree(trained.model, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_folder_without_a_model_says_what_makes_one(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ArtifactMissing, match="genius fit"):
+            Genius.open(folder)
+
+
+def test_a_model_that_was_never_finished_does_not_open(copied):
+    (copied / MODEL_FILE).unlink()
+    with pytest.raises(ArtifactMissing, match=MODEL_FILE):
+        Genius.open(copied)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", '{"format": 1, "encoder": {}}'])
+def test_a_damaged_model_file_is_said_to_be_damaged(copied, text):
+    (copied / MODEL_FILE).write_text(text)
+    with pytest.raises(ArtifactMismatch, match="genius fit"):
+        Genius.open(copied)
+
+
+def test_a_model_of_a_newer_version_is_refused_with_advice(copied):
+    edit(copied / MODEL_FILE, format=99)
+    with pytest.raises(ArtifactMismatch, match="upgrade"):
+        Genius.open(copied)
+
+
+@pytest.mark.parametrize("part", ["quantizer", "generator"])
+def test_a_part_that_a_later_training_replaced_is_found_out_and_named(copied, part):
+    edit(copied / part / "manifest.json", fingerprint="0" * 64)
+    with pytest.raises(ArtifactMismatch, match=f"the {part} is not the one"):
+        Genius.open(copied)
+
+
+def test_an_encoder_with_other_weights_is_found_out(copied):
+    weights = copied / "encoder" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-4:] = np.float32(0.5).tobytes()
+    weights.write_bytes(content)
+    with pytest.raises(ArtifactMismatch, match="encoder"):
+        Genius.open(copied)
+
+
+@pytest.mark.parametrize("part", ["encoder", "quantizer", "generator"])
+def test_a_part_that_is_gone_is_missed(copied, part):
+    shutil.rmtree(copied / part)
+    with pytest.raises(ArtifactMissing):
+        Genius.open(copied)
+
+
+def test_a_model_can_be_moved_with_its_encoder_inside(copied, model, tmp_path):
+    (tmp_path / "else").mkdir()
+    moved = Genius.open(copied.rename(tmp_path / "else" / "moved"))
+    assert moved.fingerprint == model.fingerprint
+    assert moved.encoder.fingerprint == model.encoder.fingerprint
+    spec = json.loads((moved.folder / MODEL_FILE).read_text())["encoder"]["spec"]
+    assert spec == "small:./encoder"
+
+
+def test_a_model_opens_by_a_relative_path_too(copied, model, monkeypatch):
+    monkeypatch.chdir(copied.parent)
+    assert Genius.open("copy").fingerprint == model.fingerprint
+
+
+def test_embeddings_are_unit_vectors_and_typicality_is_their_cosine_with_the_ids_vector(model):
+    features = Features.open(model.folder / "features" / "candidates")
+    batch = features.gather(np.arange(20))
+    encoded = model.encode(batch, features.modality[:20].astype(np.int64))
+    torch.testing.assert_close(encoded.embeddings.norm(dim=1), torch.ones(20))
+    torch.testing.assert_close(model.embed(batch), encoded.embeddings)
+    vectors = torch.nn.functional.normalize(model.quantizer.decode(encoded.codes), dim=1)
+    torch.testing.assert_close(encoded.typicality, (vectors * encoded.embeddings).sum(dim=1))
+
+
+def test_a_batch_of_one_is_encoded_like_a_row_of_a_batch(model):
+    features = Features.open(model.folder / "features" / "candidates")
+    together = model.encode(features.gather(np.arange(9)), features.modality[:9].astype(np.int64))
+    for row in range(9):
+        alone = model.encode(
+            features.gather(np.array([row])), features.modality[row : row + 1].astype(np.int64)
+        )
+        assert alone.codes[0].tolist() == together.codes[row].tolist()
+        torch.testing.assert_close(alone.embeddings[0], together.embeddings[row], atol=1e-5, rtol=1e-5)
+
+
+def test_every_modality_has_level_0_codes_of_its_own(model):
+    found = [model.level0_codes(modality) for modality in Modality]
+    assert all(found)
+    assert sum(map(len, found)) == len(frozenset().union(*found)) == model.quantizer.sizes[0]
+
+
+def test_a_modality_that_no_code_stands_for_is_refused(model, monkeypatch):
+    only_texts = torch.full_like(model.quantizer.level0_modality, Modality.TEXT.code)
+    monkeypatch.setattr(model.quantizer, "level0_modality", only_texts)
+    with pytest.raises(UsageError, match="image"):
+        model.level0_codes(Modality.IMAGE)
+
+
+def test_the_instructions_of_training_are_remembered_for_every_task(model, trained):
+    for query in (Modality.TEXT, Modality.IMAGE, Modality.IMAGE_TEXT):
+        known = model.instruction_for(query, Modality.TEXT)
+        assert known is not None
+        assert known in (trained.data / "instructions" / "query_instructions.tsv").read_text()
+    assert model.instruction_for(Modality.IMAGE, Modality.IMAGE_TEXT) is None
