@@ -34,6 +34,8 @@ class Manifest:
     """Fingerprints of what it was made from."""
     facts: Mapping[str, Any]
     """Anything a reader needs beside the files: sizes, a permutation, a health report."""
+    notes: Mapping[str, Any]
+    """What is worth knowing and may differ between equal folders."""
     fingerprint: str
     """SHA-256 over settings, inputs, facts and the contents of all files."""
 
@@ -91,8 +93,16 @@ class ArtifactWriter:
         if not plan_file.exists():
             write_json(plan_file, {"fingerprint": self.plan_fingerprint})
 
-    def finish(self, *, facts: Mapping[str, Any] | None = None, scratch: tuple[str, ...] = ()) -> Manifest:
+    def finish(
+        self,
+        *,
+        facts: Mapping[str, Any] | None = None,
+        notes: Mapping[str, Any] | None = None,
+        scratch: tuple[str, ...] = (),
+    ) -> Manifest:
         """Write the manifest, put the folder in its place, and drop ``scratch`` files.
+
+        ``notes`` are no part of its identity: where something lay on this machine, for example.
 
         They go last: until the folder is in its place, a killed run needs them to go on.
         """
@@ -115,7 +125,8 @@ class ArtifactWriter:
             "facts": dict(facts or {}),
             "files": files,
         }
-        write_json(self.path / MANIFEST, {**body, "fingerprint": fingerprint_of(body)})
+        signed = {**body, "fingerprint": fingerprint_of(body), "notes": dict(notes or {})}
+        write_json(self.path / MANIFEST, signed)
         _recover(self.folder)
         old = _old_name(self.folder)
         if old.exists():
@@ -158,7 +169,7 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
     """
     _recover(folder)
     body = _read_manifest(folder, kind)
-    contents = {name: value for name, value in body.items() if name != "fingerprint"}
+    contents = {name: value for name, value in body.items() if name not in ("fingerprint", "notes")}
     if verify and fingerprint_of(contents) != body["fingerprint"]:
         raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
     for name, fact in body["files"].items():
@@ -177,6 +188,7 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
         config=body["config"],
         inputs=body["inputs"],
         facts=body["facts"],
+        notes=body.get("notes", {}),
         fingerprint=body["fingerprint"],
     )
 

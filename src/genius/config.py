@@ -145,8 +145,8 @@ class QuantizerConfig:
     library did, which multiplies the gradient by the number of levels)."""
 
     # Deviation 8: both ways by default, as in the released code; the paper writes one.
-    contrastive: Literal["both", "query"] = "both"
-    """Cross-entropy from queries to candidates and back (released code), or queries only (paper)."""
+    contrastive: Literal["both", "query"] = "query"
+    """Cross-entropy from queries to candidates only (paper), or back as well (released code)."""
 
     contrastive_weight: NonNegative = 1.0
     """Of L_cl."""
@@ -219,7 +219,7 @@ class FitConfig:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     encoder: EncoderConfig = EncoderConfig()
-    """Only used by the encoder ``small``."""
+    """Only used by the encoder `small`."""
 
     quantizer: QuantizerConfig = QuantizerConfig()
     """Stage 1."""
@@ -303,6 +303,7 @@ _TINY = FitConfig(
         levels=3,
         codebook_size=32,
         level0="assigned",
+        contrastive="both",
         fusion=FusionConfig(hidden=64),
         training=TrainingConfig(batch_size=128, learning_rate=1e-3, epochs=2.0),
     ),
@@ -323,9 +324,10 @@ _TINY = FitConfig(
 # Deviation 7: small and base follow a slower average and revive fewer codes than the released code.
 _SMALL = FitConfig(
     quantizer=QuantizerConfig(
-        levels=4,
+        levels=6,
         codebook_size=256,
         level0="assigned",
+        contrastive="both",
         decay=0.98,
         dead_below=0.25,
         kmeans_samples=8192,
@@ -356,6 +358,7 @@ _BASE = FitConfig(
         levels=8,
         codebook_size=1024,
         level0="assigned",
+        contrastive="both",
         decay=0.98,
         dead_below=0.25,
         kmeans_samples=32768,
@@ -378,6 +381,7 @@ _BASE = FitConfig(
 _REFERENCE = FitConfig(
     quantizer=QuantizerConfig(
         gradient="per-level",
+        contrastive="both",
         kmeans_iterations=1000,
         training=TrainingConfig(
             epochs=21.0, batch_size=8000, epsilon=1e-6, weight_decay=0.2, final_share=0.1, precision="bf16"

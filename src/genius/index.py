@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from PIL import Image
@@ -36,6 +37,10 @@ from genius.search.snapshot import (
 )
 from genius.stages.embed import SHORTEST_SIDE, FeatureRow, embed
 from genius.stages.progress import Progress, Silent
+
+
+REASONS_SHOWN: Final = 5
+"""Files that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,9 @@ class IndexInfo:
     collision_rate: float
     """Share of the items whose ID is shared."""
     id_bytes_per_item: float
+    """The codes alone."""
+    table_bytes_per_item: float
+    """The codes and which items they stand for."""
     embedding_bytes_per_item: float
     item_store_bytes_per_item: float
 
@@ -123,8 +131,9 @@ class Index:
         folder = Path(folder)
         if (folder / "index.json").exists():
             raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"{folder} is a file; an index needs a folder")
         opened = model if isinstance(model, Genius) else Genius.open(model)
-        folder.mkdir(parents=True, exist_ok=True)
         rows, left_out = _read_pool(Path(pool), captions=captions)
         arrays, items, bad = _encode(
             opened, rows, folder, store_embeddings=store_embeddings, progress=progress or Silent()
@@ -281,6 +290,7 @@ class Index:
             distinct_ids=len(table),
             collision_rate=float(sizes[sizes > 1].sum() / count),
             id_bytes_per_item=table.nbytes / count,
+            table_bytes_per_item=(table.nbytes + table.bucket_starts.nbytes + table.items.nbytes) / count,
             embedding_bytes_per_item=0.0 if embeddings is None else embeddings.nbytes / count,
             item_store_bytes_per_item=store / count,
         )
@@ -315,6 +325,16 @@ class Index:
 
 
 def _read_pool(pool: Path, *, captions: bool) -> tuple[list[Item], list[LeftOut]]:
+    """The items of a pool and the files that cannot be items; no item at all is an error."""
+    items, left_out = _scan_pool(pool, captions=captions)
+    if not items:
+        reasons = "; ".join(f"{entry.file}: {entry.reason}" for entry in left_out[:REASONS_SHOWN])
+        advice = f" ({len(left_out)} files were left out: {reasons})" if left_out else ""
+        raise BadData(f"there is nothing to index in {pool}: no picture or text that can be used{advice}")
+    return items, left_out
+
+
+def _scan_pool(pool: Path, *, captions: bool) -> tuple[list[Item], list[LeftOut]]:
     if pool.is_dir():
         scan = read_folder(pool, captions=captions)
         items = [
@@ -361,8 +381,6 @@ def _encode(
     model: Genius, items: Sequence[Item], folder: Path, *, store_embeddings: bool, progress: Progress
 ) -> tuple[ItemArrays, list[Item], list[LeftOut]]:
     """Embed and encode items; those without a readable picture are left out."""
-    if not items:
-        raise BadData("there is nothing to index: no picture or text was found")
     rows = [
         FeatureRow(
             id=number,

@@ -20,6 +20,7 @@ from genius.data.records import Modality
 from genius.encoders.load import load_encoder
 from genius.encoders.protocol import Encoder
 from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius.models.device import usable
 from genius.models.generator import Generator
 from genius.models.quantizer import Quantizer
 from genius.stages.train_generator import TrainedGenerator, load_generator
@@ -85,7 +86,10 @@ class Genius:
             its parts do not belong together, for example because a later training was interrupted.
         """
         folder = Path(folder)
+        usable(device)
         path = folder / MODEL_FILE
+        if (folder / "index.json").exists():
+            raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")
         if not path.exists():
             raise ArtifactMissing(
                 f"no finished model at {folder}: it has no {MODEL_FILE}. `genius fit` makes one, and goes on "

@@ -208,3 +208,17 @@ def test_the_library_neither_asserts_nor_prints():
             assert not isinstance(node, ast.Assert), f"{path.name}:{node.lineno} asserts"
             if "cli" not in path.relative_to(SOURCE).parts and isinstance(node, ast.Call):
                 assert getattr(node.func, "id", "") != "print", f"{path.name}:{node.lineno} prints"
+
+
+def test_every_place_that_names_the_version_names_the_same():
+    places = {
+        "src/genius/__init__.py": r'^__version__ = "(.+)"$',
+        "pyproject.toml": r'^version = "(.+)"$',
+        "CITATION.cff": r"^version: (.+)$",
+        "CHANGELOG.md": r"^## (\S+)",
+    }
+    found = {
+        place: re.search(pattern, (ROOT / place).read_text(encoding="utf-8"), re.MULTILINE).group(1)
+        for place, pattern in places.items()
+    }
+    assert len(set(found.values())) == 1, found

@@ -30,7 +30,7 @@ class Catalogue:
     seed: int = 0
     """Of everything that is drawn."""
 
-    train_products: int | None = None
+    train_products: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Products in the training split; default: as many as items, between 2,000 and 12,000."""
 
     queries_per_task: int = 1000
@@ -66,7 +66,7 @@ class Catalogue:
 class Check:
     """Validate a data set in M-BEIR's layout before hours are spent on it. Exit status 6 on errors."""
 
-    data: Annotated[Path, tyro.conf.Positional]
+    data: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
     """Folder of the data set."""
 
     skip_images: bool = False
@@ -77,7 +77,7 @@ class Check:
 
     def run(self) -> int:
         """Check and print what was found."""
-        from genius.data.check import check
+        from genius.data.check import QueryCount, check
 
         report = check(self.data, decode_images=not self.skip_images)
         status = 0 if report.ok else 6
@@ -85,7 +85,7 @@ class Check:
             print_json({"ok": report.ok, **dataclasses.asdict(report)})
             return status
         console = Console()
-        queries = Table("split", "row", "task", "queries")
+        queries = Table(*(field.name.replace("_", " ") for field in dataclasses.fields(QueryCount)))
         for count in report.queries:
             queries.add_row(*(str(value) for value in dataclasses.astuple(count)))
         console.print(queries)
@@ -105,7 +105,7 @@ class Check:
 class Karpathy:
     """Convert Karpathy's JSON of COCO or Flickr30K into M-BEIR's layout (text to image and back)."""
 
-    file: Annotated[Path, tyro.conf.Positional]
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """dataset_coco.json or dataset_flickr30k.json."""
 
     images: Path

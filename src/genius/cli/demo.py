@@ -60,7 +60,7 @@ class Demo:
             )
         console.print(f"\nOpen {result.page} to see them all. Then try:")
         console.print(
-            f'  genius search {result.index_folder} "a striped green umbrella"',
+            f'  genius search {result.index_folder} "a striped green umbrella" --modality image',
             highlight=False,
             markup=False,
         )

@@ -21,7 +21,7 @@ class Evaluate:
     R@k is M-BEIR's: the share of queries with any right answer among the first k.
     """
 
-    data: Annotated[Path, tyro.conf.Positional]
+    data: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
     """Folder of the data set, in M-BEIR's layout."""
 
     model: Path
@@ -52,7 +52,7 @@ class Evaluate:
     seed: int = 0
     """Of the choice of instructions."""
 
-    out: Path | None = None
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Where features and runs go; default: evaluation/ in the model's folder."""
 
     device: str = "cpu"
@@ -112,10 +112,10 @@ class Doctor:
     Exit status 1 when something is wrong.
     """
 
-    model: Annotated[Path, tyro.conf.Positional]
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Folder of the model."""
 
-    data: Path | None = None
+    data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Examine on the global test pool of this data set; default: what was found after training."""
 
     split: str = "test"

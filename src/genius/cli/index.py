@@ -15,7 +15,7 @@ from rich.text import Text
 
 from genius.cli.terminal import TerminalProgress, print_json
 
-IndexFolder = Annotated[Path, tyro.conf.Positional]
+IndexFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +64,13 @@ class Add:
     index: IndexFolder
     """Folder of the index."""
 
-    pool: Annotated[Path, tyro.conf.Positional]
+    pool: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="POOL")]
     """A folder of pictures and texts, or a .jsonl file of candidates."""
 
     no_captions: bool = False
     """Leave texts that lie beside pictures out of the items."""
 
-    model: Path | None = None
+    model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Where the model is now, if it moved."""
 
     json: bool = False
@@ -93,7 +93,7 @@ class Info:
     index: IndexFolder
     """Folder of the index."""
 
-    model: Path | None = None
+    model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Where the model is now, if it moved."""
 
     json: bool = False
@@ -124,13 +124,13 @@ class Search:
     index: IndexFolder
     """Folder of the index."""
 
-    text: Annotated[str | None, tyro.conf.Positional] = None
-    """What you look for, in words."""
+    text: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")] = None
+    """What you look for, in words; put it in quotes."""
 
-    image: Path | None = None
+    image: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """A picture of what you look for, or that the text talks about."""
 
-    instruction: str | None = None
+    instruction: Annotated[str | None, tyro.conf.arg(metavar="WORDS")] = None
     """What kind of result is wanted, in words."""
 
     modality: Literal["image", "text", "image-text"] | None = None
@@ -145,7 +145,7 @@ class Search:
     rerank: Literal["none", "codes", "embeddings"] = "codes"
     """Order by the generator's probability, by the codes' vectors, or by stored embeddings."""
 
-    model: Path | None = None
+    model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Where the model is now, if it moved."""
 
     json: bool = False

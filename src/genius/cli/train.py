@@ -11,7 +11,7 @@ import tyro
 from genius.cli.terminal import TerminalProgress
 from genius.config import EncoderConfig, FitConfig, GeneratorConfig, PresetName, QuantizerConfig
 
-Data = Annotated[Path, tyro.conf.Positional]
+Data = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
 
 
 @dataclass(frozen=True, kw_only=True)

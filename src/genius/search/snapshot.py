@@ -72,6 +72,8 @@ def read_facts(folder: Path) -> IndexFacts:
         it was made by a newer version, or the manifest is damaged.
     """
     path = folder / CURRENT
+    if (folder / "model.json").exists():
+        raise ArtifactMissing(f"{folder} is a model, not an index; give the index's folder")
     if not path.exists():
         raise ArtifactMissing(f"no index at {folder}; `genius index create {folder} --model …` makes one")
     try:

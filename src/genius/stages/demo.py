@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from genius.config import FitConfig, SearchConfig, preset
+from pydantic import ConfigDict
+
+from genius.config import Count, FitConfig, Natural, SearchConfig, checked, preset
 from genius.data.catalogue import draw_catalogue
 from genius.data.mbeir import EvaluationRow, MBeir, read_queries
 from genius.data.records import TASKS, Query, task_name
@@ -30,6 +32,8 @@ HITS_SHOWN: Final = 6
 class DemoConfig:
     """How large a demo."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     items: int = 10_400
     """Candidates in the catalogue's global pool."""
 
@@ -39,10 +43,10 @@ class DemoConfig:
     queries_per_task: int = 200
     """Test queries of each of the eight tasks."""
 
-    beam: int = 50
+    beam: Count = 50
     """IDs kept at each level."""
 
-    seed: int = 0
+    seed: Natural = 0
     """Of the drawing and the training."""
 
 
@@ -60,6 +64,7 @@ def demo(
     out: Path, config: DemoConfig, *, progress: Progress, settings: FitConfig | None = None
 ) -> DemoResult:
     """Draw, train, index, evaluate, search, and write the page; what is done already is not done again."""
+    config = checked(config)
     began = time.monotonic()
     progress.say("drawing the catalogue")
     draw_catalogue(

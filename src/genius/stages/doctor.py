@@ -16,6 +16,7 @@ from genius.stages.train_quantizer import load_quantizer, measure_health
 def doctor(model: Path, data: Path | None, *, split: str, progress: Progress) -> Health:
     """The health found after training, or measured anew on the global pool of a data set's split."""
     if data is None:
+        Genius.open(model)  # says what is wrong with the folder, if anything is
         return from_json(Health, load_quantizer(model / "quantizer").manifest.facts["health"])
     opened = Genius.open(model)
     source = MBeir(data)

@@ -124,8 +124,8 @@ def _finish(writer: ArtifactWriter, spec: str) -> None:
             "rows": num_rows(writer.path),
             "image_dim": widths["image"],
             "text_dim": widths["text"],
-            "encoder": spec,
-        }
+        },
+        notes={"encoder": spec},
     )
 
 

@@ -10,6 +10,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
+from pydantic import ConfigDict
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -54,6 +55,8 @@ RERANK: Final = {"generative": "none", "generative+codes": "codes", "generative+
 class EvaluationConfig:
     """What is evaluated, and how."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     split: str = "test"
     """Of the data set."""
 
@@ -75,7 +78,7 @@ class EvaluationConfig:
     max_queries: Natural = 0
     """At most this many queries of each row, spread evenly; 0 means all."""
 
-    seed: int = 0
+    seed: Natural = 0
     """Of the choice of instructions."""
 
 
@@ -125,6 +128,7 @@ def evaluate(
     BadData
         a positive, a query or a candidate is missing somewhere; never a silent zero.
     """
+    config = checked(config)
     config = checked(config)
     unknown = [method for method in config.methods if method not in METHODS]
     if unknown:

@@ -11,15 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from genius.config import EncoderConfig, FitConfig, GeneratorConfig, QuantizerConfig
+from genius.config import EncoderConfig, FitConfig, GeneratorConfig, QuantizerConfig, checked
 from genius.data.features import Features
 from genius.data.mbeir import MBeir, read_queries
 from genius.data.pairs import Pairs
 from genius.data.records import Query
 from genius.encoders.load import load_encoder
 from genius.encoders.protocol import Encoder
-from genius.errors import ArtifactMismatch, BadData
+from genius.errors import ArtifactMismatch, BadData, UsageError
 from genius.model import Genius, KnownInstruction
+from genius.models.device import usable
 from genius.stages.embed_records import TrainingFeatures, embed_training
 from genius.stages.progress import Progress
 from genius.stages.train_encoder import train_encoder
@@ -58,6 +59,7 @@ def fit(
     BadData
         the data set cannot be trained on.
     """
+    config = checked(config)
     embedded = embed_with(
         data, encoder, folder, config.encoder, progress=progress, device=device, download=download
     )
@@ -80,6 +82,9 @@ def embed_with(
     download: bool = False,
 ) -> Embedded:
     """Train the encoder if it is ``small``, and embed the training records."""
+    usable(device)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; a model needs a folder")
     if not data.training_queries():
         raise BadData(f"{data.root} has no training queries: neither query/union_train nor query/train")
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,8 +98,15 @@ def embed_with(
             device=device,
         )
         return Embedded(trained.encoder, trained.features)
-    loaded = load_encoder(encoder, download=download, device=device)
+    loaded = load_encoder(_absolute(encoder), download=download, device=device)
     return Embedded(loaded, embed_training(data, loaded, folder / "features", progress=progress))
+
+
+def _absolute(spec: str) -> str:
+    """A spec that names a file or folder, such that it can be opened from anywhere."""
+    kind, colon, place = spec.partition(":")
+    path = Path(place).expanduser()
+    return f"{kind}{colon}{path.resolve()}" if place and path.exists() else spec
 
 
 def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False) -> Embedded:
@@ -103,7 +115,7 @@ def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False
         Features.open(folder / "features" / "queries"), Features.open(folder / "features" / "candidates")
     )
     manifest = features.candidates.manifest
-    encoder = load_encoder(str(manifest.facts["encoder"]), download=download, device=device)
+    encoder = load_encoder(str(manifest.notes["encoder"]), download=download, device=device)
     if encoder.fingerprint != manifest.inputs["encoder"]:
         raise ArtifactMismatch(
             f"{folder / 'features'} was made by another encoder than {encoder.spec} is now; embed again"

@@ -67,12 +67,16 @@ def train_encoder(
     )
     torch.manual_seed(config.training.seed)
     done = writer.finished() is not None
+    prepared_folder = folder.parent / "prepared"
     if done:
         encoder = load_trained_encoder(folder, device=device)
+        if not prepared_folder.exists():  # a finished model keeps only the features
+            features = embed_training(data, encoder, features_folder, progress=progress)
+            return TrainedEncoder(encoder, features)
     else:
         progress.say("learning the words of the training texts")
         encoder = SmallEncoder.create(config.network, _texts(data), seed=config.training.seed)
-    prepared = embed_training(data, _Preparation(encoder), folder.parent / "prepared", progress=progress)
+    prepared = embed_training(data, _Preparation(encoder), prepared_folder, progress=progress)
     if not done:
         pairs = Pairs(_queries(data), prepared.queries, prepared.candidates)
         encoder.network.to(device)
