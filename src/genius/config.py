@@ -89,7 +89,9 @@ class EncoderConfig:
     temperature: Positive = 0.05
     """Divides the cosines in the contrastive loss."""
 
-    training: TrainingConfig = TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=6.0)
+    training: TrainingConfig = TrainingConfig(
+        epochs=6.0, batch_size=1024, learning_rate=6e-3, warmup_steps=50, weight_decay=0.05, beta2=0.98
+    )
     """How it is trained."""
 
 
@@ -237,7 +239,7 @@ class SearchConfig:
     beam: Count = 50
     """IDs kept at each level (the paper's B)."""
 
-    rerank: Literal["none", "codes", "embeddings"] = "codes"
+    rerank: Literal["none", "codes", "embeddings"] = "none"
     """Order the found items by the generator's probability, by their codes' vectors, or by stored
     embeddings (the paper's GENIUS^R)."""
 
@@ -297,7 +299,7 @@ def preset(name: str) -> FitConfig:
 _TINY = FitConfig(
     encoder=EncoderConfig(
         network=SmallEncoderConfig(dim=48, vocabulary=1024, pair_buckets=1024, text_width=64, image_width=96),
-        training=TrainingConfig(batch_size=128, learning_rate=3e-3, epochs=3.0),
+        training=TrainingConfig(batch_size=128, learning_rate=6e-3, epochs=3.0, weight_decay=0.05),
     ),
     quantizer=QuantizerConfig(
         levels=3,
@@ -345,14 +347,21 @@ _SMALL = FitConfig(
         dropout=0.0,
         softmax="level",
         plain_share=0.5,
-        training=TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=8.0, warmup_steps=50),
+        training=TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=6.0, warmup_steps=50),
     ),
 )
 
 _BASE = FitConfig(
     encoder=EncoderConfig(
         network=SmallEncoderConfig(dim=256, text_width=512, image_width=1024),
-        training=TrainingConfig(batch_size=1024, learning_rate=2e-3, epochs=20.0),
+        training=TrainingConfig(
+            epochs=20.0,
+            batch_size=1024,
+            learning_rate=3e-3,
+            warmup_steps=100,
+            weight_decay=0.05,
+            beta2=0.98,
+        ),
     ),
     quantizer=QuantizerConfig(
         levels=8,

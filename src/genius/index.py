@@ -38,7 +38,6 @@ from genius.search.snapshot import (
 from genius.stages.embed import SHORTEST_SIDE, FeatureRow, embed
 from genius.stages.progress import Progress, Silent
 
-
 REASONS_SHOWN: Final = 5
 """Files that an error names."""
 
@@ -232,7 +231,7 @@ class Index:
             ``image``, ``text`` or ``image-text``: only such items are found. Left out, the instruction
             decides; without an instruction too, the index's most frequent modality is asked for.
         config
-            beam width, re-ranking; the default re-ranks by codes.
+            beam width, re-ranking; the default is the generator's own order.
         """
         if k < 1:
             raise UsageError(f"k is {k}, it must be at least 1")

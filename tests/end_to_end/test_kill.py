@@ -175,7 +175,7 @@ def test_a_killed_second_training_leaves_the_first_model_or_none_but_never_a_mix
         shutil.copytree(fitted.folder, folder)
 
     command = ("fit", *fitted.flags, "--generator.training.seed", "1")
-    kill_until_enough(max(1, KILLS // 3), fitted.seconds, command, check=check, begin_again=begin_again)
+    kill_until_enough(max(1, KILLS // 3), 0.6 * fitted.seconds, command, check=check, begin_again=begin_again)
     run_whole(*command)
     assert check()
 

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from genius.cli.terminal import TerminalProgress, print_json
 
+Modality = Literal["image", "text", "image-text"]
 IndexFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
 
 
@@ -133,7 +134,7 @@ class Search:
     instruction: Annotated[str | None, tyro.conf.arg(metavar="WORDS")] = None
     """What kind of result is wanted, in words."""
 
-    modality: Literal["image", "text", "image-text"] | None = None
+    modality: Annotated[Modality | None, tyro.conf.arg(metavar="{image,text,image-text}")] = None
     """Find only items of this modality."""
 
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
@@ -142,7 +143,7 @@ class Search:
     beam: int = 50
     """IDs kept at each level: wider finds more and takes longer."""
 
-    rerank: Literal["none", "codes", "embeddings"] = "codes"
+    rerank: Literal["none", "codes", "embeddings"] = "none"
     """Order by the generator's probability, by the codes' vectors, or by stored embeddings."""
 
     model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None

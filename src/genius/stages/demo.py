@@ -25,7 +25,7 @@ from genius.stages.progress import Progress
 
 PAGE: Final = "index.html"
 SEARCHES_PER_TASK: Final = 4
-HITS_SHOWN: Final = 6
+HITS_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def _search(data: MBeir, index: Index, row: EvaluationRow, query: Query, config:
         image=image,
         instruction=instruction,
         k=HITS_SHOWN,
-        config=SearchConfig(beam=config.beam, rerank="codes"),
+        config=SearchConfig(beam=config.beam),
     )
     return SearchShown(
         task=task_name(row.task_id),

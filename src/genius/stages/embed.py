@@ -63,7 +63,7 @@ def embed(
     rows
         streamed; the same rows in the same order for the same ``inputs``.
     expected
-        how many rows there are about to be, for the progress display.
+        about how many rows there will be, for the progress display.
     skip_bad_images
         leave out rows whose picture cannot be read and list them in :attr:`Features.left_out`; otherwise
         the first such picture is an error.
@@ -76,10 +76,11 @@ def embed(
         if not has_shard(writer.path, number):
             shard, left_out = _embed_shard(chunk, encoder, skip_bad_images=skip_bad_images)
             write_shard(writer.path, number, shard, left_out)
-        progress.advance(min(expected, number * SHARD_ROWS + len(chunk)), {})
+        progress.advance(min(expected - 1, number * SHARD_ROWS + len(chunk)), {})
     if num_rows(writer.path) == 0:
         raise BadData(f"nothing to embed into {folder}: there is no record that can be read")
     _finish(writer, encoder.spec)
+    progress.advance(expected, {})
     return Features.open(folder)
 
 

@@ -45,7 +45,7 @@ def embed_training(data: MBeir, encoder: Encoder, folder: Path, *, progress: Pro
         encoder,
         folder / "queries",
         inputs={"records": fingerprint_of_files([*data.training_queries(), *instruction_files(data)])},
-        expected=count_lines(data.training_queries()),
+        expected=count_lines(data.training_queries()) * _usual_number(data.instructions),
         progress=progress,
     )
     return TrainingFeatures(queries, candidates)
@@ -113,6 +113,12 @@ def choose_instruction(
 def instruction_files(data: MBeir) -> list[Path]:
     """The data set's instructions, if it has any."""
     return [data.instructions_file] if data.instructions_file.exists() else []
+
+
+def _usual_number(instructions: Instructions) -> int:
+    """About how many instructions a query has."""
+    counts = [len(texts) for texts in instructions.rows.values()]
+    return max(1, round(sum(counts) / len(counts))) if counts else 1
 
 
 def count_lines(files: Sequence[Path]) -> int:

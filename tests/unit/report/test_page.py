@@ -142,10 +142,10 @@ def test_every_hit_is_on_the_page_with_its_code_and_log_probabilities(tmp_path: 
         for hit in search.hits:
             assert hit.item_id in reader.texts
             assert f"{hit.score:.3f}" in reader.texts
-    for text in ("image-text", "2817", "94", "−0.22", "−1.60"):  # noqa: RUF001
+    for text in ("image-text", "2817", "94", "−0.22", "−1.60"):
         assert text in reader.texts
     tips = [item["title"] for item in reader.all("li") if "title" in item]
-    assert "level 1: code 2817, log-probability −0.22, probability 0.800" in tips  # noqa: RUF001
+    assert "level 1: code 2817, log-probability −0.22, probability 0.800" in tips
 
 
 def test_right_answers_are_marked_and_the_query_says_where_the_first_is(tmp_path: Path):
