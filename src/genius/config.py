@@ -146,7 +146,7 @@ class QuantizerConfig:
     """Straight-through: one identity for the sum of the levels, or one per level (what the authors'
     library did, which multiplies the gradient by the number of levels)."""
 
-    # Deviation 8: both ways by default, as in the released code; the paper writes one.
+    # Deviation 8: the paper writes one direction; the smaller presets train both, as the released code does.
     contrastive: Literal["both", "query"] = "query"
     """Cross-entropy from queries to candidates only (paper), or back as well (released code)."""
 
