@@ -7,5 +7,6 @@ data=$1
 out=${2:-flickr8k-model}
 
 genius fit "$data" --encoder "precomputed:$data/features/text_features.npy" --preset small \
-  --quantizer.levels 8 --out "$out"
+  --quantizer.levels 8 --quantizer.temperature 0.02 \
+  --generator.width 192 --generator.feedforward 512 --generator.training.epochs 15 --out "$out"
 genius evaluate "$data" --model "$out" --split test --pools global --beam 50

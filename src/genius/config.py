@@ -162,6 +162,9 @@ class QuantizerConfig:
     temperature: Positive = 0.01
     """Divides the cosines in L_cl."""
 
+    collapse: Literal["refuse", "allow"] = "refuse"
+    """Stop when all candidates get the same code, or go on and let the evaluation show it (ablations)."""
+
     fusion: FusionConfig = FusionConfig()
     """The network before the codebooks."""
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from PIL import Image
 
-from genius.artifact import fingerprint_of
 from genius.config import SearchConfig
 from genius.data.features import FeatureBatch, LeftOut
-from genius.data.folder import read_folder
 from genius.data.images import open_image
-from genius.data.mbeir import read_pool
-from genius.data.records import Modality, format_text, instructed
+from genius.data.records import Modality, instructed
 from genius.encoders.protocol import ImageInput, ItemKey, TextInput
 from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius.model import Genius
@@ -35,11 +29,9 @@ from genius.search.snapshot import (
     open_snapshot,
     read_facts,
 )
-from genius.stages.embed import SHORTEST_SIDE, FeatureRow, embed
+from genius.stages.embed import SHORTEST_SIDE
+from genius.stages.items import encode_items, read_items, remove_work
 from genius.stages.progress import Progress, Silent
-
-REASONS_SHOWN: Final = 5
-"""Files that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +118,8 @@ class Index:
         ------
         UsageError
             there is an index already.
+        BadData
+            nothing in the pool can be used; nothing is left behind then.
         """
         folder = Path(folder)
         if (folder / "index.json").exists():
@@ -133,13 +127,18 @@ class Index:
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"{folder} is a file; an index needs a folder")
         opened = model if isinstance(model, Genius) else Genius.open(model)
-        rows, left_out = _read_pool(Path(pool), captions=captions)
-        arrays, items, bad = _encode(
-            opened, rows, folder, store_embeddings=store_embeddings, progress=progress or Silent()
-        )
-        facts = commit_snapshot(folder, None, items, arrays, model=_model_name(opened))
-        shutil.rmtree(folder / "work", ignore_errors=True)
-        return Index(folder, opened, facts), Added(len(items), 0, (*left_out, *bad))
+        read = read_items(Path(pool), captions=captions)
+        try:
+            new = encode_items(
+                opened, read.items, folder, store_embeddings=store_embeddings, progress=progress or Silent()
+            )
+        except BadData:
+            with contextlib.suppress(OSError):  # somebody else's files are in it
+                folder.rmdir()
+            raise
+        facts = commit_snapshot(folder, None, new.items, new.arrays, model=_model_name(opened))
+        remove_work(folder)
+        return Index(folder, opened, facts), Added(len(new.items), 0, (*read.left_out, *new.left_out))
 
     @staticmethod
     def open(folder: str | Path, *, model: str | Path | Genius | None = None) -> Index:
@@ -181,34 +180,34 @@ class Index:
     def add(self, pool: str | Path, *, captions: bool = True, progress: Progress | None = None) -> Added:
         """Add items, without retraining; an item whose id is already here is replaced. Searchable at once."""
         self._refresh()
-        rows, left_out = _read_pool(Path(pool), captions=captions)
-        arrays, items, bad = _encode(
+        read = read_items(Path(pool), captions=captions)
+        new = encode_items(
             self.model,
-            rows,
+            read.items,
             self.folder,
             store_embeddings=self._facts.stores_embeddings,
             progress=progress or Silent(),
         )
         old = self._snapshot.arrays()
-        replaced = self._snapshot.items.rows_of(item.item_id for item in items)
+        replaced = self._snapshot.items.rows_of(item.item_id for item in new.items)
         kept = np.setdiff1d(np.arange(len(old.codes)), replaced)
         merged = ItemArrays(
-            np.concatenate([old.codes[kept], arrays.codes]),
-            np.concatenate([old.typicality[kept], arrays.typicality]),
+            np.concatenate([old.codes[kept], new.arrays.codes]),
+            np.concatenate([old.typicality[kept], new.arrays.typicality]),
             None
-            if old.embeddings is None or arrays.embeddings is None
-            else np.concatenate([old.embeddings[kept], arrays.embeddings]),
+            if old.embeddings is None or new.arrays.embeddings is None
+            else np.concatenate([old.embeddings[kept], new.arrays.embeddings]),
         )
         facts = commit_snapshot(
             self.folder,
             self._facts,
-            _merged(self._snapshot, set(replaced.tolist()), items),
+            _merged(self._snapshot, set(replaced.tolist()), new.items),
             merged,
             model=(self._facts.model, self._facts.model_fingerprint),
         )
-        shutil.rmtree(self.folder / "work", ignore_errors=True)
+        remove_work(self.folder)
         self._facts, self._snapshot = facts, open_snapshot(self.folder, facts)
-        return Added(len(items), len(replaced), (*left_out, *bad))
+        return Added(len(new.items), len(replaced), (*read.left_out, *new.left_out))
 
     def search(
         self,
@@ -321,110 +320,6 @@ class Index:
             present[0] if pictures else present[1],
             present[0] if texts else present[1],
         )
-
-
-def _read_pool(pool: Path, *, captions: bool) -> tuple[list[Item], list[LeftOut]]:
-    """The items of a pool and the files that cannot be items; no item at all is an error."""
-    items, left_out = _scan_pool(pool, captions=captions)
-    if not items:
-        reasons = "; ".join(f"{entry.file}: {entry.reason}" for entry in left_out[:REASONS_SHOWN])
-        advice = f" ({len(left_out)} files were left out: {reasons})" if left_out else ""
-        raise BadData(f"there is nothing to index in {pool}: no picture or text that can be used{advice}")
-    return items, left_out
-
-
-def _scan_pool(pool: Path, *, captions: bool) -> tuple[list[Item], list[LeftOut]]:
-    if pool.is_dir():
-        scan = read_folder(pool, captions=captions)
-        items = [
-            Item(
-                candidate.did,
-                candidate.modality,
-                candidate.text,
-                None if candidate.image is None else str((pool / candidate.image).resolve()),
-                candidate.source,
-            )
-            for candidate in scan.candidates
-        ]
-        return items, [
-            LeftOut(-1, str(problem.file), getattr(problem, "reason", str(problem)))
-            for problem in scan.problems
-        ]
-    if pool.suffix != ".jsonl" or not pool.exists():
-        raise BadData(
-            f"{pool} is not a pool: give a folder of pictures and texts, or a .jsonl file of candidates in "
-            "M-BEIR's layout"
-        )
-    root = _data_root(pool)
-    return [
-        Item(
-            candidate.did,
-            candidate.modality,
-            candidate.text,
-            None if candidate.image is None else str((root / candidate.image).resolve()),
-            candidate.source,
-        )
-        for candidate in read_pool([pool])
-    ], []
-
-
-def _data_root(pool: Path) -> Path:
-    """M-BEIR's paths start at the folder that holds ``cand_pool``; other pools' at their own folder."""
-    for folder in pool.resolve().parents:
-        if folder.name == "cand_pool":
-            return folder.parent
-    return pool.resolve().parent
-
-
-def _encode(
-    model: Genius, items: Sequence[Item], folder: Path, *, store_embeddings: bool, progress: Progress
-) -> tuple[ItemArrays, list[Item], list[LeftOut]]:
-    """Embed and encode items; those without a readable picture are left out."""
-    rows = [
-        FeatureRow(
-            id=number,
-            key=ItemKey("candidate", item.item_id),
-            modality=item.modality,
-            image=None if item.image is None else Path(item.image),
-            text=format_text(item.text),
-        )
-        for number, item in enumerate(items)
-    ]
-    features = embed(
-        rows,
-        model.encoder,
-        folder / "work" / "features",
-        inputs={"items": _state_of(items)},
-        expected=len(rows),
-        progress=progress,
-        skip_bad_images=True,
-    )
-    codes, typicality, embeddings = [], [], []
-    for part, batch in features.batches(4096):
-        encoded = model.encode(batch, features.modality[part].astype(np.int64))
-        codes.append(encoded.codes.numpy())
-        typicality.append(encoded.typicality.numpy())
-        if store_embeddings:
-            embeddings.append(encoded.embeddings.half().numpy())
-    arrays = ItemArrays(
-        np.concatenate(codes),
-        np.concatenate(typicality),
-        np.concatenate(embeddings) if store_embeddings else None,
-    )
-    return arrays, [items[int(number)] for number in features.ids], features.left_out
-
-
-def _state_of(items: Sequence[Item]) -> str:
-    """Changes whenever an item or its picture does, so that left-over work is only reused if it fits."""
-    digest = hashlib.sha256()
-    for item in items:
-        stamp = None
-        if item.image is not None:
-            with contextlib.suppress(OSError):  # a missing picture is named when it is to be opened
-                status = Path(item.image).stat()
-                stamp = (status.st_size, status.st_mtime_ns)
-        digest.update(fingerprint_of([item.item_id, item.text, item.image, stamp]).encode())
-    return digest.hexdigest()
 
 
 def _merged(snapshot: Snapshot, dropped: set[int], new: Iterable[Item]) -> Iterator[Item]:

@@ -12,7 +12,8 @@ import torch
 from torch.nn import functional as F
 
 from genius.data.features import Features
-from genius.data.mbeir import MBeir, read_candidates, read_qrels, read_queries
+from genius.data.mbeir import MBeir, read_candidates, read_queries
+from genius.data.qrels import read_qrels
 from genius.data.records import TASKS, candidate_number, query_number, task_name
 from genius.errors import BadData, UsageError
 from genius.evaluation.measures import evaluate as measure
@@ -20,7 +21,8 @@ from genius.evaluation.runs import read_run
 from genius.evaluation.tables import METHODS, ResultRow
 from genius.model import Genius
 from genius.stages.doctor import doctor
-from genius.stages.evaluate import DEPTH, EvaluationConfig, EvaluationResult, evaluate
+from genius.stages.evaluate import EvaluationConfig, EvaluationResult, evaluate
+from genius.stages.methods import DEPTH
 from genius.stages.progress import Silent
 
 QUERIES = 12

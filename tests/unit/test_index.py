@@ -13,8 +13,9 @@ from PIL import Image
 
 from genius import index as index_module
 from genius.config import SearchConfig
-from genius.data.mbeir import read_candidates, write_candidates
+from genius.data.mbeir import read_candidates
 from genius.data.records import Candidate, Modality
+from genius.data.writing import write_candidates
 from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
 from genius.index import Index, SearchHit
 from genius.model import Genius
@@ -329,8 +330,24 @@ def test_a_pool_without_anything_usable_is_refused_and_leaves_no_index(model, tm
                 (pool / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
     with pytest.raises(BadData):
         Index.create(tmp_path / "index", model=model, pool=pool)
+    assert not (tmp_path / "index").exists()
     with pytest.raises(ArtifactMissing):
         Index.open(tmp_path / "index")
+
+
+def test_an_index_that_could_not_be_made_or_added_to_leaves_other_files_alone(own, model, tmp_path):
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep me")
+    before = own.info()
+    with pytest.raises(BadData):
+        Index.create(tmp_path / "mine", model=model, pool=tmp_path / "torn")
+    with pytest.raises(BadData):
+        own.add(tmp_path / "torn")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    assert not (own.folder / "work").exists()
+    assert own.info() == before
 
 
 def test_a_pool_that_names_a_candidate_twice_is_refused_with_file_and_line(model, tmp_path):

@@ -8,12 +8,12 @@ import importlib
 import inspect
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, get_args, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import tyro
 
 from genius import __version__
-from genius.config import PresetName, preset
+from genius.config import preset
 from genius.errors import GeniusError
 
 COMMANDS: Final[dict[str, str]] = {
@@ -102,8 +102,8 @@ def _preset_default(kind: type[Command], arguments: Sequence[str]) -> Any:
             name = following
         elif word.startswith("--preset="):
             name = word.partition("=")[2]
-    if name not in get_args(PresetName):
-        name = "small"  # tyro says what is wrong with the other one
+    if not name or name.startswith("-"):
+        name = "small"  # the flag has no value, and tyro says so
     required = {
         field.name: tyro.MISSING
         for field in dataclasses.fields(kind)  # type: ignore[arg-type]

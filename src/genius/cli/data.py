@@ -77,7 +77,8 @@ class Check:
 
     def run(self) -> int:
         """Check and print what was found."""
-        from genius.data.check import QueryCount, check
+        from genius.data.check import check
+        from genius.data.check_queries import QueryCount
 
         report = check(self.data, decode_images=not self.skip_images)
         status = 0 if report.ok else 6

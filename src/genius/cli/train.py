@@ -105,22 +105,30 @@ class Embed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainEncoder:
-    """Train the encoder `small` from scratch, and embed the training records with it."""
-
-    settings_of: ClassVar = staticmethod(lambda whole: whole.encoder)
+class OneStage:
+    """What the commands that train a single stage have in common."""
 
     data: Data
     """Folder of the data set."""
 
     out: Path
-    """Folder of the model; the encoder goes to its encoder/."""
+    """Folder of the model."""
 
     preset: PresetName = "small"
     """Settings to begin from."""
 
     device: str = "cpu"
     """Or cuda."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainEncoder(OneStage):
+    """Train the encoder `small` from scratch, and embed the training records with it."""
+
+    settings_of: ClassVar = staticmethod(lambda whole: whole.encoder)
+
+    out: Path
+    """Folder of the model; the encoder goes to its encoder/."""
 
     settings: Annotated[EncoderConfig, tyro.conf.arg(name="encoder")] = EncoderConfig()
 
@@ -137,22 +145,13 @@ class TrainEncoder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainQuantizer:
+class TrainQuantizer(OneStage):
     """Train fusion and codebooks (stage 1) on embedded records."""
 
     settings_of: ClassVar = staticmethod(lambda whole: whole.quantizer)
 
-    data: Data
-    """Folder of the data set."""
-
     out: Path
     """Folder of the model, which has features/ already."""
-
-    preset: PresetName = "small"
-    """Settings to begin from."""
-
-    device: str = "cpu"
-    """Or cuda."""
 
     settings: Annotated[QuantizerConfig, tyro.conf.arg(name="quantizer")] = QuantizerConfig()
 
@@ -170,22 +169,13 @@ class TrainQuantizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainGenerator:
+class TrainGenerator(OneStage):
     """Train the decoder (stage 2) on embedded records and a finished quantizer; completes the model."""
 
     settings_of: ClassVar = staticmethod(lambda whole: whole.generator)
 
-    data: Data
-    """Folder of the data set."""
-
     out: Path
     """Folder of the model, which has features/ and quantizer/ already."""
-
-    preset: PresetName = "small"
-    """Settings to begin from."""
-
-    device: str = "cpu"
-    """Or cuda."""
 
     settings: Annotated[GeneratorConfig, tyro.conf.arg(name="generator")] = GeneratorConfig()
 

@@ -16,14 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple
 
-from genius.data.mbeir import (
-    InstructionRow,
-    write_candidates,
-    write_instructions,
-    write_qrels,
-    write_queries,
-)
+from genius.data.instructions import InstructionRow, write_instructions
 from genius.data.records import QUERY_CAP, Candidate, Modality, Query
+from genius.data.writing import write_candidates, write_qrels, write_queries
 from genius.errors import BadData, UsageError
 
 CAPTIONS_PER_IMAGE: Final = 5

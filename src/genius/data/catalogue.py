@@ -32,8 +32,9 @@ from genius.data.catalogue_rows import (
 )
 from genius.data.catalogue_wordings import INSTRUCTIONS
 from genius.data.catalogue_world import Split, sample_products, split_of_products
-from genius.data.mbeir import InstructionRow, write_candidates, write_instructions, write_qrels, write_queries
+from genius.data.instructions import InstructionRow, write_instructions
 from genius.data.records import TASKS
+from genius.data.writing import write_candidates, write_qrels, write_queries
 from genius.errors import UsageError
 
 DATASET: Final = "catalogue"

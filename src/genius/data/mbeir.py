@@ -1,36 +1,23 @@
-"""M-BEIR's files, read and written line by line: queries, candidates, pools, qrels, instructions.
+"""A data set in M-BEIR's layout: which files it has, and the queries and candidates in them.
 
-Layout and fields: M-BEIR's data card and UniIR's loader. Absent and null fields are alike, key order is
-free, unknown keys are left alone, and every complaint names data set, split, file and line.
+Layout and fields: M-BEIR's data card and UniIR's loader. Files are read line by line, one record at a time.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, NamedTuple, TextIO, TypeVar
+from typing import Final
 
-from genius.data.records import (
-    TASKS,
-    Candidate,
-    Modality,
-    Query,
-    candidate_number,
-    parse_id,
-    query_number,
-)
-from genius.errors import BadData, BadRecord, UsageError
+from genius.data.ids import IdSet
+from genius.data.instructions import Instructions
+from genius.data.lines import BadLines, numbered_records, refuse
+from genius.data.records import TASKS, Candidate, Query, parse_id
+from genius.data.rows import parse_candidate, parse_query
+from genius.errors import BadData
 
-Record = TypeVar("Record")
-
-_FILE_NAME: Final = re.compile(
-    r"^mbeir_(?P<name>.+?)(?:_(?P<split>up_train|train|val|test))?(?:_cand_pool|_qrels)?\.(?:jsonl|txt)$"
-)
 _ROW_NAME: Final = re.compile(r"^(?P<dataset>.+)_task(?P<task>\d+)$")
 
 PAPER_ROWS: Final = (
@@ -56,22 +43,6 @@ PAPER_ROWS: Final = (
 _HEADLINE_AT_10: Final = frozenset({"fashion200k", "fashioniq"})
 
 
-@dataclass(slots=True)
-class BadLines:
-    """Counts lines that could not be used and remembers the first few."""
-
-    remember: int = 20
-    """How many to keep; all are counted."""
-    count: int = 0
-    problems: list[BadRecord] = field(default_factory=list)
-
-    def add(self, problem: BadRecord) -> None:
-        """Count one more."""
-        self.count += 1
-        if len(self.problems) < self.remember:
-            self.problems.append(problem)
-
-
 def read_queries(path: Path, *, skip_bad: BadLines | None = None) -> Iterator[Query]:
     """The queries of one file, one at a time.
 
@@ -82,12 +53,12 @@ def read_queries(path: Path, *, skip_bad: BadLines | None = None) -> Iterator[Qu
     BadData
         the file cannot be opened.
     """
-    return _records(path, _query, skip_bad)
+    return (query for _, query in numbered_records(path, parse_query, skip_bad))
 
 
 def read_candidates(path: Path, *, skip_bad: BadLines | None = None) -> Iterator[Candidate]:
     """The candidates of one file, one at a time; errors as for :func:`read_queries`."""
-    return _records(path, _candidate, skip_bad)
+    return (candidate for _, candidate in numbered_records(path, parse_candidate, skip_bad))
 
 
 def read_pool(paths: Iterable[Path], *, skip_bad: BadLines | None = None) -> Iterator[Candidate]:
@@ -98,100 +69,11 @@ def read_pool(paths: Iterable[Path], *, skip_bad: BadLines | None = None) -> Ite
     earlier = IdSet()
     for path in paths:
         here = IdSet()
-        for line, candidate in _numbered_records(path, _candidate, skip_bad):
+        for line, candidate in numbered_records(path, parse_candidate, skip_bad):
             if not here.add(candidate.did):
-                _refuse(path, line, f"did {candidate.did!r} occurs twice in this file", skip_bad)
+                refuse(path, line, f"did {candidate.did!r} occurs twice in this file", skip_bad)
             elif earlier.add(candidate.did):
                 yield candidate
-
-
-def read_qrels(path: Path) -> dict[str, dict[str, int]]:
-    """Relevance by query and candidate: ``qid 0 did relevance [task]``, four or five columns."""
-    qrels: dict[str, dict[str, int]] = {}
-    for line, raw in _lines(path):
-        columns = raw.split()
-        if len(columns) not in {4, 5}:
-            raise _bad_record(path, line, f"has {len(columns)} columns, expected qid 0 did relevance [task]")
-        try:
-            qid, did = columns[0].decode(), columns[2].decode()
-            query_number(qid)
-            candidate_number(did)
-            relevance = int(columns[3])
-        except (BadData, ValueError) as error:
-            raise _bad_record(path, line, str(error)) from None
-        if qrels.setdefault(qid, {}).setdefault(did, relevance) != relevance:
-            raise _bad_record(path, line, f"{qid} {did} has another relevance in an earlier line")
-    return qrels
-
-
-class InstructionKey(NamedTuple):
-    """What an instruction is chosen by."""
-
-    dataset_id: int
-    query: Modality
-    candidate: Modality
-
-
-class InstructionRow(NamedTuple):
-    """One row of the instruction file."""
-
-    query: Modality
-    candidate: Modality
-    dataset: str
-    dataset_id: int
-    instructions: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Instructions:
-    """The ways of saying what is wanted, by data set, query modality and candidate modality."""
-
-    file: Path | None
-    """Where they were read; None when the data set has none, then every look-up gives none."""
-    rows: Mapping[InstructionKey, tuple[str, ...]]
-
-    @staticmethod
-    def empty() -> Instructions:
-        """Of a data set without instructions: every look-up gives ``()``."""
-        return Instructions(None, {})
-
-    @staticmethod
-    def read(path: Path) -> Instructions:
-        """Read ``query_instructions.tsv`` by position, as UniIR does; a first row of names is skipped."""
-        rows: dict[InstructionKey, tuple[str, ...]] = {}
-        for line, raw in _lines(path):
-            try:
-                cells = next(csv.reader([raw.decode()], delimiter="\t"))
-                if line == 1 and not (len(cells) > 3 and cells[3].strip().isdecimal()):
-                    continue
-                key, instructions = _instruction(cells)
-            except (UsageError, UnicodeDecodeError, csv.Error, ValueError) as error:
-                raise BadRecord(path, line, f"instructions: {error}") from None
-            known = rows.get(key, ())
-            rows[key] = known + tuple(text for text in instructions if text not in known)
-        return Instructions(path, rows)
-
-    def lookup(self, dataset_id: int, query: Modality, candidate: Modality) -> tuple[str, ...]:
-        """Every instruction for this data set and these modalities.
-
-        Raises
-        ------
-        BadData
-            there is a file and it has no such row.
-        """
-        if self.file is None:
-            return ()
-        found = self.rows.get(InstructionKey(dataset_id, query, candidate))
-        if found is None:
-            raise BadData(
-                f"{self.file}: no instruction for data set {dataset_id}, {query.label} -> {candidate.label}; "
-                f"add a row {query.value}<tab>{candidate.value}<tab>NAME<tab>{dataset_id}<tab>INSTRUCTION"
-            )
-        return found
-
-    def keys(self) -> KeysView[InstructionKey]:
-        """The combinations that have instructions."""
-        return self.rows.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,284 +216,9 @@ class MBeir:
         return [path] if path.exists() else []
 
 
-class IdSet:
-    """Which candidate (or query) ids were seen: one bit each, so that millions fit in a megabyte."""
-
-    def __init__(self) -> None:
-        self._bits: dict[int, bytearray] = {}
-
-    def add(self, id_: str) -> bool:
-        """Remember an id; whether it was new."""
-        dataset, number = parse_id(id_)
-        bits = self._bits.setdefault(dataset, bytearray())
-        byte, mask = number >> 3, 1 << (number & 7)
-        if byte >= len(bits):
-            bits.extend(bytes(byte + 1 - len(bits)))
-        new = not bits[byte] & mask
-        bits[byte] |= mask
-        return new
-
-    def __contains__(self, id_: object) -> bool:
-        if not isinstance(id_, str):
-            return False
-        dataset, number = parse_id(id_)
-        bits = self._bits.get(dataset, b"")
-        byte = number >> 3
-        return byte < len(bits) and bool(bits[byte] & 1 << (number & 7))
-
-
-def write_queries(path: Path, queries: Iterable[Query]) -> int:
-    """Write queries with M-BEIR's fields; how many there were. The file appears when it is complete."""
-    return _write_json_lines(
-        path,
-        (
-            {
-                "qid": query.qid,
-                "query_txt": query.text,
-                "query_img_path": query.image,
-                "query_modality": query.modality.value,
-                "query_src_content": query.source,
-                "pos_cand_list": list(query.positives),
-                "neg_cand_list": list(query.negatives),
-                "task_id": query.task_id,
-            }
-            for query in queries
-        ),
-    )
-
-
-def write_candidates(path: Path, candidates: Iterable[Candidate]) -> int:
-    """Write candidates with M-BEIR's fields; how many there were. The file appears when it is complete."""
-    return _write_json_lines(
-        path,
-        (
-            {
-                "did": candidate.did,
-                "txt": candidate.text,
-                "img_path": candidate.image,
-                "modality": candidate.modality.value,
-                "src_content": candidate.source,
-            }
-            for candidate in candidates
-        ),
-    )
-
-
-def write_qrels(path: Path, queries: Iterable[Query]) -> int:
-    """Write the queries' positives in five columns, as UniIR needs them; how many lines there were."""
-    num_lines = 0
-    with _appearing_whole(path) as file:
-        for query in queries:
-            if query.task_id is None:
-                raise BadData(f"query {query.qid} has no task number, and M-BEIR's qrels need one")
-            for did in query.positives:
-                file.write(f"{query.qid} 0 {did} 1 {query.task_id}\n")
-                num_lines += 1
-    return num_lines
-
-
-def write_instructions(path: Path, rows: Iterable[InstructionRow]) -> None:
-    """Write ``query_instructions.tsv``; rows with fewer instructions than others end in empty cells."""
-    kept = list(rows)
-    for row in kept:
-        if any(set(text) & set("\t\r\n") for text in row.instructions):
-            raise BadData(f"instructions of {row.dataset} hold a tab or a line break, which a TSV row cannot")
-    width = max((len(row.instructions) for row in kept), default=0)
-    with _appearing_whole(path) as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        names = (f"prompt_{number}" for number in range(1, width + 1))
-        writer.writerow(["query_modality", "cand_modality", "dataset_name", "dataset_id", *names])
-        for row in kept:
-            empty = [""] * (width - len(row.instructions))
-            writer.writerow(
-                [row.query.value, row.candidate.value, row.dataset, row.dataset_id, *row.instructions, *empty]
-            )
-
-
-def _records(
-    path: Path, parse: Callable[[dict[str, Any]], Record], skip_bad: BadLines | None
-) -> Iterator[Record]:
-    return (record for _, record in _numbered_records(path, parse, skip_bad))
-
-
-def _numbered_records(
-    path: Path, parse: Callable[[dict[str, Any]], Record], skip_bad: BadLines | None
-) -> Iterator[tuple[int, Record]]:
-    for line, raw in _lines(path):
-        try:
-            record = parse(_object(raw))
-        except UnicodeDecodeError as error:
-            _refuse(path, line, f"is not UTF-8 (byte {error.start + 1} of the line)", skip_bad)
-        except json.JSONDecodeError as error:
-            _refuse(path, line, f"is not valid JSON: {error.msg} at column {error.colno}", skip_bad)
-        except RecursionError:
-            _refuse(path, line, "is not usable JSON: nested too deeply", skip_bad)
-        except (BadData, UsageError, ValueError) as error:
-            _refuse(path, line, str(error), skip_bad)
-        else:
-            yield line, record
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    row = json.loads(raw.decode())
-    if not isinstance(row, dict):
-        raise BadData(f"is a JSON {type(row).__name__}, expected an object {{...}}")
-    return row
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers; a byte order mark is dropped."""
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise BadData(f"{path}: cannot be read: {error.strerror}") from None
-    with file:
-        for number, raw in enumerate(file, start=1):
-            line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
-            if line.strip():
-                yield number, line.rstrip(b"\r\n")
-
-
-def _refuse(path: Path, line: int, problem: str, skip_bad: BadLines | None) -> None:
-    error = _bad_record(path, line, problem)
-    if skip_bad is None:
-        raise error from None
-    skip_bad.add(error)
-
-
-def _bad_record(path: Path, line: int, problem: str) -> BadRecord:
-    return BadRecord(path, line, f"{_origin(path)}{problem}")
-
-
-def _origin(path: Path) -> str:
-    """``flickr8k_task1, test: `` from a file's name and folder, as far as they tell."""
-    match = _FILE_NAME.match(path.name)
-    if match is None:
-        return ""
-    split = match["split"] or path.parent.name
-    return f"{match['name']}, {split}: "
-
-
-def _query(row: Mapping[str, Any]) -> Query:
-    qid = _text(row, "qid")
-    if qid is None:
-        raise BadData("has no qid")
-    query_number(qid)
-    modality, text, image = _content(row, "query_modality", "query_txt", "query_img_path")
-    task_id = row.get("task_id")
-    if task_id is not None and (not isinstance(task_id, int) or isinstance(task_id, bool)):
-        raise BadData(f"task_id is {task_id!r}, expected a number")
-    return Query(
-        qid=qid,
-        modality=modality,
-        text=text,
-        image=image,
-        positives=_ids(row, "pos_cand_list"),
-        negatives=_ids(row, "neg_cand_list"),
-        task_id=task_id,
-        source=_source(row.get("query_src_content")),
-    )
-
-
-def _candidate(row: Mapping[str, Any]) -> Candidate:
-    did = _text(row, "did")
-    if did is None:
-        raise BadData("has no did")
-    candidate_number(did)
-    modality, text, image = _content(row, "modality", "txt", "img_path")
-    return Candidate(did, modality, text, image, _source(row.get("src_content")))
-
-
-def _content(
-    row: Mapping[str, Any], modality_key: str, text_key: str, image_key: str
-) -> tuple[Modality, str | None, str | None]:
-    """What a row is made of, when it is made of what it says."""
-    declared = _text(row, modality_key)
-    if declared is None:
-        raise BadData(f"has no {modality_key}")
-    modality = Modality.parse(declared)
-    text, image = _text(row, text_key), _text(row, image_key)
-    for key, value, wanted in (
-        (text_key, text, modality is not Modality.IMAGE),
-        (image_key, image, modality is not Modality.TEXT),
-    ):
-        if wanted and value is None:
-            raise BadData(f"{modality_key} is {declared!r} but there is no {key}")
-        if not wanted and value is not None:
-            raise BadData(f"{modality_key} is {declared!r} but {key} is {value[:80]!r}")
-    return modality, text, image
-
-
-def _text(row: Mapping[str, Any], key: str) -> str | None:
-    """A string field; absent, null and blank are alike."""
-    value = row.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise BadData(f"{key} is {str(value)[:80]}, expected a string")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise BadData(f"{key} holds half a character (a lone surrogate)") from None
-    return value if value.strip() else None
-
-
-def _ids(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    value = row.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(did, str) for did in value):
-        raise BadData(f"{key} is {str(value)[:80]}, expected a list of candidate ids")
-    for did in value:
-        candidate_number(did)
-    return tuple(value)
-
-
-def _source(value: object) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _instruction(cells: list[str]) -> tuple[InstructionKey, tuple[str, ...]]:
-    if len(cells) < 5:
-        raise ValueError(
-            f"has {len(cells)} columns, expected query modality, candidate modality, data set, "
-            "data set number and at least one instruction, with tabs between them"
-        )
-    if not cells[3].strip().isdecimal():
-        raise ValueError(f"the data set number is {cells[3]!r}, expected a number in the fourth column")
-    key = InstructionKey(int(cells[3]), Modality.parse(cells[0]), Modality.parse(cells[1]))
-    instructions = tuple(text.strip() for text in cells[4:] if text.strip())
-    if not instructions:
-        raise ValueError("has no instruction")
-    return key, instructions
-
-
 def _row_name(queries: Path, split: str) -> str:
     return queries.stem.removeprefix("mbeir_").removesuffix(f"_{split}")
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
-
-
-def _write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
-    num_rows = 0
-    with _appearing_whole(path) as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            num_rows += 1
-    return num_rows
-
-
-@contextmanager
-def _appearing_whole(path: Path) -> Iterator[TextIO]:
-    """A file to write that takes its name only when it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            yield file
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Which candidates answer which query (qrels), in TREC's layout and M-BEIR's."""
+"""Which candidates answer which query (qrels): written as TREC has them, and cut to a pool."""
 
 from __future__ import annotations
 
@@ -7,45 +7,13 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from genius.artifact import write_file
-from genius.errors import BadData, BadRecord
+from genius.errors import BadData
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """Query id -> candidate id -> relevance; above 0 is a right answer."""
 
 NUM_NAMED = 5
 """How many offending ids an error names."""
-
-
-def read_qrels(path: Path) -> dict[str, dict[str, int]]:
-    """Read right answers from four columns (TREC) or five (M-BEIR adds the task).
-
-    M-BEIR, section 1.5: ``{qid} 0 {did} {relevance} [{task_id}]``; blank lines are passed over.
-
-    Raises
-    ------
-    BadRecord
-        a line with other columns, a relevance that is not a number from 0 up, a pair judged twice.
-    """
-    qrels: dict[str, dict[str, int]] = {}
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            columns = line.split()
-            if not columns:
-                continue
-            if len(columns) not in {4, 5}:
-                raise BadRecord(
-                    path,
-                    number,
-                    f"{len(columns)} columns, expected 4 (TREC) or 5 (M-BEIR): qid 0 did relevance [task]",
-                )
-            qid, _, did, relevance = columns[:4]
-            if not (relevance.isascii() and relevance.isdecimal()):
-                raise BadRecord(path, number, f"relevance {relevance!r} is not a whole number from 0 up")
-            judged = qrels.setdefault(qid, {})
-            if did in judged:
-                raise BadRecord(path, number, f"query {qid} and candidate {did} are judged twice")
-            judged[did] = int(relevance)
-    return qrels
 
 
 def write_qrels(path: Path, qrels: Qrels) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from genius.artifact import file_fingerprint, fingerprint_of
 from genius.data.features import Features
-from genius.data.mbeir import Instructions, MBeir, read_pool, read_queries
+from genius.data.instructions import Instructions
+from genius.data.mbeir import MBeir, read_pool, read_queries
 from genius.data.records import (
     Candidate,
     Modality,

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from pydantic import ConfigDict
-from torch import Tensor
 from torch.nn import functional as F
 
 from genius.artifact import fingerprint_of
 from genius.config import Count, Natural, SearchConfig, checked
 from genius.data.features import Features
 from genius.data.mbeir import EvaluationRow, MBeir, read_candidates, read_pool, read_queries
-from genius.data.records import TASKS, candidate_number, did_of, qid_of, task_name
+from genius.data.qrels import read_qrels
+from genius.data.records import TASKS, Candidate, candidate_number, did_of, qid_of, task_name
 from genius.errors import BadData, UsageError
 from genius.evaluation.health import Health, examine
 from genius.evaluation.measures import evaluate as measure
-from genius.evaluation.qrels import Qrels, filter_to_pool, read_qrels
-from genius.evaluation.runs import Hit, Run, write_run
+from genius.evaluation.qrels import Qrels, filter_to_pool
+from genius.evaluation.runs import Run, write_run
 from genius.evaluation.tables import METHODS, ResultRow
 from genius.model import Genius
-from genius.search.beam import search
-from genius.search.rank import CodeRanker
-from genius.search.searcher import Evidence, rank_items
-from genius.search.table import IdTable
 from genius.stages.embed import embed
 from genius.stages.embed_records import (
     InstructionChoice,
@@ -40,15 +36,11 @@ from genius.stages.embed_records import (
     instruction_files,
     query_row,
 )
+from genius.stages.methods import PoolCandidates, RowQueries, find
 from genius.stages.progress import Progress
 
 Pool = Literal["local", "global"]
-DEPTH: Final = 50
-"""Hits kept in a run for each query."""
 KS: Final = (1, 5, 10)
-SEARCH_BATCH: Final = 64
-POOL_BATCH: Final = 65_536
-RERANK: Final = {"generative": "none", "generative+codes": "codes", "generative+embeddings": "embeddings"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,35 +81,6 @@ class EvaluationResult(NamedTuple):
     health: Health
 
 
-class _Candidates(NamedTuple):
-    """The candidates of one pool, encoded."""
-
-    dids: Int64[np.ndarray, " items"]
-    raw: Float[Tensor, "items dim"]
-    """Unit sums of the encoder's features."""
-    fused: Float[Tensor, "items dim"]
-    codes: Int64[np.ndarray, "items levels"]
-    typicality: Float[np.ndarray, " items"]
-    modality: Int64[np.ndarray, " items"]
-
-    def part(self, rows: np.ndarray) -> _Candidates:
-        chosen = torch.from_numpy(rows)
-        return _Candidates(
-            self.dids[rows],
-            self.raw[chosen],
-            self.fused[chosen],
-            self.codes[rows],
-            self.typicality[rows],
-            self.modality[rows],
-        )
-
-
-class _Queries(NamedTuple):
-    qids: list[str]
-    raw: Float[Tensor, "queries dim"]
-    fused: Float[Tensor, "queries dim"]
-
-
 def evaluate(
     data: MBeir, model: Genius, config: EvaluationConfig, folder: Path, *, progress: Progress
 ) -> EvaluationResult:
@@ -128,7 +91,6 @@ def evaluate(
     BadData
         a positive, a query or a candidate is missing somewhere; never a silent zero.
     """
-    config = checked(config)
     config = checked(config)
     unknown = [method for method in config.methods if method not in METHODS]
     if unknown:
@@ -161,7 +123,7 @@ def evaluate(
     return EvaluationResult(results, health)
 
 
-def _encode(model: Genius, features: Features) -> _Candidates:
+def _encode(model: Genius, features: Features) -> PoolCandidates:
     raw, fused, codes, typicality = [], [], [], []
     for rows, batch in features.batches(4096):
         raw.append(F.normalize(batch.total(), dim=-1))
@@ -169,7 +131,7 @@ def _encode(model: Genius, features: Features) -> _Candidates:
         fused.append(encoded.embeddings)
         codes.append(encoded.codes)
         typicality.append(encoded.typicality)
-    return _Candidates(
+    return PoolCandidates(
         features.ids,
         torch.cat(raw),
         torch.cat(fused),
@@ -179,7 +141,7 @@ def _encode(model: Genius, features: Features) -> _Candidates:
     )
 
 
-def _rows_of(everyone: _Candidates, pool: Iterator) -> np.ndarray:  # type: ignore[type-arg]
+def _rows_of(everyone: PoolCandidates, pool: Iterable[Candidate]) -> Int64[np.ndarray, " items"]:
     """Rows of a pool's candidates, each once, in the pool's order."""
     numbers = np.fromiter((candidate_number(candidate.did) for candidate in pool), dtype=np.int64)
     order = np.argsort(everyone.dids, kind="stable")
@@ -197,7 +159,7 @@ def _embed_queries(
     config: EvaluationConfig,
     folder: Path,
     progress: Progress,
-) -> _Queries:
+) -> RowQueries:
     wanted = TASKS[row.task_id][1]
     total = count_lines([row.queries])
     keep = _spread(total, config.max_queries)
@@ -222,7 +184,7 @@ def _embed_queries(
         progress=progress,
     )
     batch = features.gather(np.arange(len(features)))
-    return _Queries(
+    return RowQueries(
         [qid_of(int(number)) for number in features.ids],
         F.normalize(batch.total(), dim=-1),
         model.embed(batch),
@@ -251,17 +213,17 @@ def _evaluate_row(
     model: Genius,
     row: EvaluationRow,
     pool: Pool,
-    queries: _Queries,
-    candidates: _Candidates,
+    queries: RowQueries,
+    candidates: PoolCandidates,
     qrels: Qrels,
     config: EvaluationConfig,
     folder: Path,
 ) -> list[ResultRow]:
     known = {did_of(int(number)) for number in candidates.dids}
     inside = filter_to_pool(qrels, known)
-    table = IdTable.build(candidates.codes, candidates.typicality)
+    settings = SearchConfig(beam=config.beam, scores=config.scores)
     results = []
-    for found in _methods(model, queries, candidates, table, config):
+    for found in find(model, queries, candidates, config.methods, settings):
         run = Run(found.method, dict(zip(queries.qids, found.hits, strict=True)))
         measures = measure(inside, run, ks=KS, known=known)
         target = folder / "runs" / f"{row.name}_{config.split}.{pool}.{found.method}.trec"
@@ -282,88 +244,3 @@ def _evaluate_row(
             )
         )
     return results
-
-
-class _Found(NamedTuple):
-    method: str
-    hits: list[list[Hit]]
-    bytes_per_item: float
-    touched: float
-
-
-def _methods(
-    model: Genius, queries: _Queries, candidates: _Candidates, table: IdTable, config: EvaluationConfig
-) -> Iterator[_Found]:
-    num_items = len(candidates.dids)
-    vector_bytes = 2.0 * model.dim
-    id_bytes = table.nbytes / num_items
-    exact = {
-        "exact-raw": (queries.raw, lambda rows: candidates.raw[rows]),
-        "exact-fused": (queries.fused, lambda rows: candidates.fused[rows]),
-        "exact-codes": (
-            queries.fused,
-            lambda rows: model.quantizer.decode(torch.from_numpy(candidates.codes[rows])),
-        ),
-    }
-    for method, (asked, vectors) in exact.items():
-        if method in config.methods:
-            hits = _exact(asked, vectors, candidates.dids)
-            size = id_bytes if method == "exact-codes" else vector_bytes
-            yield _Found(method, hits, size, float(num_items))
-    wanted = [method for method in RERANK if method in config.methods]
-    if wanted:
-        stored = candidates.fused.half().numpy()
-        evidence = Evidence(CodeRanker(model.quantizer.tables()), stored)
-        found = _generate(model, queries, candidates, table, evidence, wanted, config)
-        for method in wanted:
-            hits, touched = found[method]
-            size = id_bytes + (vector_bytes if method == "generative+embeddings" else 0.0)
-            yield _Found(method, hits, size, touched)
-
-
-def _exact(asked: Tensor, vectors, dids: np.ndarray) -> list[list[Hit]]:  # type: ignore[no-untyped-def]  # noqa: ANN001
-    """Compare every query with every candidate, some candidates at a time."""
-    k = min(DEPTH, len(dids))
-    best = torch.full((len(asked), k), float("-inf"))
-    places = torch.zeros(len(asked), k, dtype=torch.int64)
-    for start in range(0, len(dids), POOL_BATCH):
-        rows = slice(start, start + POOL_BATCH)
-        scores = asked @ vectors(rows).T
-        here = torch.arange(start, start + scores.shape[1]).expand(len(asked), -1)
-        merged = torch.cat([best, scores], dim=1).topk(k)
-        best = merged.values
-        places = torch.cat([places, here], dim=1).gather(1, merged.indices)
-    return [
-        [Hit(did_of(int(dids[place])), float(score)) for place, score in zip(row, values, strict=True)]
-        for row, values in zip(places.tolist(), best.tolist(), strict=True)
-    ]
-
-
-def _generate(
-    model: Genius,
-    queries: _Queries,
-    candidates: _Candidates,
-    table: IdTable,
-    evidence: Evidence,
-    methods: Sequence[str],
-    config: EvaluationConfig,
-) -> dict[str, tuple[list[list[Hit]], float]]:
-    settings = SearchConfig(beam=config.beam, scores=config.scores)
-    hits: dict[str, list[list[Hit]]] = {method: [] for method in methods}
-    touched = 0
-    for start in range(0, len(queries.qids), SEARCH_BATCH):
-        asked = queries.fused[start : start + SEARCH_BATCH]
-        beams = search(model.generator, table, asked, settings)
-        for query in range(len(asked)):
-            for method in methods:
-                answer = rank_items(
-                    table, beams, query, asked[query], rerank=RERANK[method], evidence=evidence, k=DEPTH
-                )
-                hits[method].append(
-                    [
-                        Hit(did_of(int(candidates.dids[item])), float(score))
-                        for item, score in zip(answer.items, answer.scores, strict=True)
-                    ]
-                )
-            touched += answer.touched
-    return {method: (found, touched / len(queries.qids)) for method, found in hits.items()}

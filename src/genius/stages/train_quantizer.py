@@ -267,11 +267,12 @@ class _Trainer:
     def _check(self, step: int) -> dict[str, float]:
         health = measure_health(self.quantizer, self.candidates, self.sample)
         semantic = health.levels[1:] if self.quantizer.has_modality_level else health.levels
-        if semantic[0].used == 1 and len(self.sample) > 1:
+        collapsed = semantic[0].used == 1 and len(self.sample) > 1
+        if collapsed and self.config.collapse == "refuse":
             raise TrainingFailed(
                 f"the codebooks collapsed by step {step}: every candidate has the same code at the first "
                 "semantic level. Lower --quantizer.alignment-weight and --quantizer.quantization-weight, or "
-                "raise --quantizer.contrastive-weight"
+                "raise --quantizer.contrastive-weight; --quantizer.collapse allow goes on all the same"
             )
         if health.problems:
             self.progress.say(f"step {step}: {health.verdict}")

@@ -14,7 +14,8 @@ from genius.data.catalogue import _plan_splits, draw_catalogue
 from genius.data.catalogue_rows import KINDS, PER_PRODUCT
 from genius.data.catalogue_words import COLOUR_WORDS, SHAPES
 from genius.data.catalogue_world import ATTRIBUTES, COLOURS, VALUES, Product, changes, possible_products
-from genius.data.mbeir import MBeir, read_candidates, read_pool, read_qrels, read_queries
+from genius.data.mbeir import MBeir, read_candidates, read_pool, read_queries
+from genius.data.qrels import read_qrels
 from genius.data.records import TASKS
 from genius.errors import MissingExtra, UsageError
 

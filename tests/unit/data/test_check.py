@@ -5,8 +5,9 @@ import pytest
 from PIL import Image
 
 from genius.data.check import check
-from genius.data.mbeir import InstructionRow, write_candidates, write_instructions, write_qrels, write_queries
+from genius.data.instructions import InstructionRow, write_instructions
 from genius.data.records import Candidate, Modality, Query
+from genius.data.writing import write_candidates, write_qrels, write_queries
 from genius.errors import BadData
 
 TEXT, IMAGE = Modality.TEXT, Modality.IMAGE

@@ -3,23 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from genius.data.mbeir import (
-    PAPER_ROWS,
-    BadLines,
-    IdSet,
-    InstructionKey,
-    InstructionRow,
-    Instructions,
-    MBeir,
-    read_candidates,
-    read_pool,
-    read_qrels,
-    read_queries,
-    write_candidates,
-    write_instructions,
-    write_qrels,
-    write_queries,
-)
+from genius.data.lines import BadLines
+from genius.data.mbeir import PAPER_ROWS, MBeir, read_candidates, read_pool, read_queries
 from genius.data.records import Candidate, Modality, Query
 from genius.errors import BadData, BadRecord
 
@@ -196,82 +181,6 @@ def test_of_an_id_in_two_pool_files_the_first_stays(tmp_path):
     assert [(c.did, c.text) for c in read_pool([first, second])] == [("9:1", "first"), ("9:2", "a cat")]
 
 
-def test_qrels_have_four_or_five_columns(tmp_path):
-    path = lines(tmp_path / "q.txt", b"0:1 0 0:2 1 0", b"0:1\t0\t0:3\t2", b"", b"0:2 0 0:2 0 0")
-    assert read_qrels(path) == {"0:1": {"0:2": 1, "0:3": 2}, "0:2": {"0:2": 0}}
-
-
-@pytest.mark.parametrize(
-    "row",
-    [b"9:1 0 9:1", b"9:1 0 9:1 x 0", b"9:1 0 cat 1 0", b"9:1 0 9:1 1 0 0", b"\xff 0 9:1 1 0", b"9:9 0 9:9 2"],
-)
-def test_a_bad_qrels_line_is_named(tmp_path, row):
-    path = lines(tmp_path / "mbeir_cirr_task7_test_qrels.txt", b"9:9 0 9:9 1", row)
-    with pytest.raises(BadRecord, match="cirr_task7, test") as caught:
-        read_qrels(path)
-    assert caught.value.line == 2
-
-
-def instruction_file(tmp_path, *rows, header=b"query_modality\tcand_modality\tname\tdataset_id\tprompt_1"):
-    return lines(tmp_path / "query_instructions.tsv", *([header] if header else []), *rows)
-
-
-def test_instructions_are_read_by_position_and_empty_cells_dropped(tmp_path):
-    path = instruction_file(
-        tmp_path,
-        b"text\timage\tMSCOCO\t9\tFind me an image.\t\tShow, please\r",
-        b"image,text\timage\tVisualNews\t0\tOne",
-        header=b"a\tb\tc\td\te\tf\tg",
-    )
-    instructions = Instructions.read(path)
-    assert instructions.lookup(9, TEXT, IMAGE) == ("Find me an image.", "Show, please")
-    assert instructions.lookup(0, BOTH, IMAGE) == ("One",)
-    assert set(instructions.keys()) == {InstructionKey(9, TEXT, IMAGE), InstructionKey(0, BOTH, IMAGE)}
-
-
-def test_a_file_without_a_row_of_names_loses_no_row(tmp_path):
-    path = instruction_file(tmp_path, b"text\timage\tMSCOCO\t9\tFind it.", header=None)
-    assert Instructions.read(path).lookup(9, TEXT, IMAGE) == ("Find it.",)
-
-
-def test_a_stray_quote_does_not_swallow_the_rows_after_it(tmp_path):
-    path = instruction_file(tmp_path, b'text\timage\tA\t1\t"Find it.', b"text\ttext\tA\t1\tOther")
-    assert Instructions.read(path).lookup(1, TEXT, TEXT) == ("Other",)
-
-
-def test_rows_of_the_same_kind_add_up(tmp_path):
-    path = instruction_file(tmp_path, b"text\timage\tA\t1\tOne\tTwo", b"text\timage\tA\t1\tTwo\tThree")
-    assert Instructions.read(path).lookup(1, TEXT, IMAGE) == ("One", "Two", "Three")
-
-
-def test_a_missing_instruction_says_what_is_missing_and_where(tmp_path):
-    path = instruction_file(tmp_path, b"text\timage\tA\t1\tOne")
-    with pytest.raises(BadData, match=r"data set 0, image -> image-text") as caught:
-        Instructions.read(path).lookup(0, IMAGE, BOTH)
-    assert str(path) in str(caught.value)
-
-
-def test_without_a_file_there_are_no_instructions_and_no_error():
-    assert Instructions.empty().lookup(3, TEXT, IMAGE) == ()
-    assert not Instructions.empty().keys()
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        b"text\timage\tA\t1",
-        b"text\tvideo\tA\t1\tx",
-        b"text\timage\tA\tone\tx",
-        b"text\timage\tA\t1\t \t",
-        b"\xff\t\t\t1\tx",
-    ],
-)
-def test_a_bad_instruction_row_is_named(tmp_path, row):
-    with pytest.raises(BadRecord) as caught:
-        Instructions.read(instruction_file(tmp_path, row))
-    assert caught.value.line == 2
-
-
 @pytest.fixture
 def layout(tmp_path):
     """A small data set: two rows of COCO with pools of their own, one of Fashion200K."""
@@ -370,62 +279,3 @@ def test_an_image_path_stays_inside_the_data_set(layout):
 
 def test_there_are_sixteen_rows_in_the_papers():
     assert len(set(PAPER_ROWS)) == 16
-
-
-def test_a_query_is_written_with_exactly_the_fields_of_the_format(tmp_path):
-    path = tmp_path / "new" / "q.jsonl"
-    assert write_queries(path, [Query("8:1", BOTH, "as a dog", "a.jpg", ("8:2",), (), 7)]) == 1
-    assert path.read_bytes() == (
-        b'{"qid": "8:1", "query_txt": "as a dog", "query_img_path": "a.jpg", "query_modality": "image,text", '
-        b'"query_src_content": null, "pos_cand_list": ["8:2"], "neg_cand_list": [], "task_id": 7}\n'
-    )
-
-
-def test_a_candidate_is_written_with_exactly_the_fields_of_the_format(tmp_path):
-    write_candidates(tmp_path / "c.jsonl", [Candidate("8:1", TEXT, "ünï")])
-    assert (tmp_path / "c.jsonl").read_text(encoding="utf-8") == (
-        '{"did": "8:1", "txt": "ünï", "img_path": null, "modality": "text", "src_content": null}\n'
-    )
-
-
-def test_qrels_are_written_in_five_columns(tmp_path):
-    queries = [Query("8:1", TEXT, "x", positives=("8:2", "8:3"), task_id=0)]
-    assert write_qrels(tmp_path / "q.txt", queries) == 2
-    assert (tmp_path / "q.txt").read_text() == "8:1 0 8:2 1 0\n8:1 0 8:3 1 0\n"
-    with pytest.raises(BadData, match="no task number"):
-        write_qrels(tmp_path / "r.txt", [Query("8:1", TEXT, "x", positives=("8:2",))])
-
-
-def test_instructions_survive_writing(tmp_path):
-    path = tmp_path / "i.tsv"
-    rows = [
-        InstructionRow(TEXT, IMAGE, "mine", 30, ("One, with comma", 'Two "quoted"')),
-        InstructionRow(BOTH, TEXT, "mine", 30, ("Three",)),
-    ]
-    write_instructions(path, rows)
-    read = Instructions.read(path)
-    assert read.lookup(30, TEXT, IMAGE) == ("One, with comma", 'Two "quoted"')
-    assert read.lookup(30, BOTH, TEXT) == ("Three",)
-    with pytest.raises(BadData, match="tab"):
-        write_instructions(path, [InstructionRow(TEXT, IMAGE, "mine", 30, ("a\tb",))])
-
-
-def test_a_writer_that_is_interrupted_leaves_the_old_file(tmp_path):
-    path = tmp_path / "c.jsonl"
-    write_candidates(path, [Candidate("1:1", TEXT, "old")])
-
-    def half():
-        yield Candidate("1:1", TEXT, "new")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_candidates(path, half())
-    assert [candidate.text for candidate in read_candidates(path)] == ["old"]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["c.jsonl"]
-
-
-def test_an_id_set_takes_only_ids():
-    ids = IdSet()
-    assert 7 not in ids
-    with pytest.raises(BadData):
-        ids.add("cat")

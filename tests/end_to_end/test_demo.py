@@ -1,0 +1,49 @@
+"""The main job on a small world, from nothing to the page."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+
+from genius.config import preset
+from genius.data.records import TASKS
+from genius.evaluation.tables import METHODS
+from genius.stages.demo import DemoConfig, demo
+from genius.stages.progress import Silent
+
+
+@pytest.fixture(scope="module")
+def small_demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo")
+    config = DemoConfig(items=1000, train_products=60, queries_per_task=8, beam=10)
+    return out, config, demo(out, config, progress=Silent(), settings=preset("tiny"))
+
+
+def test_the_demo_measures_every_method_on_all_eight_tasks(small_demo):
+    _, _, result = small_demo
+    assert {(row.task_id, row.method) for row in result.rows} == {
+        (task, method) for task in TASKS for method in METHODS
+    }
+
+
+def test_the_demo_leaves_one_page_that_shows_every_search(small_demo):
+    out, _, result = small_demo
+    page = (out / "index.html").read_text()
+    HTMLParser().feed(page)
+    assert "http://" not in page
+    assert "https://" not in page
+    assert page.count('data-task="task-') == len(TASKS)
+    for search in result.searches:
+        assert search.hits
+        for hit in search.hits:
+            assert hit.item_id in page
+            assert len(hit.codes) == len(hit.log_probabilities)
+
+
+def test_running_the_demo_again_changes_nothing_but_the_page(small_demo):
+    out, config, before = small_demo
+    kept = (out / "model" / "model.json").read_bytes()
+    after = demo(out, config, progress=Silent(), settings=preset("tiny"))
+    assert (out / "model" / "model.json").read_bytes() == kept
+    assert after.rows == before.rows

@@ -1,0 +1,127 @@
+"""What the stages together promise: nothing is done twice, nothing depends on where it was done."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from genius.config import preset
+from genius.data.mbeir import MBeir
+from genius.errors import ArtifactMissing, TrainingFailed, UsageError
+from genius.index import Index
+from genius.model import Genius
+from genius.stages import train_quantizer as stage
+from genius.stages.fit import embed_with, fit, reopen_embedded
+
+
+class Recorder:
+    """Remembers which stages began."""
+
+    def __init__(self):
+        self.begun = []
+
+    def begin(self, stage, total):
+        self.begun.append(stage)
+
+    def advance(self, done, measures):
+        pass
+
+    def say(self, message):
+        pass
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    """A model of one's own to change."""
+    return shutil.copytree(trained.model, tmp_path / "model")
+
+
+def test_fitting_again_does_nothing_again(trained, copied):
+    progress = Recorder()
+    before = Genius.open(copied).fingerprint
+    model = fit(MBeir(trained.data), "small", copied, preset("tiny"), progress=progress)
+    assert progress.begun == []
+    assert model.fingerprint == before
+
+
+def test_another_encoder_file_elsewhere_is_found_from_anywhere(trained, copied, tmp_path, monkeypatch):
+    data = trained.data.resolve()
+    monkeypatch.chdir(copied.parent)
+    settings = preset("tiny").encoder
+    embed_with(MBeir(data), "small:model/encoder", tmp_path / "second", settings, progress=Recorder())
+    monkeypatch.chdir("/")
+    reopened = reopen_embedded(tmp_path / "second")
+    assert reopened.encoder.fingerprint == Genius.open(copied).encoder.fingerprint
+
+
+def test_features_are_the_same_wherever_they_are_made(trained, tmp_path):
+    data = MBeir(trained.data)
+    spec = f"small:{trained.model / 'encoder'}"
+    settings = preset("tiny").encoder
+    features = [
+        embed_with(data, spec, tmp_path / name, settings, progress=Recorder()).features.candidates
+        for name in ("here", "there")
+    ]
+    assert features[0].manifest.fingerprint == features[1].manifest.fingerprint
+
+
+def test_a_device_that_is_not_here_is_refused_before_any_work(trained, tmp_path):
+    with pytest.raises(UsageError, match="--device cpu"):
+        fit(
+            MBeir(trained.data),
+            "small",
+            tmp_path / "model",
+            preset("tiny"),
+            progress=Recorder(),
+            device="nonsense",
+        )
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_output_that_is_a_file_is_refused(trained, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="is a file"):
+        fit(MBeir(trained.data), "small", tmp_path / "file", preset("tiny"), progress=Recorder())
+
+
+def test_a_model_is_not_taken_for_an_index_nor_an_index_for_a_model(trained, copied, tmp_path):
+    with pytest.raises(ArtifactMissing, match="is a model, not an index"):
+        Index.open(copied)
+    pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
+    Index.create(tmp_path / "index", model=copied, pool=pool)
+    with pytest.raises(ArtifactMissing, match="is an index, not a model"):
+        Genius.open(tmp_path / "index")
+
+
+def test_impossible_settings_are_refused_before_any_work(trained, tmp_path):
+    settings = preset("tiny")
+    broken = replace(settings, quantizer=replace(settings.quantizer, levels=0))
+    progress = Recorder()
+    with pytest.raises(UsageError, match=r"quantizer\.levels"):
+        fit(MBeir(trained.data), "small", tmp_path / "model", broken, progress=progress)
+    assert progress.begun == []
+
+
+def test_collapsed_codebooks_stop_the_training_unless_allowed(world, tmp_path, monkeypatch):
+    measured = stage.measure_health
+    monkeypatch.setattr(stage, "measure_health", lambda *given: _collapsed(measured(*given)))
+    config = replace(preset("tiny").quantizer, codebook_start=0)
+    config = replace(config, training=replace(config.training, max_steps=6, batch_size=16))
+    pairs = world.pairs()
+    with pytest.raises(TrainingFailed, match="collapsed"):
+        stage.train_quantizer(
+            pairs, world.queries, world.candidates, tmp_path / "refused", config, progress=Recorder()
+        )
+    allowed = replace(config, collapse="allow")
+    trained = stage.train_quantizer(
+        pairs, world.queries, world.candidates, tmp_path / "allowed", allowed, progress=Recorder()
+    )
+    assert trained.manifest.kind == "quantizer"
+
+
+def _collapsed(health):
+    """The same health with one code in use at the first semantic level."""
+    levels = (health.levels[0], replace(health.levels[1], used=1), *health.levels[2:])
+    return replace(health, levels=levels)
