@@ -100,10 +100,10 @@ def evaluate(
     features = embed_pool(data, files, model.encoder, folder / "candidates", progress=progress)
     everyone = _encode(model, features)
     union = everyone.part(_rows_of(everyone, read_pool(data.global_pool(config.split))))
+    asked = [_embed_queries(data, model, row, config, folder, progress) for row in rows]
     results: list[ResultRow] = []
     progress.begin("evaluate", len(rows) * len(config.pools))
-    for number, row in enumerate(rows):
-        queries = _embed_queries(data, model, row, config, folder, progress)
+    for number, (row, queries) in enumerate(zip(rows, asked, strict=True)):
         qrels = _qrels(row, queries.qids)
         for place, pool in enumerate(config.pools):
             candidates = (
@@ -178,7 +178,7 @@ def _embed_queries(
     features = embed(
         rows,
         model.encoder,
-        folder / "queries" / f"{row.name}-{fingerprint_of(settings)[:8]}",
+        folder / f"queries-{fingerprint_of(settings)[:8]}" / row.name,
         inputs={"records": fingerprint_of_files([row.queries, *instruction_files(data)])},
         expected=len(chosen),
         progress=progress,
