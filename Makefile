@@ -15,11 +15,11 @@ help:  ## Show this list
 $(VENV)/run: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "GENIUS needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
 	@touch $@
 
 $(VENV)/dev: $(VENV)/run
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 setup: $(VENV)/dev  ## Make the virtual environment with everything for development

@@ -95,7 +95,7 @@ def test_exact_search_over_fused_embeddings_equals_a_brute_force(evaluated, pool
     data, model = evaluated.data, evaluated.model
     row = data.rows("test")[0]
     candidates = Features.open(evaluated.folder / "candidates")
-    queries = Features.open(next((evaluated.folder / "queries").glob(f"{row.name}-*")))
+    queries = Features.open(next(evaluated.folder.glob(f"queries-*/{row.name}")))
     files = data.global_pool("test") if pool == "global" else [row.local_pool]
     numbers = [candidate_number(one.did) for file in files for one in read_candidates(file)]
     place = {number: row for row, number in enumerate(candidates.ids.tolist())}
@@ -116,7 +116,7 @@ def test_exact_search_over_fused_embeddings_equals_a_brute_force(evaluated, pool
 def test_raw_search_is_over_the_encoders_sums_and_knows_no_fusion(evaluated):
     row = evaluated.data.rows("test")[0]
     candidates = Features.open(evaluated.folder / "candidates")
-    queries = Features.open(next((evaluated.folder / "queries").glob(f"{row.name}-*")))
+    queries = Features.open(next(evaluated.folder.glob(f"queries-*/{row.name}")))
     asked = F.normalize(queries.gather(np.arange(len(queries))).total(), dim=1)
     stored = F.normalize(candidates.gather(np.arange(len(candidates))).total(), dim=1)
     pool = {candidate_number(one.did) for one in read_candidates(row.local_pool)}
