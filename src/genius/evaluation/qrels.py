@@ -1,12 +1,10 @@
-"""Which candidates answer which query (qrels): written as TREC has them, and cut to a pool."""
+"""Which candidates answer which query (qrels), cut to a pool."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from pathlib import Path
 from typing import Literal, TypeAlias
 
-from genius.artifact import write_file
 from genius.errors import BadData
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
@@ -14,16 +12,6 @@ Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 
 NUM_NAMED = 5
 """How many offending ids an error names."""
-
-
-def write_qrels(path: Path, qrels: Qrels) -> None:
-    """Write right answers in TREC's four columns, in one step."""
-    lines = [
-        f"{trec_word(qid)} 0 {trec_word(did)} {relevance}\n"
-        for qid, judged in qrels.items()
-        for did, relevance in judged.items()
-    ]
-    write_file(path, "".join(lines).encode())
 
 
 def filter_to_pool(

@@ -1,24 +1,9 @@
-from pathlib import Path
-
 import pytest
 
-from genius.data.qrels import read_qrels
 from genius.errors import BadData
-from genius.evaluation.qrels import filter_to_pool, write_qrels
+from genius.evaluation.qrels import filter_to_pool
 
 ANSWERS = {"9:1": {"9:7": 1, "9:3": 2}, "9:2": {"4:0": 1}}
-
-
-def test_written_qrels_read_back_the_same(tmp_path: Path):
-    write_qrels(tmp_path / "qrels.txt", ANSWERS)
-    assert read_qrels(tmp_path / "qrels.txt") == ANSWERS
-    assert (tmp_path / "qrels.txt").read_text().splitlines()[0] == "9:1 0 9:7 1"
-
-
-def test_an_id_with_a_blank_cannot_be_written(tmp_path: Path):
-    with pytest.raises(BadData, match=r"'my photo\.jpg'"):
-        write_qrels(tmp_path / "qrels.txt", {"9:1": {"my photo.jpg": 1}})
-    assert not (tmp_path / "qrels.txt").exists()
 
 
 def test_answers_outside_the_pool_are_left_out():
