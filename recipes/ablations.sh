@@ -13,7 +13,7 @@ row() {  # name, flags
   shift
   echo "== $name: $*"
   genius fit "$demo/catalogue" --encoder small --out "$out/model" "$@"
-  genius evaluate "$demo/catalogue" --model "$out/model" --pools global --out "$out/evaluation" | tee "$out/$name.txt"
+  genius evaluate "$demo/catalogue" --model "$out/model" --pools global --out "$out/$name.evaluation" | tee "$out/$name.txt"
 }
 
 row no-contrastive --quantizer.contrastive-weight 0 --quantizer.collapse allow

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from genius.errors import ArtifactMismatch, ArtifactMissing
+from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
@@ -86,6 +86,10 @@ class ArtifactWriter:
         """Where to write until it is finished."""
         plan = {"format": FORMAT, "kind": kind, "config": dict(config), "inputs": dict(inputs)}
         self.plan_fingerprint = fingerprint_of(plan)
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
+            raise UsageError(
+                f"{folder} holds something that genius did not make; move it away, or choose another place"
+            )
         plan_file = self.path / "plan.json"
         if self.path.exists() and not _holds(plan_file, self.plan_fingerprint):
             shutil.rmtree(self.path)

@@ -26,6 +26,7 @@ Natural = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0), Lt(float("inf"))]
 NonNegative = Annotated[float, Ge(0), Lt(float("inf"))]
 Share = Annotated[float, Ge(0), Le(1)]
+Momentum = Annotated[float, Ge(0), Lt(1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,10 +56,10 @@ class TrainingConfig:
     weight_decay: NonNegative = 0.01
     """Decay of weight matrices; biases, norms and gains have none."""
 
-    beta1: Share = 0.9
+    beta1: Momentum = 0.9
     """AdamW's first momentum."""
 
-    beta2: Share = 0.999
+    beta2: Momentum = 0.999
     """AdamW's second momentum."""
 
     epsilon: Positive = 1e-8

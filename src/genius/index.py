@@ -22,15 +22,17 @@ from genius.search.items import Item
 from genius.search.rank import CodeRanker
 from genius.search.searcher import Evidence, rank_items
 from genius.search.snapshot import (
-    IndexFacts,
+    LOCK,
+    SNAPSHOT,
     ItemArrays,
     Snapshot,
     commit_snapshot,
-    open_snapshot,
+    one_writer,
+    open_current,
     read_facts,
 )
 from genius.stages.embed import SHORTEST_SIDE
-from genius.stages.items import encode_items, read_items, remove_work
+from genius.stages.items import WORK, encode_items, read_items, remove_work
 from genius.stages.progress import Progress, Silent
 
 
@@ -93,11 +95,11 @@ class Index:
     >>> index.add("more-photos/")  # doctest: +SKIP
     """
 
-    def __init__(self, folder: Path, model: Genius, facts: IndexFacts) -> None:
+    def __init__(self, folder: Path, model: Genius) -> None:
         self.folder = folder
         self.model = model
-        self._facts = facts
-        self._snapshot: Snapshot = open_snapshot(folder, facts)
+        self._facts, self._snapshot = open_current(folder)
+        self._usual: Modality | None = None
         self._ranker = CodeRanker(model.quantizer.tables())
 
     @staticmethod
@@ -126,19 +128,27 @@ class Index:
             raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"{folder} is a file; an index needs a folder")
+        if folder.exists() and not all(_is_ours(entry.name) for entry in folder.iterdir()):
+            raise UsageError(f"{folder} holds other things; an index needs a folder of its own")
         opened = model if isinstance(model, Genius) else Genius.open(model)
         read = read_items(Path(pool), captions=captions)
         try:
-            new = encode_items(
-                opened, read.items, folder, store_embeddings=store_embeddings, progress=progress or Silent()
-            )
+            with one_writer(folder):
+                new = encode_items(
+                    opened,
+                    read.items,
+                    folder,
+                    store_embeddings=store_embeddings,
+                    progress=progress or Silent(),
+                )
+                commit_snapshot(folder, None, new.items, new.arrays, model=_model_name(opened))
+                remove_work(folder)
         except BadData:
-            with contextlib.suppress(OSError):  # somebody else's files are in it
+            (folder / LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what a writer that was killed left there
                 folder.rmdir()
             raise
-        facts = commit_snapshot(folder, None, new.items, new.arrays, model=_model_name(opened))
-        remove_work(folder)
-        return Index(folder, opened, facts), Added(len(new.items), 0, (*read.left_out, *new.left_out))
+        return Index(folder, opened), Added(len(new.items), 0, (*read.left_out, *new.left_out))
 
     @staticmethod
     def open(folder: str | Path, *, model: str | Path | Genius | None = None) -> Index:
@@ -166,47 +176,48 @@ class Index:
                 f"{facts.model_fingerprint[:12]}, not {opened.fingerprint[:12]}); IDs of one model mean "
                 "nothing to another: create the index again, or give the right --model"
             )
-        return Index(folder, opened, facts)
+        return Index(folder, opened)
 
     def _refresh(self) -> None:
         """Follow what another handle or process changed: the state before is gone by then."""
-        facts = read_facts(self.folder)
-        if facts == self._facts:
+        if read_facts(self.folder) == self._facts:
             return
+        facts, snapshot = open_current(self.folder)
         if facts.model_fingerprint != self.model.fingerprint:
             raise ArtifactMismatch(f"{self.folder} was made anew with another model meanwhile; open it again")
-        self._facts, self._snapshot = facts, open_snapshot(self.folder, facts)
+        self._facts, self._snapshot, self._usual = facts, snapshot, None
 
     def add(self, pool: str | Path, *, captions: bool = True, progress: Progress | None = None) -> Added:
         """Add items, without retraining; an item whose id is already here is replaced. Searchable at once."""
-        self._refresh()
         read = read_items(Path(pool), captions=captions)
-        new = encode_items(
-            self.model,
-            read.items,
-            self.folder,
-            store_embeddings=self._facts.stores_embeddings,
-            progress=progress or Silent(),
-        )
-        old = self._snapshot.arrays()
-        replaced = self._snapshot.items.rows_of(item.item_id for item in new.items)
-        kept = np.setdiff1d(np.arange(len(old.codes)), replaced)
-        merged = ItemArrays(
-            np.concatenate([old.codes[kept], new.arrays.codes]),
-            np.concatenate([old.typicality[kept], new.arrays.typicality]),
-            None
-            if old.embeddings is None or new.arrays.embeddings is None
-            else np.concatenate([old.embeddings[kept], new.arrays.embeddings]),
-        )
-        facts = commit_snapshot(
-            self.folder,
-            self._facts,
-            _merged(self._snapshot, set(replaced.tolist()), new.items),
-            merged,
-            model=(self._facts.model, self._facts.model_fingerprint),
-        )
-        remove_work(self.folder)
-        self._facts, self._snapshot = facts, open_snapshot(self.folder, facts)
+        with one_writer(self.folder):
+            self._refresh()
+            new = encode_items(
+                self.model,
+                read.items,
+                self.folder,
+                store_embeddings=self._facts.stores_embeddings,
+                progress=progress or Silent(),
+            )
+            old = self._snapshot.arrays()
+            replaced = self._snapshot.items.rows_of(item.item_id for item in new.items)
+            kept = np.setdiff1d(np.arange(len(old.codes)), replaced)
+            merged = ItemArrays(
+                np.concatenate([old.codes[kept], new.arrays.codes]),
+                np.concatenate([old.typicality[kept], new.arrays.typicality]),
+                None
+                if old.embeddings is None or new.arrays.embeddings is None
+                else np.concatenate([old.embeddings[kept], new.arrays.embeddings]),
+            )
+            commit_snapshot(
+                self.folder,
+                self._facts,
+                _merged(self._snapshot, set(replaced.tolist()), new.items),
+                merged,
+                model=(self._facts.model, self._facts.model_fingerprint),
+            )
+            remove_work(self.folder)
+        self._refresh()
         return Added(len(new.items), len(replaced), (*read.left_out, *new.left_out))
 
     def search(
@@ -251,9 +262,15 @@ class Index:
             embedding[0],
             rerank=settings.rerank,
             evidence=Evidence(self._ranker, self._snapshot.embeddings),
-            k=k,
+            k=k if wanted is None else table.num_items,
         )
         items = self._snapshot.items.get(answer.items.tolist())
+        # A level-0 code that was learned may stand for a few items of another modality too.
+        found = [
+            (item, score, beam)
+            for item, score, beam in zip(items, answer.scores, answer.beams, strict=True)
+            if wanted is None or item.modality is wanted
+        ]
         return [
             SearchHit(
                 rank=place + 1,
@@ -265,7 +282,7 @@ class Index:
                 codes=tuple(int(code) for code in table.ids[beams.rows[0, beam]]),
                 log_probabilities=tuple(float(value) for value in beams.log_probabilities[0, beam]),
             )
-            for place, (item, score, beam) in enumerate(zip(items, answer.scores, answer.beams, strict=True))
+            for place, (item, score, beam) in enumerate(found[:k])
         ]
 
     def info(self) -> IndexInfo:
@@ -298,8 +315,10 @@ class Index:
     ) -> str | None:
         query = Modality.of(has_image=image is not None, has_text=text is not None)
         if wanted is None:
-            counts = self._snapshot.items.count_by_modality()
-            wanted = max(counts, key=lambda modality: counts[modality])
+            if self._usual is None:
+                counts = self._snapshot.items.count_by_modality()
+                self._usual = max(counts, key=lambda modality: counts[modality])
+            wanted = self._usual
         return self.model.instruction_for(query, wanted)
 
     def _query_features(
@@ -320,6 +339,11 @@ class Index:
             present[0] if pictures else present[1],
             present[0] if texts else present[1],
         )
+
+
+def _is_ours(name: str) -> bool:
+    """Whether an index may have left this in its folder."""
+    return name in (LOCK, WORK, "index.json.tmp") or SNAPSHOT.match(name.lstrip(".")) is not None
 
 
 def _merged(snapshot: Snapshot, dropped: set[int], new: Iterable[Item]) -> Iterator[Item]:

@@ -178,7 +178,10 @@ class Genius:
             )
         codes = np.flatnonzero(self.quantizer.level0_modality.cpu().numpy() == modality.code)
         if len(codes) == 0:
-            raise UsageError(f"no level-0 code of this model stands for {modality.label}: it never saw one")
+            raise UsageError(
+                f"no level-0 code of this model stands mostly for {modality.label}; `genius doctor` shows "
+                "what they stand for"
+            )
         return frozenset(int(code) for code in codes)
 
     def instruction_for(self, query: Modality, candidate: Modality) -> str | None:

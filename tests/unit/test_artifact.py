@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from genius.artifact import ArtifactWriter, fingerprint_of, open_artifact, write_file
-from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing
+from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 
 KIND = "thing"
 
@@ -215,3 +215,11 @@ def test_replacing_a_file_leaves_the_old_bytes_when_killed(tmp_path, monkeypatch
     assert path.read_bytes() == b"old"
     write_file(path, b"new")
     assert path.read_bytes() == b"new"
+
+
+def test_a_folder_that_genius_did_not_make_is_never_replaced(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("mine")
+    with pytest.raises(UsageError, match="did not make"):
+        ArtifactWriter(tmp_path / "thesis", kind="thing", config={}, inputs={})
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "mine"

@@ -341,12 +341,12 @@ def test_an_index_that_could_not_be_made_or_added_to_leaves_other_files_alone(ow
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")
     before = own.info()
-    with pytest.raises(BadData):
+    with pytest.raises(UsageError, match="a folder of its own"):
         Index.create(tmp_path / "mine", model=model, pool=tmp_path / "torn")
     with pytest.raises(BadData):
         own.add(tmp_path / "torn")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
-    assert not (own.folder / "work").exists()
+    assert not (own.folder / ".work").exists()
     assert own.info() == before
 
 

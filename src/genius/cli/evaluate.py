@@ -61,10 +61,13 @@ class Evaluate:
     json: bool = False
     """As JSON: {"rows": [...]}."""
 
+    markdown: bool = False
+    """As a Markdown table."""
+
     def run(self) -> None:
         """Evaluate and print the table."""
         from genius.data.mbeir import MBeir
-        from genius.evaluation.tables import METHODS, to_json, to_rich
+        from genius.evaluation.tables import METHODS, to_json, to_markdown, to_rich
         from genius.model import Genius
         from genius.stages.evaluate import EvaluationConfig, evaluate
 
@@ -85,6 +88,8 @@ class Evaluate:
             progress.say(f"IDs of the global pool: {result.health.verdict}")
         if self.json:
             print_json({**to_json(result.rows), "health": dataclasses.asdict(result.health)})
+        elif self.markdown:
+            print(to_markdown(result.rows))
         else:
             Console().print(to_rich(result.rows))
 

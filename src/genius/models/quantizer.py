@@ -176,7 +176,8 @@ class Quantizer(nn.Module):
 
     def decode(self, codes: Int[Tensor, "items levels"]) -> Float[Tensor, "items dim"]:
         """The vector an ID stands for: the sum of its code vectors."""
-        total = torch.zeros(len(codes), self.dim, device=codes.device)
+        codes = codes.to(self.device)
+        total = torch.zeros(len(codes), self.dim, device=self.device)
         for level, book in enumerate(self._books()):
             total = total + book.embed[codes[:, level]]
         return total

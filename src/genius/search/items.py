@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -60,14 +62,21 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
 
 
 class ItemStore:
-    """Reads the items of a finished snapshot; safe to use from several threads."""
+    """Reads the items of a finished snapshot; safe to use from several threads.
+
+    The file stays open, so a writer that removes the snapshot takes nothing from whoever reads it.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._uri = f"{(folder / ITEMS_FILE).resolve().as_uri()}?mode=ro&immutable=1"
+        uri = f"{(folder / ITEMS_FILE).resolve().as_uri()}?mode=ro&immutable=1"
+        self._database = sqlite3.connect(uri, uri=True, check_same_thread=False)
+        self._database.execute("SELECT 1 FROM items LIMIT 1")  # SQLite opens the file when it is asked
+        self._lock = threading.Lock()
+        weakref.finalize(self, self._database.close)
 
     def get(self, rows: Sequence[int]) -> list[Item]:
         """Items of these rows, in this order."""
-        with closing(self._connect()) as database:
+        with self._lock:
             found = {}
             for start in range(0, len(rows), 500):
                 part = [int(row) for row in rows[start : start + 500]]
@@ -75,41 +84,39 @@ class ItemStore:
                 query = (
                     f"SELECT row, item_id, modality, text, image, source FROM items WHERE row IN ({marks})"  # noqa: S608  only question marks
                 )
-                found.update({entry[0]: _item(entry[1:]) for entry in database.execute(query, part)})
+                found.update({entry[0]: _item(entry[1:]) for entry in self._database.execute(query, part)})
         return [found[int(row)] for row in rows]
 
     def all(self) -> Iterator[Item]:
         """Every item, by row."""
-        with closing(self._connect()) as database:
-            for entry in database.execute(
-                "SELECT item_id, modality, text, image, source FROM items ORDER BY row"
-            ):
-                yield _item(entry)
+        query = "SELECT item_id, modality, text, image, source FROM items ORDER BY row"
+        with self._lock:
+            cursor = self._database.execute(query)
+        while True:
+            with self._lock:
+                entries = cursor.fetchmany(1000)
+            if not entries:
+                return
+            yield from (_item(entry) for entry in entries)
 
     def count_by_modality(self) -> dict[Modality, int]:
         """How many items of each modality there are."""
-        with closing(self._connect()) as database:
-            counts = database.execute("SELECT modality, COUNT(*) FROM items GROUP BY modality").fetchall()
+        query = "SELECT modality, COUNT(*) FROM items GROUP BY modality"
+        with self._lock:
+            counts = self._database.execute(query).fetchall()
         return {Modality.parse(name): int(count) for name, count in counts}
-
-    def row_of(self, item_id: str) -> int | None:
-        """Row of an item, if it is here."""
-        with closing(self._connect()) as database:
-            entry = database.execute("SELECT row FROM items WHERE item_id = ?", (item_id,)).fetchone()
-        return None if entry is None else int(entry[0])
 
     def rows_of(self, item_ids: Iterable[str]) -> Int64[np.ndarray, " found"]:
         """Rows of those of these items that are here."""
-        with closing(self._connect()) as database:
-            found = []
-            for item_id in item_ids:
-                entry = database.execute("SELECT row FROM items WHERE item_id = ?", (item_id,)).fetchone()
-                if entry is not None:
-                    found.append(int(entry[0]))
+        found = []
+        for item_id in item_ids:
+            with self._lock:
+                entry = self._database.execute(
+                    "SELECT row FROM items WHERE item_id = ?", (item_id,)
+                ).fetchone()
+            if entry is not None:
+                found.append(int(entry[0]))
         return np.array(sorted(found), dtype=np.int64)
-
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._uri, uri=True)
 
 
 def _item(entry: tuple[str, str, str | None, str | None, str | None]) -> Item:

@@ -6,23 +6,30 @@ index's manifest, so readers see the old state or the new one, and a killed writ
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import shutil
-from collections.abc import Iterable
+import sqlite3
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+from filelock import FileLock, Timeout
 from jaxtyping import Float, Float16, Float32, Int64
 
 from genius.artifact import ArtifactWriter, fingerprint_of, open_artifact, write_json
-from genius.errors import ArtifactMismatch, ArtifactMissing
+from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius.search.items import Item, ItemStore, write_items
 from genius.search.table import IdTable
 
 KIND: Final = "snapshot"
 CURRENT: Final = "index.json"
 FORMAT: Final = 1
+LOCK: Final = ".lock"
+SNAPSHOT: Final = re.compile(r"snapshot-[0-9]{6}")
+"""Names of the folders of states."""
 
 
 class ItemArrays(NamedTuple):
@@ -39,7 +46,7 @@ class IndexFacts(NamedTuple):
 
     snapshot: str
     model: str
-    """Folder of the model, as given when the index was created."""
+    """Folder of the model when the index was created."""
     model_fingerprint: str
     stores_embeddings: bool
 
@@ -87,8 +94,45 @@ def read_facts(folder: Path) -> IndexFacts:
         raise ArtifactMismatch(f"{path} is damaged ({error}); create the index again") from None
 
 
+class Current(NamedTuple):
+    """The state of an index now."""
+
+    facts: IndexFacts
+    snapshot: Snapshot
+
+
+def open_current(folder: Path) -> Current:
+    """Open the current state of an index, also while somebody writes a new one."""
+    facts = read_facts(folder)
+    while True:
+        try:
+            return Current(facts, open_snapshot(folder, facts))
+        except (ArtifactError, OSError, sqlite3.OperationalError):
+            now = read_facts(folder)
+            if now == facts:  # it is not that a writer removed it meanwhile: something is wrong
+                raise
+            facts = now
+
+
+@contextlib.contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """Hold an index for writing; readers are not kept out.
+
+    Raises
+    ------
+    UsageError
+        another process is writing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            yield
+    except Timeout:
+        raise UsageError(f"{folder} is being changed by another process; try again when it is done") from None
+
+
 def open_snapshot(folder: Path, facts: IndexFacts) -> Snapshot:
-    """Open the current state of an index."""
+    """Open one state of an index."""
     place = folder / facts.snapshot
     open_artifact(place, kind=KIND)
     embeddings = place / "embeddings.npy"
@@ -130,18 +174,19 @@ def commit_snapshot(
     writer = ArtifactWriter(
         place, kind=KIND, config={}, inputs={"model": model[1], "before": fingerprint_of(facts)}
     )
-    table = IdTable.build(arrays.codes, arrays.typicality)
+    typicality = arrays.typicality.astype(np.float16)  # as it is stored, so that adding changes no order
+    table = IdTable.build(arrays.codes, typicality)
     np.save(writer.path / "ids.npy", table.ids)
     np.save(writer.path / "bucket_starts.npy", table.bucket_starts)
     np.save(writer.path / "items.npy", table.items)
-    np.save(writer.path / "typicality.npy", arrays.typicality.astype(np.float16))
+    np.save(writer.path / "typicality.npy", typicality)
     if arrays.embeddings is not None:
         np.save(writer.path / "embeddings.npy", arrays.embeddings)
     write_items(writer.path, items)
     writer.finish(facts={"items": table.num_items, "ids": len(table)})
     now = IndexFacts(name, *model, arrays.embeddings is not None)
     write_json(folder / CURRENT, {"format": FORMAT, **now._asdict()})
-    for other in folder.glob("snapshot-*"):
-        if other.name != name:
+    for other in folder.iterdir():
+        if SNAPSHOT.fullmatch(other.name) and other.name != name:
             shutil.rmtree(other, ignore_errors=True)
     return now

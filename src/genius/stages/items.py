@@ -26,7 +26,7 @@ from genius.stages.progress import Progress
 
 REASONS_SHOWN: Final = 5
 """Files that an error names."""
-WORK: Final = "work"
+WORK: Final = ".work"
 """Folder inside the index for what has to survive a kill."""
 
 
@@ -68,13 +68,13 @@ def encode_items(
 ) -> EncodedItems:
     """Embed and encode items; those without a readable picture are left out.
 
-    Features wait in ``work/`` inside ``folder``, so that a killed run goes on where it stopped.
+    Features wait in ``.work/`` inside ``folder``, so that a killed run goes on where it stopped.
     :func:`remove_work` takes them away.
 
     Raises
     ------
     BadData
-        no item is left; there is nothing to go on with then, and ``work/`` is gone.
+        no item is left; there is nothing to go on with then, and ``.work/`` is gone.
     """
     rows = [
         FeatureRow(

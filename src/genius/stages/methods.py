@@ -115,7 +115,7 @@ def _exact(model: Genius, queries: RowQueries, candidates: PoolCandidates) -> li
         _Rival(
             "exact-codes",
             queries.fused,
-            lambda rows: model.quantizer.decode(torch.from_numpy(candidates.codes[rows])),
+            lambda rows: model.quantizer.decode(torch.from_numpy(candidates.codes[rows])).cpu(),
         ),
     ]
 

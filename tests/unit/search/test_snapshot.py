@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 
 from genius.data.records import Modality
-from genius.errors import ArtifactMismatch, ArtifactMissing
+from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius.search.items import Item
 from genius.search.snapshot import (
     CURRENT,
     IndexFacts,
     ItemArrays,
     commit_snapshot,
+    one_writer,
+    open_current,
     open_snapshot,
     read_facts,
 )
@@ -150,6 +152,47 @@ def test_a_writer_that_begins_from_an_outdated_state_is_refused_and_harms_nothin
         commit_snapshot(tmp_path, first, *OLD, model=MODEL)
     assert holds(tmp_path, read_facts(tmp_path), NEW)
     assert read_facts(tmp_path) == second
+
+
+def test_a_second_writer_is_refused_while_the_first_one_writes(tmp_path):
+    with one_writer(tmp_path), pytest.raises(UsageError, match="another process"), one_writer(tmp_path):
+        pass
+    with one_writer(tmp_path):  # and let in afterwards
+        pass
+
+
+def test_folders_that_only_look_like_states_are_left_alone(tmp_path):
+    (tmp_path / "snapshot-of-my-thesis").mkdir()
+    first = commit_snapshot(tmp_path, None, *OLD, model=MODEL)
+    commit_snapshot(tmp_path, first, *NEW, model=MODEL)
+    assert (tmp_path / "snapshot-of-my-thesis").exists()
+
+
+def test_readers_never_meet_half_a_state_while_another_process_writes(tmp_path):
+    commit_snapshot(tmp_path, None, *OLD, model=MODEL)
+    writer = os.fork()
+    if writer == 0:
+        for number in range(40):
+            commit_snapshot(tmp_path, read_facts(tmp_path), *(NEW, OLD)[number % 2], model=MODEL)
+        os._exit(0)
+    reads = 0
+    while os.waitpid(writer, os.WNOHANG)[0] == 0:
+        current = open_current(tmp_path)
+        items = list(current.snapshot.items.all())
+        assert items in (OLD[0], NEW[0])
+        assert current.snapshot.table.num_items == len(items)
+        reads += 1
+    assert reads > 3
+
+
+def test_adding_nothing_changes_no_order_inside_an_id(tmp_path):
+    items = [Item(name, Modality.TEXT, name) for name in "ab"]
+    close = np.array([0.90001, 0.90002], dtype=np.float32)  # the same in 16 bits
+    arrays = ItemArrays(np.zeros((2, 3), dtype=np.int64), close, None)
+    facts = commit_snapshot(tmp_path, None, items, arrays, model=MODEL)
+    before = open_snapshot(tmp_path, facts)
+    after = open_snapshot(tmp_path, commit_snapshot(tmp_path, facts, items, before.arrays(), model=MODEL))
+    assert before.table.items.tolist() == after.table.items.tolist()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": "x"}', "null"])
