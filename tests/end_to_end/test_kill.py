@@ -26,7 +26,7 @@ from genius.index import Index
 from genius.model import Genius
 from genius.search.items import Item
 
-KILLS = int(os.environ.get("GENIUS_KILLS", "3"))
+KILLS = int(os.environ.get("GENIUS_KILLS", "2"))
 PARTS = ("encoder", "quantizer", "generator")
 
 

@@ -58,6 +58,9 @@ class Evaluate:
     device: str = "cpu"
     """Or cuda."""
 
+    download: bool = False
+    """Allow downloading the encoder's weights."""
+
     json: bool = False
     """As JSON: {"rows": [...]}."""
 
@@ -82,7 +85,7 @@ class Evaluate:
             seed=self.seed,
         )
         with TerminalProgress() as progress:
-            model = Genius.open(self.model, device=self.device)
+            model = Genius.open(self.model, device=self.device, download=self.download)
             folder = self.out or self.model / "evaluation"
             result = evaluate(MBeir(self.data), model, config, folder, progress=progress)
             progress.say(f"IDs of the global pool: {result.health.verdict}")

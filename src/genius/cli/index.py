@@ -38,17 +38,24 @@ class Create:
     no_captions: bool = False
     """Leave texts that lie beside pictures (.txt, .json, metadata lists) out of the items."""
 
+    device: str = "cpu"
+    """Or cuda."""
+
+    download: bool = False
+    """Allow downloading the encoder's weights."""
+
     json: bool = False
     """Say what was added as JSON on stdout."""
 
     def run(self) -> None:
         """Create it."""
         from genius.index import Index
+        from genius.model import Genius
 
         with TerminalProgress() as progress:
             _, added = Index.create(
                 self.index,
-                model=self.model,
+                model=Genius.open(self.model, device=self.device, download=self.download),
                 pool=self.pool,
                 store_embeddings=self.store_embeddings,
                 captions=not self.no_captions,

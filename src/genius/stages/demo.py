@@ -13,6 +13,7 @@ from genius.config import Count, FitConfig, Natural, SearchConfig, checked, pres
 from genius.data.catalogue import draw_catalogue
 from genius.data.mbeir import EvaluationRow, MBeir, read_queries
 from genius.data.records import TASKS, Query, task_name
+from genius.errors import UsageError
 from genius.evaluation.health import Health
 from genius.evaluation.tables import ResultRow
 from genius.index import Index, SearchHit
@@ -79,6 +80,8 @@ def demo(
     folder = out / "catalogue.index"
     if (folder / "index.json").exists():
         index = Index.open(folder, model=model)
+        if index.info().items != config.items:
+            raise UsageError(f"{folder} was added to since the demo; remove it, or choose another --out")
     else:
         pool = data.global_pool("test")[0]
         index, _ = Index.create(folder, model=model, pool=pool, store_embeddings=True, progress=progress)

@@ -82,7 +82,7 @@ def find(
     """Answer all queries by each of these methods."""
     table = IdTable.build(candidates.codes, candidates.typicality)
     num_items = len(candidates.dids)
-    vector_bytes = 2.0 * model.dim
+    vector_bytes = 2.0 * model.dim  # as they would be stored; exact search compares them in 32 bits
     id_bytes = table.nbytes / num_items
     for rival in _exact(model, queries, candidates):
         if rival.method in methods:
