@@ -14,6 +14,15 @@ from genius.config import EncoderConfig, FitConfig, GeneratorConfig, PresetName,
 Data = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
 
 
+def _look_for(encoder: str, *, download: bool) -> None:
+    """A pretrained encoder that is not here is said at once, before PyTorch is imported for seconds."""
+    from genius.encoders.checkpoint import find_checkpoint
+
+    kind, _, name = encoder.partition(":")
+    if kind == "clip" and name:
+        find_checkpoint(name, download=download)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fit:
     """Train a model on a data set in M-BEIR's layout: encoder, quantizer, generator, in one go.
@@ -46,6 +55,7 @@ class Fit:
 
     def run(self) -> None:
         """Train everything."""
+        _look_for(self.encoder, download=self.download)
         from genius.data.mbeir import MBeir
         from genius.stages.fit import fit
 
@@ -84,6 +94,7 @@ class Embed:
 
     def run(self) -> None:
         """Embed."""
+        _look_for(self.encoder, download=self.download)
         from genius.data.mbeir import MBeir
         from genius.errors import UsageError
         from genius.stages.fit import embed_with
