@@ -5,6 +5,6 @@ set -euo pipefail
 model=$1 photos=$2 picture=$3
 index=${4:-photos.index}
 
-genius index create "$index" --model "$model" --pool "$photos" --store-embeddings --no-captions
+genius index create "$index" --model "$model" --pool "$photos" --embeddings fused --no-captions
 genius index info "$index"
 genius search "$index" --image "$picture" --modality image --rerank embeddings -k 5

@@ -243,6 +243,7 @@ class SearchConfig:
     beam: Count = 50
     """IDs kept at each level (the paper's B)."""
 
+    # Deviation 19: the stored embeddings may be the fused ones; the paper's are raw sums.
     rerank: Literal["none", "codes", "embeddings"] = "none"
     """Order the found items by the generator's probability, by their codes' vectors, or by stored
     embeddings (the paper's GENIUS^R)."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from torch.nn import functional as F
 
 from genius.config import SearchConfig
 from genius.data.features import FeatureBatch, LeftOut
@@ -26,6 +27,7 @@ from genius.search.snapshot import (
     SNAPSHOT,
     ItemArrays,
     Snapshot,
+    StoredEmbeddings,
     commit_snapshot,
     one_writer,
     open_current,
@@ -108,13 +110,19 @@ class Index:
         *,
         model: str | Path | Genius,
         pool: str | Path,
-        store_embeddings: bool = False,
+        embeddings: StoredEmbeddings = "none",
         captions: bool = True,
         progress: Progress | None = None,
     ) -> tuple[Index, Added]:
         """Make an index of a pool: a folder of pictures and texts, or a ``.jsonl`` file of M-BEIR candidates.
 
         What was embedded before a kill is not embedded again. The index is there when it is complete.
+
+        Parameters
+        ----------
+        embeddings
+            ``fused`` or ``raw`` are stored beside the IDs so that hits can be re-ranked by them: the vectors
+            that IDs are made from, or the sums of the encoder's features (the paper's GENIUS^R).
 
         Raises
         ------
@@ -136,23 +144,31 @@ class Index:
             with one_writer(folder):
                 new = encode_items(
                     opened,
-                    read.items,
+                    read,
                     folder,
-                    store_embeddings=store_embeddings,
+                    embeddings=embeddings,
                     progress=progress or Silent(),
                 )
-                commit_snapshot(folder, None, new.items, new.arrays, model=_model_name(opened))
+                commit_snapshot(folder, None, new, new.arrays, model=_model_name(opened))
                 remove_work(folder)
         except BadData:
             (folder / LOCK).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # what a writer that was killed left there
                 folder.rmdir()
             raise
-        return Index(folder, opened), Added(len(new.items), 0, (*read.left_out, *new.left_out))
+        return Index(folder, opened), Added(len(new), 0, (*read.left_out, *new.left_out))
 
     @staticmethod
-    def open(folder: str | Path, *, model: str | Path | Genius | None = None) -> Index:
+    def open(
+        folder: str | Path,
+        *,
+        model: str | Path | Genius | None = None,
+        device: str = "cpu",
+        download: bool = False,
+    ) -> Index:
         """Open an index; ``model`` says where its model is now, if it moved.
+
+        ``device`` and ``download`` are for the model, unless it is open already.
 
         Raises
         ------
@@ -169,7 +185,7 @@ class Index:
                 f"the model of {folder} is not at {facts.model} any more; say where it is now with --model "
                 "(in Python: model=)"
             )
-        opened = place if isinstance(place, Genius) else Genius.open(place)
+        opened = place if isinstance(place, Genius) else Genius.open(place, device=device, download=download)
         if opened.fingerprint != facts.model_fingerprint:
             raise ArtifactMismatch(
                 f"{folder} was made with another model than {opened.folder} (fingerprint "
@@ -194,13 +210,13 @@ class Index:
             self._refresh()
             new = encode_items(
                 self.model,
-                read.items,
+                read,
                 self.folder,
-                store_embeddings=self._facts.stores_embeddings,
+                embeddings=self._facts.embeddings,
                 progress=progress or Silent(),
             )
             old = self._snapshot.arrays()
-            replaced = self._snapshot.items.rows_of(item.item_id for item in new.items)
+            replaced = self._snapshot.items.rows_of(item.item_id for item in new)
             kept = np.setdiff1d(np.arange(len(old.codes)), replaced)
             merged = ItemArrays(
                 np.concatenate([old.codes[kept], new.arrays.codes]),
@@ -208,17 +224,18 @@ class Index:
                 None
                 if old.embeddings is None or new.arrays.embeddings is None
                 else np.concatenate([old.embeddings[kept], new.arrays.embeddings]),
+                old.stored,
             )
             commit_snapshot(
                 self.folder,
                 self._facts,
-                _merged(self._snapshot, set(replaced.tolist()), new.items),
+                _merged(self._snapshot, set(replaced.tolist()), new),
                 merged,
                 model=(self._facts.model, self._facts.model_fingerprint),
             )
             remove_work(self.folder)
         self._refresh()
-        return Added(len(new.items), len(replaced), (*read.left_out, *new.left_out))
+        return Added(len(new), len(replaced), (*read.left_out, *new.left_out))
 
     def search(
         self,
@@ -251,7 +268,9 @@ class Index:
         settings = config or SearchConfig()
         wanted = Modality.parse(modality) if isinstance(modality, str) else modality
         words = instruction or self._usual_instruction(text, image, wanted)
-        embedding = self.model.embed(self._query_features(text, image, words))
+        features = self._query_features(text, image, words)
+        embedding = self.model.embed(features)
+        raw = self._facts.embeddings == "raw" and settings.rerank == "embeddings"
         codes = None if wanted is None else [self.model.level0_codes(wanted)]
         table = self._snapshot.table
         beams = beam_search(self.model.generator, table, embedding, settings, level0=codes)
@@ -259,9 +278,9 @@ class Index:
             table,
             beams,
             0,
-            embedding[0],
+            F.normalize(features.total(), dim=-1)[0] if raw else embedding[0],
             rerank=settings.rerank,
-            evidence=Evidence(self._ranker, self._snapshot.embeddings),
+            evidence=Evidence(self._ranker, self._snapshot.vectors()),
             k=k if wanted is None else table.num_items,
         )
         items = self._snapshot.items.get(answer.items.tolist())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,15 +18,14 @@ from genius.data.features import FeatureBatch
 from genius.data.records import Modality
 from genius.encoders.load import load_encoder
 from genius.encoders.protocol import Encoder
-from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius.errors import ArtifactMismatch, UsageError
 from genius.models.device import usable
 from genius.models.generator import Generator
 from genius.models.quantizer import Quantizer
+from genius.pretrained import Genius as Named
+from genius.stages.model_file import FORMAT, MODEL_FILE, encoder_spec, read_model_file, relative_spec
 from genius.stages.train_generator import TrainedGenerator, load_generator
 from genius.stages.train_quantizer import TrainedQuantizer, load_quantizer
-
-MODEL_FILE: Final = "model.json"
-FORMAT: Final = 1
 
 
 class EncodedItems(NamedTuple):
@@ -49,7 +47,7 @@ class KnownInstruction:
     text: str
 
 
-class Genius:
+class Genius(Named):
     """A model that turns items into IDs and queries into the IDs of what they ask for.
 
     >>> model = Genius.open("model")  # doctest: +SKIP
@@ -87,17 +85,9 @@ class Genius:
         """
         folder = Path(folder)
         usable(device)
-        path = folder / MODEL_FILE
-        if (folder / "index.json").exists():
-            raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")
-        if not path.exists():
-            raise ArtifactMissing(
-                f"no finished model at {folder}: it has no {MODEL_FILE}. `genius fit` makes one, and goes on "
-                "where it stopped when run again"
-            )
-        body = _read_model_file(path)
+        body = read_model_file(folder)
         encoder = load_encoder(
-            _encoder_spec(folder, body["encoder"]["spec"]), download=download, device=device
+            encoder_spec(folder, body["encoder"]["spec"]), download=download, device=device
         )
         quantizer = load_quantizer(folder / "quantizer", device=device)
         generator = load_generator(folder / "generator", device=device)
@@ -126,7 +116,7 @@ class Genius:
         """Declare the parts in a folder to be one model."""
         body = {
             "format": FORMAT,
-            "encoder": {"spec": _relative_spec(folder, encoder.spec), "fingerprint": encoder.fingerprint},
+            "encoder": {"spec": relative_spec(folder, encoder.spec), "fingerprint": encoder.fingerprint},
             "quantizer": {"fingerprint": quantizer.manifest.fingerprint},
             "generator": {"fingerprint": generator.manifest.fingerprint},
             "instructions": [
@@ -190,29 +180,3 @@ class Genius:
             if known.query == query.value and known.candidate == candidate.value:
                 return known.text
         return None
-
-
-def _read_model_file(path: Path) -> dict[str, Any]:
-    try:
-        body: dict[str, Any] = json.loads(path.read_text())
-        version = body["format"]
-        if version <= FORMAT:
-            _ = [body[part]["fingerprint"] for part in ("encoder", "quantizer", "generator")]
-            _ = body["encoder"]["spec"], body["instructions"], body["fingerprint"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactMismatch(f"{path} is damaged ({error!r}); run `genius fit` again") from None
-    if version > FORMAT:
-        raise ArtifactMismatch(f"{path.parent} was made by a newer version: upgrade genius")
-    return body
-
-
-def _relative_spec(folder: Path, spec: str) -> str:
-    """An encoder inside the model's folder is named relative to it, so that the folder can move."""
-    kind, _, place = spec.partition(":")
-    inside = kind == "small" and Path(place).resolve().is_relative_to(folder.resolve())
-    return f"{kind}:./{Path(place).resolve().relative_to(folder.resolve())}" if inside else spec
-
-
-def _encoder_spec(folder: Path, spec: str) -> str:
-    kind, _, place = spec.partition(":")
-    return f"{kind}:{folder / place}" if place.startswith("./") else spec

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,9 @@ from genius.evaluation.measures import evaluate as measure
 from genius.evaluation.runs import read_run
 from genius.evaluation.tables import METHODS, ResultRow
 from genius.model import Genius
+from genius.stages import encode
 from genius.stages.doctor import doctor
+from genius.stages.encode import encode_features
 from genius.stages.evaluate import EvaluationConfig, EvaluationResult, evaluate
 from genius.stages.methods import DEPTH
 from genius.stages.progress import Silent
@@ -88,13 +91,14 @@ def test_embeddings_cost_two_bytes_a_number_and_ids_two_bytes_a_code(evaluated):
         assert sizes["generative"] == sizes["generative+codes"] == sizes["exact-codes"]
         assert 0 < sizes["generative"] <= 2 * evaluated.model.quantizer.num_levels
         assert sizes["generative+embeddings"] == pytest.approx(sizes["generative"] + sizes["exact-fused"])
+        assert sizes["generative+raw"] == sizes["generative+embeddings"]
 
 
 @pytest.mark.parametrize("pool", ["local", "global"])
 def test_exact_search_over_fused_embeddings_equals_a_brute_force(evaluated, pool):
     data, model = evaluated.data, evaluated.model
     row = data.rows("test")[0]
-    candidates = Features.open(evaluated.folder / "candidates")
+    candidates = Features.open(evaluated.folder / "candidates" / "features")
     queries = Features.open(next(evaluated.folder.glob(f"queries-*/{row.name}")))
     files = data.global_pool("test") if pool == "global" else [row.local_pool]
     numbers = [candidate_number(one.did) for file in files for one in read_candidates(file)]
@@ -107,15 +111,15 @@ def test_exact_search_over_fused_embeddings_equals_a_brute_force(evaluated, pool
     for number, best, values in zip(queries.ids.tolist(), order, scores, strict=True):
         hits = run.hits[f"{number // 500_000}:{number % 500_000}"]
         assert len(hits) == DEPTH
-        np.testing.assert_allclose([hit.score for hit in hits], values[best].numpy(), atol=1e-5)
-        found = {candidate_number(hit.did) for hit in hits if hit.score > float(values[best[-1]]) + 1e-4}
-        sure = {numbers[one] for one in best.tolist() if values[one] > values[best[-1]] + 1e-4}
-        assert found == sure
+        # Embeddings are kept in 16 bits.
+        np.testing.assert_allclose([hit.score for hit in hits], values[best].numpy(), atol=1e-3)
+        sure = {numbers[one] for one in best.tolist() if values[one] > values[best[-1]] + 2e-3}
+        assert sure <= {candidate_number(hit.did) for hit in hits}
 
 
 def test_raw_search_is_over_the_encoders_sums_and_knows_no_fusion(evaluated):
     row = evaluated.data.rows("test")[0]
-    candidates = Features.open(evaluated.folder / "candidates")
+    candidates = Features.open(evaluated.folder / "candidates" / "features")
     queries = Features.open(next(evaluated.folder.glob(f"queries-*/{row.name}")))
     asked = F.normalize(queries.gather(np.arange(len(queries))).total(), dim=1)
     stored = F.normalize(candidates.gather(np.arange(len(candidates))).total(), dim=1)
@@ -174,6 +178,34 @@ def test_any_choice_of_instructions_can_be_evaluated(evaluated, choice):
     assert len(result.rows) == len(TASKS)
 
 
+def test_evaluating_under_all_instructions_gives_the_mean_over_them(evaluated, tmp_path):
+    name = evaluated.data.rows("test")[0].name
+    config = EvaluationConfig(
+        pools=("local",), methods=("exact-raw", "generative"), rows=(name,), instructions="all"
+    )
+    result = evaluate(evaluated.data, evaluated.model, config, tmp_path, progress=Silent())
+    (row,) = [row for row in evaluated.data.rows("test") if row.name == name]
+    assert row.qrels is not None
+    qrels = read_qrels(row.qrels)
+    for found in result.rows:
+        runs = sorted((tmp_path / "runs").glob(f"{name}_test.local.{found.method}.instruction-*.trec"))
+        each = [measure(qrels, read_run(run)).flat() for run in runs]
+        (queries,) = (Features.open(path) for path in tmp_path.glob(f"queries-*/{name}"))
+        assert len(each) == len(np.unique(queries.variant)) > 1
+        for measured, value in found.measures.items():
+            assert value == pytest.approx(sum(one[measured] for one in each) / len(each))
+
+
+def test_only_the_rows_that_are_named_are_evaluated_and_an_unknown_one_is_refused(evaluated, tmp_path):
+    names = [row.name for row in evaluated.data.rows("test")]
+    config = EvaluationConfig(pools=("local",), methods=("exact-raw",), rows=(names[2], names[0]))
+    result = evaluate(evaluated.data, evaluated.model, config, tmp_path, progress=Silent())
+    assert [row.name for row in result.rows] == [names[0], names[2]]
+    wrong = EvaluationConfig(rows=("mscoco_task9",))
+    with pytest.raises(UsageError, match=f"mscoco_task9.*{names[0]}"):
+        evaluate(evaluated.data, evaluated.model, wrong, tmp_path, progress=Silent())
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [({"methods": ("exact",)}, "exact"), ({"beam": 0}, "beam"), ({"max_queries": -1}, "max_queries")],
@@ -215,6 +247,45 @@ def test_a_query_that_the_qrels_lack_is_an_error(evaluated, spoiled):
     path = spoil_qrels(spoiled, lambda lines: lines[1:])
     with pytest.raises(BadData, match=path.name):
         evaluate(MBeir(spoiled), evaluated.model, CHEAP, spoiled.parent / "out", progress=Silent())
+
+
+def test_a_query_that_occurs_twice_is_an_error(evaluated, spoiled):
+    path = MBeir(spoiled).rows("test")[0].queries
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, lines[0]]))
+    with pytest.raises(BadData, match="occurs twice"):
+        evaluate(MBeir(spoiled), evaluated.model, CHEAP, spoiled.parent / "out", progress=Silent())
+
+
+def test_a_killed_encoding_goes_on_where_it_stopped(evaluated, tmp_path, monkeypatch):
+    features = Features.open(evaluated.folder / "candidates" / "features")
+    whole = encode_features(
+        evaluated.model, features, tmp_path / "whole", embeddings="raw", progress=Silent()
+    )
+    monkeypatch.setattr(encode, "BATCH", 100)
+    monkeypatch.setattr(encode, "SAVED_EVERY", 2)
+
+    class Killed(Exception):
+        pass
+
+    class Kill(Silent):
+        def advance(self, done: int, measures: Mapping[str, float]) -> None:
+            if done >= 500:
+                raise Killed
+
+    seen = []
+    gather = Features.gather
+    monkeypatch.setattr(Features, "gather", lambda self, rows: seen.append(len(rows)) or gather(self, rows))
+    with pytest.raises(Killed):
+        encode_features(evaluated.model, features, tmp_path / "parts", embeddings="raw", progress=Kill())
+    seen.clear()
+    parts = encode_features(
+        evaluated.model, features, tmp_path / "parts", embeddings="raw", progress=Silent()
+    )
+    assert sum(seen) == 600  # 400 rows were saved before
+    np.testing.assert_array_equal(parts.codes, whole.codes)
+    np.testing.assert_allclose(parts.embeddings, whole.embeddings, atol=1e-3)
+    np.testing.assert_allclose(parts.typicality, whole.typicality, atol=1e-3)
 
 
 def test_a_candidate_twice_in_a_local_pool_is_an_error_with_file_and_line(evaluated, spoiled):

@@ -52,7 +52,7 @@ def pool(trained, candidates, tmp_path_factory) -> Path:
 def shared(model, pool, tmp_path_factory) -> Index:
     """An index that no test changes."""
     folder = tmp_path_factory.mktemp("shared") / "index"
-    return Index.create(folder, model=model, pool=pool, store_embeddings=True)[0]
+    return Index.create(folder, model=model, pool=pool, embeddings="fused")[0]
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_re_ranking_by_embeddings_scores_by_the_cosine_with_the_stored_ones(shar
 def test_re_ranking_by_embeddings_that_are_not_stored_is_refused_with_advice(model, pool, tmp_path):
     index, _ = Index.create(tmp_path / "index", model=model, pool=pool)
     assert index.info().embedding_bytes_per_item == 0
-    with pytest.raises(UsageError, match="--store-embeddings"):
+    with pytest.raises(UsageError, match="--embeddings fused"):
         index.search("a star", config=SearchConfig(rerank="embeddings"))
 
 

@@ -132,3 +132,18 @@ def test_the_instructions_of_training_are_remembered_for_every_task(model, train
         assert known is not None
         assert known in (trained.data / "instructions" / "query_instructions.tsv").read_text()
     assert model.instruction_for(Modality.IMAGE, Modality.IMAGE_TEXT) is None
+
+
+def test_a_saved_model_opens_by_its_folder_and_searches_alike(model, tmp_path):
+    saved = model.save_pretrained(tmp_path / "saved", license="mit", datasets=("a drawn catalogue",))
+    again = Genius.from_pretrained(saved)
+    assert isinstance(again, Genius)
+    assert again.fingerprint == model.fingerprint
+    features = Features.open(model.folder / "features" / "candidates").gather(np.arange(5))
+    torch.testing.assert_close(again.embed(features), model.embed(features))
+    assert "a drawn catalogue" in (saved / "README.md").read_text()
+
+
+def test_from_pretrained_says_which_folder_is_not_there(tmp_path):
+    with pytest.raises(ArtifactMissing, match="no folder"):
+        Genius.from_pretrained(tmp_path / "nowhere")

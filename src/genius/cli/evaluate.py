@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -13,12 +13,17 @@ from rich.table import Table
 
 from genius.cli.terminal import TerminalProgress, print_json
 
+if TYPE_CHECKING:
+    from genius.evaluation.tables import ResultRow
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
     """Measure a model on a data set, beside exact search over the same candidates.
 
-    R@k is M-BEIR's: the share of queries with any right answer among the first k.
+    R@k is M-BEIR's: the share of queries with any right answer among the first k. On M-BEIR's own rows the
+    papers' layout is printed, in percent; published numbers stand beside ours where queries and candidates
+    are as many as theirs, and a star marks those that are printed wrong in the paper.
     """
 
     data: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
@@ -34,8 +39,11 @@ class Evaluate:
     """Each query against its own task's pool (local), against the union (global), or both."""
 
     methods: str = "all"
-    """exact-raw, exact-fused, exact-codes, generative, generative+codes, generative+embeddings; commas
-    between."""
+    """exact-raw, exact-fused, exact-codes, generative, generative+codes, generative+embeddings,
+    generative+raw; commas between."""
+
+    rows: str = "all"
+    """Of the data set, as in its file names: mscoco_task0,cirr_task7; commas between."""
 
     beam: int = 50
     """IDs kept at each level."""
@@ -43,8 +51,9 @@ class Evaluate:
     scores: Literal["level", "vocabulary"] = "level"
     """Normalise the generator's steps over a level's codes or over its whole vocabulary."""
 
-    instructions: Literal["hashed", "first", "none"] = "hashed"
-    """One of the data set's instructions for each query, chosen by a hash; or the first; or none."""
+    instructions: Literal["hashed", "first", "none", "all"] = "hashed"
+    """One of the data set's instructions for each query, chosen by a hash; or the first; or none; or each of
+    them in turn, and the mean of the measures."""
 
     max_queries: int = 0
     """At most this many queries for each row; 0 means all."""
@@ -70,7 +79,7 @@ class Evaluate:
     def run(self) -> None:
         """Evaluate and print the table."""
         from genius.data.mbeir import MBeir
-        from genius.evaluation.tables import METHODS, to_json, to_markdown, to_rich
+        from genius.evaluation.tables import METHODS, to_json
         from genius.model import Genius
         from genius.stages.evaluate import EvaluationConfig, evaluate
 
@@ -78,6 +87,7 @@ class Evaluate:
             split=self.split,
             pools=pools_of(self.pools),
             methods=METHODS if self.methods == "all" else tuple(self.methods.split(",")),
+            rows=() if self.rows == "all" else tuple(self.rows.split(",")),
             beam=self.beam,
             scores=self.scores,
             instructions=self.instructions,
@@ -92,9 +102,35 @@ class Evaluate:
         if self.json:
             print_json({**to_json(result.rows), "health": dataclasses.asdict(result.health)})
         elif self.markdown:
-            print(to_markdown(result.rows))
+            print_markdown(result.rows, beam=self.beam)
         else:
-            Console().print(to_rich(result.rows))
+            print_tables(result.rows, beam=self.beam)
+
+
+def print_tables(rows: list[ResultRow], *, beam: int) -> None:
+    """The papers' layout for M-BEIR's rows, a block for each task for other data."""
+    from genius.evaluation import paper, tables
+
+    console = Console()
+    if not paper.applies_to(rows):
+        console.print(tables.to_rich(rows))
+        return
+    for table in paper.paper_tables(rows, beam=beam):
+        for note in table.above:
+            console.print(note, highlight=False, markup=False)
+        console.print(paper.to_rich(table))
+        for note in table.below:
+            console.print(note, highlight=False, markup=False)
+
+
+def print_markdown(rows: list[ResultRow], *, beam: int) -> None:
+    """The same as Markdown."""
+    from genius.evaluation import paper, tables
+
+    if paper.applies_to(rows):
+        print("\n".join(paper.to_markdown(table) for table in paper.paper_tables(rows, beam=beam)))
+    else:
+        print(tables.to_markdown(rows))
 
 
 def pools_of(text: str) -> tuple[Literal["local", "global"], ...]:

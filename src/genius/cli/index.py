@@ -32,8 +32,9 @@ class Create:
     pool: Path
     """A folder, searched through with its subfolders, or a .jsonl file in M-BEIR's layout."""
 
-    store_embeddings: bool = False
-    """Keep an embedding for every item, so that results can be re-ranked by them."""
+    embeddings: Literal["none", "fused", "raw"] = "none"
+    """Keep an embedding for every item to re-rank hits by: fused ones, or raw sums of the
+    encoder's features (the paper's GENIUS^R)."""
 
     no_captions: bool = False
     """Leave texts that lie beside pictures (.txt, .json, metadata lists) out of the items."""
@@ -57,7 +58,7 @@ class Create:
                 self.index,
                 model=Genius.open(self.model, device=self.device, download=self.download),
                 pool=self.pool,
-                store_embeddings=self.store_embeddings,
+                embeddings=self.embeddings,
                 captions=not self.no_captions,
                 progress=progress,
             )
@@ -81,6 +82,12 @@ class Add:
     model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Where the model is now, if it moved."""
 
+    device: str = "cpu"
+    """Or cuda."""
+
+    download: bool = False
+    """Allow downloading the encoder's weights."""
+
     json: bool = False
     """Say what was added as JSON on stdout."""
 
@@ -89,7 +96,7 @@ class Add:
         from genius.index import Index
 
         with TerminalProgress() as progress:
-            index = Index.open(self.index, model=self.model)
+            index = Index.open(self.index, model=self.model, device=self.device, download=self.download)
             added = index.add(self.pool, captions=not self.no_captions, progress=progress)
             _tell(progress, added, as_json=self.json)
 
@@ -153,8 +160,17 @@ class Search:
     rerank: Literal["none", "codes", "embeddings"] = "none"
     """Order by the generator's probability, by the codes' vectors, or by stored embeddings."""
 
+    scores: Literal["level", "vocabulary"] = "level"
+    """Normalise the generator's steps over a level's codes or over its whole vocabulary."""
+
     model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Where the model is now, if it moved."""
+
+    device: str = "cpu"
+    """Or cuda."""
+
+    download: bool = False
+    """Allow downloading the encoder's weights."""
 
     json: bool = False
     """As JSON."""
@@ -164,8 +180,9 @@ class Search:
         from genius.config import SearchConfig, checked
         from genius.index import Index
 
-        config = checked(SearchConfig(beam=self.beam, rerank=self.rerank))
-        hits = Index.open(self.index, model=self.model).search(
+        config = checked(SearchConfig(beam=self.beam, rerank=self.rerank, scores=self.scores))
+        index = Index.open(self.index, model=self.model, device=self.device, download=self.download)
+        hits = index.search(
             self.text,
             image=self.image,
             instruction=self.instruction,

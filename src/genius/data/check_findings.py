@@ -18,6 +18,7 @@ Kind = Literal[
     "missing-image",
     "missing-instruction",
     "missing-qrels",
+    "no-images",
     "no-instructions",
     "no-positives",
     "oversized-image",
@@ -32,6 +33,7 @@ Kind = Literal[
 _WARNINGS: Final = frozenset[Kind](
     {
         "missing-qrels",
+        "no-images",
         "no-instructions",
         "no-positives",
         "some-positives-outside-global-pool",

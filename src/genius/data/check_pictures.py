@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from genius.data.check_findings import Findings, Kind
+from genius.data.ids import NameSet
 from genius.data.images import TooManyPixels, open_image
 from genius.data.mbeir import MBeir
 from genius.errors import BadData, BadImage
 
+_FOLDER: Final = "mbeir_images"
+"""Where M-BEIR's own pictures are unpacked."""
 _SHORTEST_SIDE: Final = 224
 """What encoders look at; pictures are decoded no larger than that where the format allows."""
 
@@ -26,7 +28,9 @@ class Pictures:
         self._threads = ThreadPoolExecutor(max(1, workers))
         self._most_waiting = 32 * max(1, workers)
         self._waiting: deque[Future[tuple[Kind, str] | None]] = deque()
-        self._seen: set[int] = set()
+        self._seen = NameSet()
+        self._unpacked = decode or (data.root / _FOLDER).exists()
+        self._num_packed = 0
 
     @property
     def num_seen(self) -> int:
@@ -38,13 +42,21 @@ class Pictures:
         while self._waiting:
             self._collect()
         self._threads.shutdown()
+        if self._num_packed:
+            self._findings.add(
+                "no-images",
+                f"{self._data.root / _FOLDER} is missing, so no picture was looked for; unpack M-BEIR's "
+                "archive of pictures there, or use an encoder that needs none (precomputed:)",
+                self._num_packed,
+            )
 
     def look_at(self, relative: str, owner: str) -> None:
         """Have a picture looked at, if this is the first time that it is referred to."""
-        name = int.from_bytes(hashlib.blake2b(relative.encode(), digest_size=8).digest())
-        if name in self._seen:
+        if not self._seen.add(relative):
             return
-        self._seen.add(name)
+        if not self._unpacked and relative.startswith(f"{_FOLDER}/"):
+            self._num_packed += 1
+            return
         self._waiting.append(self._threads.submit(self._trouble, relative, owner))
         if len(self._waiting) >= self._most_waiting:
             self._collect()
@@ -60,7 +72,7 @@ class Pictures:
         except BadData as error:
             return "missing-image", f"{owner}: {error}"
         if not path.exists():
-            return "missing-image", f"{owner}: {path}"
+            return "missing-image", f"{owner}: {path} is missing; put the picture there, or drop the record"
         if not self._decode:
             return None
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -14,7 +14,7 @@ from genius.data.check_pools import Checksums, Pools, content_of
 from genius.data.ids import IdSet
 from genius.data.instructions import InstructionKey
 from genius.data.lines import BadLines
-from genius.data.mbeir import EvaluationRow, MBeir, read_queries
+from genius.data.mbeir import PAPER_ROWS, EvaluationRow, MBeir, read_queries
 from genius.data.qrels import read_qrels
 from genius.data.records import TASKS, Modality, Query, parse_id
 from genius.errors import BadData
@@ -50,6 +50,13 @@ class _CountKey(NamedTuple):
     task_id: int | None
 
 
+class _Place(NamedTuple):
+    """Where answers are looked for."""
+
+    members: Container[str]
+    name: str
+
+
 class Queries:
     """The queries of every split, against pools, qrels and instructions."""
 
@@ -69,11 +76,14 @@ class Queries:
         self._num_queries: Counter[_CountKey] = Counter()
         self._num_positives: Counter[_CountKey] = Counter()
         self._asked: Counter[InstructionKey] = Counter()
+        self._from_mbeir = False
 
     def read_split(self, split: str) -> None:
         """Read every file of queries in ``query/<split>``."""
         trains = split in {"train", "union_train"}
-        for path in self._data.query_files(split):
+        files = self._data.query_files(split)
+        self._find_orphans(split, files)
+        for path in files:
             if trains:
                 self._read(path, split, "train", None)
             elif split.startswith("union_"):
@@ -90,12 +100,23 @@ class Queries:
         """Name what is asked for and has no instruction."""
         if self._data.instructions.file is None:
             file = self._data.instructions_file
-            self._findings.add("no-instructions", f"{file} is missing: queries are read without one")
+            if self._from_mbeir:
+                self._findings.add(
+                    "layout",
+                    f"{file} is missing, and M-BEIR's queries ask for nothing without it; fetch it again",
+                )
+            else:
+                self._findings.add("no-instructions", f"{file} is missing: queries are read without one")
             return
         for key, num_queries in sorted(self._asked.items(), key=str):
             if key not in self._data.instructions.rows:
                 asked = f"data set {key.dataset_id}, {key.query.label} -> {key.candidate.label}"
-                self._findings.add("missing-instruction", f"{asked} ({num_queries:,} queries)")
+                self._findings.add(
+                    "missing-instruction",
+                    f"{self._data.instructions.file}: no row for {asked} ({num_queries:,} queries); add "
+                    f"{key.query.value}<tab>{key.candidate.value}<tab>NAME<tab>{key.dataset_id}"
+                    "<tab>INSTRUCTION",
+                )
 
     def counts(self) -> tuple[QueryCount, ...]:
         """How many queries there are."""
@@ -110,7 +131,13 @@ class Queries:
         dataset = row.dataset if row else path.stem.removeprefix("mbeir_").removesuffix(f"_{split}")
         qrels = self._qrels(row)
         union_file = self._data.root / "cand_pool" / "global" / f"mbeir_union_{split}_cand_pool.jsonl"
-        union = self._members.get(union_file, self._pools)
+        union = _Place(
+            self._members.get(union_file, self._pools),
+            str(union_file) if union_file in self._members else f"any pool (there is no {union_file.name})",
+        )
+        local = None if row is None else _Place(self._members[row.local_pool], str(row.local_pool))
+        if row is not None and row.name in PAPER_ROWS:
+            self._from_mbeir = True
         for query in read_queries(path, skip_bad=bad):
             where = f"{path}: qid {query.qid}"
             again = not seen.add(query.qid)
@@ -127,22 +154,32 @@ class Queries:
             if not query.positives:
                 self._findings.add("no-positives", where)
                 continue
-            if row is not None:
-                self._find_positives(query, self._members[row.local_pool], "local", where)
+            if local is not None:
+                self._find_positives(query, local, "local", where)
             self._find_positives(query, union, "global", where)
-            if qrels is not None and qrels.pop(query.qid, set()) != set(query.positives):
-                self._findings.add(
-                    "qrels-disagree", f"{where}: its positives are not those in {row and row.qrels}"
-                )
+            if qrels is not None and row is not None:
+                self._compare(query, qrels.pop(query.qid, None), row, where)
         for qid in qrels or ():
-            self._findings.add("qrels-disagree", f"{path}: qid {qid} is in {row and row.qrels} and not here")
+            self._findings.add(
+                "qrels-disagree",
+                f"{path}: qid {qid} is in {row and row.qrels} and not here; fetch both files again",
+            )
         self._findings.add_bad_lines(bad)
 
     def _qrels(self, row: EvaluationRow | None) -> dict[str, set[str]] | None:
         if row is None:
             return None
         if row.qrels is None:
-            self._findings.add("missing-qrels", f"{row.queries}: no qrels/{row.split} file for {row.name}")
+            folder = self._data.root / "qrels" / row.split
+            file = folder / f"mbeir_{row.name}_{row.split}_qrels.txt"
+            if any(folder.glob("*_qrels.txt")):
+                self._findings.add(
+                    "layout", f"{file} is missing, while other rows have theirs; fetch it again"
+                )
+            else:
+                self._findings.add(
+                    "missing-qrels", f"{file} is missing: the queries' own positives are taken"
+                )
             return None
         try:
             qrels = read_qrels(row.qrels)
@@ -171,18 +208,42 @@ class Queries:
         found = (self._pools.modality(did) for did in query.positives)
         return next((modality for modality in found if modality is not None), None)
 
-    def _find_positives(self, query: Query, pool: Container[str], which: _Pool, where: str) -> None:
-        outside = [did for did in query.positives if did not in pool]
+    def _find_orphans(self, split: str, files: Sequence[Path]) -> None:
+        """Name query files that are missing, as far as the qrels know of them."""
+        known = {f"{path.stem}_qrels.txt" for path in files}
+        for path in sorted((self._data.root / "qrels" / split).glob("mbeir_*_qrels.txt")):
+            if path.name not in known:
+                absent = self._data.root / "query" / split / f"{path.stem.removesuffix('_qrels')}.jsonl"
+                self._findings.add(
+                    "layout", f"{absent} is missing, and {path} is there; fetch the one or remove the other"
+                )
+
+    def _compare(self, query: Query, judged: set[str] | None, row: EvaluationRow, where: str) -> None:
+        """Whether the qrels say what the query says."""
+        if judged is None:
+            line = f"{query.qid} 0 {query.positives[0]} 1 {row.task_id}"
+            self._findings.add("qrels-disagree", f"{where}: no line in {row.qrels}; add `{line}`")
+        elif judged != set(query.positives):
+            differs = ", ".join(sorted(judged ^ set(query.positives))[:3])
+            self._findings.add(
+                "qrels-disagree",
+                f"{where}: {differs} stands in its positives or in {row.qrels}, and not in both",
+            )
+
+    def _find_positives(self, query: Query, pool: _Place, which: _Pool, where: str) -> None:
+        outside = [did for did in query.positives if did not in pool.members]
         if len(outside) == len(query.positives):
             self._findings.add(
-                _NONE_INSIDE[which], f"{where}: none of its positives ({', '.join(outside[:3])}) is there"
+                _NONE_INSIDE[which],
+                f"{where}: none of its positives ({', '.join(outside[:3])}) is in {pool.name}; add the "
+                "candidate's line, or fetch the pool again",
             )
             return
         # OVEN and InfoSeek list each other's candidates, which a local pool need not hold (UniIR).
         own = parse_id(query.qid)[0]
         strays = [did for did in outside if which == "global" or parse_id(did)[0] == own]
         if strays:
-            self._findings.add(_SOME_OUTSIDE[which], f"{where}: {', '.join(strays[:3])}")
+            self._findings.add(_SOME_OUTSIDE[which], f"{where}: {', '.join(strays[:3])} not in {pool.name}")
 
 
 def _fits(task_id: int, query: Modality, candidate: Modality | None) -> bool:

@@ -6,7 +6,7 @@ Layout and fields: M-BEIR's data card and UniIR's loader. Files are read line by
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -16,7 +16,7 @@ from genius.data.instructions import Instructions
 from genius.data.lines import BadLines, numbered_records, refuse
 from genius.data.records import TASKS, Candidate, Query, parse_id
 from genius.data.rows import parse_candidate, parse_query
-from genius.errors import BadData
+from genius.errors import BadData, UsageError
 
 _ROW_NAME: Final = re.compile(r"^(?P<dataset>.+)_task(?P<task>\d+)$")
 
@@ -158,13 +158,15 @@ class MBeir:
 
         return sorted(_files(self.root / "query" / split, "*.jsonl"), key=place)
 
-    def rows(self, split: str) -> list[EvaluationRow]:
-        """What there is to evaluate in a split, in the order of the papers' tables.
+    def rows(self, split: str, *, names: Collection[str] = ()) -> list[EvaluationRow]:
+        """What there is to evaluate in a split, in the order of the papers' tables; or these of it only.
 
         Raises
         ------
         BadData
             the split has no queries, or a row has no local pool.
+        UsageError
+            a name is not that of a row.
         """
         files = self.query_files(split)
         if not files:
@@ -172,7 +174,15 @@ class MBeir:
                 f"{self.root}: no queries for split {split!r} in {self.root / 'query' / split}; "
                 f"there are: {', '.join(self.splits()) or 'none'}"
             )
-        return [self.row(path, split) for path in files]
+        known = [_row_name(path, split) for path in files]
+        absent = [name for name in names if name not in known]
+        if absent:
+            raise UsageError(f"there is no row {absent[0]!r} in {self.root}; there are: {', '.join(known)}")
+        return [
+            self.row(path, split)
+            for path, name in zip(files, known, strict=True)
+            if not names or name in names
+        ]
 
     def row(self, queries: Path, split: str) -> EvaluationRow:
         """One file of queries with the files that belong to it; raises as :meth:`rows`."""

@@ -8,21 +8,19 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from genius.artifact import file_fingerprint
 from genius.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, NetworkNeeded, UsageError
+from genius.hub.listing import is_place, told
+from genius.hub.reach import probe
 
 __all__ = ["check_files", "contents_fingerprint", "find_checkpoint", "need_transformers", "read_json"]
 
 PATTERNS: Final = ("*.json", "*.txt", "*.model", "*.safetensors")
 """What is downloaded of a model: settings, tokenizers, weights. Never pickles."""
-PROBE_SECONDS: Final = 2.0
 
 _WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
 _TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model")
@@ -49,7 +47,7 @@ def find_checkpoint(name: str, *, download: bool) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
+    if is_place(name):
         raise ArtifactMissing(
             f"there is no folder {name!r}; give a model's folder, or its name as owner/model"
         )
@@ -72,44 +70,11 @@ def _in_cache(name: str, *, download: bool) -> Path:
     if not download:
         raise NetworkNeeded(
             f"{name} is not on this machine, and nothing is downloaded unless you ask. "
-            "Run again with --download, or give the folder of a copy"
+            f"Run again with --download, or `genius pull {name}`, or give the folder of a copy"
         )
-    _probe(name)
-    try:
+    probe(f"{name} is not on this machine")
+    with told(name):
         return Path(snapshot_download(name, allow_patterns=patterns))
-    except OSError as error:
-        raise NetworkNeeded(
-            f"downloading {name} failed ({error}). "
-            "Check the name and the connection, or give the folder of a copy"
-        ) from error
-
-
-def _probe(name: str) -> None:
-    """Give up after two seconds where the hub does not answer, instead of the library's minutes."""
-    from huggingface_hub import constants  # noqa: PLC0415  as above
-
-    answered = threading.Event()
-
-    def ask() -> None:
-        request = urllib.request.Request(constants.ENDPOINT, method="HEAD")  # noqa: S310  the hub's own address
-        try:
-            urllib.request.urlopen(request, timeout=PROBE_SECONDS).close()  # noqa: S310
-        except urllib.error.HTTPError as refusal:
-            refusal.close()
-        except OSError:
-            return
-        answered.set()
-
-    # A thread, because resolving the hub's name knows no time limit.
-    asking = threading.Thread(target=ask, daemon=True)
-    if not constants.HF_HUB_OFFLINE:
-        asking.start()
-        asking.join(PROBE_SECONDS)
-    if not answered.is_set():
-        raise NetworkNeeded(
-            f"{name} is not on this machine, and {constants.ENDPOINT} cannot be reached from it. "
-            "Connect, or copy the model's folder here and give its path"
-        )
 
 
 def check_files(folder: Path, *, image_processor: bool) -> None:

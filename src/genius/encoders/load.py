@@ -11,7 +11,7 @@ __all__ = ["load_encoder"]
 
 
 def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> Encoder:
-    """Open ``small:FOLDER``, ``clip:NAME-or-folder``, ``precomputed:PATH`` or ``text:FOLDER``.
+    """Open ``small:``, ``text:`` or ``uniir:FOLDER``, ``clip:NAME-or-folder`` or ``precomputed:PATH``.
 
     Raises
     ------
@@ -33,15 +33,19 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
 
             return ClipEncoder(where, download=download, device=device)
         case "precomputed":
-            from genius.encoders.precomputed import PrecomputedEncoder  # noqa: PLC0415
+            from genius.encoders.precomputed import open_precomputed  # noqa: PLC0415
 
-            return PrecomputedEncoder(Path(where).expanduser())
+            return open_precomputed(Path(where).expanduser())
         case "text":
             from genius.encoders.sentences import SentenceEncoder  # noqa: PLC0415
 
             return SentenceEncoder(Path(where).expanduser(), device=device)
+        case "uniir":
+            from genius.encoders.uniir import load_uniir  # noqa: PLC0415
+
+            return load_uniir(Path(where).expanduser(), device=device)
         case _:
             raise UsageError(
-                f"encoder {spec!r} is not known; give small:FOLDER, clip:NAME-or-folder, precomputed:PATH "
-                "or text:FOLDER"
+                f"encoder {spec!r} is not known; give small:FOLDER, clip:NAME-or-folder, precomputed:PATH, "
+                "text:FOLDER or uniir:FOLDER"
             )

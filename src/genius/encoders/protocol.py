@@ -62,3 +62,28 @@ class Encoder(Protocol):
     def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
         """Features of texts."""
         ...
+
+
+class JointInput(NamedTuple):
+    """The image and the text of one query or candidate, to be read together."""
+
+    image: Image.Image | None
+    """A decoded picture (RGB, upright); None where there is none, or where only the key matters."""
+    text: str
+    """As the encoder shall read it, instruction included; empty where there is none."""
+    key: ItemKey
+    has_image: bool
+    """Whether it has an image, decoded or not."""
+
+
+@runtime_checkable
+class JointEncoder(Encoder, Protocol):
+    """An encoder that reads image and text together and gives one vector for both.
+
+    UniIR's CLIP-FF and BLIP-FF do, and so do UniIR's stored embeddings. That vector stands in the text slot
+    of a row of features, and the image slot is absent.
+    """
+
+    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+        """One vector for image and text together, unnormalised."""
+        ...

@@ -78,8 +78,7 @@ def examine(
     has_modality_level: bool,
 ) -> Health:
     """Examine the IDs of some candidates; ``reconstruction`` holds each one's cosine to its ID's vector."""
-    _, inverse, counts = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
-    shared = counts[inverse.ravel()] > 1
+    counts = _holders(codes)
     levels = tuple(_level(level, codes[:, level], size) for level, size in enumerate(sizes))
     purity = None
     names: tuple[str, ...] = ()
@@ -89,7 +88,7 @@ def examine(
         labels = [modality.label for modality in Modality]
         names = tuple("unknown" if code < 0 else labels[code] for code in majority)
     mean_reconstruction = float(reconstruction.mean())
-    collisions = float(shared.mean())
+    collisions = float(counts[counts > 1].sum() / len(codes))
     return Health(
         candidates=len(codes),
         distinct_ids=len(counts),
@@ -103,6 +102,14 @@ def examine(
             _problems(levels, purity, collisions, mean_reconstruction, len(codes), has_modality_level)
         ),
     )
+
+
+def _holders(codes: np.ndarray) -> np.ndarray:
+    """How many candidates have each ID that occurs."""
+    ordered = codes[np.lexsort(codes.T)]
+    is_new = np.ones(len(codes), dtype=bool)
+    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    return np.diff(np.append(np.flatnonzero(is_new), len(codes)))
 
 
 def _level(level: int, codes: np.ndarray, size: int) -> LevelHealth:

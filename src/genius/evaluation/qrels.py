@@ -1,10 +1,12 @@
-"""Which candidates answer which query (qrels), cut to a pool."""
+"""Which candidates answer which query (qrels): cut to a pool, and written for TREC's tools."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from pathlib import Path
 from typing import Literal, TypeAlias
 
+from genius.artifact import write_file
 from genius.errors import BadData
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
@@ -41,6 +43,20 @@ def filter_to_pool(
             "Take the pool that these qrels were made for, or drop such queries"
         )
     return kept
+
+
+def write_qrels(path: Path, qrels: Qrels) -> None:
+    """Write TREC's four columns ``qid 0 did relevance``, in one step.
+
+    trec_eval, pytrec_eval and pyserini read these; M-BEIR's own files have a fifth column, the task, that
+    they stumble over, and :func:`genius.data.writing.write_qrels` writes it.
+    """
+    lines = [
+        f"{trec_word(qid)} 0 {trec_word(did)} {relevance}\n"
+        for qid, judged in qrels.items()
+        for did, relevance in judged.items()
+    ]
+    write_file(path, "".join(lines).encode())
 
 
 def some(ids: list[str]) -> str:

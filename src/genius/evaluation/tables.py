@@ -12,6 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from genius.data.mbeir import PAPER_ROWS
+from genius.evaluation.published import Reference, is_comparable, references
+
 METHODS: Final = (
     "exact-raw",
     "exact-fused",
@@ -19,12 +22,13 @@ METHODS: Final = (
     "generative",
     "generative+codes",
     "generative+embeddings",
+    "generative+raw",
 )
 """The methods in the order in which tables show them."""
 BASELINE: Final = "exact-fused"
 """What ``of exact`` compares with."""
 HEADLINE: Final = "R@5"
-"""The measure that ``of exact`` compares by (M-BEIR, section 2.9)."""
+"""The measure that a page emphasises; a row's own is :attr:`ResultRow.headline`."""
 FIRST: Final = ("R@1", "R@5", "R@10")
 """Measures that every JSON row begins with and every short table shows."""
 
@@ -33,6 +37,8 @@ FIRST: Final = ("R@1", "R@5", "R@10")
 class ResultRow:
     """One method on one task and pool."""
 
+    name: str
+    """As in file names: ``mscoco_task0``."""
     dataset: str
     task: str
     """Its name: ``text -> image``."""
@@ -41,12 +47,24 @@ class ResultRow:
     method: str
     queries: int
     pool_size: int
+    headline_k: int
+    """The papers' cut-off for this row: 10 for Fashion200K and FashionIQ, else 5."""
     measures: Mapping[str, float]
     """``R@5``, ``recall@5``, ``MRR``, ``nDCG@10``, …"""
     bytes_per_item: float
     """What the method keeps of each candidate."""
     candidates_touched: float
     """How many candidates it scored for a query, on average."""
+
+    @property
+    def headline(self) -> str:
+        """The measure that the papers print for this row (M-BEIR, section 2.9)."""
+        return f"R@{self.headline_k}"
+
+    @property
+    def score(self) -> float | None:
+        """The headline measure's value, if it was measured."""
+        return self.measures.get(self.headline)
 
 
 class AverageRow(NamedTuple):
@@ -57,6 +75,8 @@ class AverageRow(NamedTuple):
     tasks: int
     measures: dict[str, float]
     """Those that every task has."""
+    score: float | None
+    """The mean of every row's own headline measure: the papers' average."""
     bytes_per_item: float
     candidates_touched: float
 
@@ -71,9 +91,19 @@ class _Line(NamedTuple):
 
 
 def in_order(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Rows by pool (local first), task, data set, then method in the order of :data:`METHODS`."""
+    """Rows by pool (local first), task, data set, then method in the order of :data:`METHODS`.
+
+    M-BEIR's data sets come as the papers print them, others by name.
+    """
     return sorted(
-        rows, key=lambda row: (row.pool != "local", row.task_id, row.dataset, *_method_order(row.method))
+        rows,
+        key=lambda row: (
+            row.pool != "local",
+            row.task_id,
+            *_place(row.name, PAPER_ROWS),
+            row.dataset,
+            *_place(row.method, METHODS),
+        ),
     )
 
 
@@ -85,11 +115,12 @@ def averages(rows: Sequence[ResultRow]) -> list[AverageRow]:
     found: list[AverageRow] = []
     for pool in ("local", "global"):
         inside = [row for row in in_order(rows) if row.pool == pool]
-        tasks = {(row.task_id, row.dataset) for row in inside}
-        for method in sorted({row.method for row in inside}, key=_method_order):
+        tasks = {row.name for row in inside}
+        for method in sorted({row.method for row in inside}, key=lambda method: _place(method, METHODS)):
             own = [row for row in inside if row.method == method]
             if len(tasks) < 2 or len(own) != len(tasks):
                 continue
+            scores = [row.score for row in own if row.score is not None]
             shared = [name for name in own[0].measures if all(name in row.measures for row in own)]
             found.append(
                 AverageRow(
@@ -97,6 +128,7 @@ def averages(rows: Sequence[ResultRow]) -> list[AverageRow]:
                     method,
                     len(own),
                     {name: _mean([row.measures[name] for row in own]) for name in shared},
+                    _mean(scores) if len(scores) == len(own) else None,
                     _mean([row.bytes_per_item for row in own]),
                     _mean([row.candidates_touched for row in own]),
                 )
@@ -106,7 +138,7 @@ def averages(rows: Sequence[ResultRow]) -> list[AverageRow]:
 
 def to_json(rows: Sequence[ResultRow]) -> dict[str, Any]:
     """``{"rows": [...], "averages": [...]}``: flat rows for scripts, numbers unrounded."""
-    ordered = in_order(rows)
+    ordered, means = in_order(rows), averages(rows)
     return {
         "rows": [
             {
@@ -117,10 +149,13 @@ def to_json(rows: Sequence[ResultRow]) -> dict[str, Any]:
                 "queries": row.queries,
                 **_first_first(row.measures),
                 "task_id": row.task_id,
+                "name": row.name,
+                "headline": row.headline,
                 "pool_size": row.pool_size,
                 "bytes_per_item": row.bytes_per_item,
                 "candidates_touched": row.candidates_touched,
                 "of_exact": of_exact(row, ordered),
+                **_published_json(row),
             }
             for row in ordered
         ],
@@ -130,11 +165,12 @@ def to_json(rows: Sequence[ResultRow]) -> dict[str, Any]:
                 "method": row.method,
                 "tasks": row.tasks,
                 **_first_first(row.measures),
+                "headline": row.score,
                 "bytes_per_item": row.bytes_per_item,
                 "candidates_touched": row.candidates_touched,
-                "of_exact": _average_of_exact(row, averages(rows)),
+                "of_exact": _average_of_exact(row, means),
             }
-            for row in averages(rows)
+            for row in means
         ],
     }
 
@@ -172,29 +208,49 @@ def to_rich(rows: Sequence[ResultRow]) -> Table:
 
 
 def of_exact(row: ResultRow, rows: Sequence[ResultRow]) -> float | None:
-    """A row's R@5 over that of exact search on fused embeddings; nothing where there is none."""
+    """A row's headline measure over that of exact search on fused embeddings; nothing where there is none."""
     for other in rows:
-        if (other.dataset, other.task_id, other.pool, other.method) == (
-            row.dataset,
-            row.task_id,
-            row.pool,
-            BASELINE,
-        ):
-            return _ratio(row.measures, other.measures)
+        if (other.name, other.pool, other.method) == (row.name, row.pool, BASELINE):
+            return _ratio(row.score, other.score)
     return None
+
+
+def published_beside(row: ResultRow) -> list[Reference]:
+    """The published numbers that this row may be compared with: same task, method, and sizes."""
+    if not is_comparable(row.name, row.pool, row.queries, row.pool_size):
+        return []
+    return references(row.name, row.pool, row.method)
+
+
+def _published_json(row: ResultRow) -> dict[str, Any]:
+    """Published numbers in percent, and the difference in points; nothing where none may be compared."""
+    found = published_beside(row)
+    if not found or row.score is None:
+        return {}
+    return {
+        "published": [
+            {
+                "system": one.system,
+                "weights": one.weights,
+                "value": one.value,
+                "difference": 100 * row.score - one.value,
+                "source": one.source,
+                **({"misprint": one.misprint} if one.misprint else {}),
+            }
+            for one in found
+        ]
+    }
 
 
 def _average_of_exact(row: AverageRow, rows: Sequence[AverageRow]) -> float | None:
     for other in rows:
         if (other.pool, other.method) == (row.pool, BASELINE):
-            return _ratio(row.measures, other.measures)
+            return _ratio(row.score, other.score)
     return None
 
 
-def _ratio(measures: Mapping[str, float], exact: Mapping[str, float]) -> float | None:
-    if HEADLINE not in measures or not exact.get(HEADLINE):
-        return None
-    return measures[HEADLINE] / exact[HEADLINE]
+def _ratio(score: float | None, exact: float | None) -> float | None:
+    return None if score is None or not exact else score / exact
 
 
 def _lines(rows: Sequence[ResultRow], names: Sequence[str], *, digits: int) -> list[_Line]:
@@ -239,8 +295,9 @@ def _first_first(measures: Mapping[str, float]) -> dict[str, float]:
     return {name: measures[name] for name in FIRST if name in measures} | dict(measures)
 
 
-def _method_order(method: str) -> tuple[int, str]:
-    return (METHODS.index(method) if method in METHODS else len(METHODS), method)
+def _place(name: str, names: Sequence[str]) -> tuple[int, str]:
+    """For sorting: known names in their order, then the others."""
+    return (names.index(name) if name in names else len(names), name)
 
 
 def _mean(values: Sequence[float]) -> float:

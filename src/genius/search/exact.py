@@ -1,4 +1,4 @@
-"""Exact search: compare every query with every item, some items at a time."""
+"""Exact search: compare every query with every item, a block of either at a time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from genius.search.rank import best_first
 
-ITEM_BATCH: Final = 65_536
-"""Items whose scores are in memory at once."""
+ITEM_BLOCK: Final = 16_384
+QUERY_BLOCK: Final = 2_048
+"""Scores of so many items and queries are in memory at once: 128 MiB."""
 
 
 class Nearest(NamedTuple):
@@ -31,36 +32,61 @@ def exact_search(
     num_items: int,
     *,
     k: int,
+    device: torch.device | None = None,
 ) -> Nearest:
     """The ``k`` items of highest inner product (all, if there are fewer); of equal ones the first rows.
 
     Parameters
     ----------
     vectors
-        gives the vectors of a range of item rows, so that they need not all be in memory.
+        gives the vectors of a range of item rows, so that they need not all be in memory; each range is
+        asked for once.
+    device
+        where products are computed; default: where the queries are.
     """
-    items = np.zeros((len(queries), 0), dtype=np.int64)
-    scores = np.zeros((len(queries), 0), dtype=np.float32)
-    for start in range(0, num_items, ITEM_BATCH):
-        rows = range(start, min(start + ITEM_BATCH, num_items))
-        products = (queries @ vectors(slice(rows.start, rows.stop)).T).numpy()
-        # What was found before stands first, so that of equal scores the lower row does.
-        scores = np.concatenate([scores, products], axis=1)
-        items = np.concatenate([items, np.broadcast_to(rows, products.shape)], axis=1)
-        best = _best_columns(scores, k)
-        items, scores = np.take_along_axis(items, best, 1), np.take_along_axis(scores, best, 1)
-    return Nearest(items, scores)
+    device = device or queries.device
+    blocks = [
+        queries[start : start + QUERY_BLOCK].to(device) for start in range(0, len(queries), QUERY_BLOCK)
+    ]
+    found = [
+        Nearest(np.zeros((len(block), 0), np.int64), np.zeros((len(block), 0), np.float32))
+        for block in blocks
+    ]
+    for start in range(0, num_items, ITEM_BLOCK):
+        stop = min(start + ITEM_BLOCK, num_items)
+        part = vectors(slice(start, stop)).to(device).T
+        for number, block in enumerate(blocks):
+            best = _best_columns(block @ part, k)
+            found[number] = _merged(found[number], Nearest(best.items + start, best.scores), k)
+    if not found:
+        return Nearest(np.zeros((0, 0), np.int64), np.zeros((0, 0), np.float32))
+    return Nearest(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
 
-def _best_columns(scores: Float32[np.ndarray, "queries items"], k: int) -> Int64[np.ndarray, "queries hits"]:
+def _merged(before: Nearest, here: Nearest, k: int) -> Nearest:
+    """The best of two; what was found before stands first, so that of equal scores the lower row does."""
+    scores = np.concatenate([before.scores, here.scores], axis=1)
+    items = np.concatenate([before.items, here.items], axis=1)
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return Nearest(np.take_along_axis(items, best, 1), np.take_along_axis(scores, best, 1))
+
+
+def _best_columns(products: Float[Tensor, "queries items"], k: int) -> Nearest:
     """Columns of each row's ``k`` highest scores, highest first, equal ones from left to right.
 
-    ``topk`` alone takes any of the scores that equal the lowest it takes.
+    ``topk`` alone takes any of the scores that equal the lowest it takes, so rows with such ties are looked
+    at again.
     """
-    size = min(k, scores.shape[1])
-    lowest = torch.from_numpy(scores).topk(size).values[:, -1].numpy()
-    best = np.empty((len(scores), size), dtype=np.int64)
-    for row, (values, least) in enumerate(zip(scores, lowest, strict=True)):
-        enough = np.flatnonzero(values >= least)
-        best[row] = enough[best_first(values[enough])[:size]]
-    return best
+    size = min(k, products.shape[1])
+    top = products.topk(size, dim=1)
+    lowest = top.values[:, -1:]
+    tied = ((products >= lowest).sum(dim=1) > size).cpu().numpy()
+    columns, scores = top.indices.cpu().numpy(), top.values.cpu().numpy()
+    order = np.lexsort((columns, -scores), axis=1)
+    columns, scores = np.take_along_axis(columns, order, 1), np.take_along_axis(scores, order, 1)
+    for row in np.flatnonzero(tied):
+        values = products[int(row)].cpu().numpy()
+        enough = np.flatnonzero(values >= scores[row, -1])
+        columns[row] = enough[best_first(values[enough])[:size]]
+        scores[row] = values[columns[row]]
+    return Nearest(columns, scores)

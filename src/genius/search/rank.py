@@ -7,7 +7,6 @@ table look-up per level, and no embedding is stored. By stored embeddings: the p
 from __future__ import annotations
 
 import numpy as np
-import torch
 from jaxtyping import Float, Float32, Int16, Int64
 from torch import Tensor
 
@@ -36,16 +35,10 @@ class CodeRanker:
 
 
 def embedding_scores(
-    query: Float[Tensor, " dim"],
-    stored: np.ndarray,
-    items: Int64[np.ndarray, " items"],
+    query: Float[Tensor, " dim"], items: Float[Tensor, "items dim"]
 ) -> Float32[np.ndarray, " items"]:
-    """Cosine between one query and the stored embeddings of some items (unit vectors in 16 bits).
-
-    Deviation 19: fused embeddings; the paper re-ranks by sums of the encoder's features.
-    """
-    chosen = torch.from_numpy(np.ascontiguousarray(stored[items])).float()
-    scores: np.ndarray = (chosen @ query.float()).numpy()
+    """Cosine between one query and some items, all unit vectors."""
+    scores: np.ndarray = (items.float() @ query.float()).numpy()
     return scores
 
 

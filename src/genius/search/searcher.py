@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -31,8 +32,8 @@ class Evidence(NamedTuple):
     """What re-ranking needs; absent parts make that way of ranking an error."""
 
     codes: CodeRanker | None = None
-    embeddings: np.ndarray | None = None
-    """Unit embeddings by item row (16-bit floats, may be memory-mapped)."""
+    embeddings: Callable[[Int64[np.ndarray, " items"]], Float[Tensor, "items dim"]] | None = None
+    """Gives the unit embeddings of item rows."""
 
 
 def rank_items(
@@ -48,7 +49,8 @@ def rank_items(
     """List the items under the beams of one query and order them.
 
     ``none`` keeps the generator's order; items that share an ID come most typical first. ``codes`` and
-    ``embeddings`` re-order all items under all beams (the paper's GENIUS^R is the latter).
+    ``embeddings`` re-order all items under all beams; ``embedding`` is the query's vector in the space of the
+    evidence (the paper's GENIUS^R: sums of the encoder's features on both sides).
     """
     rows = beams.rows[query]
     filled = np.flatnonzero(rows != NOTHING)
@@ -66,9 +68,9 @@ def rank_items(
         case "embeddings":
             if evidence.embeddings is None:
                 raise UsageError(
-                    "this index stores no embeddings; rank by codes, or create it with --store-embeddings"
+                    "this index stores no embeddings; rank by codes, or create it with --embeddings fused"
                 )
-            scores = embedding_scores(embedding, evidence.embeddings, items)
+            scores = embedding_scores(embedding, evidence.embeddings(items))
         case _:
             raise UsageError(f"rerank is {rerank!r}, expected none, codes or embeddings")
     order = best_first(scores)[:k]

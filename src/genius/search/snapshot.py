@@ -11,13 +11,15 @@ import json
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
+import torch
 from filelock import FileLock, Timeout
-from jaxtyping import Float, Float16, Float32, Int64
+from jaxtyping import Float, Float16, Int16
+from torch import Tensor
 
 from genius.artifact import ArtifactWriter, fingerprint_of, open_artifact, write_json
 from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
@@ -26,19 +28,26 @@ from genius.search.table import IdTable
 
 KIND: Final = "snapshot"
 CURRENT: Final = "index.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
 LOCK: Final = ".lock"
 SNAPSHOT: Final = re.compile(r"snapshot-[0-9]{6}")
 """Names of the folders of states."""
 
 
-class ItemArrays(NamedTuple):
-    """What a model says of items, by row."""
+StoredEmbeddings: TypeAlias = Literal["none", "fused", "raw"]
+"""What is kept of each item beside its ID for re-ranking: nothing, the embedding that the ID was made from,
+or the sum of the encoder's features (the paper's GENIUS^R)."""
 
-    codes: Int64[np.ndarray, "items levels"]
-    typicality: Float32[np.ndarray, " items"]
+
+class ItemArrays(NamedTuple):
+    """What a model says of items, by row; may be memory-mapped."""
+
+    codes: Int16[np.ndarray, "items levels"]
+    typicality: Float16[np.ndarray, " items"]
     embeddings: Float16[np.ndarray, "items dim"] | None
-    """Only when the index stores them."""
+    """Unit vectors, only when they are stored."""
+    stored: StoredEmbeddings
+    """What they are."""
 
 
 class IndexFacts(NamedTuple):
@@ -48,7 +57,7 @@ class IndexFacts(NamedTuple):
     model: str
     """Folder of the model when the index was created."""
     model_fingerprint: str
-    stores_embeddings: bool
+    embeddings: StoredEmbeddings
 
 
 class Snapshot(NamedTuple):
@@ -59,13 +68,19 @@ class Snapshot(NamedTuple):
     items: ItemStore
     typicality: Float[np.ndarray, " items"]
     embeddings: np.ndarray | None
+    stored: StoredEmbeddings
+
+    def vectors(self) -> Callable[[np.ndarray], Tensor] | None:
+        """Gives the stored embeddings of item rows, if there are any."""
+        stored = self.embeddings
+        return None if stored is None else lambda rows: torch.from_numpy(stored[rows]).float()
 
     def arrays(self) -> ItemArrays:
         """Codes and the rest by item row, as they were given."""
         counts = np.diff(self.table.bucket_starts)
-        codes = np.empty((self.table.num_items, self.table.num_levels), dtype=np.int64)
+        codes = np.empty((self.table.num_items, self.table.num_levels), dtype=np.int16)
         codes[self.table.items] = np.repeat(self.table.ids, counts, axis=0)
-        return ItemArrays(codes, np.asarray(self.typicality, dtype=np.float32), self.embeddings)
+        return ItemArrays(codes, np.asarray(self.typicality), self.embeddings, self.stored)
 
 
 def read_facts(folder: Path) -> IndexFacts:
@@ -87,6 +102,9 @@ def read_facts(folder: Path) -> IndexFacts:
         body = json.loads(path.read_text())
         if body["format"] > FORMAT:
             raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
+        if body["format"] < FORMAT:
+            raise ArtifactMismatch(f"{folder} was made by an older version: create the index again")
+        _ = get_args(StoredEmbeddings).index(body["embeddings"])
         return IndexFacts(**{name: body[name] for name in IndexFacts._fields})
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, ArtifactMismatch):
@@ -145,7 +163,8 @@ def open_snapshot(folder: Path, facts: IndexFacts) -> Snapshot:
         ),
         ItemStore(place),
         np.load(place / "typicality.npy", mmap_mode="r"),
-        np.load(embeddings, mmap_mode="r") if embeddings.exists() else None,
+        np.load(embeddings, mmap_mode="r") if facts.embeddings != "none" else None,
+        facts.embeddings,
     )
 
 
@@ -174,17 +193,16 @@ def commit_snapshot(
     writer = ArtifactWriter(
         place, kind=KIND, config={}, inputs={"model": model[1], "before": fingerprint_of(facts)}
     )
-    typicality = arrays.typicality.astype(np.float16)  # as it is stored, so that adding changes no order
-    table = IdTable.build(arrays.codes, typicality)
+    table = IdTable.build(arrays.codes, arrays.typicality)
     np.save(writer.path / "ids.npy", table.ids)
     np.save(writer.path / "bucket_starts.npy", table.bucket_starts)
     np.save(writer.path / "items.npy", table.items)
-    np.save(writer.path / "typicality.npy", typicality)
+    np.save(writer.path / "typicality.npy", arrays.typicality)
     if arrays.embeddings is not None:
         np.save(writer.path / "embeddings.npy", arrays.embeddings)
     write_items(writer.path, items)
     writer.finish(facts={"items": table.num_items, "ids": len(table)})
-    now = IndexFacts(name, *model, arrays.embeddings is not None)
+    now = IndexFacts(name, *model, arrays.stored)
     write_json(folder / CURRENT, {"format": FORMAT, **now._asdict()})
     for other in folder.iterdir():
         if SNAPSHOT.fullmatch(other.name) and other.name != name:

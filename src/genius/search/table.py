@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int16, Int64
+from jaxtyping import Float, Int16, Int64, Integer
 
 from genius.errors import BadData
 
@@ -53,16 +53,15 @@ class IdTable:
         self._starts = _prefix_starts(ids)
 
     @staticmethod
-    def build(codes: Int64[np.ndarray, "items levels"], typicality: Float[np.ndarray, " items"]) -> IdTable:
+    def build(codes: Integer[np.ndarray, "items levels"], typicality: Float[np.ndarray, " items"]) -> IdTable:
         """Sort items into a table; inside an ID the larger ``typicality`` comes first, then the lower row.
 
         Deviation 18: the released code lists the items of an ID in the pool's order.
         """
         if len(codes) and (codes.min() < 0 or codes.max() > LARGEST_CODE):
             raise BadData(f"codes must lie in 0 … {LARGEST_CODE}, these span {codes.min()} … {codes.max()}")
-        keys = [np.arange(len(codes)), -typicality]
-        order = np.lexsort([*keys, *codes.T[::-1]])
-        ordered = codes[order].astype(np.int16)
+        order = np.lexsort([-typicality.astype(np.float32), *codes.T[::-1]])  # stable: then by row
+        ordered = codes[order].astype(np.int16, copy=False)
         is_new = np.ones(len(codes), dtype=bool)
         is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
         starts = np.flatnonzero(is_new)

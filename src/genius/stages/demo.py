@@ -84,7 +84,7 @@ def demo(
             raise UsageError(f"{folder} was added to since the demo; remove it, or choose another --out")
     else:
         pool = data.global_pool("test")[0]
-        index, _ = Index.create(folder, model=model, pool=pool, store_embeddings=True, progress=progress)
+        index, _ = Index.create(folder, model=model, pool=pool, embeddings="fused", progress=progress)
     result = evaluate(
         data,
         model,

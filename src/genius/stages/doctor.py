@@ -9,8 +9,9 @@ from genius.data.mbeir import MBeir
 from genius.evaluation.health import Health
 from genius.model import Genius
 from genius.stages.embed_records import embed_pool
+from genius.stages.encode import encode_features, examine_items
 from genius.stages.progress import Progress
-from genius.stages.train_quantizer import load_quantizer, measure_health
+from genius.stages.train_quantizer import load_quantizer
 
 
 def doctor(model: Path, data: Path | None, *, split: str, progress: Progress) -> Health:
@@ -20,11 +21,10 @@ def doctor(model: Path, data: Path | None, *, split: str, progress: Progress) ->
         return from_json(Health, load_quantizer(model / "quantizer").manifest.facts["health"])
     opened = Genius.open(model)
     source = MBeir(data)
+    place = model / "doctor" / f"{source.name}-{split}"
     pool = embed_pool(
-        source,
-        source.global_pool(split),
-        opened.encoder,
-        model / "doctor" / f"{source.name}-{split}",
-        progress=progress,
+        source, source.global_pool(split), opened.encoder, place / "features", progress=progress
     )
-    return measure_health(opened.quantizer, pool)
+    return examine_items(
+        opened, pool, encode_features(opened, pool, place / "codes", embeddings="none", progress=progress)
+    )

@@ -6,44 +6,23 @@ text is encoded once.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 from PIL import Image
 
 from genius.artifact import ArtifactWriter
-from genius.data.features import ABSENT, KIND, Features, LeftOut, Shard, has_shard, num_rows, write_shard
-from genius.data.images import open_image
-from genius.data.records import Modality
-from genius.encoders.protocol import Encoder, ImageInput, ItemKey, TextInput
-from genius.errors import BadData, BadImage
+from genius.data.features import ABSENT, KIND, FeatureBatch, Features, has_shard, num_rows, write_shard
+from genius.encoders.protocol import Encoder, ImageInput, ItemKey, JointInput, TextInput
+from genius.errors import BadData
+from genius.stages.embed_shard import SHORTEST_SIDE, FeatureRow, chunks, encode_shard, is_joint
 from genius.stages.progress import Progress
 
-Item = TypeVar("Item")
+__all__ = ["SHARD_ROWS", "SHORTEST_SIDE", "FeatureRow", "embed", "features_of", "transform"]
 
 SHARD_ROWS: Final = 8192
-ENCODE_BATCH: Final = 256
-SHORTEST_SIDE: Final = 256
-"""Pictures are decoded no smaller than this; M-BEIR's are stored at it (deviation 22)."""
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureRow:
-    """One row to be embedded."""
-
-    id: int
-    key: ItemKey
-    modality: Modality
-    image: Path | None = None
-    text: str | None = None
-    """As the encoder shall read it, instruction included."""
-    variant: int = ABSENT
-    wanted: Modality | None = None
 
 
 def embed(
@@ -72,16 +51,41 @@ def embed(
     if writer.finished() is not None:
         return Features.open(folder)
     progress.begin(f"embed {folder.name}", expected)
-    for number, chunk in enumerate(_chunks(rows, SHARD_ROWS)):
+    for number, chunk in enumerate(chunks(rows, SHARD_ROWS)):
         if not has_shard(writer.path, number):
-            shard, left_out = _embed_shard(chunk, encoder, skip_bad_images=skip_bad_images)
-            write_shard(writer.path, number, shard, left_out)
+            encoded = encode_shard(chunk, encoder, skip_bad_images=skip_bad_images)
+            write_shard(writer.path, number, encoded.shard, encoded.left_out)
         progress.advance(min(expected - 1, number * SHARD_ROWS + len(chunk)), {})
     if num_rows(writer.path) == 0:
         raise BadData(f"nothing to embed into {folder}: there is no record that can be read")
     _finish(writer, encoder.spec)
     progress.advance(expected, {})
     return Features.open(folder)
+
+
+def features_of(encoder: Encoder, *, image: Image.Image | None, text: str, key: ItemKey) -> FeatureBatch:
+    """Features of one query or candidate in memory; ``text`` as the encoder shall read it, or empty.
+
+    Raises
+    ------
+    BadData
+        there is neither an image nor a text.
+    """
+    if image is None and not text:
+        raise BadData(f"{key.role} {key.id!r} has neither an image nor a text; it needs one of them")
+    present, absent = np.array([0]), np.array([ABSENT])
+    if is_joint(encoder):
+        both = encoder.joint_features([JointInput(image, text, key, image is not None)])
+        return FeatureBatch.of(both[:0], both, absent, present)
+    pictures = None if image is None else encoder.image_features([ImageInput(image, key)])
+    words = encoder.text_features([TextInput(text, key)]) if text else None
+    nothing = (words if pictures is None else pictures)[:0]  # type: ignore[index]  # one of them is there
+    return FeatureBatch.of(
+        nothing if pictures is None else pictures,
+        nothing if words is None else words,
+        absent if pictures is None else present,
+        absent if words is None else present,
+    )
 
 
 def transform(
@@ -128,84 +132,3 @@ def _finish(writer: ArtifactWriter, spec: str) -> None:
         },
         notes={"encoder": spec},
     )
-
-
-def _embed_shard(
-    rows: list[FeatureRow], encoder: Encoder, *, skip_bad_images: bool
-) -> tuple[Shard, list[LeftOut]]:
-    # Where the encoder looks features up, the item decides; where it computes them, the content does.
-    image_keys: list[Hashable] = [
-        None if row.image is None else (row.image if encoder.needs_pixels else row.key) for row in rows
-    ]
-    text_keys: list[Hashable] = [
-        None if not row.text else (row.text if encoder.needs_pixels else row.key) for row in rows
-    ]
-    images = {key: row for key, row in zip(image_keys, rows, strict=True) if key is not None}
-    texts = {key: row for key, row in zip(text_keys, rows, strict=True) if key is not None}
-    image_parts: list[np.ndarray] = []
-    bad: dict[Hashable, BadImage] = {}
-    with ThreadPoolExecutor(2) as pool:
-        for batch in _chunks(images.items(), ENCODE_BATCH):
-            good: list[ImageInput] = []
-            opened = pool.map(_decoder(encoder), [row for _, row in batch])
-            for (key, row), result in zip(batch, opened, strict=True):
-                if isinstance(result, BadImage):
-                    if not skip_bad_images:
-                        raise result
-                    bad[key] = result
-                else:
-                    good.append(ImageInput(result, row.key))
-            if good:
-                image_parts.append(encoder.image_features(good).cpu().numpy())
-    text_parts = [
-        encoder.text_features([TextInput(row.text or "", row.key) for row in batch]).cpu().numpy()
-        for batch in _chunks(texts.values(), ENCODE_BATCH)
-    ]
-    image_place = {key: place for place, key in enumerate(key for key in images if key not in bad)}
-    text_place = {key: place for place, key in enumerate(texts)}
-    kept = [index for index, key in enumerate(image_keys) if key is None or key not in bad]
-    image = np.concatenate(image_parts) if image_parts else _nothing(encoder)
-    text = np.concatenate(text_parts) if text_parts else _nothing(encoder)
-    chosen = [rows[index] for index in kept]
-    shard = Shard(
-        ids=np.array([row.id for row in chosen], dtype=np.int64),
-        variant=np.array([row.variant for row in chosen], dtype=np.int16),
-        modality=np.array([row.modality.code for row in chosen], dtype=np.int8),
-        wanted=np.array([ABSENT if row.wanted is None else row.wanted.code for row in chosen], dtype=np.int8),
-        image_index=_places(image_keys, image_place, kept),
-        text_index=_places(text_keys, text_place, kept),
-        image=image,
-        text=text,
-    )
-    left_out = [
-        LeftOut(row.id, str(bad[key].file), bad[key].reason)
-        for key, row in zip(image_keys, rows, strict=True)
-        if key in bad
-    ]
-    return shard, left_out
-
-
-def _nothing(encoder: Encoder) -> np.ndarray:
-    return np.zeros((0, encoder.dim), dtype=np.float16)
-
-
-def _decoder(encoder: Encoder) -> Callable[[FeatureRow], Image.Image | BadImage | None]:
-    def decode(row: FeatureRow) -> Image.Image | BadImage | None:
-        if not encoder.needs_pixels or row.image is None:
-            return None
-        try:
-            return open_image(row.image, shortest_side=SHORTEST_SIDE)
-        except BadImage as error:
-            return error
-
-    return decode
-
-
-def _places(keys: list[Hashable], place: Mapping[Hashable, int], kept: list[int]) -> np.ndarray:
-    return np.array([ABSENT if keys[index] is None else place[keys[index]] for index in kept], dtype=np.int64)
-
-
-def _chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    iterator = iter(items)
-    while chunk := list(itertools.islice(iterator, size)):
-        yield chunk

@@ -11,6 +11,7 @@ import numpy as np
 
 from genius.artifact import file_fingerprint, fingerprint_of
 from genius.data.features import Features
+from genius.data.ids import IdSet
 from genius.data.instructions import Instructions
 from genius.data.mbeir import MBeir, read_pool, read_queries
 from genius.data.records import (
@@ -28,7 +29,7 @@ from genius.errors import BadData
 from genius.stages.embed import FeatureRow, embed
 from genius.stages.progress import Progress
 
-InstructionChoice = Literal["hashed", "first", "none"]
+InstructionChoice = Literal["hashed", "first", "none", "all"]
 
 
 class TrainingFeatures(NamedTuple):
@@ -94,7 +95,12 @@ def query_row(
 
 
 def choose_instruction(
-    instructions: Instructions, query: Query, wanted: Modality, choice: InstructionChoice, *, seed: int
+    instructions: Instructions,
+    query: Query,
+    wanted: Modality,
+    choice: Literal["hashed", "first", "none"],
+    *,
+    seed: int,
 ) -> str | None:
     """One instruction for a query, the same on every run and machine.
 
@@ -102,13 +108,18 @@ def choose_instruction(
     """
     if choice == "none":
         return None
-    offered = instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
+    offered = instructions_for(instructions, query, wanted)
     if not offered:
         return None
     if choice == "first":
         return offered[0]
     digest = hashlib.sha256(f"{seed} {query.qid}".encode()).digest()
     return offered[int.from_bytes(digest[:8], "big") % len(offered)]
+
+
+def instructions_for(instructions: Instructions, query: Query, wanted: Modality) -> tuple[str, ...]:
+    """Every instruction that fits a query and what it asks for."""
+    return instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
 
 
 def instruction_files(data: MBeir) -> list[Path]:
@@ -127,7 +138,8 @@ def count_lines(files: Sequence[Path]) -> int:
     total = 0
     for path in files:
         with path.open("rb") as file:
-            total += sum(1 for _ in file)
+            while block := file.read(1 << 20):
+                total += block.count(b"\n")
     return total
 
 
@@ -140,13 +152,11 @@ def _training_query_rows(data: MBeir, candidates: Features) -> Iterator[FeatureR
     order = np.argsort(candidates.ids, kind="stable")
     ids = candidates.ids[order]
     modalities = list(Modality)
-    seen: set[int] = set()
+    seen = IdSet()
     for path in data.training_queries():
         for query in read_queries(path):
-            number = query_number(query.qid)
-            if number in seen:  # the upsampled training file repeats queries
+            if not seen.add(query.qid):  # the upsampled training file repeats queries
                 continue
-            seen.add(number)
             positives = np.array([candidate_number(did) for did in query.positives], dtype=np.int64)
             place = np.searchsorted(ids, positives).clip(max=len(ids) - 1)
             if not (ids[place] == positives).all():
@@ -157,6 +167,6 @@ def _training_query_rows(data: MBeir, candidates: Features) -> Iterator[FeatureR
                 )
             for code in np.unique(candidates.modality[order[place]]):
                 wanted = modalities[int(code)]
-                offered = data.instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
+                offered = instructions_for(data.instructions, query, wanted)
                 for variant, instruction in enumerate(offered or (None,)):
                     yield query_row(data, query, wanted, instruction, variant)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Int64
 from pydantic import ConfigDict
 from torch.nn import functional as F
@@ -18,14 +20,15 @@ from genius.config import Count, Natural, SearchConfig, checked
 from genius.data.features import Features
 from genius.data.mbeir import EvaluationRow, MBeir, read_candidates, read_pool, read_queries
 from genius.data.qrels import read_qrels
-from genius.data.records import TASKS, Candidate, candidate_number, did_of, qid_of, task_name
+from genius.data.records import TASKS, Candidate, Modality, Query, candidate_number, did_of, task_name
 from genius.errors import BadData, UsageError
-from genius.evaluation.health import Health, examine
+from genius.evaluation.health import Health
 from genius.evaluation.measures import evaluate as measure
 from genius.evaluation.qrels import Qrels, filter_to_pool
 from genius.evaluation.runs import Run, write_run
 from genius.evaluation.tables import METHODS, ResultRow
 from genius.model import Genius
+from genius.search.snapshot import ItemArrays, StoredEmbeddings
 from genius.stages.embed import embed
 from genius.stages.embed_records import (
     InstructionChoice,
@@ -34,13 +37,17 @@ from genius.stages.embed_records import (
     embed_pool,
     fingerprint_of_files,
     instruction_files,
+    instructions_for,
     query_row,
 )
-from genius.stages.methods import PoolCandidates, RowQueries, find
+from genius.stages.encode import encode_features, examine_items
+from genius.stages.methods import FUSED, PoolCandidates, RowQueries, find
 from genius.stages.progress import Progress
 
 Pool = Literal["local", "global"]
 KS: Final = (1, 5, 10)
+KS_FASHION: Final = (1, 5, 10, 20, 50)
+"""Where M-BEIR looks at rank 10 first, it reports 20 and 50 too (section 2.9)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +65,9 @@ class EvaluationConfig:
     methods: tuple[str, ...] = METHODS
     """Rows to make."""
 
+    rows: tuple[str, ...] = ()
+    """Rows to evaluate, named as in file names (``mscoco_task0``); none named means all."""
+
     beam: Count = 50
     """IDs kept at each level."""
 
@@ -65,7 +75,8 @@ class EvaluationConfig:
     """How the generator's steps are normalised."""
 
     instructions: InstructionChoice = "hashed"
-    """One of the data set's instructions per query, chosen by a hash; or the first; or none."""
+    """One of the data set's instructions per query, chosen by a hash; or the first; or none; or each of them
+    in turn, and the mean of the measures."""
 
     max_queries: Natural = 0
     """At most this many queries of each row, spread evenly; 0 means all."""
@@ -84,7 +95,9 @@ class EvaluationResult(NamedTuple):
 def evaluate(
     data: MBeir, model: Genius, config: EvaluationConfig, folder: Path, *, progress: Progress
 ) -> EvaluationResult:
-    """Evaluate every row of a split; features are kept under ``folder``, runs are written to it.
+    """Evaluate rows of a split; features and codes are kept under ``folder``, runs are written to it.
+
+    No pool is held in memory: candidates' features and embeddings stay on disk.
 
     Raises
     ------
@@ -92,64 +105,68 @@ def evaluate(
         a positive, a query or a candidate is missing somewhere; never a silent zero.
     """
     config = checked(config)
-    unknown = [method for method in config.methods if method not in METHODS]
-    if unknown:
-        raise UsageError(f"methods {unknown} are not known; choose from {', '.join(METHODS)}")
-    rows = data.rows(config.split)
-    files = list(dict.fromkeys([*data.global_pool(config.split), *(row.local_pool for row in rows)]))
-    features = embed_pool(data, files, model.encoder, folder / "candidates", progress=progress)
-    everyone = _encode(model, features)
-    union = everyone.part(_rows_of(everyone, read_pool(data.global_pool(config.split))))
+    rows = _chosen_rows(data, config)
+    union_files = data.global_pool(config.split) if "global" in config.pools else []
+    everyone = _encode(data, model, rows, union_files, config, folder, progress)
+    pools = {"global": everyone.part(read_pool(union_files))} if union_files else {}
     asked = [_embed_queries(data, model, row, config, folder, progress) for row in rows]
     results: list[ResultRow] = []
     progress.begin("evaluate", len(rows) * len(config.pools))
-    for number, (row, queries) in enumerate(zip(rows, asked, strict=True)):
-        qrels = _qrels(row, queries.qids)
+    for number, (row, variants) in enumerate(zip(rows, asked, strict=True)):
+        qrels = _qrels(row, variants[0].qids)
         for place, pool in enumerate(config.pools):
-            candidates = (
-                union
-                if pool == "global"
-                else everyone.part(_rows_of(everyone, read_candidates(row.local_pool)))
-            )
-            results += _evaluate_row(model, row, pool, queries, candidates, qrels, config, folder)
+            candidates = pools.get(pool) or everyone.part(read_candidates(row.local_pool))
+            results += _evaluate_row(model, row, pool, variants, candidates, qrels, config, folder)
             progress.advance(number * len(config.pools) + place + 1, {})
-    health = examine(
-        union.codes,
-        union.modality,
-        union.typicality,
-        sizes=model.quantizer.sizes,
-        has_modality_level=model.quantizer.has_modality_level,
-    )
-    return EvaluationResult(results, health)
+    return EvaluationResult(results, examine_items(model, everyone.features, everyone.arrays))
 
 
-def _encode(model: Genius, features: Features) -> PoolCandidates:
-    raw, fused, codes, typicality = [], [], [], []
-    for rows, batch in features.batches(4096):
-        raw.append(F.normalize(batch.total(), dim=-1))
-        encoded = model.encode(batch, features.modality[rows].astype(np.int64))
-        fused.append(encoded.embeddings)
-        codes.append(encoded.codes)
-        typicality.append(encoded.typicality)
-    return PoolCandidates(
-        features.ids,
-        torch.cat(raw),
-        torch.cat(fused),
-        torch.cat(codes).numpy(),
-        torch.cat(typicality).numpy(),
-        features.modality.astype(np.int64),
-    )
+def _chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
+    unknown = [method for method in config.methods if method not in METHODS]
+    if unknown:
+        raise UsageError(f"methods {unknown} are not known; choose from {', '.join(METHODS)}")
+    return data.rows(config.split, names=config.rows)
 
 
-def _rows_of(everyone: PoolCandidates, pool: Iterable[Candidate]) -> Int64[np.ndarray, " items"]:
-    """Rows of a pool's candidates, each once, in the pool's order."""
-    numbers = np.fromiter((candidate_number(candidate.did) for candidate in pool), dtype=np.int64)
-    order = np.argsort(everyone.dids, kind="stable")
-    place = np.searchsorted(everyone.dids, numbers, sorter=order).clip(max=len(order) - 1)
-    rows: np.ndarray = order[place]
-    if not (everyone.dids[rows] == numbers).all():
-        raise BadData("a pool's candidate has no features; remove the evaluation folder and run again")
-    return rows
+class _Everyone(NamedTuple):
+    """All candidates that are needed, encoded."""
+
+    features: Features
+    arrays: ItemArrays
+    order: Int64[np.ndarray, " items"]
+    """Sorts the candidates' numbers."""
+
+    def part(self, pool: Iterable[Candidate]) -> PoolCandidates:
+        """A pool's candidates, each once, in the pool's order."""
+        numbers = np.fromiter((candidate_number(candidate.did) for candidate in pool), dtype=np.int64)
+        place = np.searchsorted(self.features.ids, numbers, sorter=self.order).clip(max=len(self.order) - 1)
+        rows = self.order[place]
+        absent = numbers[self.features.ids[rows] != numbers]
+        if len(absent):
+            raise BadData(
+                f"{len(absent)} candidates of a local pool are not in the global one, {did_of(int(absent[0]))} "
+                "for example; run `genius data check` on the data set"
+            )
+        return PoolCandidates(self.features, self.arrays, rows)
+
+
+def _encode(
+    data: MBeir,
+    model: Genius,
+    rows: list[EvaluationRow],
+    union_files: list[Path],
+    config: EvaluationConfig,
+    folder: Path,
+    progress: Progress,
+) -> _Everyone:
+    files = union_files or list(dict.fromkeys(row.local_pool for row in rows))
+    # With the union everything is embedded at once, whichever rows are asked for.
+    chosen = "" if union_files else f"-{fingerprint_of([file.name for file in files])[:8]}"
+    place = folder / f"candidates{chosen}"
+    features = embed_pool(data, files, model.encoder, place / "features", progress=progress)
+    keep: StoredEmbeddings = "fused" if FUSED & set(config.methods) else "none"
+    arrays = encode_features(model, features, place / f"codes-{keep}", embeddings=keep, progress=progress)
+    return _Everyone(features, arrays, np.argsort(features.ids, kind="stable"))
 
 
 def _embed_queries(
@@ -159,36 +176,59 @@ def _embed_queries(
     config: EvaluationConfig,
     folder: Path,
     progress: Progress,
-) -> RowQueries:
+) -> list[RowQueries]:
+    """The queries of a row, once for each way of instructing them: one way, unless all are asked for."""
     wanted = TASKS[row.task_id][1]
-    total = count_lines([row.queries])
-    keep = _spread(total, config.max_queries)
+    keep = _spread(count_lines([row.queries]), config.max_queries)
     chosen = [query for number, query in enumerate(read_queries(row.queries)) if number in keep]
-    rows = (
-        query_row(
-            data,
-            query,
-            wanted,
-            choose_instruction(data.instructions, query, wanted, config.instructions, seed=config.seed),
-            0,
+    twice = [qid for qid, times in Counter(query.qid for query in chosen).items() if times > 1]
+    if twice:
+        raise BadData(
+            f"{row.queries}: query {twice[0]} occurs twice ({len(twice)} such); a ranking needs one query"
         )
-        for query in chosen
-    )
-    settings = [config.instructions, config.seed, config.max_queries]
+    ways = _ways(data, chosen, wanted, config)
     features = embed(
-        rows,
+        (
+            query_row(data, query, wanted, instruction, variant)
+            for variant, instructions in enumerate(ways)
+            for query, instruction in zip(chosen, instructions, strict=True)
+        ),
         model.encoder,
-        folder / f"queries-{fingerprint_of(settings)[:8]}" / row.name,
+        folder
+        / f"queries-{fingerprint_of([config.instructions, config.seed, config.max_queries])[:8]}"
+        / row.name,
         inputs={"records": fingerprint_of_files([row.queries, *instruction_files(data)])},
-        expected=len(chosen),
+        expected=len(chosen) * len(ways),
         progress=progress,
     )
-    batch = features.gather(np.arange(len(features)))
-    return RowQueries(
-        [qid_of(int(number)) for number in features.ids],
-        F.normalize(batch.total(), dim=-1),
-        model.embed(batch),
-    )
+    found = []
+    for variant in range(len(ways)):
+        batch = features.gather(np.flatnonzero(features.variant == variant))
+        found.append(
+            RowQueries(
+                [query.qid for query in chosen], F.normalize(batch.total(), dim=-1), model.embed(batch)
+            )
+        )
+    return found
+
+
+def _ways(
+    data: MBeir, queries: list[Query], wanted: Modality, config: EvaluationConfig
+) -> list[list[str | None]]:
+    """Ways of instructing the queries: for each way, one instruction (or none) a query."""
+    choice = config.instructions
+    if choice != "all":
+        return [
+            [
+                choose_instruction(data.instructions, query, wanted, choice, seed=config.seed)
+                for query in queries
+            ]
+        ]
+    offered = [instructions_for(data.instructions, query, wanted) for query in queries]
+    if len({len(texts) for texts in offered}) > 1:
+        raise BadData("the queries of a row have different numbers of instructions; choose hashed or first")
+    ways: list[list[str | None]] = [list(way) for way in zip(*offered, strict=True)]
+    return ways or [[None] * len(queries)]
 
 
 def _spread(total: int, limit: int) -> range | set[int]:
@@ -213,34 +253,50 @@ def _evaluate_row(
     model: Genius,
     row: EvaluationRow,
     pool: Pool,
-    queries: RowQueries,
+    variants: list[RowQueries],
     candidates: PoolCandidates,
     qrels: Qrels,
     config: EvaluationConfig,
     folder: Path,
 ) -> list[ResultRow]:
-    known = {did_of(int(number)) for number in candidates.dids}
-    inside = filter_to_pool(qrels, known)
+    """One line for each method; over several ways of instructing, the mean of their measures."""
+    inside = filter_to_pool(qrels, candidates)
     settings = SearchConfig(beam=config.beam, scores=config.scores)
-    results = []
-    for found in find(model, queries, candidates, config.methods, settings):
-        run = Run(found.method, dict(zip(queries.qids, found.hits, strict=True)))
-        measures = measure(inside, run, ks=KS, known=known)
-        target = folder / "runs" / f"{row.name}_{config.split}.{pool}.{found.method}.trec"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_run(target, run)
-        results.append(
-            ResultRow(
-                dataset=row.dataset,
-                task=task_name(row.task_id),
-                task_id=row.task_id,
-                pool=pool,
-                method=found.method,
-                queries=measures.queries,
-                pool_size=len(candidates.dids),
-                measures=measures.flat(),
-                bytes_per_item=found.bytes_per_item,
-                candidates_touched=found.touched,
+    ks = KS_FASHION if row.headline_k == 10 else KS
+    found: dict[str, list[ResultRow]] = {}
+    for way, queries in enumerate(variants, start=1):
+        for answers in find(model, queries, candidates, config.methods, settings):
+            run = Run(answers.method, dict(zip(queries.qids, answers.hits, strict=True)))
+            measures = measure(inside, run, ks=ks)
+            label = f".instruction-{way}" if len(variants) > 1 else ""
+            target = folder / "runs" / f"{row.name}_{config.split}.{pool}.{answers.method}{label}.trec"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_run(target, run)
+            found.setdefault(answers.method, []).append(
+                ResultRow(
+                    dataset=row.dataset,
+                    name=row.name,
+                    task=task_name(row.task_id),
+                    task_id=row.task_id,
+                    pool=pool,
+                    method=answers.method,
+                    queries=measures.queries,
+                    pool_size=len(candidates),
+                    headline_k=row.headline_k,
+                    measures=measures.flat(),
+                    bytes_per_item=answers.bytes_per_item,
+                    candidates_touched=answers.touched,
+                )
             )
-        )
-    return results
+    return [_mean(lines) for lines in found.values()]
+
+
+def _mean(lines: list[ResultRow]) -> ResultRow:
+    """The same row with the mean of each measure."""
+    return dataclasses.replace(
+        lines[0],
+        measures={
+            name: math.fsum(line.measures[name] for line in lines) / len(lines) for name in lines[0].measures
+        },
+        candidates_touched=math.fsum(line.candidates_touched for line in lines) / len(lines),
+    )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from genius.config import EncoderConfig, FitConfig, GeneratorConfig, QuantizerConfig, checked
 from genius.data.features import Features
+from genius.data.instructions import Instructions
 from genius.data.mbeir import MBeir, read_queries
 from genius.data.pairs import Pairs
 from genius.data.records import Query
@@ -98,11 +99,11 @@ def embed_with(
             device=device,
         )
         return Embedded(trained.encoder, trained.features)
-    loaded = load_encoder(_absolute(encoder), download=download, device=device)
+    loaded = load_encoder(absolute_spec(encoder), download=download, device=device)
     return Embedded(loaded, embed_training(data, loaded, folder / "features", progress=progress))
 
 
-def _absolute(spec: str) -> str:
+def absolute_spec(spec: str) -> str:
     """A spec that names a file or folder, such that it can be opened from anywhere."""
     kind, colon, place = spec.partition(":")
     path = Path(place).expanduser()
@@ -159,7 +160,9 @@ def fit_generator(
         progress=progress,
         device=device,
     )
-    model = Genius.finish(folder, embedded.encoder, quantizer, generator, _instructions(data))
+    model = Genius.finish(
+        folder, embedded.encoder, quantizer, generator, known_instructions(data.instructions)
+    )
     shutil.rmtree(folder / "prepared", ignore_errors=True)
     return model
 
@@ -174,10 +177,10 @@ def _training_lines(data: MBeir) -> Iterator[Query]:
         yield from read_queries(path)
 
 
-def _instructions(data: MBeir) -> list[KnownInstruction]:
+def known_instructions(instructions: Instructions) -> list[KnownInstruction]:
     """What a search without an instruction may use."""
     return [
         KnownInstruction(key.query.value, key.candidate.value, text)
-        for key, texts in data.instructions.rows.items()
+        for key, texts in instructions.rows.items()
         for text in texts
     ]

@@ -1,17 +1,20 @@
-"""What an index does with a pool: read it into items, and turn the items into IDs."""
+"""What an index does with a pool: read it into items, and turn the items into IDs.
+
+A pool in a file is read anew each time its items are needed, so that millions need no memory.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-import numpy as np
-
-from genius.artifact import fingerprint_of
 from genius.data.features import LeftOut
 from genius.data.folder import read_folder
 from genius.data.mbeir import read_pool
@@ -20,8 +23,9 @@ from genius.encoders.protocol import ItemKey
 from genius.errors import BadData
 from genius.model import Genius
 from genius.search.items import Item
-from genius.search.snapshot import ItemArrays
+from genius.search.snapshot import ItemArrays, StoredEmbeddings
 from genius.stages.embed import FeatureRow, embed
+from genius.stages.encode import encode_features
 from genius.stages.progress import Progress
 
 REASONS_SHOWN: Final = 5
@@ -30,21 +34,34 @@ WORK: Final = ".work"
 """Folder inside the index for what has to survive a kill."""
 
 
-class PoolItems(NamedTuple):
-    """A pool as items."""
+@dataclass(frozen=True, slots=True)
+class PoolItems:
+    """A pool as items, to be gone through as often as needed."""
 
-    items: list[Item]
-    left_out: list[LeftOut]
+    count: int
+    left_out: Sequence[LeftOut]
     """Files that cannot be items, each with its reason."""
+    read: Callable[[], Iterator[Item]]
+
+    def __iter__(self) -> Iterator[Item]:
+        return self.read()
 
 
-class EncodedItems(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class EncodedItems:
     """Items and what the model says of them, row by row."""
 
-    items: list[Item]
+    pool: PoolItems
     arrays: ItemArrays
-    left_out: list[LeftOut]
-    """Pictures that could not be read; their items are not among ``items``."""
+    left_out: Sequence[LeftOut]
+    """Pictures that could not be read; their items are not among these."""
+
+    def __len__(self) -> int:
+        return len(self.arrays.codes)
+
+    def __iter__(self) -> Iterator[Item]:
+        unreadable = {entry.id for entry in self.left_out}
+        return (item for number, item in enumerate(self.pool) if number not in unreadable)
 
 
 def read_items(pool: Path, *, captions: bool) -> PoolItems:
@@ -56,7 +73,7 @@ def read_items(pool: Path, *, captions: bool) -> PoolItems:
         it is no pool, or nothing in it can be an item.
     """
     found = _scan(pool, captions=captions)
-    if not found.items:
+    if not found.count:
         reasons = "; ".join(f"{entry.file}: {entry.reason}" for entry in found.left_out[:REASONS_SHOWN])
         advice = f" ({len(found.left_out)} files were left out: {reasons})" if found.left_out else ""
         raise BadData(f"there is nothing to index in {pool}: no picture or text that can be used{advice}")
@@ -64,11 +81,11 @@ def read_items(pool: Path, *, captions: bool) -> PoolItems:
 
 
 def encode_items(
-    model: Genius, items: Sequence[Item], folder: Path, *, store_embeddings: bool, progress: Progress
+    model: Genius, pool: PoolItems, folder: Path, *, embeddings: StoredEmbeddings, progress: Progress
 ) -> EncodedItems:
     """Embed and encode items; those without a readable picture are left out.
 
-    Features wait in ``.work/`` inside ``folder``, so that a killed run goes on where it stopped.
+    Features and codes wait in ``.work/`` inside ``folder``, so that a killed run goes on where it stopped.
     :func:`remove_work` takes them away.
 
     Raises
@@ -76,7 +93,7 @@ def encode_items(
     BadData
         no item is left; there is nothing to go on with then, and ``.work/`` is gone.
     """
-    rows = [
+    rows = (
         FeatureRow(
             id=number,
             key=ItemKey("candidate", item.item_id),
@@ -84,34 +101,25 @@ def encode_items(
             image=None if item.image is None else Path(item.image),
             text=format_text(item.text),
         )
-        for number, item in enumerate(items)
-    ]
+        for number, item in enumerate(pool)
+    )
     try:
         features = embed(
             rows,
             model.encoder,
             folder / WORK / "features",
-            inputs={"items": _state_of(items)},
-            expected=len(rows),
+            inputs={"items": _state_of(pool)},
+            expected=pool.count,
             progress=progress,
             skip_bad_images=True,
         )
     except BadData:
         remove_work(folder)
         raise
-    codes, typicality, embeddings = [], [], []
-    for part, batch in features.batches(4096):
-        encoded = model.encode(batch, features.modality[part].astype(np.int64))
-        codes.append(encoded.codes.numpy())
-        typicality.append(encoded.typicality.numpy())
-        if store_embeddings:
-            embeddings.append(encoded.embeddings.half().numpy())
-    arrays = ItemArrays(
-        np.concatenate(codes),
-        np.concatenate(typicality),
-        np.concatenate(embeddings) if store_embeddings else None,
+    arrays = encode_features(
+        model, features, folder / WORK / "codes", embeddings=embeddings, progress=progress
     )
-    return EncodedItems([items[int(number)] for number in features.ids], arrays, features.left_out)
+    return EncodedItems(pool, arrays, features.left_out)
 
 
 def remove_work(folder: Path) -> None:
@@ -123,11 +131,12 @@ def _scan(pool: Path, *, captions: bool) -> PoolItems:
     if pool.is_dir():
         scan = read_folder(pool, captions=captions)
         return PoolItems(
-            [_item(candidate, pool) for candidate in scan.candidates],
+            len(scan.candidates),
             [
                 LeftOut(-1, str(problem.file), getattr(problem, "reason", str(problem)))
                 for problem in scan.problems
             ],
+            lambda: _items(scan.candidates, pool.resolve()),
         )
     if pool.suffix != ".jsonl" or not pool.exists():
         raise BadData(
@@ -135,17 +144,14 @@ def _scan(pool: Path, *, captions: bool) -> PoolItems:
             "M-BEIR's layout"
         )
     root = _data_root(pool)
-    return PoolItems([_item(candidate, root) for candidate in read_pool([pool])], [])
+    count = sum(1 for _ in read_pool([pool]))
+    return PoolItems(count, [], lambda: _items(read_pool([pool]), root))
 
 
-def _item(candidate: Candidate, root: Path) -> Item:
-    return Item(
-        candidate.did,
-        candidate.modality,
-        candidate.text,
-        None if candidate.image is None else str((root / candidate.image).resolve()),
-        candidate.source,
-    )
+def _items(candidates: Iterator[Candidate] | Sequence[Candidate], root: Path) -> Iterator[Item]:
+    for candidate in candidates:
+        image = None if candidate.image is None else os.path.normpath(root / candidate.image)
+        yield Item(candidate.did, candidate.modality, candidate.text, image, candidate.source)
 
 
 def _data_root(pool: Path) -> Path:
@@ -156,14 +162,20 @@ def _data_root(pool: Path) -> Path:
     return pool.resolve().parent
 
 
-def _state_of(items: Sequence[Item]) -> str:
+def _state_of(pool: PoolItems) -> str:
     """Changes whenever an item or its picture does, so that left-over work is only reused if it fits."""
     digest = hashlib.sha256()
-    for item in items:
-        stamp = None
-        if item.image is not None:
-            with contextlib.suppress(OSError):  # a missing picture is named when it is to be opened
-                status = Path(item.image).stat()
-                stamp = (status.st_size, status.st_mtime_ns)
-        digest.update(fingerprint_of([item.item_id, item.text, item.image, stamp]).encode())
+    items = iter(pool)
+    while part := list(islice(items, 1024)):
+        digest.update(repr([(item.item_id, item.text, item.image, _stamp(item)) for item in part]).encode())
     return digest.hexdigest()
+
+
+def _stamp(item: Item) -> tuple[int, int] | None:
+    """When its picture was last changed, and how large it is; a missing one is named when it is opened."""
+    if item.image is None:
+        return None
+    with contextlib.suppress(OSError):
+        status = Path(item.image).stat()
+        return status.st_size, status.st_mtime_ns
+    return None

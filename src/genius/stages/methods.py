@@ -3,52 +3,109 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float16, Int8, Int16, Int64
 from torch import Tensor
+from torch.nn import functional as F
 
 from genius.config import SearchConfig
-from genius.data.records import did_of
+from genius.data.features import Features
+from genius.data.records import candidate_number, did_of
 from genius.evaluation.runs import Hit
 from genius.model import Genius
 from genius.search.beam import search
 from genius.search.exact import exact_search
 from genius.search.rank import CodeRanker
 from genius.search.searcher import Evidence, rank_items
+from genius.search.snapshot import ItemArrays
 from genius.search.table import IdTable
 
 DEPTH: Final = 50
 """Hits kept for each query."""
 SEARCH_BATCH: Final = 64
-RERANK: Final = {"generative": "none", "generative+codes": "codes", "generative+embeddings": "embeddings"}
+RERANK: Final = {
+    "generative": "none",
+    "generative+codes": "codes",
+    "generative+embeddings": "embeddings",
+    "generative+raw": "embeddings",
+}
 """What orders the items that were generated."""
+FUSED: Final = frozenset({"exact-fused", "generative+embeddings"})
+"""Methods that need every candidate's fused embedding."""
 
 
-class PoolCandidates(NamedTuple):
-    """The candidates of one pool, encoded."""
+class PoolCandidates:
+    """The candidates of one pool; vectors are read from disk when they are asked for.
 
-    dids: Int64[np.ndarray, " items"]
-    raw: Float[Tensor, "items dim"]
-    """Unit sums of the encoder's features."""
-    fused: Float[Tensor, "items dim"]
-    codes: Int64[np.ndarray, "items levels"]
-    typicality: Float[np.ndarray, " items"]
-    modality: Int64[np.ndarray, " items"]
+    Parameters
+    ----------
+    features, arrays
+        of many candidates; both may be memory-mapped.
+    rows
+        which of them are in the pool, in its order.
+    """
 
-    def part(self, rows: np.ndarray) -> PoolCandidates:
-        """Some of them, in this order."""
-        chosen = torch.from_numpy(rows)
-        return PoolCandidates(
-            self.dids[rows],
-            self.raw[chosen],
-            self.fused[chosen],
-            self.codes[rows],
-            self.typicality[rows],
-            self.modality[rows],
-        )
+    def __init__(self, features: Features, arrays: ItemArrays, rows: Int64[np.ndarray, " items"]) -> None:
+        self._features = features
+        self._arrays = arrays
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, did: object) -> bool:
+        if not isinstance(did, str):
+            return False
+        number = candidate_number(did)
+        place = int(np.searchsorted(self._sorted_dids, number))
+        return place < len(self) and int(self._sorted_dids[place]) == number
+
+    @cached_property
+    def dids(self) -> Int64[np.ndarray, " items"]:
+        """Candidate ids as UniIR's integers."""
+        numbers: np.ndarray = self._features.ids[self._rows]
+        return numbers
+
+    @cached_property
+    def _sorted_dids(self) -> np.ndarray:
+        return np.sort(self.dids)
+
+    @cached_property
+    def codes(self) -> Int16[np.ndarray, "items levels"]:
+        """IDs."""
+        codes: np.ndarray = self._arrays.codes[self._rows]
+        return codes
+
+    @property
+    def typicality(self) -> Float16[np.ndarray, " items"]:
+        """Cosine between a candidate's embedding and the vector of its ID."""
+        cosines: np.ndarray = self._arrays.typicality[self._rows]
+        return cosines
+
+    @property
+    def modality(self) -> Int8[np.ndarray, " items"]:
+        """Codes of the candidates' modalities."""
+        modality: np.ndarray = self._features.modality[self._rows]
+        return modality
+
+    @cached_property
+    def table(self) -> IdTable:
+        """The ID table."""
+        return IdTable.build(self.codes, self.typicality)
+
+    def raw(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
+        """Unit sums of the encoder's features."""
+        return F.normalize(self._features.gather(self._rows[places]).total(), dim=-1)
+
+    def fused(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
+        """The unit embeddings that IDs are made from, as stored in 16 bits."""
+        if self._arrays.embeddings is None:
+            raise ValueError("fused embeddings were not kept")
+        return torch.from_numpy(self._arrays.embeddings[self._rows[places]]).float()
 
 
 class RowQueries(NamedTuple):
@@ -75,29 +132,29 @@ class Found(NamedTuple):
 def find(
     model: Genius,
     queries: RowQueries,
-    candidates: PoolCandidates,
+    pool: PoolCandidates,
     methods: Sequence[str],
     settings: SearchConfig,
 ) -> Iterator[Found]:
     """Answer all queries by each of these methods."""
-    table = IdTable.build(candidates.codes, candidates.typicality)
-    num_items = len(candidates.dids)
     vector_bytes = 2.0 * model.dim  # as they would be stored; exact search compares them in 32 bits
-    id_bytes = table.nbytes / num_items
-    for rival in _exact(model, queries, candidates):
+    id_bytes = pool.table.nbytes / len(pool)
+    for rival in _exact(model, queries, pool):
         if rival.method in methods:
-            nearest = exact_search(rival.queries, rival.vectors, num_items, k=DEPTH)
+            nearest = exact_search(
+                rival.queries, rival.vectors, len(pool), k=DEPTH, device=model.quantizer.device
+            )
             hits = [
-                _hits(candidates, items, scores)
+                _hits(pool, items, scores)
                 for items, scores in zip(nearest.items, nearest.scores, strict=True)
             ]
             size = id_bytes if rival.method == "exact-codes" else vector_bytes
-            yield Found(rival.method, hits, size, float(num_items))
+            yield Found(rival.method, hits, size, float(len(pool)))
     wanted = [method for method in RERANK if method in methods]
     if wanted:
-        generated = _generate(model, queries, candidates, table, wanted, settings)
+        generated = _generate(model, queries, pool, wanted, settings)
         for method in wanted:
-            size = id_bytes + (vector_bytes if method == "generative+embeddings" else 0.0)
+            size = id_bytes + (vector_bytes if RERANK[method] == "embeddings" else 0.0)
             yield Found(method, generated.hits[method], size, generated.touched)
 
 
@@ -108,14 +165,14 @@ class _Rival(NamedTuple):
     """Of a range of the pool's candidates."""
 
 
-def _exact(model: Genius, queries: RowQueries, candidates: PoolCandidates) -> list[_Rival]:
+def _exact(model: Genius, queries: RowQueries, pool: PoolCandidates) -> list[_Rival]:
     return [
-        _Rival("exact-raw", queries.raw, lambda rows: candidates.raw[rows]),
-        _Rival("exact-fused", queries.fused, lambda rows: candidates.fused[rows]),
+        _Rival("exact-raw", queries.raw, pool.raw),
+        _Rival("exact-fused", queries.fused, pool.fused),
         _Rival(
             "exact-codes",
             queries.fused,
-            lambda rows: model.quantizer.decode(torch.from_numpy(candidates.codes[rows])).cpu(),
+            lambda rows: model.quantizer.decode(torch.from_numpy(pool.codes[rows].astype(np.int64))),
         ),
     ]
 
@@ -128,30 +185,36 @@ class _Generated(NamedTuple):
 def _generate(
     model: Genius,
     queries: RowQueries,
-    candidates: PoolCandidates,
-    table: IdTable,
+    pool: PoolCandidates,
     methods: Sequence[str],
     settings: SearchConfig,
 ) -> _Generated:
     """Generate once, and order what was found in each way."""
-    evidence = Evidence(CodeRanker(model.quantizer.tables()), candidates.fused.half().numpy())
+    ranker = CodeRanker(model.quantizer.tables())
+    fused, raw = Evidence(ranker, pool.fused), Evidence(ranker, pool.raw)
     hits: dict[str, list[list[Hit]]] = {method: [] for method in methods}
     touched = 0
     for start in range(0, len(queries.qids), SEARCH_BATCH):
         asked = queries.fused[start : start + SEARCH_BATCH]
-        beams = search(model.generator, table, asked, settings)
+        beams = search(model.generator, pool.table, asked, settings)
         for query in range(len(asked)):
             for method in methods:
+                is_raw = method == "generative+raw"
                 answer = rank_items(
-                    table, beams, query, asked[query], rerank=RERANK[method], evidence=evidence, k=DEPTH
+                    pool.table,
+                    beams,
+                    query,
+                    queries.raw[start + query] if is_raw else asked[query],
+                    rerank=RERANK[method],
+                    evidence=raw if is_raw else fused,
+                    k=DEPTH,
                 )
-                hits[method].append(_hits(candidates, answer.items, answer.scores))
+                hits[method].append(_hits(pool, answer.items, answer.scores))
             touched += answer.touched
     return _Generated(hits, touched / len(queries.qids))
 
 
-def _hits(candidates: PoolCandidates, items: np.ndarray, scores: np.ndarray) -> list[Hit]:
+def _hits(pool: PoolCandidates, items: np.ndarray, scores: np.ndarray) -> list[Hit]:
     return [
-        Hit(did_of(int(candidates.dids[item])), float(score))
-        for item, score in zip(items, scores, strict=True)
+        Hit(did_of(int(pool.dids[item])), float(score)) for item, score in zip(items, scores, strict=True)
     ]

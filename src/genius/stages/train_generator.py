@@ -91,8 +91,13 @@ def train_generator(
         progress=progress,
         name="train generator",
     )
+    return write_generator(writer, generator, dim=candidates.dim)
+
+
+def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> TrainedGenerator:
+    """Finish a generator's folder."""
     save_file(generator.state_dict(), writer.path / WEIGHTS)
-    manifest = writer.finish(facts={"dim": candidates.dim, "sizes": list(model.sizes)}, scratch=(CHECKPOINT,))
+    manifest = writer.finish(facts={"dim": dim, "sizes": list(generator.sizes)}, scratch=(CHECKPOINT,))
     return TrainedGenerator(generator.eval(), manifest)
 
 

@@ -94,10 +94,14 @@ def train_quantizer(
     )
     health = settle(quantizer, candidates)
     progress.say(f"IDs: {health.verdict}")
+    return write_quantizer(writer, quantizer, health)
+
+
+def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health | None) -> TrainedQuantizer:
+    """Finish a quantizer's folder; ``health`` is None when nobody could examine its IDs yet."""
     save_file(_tensors(quantizer), writer.path / WEIGHTS)
-    manifest = writer.finish(
-        facts={"dim": candidates.dim, "health": dataclasses.asdict(health)}, scratch=(CHECKPOINT,)
-    )
+    found = None if health is None else dataclasses.asdict(health)
+    manifest = writer.finish(facts={"dim": quantizer.dim, "health": found}, scratch=(CHECKPOINT,))
     return TrainedQuantizer(quantizer.eval(), manifest)
 
 

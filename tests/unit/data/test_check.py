@@ -128,7 +128,9 @@ def test_an_instruction_that_is_missing_is_named_by_its_key(data):
     data.instructions = [InstructionRow(TEXT, TEXT, "toy", 7, ("x",))]
     finding = data.found()["missing-instruction"]
     assert (finding.severity, finding.count) == ("error", 1)
-    assert finding.examples == ("data set 7, text -> image (10 queries)",)
+    (example,) = finding.examples
+    assert example.startswith(str(data.root / "instructions" / "query_instructions.tsv"))
+    assert "data set 7, text -> image (10 queries); add text<tab>image<tab>NAME<tab>7<tab>" in example
 
 
 def test_a_data_set_without_instructions_is_usable(data):

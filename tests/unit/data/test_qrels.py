@@ -48,3 +48,12 @@ def test_a_bad_line_is_named_with_data_set_split_file_and_number(tmp_path, row, 
 def test_qrels_that_are_not_there_are_named(tmp_path):
     with pytest.raises(BadData, match=r"gone\.txt"):
         read_qrels(tmp_path / "gone.txt")
+
+
+def test_in_trecs_layout_ids_are_any_words_and_relevances_may_be_negative(tmp_path):
+    path = qrels_file(tmp_path / "q.txt", b"cat 0 photos/cat.jpg 1", b"cat 0 clueweb09-en -2")
+    assert read_qrels(path, layout="trec") == {"cat": {"photos/cat.jpg": 1, "clueweb09-en": -2}}
+    with pytest.raises(BadRecord, match="'cat' is not of the form"):
+        read_qrels(path)
+    with pytest.raises(BadRecord, match=r"relevance '1\.5' is not a whole number"):
+        read_qrels(qrels_file(tmp_path / "q.txt", b"cat 0 dog 1.5"), layout="trec")

@@ -19,6 +19,7 @@ from genius.encoders import checkpoint
 from genius.encoders.clip import ClipEncoder
 from genius.encoders.protocol import Encoder, ImageInput, ItemKey, TextInput
 from genius.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, NetworkNeeded, UsageError
+from genius.hub import reach
 
 KEY = ItemKey("candidate", "9:1")
 TEXTS = ["a red anchor", "a green anchor on a red ground", "anchor"]
@@ -245,7 +246,7 @@ def test_with_the_wish_to_download_an_unreachable_hub_is_given_up_within_three_s
         tired.wait()
         raise TimeoutError
 
-    monkeypatch.setattr(checkpoint.urllib.request, "urlopen", hang)
+    monkeypatch.setattr(reach.urllib.request, "urlopen", hang)
     start = time.perf_counter()
     with pytest.raises(NetworkNeeded, match="cannot be reached"):
         ClipEncoder("nobody/has-this-model", download=True)
@@ -257,7 +258,7 @@ def test_a_refused_connection_means_unreachable(monkeypatch):
     def refuse(*_, **__):
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(checkpoint.urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(reach.urllib.request, "urlopen", refuse)
     with pytest.raises(NetworkNeeded, match="cannot be reached"):
         ClipEncoder("nobody/has-this-model", download=True)
 
@@ -268,9 +269,9 @@ def test_a_download_that_fails_says_so(monkeypatch):
 
         raise LocalEntryNotFoundError("not here") if local_files_only else OSError("404")
 
-    monkeypatch.setattr(checkpoint, "_probe", lambda _: None)
+    monkeypatch.setattr(checkpoint, "probe", lambda _: None)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    with pytest.raises(NetworkNeeded, match=r"downloading nobody/has-this-model failed \(404\)"):
+    with pytest.raises(NetworkNeeded, match=r"nobody/has-this-model failed \(404\)"):
         ClipEncoder("nobody/has-this-model", download=True)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from genius.data.records import candidate_number, query_number
-from genius.encoders.precomputed import PrecomputedEncoder
+from genius.encoders.precomputed import open_precomputed
 from genius.encoders.protocol import Encoder, ImageInput, ItemKey, TextInput
 from genius.errors import ArtifactMissing, BadData, UsageError
 
@@ -24,7 +24,7 @@ def rows(count, *, dim=3, start=0.0, dtype=np.float16):
 
 def test_without_ids_row_r_is_number_r_plus_one_of_any_data_set(tmp_path):
     np.save(tmp_path / "text_features.npy", rows(4))
-    encoder = PrecomputedEncoder(tmp_path / "text_features.npy")
+    encoder = open_precomputed(tmp_path / "text_features.npy")
     found = encoder.text_features(
         [text("query", "30:1"), text("candidate", "7:4"), text("candidate", "30:1")]
     )
@@ -40,7 +40,7 @@ def test_a_file_and_its_folder_open_the_same_features(tmp_path):
     np.save(tmp_path / "text_features.npy", rows(2))
     np.save(tmp_path / "image_features.npy", rows(2, start=50))
     for path in (tmp_path, tmp_path / "text_features.npy", tmp_path / "image_features.npy"):
-        encoder = PrecomputedEncoder(path)
+        encoder = open_precomputed(path)
         assert encoder.image_features([image("candidate", "0:2")]).tolist() == [[53, 54, 55]]
         assert encoder.text_features([text("candidate", "0:2")]).tolist() == [[3, 4, 5]]
 
@@ -48,7 +48,7 @@ def test_a_file_and_its_folder_open_the_same_features(tmp_path):
 def test_a_file_of_another_name_stands_for_what_its_name_starts_with(tmp_path):
     np.save(tmp_path / "text_features.npy", rows(2))
     np.save(tmp_path / "query_text_large.npy", rows(2, start=50))
-    encoder = PrecomputedEncoder(tmp_path / "query_text_large.npy")
+    encoder = open_precomputed(tmp_path / "query_text_large.npy")
     found = encoder.text_features([text("query", "0:1"), text("candidate", "0:1")])
     assert found.tolist() == [[50, 51, 52], [0, 1, 2]]
 
@@ -57,7 +57,7 @@ def test_features_of_queries_and_candidates_may_lie_apart(tmp_path):
     np.save(tmp_path / "text_features.npy", rows(2))
     np.save(tmp_path / "query_text_features.npy", rows(2, start=20))
     np.save(tmp_path / "candidate_image_features.npy", rows(2, start=40))
-    encoder = PrecomputedEncoder(tmp_path)
+    encoder = open_precomputed(tmp_path)
     assert encoder.text_features([text("query", "0:1"), text("candidate", "0:1")]).tolist() == [
         [20, 21, 22],
         [0, 1, 2],
@@ -71,7 +71,7 @@ def test_features_of_queries_and_candidates_may_lie_apart(tmp_path):
 def test_ids_beside_the_features_say_which_row_is_whose(tmp_path, name):
     np.save(tmp_path / "text_features.npy", rows(3, dtype=np.float32))
     np.save(tmp_path / name, np.array(["9:30", "9:7", "10:7"]))
-    encoder = PrecomputedEncoder(tmp_path)
+    encoder = open_precomputed(tmp_path)
     found = encoder.text_features(
         [text("candidate", "10:7"), text("query", "9:30"), text("candidate", "9:7")]
     )
@@ -83,7 +83,7 @@ def test_integer_ids_are_m_beirs_numbers_of_each_role(tmp_path):
     np.save(tmp_path / "query_ids.npy", np.array([query_number("9:2"), query_number("9:1")]))
     np.save(tmp_path / "candidate_text_features.npy", rows(2))
     np.save(tmp_path / "candidate_ids.npy", np.array([candidate_number("9:1"), candidate_number("0:0")]))
-    encoder = PrecomputedEncoder(tmp_path)
+    encoder = open_precomputed(tmp_path)
     found = encoder.text_features([text("query", "9:1"), text("candidate", "9:1"), text("candidate", "0:0")])
     assert found.tolist() == [[3, 4, 5], [0, 1, 2], [3, 4, 5]]
 
@@ -94,7 +94,7 @@ def test_a_number_beyond_the_rows_is_refused_by_id_and_file(tmp_path, identifier
     with pytest.raises(
         BadData, match=rf"candidate {identifier} is row -?\d of .*text_features\.npy, which has 4 rows"
     ):
-        PrecomputedEncoder(tmp_path).text_features([text("candidate", identifier)])
+        open_precomputed(tmp_path).text_features([text("candidate", identifier)])
 
 
 @pytest.mark.parametrize("identifier", ["9:8", "9:999", "0:1"])
@@ -102,7 +102,7 @@ def test_an_id_that_is_not_listed_is_refused_by_id_and_file(tmp_path, identifier
     np.save(tmp_path / "text_features.npy", rows(2))
     np.save(tmp_path / "ids.npy", np.array(["9:30", "9:7"]))
     with pytest.raises(BadData, match=rf"query {identifier} is not among the ids in .*ids\.npy"):
-        PrecomputedEncoder(tmp_path).text_features([text("query", identifier)])
+        open_precomputed(tmp_path).text_features([text("query", identifier)])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -110,7 +110,7 @@ def test_a_row_that_is_not_finite_is_refused_by_number(tmp_path, value):
     features = rows(3)
     features[1, 2] = value
     np.save(tmp_path / "text_features.npy", features)
-    encoder = PrecomputedEncoder(tmp_path)
+    encoder = open_precomputed(tmp_path)
     assert encoder.text_features([text("query", "0:1"), text("query", "0:3")]).shape == (2, 3)
     with pytest.raises(BadData, match=r"row 1 \(query 0:2\) holds NaN or infinity"):
         encoder.text_features([text("query", "0:1"), text("query", "0:2")])
@@ -119,12 +119,12 @@ def test_a_row_that_is_not_finite_is_refused_by_number(tmp_path, value):
 def test_new_content_cannot_be_embedded(tmp_path):
     np.save(tmp_path / "text_features.npy", rows(3))
     with pytest.raises(UsageError, match="cannot embed new content"):
-        PrecomputedEncoder(tmp_path).text_features([text("query", "")])
+        open_precomputed(tmp_path).text_features([text("query", "")])
 
 
 def test_an_empty_batch_has_no_rows(tmp_path):
     np.save(tmp_path / "text_features.npy", rows(3))
-    encoder = PrecomputedEncoder(tmp_path)
+    encoder = open_precomputed(tmp_path)
     assert encoder.text_features([]).shape == encoder.image_features([]).shape == (0, 3)
 
 
@@ -135,7 +135,7 @@ def test_the_fingerprint_follows_the_contents_and_not_the_place(tmp_path):
         folder.mkdir()
         np.save(folder / "text_features.npy", rows(1, start=start))
         np.save(folder / "ids.npy", np.array([ids]))
-        prints.append(PrecomputedEncoder(folder).fingerprint)
+        prints.append(open_precomputed(folder).fingerprint)
     assert prints[0] == prints[1]
     assert len(set(prints)) == 3
 
@@ -151,13 +151,13 @@ def test_the_fingerprint_follows_the_contents_and_not_the_place(tmp_path):
 def test_an_array_of_another_shape_or_type_is_refused(tmp_path, features, problem):
     np.save(tmp_path / "text_features.npy", features)
     with pytest.raises(BadData, match=problem):
-        PrecomputedEncoder(tmp_path)
+        open_precomputed(tmp_path)
 
 
 def test_a_file_that_is_no_array_is_refused(tmp_path):
     (tmp_path / "text_features.npy").write_bytes(b"not an array")
     with pytest.raises(BadData, match="not an array"):
-        PrecomputedEncoder(tmp_path)
+        open_precomputed(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -172,27 +172,27 @@ def test_ids_that_do_not_fit_are_refused(tmp_path, ids, problem):
     np.save(tmp_path / "text_features.npy", rows(3))
     np.save(tmp_path / "ids.npy", ids)
     with pytest.raises(BadData, match=problem):
-        PrecomputedEncoder(tmp_path)
+        open_precomputed(tmp_path)
 
 
 def test_features_of_two_widths_are_refused(tmp_path):
     np.save(tmp_path / "text_features.npy", rows(3))
     np.save(tmp_path / "image_features.npy", rows(3, dim=4))
     with pytest.raises(BadData, match=r"text_features\.npy has 3, image_features\.npy has 4"):
-        PrecomputedEncoder(tmp_path)
+        open_precomputed(tmp_path)
 
 
 def test_a_name_that_does_not_say_what_it_holds_is_refused(tmp_path):
     np.save(tmp_path / "features.npy", rows(3))
     with pytest.raises(UsageError, match="must start with text or image"):
-        PrecomputedEncoder(tmp_path / "features.npy")
+        open_precomputed(tmp_path / "features.npy")
 
 
 def test_what_is_not_there_is_refused(tmp_path):
     with pytest.raises(ArtifactMissing, match="no such file or folder"):
-        PrecomputedEncoder(tmp_path / "nothing")
+        open_precomputed(tmp_path / "nothing")
     with pytest.raises(ArtifactMissing, match=r"neither text_features\.npy nor image_features\.npy"):
-        PrecomputedEncoder(tmp_path)
+        open_precomputed(tmp_path)
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(UsageError, match=r"neither a folder nor a \.npy file"):
-        PrecomputedEncoder(tmp_path / "notes.txt")
+    with pytest.raises(UsageError, match=r"neither a folder nor a \.npy or \.pt file"):
+        open_precomputed(tmp_path / "notes.txt")

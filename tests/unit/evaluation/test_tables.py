@@ -6,9 +6,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from genius.evaluation.tables import METHODS, ResultRow, averages, in_order, to_json, to_markdown, to_rich
+from genius.evaluation.tables import (
+    METHODS,
+    ResultRow,
+    averages,
+    in_order,
+    of_exact,
+    to_json,
+    to_markdown,
+    to_rich,
+)
 
 ROW = ResultRow(
+    name="catalogue_task0",
     dataset="catalogue",
     task="text -> image",
     task_id=0,
@@ -16,6 +26,7 @@ ROW = ResultRow(
     method="exact-fused",
     queries=500,
     pool_size=12_000,
+    headline_k=5,
     measures={"recall@5": 0.5, "R@10": 0.9, "R@5": 0.8, "R@1": 0.6, "MRR": 0.7},
     bytes_per_item=3072.0,
     candidates_touched=12_000.0,
@@ -30,7 +41,13 @@ GENERATIVE = replace(
 
 
 def other_task(row: ResultRow, headline: float) -> ResultRow:
-    return replace(row, task="image -> text", task_id=3, measures={**row.measures, "R@5": headline})
+    return replace(
+        row,
+        name="catalogue_task3",
+        task="image -> text",
+        task_id=3,
+        measures={**row.measures, "R@5": headline},
+    )
 
 
 def printed(rows: list[ResultRow], width: int = 80) -> str:
@@ -54,6 +71,8 @@ def test_json_rows_begin_with_the_promised_keys():
         "recall@5": 0.5,
         "MRR": 0.7,
         "task_id": 0,
+        "name": "catalogue_task0",
+        "headline": "R@5",
         "pool_size": 12_000,
         "bytes_per_item": 3072,
         "candidates_touched": 12_000,
@@ -66,7 +85,7 @@ def test_rows_come_by_pool_task_and_then_method():
     rows = [other_task(ROW, 0.5), replace(ROW, pool="local"), *rows]
     ordered = in_order(rows)
     assert ordered[0].pool == "local"
-    assert [row.method for row in ordered[1:7]] == list(METHODS)
+    assert [row.method for row in ordered[1 : 1 + len(METHODS)]] == list(METHODS)
     assert ordered[-1].task == "image -> text"
 
 
@@ -75,6 +94,53 @@ def test_of_exact_compares_with_exact_search_on_the_same_task_and_pool():
     by_method = {(row["pool"], row["method"]): row["of_exact"] for row in to_json(rows)["rows"]}
     assert by_method["global", "generative"] == pytest.approx(0.75)
     assert by_method["local", "exact-fused"] == 1.0
+
+
+def test_of_exact_compares_by_the_rows_own_headline_measure():
+    exact, generative = replace(ROW, headline_k=10), replace(GENERATIVE, headline_k=10)
+    assert of_exact(generative, [exact, generative]) == pytest.approx(0.7 / 0.9)
+
+
+def test_a_row_without_its_headline_measure_is_compared_with_nothing():
+    lacking = replace(GENERATIVE, measures={"R@1": 0.3})
+    assert of_exact(lacking, [ROW, lacking]) is None
+
+
+def test_the_average_takes_each_rows_own_headline_measure():
+    rows = [ROW, replace(other_task(ROW, 0.4), headline_k=10)]
+    assert averages(rows)[0].score == pytest.approx((0.8 + 0.9) / 2)
+    assert to_json(rows)["averages"][0]["headline"] == pytest.approx(0.85)
+    assert averages([ROW, replace(other_task(ROW, 0.4), headline_k=50)])[0].score is None
+
+
+def test_rows_of_m_beir_come_as_the_papers_print_them():
+    names = [f"{dataset}_task0" for dataset in ("zebras", "fashion200k", "mscoco", "visualnews")]
+    rows = [replace(ROW, name=name, dataset=name.removesuffix("_task0")) for name in names]
+    assert [row.dataset for row in in_order(rows)] == ["visualnews", "mscoco", "fashion200k", "zebras"]
+
+
+def cirr(**changes: Any) -> ResultRow:
+    found = {"name": "cirr_task7", "dataset": "cirr", "task_id": 7, "pool": "local", "method": "exact-raw"}
+    return replace(ROW, **{**found, "queries": 4_170, "pool_size": 21_551, **changes})
+
+
+def test_json_has_published_numbers_where_the_sizes_are_theirs():
+    (row,) = to_json([cirr(measures={"R@5": 0.45})])["rows"]
+    released, paper = row["published"]
+    assert (released["system"], released["weights"], released["value"]) == ("CLIP_SF", "released", 45.32)
+    assert released["difference"] == pytest.approx(-0.32)
+    assert (paper["weights"], paper["value"]) == ("paper", 44.6)
+
+
+@pytest.mark.parametrize("changes", [{"queries": 4_169}, {"pool_size": 21_552}, {"pool": "global"}])
+def test_json_has_no_published_numbers_for_other_sizes(changes):
+    assert "published" not in to_json([cirr(**changes)])["rows"][0]
+
+
+def test_json_tells_of_a_misprint():
+    (row,) = to_json([cirr(pool="global", pool_size=5_609_079)])["rows"]
+    assert "43.0" in row["published"][1]["misprint"]
+    assert "misprint" not in row["published"][0]
 
 
 def test_of_exact_is_absent_without_exact_search_or_where_it_finds_nothing():

@@ -50,6 +50,7 @@ def picture(kind: str = "PNG") -> bytes:
 def rows() -> tuple[ResultRow, ...]:
     return tuple(
         ResultRow(
+            name=f"catalogue_task{task_id}",
             dataset="catalogue",
             task=task,
             task_id=task_id,
@@ -57,6 +58,7 @@ def rows() -> tuple[ResultRow, ...]:
             method=method,
             queries=500,
             pool_size=12_000,
+            headline_k=5,
             measures={"R@1": 0.5, "R@5": 0.125 + place / 100, "R@10": 0.9},
             bytes_per_item=12.25,
             candidates_touched=61.0,

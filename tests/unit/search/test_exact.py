@@ -22,7 +22,7 @@ def test_the_nearest_items_are_a_brute_forces_whatever_the_batch_and_equal_ones_
     queries = random.integers(-1, 2, (num_queries, 2)).astype(np.float32)
     vectors = random.integers(-1, 2, (num_items, 2)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "ITEM_BATCH", batch)
+        patch.setattr(exact, "ITEM_BLOCK", batch)
         found = exact_search(
             torch.from_numpy(queries), lambda rows: torch.from_numpy(vectors[rows]), num_items, k=k
         )
@@ -35,7 +35,7 @@ def test_the_nearest_items_are_a_brute_forces_whatever_the_batch_and_equal_ones_
 
 
 def test_only_one_batch_of_vectors_is_asked_for_at_a_time(monkeypatch):
-    monkeypatch.setattr(exact, "ITEM_BATCH", 4)
+    monkeypatch.setattr(exact, "ITEM_BLOCK", 4)
     asked = []
 
     def vectors(rows):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -37,6 +39,10 @@ def beams_of(rows: list[int], scores: list[float]) -> Beams:
     return Beams(np.array([rows], dtype=np.int64), parts[None])
 
 
+def rows_of(stored: np.ndarray) -> Callable[[np.ndarray], torch.Tensor]:
+    return lambda items: torch.from_numpy(stored[items]).float()
+
+
 BEAMS = beams_of([2, 0, 1], [-1.0, -2.0, -3.0])
 
 
@@ -53,7 +59,7 @@ def test_the_score_by_embeddings_is_the_cosine(random):
     stored = F.normalize(torch.randn(7, DIM, generator=random), dim=1)
     query = F.normalize(torch.randn(DIM, generator=random), dim=0)
     items = np.array([6, 0, 3])
-    found = embedding_scores(query, stored.half().numpy(), items)
+    found = embedding_scores(query, stored[torch.from_numpy(items)].half())
     expected = F.cosine_similarity(query[None], stored[torch.from_numpy(items)])
     np.testing.assert_allclose(found, expected.numpy(), atol=2e-3)
 
@@ -86,7 +92,7 @@ def test_re_ranking_by_embeddings_orders_every_item_by_its_own(table, random):
     stored = F.normalize(torch.randn(5, DIM, generator=random), dim=1).half().numpy()
     query = F.normalize(torch.randn(DIM, generator=random), dim=0)
     answer = rank_items(
-        table, BEAMS, 0, query, rerank="embeddings", evidence=Evidence(embeddings=stored), k=10
+        table, BEAMS, 0, query, rerank="embeddings", evidence=Evidence(embeddings=rows_of(stored)), k=10
     )
     cosines = stored.astype(np.float32) @ query.numpy()
     assert answer.items.tolist() == np.argsort(-cosines).tolist()
@@ -110,14 +116,14 @@ def test_only_the_items_under_the_beams_are_touched(table):
 @pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
 def test_a_query_that_found_no_id_has_an_empty_answer(table, tables, rerank):
     nothing = beams_of([NOTHING, NOTHING], [-np.inf, -np.inf])
-    evidence = Evidence(CodeRanker(tables), np.zeros((5, DIM), dtype=np.float16))
+    evidence = Evidence(CodeRanker(tables), rows_of(np.zeros((5, DIM), dtype=np.float16)))
     answer = rank_items(table, nothing, 0, torch.zeros(DIM), rerank=rerank, evidence=evidence, k=10)
     assert answer.items.tolist() == answer.scores.tolist() == []
     assert answer.touched == 0
 
 
 @pytest.mark.parametrize(
-    ("rerank", "advice"), [("codes", "codebooks"), ("embeddings", "--store-embeddings"), ("luck", "luck")]
+    ("rerank", "advice"), [("codes", "codebooks"), ("embeddings", "--embeddings fused"), ("luck", "luck")]
 )
 def test_re_ranking_without_its_evidence_is_refused_with_advice(table, rerank, advice):
     with pytest.raises(UsageError, match=advice):

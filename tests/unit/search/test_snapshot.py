@@ -33,9 +33,10 @@ def state(seed: int, count: int = 12, *, embeddings: bool = True) -> tuple[list[
     random = np.random.default_rng(seed)
     items = [Item(f"{seed}/{number} é", Modality.TEXT, f"text {number}") for number in range(count)]
     arrays = ItemArrays(
-        random.integers(0, 3, (count, 3)),
-        random.random(count).astype(np.float16).astype(np.float32),
+        random.integers(0, 3, (count, 3)).astype(np.int16),
+        random.random(count).astype(np.float16),
         random.standard_normal((count, 4)).astype(np.float16) if embeddings else None,
+        "fused" if embeddings else "none",
     )
     return items, arrays
 
@@ -61,7 +62,7 @@ def test_a_state_comes_back_as_it_was_written(tmp_path, embeddings):
     given = state(7, embeddings=embeddings)
     facts = commit_snapshot(tmp_path, None, *given, model=MODEL)
     assert read_facts(tmp_path) == facts
-    assert (facts.model, facts.model_fingerprint, facts.stores_embeddings) == (*MODEL, embeddings)
+    assert (facts.model, facts.model_fingerprint, facts.embeddings) == (*MODEL, given[1].stored)
     assert holds(tmp_path, facts, given)
 
 
@@ -187,15 +188,15 @@ def test_readers_never_meet_half_a_state_while_another_process_writes(tmp_path):
 
 def test_adding_nothing_changes_no_order_inside_an_id(tmp_path):
     items = [Item(name, Modality.TEXT, name) for name in "ab"]
-    close = np.array([0.90001, 0.90002], dtype=np.float32)  # the same in 16 bits
-    arrays = ItemArrays(np.zeros((2, 3), dtype=np.int64), close, None)
+    alike = np.full(2, 0.9, dtype=np.float16)
+    arrays = ItemArrays(np.zeros((2, 3), dtype=np.int16), alike, None, "none")
     facts = commit_snapshot(tmp_path, None, items, arrays, model=MODEL)
     before = open_snapshot(tmp_path, facts)
     after = open_snapshot(tmp_path, commit_snapshot(tmp_path, facts, items, before.arrays(), model=MODEL))
     assert before.table.items.tolist() == after.table.items.tolist()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": "x"}', "null"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 2}', '{"format": "x"}', "null"])
 def test_a_damaged_manifest_is_said_to_be_damaged(tmp_path, text):
     (tmp_path / CURRENT).write_text(text)
     with pytest.raises(ArtifactMismatch, match="damaged"):
@@ -207,6 +208,14 @@ def test_an_index_of_a_newer_version_is_refused_with_advice(tmp_path):
     body = json.loads((tmp_path / CURRENT).read_text())
     (tmp_path / CURRENT).write_text(json.dumps({**body, "format": 99}))
     with pytest.raises(ArtifactMismatch, match="upgrade"):
+        read_facts(tmp_path)
+
+
+def test_an_index_of_an_older_version_is_refused_with_advice(tmp_path):
+    commit_snapshot(tmp_path, None, *OLD, model=MODEL)
+    body = json.loads((tmp_path / CURRENT).read_text())
+    (tmp_path / CURRENT).write_text(json.dumps({**body, "format": 1}))
+    with pytest.raises(ArtifactMismatch, match="create the index again"):
         read_facts(tmp_path)
 
 

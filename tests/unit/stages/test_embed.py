@@ -8,11 +8,13 @@ import torch
 from PIL import Image
 
 from genius.data.features import Features
-from genius.data.records import Modality
+from genius.data.records import CANDIDATE_CAP, Modality, did_of
+from genius.encoders.precomputed import open_precomputed
 from genius.encoders.protocol import ItemKey
 from genius.errors import BadData, BadImage
 from genius.stages import embed as stage
-from genius.stages.embed import FeatureRow, embed, transform
+from genius.stages import embed_shard
+from genius.stages.embed import FeatureRow, embed, features_of, transform
 from genius.stages.progress import Silent
 
 DIM = 3
@@ -51,7 +53,7 @@ class Encoder:
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     monkeypatch.setattr(stage, "SHARD_ROWS", 4)
-    monkeypatch.setattr(stage, "ENCODE_BATCH", 2)
+    monkeypatch.setattr(embed_shard, "ENCODE_BATCH", 2)
 
 
 def text_rows(count):
@@ -239,3 +241,102 @@ def test_a_transformed_folder_is_what_the_whole_encoder_would_have_written(tmp_p
         == features.manifest.fingerprint
     )
     assert unused.seen == []
+
+
+class Joint(Encoder):
+    """One vector for both: the number of the key, whether there is a picture, how long the text is."""
+
+    def image_features(self, images):
+        raise AssertionError("a joint encoder is not asked for images alone")
+
+    text_features = image_features
+
+    def joint_features(self, items):
+        assert items, "an encoder is never asked for nothing"
+        for item in items:
+            assert (item.image is not None) == (item.has_image and self.needs_pixels)
+        self._see([item.key.id for item in items])
+        return torch.tensor(
+            [[float(item.key.id), float(item.has_image), float(len(item.text))] for item in items]
+        )
+
+
+def mixed_rows(pictures):
+    return [
+        FeatureRow(
+            id=n,
+            key=ItemKey("candidate", str(n)),
+            modality=list(Modality)[n % 3],
+            image=None if n % 3 == 1 else pictures[n % 6],
+            text=None if n % 3 == 0 else "x" * n,
+        )
+        for n in range(6)
+    ]
+
+
+@pytest.mark.parametrize("needs_pixels", [False, True])
+def test_a_joint_vector_stands_in_the_text_slot(tmp_path, pictures, needs_pixels):
+    features = run(mixed_rows(pictures), Joint(needs_pixels=needs_pixels), tmp_path / "f")
+    batch = features.gather(np.arange(6))
+    assert batch.has_text.all()
+    assert not batch.has_image.any()
+    assert batch.total().tolist() == [[n, n % 3 != 1, 0 if n % 3 == 0 else n] for n in range(6)]
+
+
+def test_a_picture_and_text_are_read_together_once_in_a_shard(tmp_path, pictures):
+    rows = [
+        FeatureRow(
+            id=n,
+            key=ItemKey("query", str(n)),
+            modality=Modality.IMAGE_TEXT,
+            image=pictures[0],
+            text=f"{n // 2}",
+        )
+        for n in range(4)
+    ]
+    encoder = Joint()
+    features = run(rows, encoder, tmp_path / "f")
+    assert len(encoder.seen) == 2
+    assert features.gather(np.arange(4)).text[:, 1].tolist() == [1, 1, 1, 1]
+    looked_up = Joint(needs_pixels=False)
+    run(rows, looked_up, tmp_path / "g")
+    assert len(looked_up.seen) == 4
+
+
+def test_a_joint_encoder_leaves_out_what_has_a_bad_picture(tmp_path, pictures):
+    pictures[2].write_bytes(b"not a picture")
+    features = run(mixed_rows(pictures), Joint(), tmp_path / "f", skip_bad_images=True)
+    assert features.ids.tolist() == [0, 1, 3, 4, 5]
+    assert features.gather(np.arange(5)).text[:, 0].tolist() == [0, 1, 3, 4, 5]
+    assert [row.id for row in features.left_out] == [2]
+
+
+def test_one_query_in_memory_gets_what_a_row_would(tmp_path, pictures):
+    for encoder in (Encoder(), Joint()):
+        for row in mixed_rows(pictures):
+            picture = None if row.image is None else Image.open(row.image)
+            found = features_of(encoder, image=picture, text=row.text or "", key=row.key)
+            name = f"{type(encoder).__name__}-{row.id}"
+            expected = run([row], encoder, tmp_path / name).gather(np.array([0]))
+            for one, other in zip(found, expected, strict=True):
+                assert torch.equal(one, other)
+    with pytest.raises(BadData, match="neither an image nor a text"):
+        features_of(Encoder(), image=None, text="", key=ItemKey("query", ""))
+
+
+def test_uniirs_embeddings_become_features_without_opening_a_picture(tmp_path):
+    numbers = [9 * CANDIDATE_CAP + n for n in range(1, 7)]
+    np.save(tmp_path / "mbeir_union_cand_pool_embed.npy", np.arange(18, dtype=np.float16).reshape(6, 3))
+    np.save(tmp_path / "mbeir_union_cand_pool_ids.npy", np.array(numbers[::-1]))
+    rows = [
+        FeatureRow(
+            id=number,
+            key=ItemKey("candidate", did_of(number)),
+            modality=Modality.IMAGE,
+            image=tmp_path / "absent.jpg",
+        )
+        for number in numbers
+    ]
+    features = run(rows, open_precomputed(tmp_path), tmp_path / "f")
+    assert features.ids.tolist() == numbers
+    assert features.gather(np.arange(6)).total()[:, 0].tolist() == [15, 12, 9, 6, 3, 0]

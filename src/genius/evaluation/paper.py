@@ -1,0 +1,246 @@
+"""M-BEIR's rows in the papers' layout: percent, a column for each method, published numbers below ours.
+
+A published number stands only where the queries and the pool are as many as those it was measured on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Final, Literal, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from genius.data.mbeir import PAPER_ROWS
+from genius.evaluation.published import (
+    AVERAGE,
+    COMPARABLE,
+    PAPER_BEAM,
+    SIZES,
+    UNION_SIZE,
+    Reference,
+    references,
+)
+from genius.evaluation.tables import METHODS, ResultRow, averages, in_order, published_beside
+
+HEADINGS: Final = {
+    "exact-raw": "exact\nraw",
+    "exact-fused": "exact\nfused",
+    "exact-codes": "exact\ncodes",
+    "generative": "generated",
+    "generative+codes": "\n+codes",
+    "generative+embeddings": "+embed-\ndings",
+    "generative+raw": "\n+raw",
+}
+"""Methods as narrow columns."""
+LABELS: Final[dict[Literal["released", "paper"], str]] = {"released": "  released", "paper": "  paper"}
+"""Lines of published numbers: the authors' released weights, the paper."""
+LABEL_WIDTH: Final = 17
+LEGEND: Final = (
+    "percent; below ours the published numbers and our difference: exact-raw beside UniIR's CLIP_SF, "
+    "generative beside GENIUS, generative+raw beside GENIUS^R; 'released': weights that were published later"
+)
+
+
+class PaperLine(NamedTuple):
+    """One line of the table: our numbers, or published ones."""
+
+    label: str
+    cells: tuple[str, ...]
+    """One for each method."""
+
+
+class PaperBlock(NamedTuple):
+    """One row of the papers: ours, then what is published."""
+
+    task: str
+    lines: tuple[PaperLine, ...]
+
+
+class PaperTable(NamedTuple):
+    """All rows of one pool."""
+
+    pool: Literal["local", "global"]
+    methods: tuple[str, ...]
+    blocks: tuple[PaperBlock, ...]
+    above: tuple[str, ...]
+    """What has to be known before comparing."""
+    below: tuple[str, ...]
+    """Legend and misprints."""
+
+
+def applies_to(rows: Sequence[ResultRow]) -> bool:
+    """Whether all rows are M-BEIR's."""
+    return all(row.name in PAPER_ROWS for row in rows)
+
+
+def paper_tables(rows: Sequence[ResultRow], *, beam: int) -> list[PaperTable]:
+    """A table for each pool, local first; all rows have to be M-BEIR's."""
+    return [
+        _table(pool, list(inside), beam) for pool, inside in groupby(in_order(rows), key=lambda row: row.pool)
+    ]
+
+
+def to_rich(table: PaperTable) -> Table:
+    """The table for the terminal, 80 columns wide."""
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0, title=f"{table.pool} pool")
+    shown.add_column("task, data set", width=LABEL_WIDTH)
+    for method in table.methods:
+        shown.add_column(HEADINGS[method], no_wrap=True)
+    for task, blocks in groupby(table.blocks, key=lambda block: block.task):
+        shown.add_row(Text(task, style="bold"))
+        for block in blocks:
+            ours, *published = block.lines
+            shown.add_row(ours.label, *ours.cells)
+            for line in published:
+                shown.add_row(line.label, *line.cells, style="dim")
+        shown.add_section()
+    return shown
+
+
+def to_markdown(table: PaperTable) -> str:
+    """The table for a document."""
+    header = ["task", f"{table.pool} pool", *table.methods]
+    lines = [
+        *(f"{note}\n" for note in table.above),
+        "| " + " | ".join(header) + " |",
+        "|---|---|" + "---|" * len(table.methods),
+        *(
+            "| " + " | ".join([block.task, line.label.strip(), *line.cells]) + " |"
+            for block in table.blocks
+            for line in block.lines
+        ),
+        "",
+        *(f"{note}\n" for note in table.below),
+    ]
+    return "\n".join(lines)
+
+
+def _table(pool: Literal["local", "global"], rows: list[ResultRow], beam: int) -> PaperTable:
+    present = {row.method for row in rows}
+    methods = tuple(method for method in METHODS if method in present)
+    by_name = {name: list(group) for name, group in groupby(rows, key=lambda row: row.name)}
+    beside = {
+        name: {row.method: published_beside(row) for row in group if row.score is not None}
+        for name, group in by_name.items()
+    }
+    means = {row.method: row for row in averages(rows)}
+    published_means = _means(beside, pool) if means else {}
+    blocks = [
+        PaperBlock(
+            group[0].task,
+            _lines(
+                f"{group[0].dataset} {group[0].headline}",
+                {row.method: row.score for row in group},
+                beside[name],
+                methods,
+            ),
+        )
+        for name, group in by_name.items()
+    ]
+    if means:
+        blocks.append(
+            PaperBlock(
+                "average",
+                _lines(
+                    f"{len(by_name)} rows",
+                    {method: row.score for method, row in means.items()},
+                    published_means,
+                    methods,
+                ),
+            )
+        )
+    blocks.append(_costs(rows, methods))
+    shown = [one for found in (*beside.values(), published_means) for some in found.values() for one in some]
+    return PaperTable(
+        pool, methods, tuple(blocks), _above(rows, beside, beam), _below(shown) if shown else ()
+    )
+
+
+def _lines(
+    label: str,
+    scores: Mapping[str, float | None],
+    published: Mapping[str, Sequence[Reference]],
+    methods: Sequence[str],
+) -> tuple[PaperLine, ...]:
+    values = {method: 100 * score for method, score in scores.items() if score is not None}
+    ours = [f"{values[method]:.1f}" if method in values else "-" for method in methods]
+    lines = [PaperLine(label, tuple(ours))]
+    for weights, name in LABELS.items():
+        cells = []
+        for method in methods:
+            one = next((one for one in published.get(method, ()) if one.weights == weights), None)
+            cells.append(_beside(one, values[method]) if one is not None and method in values else "")
+        if any(cells):
+            lines.append(PaperLine(name, tuple(cells)))
+    return tuple(lines)
+
+
+def _beside(one: Reference, ours: float) -> str:
+    """``92.0 +0.1``; a star where a misprint was corrected."""
+    difference = round(ours - one.value, 1) + 0.0  # no -0.0
+    return f"{one.value:.1f}{'*' if one.misprint else ''} {difference:+.1f}"
+
+
+def _means(
+    beside: Mapping[str, Mapping[str, Sequence[Reference]]], pool: Literal["local", "global"]
+) -> dict[str, list[Reference]]:
+    """Published averages over the very rows that are here, where all of them may be compared."""
+    found: dict[str, list[Reference]] = {}
+    for method in COMPARABLE:
+        by_row = [published.get(method, ()) for published in beside.values()]
+        misprints = {one.weights: one.misprint for one in references(AVERAGE, pool, method)}
+        for weights in LABELS:
+            same = [one for published in by_row for one in published if one.weights == weights]
+            if not same or len(same) != len(by_row):
+                continue
+            mean = math.fsum(one.value for one in same) / len(same)
+            misprint = misprints[weights] if len(same) == len(PAPER_ROWS) else ""
+            found.setdefault(method, []).append(same[0]._replace(value=mean, misprint=misprint))
+    return found
+
+
+def _costs(rows: Sequence[ResultRow], methods: Sequence[str]) -> PaperBlock:
+    """A re-ranked number means little without how many candidates were touched for it."""
+    stored, touched = [], []
+    for method in methods:
+        own = [row for row in rows if row.method == method]
+        stored.append(_short(math.fsum(row.bytes_per_item for row in own) / len(own)))
+        touched.append(_short(math.fsum(row.candidates_touched for row in own) / len(own)))
+    return PaperBlock(
+        "cost", (PaperLine("bytes/candidate", tuple(stored)), PaperLine("touched/query", tuple(touched)))
+    )
+
+
+def _short(value: float) -> str:
+    """Five characters at most."""
+    if value >= 1e6:
+        return f"{value / 1e6:.1f}M"
+    return f"{value / 1e3:.0f}k" if value >= 1e4 else f"{value:.0f}"
+
+
+def _above(
+    rows: Sequence[ResultRow], beside: Mapping[str, Mapping[str, Sequence[Reference]]], beam: int
+) -> tuple[str, ...]:
+    notes = []
+    others = [row for row in rows if row.method in COMPARABLE and not beside[row.name].get(row.method)]
+    differing = list({row.name: row for row in others}.values())
+    if differing:
+        first = differing[0]
+        size = SIZES[first.name]
+        more = f" (rows like this: {len(differing)})" if len(differing) > 1 else ""
+        notes.append(
+            f"no published numbers beside {first.name}: they are for {size.queries:,} queries and a "
+            f"{first.pool} pool of {size.pool if first.pool == 'local' else UNION_SIZE:,}, here are "
+            f"{first.queries:,} and {first.pool_size:,}{more}"
+        )
+    if beam != PAPER_BEAM and any(row.method.startswith("generative") for row in rows):
+        notes.append(f"generated with a beam of {beam}; the published numbers are for {PAPER_BEAM}")
+    return tuple(notes)
+
+
+def _below(shown: Sequence[Reference]) -> tuple[str, ...]:
+    return (LEGEND, *dict.fromkeys(f"* {one.misprint}" for one in shown if one.misprint))

@@ -1,0 +1,204 @@
+"""The cards of what is published: what it is, how to use it, what it was made from, how well it is.
+
+Markdown under a head of YAML, as the hub expects; every value in the head is written as JSON, which is YAML.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+__all__ = ["LIBRARY", "IndexCard", "ModelCard", "index_card", "model_card"]
+
+LIBRARY: Final = "genius-retrieval"
+_MEASURES: Final = ("R@1", "R@5", "R@10", "R@50", "MRR")
+_CITATION: Final = """```bibtex
+@inproceedings{kim2025genius,
+  title     = {{GENIUS}: A Generative Framework for Universal Multimodal Search},
+  author    = {Kim, Sungyeon and Zhu, Xinliang and Lin, Xiaofan and Bastan, Muhammet and Gray, Douglas and
+               Kwak, Suha},
+  booktitle = {Proceedings of the Computer Vision and Pattern Recognition Conference (CVPR)},
+  pages     = {19659--19669},
+  year      = {2025}
+}
+```"""
+
+
+class ModelCard(NamedTuple):
+    """What a model's card is written from."""
+
+    name: str
+    """Of the repository, or of the folder."""
+    license: str
+    """The hub's short name of it, such as ``mit``."""
+    datasets: tuple[str, ...]
+    """Names of what it was trained on; those of the hub have the form owner/name."""
+    config: Mapping[str, Any]
+    """The model's ``config.json``."""
+    training: Mapping[str, str]
+    """Fingerprints and numbers of the training data, by what they are."""
+    health: Mapping[str, Any] | None
+    """Of the IDs after training."""
+    results: Sequence[Mapping[str, Any]]
+    """Rows of `genius evaluate --json`; may be empty."""
+
+
+class IndexCard(NamedTuple):
+    """What an index's card is written from."""
+
+    name: str
+    license: str
+    model: str | None
+    """Where its model is on the hub."""
+    model_fingerprint: str
+    by_modality: Mapping[str, int]
+    has_texts: bool
+    has_images: bool
+    """Whether paths of pictures are in it; the pictures never are."""
+    has_embeddings: bool
+
+
+def model_card(card: ModelCard) -> str:
+    """README.md of a model."""
+    config = card.config
+    encoder = str(config["encoder"]["spec"])
+    head: dict[str, Any] = {
+        "license": card.license,
+        "library_name": LIBRARY,
+        "pipeline_tag": "feature-extraction",
+        "tags": ["genius", "generative-retrieval", "multimodal-search", "semantic-ids"],
+        "datasets": [name for name in card.datasets if name.count("/") == 1],
+    }
+    if encoder.startswith("clip:") and not encoder.startswith("clip:./"):
+        head["base_model"] = encoder.removeprefix("clip:")
+    sizes = " × ".join(str(size) for size in config["sizes"])
+    return _page(
+        head,
+        f"# {card.name}",
+        "A GENIUS model: generative multimodal search. Given a text, an image or both, and an instruction, "
+        "it generates the ID of what matches.",
+        _table(
+            {
+                "encoder": encoder
+                if not encoder.partition(":")[2].startswith("./")
+                else f"{encoder}, inside",
+                "width of features": config["dim"],
+                "ID": f"{config['levels']} codes ({sizes})",
+                "fingerprint": config["fingerprint"],
+            }
+        ),
+        "## Use",
+        "```python\n"
+        "from genius import Genius, Index\n\n"
+        f'model = Genius.from_pretrained("{card.name}")\n'
+        'index, _ = Index.create("photos.index", model=model, pool="photos/")\n'
+        'for hit in index.search("a red leather bag", modality="image", k=5):\n'
+        "    print(hit.item_id, hit.score)\n"
+        "```",
+        "## Training data",
+        f"Trained on {', '.join(card.datasets)}."
+        if card.datasets
+        else "Whoever published this model did not name its data set.",
+        _table(card.training),
+        "Settings of the quantizer and the generator are in `config.json`.",
+        "## Numbers",
+        _results(card.results) if card.results else "No evaluation came with this model.",
+        "## Health of its IDs",
+        _health(card.health) if card.health else "Not measured.",
+        "## Licence",
+        _licence(card.license),
+        "## Citation",
+        _CITATION,
+    )
+
+
+def index_card(card: IndexCard) -> str:
+    """README.md of an index."""
+    inside = [
+        "codes and item ids",
+        *(["texts of the items"] if card.has_texts else []),
+        *(["paths of the items' pictures, not the pictures"] if card.has_images else []),
+        *(["an embedding of each item"] if card.has_embeddings else []),
+    ]
+    head = {
+        "license": card.license,
+        "tags": ["genius", "generative-retrieval", "search-index"],
+        "viewer": False,
+    }
+    return _page(
+        head,
+        f"# {card.name}",
+        "A search index of GENIUS: the IDs of a pool's items, tied to the model that made them.",
+        _table(
+            {
+                **{f"items: {label}": count for label, count in card.by_modality.items()},
+                "model": card.model or "not said; it is known by its fingerprint",
+                "model fingerprint": card.model_fingerprint,
+                "holds": "; ".join(inside),
+            }
+        ),
+        "## Use",
+        "```console\n"
+        f"$ genius pull datasets/{card.name} --out pulled.index\n"
+        f'$ genius search pulled.index "a red leather bag" --model {_model_place(card.model)}\n'
+        "```",
+        "## Licence",
+        _licence(card.license),
+        "## Citation",
+        _CITATION,
+    )
+
+
+def _page(head: Mapping[str, Any], *parts: str) -> str:
+    lines = [
+        f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in head.items() if value != []
+    ]
+    return "\n".join(["---", *lines, "---", "", "\n\n".join(parts), ""])
+
+
+def _table(facts: Mapping[str, Any]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {_cell(fact)} |" for name, fact in facts.items())])
+
+
+def _cell(value: Any) -> str:
+    """A value as a table's cell can hold it."""
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _results(rows: Sequence[Mapping[str, Any]]) -> str:
+    measures = [name for name in _MEASURES if any(name in row for row in rows)]
+    columns = ["dataset", "task", "pool", "method", "queries", *measures]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for row in rows:
+        cells = [
+            f"{row[name]:.3f}" if isinstance(row.get(name), float) else _cell(row.get(name, ""))
+            for name in columns
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(
+        ["R@k is M-BEIR's: the share of queries with any right answer among the first k.", "", *lines]
+    )
+
+
+def _health(health: Mapping[str, Any]) -> str:
+    purity = health.get("purity")
+    return _table(
+        {
+            "candidates": health["candidates"],
+            "distinct IDs": health["distinct_ids"],
+            "candidates that share an ID": f"{health['collision_rate']:.2%}",
+            "purity of the modality level": "no such level" if purity is None else f"{purity:.2%}",
+            "mean cosine of an embedding to its ID": f"{health['reconstruction']:.3f}",
+            "verdict": "; ".join(health["problems"]) or "healthy",
+        }
+    )
+
+
+def _licence(name: str) -> str:
+    return "Whoever published this did not say." if name == "unknown" else f"`{name}`."
+
+
+def _model_place(model: str | None) -> str:
+    return "FOLDER" if model is None else model.rpartition("/")[2]

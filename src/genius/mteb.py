@@ -1,0 +1,285 @@
+"""Run a model on mteb's retrieval tasks: search by IDs, or its exact rivals, in mteb's protocol.
+
+>>> import mteb  # doctest: +SKIP
+>>> from genius.mteb import MtebModel  # doctest: +SKIP
+>>> mteb.evaluate(MtebModel("model"), mteb.get_tasks(tasks=["CIRRIT2IRetrieval"]))  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from genius.config import SearchConfig, checked
+from genius.data.columns import Content, read_columns
+from genius.data.features import ABSENT, FeatureBatch
+from genius.data.records import Modality, format_text, instructed
+from genius.encoders.protocol import ImageInput, ItemKey, JointEncoder, JointInput, TextInput
+from genius.errors import MissingExtra, UsageError
+from genius.model import Genius
+from genius.search.beam import search as beam_search
+from genius.search.exact import exact_search
+from genius.search.memory import MemoryPool, MemoryPoolWriter
+from genius.search.rank import CodeRanker
+from genius.search.searcher import Evidence, rank_items
+from genius.stages.methods import RERANK
+
+Method = Literal[
+    "generative", "generative+codes", "generative+embeddings", "generative+raw", "exact-fused", "exact-raw"
+]
+RAW: Final = frozenset({"generative+raw", "exact-raw"})
+FUSED: Final = frozenset({"generative+embeddings", "exact-fused"})
+BATCH: Final = 32
+"""Candidates or queries at once where mteb names no ``batch_size``."""
+
+logger = logging.getLogger(__name__)
+
+
+class MtebModel:
+    """A model as mteb searches with it.
+
+    The corpus is read in batches and kept as IDs; no picture outlives its batch. Nothing tells the search
+    which modality is wanted: the instruction does, as in the paper. A candidate without text and image is
+    left out of the index and a query without any finds nothing; both are logged. A beam finds fewer hits
+    than mteb asks for (1,000); what it did not find counts as not found.
+
+    Parameters
+    ----------
+    model
+        a model, or the folder of one.
+    method
+        a row of ``genius evaluate``'s table. Those with embeddings (``fused`` or ``raw``) keep two bytes a
+        number for each candidate in memory.
+    search
+        width of the beam and how its scores are normalised; ``method`` says how hits are ranked.
+    instructions
+        what the encoder reads before a query. ``task``: the query's own, else the task's prompt, else the
+        model's training instruction for such queries and candidates; ``model``: the query's own, else the
+        model's, else the task's; ``none``: nothing.
+    name
+        in mteb's results; default ``genius/`` and the folder's name.
+
+    Raises
+    ------
+    MissingExtra
+        mteb is not installed.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Genius,
+        *,
+        method: Method = "generative",
+        search: SearchConfig | None = None,
+        instructions: Literal["task", "model", "none"] = "task",
+        name: str | None = None,
+    ) -> None:
+        if importlib.util.find_spec("mteb") is None:
+            raise MissingExtra("mteb is not installed: pip install genius-retrieval[mteb]")
+        config = checked(search or SearchConfig())
+        if config.rerank != "none":
+            raise UsageError(
+                f"search.rerank is {config.rerank!r}, but here the method says how hits are ranked: give "
+                f"method='generative+{config.rerank}'"
+            )
+        self.model = model if isinstance(model, Genius) else Genius.open(model)
+        self.method = method
+        self.instructions = instructions
+        self.name = name or f"genius/{self.model.folder.resolve().name}"
+        self._config = config
+        self._ranker = CodeRanker(self.model.quantizer.tables())
+        self._pool: MemoryPool | None = None
+
+    @property
+    def mteb_model_meta(self) -> Any:
+        """What mteb asks of a model: its name, its fingerprint, what it reads, how it was set."""
+        from mteb.models import ModelMeta  # noqa: PLC0415  seconds to import, and optional
+
+        reads_texts_only = self.model.encoder.spec.startswith("text:")
+        return ModelMeta.create_empty(
+            {
+                "name": self.name,
+                "revision": self.model.fingerprint[:12],
+                "modalities": ["text"] if reads_texts_only else ["text", "image"],
+                "framework": ["PyTorch"],
+                "use_instructions": self.instructions != "none",
+                "experiment_kwargs": {
+                    "method": self.method,
+                    "beam": self._config.beam,
+                    "scores": self._config.scores,
+                    "instructions": self.instructions,
+                },
+            }
+        )
+
+    def index(self, corpus: Any, *, task_metadata: Any, encode_kwargs: Mapping[str, Any], **_: Any) -> None:
+        """Encode a corpus to IDs; called by mteb."""
+        from mteb.types import PromptType  # noqa: PLC0415
+
+        model = self.model
+        writer = MemoryPoolWriter(
+            len(corpus),
+            levels=model.quantizer.num_levels,
+            dim=model.dim if self.method in RAW | FUSED else None,
+        )
+        modalities = task_metadata.get_modalities(PromptType.document)
+        for batch in read_columns(corpus, modalities, encode_kwargs.get("batch_size", BATCH)):
+            writer.leave_out([one.id for one in batch if one.is_empty])
+            contents = [one for one in batch if not one.is_empty]
+            if contents:
+                features = self._features(contents, "candidate", [format_text(one.text) for one in contents])
+                kinds = [one.modality for one in contents]
+                encoded = model.encode(features, np.array([kind.code for kind in kinds]))
+                vectors = _raw(features) if self.method in RAW else encoded.embeddings
+                writer.add([one.id for one in contents], kinds, encoded.codes, encoded.typicality, vectors)
+        self._pool = writer.finish()
+        if self._pool.left_out:
+            logger.warning(
+                "%d of %d candidates have neither text nor image and cannot be found",
+                len(self._pool.left_out),
+                len(corpus),
+            )
+
+    def search(
+        self,
+        queries: Any,
+        *,
+        task_metadata: Any,
+        top_k: int,
+        encode_kwargs: Mapping[str, Any],
+        top_ranked: Mapping[str, Sequence[str]] | None = None,
+        **_: Any,
+    ) -> dict[str, dict[str, float]]:
+        """Query id -> candidate id -> score, scores falling; called by mteb after :meth:`index`.
+
+        With ``top_ranked`` each query is answered among its own candidates, all of which are ranked.
+        """
+        from mteb.types import PromptType  # noqa: PLC0415
+
+        if self._pool is None:
+            raise UsageError("there is nothing to search yet: mteb calls index() first")
+        found: dict[str, dict[str, float]] = {}
+        prompt = _prompt(task_metadata.prompt)
+        modalities = task_metadata.get_modalities(PromptType.query)
+        for batch in read_columns(queries, modalities, encode_kwargs.get("batch_size", BATCH)):
+            found.update({one.id: {} for one in batch})
+            asked = [one for one in batch if not one.is_empty]
+            if top_ranked is not None:
+                asked = [one for one in asked if top_ranked.get(one.id)]
+            if not asked:
+                continue
+            words = [self._words(one, prompt, self._pool.usual) for one in asked]
+            features = self._features(asked, "query", words)
+            fused, raw = self.model.embed(features), _raw(features)
+            if top_ranked is None:
+                answers = self._answer(self._pool, fused, raw, top_k, beam=self._config.beam)
+            else:
+                answers = []
+                for row, one in enumerate(asked):
+                    part = self._pool.part(top_ranked[one.id])
+                    here, wide = slice(row, row + 1), max(self._config.beam, len(part.table))
+                    answers += self._answer(part, fused[here], raw[here], top_k, beam=wide)
+            found.update({one.id: answer for one, answer in zip(asked, answers, strict=True)})
+        empty = sum(not hits for hits in found.values())
+        if empty:
+            logger.warning("%d of %d queries found nothing (no content, or no candidates)", empty, len(found))
+        return found
+
+    def _words(self, query: Content, prompt: str | None, wanted: Modality) -> str:
+        """What the encoder reads: UniIR's instruction, blank, text."""
+        own = self.model.instruction_for(query.modality, wanted)
+        match self.instructions:
+            case "task":
+                instruction = query.instruction or prompt or own
+            case "model":
+                instruction = query.instruction or own or prompt
+            case "none":
+                instruction = None
+        return instructed(instruction, query.text)
+
+    def _features(
+        self, contents: Sequence[Content], role: Literal["query", "candidate"], words: Sequence[str]
+    ) -> FeatureBatch:
+        encoder = self.model.encoder
+        keys = [ItemKey(role, one.id) for one in contents]
+        nothing = torch.zeros(0, encoder.dim)
+        if isinstance(encoder, JointEncoder):
+            joint = [
+                JointInput(one.image, text, key, one.image is not None)
+                for one, text, key in zip(contents, words, keys, strict=True)
+            ]
+            everyone = np.arange(len(joint))
+            return FeatureBatch.of(
+                nothing, encoder.joint_features(joint), np.full_like(everyone, ABSENT), everyone
+            )
+        images = [
+            ImageInput(one.image, key)
+            for one, key in zip(contents, keys, strict=True)
+            if one.image is not None
+        ]
+        texts = [TextInput(text, key) for text, key in zip(words, keys, strict=True) if text]
+        return FeatureBatch.of(
+            encoder.image_features(images) if images else nothing,
+            encoder.text_features(texts) if texts else nothing,
+            _places([one.image is not None for one in contents]),
+            _places([bool(text) for text in words]),
+        )
+
+    def _answer(
+        self,
+        pool: MemoryPool,
+        fused: Float[Tensor, "queries dim"],
+        raw: Float[Tensor, "queries dim"],
+        k: int,
+        *,
+        beam: int,
+    ) -> list[dict[str, float]]:
+        """Hits of each query in their order, whatever sorts them again."""
+        vectors = raw if self.method in RAW else fused
+        if self.method not in RERANK:
+            nearest = exact_search(
+                vectors, pool.vectors, len(pool.ids), k=k, device=self.model.quantizer.device
+            )
+            return [
+                pool.hits(items, scores) for items, scores in zip(nearest.items, nearest.scores, strict=True)
+            ]
+        settings = SearchConfig(beam=beam, scores=self._config.scores)
+        beams = beam_search(self.model.generator, pool.table, fused, settings)
+        evidence = Evidence(self._ranker, pool.vectors)
+        answers = [
+            rank_items(
+                pool.table,
+                beams,
+                query,
+                vectors[query],
+                rerank=RERANK[self.method],
+                evidence=evidence,
+                k=k,
+            )
+            for query in range(len(fused))
+        ]
+        return [pool.hits(answer.items, answer.scores) for answer in answers]
+
+
+def _prompt(prompt: str | Mapping[str, str] | None) -> str | None:
+    """A task's prompt for queries."""
+    return prompt.get("query") if isinstance(prompt, Mapping) else prompt
+
+
+def _places(present: Sequence[bool]) -> Int64[np.ndarray, " items"]:
+    """Rows of packed features; absent ones have none."""
+    there = np.array(present)
+    return np.where(there, np.cumsum(there) - 1, ABSENT).astype(np.int64)
+
+
+def _raw(features: FeatureBatch) -> Float[Tensor, "items dim"]:
+    return F.normalize(features.total(), dim=-1)

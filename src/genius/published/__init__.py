@@ -1,0 +1,1 @@
+"""What the authors published: their files, read safely and checked name by name."""

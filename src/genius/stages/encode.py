@@ -1,0 +1,111 @@
+"""Turn features into IDs, a batch at a time, on disk: as much memory for millions of items as for one batch.
+
+A killed run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from torch.nn import functional as F
+
+from genius.artifact import ArtifactWriter, write_json
+from genius.data.features import Features
+from genius.evaluation.health import Health, examine
+from genius.model import Genius
+from genius.search.snapshot import ItemArrays, StoredEmbeddings
+from genius.stages.progress import Progress
+
+KIND: Final = "codes"
+BATCH: Final = 4096
+SAVED_EVERY: Final = 64
+"""Batches between the points from which a killed run goes on."""
+DONE: Final = "done.json"
+
+
+def encode_features(
+    model: Genius, features: Features, folder: Path, *, embeddings: StoredEmbeddings, progress: Progress
+) -> ItemArrays:
+    """IDs of all rows of features, and their embeddings if wanted, memory-mapped.
+
+    A finished folder of the same features and model is opened as it is.
+    """
+    writer = ArtifactWriter(
+        folder,
+        kind=KIND,
+        config={"embeddings": embeddings},
+        inputs={"features": features.manifest.fingerprint, "model": model.fingerprint},
+    )
+    if writer.finished() is None:
+        _fill(model, features, writer.path, embeddings, progress)
+        writer.finish(facts={"rows": len(features)}, scratch=(DONE,))
+    return _open(folder, "r", embeddings)
+
+
+def examine_items(model: Genius, features: Features, arrays: ItemArrays) -> Health:
+    """Examine the IDs that :func:`encode_features` gave."""
+    return examine(
+        arrays.codes,
+        features.modality.astype(np.int64),
+        arrays.typicality.astype(np.float32),
+        sizes=model.quantizer.sizes,
+        has_modality_level=model.quantizer.has_modality_level,
+    )
+
+
+def _fill(
+    model: Genius, features: Features, folder: Path, embeddings: StoredEmbeddings, progress: Progress
+) -> None:
+    done = _done(folder)
+    if not done:
+        _create(model, len(features), folder, embeddings)
+    arrays = _open(folder, "r+", embeddings)
+    progress.begin("encode", len(features))
+    starts = range(done, len(features), BATCH)
+    for number, start in enumerate(starts, start=1):
+        rows = np.arange(start, min(start + BATCH, len(features)))
+        here = slice(start, start + len(rows))
+        batch = features.gather(rows)
+        encoded = model.encode(batch, features.modality[here].astype(np.int64))
+        arrays.codes[here] = encoded.codes.numpy()
+        arrays.typicality[here] = encoded.typicality.numpy()
+        if arrays.embeddings is not None:
+            vectors = F.normalize(batch.total(), dim=-1) if embeddings == "raw" else encoded.embeddings
+            arrays.embeddings[here] = vectors.numpy()
+        if number % SAVED_EVERY == 0 or number == len(starts):
+            for array in arrays:
+                if isinstance(array, np.memmap):
+                    array.flush()
+            write_json(folder / DONE, here.stop)
+        progress.advance(here.stop, {})
+
+
+def _done(folder: Path) -> int:
+    """Rows that an earlier run has finished."""
+    try:
+        return int(json.loads((folder / DONE).read_text()))
+    except (OSError, ValueError):
+        return 0
+
+
+def _create(model: Genius, rows: int, folder: Path, embeddings: StoredEmbeddings) -> None:
+    shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "codes": (np.int16, (rows, model.quantizer.num_levels)),
+        "typicality": (np.float16, (rows,)),
+    }
+    if embeddings != "none":
+        shapes["embeddings"] = (np.float16, (rows, model.dim))
+    for name, (kind, shape) in shapes.items():
+        np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=kind, shape=shape)
+
+
+def _open(folder: Path, mode: str, embeddings: StoredEmbeddings) -> ItemArrays:
+    return ItemArrays(
+        np.load(folder / "codes.npy", mmap_mode=mode),  # type: ignore[arg-type]
+        np.load(folder / "typicality.npy", mmap_mode=mode),  # type: ignore[arg-type]
+        np.load(folder / "embeddings.npy", mmap_mode=mode) if embeddings != "none" else None,  # type: ignore[arg-type]
+        embeddings,
+    )

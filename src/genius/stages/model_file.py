@@ -1,0 +1,58 @@
+"""``model.json``: which encoder, quantizer and generator are one model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from genius.errors import ArtifactMismatch, ArtifactMissing
+
+__all__ = ["FORMAT", "MODEL_FILE", "encoder_spec", "read_model_file", "relative_spec"]
+
+MODEL_FILE: Final = "model.json"
+FORMAT: Final = 1
+
+
+def read_model_file(folder: Path) -> dict[str, Any]:
+    """What a finished model's folder says of its parts.
+
+    Raises
+    ------
+    ArtifactMissing
+        there is no finished model in the folder.
+    ArtifactMismatch
+        the file is damaged, or was made by a newer version.
+    """
+    path = folder / MODEL_FILE
+    if (folder / "index.json").exists():
+        raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")
+    if not path.exists():
+        raise ArtifactMissing(
+            f"no finished model at {folder}: it has no {MODEL_FILE}. `genius fit` makes one, and goes on "
+            "where it stopped when run again"
+        )
+    try:
+        body: dict[str, Any] = json.loads(path.read_text())
+        version = body["format"]
+        if version <= FORMAT:
+            _ = [body[part]["fingerprint"] for part in ("encoder", "quantizer", "generator")]
+            _ = body["encoder"]["spec"], body["instructions"], body["fingerprint"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactMismatch(f"{path} is damaged ({error!r}); run `genius fit` again") from None
+    if version > FORMAT:
+        raise ArtifactMismatch(f"{path.parent} was made by a newer version: upgrade genius")
+    return body
+
+
+def relative_spec(folder: Path, spec: str) -> str:
+    """An encoder inside the model's folder is named relative to it, so that the folder can move."""
+    kind, _, place = spec.partition(":")
+    inside = kind == "small" and Path(place).resolve().is_relative_to(folder.resolve())
+    return f"{kind}:./{Path(place).resolve().relative_to(folder.resolve())}" if inside else spec
+
+
+def encoder_spec(folder: Path, spec: str) -> str:
+    """The encoder of a model's folder, such that it can be opened from anywhere."""
+    kind, _, place = spec.partition(":")
+    return f"{kind}:{folder / place}" if place.startswith("./") else spec

@@ -1,0 +1,378 @@
+"""``genius pull`` and ``genius push``: models and indexes from and to the hub.
+
+What comes from there was written by strangers: nothing in it is executed, no path in it may leave its
+folder, and every file is held against the hub's hash and then against our own manifests.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal, NamedTuple
+
+from genius.artifact import MANIFEST, fingerprint_of, open_artifact
+from genius.encoders.checkpoint import PATTERNS
+from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
+from genius.hub.listing import NAME, Kind, Listing, is_place, list_repository, split_name, stays_inside
+from genius.hub.originals import ORIGINALS, pick
+from genius.hub.publish import publish
+from genius.hub.reach import need_hub, probe
+from genius.hub.store import cached, cached_files, free_bytes, pull_to_cache, pull_to_folder
+from genius.stages.model_file import MODEL_FILE, read_model_file
+from genius.stages.progress import Progress, Silent
+from genius.stages.save import INDEX_FILE, About, save_index, save_model
+
+What = Literal["model", "index", "encoder", "original"]
+
+SUFFIXES: Final = (
+    ".json",
+    ".jsonl",
+    ".safetensors",
+    ".npy",
+    ".sqlite",
+    ".txt",
+    ".model",
+    ".tsv",
+    ".md",
+    ".gz",
+)
+"""What is pulled of models and indexes. Never pickles, never programs."""
+MEGABYTE: Final = 1_000_000
+
+_INSIDE: Final = ("small", "uniir", "clip", "text")
+"""Encoders that a pulled model may carry with it."""
+
+
+class PullPlan(NamedTuple):
+    """What a pull would bring."""
+
+    name: str
+    what: What
+    revision: str | None
+    listing: Listing
+    """With the wanted files only."""
+    here: frozenset[str]
+    """Those that are in the cache already."""
+    left_out: tuple[str, ...]
+    """Files that are not wanted, because of what they are."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all wanted files."""
+        return sum(file.bytes for file in self.listing.files)
+
+    @property
+    def bytes_to_come(self) -> int:
+        """Of those that are not here yet."""
+        return sum(file.bytes for file in self.listing.files if file.path not in self.here)
+
+
+def plan_pull(name: str, *, revision: str | None = None, token: str | None = None) -> PullPlan:
+    """Look at what a name stands for on the hub; nothing is downloaded.
+
+    Raises
+    ------
+    NetworkNeeded
+        the hub may not be asked or does not answer; said within about two seconds.
+    ArtifactMissing
+        it has no such repository.
+    UsageError
+        the repository is neither a model nor an index.
+    """
+    need_hub()
+    original = ORIGINALS.get(name)
+    repository, kind = split_name(name if original is None else original.repository)
+    probe(
+        f"fetching {name} needs the hub",
+        advice="Connect and run the same again, or copy its folder from a machine that has it",
+    )
+    listing = _list(repository, kind, revision=revision, token=token)
+    if original is not None:
+        wanted = pick(name, listing)
+        return PullPlan(name, "original", revision, wanted, cached_files(wanted), ())
+    what = _what(listing)
+    wanted = listing.only(tuple(file for file in listing.files if _is_wanted(file.path, what)))
+    left_out = tuple(sorted(listing.names() - wanted.names()))
+    return PullPlan(name, what, revision, wanted, cached_files(wanted), left_out)
+
+
+def pull(
+    plan: PullPlan, out: Path | None = None, *, token: str | None = None, progress: Progress | None = None
+) -> Path:
+    """Bring what was planned, to the hub library's cache or to a plain folder; goes on after a kill.
+
+    Raises
+    ------
+    NetworkNeeded
+        the connection broke; what came is kept.
+    ArtifactMismatch
+        a file is damaged, or says what a stranger's file may not say.
+    """
+    needed = plan.bytes if out is not None else plan.bytes_to_come
+    free = free_bytes(out)
+    if needed > free:
+        raise UsageError(
+            f"{plan.name} needs {needed:,} bytes, and only {free:,} are free where it would go; make room, "
+            "or choose another place with --out"
+        )
+    told = progress or Silent()
+    total = max(1, -(-plan.bytes // MEGABYTE))
+    told.begin("pull, MB", total)
+    done = 0
+
+    def arrived(size: int) -> None:
+        nonlocal done
+        done += size
+        told.advance(min(total, done // MEGABYTE), {})
+
+    def check(folder: Path) -> None:
+        check_pulled(folder, plan.what)
+
+    if out is not None:
+        folder = pull_to_folder(plan.listing, out, token=token, arrived=arrived, check=check)
+    else:
+        folder = pull_to_cache(plan.listing, revision=plan.revision, token=token, arrived=arrived)
+        check(folder)
+    told.advance(total, {})
+    return folder
+
+
+def pulled_before(name: str, *, revision: str | None = None) -> Path | None:
+    """The folder of what was pulled by this name to the cache, if it is whole."""
+    if name in ORIGINALS:
+        return None
+    repository, kind = split_name(name)
+    for what, needs in (("model", MODEL_FILE), ("index", INDEX_FILE)):
+        place: Kind = "model" if what == "model" else "dataset"
+        if kind in (None, place):
+            found = cached(repository, kind=place, revision=revision, needs=needs)
+            if found is not None and _is_whole(found, "model" if what == "model" else "index"):
+                return found
+    return None
+
+
+def find_model(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    download: bool = True,
+    token: str | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """The folder of a model: the folder itself, or what was pulled, or else it is pulled now.
+
+    Raises
+    ------
+    ArtifactMissing
+        it can only be a folder, and there is none.
+    NetworkNeeded
+        it is not on this machine, and downloading is not allowed or not possible.
+    """
+    return _find(str(name), MODEL_FILE, "model", revision, download=download, token=token, progress=progress)
+
+
+def find_index(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    download: bool = True,
+    token: str | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """The folder of an index, found or pulled like a model."""
+    given = str(name)
+    place = given if is_place(given) or given.startswith("datasets/") else f"datasets/{given}"
+    return _find(place, INDEX_FILE, "dataset", revision, download=download, token=token, progress=progress)
+
+
+class Staged(NamedTuple):
+    """A folder as it would be published."""
+
+    folder: Path
+    kind: Kind
+    files: tuple[tuple[str, int], ...]
+    """Names and bytes."""
+
+
+@contextmanager
+def staged(folder: Path, repository: str, about: About) -> Iterator[Staged]:
+    """What pushing a model or an index would publish, in a folder that is removed again.
+
+    Raises
+    ------
+    ArtifactMissing
+        the folder is neither.
+    """
+    if split_name(repository)[1] is not None:
+        raise UsageError(f"give {repository.removeprefix('datasets/')}: an index becomes a data set anyway")
+    with tempfile.TemporaryDirectory() as place:
+        target = Path(place) / "staged"
+        named = about._replace(name=repository)
+        if (folder / INDEX_FILE).exists():
+            kind: Kind = "dataset"
+            save_index(folder, target, named)
+        elif (folder / MODEL_FILE).exists():
+            kind = "model"
+            save_model(folder, target, named)
+        else:
+            raise ArtifactMissing(f"{folder} is neither a finished model nor an index")
+        files = sorted(file for file in target.rglob("*") if file.is_file())
+        yield Staged(
+            target,
+            kind,
+            tuple((file.relative_to(target).as_posix(), file.stat().st_size) for file in files),
+        )
+
+
+def push(
+    folder: Path, repository: str, about: About, *, private: bool = False, token: str | None = None
+) -> str:
+    """Publish a model, or an index as a data set; its address.
+
+    An index goes with the texts of its items and the paths of their pictures.
+
+    Raises
+    ------
+    NetworkNeeded
+        the hub cannot be reached; said before anything is copied.
+    """
+    need_hub()
+    probe(f"publishing {repository} needs the hub", advice="Connect and run the same again")
+    with staged(folder, repository, about) as ready:
+        return publish(ready.folder, repository, kind=ready.kind, private=private, token=token)
+
+
+def check_pulled(folder: Path, what: What, *, verify: bool = True) -> None:
+    """Refuse what a stranger's file may not say; with ``verify`` reread everything that was pulled.
+
+    Raises
+    ------
+    ArtifactMismatch
+        a file is damaged, parts do not belong together, or a path leads out of the folder.
+    """
+    if what in ("encoder", "original"):
+        return
+    manifests = sorted(folder.glob(f"*/{MANIFEST}"))
+    fingerprints = {}
+    for path in manifests:
+        body = _read(path)
+        names = body.get("files")
+        if not isinstance(names, dict) or not all(stays_inside(name) for name in names):
+            raise ArtifactMismatch(f"{path} names files outside its folder; do not use what came from there")
+        opened = open_artifact(path.parent, kind=str(body.get("kind")), verify=verify)
+        fingerprints[path.parent.name] = opened.fingerprint
+    if what == "index":
+        _check_index(folder, fingerprints)
+    else:
+        _check_model(folder, fingerprints)
+
+
+def _check_index(folder: Path, fingerprints: dict[str, str]) -> None:
+    snapshot = _read(folder / INDEX_FILE).get("snapshot")
+    if snapshot not in fingerprints:
+        raise ArtifactMismatch(f"{folder}: {INDEX_FILE} names {snapshot!r}, which is no part of it")
+
+
+def _check_model(folder: Path, fingerprints: dict[str, str]) -> None:
+    body = read_model_file(folder)
+    kind, _, place = str(body["encoder"]["spec"]).partition(":")
+    inside = place.startswith("./") and stays_inside(place[2:]) and kind in _INSIDE
+    if not inside and not (kind == "clip" and NAME.fullmatch(place)):
+        raise ArtifactMismatch(
+            f"{folder}: its encoder is {kind}:{place}, expected a folder inside the model or "
+            "clip:owner/name; a model that points elsewhere on this machine is not opened"
+        )
+    for part in ("quantizer", "generator"):
+        if fingerprints.get(part) != body[part]["fingerprint"]:
+            raise ArtifactMismatch(f"{folder}: its {part} is not the one that it was finished with")
+    parts = {part: body[part]["fingerprint"] for part in ("encoder", "quantizer", "generator")}
+    if body["fingerprint"] != fingerprint_of(parts):
+        raise ArtifactMismatch(f"{folder}: the fingerprint in {MODEL_FILE} is not that of its parts")
+
+
+def _find(
+    name: str,
+    needs: str,
+    kind: Kind,
+    revision: str | None,
+    *,
+    download: bool,
+    token: str | None,
+    progress: Progress | None,
+) -> Path:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if is_place(name):
+        raise ArtifactMissing(f"there is no folder {name}; give one, or a name on the hub as owner/name")
+    need_hub()
+    repository, _ = split_name(name)
+    found = cached(repository, kind=kind, revision=revision, needs=needs)
+    what: What = "model" if kind == "model" else "index"
+    if found is not None and _is_whole(found, what):
+        return found
+    if not download:
+        raise NetworkNeeded(f"{name} is not on this machine; `genius pull {name}` fetches it")
+    probe(
+        f"{name} is not on this machine",
+        advice=f"Run `genius pull {name}` once where there is a network, or give the folder of a copy",
+    )
+    plan = plan_pull(name, revision=revision, token=token)
+    if plan.what != what:
+        raise ArtifactMissing(f"{name} is not a GENIUS {what}: it holds no {needs}")
+    return pull(plan, token=token, progress=progress)
+
+
+def _is_whole(folder: Path, what: What) -> bool:
+    """Whether a pull was finished: all files are there; their contents were checked when they came."""
+    try:
+        check_pulled(folder, what, verify=False)
+    except ArtifactMissing:
+        return False
+    return True
+
+
+def _list(repository: str, kind: Kind | None, *, revision: str | None, token: str | None) -> Listing:
+    """A repository of the kind that was said, or else a model, or else a data set."""
+    if kind is not None:
+        return list_repository(repository, kind=kind, revision=revision, token=token)
+    try:
+        return list_repository(repository, kind="model", revision=revision, token=token)
+    except ArtifactMissing as missing:
+        try:
+            return list_repository(repository, kind="dataset", revision=revision, token=token)
+        except ArtifactError:
+            raise missing from None
+
+
+def _what(listing: Listing) -> What:
+    names = listing.names()
+    if listing.kind == "model" and MODEL_FILE in names:
+        return "model"
+    if listing.kind == "dataset" and INDEX_FILE in names:
+        return "index"
+    if listing.kind == "model" and "config.json" in names:
+        return "encoder"
+    raise UsageError(
+        f"{listing.repository} is neither a GENIUS model, nor an index, nor a pretrained encoder: it has no "
+        f"{MODEL_FILE}, {INDEX_FILE} or config.json"
+    )
+
+
+def _is_wanted(path: str, what: What) -> bool:
+    if what == "encoder":
+        return any(PurePosixPath(path).match(pattern) for pattern in PATTERNS)
+    return PurePosixPath(path).suffix in SUFFIXES
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        body = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ArtifactMismatch(f"{path} cannot be read ({error})") from None
+    if not isinstance(body, dict):
+        raise ArtifactMismatch(f"{path} is not what it should be")
+    return body

@@ -1,0 +1,225 @@
+"""The feature files that GENIUS's and UniIR's authors write, looked up by id."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from genius.data.records import candidate_number, query_number
+from genius.encoders.precomputed import PrecomputedEncoder, PrecomputedJointEncoder, open_precomputed
+from genius.encoders.protocol import Encoder, ImageInput, ItemKey, JointEncoder, JointInput, TextInput
+from genius.errors import ArtifactMissing, BadData, UsageError
+
+DIM = 3
+
+
+def text(role, identifier):
+    return TextInput("", ItemKey(role, identifier))
+
+
+def image(role, identifier):
+    return ImageInput(None, ItemKey(role, identifier))
+
+
+def joint(role, identifier):
+    return JointInput(None, "", ItemKey(role, identifier), has_image=True)
+
+
+def write_dict(path, ids, *, tensor_keys=False, start=0.0, dtype=torch.float32, column=False, img_mask=None):
+    """GENIUS's file: row r holds start + r in its image, the negative of it in its text."""
+    rows = (torch.arange(len(ids)).float() + start).unsqueeze(1).expand(-1, DIM).to(dtype)
+    mask = torch.ones(len(ids)) if img_mask is None else torch.tensor(img_mask)
+    keys = torch.tensor(ids) if tensor_keys else ids
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(
+        {
+            "img": rows.clone(),
+            "text": -rows,
+            "img_mask": mask.unsqueeze(1) if column else mask,
+            "text_mask": torch.ones(len(ids), 1) if column else torch.ones(len(ids), dtype=torch.int64),
+            "id_to_index": {key: row for row, key in enumerate(keys)},
+        },
+        path,
+    )
+    return path
+
+
+def write_uniir(folder, name, ids, *, start=0.0, dim=DIM):
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = np.repeat(np.arange(len(ids), dtype=np.float16)[:, None] + np.float16(start), dim, axis=1)
+    np.save(folder / f"mbeir_{name}_embed.npy", rows)
+    np.save(folder / f"mbeir_{name}_ids.npy", np.array(ids, dtype=np.int64))
+
+
+@pytest.mark.parametrize("tensor_keys", [False, True])
+@pytest.mark.parametrize("column", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_genius_files_of_a_folder_are_found_by_role_and_id(tmp_path, tensor_keys, column, dtype):
+    queries = [query_number("9:7"), query_number("0:2")]
+    candidates = [candidate_number("9:7"), candidate_number("0:2"), candidate_number("0:1")]
+    settings = {"tensor_keys": tensor_keys, "column": column, "dtype": dtype}
+    write_dict(tmp_path / "train" / "query_SFpretrained_instruction_IT_dict.pt", queries, **settings)
+    write_dict(tmp_path / "cand" / "mbeir_union_cand_pool_IT_dict.pt", candidates, start=10, **settings)
+    encoder = open_precomputed(tmp_path)
+    assert isinstance(encoder, PrecomputedEncoder)
+    assert isinstance(encoder, Encoder)
+    assert not isinstance(encoder, JointEncoder)
+    assert encoder.dim == DIM
+    found = encoder.image_features([image("query", "0:2"), image("candidate", "0:1"), image("query", "9:7")])
+    assert found[:, 0].tolist() == [1, 12, 0]
+    assert encoder.text_features([text("candidate", "9:7")]).tolist() == [[-10] * DIM]
+    assert found.dtype == torch.float32
+
+
+def test_a_local_and_a_union_file_may_hold_the_same_candidates(tmp_path):
+    ids = [candidate_number(f"9:{n}") for n in range(1, 5)]
+    write_dict(tmp_path / "cand_pool_mscoco_task0_test_IT_dict.pt", ids, start=5)
+    write_dict(
+        tmp_path / "mbeir_union_cand_pool_IT_dict.pt",
+        [*ids, candidate_number("3:1")],
+        start=5,
+        tensor_keys=True,
+    )
+    found = open_precomputed(tmp_path).image_features([image("candidate", d) for d in ("9:2", "3:1", "9:1")])
+    assert found[:, 0].tolist() == [6, 9, 5]
+
+
+def test_a_row_whose_mask_is_zero_has_no_such_modality(tmp_path):
+    ids = [candidate_number("9:1"), candidate_number("9:2")]
+    path = write_dict(tmp_path / "pool_SFpretrained_IT_dict.pt", ids, img_mask=[1.0, 0.0])
+    encoder = open_precomputed(path)
+    assert encoder.image_features([image("candidate", "9:1")]).tolist() == [[0] * DIM]
+    assert encoder.text_features([text("candidate", "9:2")]).tolist() == [[-1] * DIM]
+    with pytest.raises(BadData, match=r"candidate 9:2 is marked as having no image in .*pool_SFpretrained"):
+        encoder.image_features([image("candidate", "9:1"), image("candidate", "9:2")])
+    with pytest.raises(ArtifactMissing, match="a folder that holds the query files too"):
+        encoder.text_features([text("query", "9:1")])
+
+
+def test_a_name_that_does_not_say_whose_features_they_are_is_refused(tmp_path):
+    path = write_dict(tmp_path / "features_IT_dict.pt", [1])
+    for given in (path, tmp_path):
+        with pytest.raises(UsageError, match="start with query_, or with pool_ or cand_pool_"):
+            open_precomputed(given)
+
+
+def test_a_torch_file_that_could_run_code_is_not_opened(tmp_path):
+    path = tmp_path / "query_x_IT_dict.pt"
+    torch.save({"img": DIM, "evil": np.random.default_rng}, path)
+    with pytest.raises(BadData, match="could run code"):
+        open_precomputed(path)
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(BadData, match="cannot be read"):
+        open_precomputed(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"img_mask": None}, "img_mask is no tensor"),
+        ({"img_mask": torch.ones(3)}, "img_mask has 3 entries, but img has 2 rows"),
+        ({"img": torch.ones(2)}, "expected floating point numbers"),
+        ({"img": torch.ones(3, DIM), "img_mask": torch.ones(3)}, "different numbers of rows"),
+        ({"id_to_index": {1: 2}}, "rows that are not there"),
+        ({"id_to_index": [1, 2]}, "no mapping"),
+        ({"id_to_index": {"a": 1}}, "other than numbers"),
+        ({"text": torch.ones(2, DIM + 1)}, "must have one width"),
+    ],
+)
+def test_a_genius_file_that_does_not_fit_together_is_refused(tmp_path, change, problem):
+    path = write_dict(tmp_path / "query_x_IT_dict.pt", [1, 2])
+    torch.save({**torch.load(path), **change}, path)
+    with pytest.raises(BadData, match=problem):
+        open_precomputed(path)
+
+
+def test_a_genius_file_that_lacks_an_entry_is_refused(tmp_path):
+    path = tmp_path / "query_x_IT_dict.pt"
+    torch.save({"img": torch.ones(1, DIM)}, path)
+    with pytest.raises(BadData, match="lacks text, img_mask, text_mask, id_to_index"):
+        open_precomputed(path)
+
+
+def test_the_fingerprint_of_a_torch_file_follows_its_contents(tmp_path):
+    prints = [
+        open_precomputed(write_dict(tmp_path / name / "pool_x_IT_dict.pt", [1, 2], start=start)).fingerprint
+        for name, start in [("a", 0), ("b", 0), ("c", 1)]
+    ]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_uniirs_embeddings_are_found_below_a_folder_as_one_vector(tmp_path):
+    write_uniir(tmp_path / "test", "mscoco_task0_test", [query_number("9:3"), query_number("9:1")])
+    write_uniir(tmp_path / "test", "oven_task6_test", [query_number("5:1")], start=20)
+    write_uniir(tmp_path / "cand_pool", "mscoco_task0_test_cand_pool", [candidate_number("9:1")], start=30)
+    write_uniir(
+        tmp_path / "cand_pool",
+        "union_cand_pool",
+        [candidate_number("9:1"), candidate_number("9:2")],
+        start=30,
+    )
+    for folder in (tmp_path, tmp_path / "test"):
+        encoder = open_precomputed(folder)
+        assert isinstance(encoder, PrecomputedJointEncoder)
+        assert isinstance(encoder, JointEncoder)
+        asked = [joint("query", "9:1"), joint("candidate", "9:2"), joint("query", "5:1")]
+        assert encoder.joint_features(asked)[:, 0].tolist() == [1, 31, 20]
+    with pytest.raises(UsageError, match="one vector for image and text together"):
+        encoder.text_features([text("query", "9:1")])
+    with pytest.raises(UsageError, match="one vector for image and text together"):
+        encoder.image_features([image("query", "9:1")])
+
+
+def test_absent_ids_are_counted_and_some_are_named(tmp_path):
+    write_uniir(tmp_path, "union_cand_pool", [candidate_number("9:1")])
+    encoder = open_precomputed(tmp_path)
+    with pytest.raises(
+        BadData,
+        match=r"7 candidates \(9:2, 9:3, 9:4, 9:5, 9:6, …\) are not among the ids in .*; of 8 looked up",
+    ):
+        encoder.joint_features([joint("candidate", f"9:{n}") for n in range(1, 9)])
+
+
+def test_queries_of_two_splits_with_one_number_are_not_mixed(tmp_path):
+    write_uniir(tmp_path / "test", "cirr_task7_test", [query_number("8:1")])
+    write_uniir(tmp_path / "val", "cirr_task7_val", [query_number("8:1")])
+    with pytest.raises(UsageError, match=r"query 8:1 is in .*give the folder of one split"):
+        open_precomputed(tmp_path)
+    for split in ("test", "val"):
+        found = open_precomputed(tmp_path / split).joint_features([joint("query", "8:1")])
+        assert found.tolist() == [[0] * DIM]
+
+
+def test_vectors_of_two_encoders_are_not_mixed(tmp_path):
+    write_uniir(tmp_path / "CLIP_SF", "union_cand_pool", [candidate_number("9:1")], start=1)
+    write_uniir(tmp_path / "BLIP_FF", "union_cand_pool", [candidate_number("9:1")], start=2)
+    with pytest.raises(BadData, match=r"different joint features of candidate 9:1"):
+        open_precomputed(tmp_path)
+
+
+def test_files_of_two_widths_or_two_layouts_are_refused(tmp_path):
+    write_uniir(tmp_path, "cirr_task7_test", [1])
+    write_uniir(tmp_path, "cirr_task7_cand_pool", [1], dim=DIM + 1)
+    with pytest.raises(BadData, match="must have one width"):
+        open_precomputed(tmp_path)
+    write_dict(tmp_path / "query_x_IT_dict.pt", [1])
+    with pytest.raises(UsageError, match="give the folder of one"):
+        open_precomputed(tmp_path)
+
+
+def test_embeddings_need_ids_of_the_same_number(tmp_path):
+    write_uniir(tmp_path, "cirr_task7_test", [1, 2])
+    np.save(tmp_path / "mbeir_cirr_task7_test_ids.npy", np.array([1]))
+    with pytest.raises(BadData, match="expected one integer for each of the 2 rows"):
+        open_precomputed(tmp_path)
+    (tmp_path / "mbeir_cirr_task7_test_ids.npy").unlink()
+    with pytest.raises(ArtifactMissing, match=r"has no mbeir_cirr_task7_test_ids\.npy beside it"):
+        open_precomputed(tmp_path / "mbeir_cirr_task7_test_embed.npy")
+
+
+@pytest.mark.parametrize("identifier", ["9", "9:1:2", "9:x", "9:500000", "-1:2"])
+def test_an_id_that_is_no_m_beir_id_is_named(tmp_path, identifier):
+    write_uniir(tmp_path, "cirr_task7_test", [query_number("9:1")])
+    with pytest.raises(BadData, match=f"id '{identifier}'"):
+        open_precomputed(tmp_path).joint_features([joint("query", "9:1"), joint("query", identifier)])

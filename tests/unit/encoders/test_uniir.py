@@ -1,0 +1,211 @@
+"""uniir: an imported CLIP-SF gives the features of OpenAI's CLIP, computed independently."""
+
+# ruff: noqa: PLC0415  transformers is imported where it is needed
+
+import json
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from genius.data.records import format_text, instructed
+from genius.encoders.clip import ClipEncoder
+from genius.encoders.load import load_encoder
+from genius.encoders.protocol import Encoder, ImageInput, ItemKey, JointEncoder, TextInput
+from genius.encoders.uniir_tokens import END, token_rows
+from genius.errors import ArtifactMismatch, ArtifactMissing
+from genius.stages.import_encoder import import_encoder
+from genius.stages.progress import Silent
+
+KEY = ItemKey("candidate", "9:1")
+TEXTS = [
+    "",
+    "A red kite.",
+    "Find me an everyday image that matches the given caption. a man on a moped!",
+    "Crème brûlée &amp; cake. " * 30,
+]
+
+
+def texts_of(texts):
+    return [TextInput(text, KEY) for text in texts]
+
+
+def images_of(pictures):
+    return [ImageInput(picture, KEY) for picture in pictures]
+
+
+@pytest.fixture(scope="module")
+def model(originals):
+    torch.manual_seed(0)
+    return originals.clip_sf().eval()
+
+
+@pytest.fixture(scope="module")
+def folder(originals, model, tmp_path_factory):
+    place = tmp_path_factory.mktemp("uniir")
+    originals.save(model, place / "clip_sf_large.pth")
+    return import_encoder(place / "clip_sf_large.pth", "clip-sf", place / "clip-sf", progress=Silent()).folder
+
+
+@pytest.fixture(scope="module")
+def encoder(folder):
+    return load_encoder(f"uniir:{folder}")
+
+
+def test_features_are_those_of_openai_clip(model, encoder, originals, photographs):
+    with torch.inference_mode():
+        texts = model.clip_model.encode_text(token_rows(TEXTS))
+        images = model.clip_model.encode_image(torch.stack([originals.crop(p) for p in photographs]))
+    torch.testing.assert_close(encoder.text_features(texts_of(TEXTS)), texts, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(encoder.image_features(images_of(photographs)), images, atol=1e-4, rtol=1e-4)
+    assert encoder.dim == texts.shape[1] == 96
+    assert texts.std(dim=0).min() > 0.05
+
+
+def test_transformers_and_clip_open_the_folder_too(folder, encoder, photographs):
+    from transformers import AutoTokenizer, CLIPModel
+
+    theirs = CLIPModel.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        found = theirs.get_text_features(input_ids=token_rows(TEXTS)).pooler_output
+    torch.testing.assert_close(encoder.text_features(texts_of(TEXTS)), found, atol=1e-4, rtol=1e-4)
+    tokens = AutoTokenizer.from_pretrained(folder)("A red kite.").input_ids
+    assert tokens == token_rows(["A red kite."])[0, : len(tokens)].tolist()
+    clip = ClipEncoder(str(folder))
+    pictures = images_of(photographs)
+    torch.testing.assert_close(clip.image_features(pictures), encoder.image_features(pictures))
+    texts = texts_of(TEXTS[:3])
+    torch.testing.assert_close(clip.text_features(texts), encoder.text_features(texts), atol=1e-5, rtol=1e-4)
+
+
+def test_it_is_an_encoder_and_no_joint_one(encoder, folder):
+    assert isinstance(encoder, Encoder)
+    assert not isinstance(encoder, JointEncoder)
+    assert encoder.spec == f"uniir:{folder}"
+    assert encoder.needs_pixels
+
+
+def test_plain_gelu_gives_clearly_other_features(originals, model, encoder, photographs):
+    plain = originals.clip_sf(activation=nn.GELU).eval()
+    plain.load_state_dict(model.state_dict())
+    with torch.inference_mode():
+        texts = plain.clip_model.encode_text(token_rows(TEXTS))
+        images = plain.clip_model.encode_image(torch.stack([originals.crop(p) for p in photographs]))
+    assert (encoder.text_features(texts_of(TEXTS)) - texts).abs().max() > 0.01
+    assert (encoder.image_features(images_of(photographs)) - images).abs().max() > 0.01
+
+
+def copy_of(folder, place):
+    shutil.copytree(folder, place / "copy")
+    return place / "copy"
+
+
+@pytest.mark.parametrize("tower", ["text_config", "vision_config"])
+def test_settings_with_plain_gelu_are_refused(folder, tmp_path, tower):
+    copy = copy_of(folder, tmp_path)
+    settings = json.loads((copy / "config.json").read_text())
+    settings[tower]["hidden_act"] = "gelu"
+    (copy / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ArtifactMismatch, match=f"hidden_act 'gelu' in {tower}.*'quick_gelu'"):
+        load_encoder(f"uniir:{copy}")
+
+
+def test_a_text_is_read_up_to_its_first_end(model, encoder):
+    text = "a kite <|endoftext|> and what comes after"
+    assert token_rows([text])[0].tolist().count(END) == 2
+    with torch.inference_mode():
+        found = model.clip_model.encode_text(token_rows([text]))
+    torch.testing.assert_close(encoder.text_features(texts_of([text])), found, atol=1e-4, rtol=1e-4)
+    short = encoder.text_features(texts_of(["a kite"]))
+    torch.testing.assert_close(encoder.text_features(texts_of([text])), short, atol=1e-5, rtol=1e-4)
+
+
+def test_a_row_does_not_depend_on_its_batch_and_an_empty_batch_has_no_rows(encoder, photographs):
+    texts, images = texts_of([*TEXTS, *["!"] * 70]), images_of(photographs)
+    torch.testing.assert_close(
+        encoder.text_features(texts)[:1], encoder.text_features(texts[:1]), atol=1e-5, rtol=1e-4
+    )
+    torch.testing.assert_close(encoder.image_features(images)[2:], encoder.image_features(images[2:]))
+    assert encoder.text_features([]).shape == encoder.image_features([]).shape == (0, 96)
+
+
+def test_the_fingerprint_follows_the_contents_and_not_the_place(encoder, folder, tmp_path):
+    copy = copy_of(folder, tmp_path)
+    assert load_encoder(f"uniir:{copy}").fingerprint == encoder.fingerprint
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    assert load_encoder(f"uniir:{copy}").fingerprint != encoder.fingerprint
+
+
+@pytest.mark.parametrize("name", ["uniir.json", "manifest.json", "model.safetensors", "tokenizer.json"])
+def test_a_folder_that_lacks_a_file_is_refused_naming_it(folder, tmp_path, name):
+    copy = copy_of(folder, tmp_path)
+    (copy / name).unlink()
+    with pytest.raises(ArtifactMissing, match=name):
+        load_encoder(f"uniir:{copy}")
+
+
+def test_an_ordinary_clip_folder_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    with pytest.raises(
+        ArtifactMissing, match=r"lacks uniir\.json and manifest\.json; make it with .genius import"
+    ):
+        load_encoder(f"uniir:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"format": 2, "kind": "clip-sf"}, "format 2, this version reads 1"),
+        ({"format": 1, "kind": "clip-xl"}, "kind 'clip-xl'; uniir: knows clip-sf, clip-ff, blip-sf, blip-ff"),
+        ([], "format None"),
+    ],
+)
+def test_another_format_or_kind_is_refused(folder, tmp_path, told, message):
+    copy = copy_of(folder, tmp_path)
+    (copy / "uniir.json").write_text(json.dumps(told))
+    with pytest.raises(ArtifactMismatch, match=message):
+        load_encoder(f"uniir:{copy}")
+
+
+@pytest.mark.parametrize(
+    ("text", "formatted"),
+    [
+        (None, ""),
+        ("", ""),
+        (" ", ""),
+        ("a cat", "A cat."),
+        ("A cat?", "A cat?"),
+        ('"quoted text"', "Quoted text."),
+        ('end!"', "End!"),
+        ("3 dogs", "3 dogs."),
+        ("ünïcode", "Ünïcode."),
+        ("a\r\nb", "A\nb."),
+        ("…ellipsis…", "…ellipsis…."),
+        ('" lead space"', " lead space."),
+        (" lead space.", "Lead space."),
+        ("ßa", "SSa."),
+    ],
+)
+def test_texts_are_formatted_as_uniir_does(text, formatted):
+    assert format_text(text) == formatted
+
+
+@pytest.mark.parametrize(
+    ("instruction", "text", "joined"),
+    [
+        (
+            "find me an everyday image that matches the given caption",
+            "a man on a moped",
+            "Find me an everyday image that matches the given caption. a man on a moped.",
+        ),
+        ("Find a similar image?", None, "Find a similar image?"),
+        (None, "a man", "A man."),
+        (None, None, ""),
+        ('"Quoted."', '"text"', 'Quoted. "text.'),
+    ],
+)
+def test_an_instruction_is_joined_as_uniir_does(instruction, text, joined):
+    assert instructed(instruction, text) == joined

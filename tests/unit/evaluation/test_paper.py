@@ -1,0 +1,154 @@
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from genius.data.mbeir import PAPER_ROWS
+from genius.data.records import task_name
+from genius.evaluation.paper import applies_to, paper_tables, to_markdown, to_rich
+from genius.evaluation.published import SIZES, UNION_SIZE, references
+from genius.evaluation.tables import METHODS, ResultRow
+
+
+def row(name: str, method: str, pool: str = "local", score: float = 0.5) -> ResultRow:
+    dataset, _, task = name.rpartition("_task")
+    k = 10 if dataset in {"fashion200k", "fashioniq"} else 5
+    return ResultRow(
+        name=name,
+        dataset=dataset,
+        task=task_name(int(task)),
+        task_id=int(task),
+        pool=pool,
+        method=method,
+        queries=SIZES[name].queries,
+        pool_size=SIZES[name].pool if pool == "local" else UNION_SIZE,
+        headline_k=k,
+        measures={"R@1": 0.1, f"R@{k}": score},
+        bytes_per_item=1536.0,
+        candidates_touched=UNION_SIZE * 1.0,
+    )
+
+
+def everything(pool: str, off: float = 0.0) -> list[ResultRow]:
+    """Every row and method; where there is a published number, ours is that and so much more."""
+    rows = []
+    for name in PAPER_ROWS:
+        for method in METHODS:
+            published = references(name, pool, method)
+            rows.append(row(name, method, pool, published[0].value / 100 + off if published else 0.5))
+    return rows
+
+
+def printed(rows: list[ResultRow], beam: int = 50) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=80)
+    for table in paper_tables(rows, beam=beam):
+        console.print(to_rich(table))
+    return out.getvalue()
+
+
+def cell(rows: list[ResultRow], label: str, method: str, line: str, pool: str = "local") -> str:
+    """What stands in a row's line of ours, of the released weights, or of the paper."""
+    (table,) = [table for table in paper_tables(rows, beam=50) if table.pool == pool]
+    (block,) = [block for block in table.blocks if block.lines[0].label == label]
+    (found,) = [
+        one for number, one in enumerate(block.lines) if (one.label.strip() if number else "ours") == line
+    ]
+    return found.cells[table.methods.index(method)]
+
+
+def test_the_layout_is_for_m_beirs_rows_only():
+    rows = [row("cirr_task7", "exact-raw")]
+    assert applies_to(rows)
+    assert not applies_to([*rows, replace(rows[0], name="catalogue_task0")])
+
+
+@pytest.mark.parametrize("pool", ["local", "global"])
+def test_all_rows_and_methods_fit_80_columns(pool):
+    text = printed(everything(pool, -0.123))
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("R@10") == 3
+    assert text.count("R@5") == 13
+
+
+def test_ours_stands_above_the_released_weights_and_the_paper():
+    rows = [row("nights_task4", "exact-raw", score=0.3184)]
+    assert cell(rows, "nights R@5", "exact-raw", "ours") == "31.8"
+    assert cell(rows, "nights R@5", "exact-raw", "released") == "31.8 +0.1"
+    assert cell(rows, "nights R@5", "exact-raw", "paper") == "32.0 -0.2"
+
+
+def test_the_headline_of_fashion_rows_is_at_ten():
+    rows = [replace(row("fashioniq_task7", "exact-raw"), measures={"R@5": 0.1, "R@10": 0.2455})]
+    assert cell(rows, "fashioniq R@10", "exact-raw", "released") == "24.6 +0.0"
+
+
+def test_nothing_is_published_for_methods_that_nobody_ran():
+    rows = [row("nights_task4", method) for method in METHODS]
+    assert cell(rows, "nights R@5", "exact-fused", "released") == ""
+    assert cell(rows, "nights R@5", "generative+raw", "paper").startswith("30.2")
+
+
+def test_a_misprint_is_corrected_starred_and_told_below():
+    rows = [row("fashioniq_task7", "generative", "global", 0.131)]
+    assert cell(rows, "fashioniq R@10", "generative", "paper", "global") == "13.1* +0.0"
+    assert cell(rows, "fashioniq R@10", "generative", "released", "global") == "13.1 +0.0"
+    (table,) = paper_tables(rows, beam=50)
+    assert any("18.9" in note for note in table.below)
+
+
+def test_the_average_is_beside_the_published_average():
+    assert cell(everything("local"), "16 rows", "exact-raw", "ours") == "50.2"
+    assert cell(everything("local"), "16 rows", "exact-raw", "paper") == "50.6 -0.4"
+    assert cell(everything("local"), "16 rows", "generative+raw", "paper") == "40.1 +0.0"
+    assert cell(everything("global"), "16 rows", "generative", "paper", "global") == "28.4* +0.1"
+
+
+def test_the_average_of_some_rows_is_beside_the_mean_of_the_same_rows():
+    rows = [row(name, "exact-raw") for name in ("nights_task4", "cirr_task7")]
+    assert cell(rows, "2 rows", "exact-raw", "released") == "38.5 +11.5"
+
+
+def test_no_published_average_stands_beside_rows_of_which_one_is_of_another_size():
+    rows = everything("local")
+    rows = [replace(one, queries=7) if one.name == "cirr_task7" else one for one in rows]
+    (table,) = paper_tables(rows, beam=50)
+    (mean,) = [block for block in table.blocks if block.task == "average"]
+    assert len(mean.lines) == 1
+
+
+def test_a_subset_is_told_above_the_table_and_has_no_published_numbers():
+    rows = [replace(row("cirr_task7", method), queries=12) for method in METHODS]
+    (table,) = paper_tables(rows, beam=50)
+    (note,) = table.above
+    assert "4,170 queries" in note
+    assert "21,551" in note
+    assert "are 12 and 21,551" in note
+    assert [len(block.lines) for block in table.blocks if block.task != "cost"] == [1]
+    assert table.below == ()
+
+
+def test_another_beam_is_told():
+    assert any("beam of 30" in note for note in paper_tables(everything("local"), beam=30)[0].above)
+    assert paper_tables(everything("local"), beam=50)[0].above == ()
+    assert paper_tables([row("cirr_task7", "exact-raw")], beam=30)[0].above == ()
+
+
+def test_there_is_a_table_for_each_pool():
+    rows = [row("cirr_task7", "exact-raw", "global"), row("cirr_task7", "exact-raw")]
+    assert [table.pool for table in paper_tables(rows, beam=50)] == ["local", "global"]
+
+
+def test_what_was_touched_is_told_beside_the_scores():
+    text = printed([row("cirr_task7", "exact-raw")])
+    assert "5.6M" in text
+    assert "1536" in text
+
+
+def test_markdown_says_the_same():
+    text = to_markdown(paper_tables([row("nights_task4", "exact-raw", score=0.3184)], beam=50)[0])
+    assert "| task | local pool | exact-raw |" in text
+    assert "| image -> image | nights R@5 | 31.8 |" in text
+    assert "| image -> image | released | 31.8 +0.1 |" in text

@@ -1,0 +1,102 @@
+import math
+from pathlib import Path
+
+import pytest
+
+from genius.data.mbeir import PAPER_ROWS
+from genius.evaluation.published import (
+    AVERAGE,
+    CAPTION_RESULTS,
+    COMPARABLE,
+    MISPRINTS,
+    RESULTS,
+    SIZES,
+    UNION_SIZE,
+    is_comparable,
+    misprint_of,
+    references,
+)
+from genius.evaluation.published_page import page, to_json
+from genius.evaluation.tables import METHODS
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "results-published.md"
+
+
+def test_the_document_is_what_the_numbers_say():
+    assert DOCUMENT.read_text(encoding="utf-8") == page(), (
+        "stale: run `genius repro --list > docs/results-published.md`"
+    )
+
+
+@pytest.mark.parametrize("result", [one for one in RESULTS if one.rows], ids=lambda one: one.system)
+def test_every_average_is_the_mean_of_its_rows(result):
+    assert len(result.rows) == len(PAPER_ROWS)
+    assert math.fsum(result.rows) / len(PAPER_ROWS) == pytest.approx(result.average, abs=0.006)
+
+
+def test_the_rows_are_m_beirs_and_the_union_is_all_of_them():
+    assert tuple(SIZES) == PAPER_ROWS
+    assert sum(size.pool for size in SIZES.values()) == UNION_SIZE
+    assert sum(size.queries for size in SIZES.values()) == 190_573
+
+
+@pytest.mark.parametrize("misprint", MISPRINTS, ids=str)
+def test_what_is_kept_is_the_right_number_and_the_misprint_is_told(misprint):
+    found = [
+        one
+        for one in RESULTS
+        if (one.system, one.pool, one.weights) == (misprint.system, misprint.pool, misprint.weights)
+    ]
+    (result,) = found
+    assert result.value(misprint.row) == misprint.right != misprint.printed
+    assert str(misprint.printed) in misprint_of(result, misprint.row)
+    assert f"{misprint.right}*" in page()
+
+
+def test_numbers_that_no_other_table_contradicts_have_no_star():
+    starred = {(one.system, one.pool, one.weights, one.row) for one in MISPRINTS}
+    for result in RESULTS:
+        for row in (*PAPER_ROWS, AVERAGE):
+            told = bool(misprint_of(result, row))
+            assert told == ((result.system, result.pool, result.weights, row) in starred)
+
+
+def test_two_independent_runs_of_the_released_encoder_agree_within_the_tolerance():
+    one, two = (
+        next(result.rows for result in RESULTS if result.system == name and result.pool == "global")
+        for name in ("CLIP_SF", "CLIP_SF, random instructions")
+    )
+    assert max(abs(a - b) for a, b in zip(one, two, strict=True)) <= 0.12 + 1e-9
+
+
+def test_released_weights_come_first_among_the_references():
+    found = references("mscoco_task3", "local", "exact-raw")
+    assert [(one.weights, one.value) for one in found] == [("released", 92.02), ("paper", 92.3)]
+    assert [one.weights for one in references("mscoco_task3", "local", "generative")] == ["paper"]
+    assert [one.value for one in references("mscoco_task3", "global", "generative+raw")] == [90.7, 90.6]
+    assert references("mscoco_task3", "local", "exact-codes") == []
+    assert references("catalogue_task3", "local", "exact-raw") == []
+
+
+def test_only_the_same_sizes_are_comparable():
+    assert is_comparable("cirr_task7", "local", 4_170, 21_551)
+    assert is_comparable("cirr_task7", "global", 4_170, UNION_SIZE)
+    assert not is_comparable("cirr_task7", "local", 417, 21_551)
+    assert not is_comparable("cirr_task7", "global", 4_170, 21_551)
+    assert not is_comparable("catalogue_task7", "local", 4_170, 21_551)
+
+
+def test_methods_that_have_a_published_rival_exist():
+    assert set(COMPARABLE) <= set(METHODS)
+    assert set(COMPARABLE.values()) <= {one.system for one in RESULTS}
+
+
+def test_recall_grows_with_rank_in_every_caption_result():
+    for one in CAPTION_RESULTS:
+        assert list(one.recalls) == sorted(one.recalls)
+
+
+def test_json_names_every_row():
+    written = to_json()
+    assert [row["name"] for row in written["rows"]] == list(PAPER_ROWS)
+    assert written["results"][0]["rows"]["mscoco_task0"] == 68.1

@@ -1,0 +1,127 @@
+"""Offline: said at once, with advice, before anything heavy is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from genius.cli import main
+from genius.encoders.checkpoint import find_checkpoint
+from genius.errors import MissingExtra, NetworkNeeded
+from genius.hub import reach
+from genius.hub.listing import is_place, stays_inside
+from genius.model import Genius
+from genius.stages.share import plan_pull
+
+
+@pytest.fixture
+def untouched(monkeypatch):
+    def touched(*_, **__):
+        raise AssertionError("the network was touched")
+
+    monkeypatch.setattr("socket.getaddrinfo", touched)
+    monkeypatch.setattr("socket.socket.connect", touched)
+
+
+@pytest.mark.parametrize("switch", ["GENIUS_OFFLINE", "HF_HUB_OFFLINE"])
+@pytest.mark.parametrize("value", ["1", "true", "YES"])
+def test_a_switch_forbids_any_use_of_the_network(untouched, monkeypatch, switch, value):
+    monkeypatch.setenv(switch, value)
+    for ask in (
+        lambda: Genius.from_pretrained("some/repo"),
+        lambda: plan_pull("some/repo"),
+        lambda: find_checkpoint("some/repo", download=True),
+    ):
+        with pytest.raises(NetworkNeeded, match=f"{switch}={value} forbids"):
+            ask()
+
+
+@pytest.mark.parametrize("value", ["", "0", "false"])
+def test_a_switch_that_is_off_forbids_nothing(monkeypatch, value):
+    for switch in ("GENIUS_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.setenv(switch, value)
+    assert reach.forbidden() is None
+
+
+def test_the_switch_is_read_when_it_matters_not_when_genius_is_imported(monkeypatch):
+    monkeypatch.setenv("GENIUS_OFFLINE", "1")
+    assert reach.forbidden() == "GENIUS_OFFLINE=1"
+    monkeypatch.delenv("GENIUS_OFFLINE")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert reach.forbidden() is None
+
+
+def test_a_hub_that_swallows_packets_is_given_up_after_two_seconds(monkeypatch):
+    tired = threading.Event()
+
+    def hang(*_, **__):
+        tired.wait()
+        raise TimeoutError
+
+    monkeypatch.setattr(reach.urllib.request, "urlopen", hang)
+    begun = time.perf_counter()
+    with pytest.raises(NetworkNeeded, match="cannot be reached"):
+        reach.probe("this")
+    assert time.perf_counter() - begun < 3
+    tired.set()
+
+
+def test_commands_leave_with_5_and_advice(monkeypatch, capsys):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    assert main(["pull", "some/repo"]) == 5
+    said = capsys.readouterr().err
+    assert "http://127.0.0.1:9 cannot be reached" in said
+    assert "copy its folder" in said
+
+
+def test_an_address_that_is_none_counts_as_unreachable(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "nonsense")
+    with pytest.raises(NetworkNeeded, match="nonsense cannot be reached"):
+        reach.probe("this")
+
+
+def test_an_absent_model_is_said_without_importing_torch():
+    script = (
+        "import sys\n"
+        "from genius.errors import NetworkNeeded\n"
+        "from genius.pretrained import Genius\n"
+        "try:\n    Genius.from_pretrained('some/repo')\n"
+        "except NetworkNeeded as error:\n    print('torch' in sys.modules, error)"
+    )
+    said = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", script],
+        env={"GENIUS_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert said.startswith("False some/repo is not on this machine")
+    assert "genius pull some/repo" in said
+
+
+def test_without_the_hubs_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(MissingExtra, match=r"pip install genius-retrieval\[hf\]"):
+        plan_pull("some/repo")
+
+
+@pytest.mark.parametrize("path", ["a.json", "encoder/model.safetensors", "..a/b", "a..b"])
+def test_a_plain_relative_path_stays_inside(path):
+    assert stays_inside(path)
+
+
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "../a", "a/../../b", "a\\..\\b", "C:a", "a\0b"])
+def test_a_path_that_could_leave_its_folder_does_not(path):
+    assert not stays_inside(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("a/b", False), ("datasets/a/b", False), ("./a", True), ("/a/b", True), ("~/a", True), ("a/b/c", True)],
+)
+def test_names_of_repositories_and_of_folders_are_told_apart(name, place):
+    assert is_place(name) is place

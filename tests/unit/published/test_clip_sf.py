@@ -1,0 +1,161 @@
+"""The published CLIP-SF: 446 names, their shapes, and where each goes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from genius.errors import ArtifactMismatch
+from genius.published.clip_sf import Tower, clip_architecture, clip_shapes, convert
+from genius.published.container import Checkpoint
+
+
+def block(prefix, width):
+    return {
+        f"{prefix}attn.in_proj_weight": (3 * width, width),
+        f"{prefix}attn.in_proj_bias": (3 * width,),
+        f"{prefix}attn.out_proj.weight": (width, width),
+        f"{prefix}attn.out_proj.bias": (width,),
+        **{f"{prefix}ln_{n}.{part}": (width,) for n in (1, 2) for part in ("weight", "bias")},
+        f"{prefix}mlp.c_fc.weight": (4 * width, width),
+        f"{prefix}mlp.c_fc.bias": (4 * width,),
+        f"{prefix}mlp.c_proj.weight": (width, 4 * width),
+        f"{prefix}mlp.c_proj.bias": (width,),
+    }
+
+
+def names_and_shapes(*, vision=1024, text=768, dim=768, layers=24, patch=14):
+    """As the specification lists them; the defaults are the published file."""
+    shapes = {
+        "positional_embedding": (77, text),
+        "text_projection": (text, dim),
+        "logit_scale": (),
+        "token_embedding.weight": (49408, text),
+        "ln_final.weight": (text,),
+        "ln_final.bias": (text,),
+        "visual.class_embedding": (vision,),
+        "visual.positional_embedding": ((224 // patch) ** 2 + 1, vision),
+        "visual.proj": (vision, dim),
+        "visual.conv1.weight": (vision, 3, patch, patch),
+        **{f"visual.ln_{name}.{part}": (vision,) for name in ("pre", "post") for part in ("weight", "bias")},
+    }
+    for layer in range(layers):
+        shapes |= block(f"visual.transformer.resblocks.{layer}.", vision)
+    for layer in range(12):
+        shapes |= block(f"transformer.resblocks.{layer}.", text)
+    return {f"clip_model.{name}": shape for name, shape in shapes.items()}
+
+
+def checkpoint_of(shapes, *, scale=4.6):
+    tensors = {name: torch.zeros(()).expand(shape) for name, shape in shapes.items()}
+    if "clip_model.logit_scale" in tensors:
+        tensors["clip_model.logit_scale"] = torch.tensor(scale)
+    return Checkpoint(Path("clip_sf_large.pth"), tensors, (), 0)
+
+
+def test_the_published_file_has_446_tensors_and_427_616_513_numbers():
+    listed = names_and_shapes()
+    assert (len(listed), sum(map(math.prod, listed.values()))) == (446, 427_616_513)
+    architecture = clip_architecture(checkpoint_of(listed).tensors, what="it")
+    assert clip_shapes(architecture) == {n: s for n, s in listed.items() if not n.endswith("text_projection")}
+    assert architecture.vision[2:] == (24, 1024, 4096)
+    assert isinstance(architecture.text, Tower)
+
+
+def test_the_settings_are_those_of_vit_l_14():
+    found = convert(checkpoint_of(names_and_shapes()))
+    text, vision = found.config["text_config"], found.config["vision_config"]
+    assert found.config["projection_dim"] == 768
+    assert {name: text[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")} == {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+    }
+    assert (text["num_attention_heads"], vision["num_attention_heads"]) == (12, 16)
+    assert (text["eos_token_id"], text["bos_token_id"], text["vocab_size"]) == (49407, 49406, 49408)
+    assert (vision["image_size"], vision["patch_size"], vision["num_hidden_layers"]) == (224, 14, 24)
+    assert text["hidden_act"] == vision["hidden_act"] == "quick_gelu"
+    assert found.pixels["size"] == {"shortest_edge": 224}
+    assert found.pixels["crop_size"] == {"height": 224, "width": 224}
+    assert (found.used, found.left_out, found.remarks) == (446, (), ())
+
+
+def test_a_narrow_look_alike_converts_to_the_same_names():
+    narrow = convert(checkpoint_of(names_and_shapes(vision=128, text=64, dim=96)))
+    assert set(narrow.weights) == set(convert(checkpoint_of(names_and_shapes())).weights)
+    assert len(narrow.weights) == 590
+
+
+def test_matrices_are_transposed_and_attention_is_split_in_order():
+    shapes = names_and_shapes(vision=128, text=64, dim=96)
+    checkpoint = checkpoint_of(shapes)
+    tensors = dict(checkpoint.tensors)
+    joined = torch.arange(3 * 64 * 64.0).reshape(192, 64)
+    projection = torch.randn(64, 96)
+    tensors["clip_model.transformer.resblocks.3.attn.in_proj_weight"] = joined
+    tensors["clip_model.text_projection"] = projection
+    weights = convert(Checkpoint(checkpoint.path, tensors, (), 0)).weights
+    parts = [weights[f"text_model.encoder.layers.3.self_attn.{name}_proj.weight"] for name in "qkv"]
+    assert torch.equal(torch.cat(parts), joined)
+    assert torch.equal(weights["text_projection.weight"], projection.T)
+
+
+def test_missing_unknown_and_misshapen_tensors_are_listed():
+    shapes = names_and_shapes(vision=128, text=64, dim=96)
+    del shapes["clip_model.ln_final.bias"]
+    shapes["clip_model.visual.surprise"] = (1,)
+    shapes["clip_model.transformer.resblocks.0.ln_1.weight"] = (65,)
+    with pytest.raises(ArtifactMismatch) as refused:
+        convert(checkpoint_of(shapes))
+    for part in ("clip_sf_large.pth as clip-sf", "ln_final.bias", "visual.surprise", "(65,), expected (64,)"):
+        assert part in str(refused.value)
+
+
+def test_a_missing_layer_is_missed_whatever_its_number():
+    shapes = {n: s for n, s in names_and_shapes().items() if "visual.transformer.resblocks.23." not in n}
+    with pytest.raises(
+        ArtifactMismatch, match=r"12 missing: clip_model\.visual\.transformer\.resblocks\.23\."
+    ):
+        convert(checkpoint_of(shapes))
+
+
+def test_a_vit_b_32_has_12_image_layers():
+    found = convert(checkpoint_of(names_and_shapes(vision=768, text=512, dim=512, layers=12, patch=32)))
+    assert found.config["vision_config"]["num_hidden_layers"] == 12
+    assert found.config["vision_config"]["image_size"] == 224
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vision": 100}, "layers 100 wide, expected a multiple of 64"),
+        ({"text": 70}, "layers 70 wide, expected a multiple of 64"),
+    ],
+)
+def test_widths_that_make_no_heads_are_refused(options, message):
+    with pytest.raises(ArtifactMismatch, match=message):
+        convert(checkpoint_of(names_and_shapes(**options)))
+
+
+def test_positions_that_make_no_square_are_refused():
+    shapes = names_and_shapes() | {"clip_model.visual.positional_embedding": (200, 1024)}
+    with pytest.raises(ArtifactMismatch, match="200 image positions, expected a square number and one"):
+        convert(checkpoint_of(shapes))
+
+
+@pytest.mark.parametrize("name", ["positional_embedding", "visual.proj", "visual.conv1.weight"])
+def test_a_file_without_what_tells_the_sizes_is_another_model(name):
+    shapes = names_and_shapes()
+    del shapes[f"clip_model.{name}"]
+    with pytest.raises(ArtifactMismatch, match=f"needs a tensor clip_model.{name} .* it is missing"):
+        convert(checkpoint_of(shapes))
+
+
+@pytest.mark.parametrize(
+    ("scale", "remarks"), [(math.log(100), 0), (2.6592, 0), (9.0, 1), (-3.0, 1), (math.nan, 1)]
+)
+def test_a_scale_that_no_training_leaves_is_remarked(scale, remarks):
+    assert len(convert(checkpoint_of(names_and_shapes(), scale=scale)).remarks) == remarks

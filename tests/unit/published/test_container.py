@@ -1,0 +1,167 @@
+"""Opening published files: what is read, what is refused, and that nothing is run."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from genius.errors import ArtifactMismatch, ArtifactMissing
+from genius.published.container import Entry, open_checkpoint
+
+WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
+
+
+class Malicious:
+    """Unpickled the usual way, it makes a file."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return Path.touch, (self.target,)
+
+
+@pytest.fixture
+def save(tmp_path):
+    def save(value, **options):
+        path = tmp_path / "file.pth"
+        torch.save(value, path, **options)
+        return path
+
+    return save
+
+
+def test_weights_are_read_and_the_rest_is_named(save):
+    moments = {0: {"exp_avg": torch.zeros(2, 3), "exp_avg_sq": torch.zeros(2, 3)}}
+    path = save({"model": WEIGHTS, "optimizer": {"state": moments, "groups": [{"lr": 1e-4}]}, "epoch": 20})
+    checkpoint = open_checkpoint(path)
+    assert {name: tensor.tolist() for name, tensor in checkpoint.tensors.items()} == {
+        name: tensor.tolist() for name, tensor in WEIGHTS.items()
+    }
+    assert checkpoint.others == (Entry("optimizer", "dict with 2 tensors", 48), Entry("epoch", "20", 0))
+    assert checkpoint.bytes == path.stat().st_size
+    assert (checkpoint.contents.tensors, checkpoint.contents.parameters) == (2, 8)
+
+
+def test_an_omegaconf_configuration_is_no_obstacle(save):
+    omegaconf = pytest.importorskip("omegaconf")
+    plain = {"lr": 1e-4, "none": None, "list": [1, "x", True, {"deep": 2.5}], "link": "${lr}", "gap": "???"}
+    checkpoint = open_checkpoint(save({"model": WEIGHTS, "config": omegaconf.OmegaConf.create(plain)}))
+    assert checkpoint.others == (Entry("config", "settings", 0),)
+
+
+def test_omegaconf_is_not_imported_for_it(save, monkeypatch):
+    omegaconf = pytest.importorskip("omegaconf")
+    path = save({"model": WEIGHTS, "config": omegaconf.OmegaConf.create({"a": [1]})})
+    for name in [name for name in sys.modules if name.partition(".")[0] == "omegaconf"]:
+        monkeypatch.setitem(sys.modules, name, None)  # importing it would fail
+    assert len(open_checkpoint(path).tensors) == 2
+
+
+def test_code_in_a_file_is_refused_by_name_and_not_run(save, tmp_path):
+    target = tmp_path / "was run"
+    path = save({"model": WEIGHTS, "config": Malicious(target)})
+    with pytest.raises(ArtifactMismatch, match=r"pathlib\.Path\.touch|builtins\.getattr.*not executed"):
+        open_checkpoint(path)
+    assert not target.exists()
+    torch.load(path, weights_only=False)
+    assert target.exists()  # so the file would have worked
+
+
+def test_code_of_newer_pickles_is_refused_as_well(save, tmp_path):
+    target = tmp_path / "was run"
+    with pytest.raises(ArtifactMismatch, match="not executed"):
+        open_checkpoint(save({"model": Malicious(target)}, pickle_protocol=4))
+    assert not target.exists()
+
+
+def test_a_whole_saved_module_is_refused_by_name(save):
+    with pytest.raises(ArtifactMismatch, match=r"asks for torch\.nn\.modules\.linear\.Linear"):
+        open_checkpoint(save(torch.nn.Linear(2, 2)))
+
+
+def test_the_segment_of_compiled_models_is_taken_out_of_names(save):
+    found = open_checkpoint(
+        save({"model": {"_orig_mod.a": WEIGHTS["a.bias"], "b._orig_mod.c": WEIGHTS["a.bias"]}})
+    )
+    assert list(found.tensors) == ["a", "b.c"]
+
+
+def test_names_that_become_one_without_the_segment_are_refused(save):
+    with pytest.raises(ArtifactMismatch, match="come twice: a"):
+        open_checkpoint(save({"model": {"a": torch.ones(1), "_orig_mod.a": torch.ones(1)}}))
+
+
+def test_weights_saved_bare_are_accepted(save):
+    checkpoint = open_checkpoint(save(WEIGHTS))
+    assert (list(checkpoint.tensors), checkpoint.others) == (list(WEIGHTS), ())
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([1, 2], "holds a list"),
+        ({"weights": WEIGHTS, "epoch": 1}, "no 'model' entry.*'weights', 'epoch'"),
+        ({}, "no 'model' entry"),
+        ({"model": [1]}, "'model' is a list"),
+        ({"model": {}}, "there are none"),
+        ({"model": {"a": torch.ones(1), "b": 3}}, "not all plain tensors: b"),
+        ({"model": {"a": torch.ones(2, 2).to_sparse()}}, "not all plain tensors: a"),
+        ({"model": {"a": torch.ones(1, device="meta")}}, "not all plain tensors: a"),
+    ],
+)
+def test_what_is_no_checkpoint_is_said(value, said, save):
+    with pytest.raises(ArtifactMismatch, match=said):
+        open_checkpoint(save(value))
+
+
+def test_a_missing_file_is_said(tmp_path):
+    with pytest.raises(ArtifactMissing, match="no checkpoint at"):
+        open_checkpoint(tmp_path / "nothing.pth")
+
+
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_a_file_cut_short_is_damaged(share, save):
+    path = save({"model": WEIGHTS})
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ArtifactMismatch, match="not downloaded to its end"):
+        open_checkpoint(path)
+
+
+def test_a_file_of_old_torch_is_told_how_to_renew(save):
+    with pytest.raises(ArtifactMismatch, match="save it anew"):
+        open_checkpoint(save({"model": WEIGHTS}, _use_new_zipfile_serialization=False))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
+        (b"hello", "not a zip archive"),
+        (b"", "not a zip archive"),
+    ],
+)
+def test_other_files_are_said_for_what_they_are(content, said, tmp_path):
+    path = tmp_path / "file.pth"
+    path.write_bytes(content)
+    with pytest.raises(ArtifactMismatch, match=said):
+        open_checkpoint(path)
+
+
+def test_other_archives_are_refused(tmp_path, save):
+    path = tmp_path / "other.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.txt", "hello")
+    with pytest.raises(ArtifactMismatch, match=r"no data\.pkl"):
+        open_checkpoint(path)
+    source = save({"model": WEIGHTS})
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    with pytest.raises(ArtifactMismatch, match="packed again"):
+        open_checkpoint(path)

@@ -1,0 +1,206 @@
+"""The authors' names become ours; whatever does not fit is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from genius.errors import ArtifactMismatch
+from genius.models.generator import Generator
+from genius.models.quantizer import Quantizer
+from genius.published.container import Checkpoint
+from genius.published.genius_parts import generator_parts, quantizer_parts
+
+BLOCK = "id_generator.decoder.block.0.layer."
+
+
+def opened(weights):
+    return Checkpoint(Path("file.pth"), weights, (), 0)
+
+
+def parts_of(published):
+    quantizer, generator = opened(published.quantizer), opened(published.generator)
+    return quantizer_parts(quantizer), generator_parts(generator, quantizer)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    dim=st.integers(1, 9),
+    hidden=st.integers(1, 5),
+    codes=st.integers(2, 9),
+    levels=st.integers(1, 4),
+    heads=st.integers(1, 3),
+    layers=st.integers(1, 3),
+    prefixes=st.integers(1, 4),
+)
+def test_all_sizes_are_read_off_the_shapes(
+    make_published, dim, hidden, codes, levels, heads, layers, prefixes
+):
+    published = make_published(
+        dim=dim,
+        hidden=hidden,
+        codes=codes,
+        levels=levels,
+        heads=heads,
+        width=6,
+        layers=layers,
+        prefixes=prefixes,
+    )
+    quantizer, generator = parts_of(published)
+    config = quantizer.config
+    assert (quantizer.dim, config.fusion.hidden, config.codebook_size, config.levels) == (
+        dim,
+        hidden,
+        codes,
+        levels,
+    )
+    assert generator.sizes == (3, *[codes] * levels)
+    found = generator.config
+    assert (found.layers, found.width, found.feedforward) == (layers, 6, 12)
+    assert (found.heads, found.head_width, found.prefixes) == (heads, 6 // heads, prefixes)
+    state = {**quantizer.state, "level0_modality": torch.full((3,), -1)}
+    Quantizer(dim, config).load_state_dict(state, strict=True)
+    Generator(dim, generator.sizes, found).load_state_dict(generator.state, strict=True)
+
+
+def test_the_authors_settings_come_along(make_published):
+    quantizer, generator = parts_of(make_published())
+    assert (quantizer.config.gradient, quantizer.config.contrastive) == ("per-level", "both")
+    assert generator.config.augmentation == "reference"
+
+
+def test_numbers_stand_where_they_belong(make_published):
+    published = make_published()
+    quantizer, generator = parts_of(published)
+    embed = published.quantizer["residual_rq.layers.2._codebook.embed"]
+    assert torch.equal(quantizer.state["codebooks.2.embed"], embed[0])
+    assert quantizer.state["fusion.output_layer.bias"] is published.quantizer["encoder.output_layer.bias"]
+    cross = published.generator["id_generator.decoder.block.1.layer.1.EncDecAttention.k.weight"]
+    assert generator.state["blocks.1.cross_attention.k.weight"] is cross
+
+
+def test_half_precision_weights_become_single(make_published):
+    published = make_published()
+    name = "residual_rq.layers.1._codebook.embed"
+    published.quantizer[name] = published.quantizer[name].half()
+    assert quantizer_parts(opened(published.quantizer)).state["codebooks.1.embed"].dtype == torch.float32
+
+
+def test_the_encoder_and_an_unused_layer_may_come_along(make_published):
+    published = make_published()
+    for weights, prefix in ((published.quantizer, ""), (published.generator, "quantizer.")):
+        weights |= {
+            f"{prefix}clip_model.visual.proj": torch.ones(2),
+            "contra_projector.0.bias": torch.ones(3),
+        }
+    quantizer, generator = parts_of(published)
+    assert not any("clip" in name or "contra" in name for name in {**quantizer.state, **generator.state})
+
+
+def test_flags_without_a_dimension_are_read_too(make_published):
+    published = make_published()
+    for weights in published:
+        for name in weights:
+            if name.endswith("initted"):
+                weights[name] = torch.tensor(data=True)
+    parts_of(published)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "encoder.text_projection_layer.weight",
+        "encoder.dynamic_scalar.3.bias",
+        "residual_rq.layers.0._codebook.embed",
+        "residual_rq.layers.1._codebook.embed",
+        "residual_rq.layers.1._codebook.embed_avg",
+        "vq._codebook.cluster_size",
+    ],
+)
+def test_a_missing_tensor_is_named(name, make_published):
+    published = make_published()
+    del published.quantizer[name]
+    with pytest.raises(ArtifactMismatch, match=rf"missing: .*{name.replace('.', '[.]')}"):
+        quantizer_parts(opened(published.quantizer))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "id_generator.shared.weight",
+        "id_generator.lm_head.weight",
+        f"{BLOCK}0.SelfAttention.relative_attention_bias.weight",
+        f"{BLOCK}1.EncDecAttention.q.weight",
+        f"{BLOCK}2.layer_norm.weight",
+        "embed_projector.0.weight",
+        "quantizer.encoder.output_layer.bias",
+    ],
+)
+def test_a_missing_tensor_of_the_generator_is_named(name, make_published):
+    published = make_published()
+    del published.generator[name]
+    with pytest.raises(ArtifactMismatch, match=rf"missing: .*{name.replace('.', '[.]')}"):
+        parts_of(published)
+
+
+def test_an_unknown_tensor_is_named(make_published):
+    published = make_published()
+    published.quantizer["encoder.second_combiner.weight"] = torch.ones(1)
+    with pytest.raises(ArtifactMismatch, match=r"1 unknown: encoder\.second_combiner\.weight"):
+        quantizer_parts(opened(published.quantizer))
+
+
+def test_a_tensor_of_another_shape_is_named(make_published):
+    published = make_published()
+    published.generator["id_generator.decoder.final_layer_norm.weight"] = torch.ones(7)
+    with pytest.raises(ArtifactMismatch, match=r"final_layer_norm\.weight \(7,\), expected \(8,\)"):
+        parts_of(published)
+
+
+def test_a_vocabulary_that_does_not_fit_the_codebooks_is_refused(make_published):
+    generator = make_published(codes=6).generator
+    generator |= {name: tensor for name, tensor in make_published().generator.items() if "quantizer." in name}
+    with pytest.raises(ArtifactMismatch, match=r"shared\.weight \(18, 8\), expected \(16, 8\)"):
+        generator_parts(opened(generator), opened(make_published().quantizer))
+
+
+def test_codebooks_that_were_never_started_are_refused(make_published):
+    published = make_published()
+    published.quantizer["residual_rq.layers.1._codebook.initted"] = torch.zeros(1)
+    with pytest.raises(ArtifactMismatch, match="never started"):
+        quantizer_parts(opened(published.quantizer))
+
+
+def test_a_second_copy_of_level_zero_that_differs_is_refused(make_published):
+    published = make_published()
+    published.quantizer["vq._codebook.embed"][0, 0, 0] += 1
+    with pytest.raises(ArtifactMismatch, match=r"vq\._codebook\.embed differs"):
+        quantizer_parts(opened(published.quantizer))
+
+
+def test_tied_embeddings_that_differ_are_refused(make_published):
+    published = make_published()
+    head = "id_generator.lm_head.weight"
+    published.generator[head] = published.generator[head] + 1
+    with pytest.raises(ArtifactMismatch, match=r"lm_head\.weight differs"):
+        parts_of(published)
+
+
+def test_files_that_do_not_belong_together_are_refused(make_published):
+    published = make_published()
+    name = "encoder.combiner_layer.bias"
+    published.quantizer[name] = published.quantizer[name] + 1
+    with pytest.raises(ArtifactMismatch, match=rf"another quantizer.*1 tensors.*quantizer\.{name}"):
+        parts_of(published)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_none_are_refused(value, make_published):
+    published = make_published()
+    published.quantizer["encoder.output_layer.weight"][1, 1] = value
+    with pytest.raises(ArtifactMismatch, match=r"output_layer\.weight holds NaN"):
+        quantizer_parts(opened(published.quantizer))

@@ -1,0 +1,207 @@
+"""The published model becomes a folder of ours; what level 0 means is found on labelled candidates."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from genius.cli import main
+from genius.data.mbeir import MBeir
+from genius.data.records import Modality
+from genius.errors import ArtifactMismatch, BadData
+from genius.model import Genius
+from genius.stages.import_model import import_genius
+from genius.stages.progress import Silent
+
+DIM = 6
+IMAGE, TEXT = torch.eye(DIM)[:2]
+
+
+class Listening(Silent):
+    def __init__(self):
+        self.said = []
+
+    def say(self, message):
+        self.said.append(message)
+
+
+@pytest.fixture
+def published(make_published):
+    """Fusion is the mean of image and text, and level 0 says text, image-text, image."""
+    made = make_published(dim=DIM)
+    meaning = torch.stack([TEXT, (IMAGE + TEXT) / 2**0.5, IMAGE])[None]
+    for prefix, weights in (("", made.quantizer), ("quantizer.", made.generator)):
+        weights[f"{prefix}encoder.output_layer.weight"] = torch.zeros(DIM, 8)
+        weights[f"{prefix}encoder.output_layer.bias"] = torch.zeros(DIM)
+        weights[f"{prefix}encoder.dynamic_scalar.3.weight"] = torch.zeros(1, 8)
+        weights[f"{prefix}encoder.dynamic_scalar.3.bias"] = torch.zeros(1)
+        for copy in ("residual_rq.layers.0", "vq"):
+            weights[f"{prefix}{copy}._codebook.embed"] = meaning
+    return made
+
+
+@pytest.fixture
+def files(published, tmp_path):
+    return published.save(tmp_path)
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    """Features of thirty items that are known by their ids."""
+    random = np.random.default_rng(0)
+    folder = tmp_path / "features"
+    folder.mkdir()
+    for part, direction in (("image", IMAGE), ("text", TEXT)):
+        noise = 0.05 * random.standard_normal((30, DIM))
+        np.save(folder / f"{part}_features.npy", (direction.numpy() + noise).astype(np.float32))
+    return f"precomputed:{folder}"
+
+
+@pytest.fixture
+def write_data(tmp_path):
+    """A data set with ten candidates of each of these modalities."""
+
+    def write(*modalities):
+        root = tmp_path / "data"
+        (root / "query").mkdir(parents=True)
+        pools = root / "cand_pool" / "local"
+        pools.mkdir(parents=True)
+        lines = []
+        for number, modality in enumerate(modalities * 10, start=1):
+            image = None if modality is Modality.TEXT else "mbeir_images/x.jpg"
+            text = None if modality is Modality.IMAGE else "A text."
+            row = {"did": f"9:{number}", "modality": modality.value, "img_path": image, "txt": text}
+            lines.append(json.dumps(row))
+        (pools / "mbeir_mscoco_task0_cand_pool.jsonl").write_text("\n".join(lines) + "\n")
+        return MBeir(root)
+
+    return write
+
+
+def test_an_imported_model_opens_with_the_published_weights(files, published, encoder, tmp_path):
+    made = import_genius(*files, encoder, tmp_path / "model", progress=Silent())
+    opened = Genius.open(tmp_path / "model")
+    assert opened.fingerprint == made.fingerprint
+    assert opened.quantizer.sizes == (3, 5, 5)
+    assert torch.equal(opened.generator.embedding.weight, published.generator["id_generator.shared.weight"])
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "generator",
+        "model.json",
+        "quantizer",
+    ]
+
+
+def test_importing_again_gives_the_same_model(files, encoder, tmp_path):
+    names = [import_genius(*files, encoder, tmp_path / name, progress=Silent()).fingerprint for name in "aba"]
+    assert len(set(names)) == 1
+
+
+def test_level_zero_is_told_from_labelled_candidates(files, encoder, write_data, tmp_path):
+    listening = Listening()
+    data = write_data(*Modality)
+    model = import_genius(*files, encoder, tmp_path / "model", progress=listening, data=data)
+    assert model.quantizer.level0_modality.tolist() == [1, 2, 0]
+    assert Genius.open(tmp_path / "model").level0_codes(Modality.IMAGE) == {2}
+    assert model.quantizer_manifest.facts["health"]["purity"] == 1.0
+    assert listening.said == [
+        "level 0: 0 = text, 1 = image-text, 2 = image; right for 100.0% of 30 candidates"
+    ]
+    assert not (tmp_path / "model" / "prepared").exists()
+
+
+def test_without_candidates_level_zero_stays_unknown_and_that_is_said(files, encoder, tmp_path):
+    listening = Listening()
+    model = import_genius(*files, encoder, tmp_path / "model", progress=listening)
+    assert model.quantizer.level0_modality.tolist() == [-1, -1, -1]
+    assert model.quantizer_manifest.facts["health"] is None
+    assert listening.said[0].startswith("WARNING: without labelled candidates")
+
+
+def test_level_zero_can_be_told_later(files, encoder, write_data, tmp_path):
+    import_genius(*files, encoder, tmp_path / "model", progress=Silent())
+    data = write_data(*Modality)
+    import_genius(*files, encoder, tmp_path / "model", progress=Silent(), data=data)
+    assert Genius.open(tmp_path / "model").quantizer.level0_modality.tolist() == [1, 2, 0]
+
+
+def test_an_absent_modality_is_said(files, encoder, write_data, tmp_path):
+    listening = Listening()
+    data = write_data(Modality.IMAGE, Modality.TEXT)
+    model = import_genius(*files, encoder, tmp_path / "model", progress=listening, data=data)
+    assert model.quantizer.level0_modality.tolist() == [1, -1, 0]
+    assert any(line.endswith("stands for image-text") for line in listening.said)
+
+
+def test_a_level_zero_that_tells_nothing_is_said_loudly(published, encoder, write_data, tmp_path):
+    for weights in published:
+        for name in weights:
+            if name.endswith(("layers.0._codebook.embed", "vq._codebook.embed")):
+                weights[name] = torch.stack([IMAGE + TEXT, -TEXT, -IMAGE])[None]
+    listening = Listening()
+    files = published.save(tmp_path)
+    import_genius(*files, encoder, tmp_path / "model", progress=listening, data=write_data(*Modality))
+    warnings = [line for line in listening.said if line.startswith("WARNING")]
+    assert "no level-0 code stands mostly for text or image-text" in warnings[0]
+    assert "only 33.3% of the candidates" in warnings[1]
+
+
+def test_a_data_set_without_candidates_is_refused(files, encoder, write_data, tmp_path):
+    with pytest.raises(BadData, match="has no candidates"):
+        import_genius(*files, encoder, tmp_path / "model", progress=Silent(), data=write_data())
+
+
+def test_known_instructions_come_along(files, encoder, tmp_path):
+    table = tmp_path / "query_instructions.tsv"
+    table.write_text("q\tc\tname\tid\tprompt_1\ntext\timage\tmscoco\t9\tFind a picture.\n")
+    model = import_genius(*files, encoder, tmp_path / "model", progress=Silent(), instructions=table)
+    assert model.instruction_for(Modality.TEXT, Modality.IMAGE) == "Find a picture."
+
+
+def test_an_encoder_of_another_width_is_refused_before_anything_is_written(files, tmp_path):
+    folder = tmp_path / "narrow"
+    folder.mkdir()
+    np.save(folder / "text_features.npy", np.zeros((2, DIM - 1), dtype=np.float32))
+    with pytest.raises(ArtifactMismatch, match="features of 5 numbers and this model reads 6"):
+        import_genius(*files, f"precomputed:{folder}", tmp_path / "model", progress=Silent())
+    assert not (tmp_path / "model").exists()
+
+
+def command(files, *more):
+    return main(["import", "genius", "--quantizer", str(files[0]), "--generator", str(files[1]), *more])
+
+
+def test_a_dry_run_tells_what_there_is_and_writes_nothing(files, tmp_path, capsys):
+    before = sorted(tmp_path.rglob("*"))
+    assert command(files, "--dry-run", "--out", str(tmp_path / "model"), "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["problem"] is None
+    assert [file["tensors"] for file in told["files"]] == [28, 63]
+    assert [other["name"] for other in told["files"][0]["others"]] == ["optimizer", "epoch"]
+    assert told["writes_bytes"]["quantizer"] == 4 * 432
+    assert command(files, "--dry-run") == 0
+    assert "every name and shape fits" in capsys.readouterr().out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_dry_run_of_a_wrong_file_tells_what_there_is_and_what_is_wrong(files, capsys):
+    swapped = files[1], files[0]
+    assert command(swapped, "--dry-run") == 4
+    shown = capsys.readouterr()
+    assert "63 tensors" in shown.out
+    assert "unknown" in shown.err
+    assert command(swapped, "--dry-run", "--json") == 4
+    assert "unknown" in json.loads(capsys.readouterr().out)["problem"]
+
+
+def test_the_command_imports(files, encoder, tmp_path, capsys):
+    out = tmp_path / "model"
+    assert command(files, "--encoder", encoder, "--out", str(out), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["fingerprint"] == Genius.open(out).fingerprint
+
+
+def test_the_command_needs_an_encoder_and_a_place(files, capsys):
+    assert command(files) == 2
+    assert "--encoder and --out" in capsys.readouterr().err
