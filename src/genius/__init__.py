@@ -36,7 +36,7 @@ __all__ = [
 _HOMES = {
     "Candidate": "genius.data.records",
     "FitConfig": "genius.config",
-    "Genius": "genius.model",
+    "Genius": "genius.pretrained",  # without PyTorch, until a model is opened
     "GeniusError": "genius.errors",
     "Index": "genius.index",
     "Modality": "genius.data.records",

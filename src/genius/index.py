@@ -36,6 +36,8 @@ from genius.search.snapshot import (
 from genius.stages.embed import SHORTEST_SIDE
 from genius.stages.items import WORK, encode_items, read_items, remove_work
 from genius.stages.progress import Progress, Silent
+from genius.stages.save import About
+from genius.stages.share import find_index, push
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,46 @@ class Index:
                 "nothing to another: create the index again, or give the right --model"
             )
         return Index(folder, opened)
+
+    @staticmethod
+    def from_pretrained(
+        name_or_folder: str | Path,
+        *,
+        model: str | Path | Genius | None = None,
+        revision: str | None = None,
+        device: str = "cpu",
+        download: bool = True,
+        token: str | None = None,
+    ) -> Index:
+        """Open an index by its folder, or by its name on the Hugging Face hub (a data set there).
+
+        Its model is taken from where the index says it is; ``model`` (a folder, a model's name on the hub, or
+        an open one) says otherwise. Raises as :meth:`genius.Genius.from_pretrained` does.
+        """
+        folder = find_index(name_or_folder, revision=revision, download=download, token=token)
+        if isinstance(model, Genius):
+            return Index.open(folder, model=model)
+        named = read_facts(folder).model if model is None else model
+        opened = Genius.from_pretrained(named, device=device, download=download, token=token)
+        return Index.open(folder, model=opened)
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        model: str,
+        license: str = "unknown",  # noqa: A002  the hub's word
+        private: bool = False,
+        token: str | None = None,
+    ) -> str:
+        """Publish the index as a data set ``owner/name`` on the Hugging Face hub; returns its address.
+
+        The texts of the items and the paths of their pictures go along; the pictures do not. ``model`` is the
+        name of its model on the hub, so that whoever pulls the index finds it.
+        """
+        return push(
+            self.folder, repository, About(license=license, model=model), private=private, token=token
+        )
 
     def _refresh(self) -> None:
         """Follow what another handle or process changed: the state before is gone by then."""

@@ -79,7 +79,7 @@ class Evaluate:
     def run(self) -> None:
         """Evaluate and print the table."""
         from genius.data.mbeir import MBeir
-        from genius.evaluation.tables import METHODS, to_json
+        from genius.evaluation.tables import METHODS
         from genius.model import Genius
         from genius.stages.evaluate import EvaluationConfig, evaluate
 
@@ -100,7 +100,7 @@ class Evaluate:
             result = evaluate(MBeir(self.data), model, config, folder, progress=progress)
             progress.say(f"IDs of the global pool: {result.health.verdict}")
         if self.json:
-            print_json({**to_json(result.rows), "health": dataclasses.asdict(result.health)})
+            print_json(result.to_json())
         elif self.markdown:
             print_markdown(result.rows, beam=self.beam)
         else:

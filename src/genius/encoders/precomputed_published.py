@@ -125,9 +125,7 @@ def _compare(files: Sequence[PublishedFile], ids: np.ndarray) -> None:
             )
             if not alike:
                 number = int(ids[first[step]])
-                name = (
-                    f"query {qid_of(number)}" if files[0].role == "query" else f"candidate {did_of(number)}"
-                )
+                name = qid_of(number) if files[0].role == "query" else did_of(number)
                 raise BadData(
                     f"{pair[0][0].file} and {pair[1][0].file} hold different {part} features of "
                     f"{files[0].role} {name}: they are of other encoders or data sets; give the folder of one"

@@ -16,7 +16,7 @@ from genius.errors import MissingExtra, NetworkNeeded
 
 __all__ = ["endpoint", "forbidden", "need_hub", "probe"]
 
-PROBE_SECONDS: Final = 2.0
+PROBE_SECONDS: Final = 1.5
 
 _SWITCHES: Final = ("GENIUS_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _YES: Final = ("1", "on", "yes", "true")

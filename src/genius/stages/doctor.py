@@ -6,6 +6,7 @@ from pathlib import Path
 
 from genius.config import from_json
 from genius.data.mbeir import MBeir
+from genius.errors import ArtifactMissing
 from genius.evaluation.health import Health
 from genius.model import Genius
 from genius.stages.embed_records import embed_pool
@@ -18,7 +19,13 @@ def doctor(model: Path, data: Path | None, *, split: str, progress: Progress) ->
     """The health found after training, or measured anew on the global pool of a data set's split."""
     if data is None:
         Genius.open(model)  # says what is wrong with the folder, if anything is
-        return from_json(Health, load_quantizer(model / "quantizer").manifest.facts["health"])
+        health = load_quantizer(model / "quantizer").manifest.facts["health"]
+        if health is None:
+            raise ArtifactMissing(
+                f"{model} was imported without labelled candidates, so nobody has examined its IDs; "
+                "give a data set with --data FOLDER"
+            )
+        return from_json(Health, health)
     opened = Genius.open(model)
     source = MBeir(data)
     place = model / "doctor" / f"{source.name}-{split}"

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 from pydantic import ConfigDict
 from torch.nn import functional as F
 
-from genius.artifact import fingerprint_of
+from genius.artifact import fingerprint_of, write_json
 from genius.config import Count, Natural, SearchConfig, checked
 from genius.data.features import Features
 from genius.data.mbeir import EvaluationRow, MBeir, read_candidates, read_pool, read_queries
@@ -26,7 +26,7 @@ from genius.evaluation.health import Health
 from genius.evaluation.measures import evaluate as measure
 from genius.evaluation.qrels import Qrels, filter_to_pool
 from genius.evaluation.runs import Run, write_run
-from genius.evaluation.tables import METHODS, ResultRow
+from genius.evaluation.tables import METHODS, ResultRow, to_json
 from genius.model import Genius
 from genius.search.snapshot import ItemArrays, StoredEmbeddings
 from genius.stages.embed import embed
@@ -45,6 +45,7 @@ from genius.stages.methods import FUSED, PoolCandidates, RowQueries, find
 from genius.stages.progress import Progress
 
 Pool = Literal["local", "global"]
+RESULTS: Final = "results.json"
 KS: Final = (1, 5, 10)
 KS_FASHION: Final = (1, 5, 10, 20, 50)
 """Where M-BEIR looks at rank 10 first, it reports 20 and 50 too (section 2.9)."""
@@ -91,6 +92,10 @@ class EvaluationResult(NamedTuple):
     rows: list[ResultRow]
     health: Health
 
+    def to_json(self) -> dict[str, Any]:
+        """For scripts, and for a model's card."""
+        return {**to_json(self.rows), "health": dataclasses.asdict(self.health)}
+
 
 def evaluate(
     data: MBeir, model: Genius, config: EvaluationConfig, folder: Path, *, progress: Progress
@@ -118,7 +123,9 @@ def evaluate(
             candidates = pools.get(pool) or everyone.part(read_candidates(row.local_pool))
             results += _evaluate_row(model, row, pool, variants, candidates, qrels, config, folder)
             progress.advance(number * len(config.pools) + place + 1, {})
-    return EvaluationResult(results, examine_items(model, everyone.features, everyone.arrays))
+    result = EvaluationResult(results, examine_items(model, everyone.features, everyone.arrays))
+    write_json(folder / RESULTS, result.to_json())
+    return result
 
 
 def _chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
@@ -144,8 +151,8 @@ class _Everyone(NamedTuple):
         absent = numbers[self.features.ids[rows] != numbers]
         if len(absent):
             raise BadData(
-                f"{len(absent)} candidates of a local pool are not in the global one, {did_of(int(absent[0]))} "
-                "for example; run `genius data check` on the data set"
+                f"{len(absent)} candidates of a local pool are not in the global one, for example "
+                f"{did_of(int(absent[0]))}; run `genius data check` on the data set"
             )
         return PoolCandidates(self.features, self.arrays, rows)
 

@@ -98,6 +98,8 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                     return self.reply(200, [entry(name, content) for name, content in files.items()])
                 return self.reply(200, {"id": match[2], "sha": hub.commit(repository), "siblings": []})
             match = re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.*)", path)
+            if match is None:
+                return self.reply(404)
             repository = f"{'datasets' if match[1] else 'models'}/{match[2]}"
             return self.send_file(repository, match[4])
 

@@ -260,7 +260,7 @@ def test_a_pushed_index_comes_back_without_the_place_of_its_model(hub, trained, 
 
 def test_an_upload_that_is_refused_is_said(hub, trained):
     hub.full = True
-    with pytest.raises(ArtifactMissing, match="does not let you.*me/fresh.*HF_TOKEN"):
+    with pytest.raises(ArtifactMissing, match=r"does not let you.*me/fresh.*HF_TOKEN"):
         push(trained.model, "me/fresh", About())
 
 

@@ -8,13 +8,14 @@ import torch
 from PIL import Image
 
 from genius.data.features import Features
+from genius.data.images import open_image
 from genius.data.records import CANDIDATE_CAP, Modality, did_of
 from genius.encoders.precomputed import open_precomputed
 from genius.encoders.protocol import ItemKey
 from genius.errors import BadData, BadImage
 from genius.stages import embed as stage
 from genius.stages import embed_shard
-from genius.stages.embed import FeatureRow, embed, features_of, transform
+from genius.stages.embed import SHORTEST_SIDE, FeatureRow, embed, features_of, transform
 from genius.stages.progress import Silent
 
 DIM = 3
@@ -314,7 +315,7 @@ def test_a_joint_encoder_leaves_out_what_has_a_bad_picture(tmp_path, pictures):
 def test_one_query_in_memory_gets_what_a_row_would(tmp_path, pictures):
     for encoder in (Encoder(), Joint()):
         for row in mixed_rows(pictures):
-            picture = None if row.image is None else Image.open(row.image)
+            picture = None if row.image is None else open_image(row.image, shortest_side=SHORTEST_SIDE)
             found = features_of(encoder, image=picture, text=row.text or "", key=row.key)
             name = f"{type(encoder).__name__}-{row.id}"
             expected = run([row], encoder, tmp_path / name).gather(np.array([0]))
