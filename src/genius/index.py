@@ -12,10 +12,10 @@ from PIL import Image
 from torch.nn import functional as F
 
 from genius.config import SearchConfig
-from genius.data.features import FeatureBatch, LeftOut
+from genius.data.features import LeftOut
 from genius.data.images import open_image
 from genius.data.records import Modality, instructed
-from genius.encoders.protocol import ImageInput, ItemKey, TextInput
+from genius.encoders.protocol import ItemKey
 from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius.model import Genius
 from genius.search.beam import search as beam_search
@@ -33,7 +33,7 @@ from genius.search.snapshot import (
     open_current,
     read_facts,
 )
-from genius.stages.embed import SHORTEST_SIDE
+from genius.stages.embed import SHORTEST_SIDE, features_of
 from genius.stages.items import WORK, encode_items, read_items, remove_work
 from genius.stages.progress import Progress, Silent
 from genius.stages.save import About
@@ -310,7 +310,12 @@ class Index:
         settings = config or SearchConfig()
         wanted = Modality.parse(modality) if isinstance(modality, str) else modality
         words = instruction or self._usual_instruction(text, image, wanted)
-        features = self._query_features(text, image, words)
+        picture = (
+            open_image(Path(image), shortest_side=SHORTEST_SIDE) if isinstance(image, str | Path) else image
+        )
+        features = features_of(
+            self.model.encoder, image=picture, text=instructed(words, text), key=ItemKey("query", "")
+        )
         embedding = self.model.embed(features)
         raw = self._facts.embeddings == "raw" and settings.rerank == "embeddings"
         codes = None if wanted is None else [self.model.level0_codes(wanted)]
@@ -381,25 +386,6 @@ class Index:
                 self._usual = max(counts, key=lambda modality: counts[modality])
             wanted = self._usual
         return self.model.instruction_for(query, wanted)
-
-    def _query_features(
-        self, text: str | None, image: str | Path | Image.Image | None, instruction: str | None
-    ) -> FeatureBatch:
-        key = ItemKey("query", "")
-        encoder = self.model.encoder
-        picture = image
-        if isinstance(image, str | Path):
-            picture = open_image(Path(image), shortest_side=SHORTEST_SIDE)
-        pictures = [ImageInput(picture, key)] if isinstance(picture, Image.Image) else []
-        words = instructed(instruction, text)
-        texts = [TextInput(words, key)] if words else []
-        present = np.array([0]), np.array([-1])
-        return FeatureBatch.of(
-            encoder.image_features(pictures) if pictures else encoder.text_features(texts)[:0],
-            encoder.text_features(texts) if texts else encoder.image_features(pictures)[:0],
-            present[0] if pictures else present[1],
-            present[0] if texts else present[1],
-        )
 
 
 def _is_ours(name: str) -> bool:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from genius import Genius, Index, SearchHit
+from genius import Index, SearchHit
 from genius.cli.document import help_of
 from genius.index import Added
+from genius.model import Genius
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "genius"

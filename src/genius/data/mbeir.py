@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 from genius.data.ids import IdSet
@@ -216,10 +216,9 @@ class MBeir:
 
     def image_path(self, relative: str) -> Path:
         """Where an image of this data set lies; a path that leaves the data set's folder is refused."""
-        parts = PurePosixPath(relative)
-        if parts.is_absolute() or ".." in parts.parts:
+        if relative.startswith("/") or ".." in relative.split("/"):
             raise BadData(f"{self.root}: image path {relative!r} leads out of the data set's folder")
-        return self.root / parts
+        return self.root / relative
 
     def _union_pool(self, split: str) -> list[Path]:
         path = self.root / "cand_pool" / "global" / f"mbeir_union_{split}_cand_pool.jsonl"

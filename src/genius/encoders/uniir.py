@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, get_args
 
-from genius.artifact import MANIFEST
+from genius.artifact import MANIFEST, open_artifact
 from genius.encoders.checkpoint import need_transformers, read_json
 from genius.encoders.protocol import Encoder
 from genius.errors import ArtifactMismatch, ArtifactMissing
@@ -22,6 +22,8 @@ ARTIFACT: Final = "uniir"
 DESCRIPTION: Final = "uniir.json"
 FORMAT: Final = 1
 """Version of the folder's layout; a newer one is refused."""
+ACTIVATION: Final = "quick_gelu"
+"""What OpenAI's CLIP computes with."""
 
 
 def load_uniir(folder: Path, *, device: str = "cpu") -> Encoder:
@@ -38,23 +40,26 @@ def load_uniir(folder: Path, *, device: str = "cpu") -> Encoder:
     """
     kind = stored_kind(folder)
     need_transformers()
+    if kind in ("clip-sf", "clip-ff"):
+        _check_activation(folder)
+    manifest = open_artifact(folder, kind=ARTIFACT)
     match kind:
         case "clip-sf":
             from genius.encoders.uniir_clip import ClipScoreFusion  # noqa: PLC0415  only the chosen one
 
-            return ClipScoreFusion(folder, device=device)
+            return ClipScoreFusion(manifest, device=device)
         case "clip-ff":
             from genius.encoders.uniir_clip import clip_feature_fusion  # noqa: PLC0415
 
-            return clip_feature_fusion(folder, device=device)
+            return clip_feature_fusion(manifest, device=device)
         case "blip-sf":
             from genius.encoders.uniir_blip import BlipScoreFusion  # noqa: PLC0415
 
-            return BlipScoreFusion(folder, device=device)
+            return BlipScoreFusion(manifest, device=device)
         case "blip-ff":
             from genius.encoders.uniir_blip import blip_feature_fusion  # noqa: PLC0415
 
-            return blip_feature_fusion(folder, device=device)
+            return blip_feature_fusion(manifest, device=device)
 
 
 def stored_kind(folder: Path) -> EncoderKind:
@@ -83,3 +88,15 @@ def stored_kind(folder: Path) -> EncoderKind:
     raise ArtifactMismatch(
         f"{folder / DESCRIPTION} tells of kind {told.get('kind')!r}; uniir: knows {', '.join(kinds)}"
     )
+
+
+def _check_activation(folder: Path) -> None:
+    """Refuse settings with plain GELU: it loads without a complaint, and every feature is slightly wrong."""
+    settings = read_json(folder / "config.json")
+    for tower in ("text_config", "vision_config"):
+        found = settings.get(tower, {}).get("hidden_act")
+        if found != ACTIVATION:
+            raise ArtifactMismatch(
+                f"{folder / 'config.json'} says hidden_act {found!r} in {tower}, and UniIR's CLIP computes "
+                f"with {ACTIVATION!r}: features would be wrong. Import the checkpoint again"
+            )

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from genius.artifact import open_artifact
+from genius.artifact import Manifest
 from genius.encoders.checkpoint import read_json
 from genius.encoders.picture import pixels_of
 from genius.encoders.protocol import ImageInput, TextInput
-from genius.encoders.uniir import ARTIFACT
 from genius.encoders.uniir_bert import open_bert_tokenizer
 from genius.encoders.uniir_folder import BATCH, UniirFolder
 from genius.encoders.uniir_joint import FeatureFusion
@@ -25,9 +23,9 @@ __all__ = ["BlipScoreFusion", "blip_feature_fusion"]
 class BlipScoreFusion(UniirFolder):
     """Image and text features of BLIP-SF, to be summed; unnormalised, in full precision."""
 
-    def __init__(self, folder: Path, *, device: str = "cpu") -> None:
-        open_artifact(folder, kind=ARTIFACT)
-        super().__init__(folder, device=device)
+    def __init__(self, manifest: Manifest, *, device: str) -> None:
+        super().__init__(manifest, device=device)
+        folder = manifest.folder
         from genius.encoders.uniir_networks import BlipTowers, filled  # noqa: PLC0415  takes seconds to import
 
         self._network = filled(BlipTowers(read_json(folder / "config.json")), folder).to(device).eval()
@@ -60,14 +58,14 @@ class BlipScoreFusion(UniirFolder):
         return torch.cat(features)
 
 
-def blip_feature_fusion(folder: Path, *, device: str = "cpu") -> FeatureFusion:
+def blip_feature_fusion(manifest: Manifest, *, device: str) -> FeatureFusion:
     """BLIP-FF: BERT looks at the image while it reads the text."""
-    open_artifact(folder, kind=ARTIFACT)
     from genius.encoders.uniir_networks import BlipFusion, filled  # noqa: PLC0415  takes seconds to import
 
+    folder = manifest.folder
     network = filled(BlipFusion(read_json(folder / "config.json")), folder)
     read = _reader(open_bert_tokenizer(folder / "tokenizer.json"))
-    return FeatureFusion(folder, network, read, device=device)
+    return FeatureFusion(manifest, network, read, device=device)
 
 
 def _reader(tokenizer: Tokenizer) -> Callable[[Sequence[str]], dict[str, Tensor]]:

@@ -3,46 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import cached_property
 from typing import Final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from genius.artifact import open_artifact
+from genius.artifact import Manifest
 from genius.encoders.checkpoint import read_json
 from genius.encoders.clip import ClipEncoder
-from genius.encoders.protocol import TextInput
-from genius.encoders.uniir import ARTIFACT
+from genius.encoders.picture import pixels_of
+from genius.encoders.protocol import ImageInput, TextInput
 from genius.encoders.uniir_joint import FeatureFusion
+from genius.encoders.uniir_pixels import middle_square
 from genius.encoders.uniir_tokens import END, token_rows
-from genius.errors import ArtifactMismatch
 
 __all__ = ["ClipScoreFusion", "clip_feature_fusion"]
 
-ACTIVATION: Final = "quick_gelu"
 _BATCH: Final = 64
 
 
 class ClipScoreFusion(ClipEncoder):
-    """Image and text features of CLIP-SF, to be summed; unnormalised, in full precision.
+    """Image and text features of CLIP-SF, to be summed; unnormalised, in full precision."""
 
-    Raises
-    ------
-    ArtifactMismatch
-        its settings name another activation than QuickGELU, or a file has changed its size.
-    """
-
-    def __init__(self, folder: Path, *, device: str = "cpu") -> None:
-        check_activation(folder)
-        open_artifact(folder, kind=ARTIFACT)
-        super().__init__(str(folder), device=device)
+    def __init__(self, manifest: Manifest, *, device: str) -> None:
+        super().__init__(str(manifest.folder), device=device)
+        self._manifest = manifest
 
     @property
     def spec(self) -> str:
         """``uniir:FOLDER``."""
         return f"uniir:{self._name}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of its settings, tokenizer and weights, as they were when it was imported."""
+        return self._manifest.fingerprint
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Features of the middle square of pictures."""
+        side: int = self._model.config.vision_config.image_size
+        pictures = zip(images, pixels_of(images), strict=True)
+        squares = [ImageInput(middle_square(picture, side=side), image.key) for image, picture in pictures]
+        return super().image_features(squares)
 
     @torch.inference_mode()
     def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
@@ -56,30 +60,16 @@ class ClipScoreFusion(ClipEncoder):
         return torch.cat(features)
 
 
-def clip_feature_fusion(folder: Path, *, device: str = "cpu") -> FeatureFusion:
-    """CLIP-FF: the tokens of both towers, mixed and averaged. Raises as :class:`ClipScoreFusion` does."""
-    check_activation(folder)
-    open_artifact(folder, kind=ARTIFACT)
+def clip_feature_fusion(manifest: Manifest, *, device: str) -> FeatureFusion:
+    """CLIP-FF: the tokens of both towers, mixed and averaged."""
     from genius.encoders.uniir_networks import ClipFusion, filled  # noqa: PLC0415  takes seconds to import
 
-    network = filled(ClipFusion(read_json(folder / "config.json")), folder)
+    network = filled(ClipFusion(read_json(manifest.folder / "config.json")), manifest.folder)
 
     def read(texts: Sequence[str]) -> dict[str, Tensor]:
         return {"input_ids": token_rows(texts, context=network.context)}
 
-    return FeatureFusion(folder, network, read, device=device)
-
-
-def check_activation(folder: Path) -> None:
-    """Refuse settings with plain GELU: it loads without a complaint, and every feature is slightly wrong."""
-    settings = read_json(folder / "config.json")
-    for tower in ("text_config", "vision_config"):
-        found = settings.get(tower, {}).get("hidden_act")
-        if found != ACTIVATION:
-            raise ArtifactMismatch(
-                f"{folder / 'config.json'} says hidden_act {found!r} in {tower}, and UniIR's CLIP computes "
-                f"with {ACTIVATION!r}: features would be wrong. Import the checkpoint again"
-            )
+    return FeatureFusion(manifest, network, read, device=device)
 
 
 def _until_end(rows: Int[Tensor, "items tokens"]) -> Int[Tensor, "items _"]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from genius.artifact import Manifest
 from genius.encoders.picture import pixels_of
 from genius.encoders.protocol import ImageInput, JointInput, TextInput
 from genius.encoders.uniir_folder import BATCH, UniirFolder
@@ -44,8 +44,8 @@ class FusionNetwork(nn.Module):
 class FeatureFusion(UniirFolder):
     """A joint encoder: one vector for image and text together, unnormalised, in full precision."""
 
-    def __init__(self, folder: Path, network: FusionNetwork, read: Reader, *, device: str) -> None:
-        super().__init__(folder, device=device)
+    def __init__(self, manifest: Manifest, network: FusionNetwork, read: Reader, *, device: str) -> None:
+        super().__init__(manifest, device=device)
         self._network = network.to(device).eval()
         self._read = read
 

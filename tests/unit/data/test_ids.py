@@ -1,6 +1,6 @@
 import pytest
 
-from genius.data.ids import IdSet
+from genius.data.ids import IdSet, NameSet
 from genius.errors import BadData
 
 
@@ -9,3 +9,11 @@ def test_an_id_set_takes_only_ids():
     assert 7 not in ids
     with pytest.raises(BadData):
         ids.add("cat")
+
+
+def test_a_name_set_knows_what_it_has_seen_also_after_growing():
+    names = NameSet()
+    assert all(names.add(f"{number}.jpg") for number in range(5_000))
+    assert not any(names.add(f"{number}.jpg") for number in range(5_000))
+    assert len(names) == 5_000
+    assert names.add("")

@@ -75,7 +75,7 @@ class ClipVision(nn.Module):
 class Clip(nn.Module):
     """OpenAI's CLIP with 24 image and 12 text layers, all of them narrow."""
 
-    def __init__(self, *, patch=14, text=64, vision=128, dim=96, projected=True, activation=QuickGELU):
+    def __init__(self, *, patch=28, text=64, vision=128, dim=96, projected=True, activation=QuickGELU):
         super().__init__()
         self.visual = ClipVision(vision, 24, patch, dim, activation)
         self.transformer = ClipLayers(text, 12, activation)
@@ -252,6 +252,7 @@ class Originals(NamedTuple):
     clip_ff: type
     blip: type
     save: object
+    normalised: object
     crop: object
     squash: object
     words: list[str]
@@ -295,7 +296,7 @@ def squash(picture):
 
 @pytest.fixture(scope="session")
 def originals():
-    return Originals(ClipSf, ClipFf, Blip, save_checkpoint, crop, squash, WORDS)
+    return Originals(ClipSf, ClipFf, Blip, save_checkpoint, normalised, crop, squash, WORDS)
 
 
 @pytest.fixture(scope="session")
@@ -303,7 +304,7 @@ def photographs():
     """Smooth pictures, upright, wide and square."""
     random = np.random.default_rng(0)
     found = []
-    for size in ((300, 260), (240, 400), (224, 224)):
+    for size in ((300, 260), (227, 224), (240, 400)):
         coarse = Image.fromarray(random.integers(0, 256, (9, 9, 3), dtype=np.uint8))
         found.append(coarse.resize(size, Image.Resampling.BICUBIC))
     return found

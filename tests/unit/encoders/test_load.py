@@ -16,7 +16,7 @@ from genius.errors import ArtifactMissing, UsageError
 )
 def test_an_unknown_form_is_refused_with_the_known_ones(spec):
     with pytest.raises(
-        UsageError, match="small:FOLDER, clip:NAME-or-folder, precomputed:PATH or text:FOLDER"
+        UsageError, match="small:FOLDER, clip:NAME-or-folder, precomputed:PATH, text:FOLDER or uniir:FOLDER"
     ):
         load_encoder(spec)
 
@@ -33,7 +33,7 @@ def test_precomputed_features_open_from_their_file(tmp_path):
     assert load_encoder(f"precomputed:{tmp_path / 'text_features.npy'}").dim == 5
 
 
-@pytest.mark.parametrize("kind", ["small", "clip", "precomputed", "text"])
+@pytest.mark.parametrize("kind", ["small", "clip", "precomputed", "text", "uniir"])
 def test_an_absent_folder_is_refused_whatever_the_kind(kind, tmp_path):
     with pytest.raises(ArtifactMissing):
         load_encoder(f"{kind}:{tmp_path / 'nothing'}")

@@ -5,14 +5,17 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from genius.data.records import format_text, instructed
 from genius.encoders.clip import ClipEncoder
 from genius.encoders.load import load_encoder
 from genius.encoders.protocol import Encoder, ImageInput, ItemKey, JointEncoder, TextInput
+from genius.encoders.uniir_pixels import middle_square
 from genius.encoders.uniir_tokens import END, token_rows
 from genius.errors import ArtifactMismatch, ArtifactMissing
 from genius.stages.import_encoder import import_encoder
@@ -63,6 +66,20 @@ def test_features_are_those_of_openai_clip(model, encoder, originals, photograph
     assert texts.std(dim=0).min() > 0.05
 
 
+@pytest.mark.parametrize("size", [(227, 224), (224, 231), (1, 2), (256, 341), (260, 225), (3000, 20)])
+def test_the_middle_square_is_torchvisions_to_the_pixel(originals, size):
+    random = np.random.default_rng(0)
+    picture = Image.fromarray(random.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+    square = middle_square(picture, side=224)
+    assert square.size == (224, 224)
+    assert torch.equal(originals.normalised(square), originals.crop(picture))
+
+
+def test_half_a_pixel_is_rounded_to_the_even_side():
+    picture = Image.fromarray(np.arange(231, dtype=np.uint8)[None].repeat(224, axis=0)).convert("RGB")
+    assert middle_square(picture, side=224).getpixel((0, 0)) == (4, 4, 4)
+
+
 def test_transformers_and_clip_open_the_folder_too(folder, encoder, photographs):
     from transformers import AutoTokenizer, CLIPModel
 
@@ -73,7 +90,7 @@ def test_transformers_and_clip_open_the_folder_too(folder, encoder, photographs)
     tokens = AutoTokenizer.from_pretrained(folder)("A red kite.").input_ids
     assert tokens == token_rows(["A red kite."])[0, : len(tokens)].tolist()
     clip = ClipEncoder(str(folder))
-    pictures = images_of(photographs)
+    pictures = images_of([photographs[0], photographs[2]])  # the other one is cropped a pixel aside
     torch.testing.assert_close(clip.image_features(pictures), encoder.image_features(pictures))
     texts = texts_of(TEXTS[:3])
     torch.testing.assert_close(clip.text_features(texts), encoder.text_features(texts), atol=1e-5, rtol=1e-4)
@@ -130,13 +147,12 @@ def test_a_row_does_not_depend_on_its_batch_and_an_empty_batch_has_no_rows(encod
     assert encoder.text_features([]).shape == encoder.image_features([]).shape == (0, 96)
 
 
-def test_the_fingerprint_follows_the_contents_and_not_the_place(encoder, folder, tmp_path):
-    copy = copy_of(folder, tmp_path)
-    assert load_encoder(f"uniir:{copy}").fingerprint == encoder.fingerprint
-    weights = bytearray((copy / "model.safetensors").read_bytes())
-    weights[-1] ^= 1
-    (copy / "model.safetensors").write_bytes(weights)
-    assert load_encoder(f"uniir:{copy}").fingerprint != encoder.fingerprint
+def test_the_fingerprint_follows_the_contents_and_not_the_place(encoder, originals, folder, tmp_path):
+    assert load_encoder(f"uniir:{copy_of(folder, tmp_path)}").fingerprint == encoder.fingerprint
+    torch.manual_seed(1)
+    originals.save(originals.clip_sf(), tmp_path / "other.pth")
+    other = import_encoder(tmp_path / "other.pth", "clip-sf", tmp_path / "other", progress=Silent())
+    assert load_encoder(f"uniir:{other.folder}").fingerprint != encoder.fingerprint
 
 
 @pytest.mark.parametrize("name", ["uniir.json", "manifest.json", "model.safetensors", "tokenizer.json"])
