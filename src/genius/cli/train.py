@@ -37,7 +37,7 @@ class Fit:
     """Folder of the data set."""
 
     encoder: str
-    """small (trains one), small:FOLDER, clip:NAME-or-folder, precomputed:PATH or text:FOLDER."""
+    """small (trains one), small:FOLDER, clip:NAME-or-folder, uniir:FOLDER, precomputed:PATH, text:FOLDER."""
 
     out: Path
     """Folder of the model."""
@@ -81,7 +81,7 @@ class Embed:
     """Folder of the data set."""
 
     encoder: str
-    """small:FOLDER, clip:NAME-or-folder, precomputed:PATH or text:FOLDER."""
+    """small:FOLDER, clip:NAME-or-folder, uniir:FOLDER, precomputed:PATH or text:FOLDER."""
 
     out: Path
     """Folder of the model; the features go to its features/."""

@@ -48,7 +48,7 @@ def read_model_file(folder: Path) -> dict[str, Any]:
 def relative_spec(folder: Path, spec: str) -> str:
     """An encoder inside the model's folder is named relative to it, so that the folder can move."""
     kind, _, place = spec.partition(":")
-    inside = kind == "small" and Path(place).resolve().is_relative_to(folder.resolve())
+    inside = kind in ("small", "uniir") and Path(place).resolve().is_relative_to(folder.resolve())
     return f"{kind}:./{Path(place).resolve().relative_to(folder.resolve())}" if inside else spec
 
 
