@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from genius.data.mbeir import PAPER_ROWS, MBeir, read_queries
+from genius.data.records import Query
+from genius.errors import BadData
+from genius.model import Genius
+from genius.stages.evaluate import EvaluationConfig, evaluate
+from genius.stages.progress import Silent
 
 QUICK = (
     "--preset=tiny",
@@ -88,3 +95,82 @@ def test_generated_ids_find_something_in_nearly_every_row(rehearsed):
     rows = [results["global", "generative", name] for name in PAPER_ROWS]
     above = [row[f"R@{K}"] > 2 * chance(data, row["name"], row["pool_size"]) for row in rows]
     assert sum(above) >= 13
+
+
+def lose_line(path: Path, wanted: str) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    path.unlink()  # the copy is a hard link
+    path.write_text("".join(line for line in lines if wanted not in line))
+
+
+def first_query(root: Path) -> Query:
+    (row,) = MBeir(root).rows("test", names=["cirr_task7"])
+    return next(read_queries(row.queries))
+
+
+def without_query_file(root: Path) -> str:
+    (root / "query/test/mbeir_nights_task4_test.jsonl").unlink()
+    return r"qrels for nights_task4 .* no queries; restore its query file"
+
+
+def without_pool(root: Path) -> str:
+    (root / "cand_pool/local/mbeir_cirr_task7_cand_pool.jsonl").unlink()
+    return r"mbeir_cirr_task7_test\.jsonl: no local pool for it"
+
+
+def without_qrels(root: Path) -> str:
+    (root / "qrels/test/mbeir_cirr_task7_test_qrels.txt").unlink()
+    return r"cirr_task7 has no qrels.* restore qrels/test/mbeir_cirr_task7_test_qrels\.txt"
+
+
+def without_instructions(root: Path) -> str:
+    (root / "instructions/query_instructions.tsv").unlink()
+    return r"query_instructions\.tsv is missing"
+
+
+def without_one_instruction_row(root: Path) -> str:
+    lose_line(root / "instructions/query_instructions.tsv", "\t8\t")
+    return r"query_instructions\.tsv: no instruction for data set 8, image-text -> image"
+
+
+def without_one_candidate(root: Path) -> str:
+    query = first_query(root)
+    for did in query.positives:
+        lose_line(root / "cand_pool/local/mbeir_cirr_task7_cand_pool.jsonl", f'"{did}"')
+    return rf"mbeir_cirr_task7_cand_pool\.jsonl: .*no right answer in the pool: {query.qid} .*{query.positives[0]}"
+
+
+def without_one_judged_query(root: Path) -> str:
+    lose_line(root / "qrels/test/mbeir_cirr_task7_test_qrels.txt", f"{first_query(root).qid} ")
+    return rf"mbeir_cirr_task7_test_qrels\.txt: no line for query {first_query(root).qid}"
+
+
+def without_one_picture(root: Path) -> str:
+    query = first_query(root)
+    assert query.image is not None
+    (root / query.image).unlink()
+    return rf"{Path(query.image).name}: .*query {query.qid} needs it"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        without_query_file,
+        without_pool,
+        without_qrels,
+        without_instructions,
+        without_one_instruction_row,
+        without_one_candidate,
+        without_one_judged_query,
+        without_one_picture,
+    ],
+)
+def test_whatever_is_lost_is_named_by_the_evaluation_and_never_a_zero(rehearsed, tmp_path, damage):
+    data, _ = rehearsed
+    shutil.copytree(data.root, tmp_path / "data", copy_function=os.link)
+    message = damage(tmp_path / "data")
+    rows = () if damage is without_query_file else ("cirr_task7",)
+    config = EvaluationConfig(pools=("local",), methods=("exact-raw",), rows=rows)
+    model = Genius.open(data.root.parent / "model")
+    with pytest.raises(BadData, match=message):
+        evaluate(MBeir(tmp_path / "data"), model, config, tmp_path / "out", progress=Silent())

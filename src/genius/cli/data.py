@@ -70,7 +70,8 @@ class Check:
     """Folder of the data set."""
 
     skip_images: bool = False
-    """Do not decode pictures, only look whether they are there."""
+    """Do not decode pictures, only look whether they are there; without a folder
+    mbeir_images, not even that."""
 
     json: bool = False
     """As JSON."""

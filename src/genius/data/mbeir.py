@@ -184,6 +184,19 @@ class MBeir:
             if not names or name in names
         ]
 
+    def has_qrels(self, split: str) -> bool:
+        """Whether the split has any qrels."""
+        return bool(self._qrels_files(split))
+
+    def rows_without_queries(self, split: str) -> list[str]:
+        """Names of rows that have qrels and no query file: something was lost, or not fetched."""
+        known = {_row_name(path, split) for path in self.query_files(split)}
+        named = [
+            path.stem.removeprefix("mbeir_").removesuffix(f"_{split}_qrels")
+            for path in self._qrels_files(split)
+        ]
+        return [name for name in named if name not in known and _ROW_NAME.match(name)]
+
     def row(self, queries: Path, split: str) -> EvaluationRow:
         """One file of queries with the files that belong to it; raises as :meth:`rows`."""
         name = _row_name(queries, split)
@@ -219,6 +232,9 @@ class MBeir:
         if relative.startswith("/") or ".." in relative.split("/"):
             raise BadData(f"{self.root}: image path {relative!r} leads out of the data set's folder")
         return self.root / relative
+
+    def _qrels_files(self, split: str) -> list[Path]:
+        return _files(self.root / "qrels" / split, "*_qrels.txt")
 
     def _union_pool(self, split: str) -> list[Path]:
         path = self.root / "cand_pool" / "global" / f"mbeir_union_{split}_cand_pool.jsonl"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final, Literal, NamedTuple
 
 from genius.data.mbeir import PAPER_ROWS
+from genius.data.rehearsal_sizes import ROWS
 
 Pool = Literal["local", "global"]
 AVERAGE: Final = "average"
@@ -29,26 +30,9 @@ class RowSize(NamedTuple):
     """Candidates in its local pool."""
 
 
-SIZES: Final[dict[str, RowSize]] = {
-    "visualnews_task0": RowSize(19_995, 542_246),
-    "mscoco_task0": RowSize(24_809, 5_000),
-    "fashion200k_task0": RowSize(1_719, 201_824),
-    "webqa_task1": RowSize(2_455, 544_457),
-    "edis_task2": RowSize(3_241, 1_047_067),
-    "webqa_task2": RowSize(2_511, 403_196),
-    "visualnews_task3": RowSize(20_000, 537_568),
-    "mscoco_task3": RowSize(5_000, 24_809),
-    "fashion200k_task3": RowSize(4_889, 61_707),
-    "nights_task4": RowSize(2_120, 40_038),
-    "oven_task6": RowSize(50_004, 676_667),
-    "infoseek_task6": RowSize(11_323, 611_651),
-    "fashioniq_task7": RowSize(6_003, 74_381),
-    "cirr_task7": RowSize(4_170, 21_551),
-    "oven_task8": RowSize(14_741, 335_135),
-    "infoseek_task8": RowSize(17_593, 481_782),
-}
+SIZES: Final = {row.name: RowSize(row.queries, row.pool) for row in ROWS}
 """The 16 test rows."""
-UNION_SIZE: Final = 5_609_079
+UNION_SIZE: Final = sum(size.pool for size in SIZES.values())
 """The global test pool: the 16 local pools one after another."""
 
 

@@ -36,11 +36,11 @@ def filter_to_pool(
         if any(relevance > 0 for relevance in inside.values()):
             kept[qid] = inside
         else:
-            lost.append(qid)
+            lost.append(f"{qid} (answered by {some(list(judged))})")
     if lost and unanswerable == "refuse":
         raise BadData(
             f"{len(lost)} of {len(qrels)} queries have no right answer in the pool: {some(lost)}. "
-            "Take the pool that these qrels were made for, or drop such queries"
+            "Take the pool that these qrels were made for, restore the candidates, or drop such queries"
         )
     return kept
 

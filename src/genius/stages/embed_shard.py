@@ -122,10 +122,14 @@ class _Bad:
         self._skip = skip
         self.found: dict[Path | None, BadImage] = {}
 
-    def add(self, path: Path | None, error: BadImage) -> None:
+    def add(self, row: FeatureRow, error: BadImage) -> None:
         if not self._skip:
-            raise error
-        self.found[path] = error
+            raise BadImage(
+                error.file,
+                f"{error.reason}; {row.key.role} {row.key.id} needs it. Restore it, or look for all "
+                "such with `genius data check`",
+            )
+        self.found[row.image] = error
 
 
 def _encode_images(
@@ -173,7 +177,7 @@ def _encode(
             for key, row in batch:
                 picture = None if opened is None else next(opened)
                 if isinstance(picture, BadImage):
-                    bad.add(row.image, picture)
+                    bad.add(row, picture)
                 else:
                     readable.append((row, picture))
                     good.append(key)

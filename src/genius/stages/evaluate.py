@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from genius.artifact import fingerprint_of, write_json
 from genius.config import Count, Natural, SearchConfig, checked
 from genius.data.features import Features
-from genius.data.mbeir import EvaluationRow, MBeir, read_candidates, read_pool, read_queries
+from genius.data.mbeir import PAPER_ROWS, EvaluationRow, MBeir, read_candidates, read_pool, read_queries
 from genius.data.qrels import read_qrels
 from genius.data.records import TASKS, Candidate, Modality, Query, candidate_number, did_of, task_name
 from genius.errors import BadData, UsageError
@@ -132,7 +132,30 @@ def _chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
     unknown = [method for method in config.methods if method not in METHODS]
     if unknown:
         raise UsageError(f"methods {unknown} are not known; choose from {', '.join(METHODS)}")
-    return data.rows(config.split, names=config.rows)
+    rows = data.rows(config.split, names=config.rows)
+    if not config.rows:
+        unasked = data.rows_without_queries(config.split)
+        if unasked:
+            raise BadData(
+                f"{data.root}: there are qrels for {unasked[0]} in split {config.split}, and no queries; "
+                "restore its query file, or name the rows to evaluate (--rows)"
+            )
+    lacking = [row for row in rows if row.qrels is None]
+    if lacking and data.has_qrels(config.split):
+        raise BadData(
+            f"{data.root}: {lacking[0].name} has no qrels, and other rows of split {config.split} have; "
+            f"restore qrels/{config.split}/mbeir_{lacking[0].name}_{config.split}_qrels.txt"
+        )
+    if (
+        config.instructions != "none"
+        and data.instructions.file is None
+        and any(row.name in PAPER_ROWS for row in rows)
+    ):
+        raise BadData(
+            f"{data.instructions_file} is missing, and M-BEIR's queries need instructions; restore it, or "
+            "evaluate without any (--instructions none)"
+        )
+    return rows
 
 
 class _Everyone(NamedTuple):
@@ -267,7 +290,11 @@ def _evaluate_row(
     folder: Path,
 ) -> list[ResultRow]:
     """One line for each method; over several ways of instructing, the mean of their measures."""
-    inside = filter_to_pool(qrels, candidates)
+    try:
+        inside = filter_to_pool(qrels, candidates)
+    except BadData as error:
+        where = row.local_pool if pool == "local" else "global pool"
+        raise BadData(f"{row.name}, {where}: {error}") from None
     settings = SearchConfig(beam=config.beam, scores=config.scores)
     ks = KS_FASHION if row.headline_k == 10 else KS
     found: dict[str, list[ResultRow]] = {}
