@@ -186,7 +186,7 @@ def test_no_colour_is_written_where_none_is_wanted():
 
 def test_an_interrupted_process_leaves_with_130(tmp_path):
     code = f"""
-import time
+import signal, time
 from dataclasses import dataclass
 from genius import cli
 
@@ -195,6 +195,7 @@ class Waiting:
     def run(self):
         open({str(tmp_path / "began")!r}, "w").close()
         time.sleep(60)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 cli.find = lambda name: Waiting
 raise SystemExit(cli.main(["search"]))
 """
