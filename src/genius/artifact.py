@@ -6,20 +6,34 @@ had finished (shards, checkpoints) waits in the temporary folder for the next ru
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from filelock import FileLock, Timeout
 
 from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
 """Version of every folder's layout; a reader refuses a newer one."""
+LOCK_SECONDS: Final = 1.0
+"""How long to wait for another writer: one that finds its folder finished holds it for a moment only."""
+_ENTRIES: Final = {
+    "config": dict,
+    "inputs": dict,
+    "facts": dict,
+    "files": dict,
+    "notes": dict,
+    "fingerprint": str,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,14 @@ def write_json(path: Path, value: object) -> None:
 class ArtifactWriter:
     """Fills one folder. Reopening the same plan finds what an earlier, killed run had written.
 
+    From its making until it is finished, or dropped, no other process can write the same folder: two of them
+    would fill one temporary folder and take it from under each other.
+
+    Raises
+    ------
+    UsageError
+        the folder holds something that genius did not make, or another process is writing it.
+
     >>> writer = ArtifactWriter(Path("quantizer"), kind="quantizer", config={}, inputs={})  # doctest: +SKIP
     >>> (writer.path / "weights.safetensors").write_bytes(...)  # doctest: +SKIP
     >>> writer.finish()  # doctest: +SKIP
@@ -90,6 +112,7 @@ class ArtifactWriter:
             raise UsageError(
                 f"{folder} holds something that genius did not make; move it away, or choose another place"
             )
+        self._release = weakref.finalize(self, _release, _acquire(folder))
         plan_file = self.path / "plan.json"
         if self.path.exists() and not _holds(plan_file, self.plan_fingerprint):
             shutil.rmtree(self.path)
@@ -146,7 +169,9 @@ class ArtifactWriter:
                 target.unlink(missing_ok=True)
         if old.exists():
             shutil.rmtree(old)
-        return open_artifact(self.folder, kind=self.kind)
+        manifest = open_artifact(self.folder, kind=self.kind)
+        self._release()
+        return manifest
 
     def finished(self) -> Manifest | None:
         """The folder's manifest when it is already complete and was made by this very plan."""
@@ -158,6 +183,7 @@ class ArtifactWriter:
         if body.get("plan") != self.plan_fingerprint:
             return None
         shutil.rmtree(self.path, ignore_errors=True)
+        self._release()
         return manifest
 
 
@@ -192,7 +218,7 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
         config=body["config"],
         inputs=body["inputs"],
         facts=body["facts"],
-        notes=body.get("notes", {}),
+        notes=body["notes"],
         fingerprint=body["fingerprint"],
     )
 
@@ -207,20 +233,35 @@ def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
             f"{folder} is not a finished {kind}: it has no {MANIFEST}. Run the command that makes it again"
         )
     try:
-        body = json.loads(path.read_text())
-    except ValueError as error:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ArtifactMismatch(f"{path} is not valid JSON ({error}); make the {kind} again") from None
     if not isinstance(body, dict):
         raise ArtifactMismatch(f"{path} is not a manifest; make the {kind} again")
-    if body.get("format", 0) > FORMAT:
+    version = body.get("format")
+    if isinstance(version, int) and version > FORMAT:
         raise ArtifactMismatch(
-            f"{folder} has format {body['format']}, this version reads up to {FORMAT}: upgrade genius"
+            f"{folder} has format {version}, this version reads up to {FORMAT}: upgrade genius"
         )
     if body.get("kind") != kind:
         raise ArtifactMismatch(f"{folder} holds a {body.get('kind')!r}, not a {kind!r}")
-    if not {"config", "inputs", "facts", "files", "fingerprint"} <= body.keys():
-        raise ArtifactMismatch(f"{path} is damaged: it lacks entries; make the {kind} again")
+    body.setdefault("notes", {})
+    odd = [name for name, shape in _ENTRIES.items() if not isinstance(body.get(name), shape)]
+    if not odd:
+        odd = [f"files: {name}" for name, fact in body["files"].items() if not _is_file_fact(fact)]
+    if odd or not isinstance(version, int):
+        raise ArtifactMismatch(
+            f"{path} is damaged: {(odd or ['format'])[0]} is missing or not what it should be; "
+            f"make the {kind} again"
+        )
     return body
+
+
+def _is_file_fact(fact: object) -> bool:
+    """Whether this says how long a file is and what is in it."""
+    return (
+        isinstance(fact, dict) and isinstance(fact.get("bytes"), int) and isinstance(fact.get("sha256"), str)
+    )
 
 
 def _holds(plan_file: Path, fingerprint: str) -> bool:
@@ -228,6 +269,27 @@ def _holds(plan_file: Path, fingerprint: str) -> bool:
         return bool(json.loads(plan_file.read_text())["fingerprint"] == fingerprint)
     except (OSError, ValueError, KeyError):
         return False
+
+
+def _acquire(folder: Path) -> FileLock:
+    """Hold a folder for writing. A process may hold one several times over; what dies holds nothing."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.parent / f".{folder.name}.lock", thread_local=False, is_singleton=True)
+    try:
+        lock.acquire(timeout=LOCK_SECONDS)
+    except Timeout:
+        raise UsageError(f"another process is writing {folder}; wait for it") from None
+    return lock
+
+
+def _release(lock: FileLock) -> None:
+    """Let go of a folder; the file goes first, so that nobody can have got hold of it meanwhile."""
+    try:
+        if lock.lock_counter == 1:
+            with contextlib.suppress(OSError):
+                Path(lock.lock_file).unlink(missing_ok=True)
+    finally:
+        lock.release()
 
 
 def _old_name(folder: Path) -> Path:

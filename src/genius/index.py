@@ -142,22 +142,16 @@ class Index:
             raise UsageError(f"{folder} holds other things; an index needs a folder of its own")
         opened = model if isinstance(model, Genius) else Genius.open(model)
         read = read_items(Path(pool), captions=captions)
-        try:
-            with one_writer(folder):
-                new = encode_items(
-                    opened,
-                    read,
-                    folder,
-                    embeddings=embeddings,
-                    progress=progress or Silent(),
-                )
+        with one_writer(folder):
+            try:
+                new = encode_items(opened, read, folder, embeddings=embeddings, progress=progress or Silent())
                 commit_snapshot(folder, None, new, new.arrays, model=_model_name(opened))
-                remove_work(folder)
-        except BadData:
-            (folder / LOCK).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # what a writer that was killed left there
-                folder.rmdir()
-            raise
+            except BadData:
+                with contextlib.suppress(OSError):  # what a writer that was killed left there
+                    (folder / LOCK).unlink()
+                    folder.rmdir()
+                raise
+            remove_work(folder)
         return Index(folder, opened), Added(len(new), 0, (*read.left_out, *new.left_out))
 
     @staticmethod
@@ -182,6 +176,10 @@ class Index:
         folder = Path(folder)
         facts = read_facts(folder)
         place = facts.model if model is None else model
+        if not place:
+            raise ArtifactMissing(
+                f"{folder} does not say where its model is; say it with --model (in Python: model=)"
+            )
         if model is None and not Path(facts.model).exists():
             raise ArtifactMissing(
                 f"the model of {folder} is not at {facts.model} any more; say where it is now with --model "
@@ -215,6 +213,8 @@ class Index:
         if isinstance(model, Genius):
             return Index.open(folder, model=model)
         named = read_facts(folder).model if model is None else model
+        if not named:
+            raise ArtifactMissing(f"{folder} does not say which model made it; say it with model=")
         opened = Genius.from_pretrained(named, device=device, download=download, token=token)
         return Index.open(folder, model=opened)
 

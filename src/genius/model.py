@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 
 from genius.artifact import fingerprint_of, write_json
 from genius.data.features import FeatureBatch
@@ -21,21 +19,11 @@ from genius.encoders.protocol import Encoder
 from genius.errors import ArtifactMismatch, UsageError
 from genius.models.device import usable
 from genius.models.generator import Generator
-from genius.models.quantizer import Quantizer
+from genius.models.quantizer import EncodedItems, Quantizer
 from genius.pretrained import Genius as Named
 from genius.stages.model_file import FORMAT, MODEL_FILE, encoder_spec, read_model_file, relative_spec
 from genius.stages.train_generator import TrainedGenerator, load_generator
 from genius.stages.train_quantizer import TrainedQuantizer, load_quantizer
-
-
-class EncodedItems(NamedTuple):
-    """Items as an index keeps them."""
-
-    embeddings: Float[Tensor, "items dim"]
-    """Unit vectors: the fused embeddings that IDs are made from."""
-    codes: Int[Tensor, "items levels"]
-    typicality: Float[Tensor, " items"]
-    """Cosine between an embedding and the vector of its ID; orders items that share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +130,10 @@ class Genius(Named):
         fused: Tensor = self.quantizer.fusion(features.image.to(device), features.text.to(device))
         return fused.cpu()
 
-    @torch.no_grad()
     def encode(self, features: FeatureBatch, modalities: Int[np.ndarray, " items"]) -> EncodedItems:
         """IDs of items."""
-        device = self.quantizer.device
-        embeddings = self.quantizer.fusion(features.image.to(device), features.text.to(device))
-        quantized = self.quantizer.quantize(
-            embeddings, torch.from_numpy(modalities.astype(np.int64)).to(device)
-        )
-        typicality = F.cosine_similarity(embeddings, self.quantizer.decode(quantized.codes), dim=-1)
-        return EncodedItems(embeddings.cpu(), quantized.codes.cpu(), typicality.cpu())
+        own = torch.from_numpy(modalities.astype(np.int64))
+        return self.quantizer.encode_items(features.image, features.text, own)
 
     def level0_codes(self, modality: Modality) -> frozenset[int]:
         """Level-0 codes that stand for a modality.

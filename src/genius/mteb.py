@@ -23,7 +23,7 @@ from genius.config import SearchConfig, checked
 from genius.data.columns import Content, read_columns
 from genius.data.features import ABSENT, FeatureBatch
 from genius.data.records import Modality, format_text, instructed
-from genius.encoders.protocol import ImageInput, ItemKey, JointEncoder, JointInput, TextInput
+from genius.encoders.protocol import ImageInput, ItemKey, JointInput, TextInput
 from genius.errors import MissingExtra, UsageError
 from genius.model import Genius
 from genius.search.beam import search as beam_search
@@ -31,6 +31,7 @@ from genius.search.exact import exact_search
 from genius.search.memory import MemoryPool, MemoryPoolWriter
 from genius.search.rank import CodeRanker
 from genius.search.searcher import Evidence, rank_items
+from genius.stages.embed_shard import is_joint
 from genius.stages.methods import RERANK
 
 Method = Literal[
@@ -212,7 +213,7 @@ class MtebModel:
         encoder = self.model.encoder
         keys = [ItemKey(role, one.id) for one in contents]
         nothing = torch.zeros(0, encoder.dim)
-        if isinstance(encoder, JointEncoder):
+        if is_joint(encoder):
             joint = [
                 JointInput(one.image, text, key, one.image is not None)
                 for one, text, key in zip(contents, words, keys, strict=True)

@@ -75,6 +75,7 @@ class Genius:
         datasets: tuple[str, ...] = (),
         results: str | Path | None = None,
         copy_encoder: bool = True,
+        progress: Progress | None = None,
     ) -> Path:
         """Write the model as a folder that opens anywhere and holds a card; complete or not at all.
 
@@ -85,18 +86,21 @@ class Genius:
         license, datasets
             what the card says of the weights: the licence's short name, the training data's names.
         results
-            a file with what `genius evaluate --json` printed; left out, the model's own
-            ``evaluation/results.json`` where there is one.
+            the ``results.json`` of an evaluation of this model; left out, the one in its ``evaluation``
+            folder, where there is one.
         copy_encoder
             take an encoder along that is a folder on this machine. One from the hub stays a name.
+        progress
+            is told when numbers of another model are left out.
 
         Raises
         ------
         UsageError
-            the folder holds something else, or the encoder only looks features up.
+            the folder holds something else than a saved copy of this model; the encoder only looks features
+            up; or ``results`` are another model's.
         """
         about = About(name, license, datasets, None if results is None else Path(results))
-        return save_model(self.folder, Path(folder), about, copy_encoder=copy_encoder)
+        return save_model(self.folder, Path(folder), about, copy_encoder=copy_encoder, progress=progress)
 
     def push_to_hub(
         self,
@@ -107,6 +111,7 @@ class Genius:
         datasets: tuple[str, ...] = (),
         results: str | Path | None = None,
         token: str | None = None,
+        progress: Progress | None = None,
     ) -> str:
         """Publish the model as ``owner/name``; its address.
 
@@ -118,4 +123,4 @@ class Genius:
             one may not write there: log in first.
         """
         about = About(repository, license, datasets, None if results is None else Path(results))
-        return push(self.folder, repository, about, private=private, token=token)
+        return push(self.folder, repository, about, private=private, token=token, progress=progress)

@@ -208,7 +208,14 @@ def test_only_the_rows_that_are_named_are_evaluated_and_an_unknown_one_is_refuse
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
-    [({"methods": ("exact",)}, "exact"), ({"beam": 0}, "beam"), ({"max_queries": -1}, "max_queries")],
+    [
+        ({"methods": ("exact",)}, "exact"),
+        ({"beam": 0}, "beam"),
+        ({"max_queries": -1}, "max_queries"),
+        ({"pools": ("local", "local")}, "pools"),
+        ({"pools": ()}, "pools"),
+        ({"methods": ()}, "methods"),
+    ],
 )
 def test_settings_that_cannot_work_are_refused_before_any_work(evaluated, tmp_path, wrong, named):
     with pytest.raises(UsageError, match=named):
@@ -247,6 +254,22 @@ def test_a_query_that_the_qrels_lack_is_an_error(evaluated, spoiled):
     path = spoil_qrels(spoiled, lambda lines: lines[1:])
     with pytest.raises(BadData, match=path.name):
         evaluate(MBeir(spoiled), evaluated.model, CHEAP, spoiled.parent / "out", progress=Silent())
+
+
+def test_a_query_file_without_a_last_line_break_loses_no_query(evaluated, spoiled):
+    path = MBeir(spoiled).rows("test")[0].queries
+    path.write_text("\n\n" + path.read_text().rstrip("\n"))
+    result = evaluate(MBeir(spoiled), evaluated.model, CHEAP, spoiled.parent / "out", progress=Silent())
+    assert {row.queries for row in result.rows} == {QUERIES}
+
+
+def test_the_results_on_disk_say_what_was_evaluated(evaluated):
+    written = json.loads((evaluated.folder / "results.json").read_text())
+    assert written["model"] == evaluated.model.fingerprint
+    assert written["split"] == "test"
+    assert written["data"] == evaluated.data.name
+    assert {"beam", "rows", "max_queries", "instructions"} <= written["config"].keys()
+    assert len(written["rows"]) > 0
 
 
 def test_a_query_that_occurs_twice_is_an_error(evaluated, spoiled):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from genius import artifact
 from genius.artifact import ArtifactWriter, fingerprint_of, open_artifact, write_file
 from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 
@@ -195,6 +199,39 @@ def test_a_manifest_that_is_not_one_is_an_artifact_error(tmp_path, text):
         open_artifact(tmp_path / "a", kind=KIND)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": {"data.txt": 5}},
+        {"files": {"data.txt": {}}},
+        {"files": {"data.txt": {"bytes": "3", "sha256": "x"}}},
+        {"files": {"data.txt": {"bytes": 3, "sha256": None}}},
+        {"files": []},
+        {"format": "x"},
+        {"format": None},
+        {"config": []},
+        {"inputs": 1},
+        {"facts": None},
+        {"notes": "x"},
+        {"fingerprint": 7},
+    ],
+)
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_manifest_with_entries_of_another_shape_is_damaged(tmp_path, change, verify):
+    make(tmp_path / "a")
+    manifest = tmp_path / "a" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **change}))
+    with pytest.raises(ArtifactMismatch, match="damaged"):
+        open_artifact(tmp_path / "a", kind=KIND, verify=verify)
+
+
+def test_a_manifest_that_is_nested_too_deeply_is_damaged(tmp_path):
+    make(tmp_path / "a")
+    (tmp_path / "a" / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(ArtifactMismatch, match="not valid JSON"):
+        open_artifact(tmp_path / "a", kind=KIND)
+
+
 def test_an_edited_manifest_is_found_when_asked_to_verify(tmp_path):
     make(tmp_path / "a")
     manifest = tmp_path / "a" / "manifest.json"
@@ -223,3 +260,53 @@ def test_a_folder_that_genius_did_not_make_is_never_replaced(tmp_path):
     with pytest.raises(UsageError, match="did not make"):
         ArtifactWriter(tmp_path / "thesis", kind="thing", config={}, inputs={})
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "mine"
+
+
+_HOLD = """
+import sys
+from pathlib import Path
+from genius.artifact import ArtifactWriter
+
+writer = ArtifactWriter(Path(sys.argv[1]), kind="thing", config={"version": "new"}, inputs={"from": "x"})
+(writer.path / "shard").write_text("theirs")
+print("writing", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_never_fill_one_folder_and_a_killed_one_holds_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(artifact, "LOCK_SECONDS", 0.0)
+    command = [sys.executable, "-c", _HOLD, str(tmp_path / "a")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:  # noqa: S603
+        assert other.stdout.readline() == b"writing\n"
+        for version in ("new", "other"):
+            with pytest.raises(UsageError, match=r"another process is writing .*a; wait for it"):
+                writer(tmp_path / "a", version)
+        assert (tmp_path / ".a.partial" / "shard").read_text() == "theirs"
+        make(tmp_path / "b")
+        other.kill()
+    opened = writer(tmp_path / "a")
+    assert (opened.path / "shard").read_text() == "theirs"
+    opened.finish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_folder_is_let_go_of_when_it_is_finished_or_its_writer_is_dropped(tmp_path):
+    def held():
+        gc.collect()
+        return (tmp_path / ".a.lock").exists()
+
+    dropped = writer(tmp_path / "a")
+    again = writer(tmp_path / "a", "other")  # the same process may, as after a failure
+    assert held()
+    del dropped
+    assert held()
+    del again
+    assert not held()
+    opened = writer(tmp_path / "a")
+    assert held()
+    opened.finish()
+    assert not held()
+    reopened = writer(tmp_path / "a")
+    assert reopened.finished() is not None
+    assert not held()

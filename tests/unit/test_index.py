@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from genius import index as index_module
 from genius.config import SearchConfig
 from genius.data.mbeir import read_candidates
-from genius.data.records import Candidate, Modality
+from genius.data.records import Candidate, Modality, format_text, instructed
 from genius.data.writing import write_candidates
+from genius.encoders.protocol import ItemKey, TextInput
 from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
 from genius.index import Index, SearchHit
 from genius.model import Genius
 from genius.search.searcher import rank_items
+from genius.stages.items import encode_items
 
 
 @pytest.fixture(scope="module")
@@ -429,3 +432,42 @@ def test_a_search_touches_only_what_is_under_its_beams(shared, monkeypatch):
     shared.search("a star", config=SearchConfig(beam=1))
     shared.search("a star", config=WIDE)
     assert touched[0] < touched[1] == 36
+
+
+def test_a_pool_that_changes_while_it_is_indexed_is_refused(model, pool, candidates, tmp_path, monkeypatch):
+    (tmp_path / "cand_pool").mkdir()
+    (tmp_path / "mbeir_images").symlink_to(pool.parents[1] / "mbeir_images")
+    changing = tmp_path / "cand_pool" / "some.jsonl"
+    write_candidates(changing, candidates)
+
+    def encode_and_change(*args: Any, **named: Any) -> Any:
+        encoded = encode_items(*args, **named)
+        write_candidates(changing, [*candidates[1:], candidates[0]])
+        return encoded
+
+    monkeypatch.setattr(index_module, "encode_items", encode_and_change)
+    with pytest.raises(BadData, match="changed while it was being indexed"):
+        Index.create(tmp_path / "index", model=model, pool=changing)
+    with pytest.raises(ArtifactMissing):
+        Index.open(tmp_path / "index", model=model)
+
+
+def test_an_index_that_does_not_say_where_its_model_is_asks_for_it(own):
+    facts = json.loads((own.folder / "index.json").read_text())
+    (own.folder / "index.json").write_text(json.dumps({**facts, "model": ""}))
+    with pytest.raises(ArtifactMissing, match="--model"):
+        Index.open(own.folder)
+
+
+def test_raw_embeddings_re_rank_by_the_sums_of_the_encoders_features(model, pool, tmp_path):
+    index, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="raw")
+    config = SearchConfig(beam=500, rerank="embeddings")
+    hits = index.search("a red star", k=100, config=config)
+    key = ItemKey("query", "")
+    asked = model.instruction_for(Modality.TEXT, Modality.IMAGE)
+    text = model.encoder.text_features([TextInput(instructed(asked, "a red star"), key)])
+    by_id = {hit.item_id: hit for hit in hits}
+    for candidate in list(read_candidates(pool))[12:24]:  # texts alone
+        own = model.encoder.text_features([TextInput(format_text(candidate.text), key)])
+        expected = float(torch.nn.functional.cosine_similarity(text, own))
+        assert by_id[candidate.did].score == pytest.approx(expected, abs=2e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import errno
 import importlib
 import inspect
 import sys
@@ -45,6 +46,8 @@ COMMANDS: Final[dict[str, str]] = {
 }
 """Command -> module and function, in the order in which help lists them."""
 
+OF_THE_MACHINE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+"""What a system refuses without a fault of the program: full, read-only, not allowed."""
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C."""
 
@@ -71,14 +74,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _overview(words)
     try:
         return run(name, words[len(name.split()) :])
-    except GeniusError as error:
-        print(f"genius: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("genius: interrupted; run the same command again to go on", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        return 0
+    except (GeniusError, OSError, KeyboardInterrupt) as error:
+        return _failed(error)
+
+
+def _failed(error: GeniusError | OSError | KeyboardInterrupt) -> int:
+    """One line for whoever can do something about it; the exit status. A bug is raised again."""
+    match error:
+        case GeniusError():
+            said, status = str(error), error.exit_code
+        case KeyboardInterrupt():
+            said, status = "interrupted; run the same command again to go on", INTERRUPTED
+        case BrokenPipeError():
+            return 0
+        case OSError() if error.errno in OF_THE_MACHINE:
+            said, status = f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 1
+        case _:
+            raise error
+    print(f"genius: {said}", file=sys.stderr)
+    return status
 
 
 def run(name: str, arguments: Sequence[str]) -> int:

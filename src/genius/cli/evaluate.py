@@ -79,15 +79,18 @@ class Evaluate:
     def run(self) -> None:
         """Evaluate and print the table."""
         from genius.data.mbeir import MBeir
+        from genius.errors import UsageError
         from genius.evaluation.tables import METHODS
         from genius.model import Genius
         from genius.stages.evaluate import EvaluationConfig, evaluate
 
+        if self.json and self.markdown:
+            raise UsageError("--json and --markdown are two forms of one answer; give one of them")
         config = EvaluationConfig(
             split=self.split,
             pools=pools_of(self.pools),
-            methods=METHODS if self.methods == "all" else tuple(self.methods.split(",")),
-            rows=() if self.rows == "all" else tuple(self.rows.split(",")),
+            methods=METHODS if self.methods == "all" else _named(self.methods),
+            rows=() if self.rows == "all" else _named(self.rows),
             beam=self.beam,
             scores=self.scores,
             instructions=self.instructions,
@@ -98,13 +101,17 @@ class Evaluate:
             model = Genius.open(self.model, device=self.device, download=self.download)
             folder = self.out or self.model / "evaluation"
             result = evaluate(MBeir(self.data), model, config, folder, progress=progress)
-            progress.say(f"IDs of the global pool: {result.health.verdict}")
+            progress.say(f"IDs of the candidates: {result.health.verdict}")
         if self.json:
             print_json(result.to_json())
         elif self.markdown:
             print_markdown(result.rows, beam=self.beam)
         else:
             print_tables(result.rows, beam=self.beam)
+
+
+def _named(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
 
 
 def print_tables(rows: list[ResultRow], *, beam: int) -> None:

@@ -60,7 +60,7 @@ class Pull:
             progress.say(f"{plan.listing.repository} ({plan.what}, commit {plan.listing.commit[:12]}) holds")
             _show(progress, [(file.path, file.bytes) for file in plan.listing.files])
             if plan.left_out:
-                progress.say(f"left out, for what they are: {', '.join(plan.left_out)}")
+                progress.say(f"left out, since nothing of it needs them: {', '.join(plan.left_out)}")
             to_come = plan.bytes if self.out else plan.bytes_to_come
             progress.say(f"to fetch: {size(to_come)} of {size(plan.bytes)}")
             folder = None
@@ -108,7 +108,7 @@ class Push:
     """Of a model: names of its training data."""
 
     results: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Of a model: a file with what `genius evaluate --json` printed, for the card."""
+    """Of a model: the results.json that `genius evaluate` wrote, for the card."""
 
     model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Of an index: where its model is on the hub."""
@@ -124,37 +124,47 @@ class Push:
 
     def run(self) -> None:
         """Publish it."""
-        from genius.hub.publish import publish
-        from genius.hub.reach import need_hub, probe
         from genius.stages.save import About
-        from genius.stages.share import staged
+        from genius.stages.share import Staged, push, staged
 
         about = About(license=self.license, datasets=self.dataset, results=self.results, model=self.model)
-        if not self.dry_run:
-            need_hub()
-            probe(f"publishing {self.repository} needs the hub", advice="Connect and run the same again")
-        with TerminalProgress() as progress, staged(self.folder, self.repository, about) as ready:
-            progress.say(f"to publish as {self.repository} ({ready.kind}):")
-            _show(progress, ready.files)
-            if ready.kind == "dataset":
-                progress.say(
-                    "Beware: the texts of the items, their ids and the paths of their pictures go out too"
-                )
+        seen: list[Staged] = []
+        with TerminalProgress() as progress:
+
+            def review(ready: Staged) -> None:
+                seen.append(ready)
+                progress.say(f"to publish as {self.repository} ({ready.kind}):")
+                _show(progress, ready.files)
+                if ready.kind == "dataset":
+                    progress.say(
+                        "Beware: the texts of the items, their ids and the paths of their pictures go out too"
+                    )
+                if not self.dry_run:
+                    _ask(f"Publish {size(sum(count for _, count in ready.files))}?", yes=self.yes)
+
             address = None
             if self.dry_run:
-                if not self.json:
-                    print((ready.folder / "README.md").read_text(encoding="utf-8"))
+                with staged(self.folder, self.repository, about, progress=progress) as ready:
+                    review(ready)
+                    if not self.json:
+                        print((ready.folder / "README.md").read_text(encoding="utf-8"))
             else:
-                _ask(f"Publish {size(sum(count for _, count in ready.files))}?", yes=self.yes)
-                address = publish(ready.folder, self.repository, kind=ready.kind, private=self.private)
+                address = push(
+                    self.folder,
+                    self.repository,
+                    about,
+                    private=self.private,
+                    review=review,
+                    progress=progress,
+                )
                 progress.say(f"published: {address}")
         if self.json:
             print_json(
                 {
                     "repository": self.repository,
-                    "kind": ready.kind,
+                    "kind": seen[0].kind,
                     "address": address,
-                    "files": [{"path": path, "bytes": count} for path, count in ready.files],
+                    "files": [{"path": path, "bytes": count} for path, count in seen[0].files],
                 }
             )
 

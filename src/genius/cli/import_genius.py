@@ -32,7 +32,7 @@ class ImportGenius:
     """The one the model was trained on: uniir:FOLDER (UniIR's CLIP-SF, imported), or any other encoder."""
 
     out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Folder of the model."""
+    """Folder of the model: a new one, or an import of the same two files, to go on with or to add --data."""
 
     data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """A data set in M-BEIR's layout; a few of its candidates tell what the codes of level 0 stand for."""

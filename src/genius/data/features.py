@@ -77,7 +77,15 @@ class LeftOut(NamedTuple):
 
 
 def write_shard(folder: Path, number: int, shard: Shard, left_out: Sequence[LeftOut]) -> None:
-    """Write one shard in one step: it is there whole or not at all."""
+    """Write one shard in one step: it is there whole or not at all.
+
+    Raises
+    ------
+    BadData
+        features are not finite.
+    ArtifactMismatch
+        the folder is gone: it is not made again, since the shards that were in it would be missing.
+    """
     shard = shard._replace(image=_stored(shard.image), text=_stored(shard.text))
     for name in ("image", "text"):
         if not _all_finite(getattr(shard, name)):
@@ -87,7 +95,12 @@ def write_shard(folder: Path, number: int, shard: Shard, left_out: Sequence[Left
             )
     temporary = folder / f".shard-{number:06d}"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    try:
+        temporary.mkdir()
+    except FileNotFoundError:
+        raise ArtifactMismatch(
+            f"{folder} was moved or removed by another writer meanwhile; run the same again"
+        ) from None
     for name, array in shard._asdict().items():
         np.save(temporary / f"{name}.npy", array)
     (temporary / LEFT_OUT).write_text(json.dumps(left_out))
@@ -97,6 +110,15 @@ def write_shard(folder: Path, number: int, shard: Shard, left_out: Sequence[Left
 def has_shard(folder: Path, number: int) -> bool:
     """Whether this shard was finished."""
     return (folder / _shard_name(number)).is_dir()
+
+
+def num_records(folder: Path) -> dict[int, int]:
+    """Finished shards by number, and how many records each stands for: its rows, and what was left out."""
+    return {
+        int(path.name.rpartition("-")[2]): len(np.load(path / "ids.npy", mmap_mode="r"))
+        + len(json.loads((path / LEFT_OUT).read_text()))
+        for path in folder.glob("shard-*")
+    }
 
 
 def num_rows(folder: Path) -> int:

@@ -144,6 +144,11 @@ class MBeir:
         """Every local pool, of all splits."""
         return _files(self.root / "cand_pool" / "local", "*_cand_pool.jsonl")
 
+    def local_pools_of(self, split: str) -> list[Path]:
+        """The local pools of a split's rows, as far as they are there."""
+        found = (self._local_pool(_row_name(path, split), split) for path in self.query_files(split))
+        return list(dict.fromkeys(path for path in found if path is not None))
+
     def global_pool(self, split: str) -> list[Path]:
         """The union pool of a split, else the local pools of its rows; for :func:`read_pool`."""
         union = self._union_pool(split)
@@ -206,11 +211,13 @@ class MBeir:
                 f"{queries}: the name does not say which task it is; expected "
                 f"mbeir_<data set>_task<N>_{split}.jsonl with N one of {', '.join(map(str, TASKS))}"
             )
-        local = self.root / "cand_pool" / "local"
-        pools = [local / f"mbeir_{name}_{split}_cand_pool.jsonl", local / f"mbeir_{name}_cand_pool.jsonl"]
-        pool = next((path for path in pools if path.exists()), None)
+        pool = self._local_pool(name, split)
         if pool is None:
-            raise BadData(f"{queries}: no local pool for it; expected {pools[1]} (or {pools[0].name})")
+            local = self.root / "cand_pool" / "local"
+            raise BadData(
+                f"{queries}: no local pool for it; expected {local / f'mbeir_{name}_cand_pool.jsonl'} "
+                f"(or mbeir_{name}_{split}_cand_pool.jsonl)"
+            )
         first = next(read_queries(queries), None)
         if first is None:
             raise BadData(f"{queries}: has no queries")
@@ -232,6 +239,11 @@ class MBeir:
         if relative.startswith("/") or ".." in relative.split("/"):
             raise BadData(f"{self.root}: image path {relative!r} leads out of the data set's folder")
         return self.root / relative
+
+    def _local_pool(self, name: str, split: str) -> Path | None:
+        local = self.root / "cand_pool" / "local"
+        names = [f"mbeir_{name}_{split}_cand_pool.jsonl", f"mbeir_{name}_cand_pool.jsonl"]
+        return next((local / one for one in names if (local / one).exists()), None)
 
     def _qrels_files(self, split: str) -> list[Path]:
         return _files(self.root / "qrels" / split, "*_qrels.txt")

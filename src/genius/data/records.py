@@ -111,12 +111,27 @@ QUERY_CAP: Final = 500_000
 CANDIDATE_CAP: Final = 10_000_000
 """Candidates of one data set have numbers below this (UniIR's hash)."""
 
+_LONGEST_ID: Final = 32
+
 
 def parse_id(text: str) -> tuple[int, int]:
-    """``"9:12"`` -> (data set 9, number 12). Both may be 0-based or 1-based; negative is refused."""
-    dataset, colon, number = text.partition(":")
-    if not (colon and dataset.isdecimal() and number.isdecimal()):
-        raise BadData(f"id {text!r} is not of the form <data set number>:<number>, for example 9:12")
+    """``"9:12"`` -> (data set 9, number 12). Both may be 0-based or 1-based; negative is refused.
+
+    One item has one id: ``9:012`` would be another text and the same number.
+    """
+    dataset, _, number = text.partition(":")
+    if not (
+        dataset.isdecimal()
+        and number.isdecimal()
+        and text.isascii()
+        and (dataset[0] != "0" or dataset == "0")
+        and (number[0] != "0" or number == "0")
+        and len(text) <= _LONGEST_ID
+    ):
+        raise BadData(
+            f"id {text[:80]!r} is not of the form <data set number>:<number> in plain digits without leading "
+            "zeros, for example 9:12"
+        )
     return int(dataset), int(number)
 
 

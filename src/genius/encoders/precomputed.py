@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from genius.artifact import file_fingerprint, fingerprint_of
-from genius.encoders.precomputed_plain import ROLES, open_plain
+from genius.encoders.precomputed_plain import open_plain
 from genius.encoders.precomputed_published import (
     GENIUS_FILES,
     UNIIR_FILES,
@@ -28,7 +28,7 @@ from genius.encoders.precomputed_published import (
     open_genius,
     open_uniir,
 )
-from genius.encoders.precomputed_table import Table
+from genius.encoders.precomputed_table import Held, Role, Table
 from genius.encoders.protocol import ImageInput, ItemKey, JointInput, TextInput
 from genius.errors import ArtifactMissing, BadData, UsageError
 
@@ -44,8 +44,10 @@ def open_precomputed(path: Path) -> PrecomputedEncoder | PrecomputedJointEncoder
         no features are at the path.
     BadData
         a file is not what it should be, or files do not fit together.
+    ArtifactMismatch
+        a torch file is damaged, or asks for code to be run.
     UsageError
-        a file's name does not say what it holds, or the folder holds several layouts or splits.
+        a file's name does not say what it holds, or the folder holds several layouts.
     """
     if not path.exists():
         raise ArtifactMissing(f"precomputed:{path}: no such file or folder")
@@ -67,7 +69,7 @@ def open_precomputed(path: Path) -> PrecomputedEncoder | PrecomputedJointEncoder
 class _Precomputed:
     """What both kinds share: where the features are and how wide."""
 
-    def __init__(self, path: Path, tables: Mapping[tuple[str, str], Table]) -> None:
+    def __init__(self, path: Path, tables: Mapping[Held, Table]) -> None:
         self._path = path
         self._tables = tables
         widths = {file.features.shape[1]: file.file for table in tables.values() for file in table.files}
@@ -99,8 +101,8 @@ class _Precomputed:
 
         return fingerprint_of(
             {
-                f"{role} {part}": [[read(file.file), read(file.ids_file)] for file in table.files]
-                for (role, part), table in self._tables.items()
+                " ".join(filter(None, held)): [[read(file.file), read(file.ids_file)] for file in table.files]
+                for held, table in self._tables.items()
             }
         )
 
@@ -110,27 +112,44 @@ class _Precomputed:
         return False
 
     def _look_up(self, part: str, keys: Sequence[ItemKey]) -> Float[Tensor, "items dim"]:
-        roles = [role for role in ROLES if any(key.role == role for key in keys)]
-        if len(roles) == 1:
-            return self._table(roles[0], part, keys[0]).look_up(keys)
+        places: dict[tuple[Role, str | None], list[int]] = {}
+        for place, key in enumerate(keys):
+            places.setdefault((key.role, key.split), []).append(place)
+        if len(places) == 1:
+            return self._table(part, keys[0]).look_up(keys)
         features = torch.zeros(len(keys), self.dim)
-        for role in roles:
-            places = [place for place, key in enumerate(keys) if key.role == role]
-            own = [keys[place] for place in places]
-            features[places] = self._table(role, part, own[0]).look_up(own)
+        for here in places.values():
+            own = [keys[place] for place in here]
+            features[here] = self._table(part, own[0]).look_up(own)
         return features
 
-    def _table(self, role: str, part: str, key: ItemKey) -> Table:
-        table = self._tables.get((role, part))
-        if table is None:
-            held = ", ".join(f"{other_part} of {other_role}" for other_role, other_part in self._tables)
+    def _table(self, part: str, key: ItemKey) -> Table:
+        """What holds this item's features: of its own split, where files say theirs."""
+        tables = {held.split: table for held, table in self._tables.items() if held[:2] == (key.role, part)}
+        if not tables:
+            there = ", ".join(dict.fromkeys(f"{held.part} of {held.role}" for held in self._tables))
             raise ArtifactMissing(
-                f"{self.spec} has no {part} features for {role} {key.id}: {self._remedy(role, part)} "
-                f"(there are: {held})"
+                f"{self.spec} has no {part} features for {key.role} {key.id}: {self._remedy(key.role, part)} "
+                f"(there are: {there})"
             )
-        return table
+        found = tables.get(key.split) or tables.get(None)
+        if found is not None:
+            return found
+        others = " and ".join(f"{table.files[0].file} ({split})" for split, table in tables.items())
+        if key.split is not None:
+            raise BadData(
+                f"query {key.id} is of split {key.split}, and {self.spec} holds queries of another: "
+                f"{others}. Their numbers mean other queries; give a folder that holds this split too, in "
+                f"files or folders whose names end in {key.split}"
+            )
+        if len(tables) == 1:
+            return next(iter(tables.values()))
+        raise UsageError(
+            f"{self.spec} holds queries of several splits, {others}, and nothing says of which query "
+            f"{key.id} is; give the folder of one"
+        )
 
-    def _remedy(self, role: str, part: str) -> str:
+    def _remedy(self, role: Role, part: str) -> str:
         folder = self._path if self._path.is_dir() else self._path.parent
         published = self._path.suffix == ".pt" or not any(folder.glob("*_features.npy"))
         if not published:
@@ -174,9 +193,16 @@ class PrecomputedJointEncoder(_Precomputed):
 
 
 def _fingerprint(file: Path) -> str:
-    """A torch file says the checksums of its tensors, so that not all of it needs to be read."""
+    """A torch file says the checksums of its tensors, so that not all of it needs to be read.
+
+    Unless it was saved without (``torch.serialization.set_crc32_options``): then all of them are 0.
+    """
     if not zipfile.is_zipfile(file):
         return file_fingerprint(file)
     with zipfile.ZipFile(file) as container:
-        entries = [(entry.filename.partition("/")[2], entry) for entry in container.infolist()]
-        return fingerprint_of(sorted([name, entry.file_size, entry.CRC] for name, entry in entries))
+        entries = container.infolist()
+    if not all(entry.CRC for entry in entries if entry.file_size):
+        return file_fingerprint(file)
+    return fingerprint_of(
+        sorted([entry.filename.partition("/")[2], entry.file_size, entry.CRC] for entry in entries)
+    )

@@ -12,18 +12,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
-from genius.encoders.precomputed_table import Array, FeatureFile, Ids, Table
+from genius.encoders.precomputed_table import Array, FeatureFile, Held, Ids, Role, Table
 from genius.errors import ArtifactMissing, BadData, UsageError
 
-ROLES = ("query", "candidate")
-PARTS = ("text", "image")
+ROLES: Final[tuple[Role, ...]] = ("query", "candidate")
+PARTS: Final = ("text", "image")
 
 
-def open_plain(path: Path) -> dict[tuple[str, str], Table]:
-    """The tables of a folder, by role and modality; a file stands for what its name says."""
+def open_plain(path: Path) -> dict[Held, Table]:
+    """The tables of a folder; a file stands for what its name says, which is no split."""
     folder = path.parent if path.suffix == ".npy" else path
     files = {
         (role, part): next((folder / name for name in names if (folder / name).is_file()), None)
@@ -41,7 +42,7 @@ def open_plain(path: Path) -> dict[tuple[str, str], Table]:
             "no *_IT_dict.pt (GENIUS), no *_embed.npy (UniIR)"
         )
     opened = {file: _open_table(file, part) for file, part in parts.items()}
-    return {meant: opened[file] for meant, file in files.items() if file is not None}
+    return {Held(role, part): opened[file] for (role, part), file in files.items() if file is not None}
 
 
 def open_array(file: Path) -> Array:
@@ -75,7 +76,7 @@ def check_features(what: str, features: Array) -> None:
         )
 
 
-def _meant_by(file: Path) -> list[tuple[str, str]]:
+def _meant_by(file: Path) -> list[tuple[Role, str]]:
     """What a file's name says it holds: ``text…``, ``image…``, ``query_text…``, ``candidate_image…``."""
     roles = [role for role in ROLES if file.name.startswith(f"{role}_")] or list(ROLES)
     bare = file.name.removeprefix("query_").removeprefix("candidate_")

@@ -2,7 +2,9 @@
 
 GENIUS keeps images and texts apart, each with a mask; UniIR keeps one vector for both. Ids are M-BEIR's
 integers. A folder is searched with all below it, and each query or candidate found by its id over all files
-of its role (specification of M-BEIR, section 2.7).
+of its role (specification of M-BEIR, section 2.7). Numbers of queries start anew in each split, so a query
+is looked up in files of its own: ``_train``, ``_val`` or ``_test`` ends a file's name, or the folder is named
+so.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -18,13 +20,14 @@ from jaxtyping import Int64
 
 from genius.data.records import did_of, qid_of
 from genius.encoders.precomputed_plain import check_features, open_array, open_features
-from genius.encoders.precomputed_table import Array, FeatureFile, Ids, Table
+from genius.encoders.precomputed_table import Array, FeatureFile, Held, Ids, Role, Table
 from genius.errors import ArtifactMissing, BadData, UsageError
-
-Role = Literal["query", "candidate"]
+from genius.published.container import read_container
 
 GENIUS_FILES: Final = "_IT_dict.pt"
 UNIIR_FILES: Final = "_embed.npy"
+GENIUS_SPLIT: Final = "train"
+"""What GENIUS's query files are of where nothing says otherwise: stage 0 ships no other."""
 _SPLIT: Final = re.compile(r"_(train|val|test)$")
 _PARTS: Final = {"image": ("img", "img_mask"), "text": ("text", "text_mask")}
 _COMPARED: Final = 200
@@ -39,6 +42,7 @@ class PublishedFile(NamedTuple):
     file: Path
     role: Role
     split: str | None
+    """Of queries, if it is known."""
     ids: Int64[np.ndarray, " ids"]
     rows: Int64[np.ndarray, " ids"]
     parts: dict[str, FeatureFile]
@@ -59,45 +63,54 @@ def find_published(path: Path, ending: str) -> list[Path]:
     return sorted(file for folder in folders for file in folder.rglob(f"*{ending}") if file.is_file())
 
 
-def open_genius(files: Sequence[Path]) -> dict[tuple[str, str], Table]:
-    """The tables of GENIUS's files, by role and modality; errors as :func:`join`."""
+def open_genius(files: Sequence[Path]) -> dict[Held, Table]:
+    """The tables of GENIUS's files; errors as :func:`join`."""
     return join([_open_dict(file) for file in files])
 
 
-def open_uniir(files: Sequence[Path]) -> dict[tuple[str, str], Table]:
-    """The tables of UniIR's files, by role and ``joint``; errors as :func:`join`."""
+def open_uniir(files: Sequence[Path]) -> dict[Held, Table]:
+    """The tables of UniIR's files; errors as :func:`join`."""
     return join([_open_embeddings(file) for file in files])
 
 
-def join(files: Sequence[PublishedFile]) -> dict[tuple[str, str], Table]:
-    """One table per role and modality over all files that hold some.
+def join(files: Sequence[PublishedFile]) -> dict[Held, Table]:
+    """One table per role, split of queries, and modality, over all files that hold some.
+
+    Query files that do not say their split count for each.
 
     Raises
     ------
-    UsageError
-        query files of two splits have a query number in common: numbers start anew in each split.
     BadData
         two files give one item different vectors.
     """
-    tables: dict[tuple[str, str], Table] = {}
-    for role in ("query", "candidate"):
-        own = [file for file in files if file.role == role]
-        if not own:
-            continue
-        starts = np.cumsum([0, *(len(next(iter(file.parts.values())).features) for file in own)])
-        ids = np.concatenate([file.ids for file in own])
-        rows = np.concatenate([file.rows + start for file, start in zip(own, starts[:-1], strict=True)])
-        if len(own) > 1:
-            _compare(own, ids)
-        where = str(own[0].file) if len(own) == 1 else f"{own[0].file} and {len(own) - 1} other files"
-        shared = Ids.sort(where, ids, rows)
-        for part in own[0].parts:
-            tables[role, part] = Table(part, tuple(file.parts[part] for file in own), shared)
-    return tables
+    queries = [file for file in files if file.role == "query"]
+    candidates = [file for file in files if file.role == "candidate"]
+    splits = sorted({file.split for file in queries if file.split is not None})
+    tables = _join([file for file in queries if file.split is None], None) if not splits else {}
+    for split in splits:
+        tables |= _join([file for file in queries if file.split in (None, split)], split)
+    return tables | _join(candidates, None)
+
+
+def _join(files: Sequence[PublishedFile], split: str | None) -> dict[Held, Table]:
+    """The tables of files of one role."""
+    if not files:
+        return {}
+    starts = np.cumsum([0, *(len(next(iter(file.parts.values())).features) for file in files)])
+    ids = np.concatenate([file.ids for file in files])
+    rows = np.concatenate([file.rows + start for file, start in zip(files, starts[:-1], strict=True)])
+    if len(files) > 1:
+        _compare(files, ids)
+    where = str(files[0].file) if len(files) == 1 else f"{files[0].file} and {len(files) - 1} other files"
+    shared = Ids.sort(where, ids, rows)
+    return {
+        Held(files[0].role, part, split): Table(part, tuple(file.parts[part] for file in files), shared)
+        for part in files[0].parts
+    }
 
 
 def _compare(files: Sequence[PublishedFile], ids: np.ndarray) -> None:
-    """Make sure that two files which hold the same item mean the same item."""
+    """Make sure that two files which hold the same number mean the same item."""
     owner = np.repeat(np.arange(len(files)), [len(file.ids) for file in files])
     place = np.concatenate([np.arange(len(file.ids)) for file in files])
     order = np.argsort(ids, kind="stable")
@@ -105,15 +118,6 @@ def _compare(files: Sequence[PublishedFile], ids: np.ndarray) -> None:
     first, second = order[same], order[same + 1]
     apart = owner[first] != owner[second]
     first, second = first[apart], second[apart]
-    splits = np.array([file.split or "" for file in files])
-    mixed = np.flatnonzero(splits[owner[first]] != splits[owner[second]])
-    if len(mixed) and files[0].role == "query":
-        left, right = (files[owner[side[mixed[0]]]] for side in (first, second))
-        raise UsageError(
-            f"query {qid_of(int(ids[first[mixed[0]]]))} is in {left.file} and in {right.file}, and numbers "
-            "of queries start anew in each split: give the folder of one split, for example "
-            f"precomputed:{right.file.parent}"
-        )
     for step in np.unique(np.linspace(0, len(first) - 1, min(_COMPARED, len(first))).astype(int)):
         pair = [(files[owner[side[step]]], int(place[side[step]])) for side in (first, second)]
         for part in files[0].parts:
@@ -128,7 +132,8 @@ def _compare(files: Sequence[PublishedFile], ids: np.ndarray) -> None:
                 name = qid_of(number) if files[0].role == "query" else did_of(number)
                 raise BadData(
                     f"{pair[0][0].file} and {pair[1][0].file} hold different {part} features of "
-                    f"{files[0].role} {name}: they are of other encoders or data sets; give the folder of one"
+                    f"{files[0].role} {name}: they are of other encoders, data sets or splits; give the "
+                    "folder of one"
                 )
 
 
@@ -143,15 +148,24 @@ def _open_embeddings(file: Path) -> PublishedFile:
             f"{ids_file} holds {ids.dtype} of shape {ids.shape}; expected one integer for each of the "
             f"{len(features)} rows of {file.name}"
         )
-    split = _SPLIT.search(stem)
+    role: Role = "candidate" if stem.endswith("_cand_pool") else "query"
     return PublishedFile(
         file,
-        "candidate" if stem.endswith("_cand_pool") else "query",
-        split[1] if split else None,
+        role,
+        None if role == "candidate" else _split_of(file),
         ids.astype(np.int64),
         np.arange(len(ids)),
         {"joint": FeatureFile(file, features, ids_file=ids_file)},
     )
+
+
+def _split_of(file: Path) -> str | None:
+    """The split that a query file's name says, or its folder's."""
+    for name in (file.name.removesuffix(GENIUS_FILES).removesuffix(UNIIR_FILES), f"_{file.parent.name}"):
+        found = _SPLIT.search(name)
+        if found:
+            return found[1]
+    return None
 
 
 def _open_dict(file: Path) -> PublishedFile:
@@ -164,7 +178,9 @@ def _open_dict(file: Path) -> PublishedFile:
             f"precomputed:{file}: the name does not say whose features it holds; let it start with query_, "
             "or with pool_ or cand_pool_"
         )
-    content = _load(file)
+    content = read_container(file)
+    if not isinstance(content, Mapping):
+        raise BadData(f"{file} holds a {type(content).__name__}; expected a feature file of GENIUS")
     absent = [name for name in ("img", "text", "img_mask", "text_mask", "id_to_index") if name not in content]
     if absent:
         raise BadData(f"{file} lacks {', '.join(absent)}; expected a feature file of GENIUS")
@@ -182,7 +198,8 @@ def _open_dict(file: Path) -> PublishedFile:
     ids, rows = _numbers(file, content["id_to_index"])
     if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < sizes.pop()):
         raise BadData(f"{file}: id_to_index names rows that are not there")
-    return PublishedFile(file, role, None, ids, rows, parts)
+    split = None if role == "candidate" else _split_of(file) or GENIUS_SPLIT
+    return PublishedFile(file, role, split, ids, rows, parts)
 
 
 def _numbers(file: Path, id_to_index: object) -> tuple[np.ndarray, np.ndarray]:
@@ -203,18 +220,3 @@ def _array(file: Path, name: str, value: object) -> Array:
         raise BadData(f"{file}: {name} is no tensor that numpy can read; expected 16- or 32-bit floats")
     array: Array = value.numpy()
     return array
-
-
-def _load(file: Path) -> Mapping[str, Any]:
-    """Map the tensors of a ``torch.save`` file; nothing but tensors, numbers and texts is accepted."""
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch raises RuntimeError, UnpicklingError, ValueError and others
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadData(
-            f"{file} cannot be read as a torch file of tensors ({reason}); nothing else is opened: such "
-            "a file could run code"
-        ) from error
-    if not isinstance(content, Mapping):
-        raise BadData(f"{file} holds a {type(content).__name__}; expected a feature file of GENIUS")
-    return content

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -23,8 +23,10 @@ from genius.encoders.protocol import ItemKey
 from genius.errors import BadData, UsageError
 
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[Any]]
+Role: TypeAlias = Literal["query", "candidate"]
 
-_PLAIN_IDS: Final = re.compile(r"\d{1,4}:\d{1,12}(?:\n\d{1,4}:\d{1,12})*", re.ASCII)
+_PLAIN_ID: Final = "(?:0|[1-9][0-9]{0,3}):(?:0|[1-9][0-9]{0,11})"
+_PLAIN_IDS: Final = re.compile(rf"{_PLAIN_ID}(?:\n{_PLAIN_ID})*")
 _IDS_SHOWN: Final = 5
 
 
@@ -62,9 +64,19 @@ class FeatureFile(NamedTuple):
     """The file of its ids, if that is another."""
 
 
+class Held(NamedTuple):
+    """Whose features of what."""
+
+    role: Role
+    part: str
+    """``image``, ``text`` or ``joint``."""
+    split: str | None = None
+    """Of queries; None where the files do not say, and for candidates."""
+
+
 @dataclass(frozen=True)
 class Table:
-    """The features of one role and one modality, over all files that hold some."""
+    """The features of one role (and split) and one modality, over all files that hold some."""
 
     what: str
     """``image``, ``text`` or ``joint``, for messages."""

@@ -15,6 +15,8 @@ class ItemKey(NamedTuple):
 
     role: Literal["query", "candidate"]
     id: str
+    split: str | None = None
+    """Which split a query is of, if that is known: numbers of queries start anew in each."""
 
 
 class TextInput(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 from jaxtyping import Float, Int
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,6 +28,7 @@ from genius.encoders.protocol import ImageInput, TextInput
 from genius.encoders.small_config import SmallEncoderConfig
 from genius.encoders.words import PADDING, pair_rows, token_rows, train_tokenizer
 from genius.errors import ArtifactMismatch, ArtifactMissing
+from genius.weights import write_weights
 
 __all__ = ["SmallEncoder", "SmallEncoderConfig", "SmallNetwork"]
 
@@ -138,8 +139,7 @@ class SmallEncoder:
 
     def save(self, folder: Path) -> None:
         """Write weights, tokenizer and settings into a folder that exists."""
-        weights = {name: tensor.cpu().contiguous() for name, tensor in self.network.state_dict().items()}
-        save_file(weights, folder / WEIGHTS_FILE)
+        write_weights(folder / WEIGHTS_FILE, self.network.state_dict())
         (folder / TOKENIZER_FILE).write_text(self.tokenizer.to_str())
         (folder / CONFIG_FILE).write_text(json.dumps(asdict(self.config), indent=2) + "\n")
 

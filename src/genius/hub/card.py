@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-__all__ = ["LIBRARY", "IndexCard", "ModelCard", "index_card", "model_card"]
+__all__ = ["LIBRARY", "IndexCard", "ModelCard", "Numbers", "index_card", "model_card"]
 
 LIBRARY: Final = "genius-retrieval"
 _MEASURES: Final = ("R@1", "R@5", "R@10", "R@50", "MRR")
@@ -23,6 +23,28 @@ _CITATION: Final = """```bibtex
   year      = {2025}
 }
 ```"""
+
+
+class Numbers(NamedTuple):
+    """What `genius evaluate` wrote."""
+
+    data: str
+    """Name of the data set."""
+    split: str
+    config: Mapping[str, Any]
+    """How it was measured."""
+    rows: Sequence[Mapping[str, Any]]
+
+    @staticmethod
+    def read(body: Mapping[str, Any]) -> Numbers:
+        """Out of a ``results.json``; raises KeyError, TypeError or ValueError where it is none."""
+        rows, config = body["rows"], body.get("config", {})
+        if not (isinstance(rows, list) and isinstance(config, dict)):
+            raise TypeError("rows and config are of another form")
+        if not isinstance(config.get("rows", []), list):
+            raise TypeError("config.rows is not a list")
+        _ = [row["method"] for row in rows]
+        return Numbers(str(body.get("data", "")), str(body.get("split", "")), config, rows)
 
 
 class ModelCard(NamedTuple):
@@ -40,8 +62,8 @@ class ModelCard(NamedTuple):
     """Fingerprints and numbers of the training data, by what they are."""
     health: Mapping[str, Any] | None
     """Of the IDs after training."""
-    results: Sequence[Mapping[str, Any]]
-    """Rows of `genius evaluate --json`; may be empty."""
+    numbers: Numbers | None
+    """What an evaluation of this very model measured."""
 
 
 class IndexCard(NamedTuple):
@@ -103,7 +125,9 @@ def model_card(card: ModelCard) -> str:
         _table(card.training),
         "Settings of the quantizer and the generator are in `config.json`.",
         "## Numbers",
-        _results(card.results) if card.results else "No evaluation came with this model.",
+        _numbers(card.numbers)
+        if card.numbers and card.numbers.rows
+        else "No evaluation came with this model.",
         "## Health of its IDs",
         _health(card.health) if card.health else "Not measured.",
         "## Licence",
@@ -167,7 +191,8 @@ def _cell(value: Any) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _results(rows: Sequence[Mapping[str, Any]]) -> str:
+def _numbers(numbers: Numbers) -> str:
+    rows = numbers.rows
     measures = [name for name in _MEASURES if any(name in row for row in rows)]
     columns = ["dataset", "task", "pool", "method", "queries", *measures]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
@@ -177,9 +202,33 @@ def _results(rows: Sequence[Mapping[str, Any]]) -> str:
             for name in columns
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(
-        ["R@k is M-BEIR's: the share of queries with any right answer among the first k.", "", *lines]
+    return "\n\n".join(
+        [
+            _measured(numbers),
+            *_only_a_part(numbers.config),
+            "R@k is M-BEIR's: the share of queries with any right answer among the first k.",
+            "\n".join(lines),
+        ]
     )
+
+
+def _measured(numbers: Numbers) -> str:
+    """On what, and how."""
+    config = numbers.config
+    on = f"Measured on {_cell(numbers.data) or 'a data set without a name'}"
+    split = f", split {_cell(numbers.split)}" if numbers.split else ""
+    how = [f"{name} {_cell(config[name])}" for name in ("beam", "scores", "instructions") if name in config]
+    return f"{on}{split}" + (f"; {', '.join(how)}." if how else ".")
+
+
+def _only_a_part(config: Mapping[str, Any]) -> list[str]:
+    """Says that these are not a whole data set's numbers, where they are not."""
+    limits = []
+    if config.get("max_queries"):
+        limits.append(f"at most {_cell(config['max_queries'])} queries of each row")
+    if config.get("rows"):
+        limits.append(f"only the rows {', '.join(_cell(row) for row in config['rows'])}")
+    return [f"**A part of the evaluation: {'; '.join(limits)}.**"] if limits else []
 
 
 def _health(health: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 from genius.artifact import file_fingerprint
 from genius.errors import ArtifactMismatch
-from genius.hub.listing import Listing, RemoteFile, told
+from genius.hub.listing import Listing, RemoteFile, told, written
 from genius.hub.reach import endpoint
 
 Told = Callable[[int], None]
@@ -29,6 +29,8 @@ def fetch(listing: Listing, file: RemoteFile, place: Path, *, token: str | None,
         what came is not what the hub says it is; nothing of it is kept.
     NetworkNeeded
         the connection broke for good; what came is kept for the next run.
+    UsageError
+        it cannot be written here.
     """
     from huggingface_hub import hf_hub_url  # noqa: PLC0415  slow, and only needed here
     from huggingface_hub.file_download import http_get  # noqa: PLC0415
@@ -37,7 +39,8 @@ def fetch(listing: Listing, file: RemoteFile, place: Path, *, token: str | None,
     if place.is_file() and is_right(place, file):
         arrived(file.bytes)
         return
-    place.parent.mkdir(parents=True, exist_ok=True)
+    with written(listing.repository):
+        place.parent.mkdir(parents=True, exist_ok=True)
     partial = place.with_name(f"{place.name}.{file.blob[:12]}.partial")
     address = hf_hub_url(
         listing.repository,
@@ -47,27 +50,27 @@ def fetch(listing: Listing, file: RemoteFile, place: Path, *, token: str | None,
         endpoint=endpoint(),
     )
     headers = {**build_hf_headers(token=token), "Accept-Encoding": "identity"}
-    with partial.open("ab") as target:
+    with told(listing.repository), partial.open("ab") as target:
         if target.tell() > file.bytes:
             target.truncate(0)
         have = target.tell()
         arrived(have)
-        with told(listing.repository):
-            http_get(
-                address,
-                target,
-                resume_size=have,
-                headers=headers,
-                expected_size=file.bytes,
-                tqdm_class=_bar(arrived),
-            )
+        http_get(
+            address,
+            target,
+            resume_size=have,
+            headers=headers,
+            expected_size=file.bytes,
+            tqdm_class=_bar(arrived),
+        )
     if not is_right(partial, file):
         partial.unlink()
         raise ArtifactMismatch(
             f"{file.path} of {listing.repository} came damaged: its hash is not the one that the hub gives. "
             "It was removed; run the same again"
         )
-    partial.replace(place)
+    with written(listing.repository):
+        partial.replace(place)
 
 
 def is_right(path: Path, file: RemoteFile) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,24 @@ DATASETS: Final = "datasets/"
 
 NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 """How a repository is named: owner/name."""
+
+_OF_THIS_MACHINE: Final = frozenset(
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EEXIST,
+        errno.EFBIG,
+        errno.EIO,
+        errno.EISDIR,
+        errno.EMFILE,
+        errno.ENAMETOOLONG,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""What a disk refuses with, and never a network."""
 
 
 class RemoteFile(NamedTuple):
@@ -56,7 +76,7 @@ def told(name: str) -> Iterator[None]:
     Raises
     ------
     UsageError
-        it cannot be a repository's name.
+        it cannot be a repository's name, or this machine cannot write what comes: a full disk, say.
     ArtifactMissing
         there is no such repository or revision, or one may not see it.
     NetworkNeeded
@@ -94,7 +114,34 @@ def told(name: str) -> Iterator[None]:
             ) from None
         raise _failed(name, error) from error
     except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]
+        if isinstance(error, OSError) and error.errno in _OF_THIS_MACHINE:
+            raise _unwritable(name, error) from error
         raise _failed(name, error) from error
+
+
+@contextmanager
+def written(name: str) -> Iterator[None]:
+    """What a disk refuses, in our words; for steps that use no network.
+
+    Raises
+    ------
+    UsageError
+        no room, no permission, a disk that is read-only.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _OF_THIS_MACHINE:
+            raise _unwritable(name, error) from error
+        raise
+
+
+def _unwritable(name: str, error: OSError) -> UsageError:
+    reason = os.strerror(error.errno or 0)
+    where = f" at {error.filename}" if error.filename else ""
+    return UsageError(
+        f"{name} cannot be written here{where}: {reason}. Make room, or choose a place that you may write to"
+    )
 
 
 def _failed(name: str, error: Exception) -> NetworkNeeded:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import glob
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from filelock import FileLock
 
 from genius.errors import ArtifactMismatch, NetworkNeeded, UsageError
 from genius.hub.fetch import Told, fetch, is_right
-from genius.hub.listing import Kind, Listing, told
+from genius.hub.listing import Kind, Listing, RemoteFile, told, written
+from genius.hub.place import alone, new_folder
 from genius.hub.reach import endpoint
 
-__all__ = ["cached", "cached_files", "free_bytes", "pull_to_cache", "pull_to_folder"]
+__all__ = ["cached", "cached_file", "cached_files", "free_bytes", "pull_to_cache", "pull_to_folder"]
+
+_MARK: Final = ".genius-pull"
+"""In a folder that a pull is filling, so that it never takes another one for its own."""
 
 
 def cached(repository: str, *, kind: Kind, revision: str | None, needs: str) -> Path | None:
@@ -40,13 +47,17 @@ def pull_to_cache(listing: Listing, *, revision: str | None, token: str | None, 
     """Bring a repository's files to the cache; the folder of this commit.
 
     Large files are put where the hub's library would put them, so it finds them done and does the rest.
+    Whoever else wants one of them waits until it is there: the locks are that library's own.
     """
     from huggingface_hub import snapshot_download  # noqa: PLC0415  slow, and only needed here
 
     home = _home(listing.repository, listing.kind)
     for file in listing.files:
         if file.sha256 is not None:
-            fetch(listing, file, home / "blobs" / file.sha256, token=token, arrived=arrived)
+            with _one_at_a_time(home, file.sha256):
+                fetch(listing, file, home / "blobs" / file.sha256, token=token, arrived=arrived)
+        else:
+            _drop_if_wrong(home / "snapshots" / listing.commit / file.path, file)
     with told(listing.repository):
         folder = Path(
             snapshot_download(
@@ -62,12 +73,8 @@ def pull_to_cache(listing: Listing, *, revision: str | None, token: str | None, 
     if folder.name != listing.commit:
         raise NetworkNeeded(f"{listing.repository} was changed while it was fetched; run the same again")
     for file in listing.files:
-        place = folder / file.path
         if file.sha256 is None:
-            if not is_right(place, file):
-                blob = place.resolve()
-                place.unlink()
-                blob.unlink(missing_ok=True)
+            if _drop_if_wrong(folder / file.path, file):
                 raise ArtifactMismatch(
                     f"{file.path} of {listing.repository} is damaged: its hash is not the one that the hub "
                     "gives. It was removed; run the same again"
@@ -84,25 +91,45 @@ def pull_to_folder(
     Raises
     ------
     UsageError
-        something is there already.
+        something is there already, another process fetches to it, or it cannot be written.
     """
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UsageError(f"{out} is there already; move it away, or choose another place with --out")
-    partial = out.parent / f".{out.name}.partial"
-    for file in listing.files:
-        fetch(listing, file, partial / file.path, token=token, arrived=arrived)
-    _drop_others(partial, [file.path for file in listing.files])
-    check(partial)
-    if out.exists():
-        out.rmdir()
-    partial.rename(out)
-    return out
+    folder = new_folder(out)
+    partial = folder.parent / f".{folder.name}.partial"
+    with written(listing.repository), alone(folder):
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UsageError(f"{out} is there already; move it away, or choose another place with --out")
+        if partial.is_dir() and any(partial.iterdir()) and not (partial / _MARK).exists():
+            raise UsageError(
+                f"{partial} is in the way, and `genius pull` did not make it; move it away, or choose "
+                "another place with --out"
+            )
+        partial.mkdir(parents=True, exist_ok=True)
+        (partial / _MARK).touch()
+        for file in listing.files:
+            fetch(listing, file, partial / file.path, token=token, arrived=arrived)
+        _drop_others(partial, [_MARK, *(file.path for file in listing.files)])
+        check(partial)
+        if folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+        (folder / _MARK).unlink()
+    return out.expanduser()
 
 
 def cached_files(listing: Listing) -> frozenset[str]:
-    """Which of a repository's files are in the cache already."""
+    """Which of a repository's files are in the cache already, as large as they should be."""
     folder = _home(listing.repository, listing.kind) / "snapshots" / listing.commit
-    return frozenset(file.path for file in listing.files if (folder / file.path).is_file())
+    return frozenset(
+        file.path
+        for file in listing.files
+        if (folder / file.path).is_file() and (folder / file.path).stat().st_size == file.bytes
+    )
+
+
+def cached_file(listing: Listing, file: RemoteFile) -> Path | None:
+    """One file's place in the cache, if it is there and right."""
+    place = _home(listing.repository, listing.kind) / "snapshots" / listing.commit / file.path
+    return place if place.is_file() and is_right(place, file) else None
 
 
 def free_bytes(out: Path | None) -> int:
@@ -113,6 +140,26 @@ def free_bytes(out: Path | None) -> int:
     while not place.exists():
         place = place.parent
     return shutil.disk_usage(place).free
+
+
+@contextmanager
+def _one_at_a_time(home: Path, blob: str) -> Iterator[None]:
+    """Wait for whoever fetches this file, with the lock that the hub's library would take."""
+    lock = home.parent / ".locks" / home.name / f"{blob}.lock"
+    with written(home.name):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        yield
+
+
+def _drop_if_wrong(place: Path, file: RemoteFile) -> bool:
+    """Remove a file of the cache that is not what the hub says it is, so that it is fetched again."""
+    if not place.is_file() or is_right(place, file):
+        return False
+    blob = place.resolve()
+    place.unlink(missing_ok=True)
+    blob.unlink(missing_ok=True)
+    return True
 
 
 def _drop_others(folder: Path, wanted: Sequence[str]) -> None:

@@ -33,6 +33,16 @@ class Quantized(NamedTuple):
     """What each level was given; detached. The moving average learns from it."""
 
 
+class EncodedItems(NamedTuple):
+    """Items as an index keeps them."""
+
+    embeddings: Float[Tensor, "items dim"]
+    """Unit vectors: the fused embeddings that IDs are made from."""
+    codes: Int[Tensor, "items levels"]
+    typicality: Float[Tensor, " items"]
+    """Cosine between an embedding and the vector of its ID; orders items that share one."""
+
+
 class Codebook(nn.Module):
     """The code vectors of one level and the running averages they follow."""
 
@@ -181,6 +191,19 @@ class Quantizer(nn.Module):
         for level, book in enumerate(self._books()):
             total = total + book.embed[codes[:, level]]
         return total
+
+    @torch.no_grad()
+    def encode_items(
+        self,
+        image: Float[Tensor, "items dim"],
+        text: Float[Tensor, "items dim"],
+        modalities: Int[Tensor, " items"],
+    ) -> EncodedItems:
+        """Embeddings and IDs of items, on the CPU; features are zero where a modality is absent."""
+        embeddings = self.fusion(image.to(self.device), text.to(self.device))
+        codes = self.quantize(embeddings, modalities.to(self.device)).codes
+        typicality = F.cosine_similarity(embeddings, self.decode(codes), dim=-1)
+        return EncodedItems(embeddings.cpu(), codes.cpu(), typicality.cpu())
 
     @torch.no_grad()
     def start_codebooks(

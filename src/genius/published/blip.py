@@ -25,6 +25,7 @@ from genius.published.encoder_weights import (
     sizes,
 )
 from genius.published.names import check_names, is_tolerated
+from genius.published.numbers import all_sound
 
 VISION: Final = "visual_encoder."
 TEXT: Final = "text_encoder."
@@ -87,7 +88,7 @@ def _convert(checkpoint: Checkpoint, kind: EncoderKind) -> EncoderWeights:
     check_names(tensors, expected, tolerated=tolerated, what=what)
     return EncoderWeights(
         kind=kind,
-        weights={_our_name(name): tensors[name] for name in expected},
+        weights={_our_name(name): tensor for name, tensor in all_sound(tensors, expected, what=what).items()},
         config={**_config(architecture, fused=fused), "projection_dim": dim},
         pixels=pixel_settings("BlipImageProcessor", side=architecture.patch * architecture.grid, squash=True),
         tokens=architecture.tokens,

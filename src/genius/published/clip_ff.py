@@ -25,6 +25,7 @@ from genius.published.clip_sf import (
 from genius.published.container import Checkpoint
 from genius.published.encoder_weights import EncoderWeights, pixel_settings, sizes
 from genius.published.names import check_names, is_tolerated
+from genius.published.numbers import all_sound
 
 PREFIX: Final = "t5_layers."
 LAYERS: Final = 2
@@ -33,12 +34,12 @@ _BIAS: Final = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 
 
 def convert(checkpoint: Checkpoint) -> EncoderWeights:
-    """Check every name and shape, and give the weights transformers' names; nothing is read yet.
+    """Check every name, shape and number, and give the weights transformers' names.
 
     Raises
     ------
     ArtifactMismatch
-        a tensor is missing, unknown or of another shape.
+        a tensor is missing, unknown, of another shape, or no weights.
     """
     tensors, what = checkpoint.tensors, f"{checkpoint.path} as clip-ff"
     architecture = clip_architecture(tensors, what=what)
@@ -50,9 +51,10 @@ def convert(checkpoint: Checkpoint) -> EncoderWeights:
         )
     expected = clip_shapes(architecture) | mixer_shapes(mixer)
     check_names(tensors, expected, tolerated=_TOLERATED, what=what)
-    weights = clip_weights(stripped(tensors), architecture)
+    used = all_sound(tensors, expected, what=what)
+    weights = clip_weights(stripped(used), architecture)
     weights |= {
-        f"mixer.{name.removeprefix(PREFIX)}": tensors[name] for name in expected if name.startswith(PREFIX)
+        f"mixer.{name.removeprefix(PREFIX)}": used[name] for name in expected if name.startswith(PREFIX)
     }
     return EncoderWeights(
         kind="clip-ff",
@@ -64,7 +66,7 @@ def convert(checkpoint: Checkpoint) -> EncoderWeights:
         tokens=VOCABULARY,
         used=len(expected),
         left_out=tuple(name for name in tensors if is_tolerated(name, _TOLERATED)),
-        remarks=scale_remarks(tensors["clip_model.logit_scale"]),
+        remarks=scale_remarks(used["clip_model.logit_scale"]),
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from genius.published.container import Checkpoint
 from genius.published.encoder_weights import EncoderWeights, depth, grid, heads, pixel_settings, sizes
 from genius.published.names import check_names
+from genius.published.numbers import all_sound
 
 PUBLISHED: Final = "5e459b96e1ca6f3060372a136c91c8c3369eee3c77ede3fad6c35599ce701c4d"
 """SHA-256 of the file that UniIR's authors published."""
@@ -68,12 +69,12 @@ class ClipArchitecture(NamedTuple):
 
 
 def convert(checkpoint: Checkpoint) -> EncoderWeights:
-    """Check every name and shape, and give the weights transformers' names; nothing is read yet.
+    """Check every name, shape and number, and give the weights transformers' names.
 
     Raises
     ------
     ArtifactMismatch
-        a tensor is missing, unknown or of another shape.
+        a tensor is missing, unknown, of another shape, or no weights.
     """
     what = f"{checkpoint.path} as clip-sf"
     architecture = clip_architecture(checkpoint.tensors, what=what)
@@ -81,7 +82,7 @@ def convert(checkpoint: Checkpoint) -> EncoderWeights:
         f"{PREFIX}text_projection": (architecture.text.width, architecture.dim)
     }
     check_names(checkpoint.tensors, expected, what=what)
-    tensors = stripped(checkpoint.tensors)
+    tensors = stripped(all_sound(checkpoint.tensors, expected, what=what))
     return EncoderWeights(
         kind="clip-sf",
         weights={

@@ -117,8 +117,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     if not path.is_file():
         raise ArtifactMissing(f"no checkpoint at {path}; give a file that torch.save wrote (.pth)")
-    _check_container(path)
-    body = _read(path)
+    body = read_container(path)
     if not isinstance(body, Mapping):
         raise ArtifactMismatch(f"{path} holds a {type(body).__name__}, expected a checkpoint: a dict")
     if WEIGHTS in body:
@@ -138,13 +137,25 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, _weights(path, weights), others, path.stat().st_size)
 
 
+def read_container(path: Path) -> Any:
+    """What ``torch.save`` put into a file: tensors, which stay in the file, numbers, texts and containers.
+
+    Raises
+    ------
+    ArtifactMismatch
+        it is no such file, is damaged, or asks for code to be run; nothing of it was run.
+    """
+    _check_container(path)
+    return _read(path)
+
+
 def _check_container(path: Path) -> None:
     """A whole, uncompressed zip archive: the only kind whose tensors can stay in the file."""
     with path.open("rb") as file:
         start = file.read(64)
     if b"git-lfs" in start:
         raise ArtifactMismatch(
-            f"{path} is a Git LFS pointer, not the checkpoint itself; fetch the file (git lfs pull)"
+            f"{path} is a Git LFS pointer, not the file itself; fetch the file (git lfs pull)"
         )
     if start[:1] == b"\x80":
         raise ArtifactMismatch(
@@ -185,7 +196,7 @@ def _read(path: Path) -> Any:
             raise ArtifactMismatch(f"{path} is damaged; fetch it again ({reason})") from None
     if refused:
         raise ArtifactMismatch(
-            f"{path} asks for {', '.join(refused)}, which weights do not need and which could run code; the "
+            f"{path} asks for {', '.join(refused)}, which tensors do not need and which could run code; the "
             "file was not executed. Fetch it again from its publisher, or a file with nothing but tensors"
         )
     return body

@@ -23,7 +23,7 @@ BICUBIC: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class EncoderWeights:
-    """An encoder taken from a checkpoint: weights under transformers' names, still in the file."""
+    """An encoder taken from a checkpoint: weights in single precision, under transformers' names."""
 
     kind: EncoderKind
     weights: Mapping[str, Tensor]

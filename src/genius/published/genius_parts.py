@@ -18,6 +18,7 @@ from genius.config import FusionConfig, GeneratorConfig, QuantizerConfig, checke
 from genius.errors import ArtifactMismatch, UsageError
 from genius.published.container import Checkpoint
 from genius.published.names import check_names, is_tolerated
+from genius.published.numbers import sound
 
 Config = TypeVar("Config", QuantizerConfig, GeneratorConfig)
 
@@ -88,6 +89,7 @@ def quantizer_parts(checkpoint: Checkpoint) -> QuantizerParts:
     tensors = checkpoint.tensors
     dim, config = _quantizer_sizes(tensors)
     check_names(tensors, _quantizer_shapes(tensors, dim, config), tolerated=TOLERATED, what=what)
+    config = _possible(config, what)
     _check_books(tensors, config.levels, what)
     state = {}
     for layer in FUSION_LAYERS:
@@ -96,7 +98,7 @@ def quantizer_parts(checkpoint: Checkpoint) -> QuantizerParts:
     for level in range(1 + config.levels):
         for kind in ("embed", "cluster_size", "embed_avg"):
             state[f"codebooks.{level}.{kind}"] = _sound(tensors, _book(level, kind), what)[0]
-    return QuantizerParts(dim, _possible(config, what), state)
+    return QuantizerParts(dim, config, state)
 
 
 def generator_parts(checkpoint: Checkpoint, quantizer: Checkpoint) -> GeneratorParts:
@@ -116,13 +118,14 @@ def generator_parts(checkpoint: Checkpoint, quantizer: Checkpoint) -> GeneratorP
     expected = {INSIDE + name: shape for name, shape in _quantizer_shapes(copy, dim, inner).items()}
     expected |= _generator_shapes(config, dim, NUM_SPECIAL + sum(sizes))
     check_names(tensors, expected, tolerated=TOLERATED, what=what)
+    config = _possible(config, what)
     _check_same_quantizer(copy, checkpoint, quantizer)
     for name in TIED:
         if not _equal(tensors[name], tensors[SHARED]):
             raise ArtifactMismatch(f"{what}: {name} differs from {SHARED}, and they are one in this model")
     ours = _generator_names(config.layers)
     state = {ours[name]: _sound(tensors, name, what) for name in ours}
-    return GeneratorParts(dim, sizes, _possible(config, what), state)
+    return GeneratorParts(dim, sizes, config, state)
 
 
 def _quantizer_sizes(tensors: Mapping[str, Tensor]) -> tuple[int, QuantizerConfig]:
@@ -261,10 +264,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _sound(tensors: Mapping[str, Tensor], name: str, what: str) -> Tensor:
-    tensor = tensors[name]
-    if not tensor.is_floating_point() or not all(bound.isfinite() for bound in tensor.aminmax()):
-        raise ArtifactMismatch(f"{what}: {name} holds NaN, infinity or no fractions; the file is damaged")
-    return tensor.float().contiguous()
+    return sound(tensors[name], name=name, what=what).contiguous()
 
 
 def _possible(config: Config, what: str) -> Config:
@@ -286,5 +286,6 @@ def _size(tensors: Mapping[str, Tensor], name: str, axis: int, otherwise: int) -
     return otherwise if tensor is None or tensor.ndim <= axis else max(1, tensor.shape[axis])
 
 
-_LEVEL: Final = re.compile(r"residual_rq\.layers\.(\d+)\._codebook\.embed")
-_BLOCK: Final = re.compile(r"id_generator\.decoder\.block\.(\d+)\.")
+# Two digits: a number that no model has is an unknown name, not millions of names that are missing.
+_LEVEL: Final = re.compile(r"residual_rq\.layers\.([0-9]{1,2})\._codebook\.embed")
+_BLOCK: Final = re.compile(r"id_generator\.decoder\.block\.([0-9]{1,2})\.")

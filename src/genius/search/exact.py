@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
+from genius.errors import BadData
 from genius.search.rank import best_first
 
 ITEM_BLOCK: Final = 16_384
@@ -43,8 +44,15 @@ def exact_search(
         asked for once.
     device
         where products are computed; default: where the queries are.
+
+    Raises
+    ------
+    BadData
+        a vector holds NaN or infinity, which no order can place.
     """
     device = device or queries.device
+    if not bool(queries.isfinite().all()):
+        raise BadData("queries have vectors with NaN or infinity; embed them again")
     blocks = [
         queries[start : start + QUERY_BLOCK].to(device) for start in range(0, len(queries), QUERY_BLOCK)
     ]
@@ -55,6 +63,8 @@ def exact_search(
     for start in range(0, num_items, ITEM_BLOCK):
         stop = min(start + ITEM_BLOCK, num_items)
         part = vectors(slice(start, stop)).to(device).T
+        if not bool(part.isfinite().all()):
+            raise BadData(f"items {start} to {stop - 1} have vectors with NaN or infinity; embed them again")
         for number, block in enumerate(blocks):
             best = _best_columns(block @ part, k)
             found[number] = _merged(found[number], Nearest(best.items + start, best.scores), k)

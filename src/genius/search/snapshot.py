@@ -22,7 +22,7 @@ from jaxtyping import Float, Float16, Int16
 from torch import Tensor
 
 from genius.artifact import ArtifactWriter, fingerprint_of, open_artifact, write_json
-from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
+from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius.search.items import Item, ItemStore, write_items
 from genius.search.table import IdTable
 
@@ -200,7 +200,9 @@ def commit_snapshot(
     np.save(writer.path / "typicality.npy", arrays.typicality)
     if arrays.embeddings is not None:
         np.save(writer.path / "embeddings.npy", arrays.embeddings)
-    write_items(writer.path, items)
+    written = write_items(writer.path, items)
+    if written != table.num_items:
+        raise BadData(f"{written} items were given with IDs for {table.num_items}; run the same again")
     writer.finish(facts={"items": table.num_items, "ids": len(table)})
     now = IndexFacts(name, *model, arrays.stored)
     write_json(folder / CURRENT, {"format": FORMAT, **now._asdict()})

@@ -32,6 +32,5 @@ def doctor(model: Path, data: Path | None, *, split: str, progress: Progress) ->
     pool = embed_pool(
         source, source.global_pool(split), opened.encoder, place / "features", progress=progress
     )
-    return examine_items(
-        opened, pool, encode_features(opened, pool, place / "codes", embeddings="none", progress=progress)
-    )
+    arrays = encode_features(opened, pool, place / "codes", embeddings="none", progress=progress)
+    return examine_items(opened, [(pool, arrays)])

@@ -6,7 +6,7 @@ text is encoded once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +14,18 @@ import numpy as np
 from PIL import Image
 
 from genius.artifact import ArtifactWriter
-from genius.data.features import ABSENT, KIND, FeatureBatch, Features, has_shard, num_rows, write_shard
+from genius.data.features import (
+    ABSENT,
+    KIND,
+    FeatureBatch,
+    Features,
+    has_shard,
+    num_records,
+    num_rows,
+    write_shard,
+)
 from genius.encoders.protocol import Encoder, ImageInput, ItemKey, JointInput, TextInput
-from genius.errors import BadData
+from genius.errors import ArtifactMismatch, BadData
 from genius.stages.embed_shard import SHORTEST_SIDE, FeatureRow, chunks, encode_shard, is_joint
 from genius.stages.progress import Progress
 
@@ -46,19 +55,28 @@ def embed(
     skip_bad_images
         leave out rows whose picture cannot be read and list them in :attr:`Features.left_out`; otherwise
         the first such picture is an error.
+
+    Raises
+    ------
+    BadData
+        there is nothing to embed, or features are not finite.
+    BadImage
+        a picture cannot be read.
+    ArtifactMismatch
+        the records changed since a killed run, or somebody else took away what was written.
     """
     writer = _writer(folder, inputs, encoder)
     if writer.finished() is not None:
         return Features.open(folder)
     progress.begin(f"embed {folder.name}", expected)
+    sizes: list[int] = []
     for number, chunk in enumerate(chunks(rows, SHARD_ROWS)):
         if not has_shard(writer.path, number):
             encoded = encode_shard(chunk, encoder, skip_bad_images=skip_bad_images)
             write_shard(writer.path, number, encoded.shard, encoded.left_out)
+        sizes.append(len(chunk))
         progress.advance(min(expected - 1, number * SHARD_ROWS + len(chunk)), {})
-    if num_rows(writer.path) == 0:
-        raise BadData(f"nothing to embed into {folder}: there is no record that can be read")
-    _finish(writer, encoder.spec)
+    _finish(writer, encoder.spec, sizes)
     progress.advance(expected, {})
     return Features.open(folder)
 
@@ -101,11 +119,13 @@ def transform(
     writer = _writer(folder, inputs, encoder)
     if writer.finished() is not None:
         return Features.open(folder)
+    sizes: list[int] = []
     for number, shard in enumerate(source.shards()):
+        sizes.append(len(shard.ids))
         if not has_shard(writer.path, number):
             changed = shard._replace(image=image(shard.image), text=text(shard.text))
             write_shard(writer.path, number, changed, [])
-    _finish(writer, encoder.spec)
+    _finish(writer, encoder.spec, sizes)
     return Features.open(folder)
 
 
@@ -118,15 +138,26 @@ def _writer(folder: Path, inputs: Mapping[str, str], encoder: Encoder) -> Artifa
     )
 
 
-def _finish(writer: ArtifactWriter, spec: str) -> None:
-    """A shard without pictures (or texts) cannot know how wide they are; the widest one does."""
+def _finish(writer: ArtifactWriter, spec: str, sizes: Sequence[int]) -> None:
+    """Finish a folder whose shards are all there and stand for so many records each."""
+    found = num_records(writer.path)
+    if found != dict(enumerate(sizes)):
+        raise ArtifactMismatch(
+            f"{writer.path} holds {sum(found.values()):,} of {sum(sizes):,} records, in {len(found)} of "
+            f"{len(sizes)} shards: the records changed, or another writer took some away; remove it and run "
+            "the same again"
+        )
+    rows = num_rows(writer.path)
+    if rows == 0:
+        raise BadData(f"nothing to embed into {writer.folder}: there is no record that can be read")
+    # A shard without pictures (or texts) cannot know how wide they are; the widest one does.
     widths = {
         name: max(np.load(path, mmap_mode="r").shape[1] for path in writer.path.glob(f"shard-*/{name}.npy"))
         for name in ("image", "text")
     }
     writer.finish(
         facts={
-            "rows": num_rows(writer.path),
+            "rows": rows,
             "image_dim": widths["image"],
             "text_dim": widths["text"],
         },

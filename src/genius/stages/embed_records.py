@@ -80,12 +80,12 @@ def candidate_row(data: MBeir, candidate: Candidate) -> FeatureRow:
 
 
 def query_row(
-    data: MBeir, query: Query, wanted: Modality, instruction: str | None, variant: int
+    data: MBeir, query: Query, wanted: Modality, instruction: str | None, variant: int, *, split: str
 ) -> FeatureRow:
-    """A query under one instruction."""
+    """A query of a split under one instruction."""
     return FeatureRow(
         id=query_number(query.qid),
-        key=ItemKey("query", query.qid),
+        key=ItemKey("query", query.qid, split),
         modality=query.modality,
         image=None if query.image is None else data.image_path(query.image),
         text=instructed(instruction, query.text),
@@ -134,12 +134,11 @@ def _usual_number(instructions: Instructions) -> int:
 
 
 def count_lines(files: Sequence[Path]) -> int:
-    """Lines of some files, for progress displays."""
+    """Records of some files: their lines, blank ones left out, whether or not the last one ends."""
     total = 0
     for path in files:
         with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                total += block.count(b"\n")
+            total += sum(not line.isspace() for line in file)
     return total
 
 
@@ -169,4 +168,4 @@ def _training_query_rows(data: MBeir, candidates: Features) -> Iterator[FeatureR
                 wanted = modalities[int(code)]
                 offered = instructions_for(data.instructions, query, wanted)
                 for variant, instruction in enumerate(offered or (None,)):
-                    yield query_row(data, query, wanted, instruction, variant)
+                    yield query_row(data, query, wanted, instruction, variant, split="train")

@@ -6,6 +6,7 @@ A killed run goes on where it stopped.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,12 +46,13 @@ def encode_features(
     return _open(folder, "r", embeddings)
 
 
-def examine_items(model: Genius, features: Features, arrays: ItemArrays) -> Health:
-    """Examine the IDs that :func:`encode_features` gave."""
+def examine_items(model: Genius, encoded: Sequence[tuple[Features, ItemArrays]]) -> Health:
+    """Examine the IDs that :func:`encode_features` gave for all of these features, each item once."""
+    _, first = np.unique(np.concatenate([features.ids for features, _ in encoded]), return_index=True)
     return examine(
-        arrays.codes,
-        features.modality.astype(np.int64),
-        arrays.typicality.astype(np.float32),
+        np.concatenate([arrays.codes for _, arrays in encoded])[first],
+        np.concatenate([features.modality for features, _ in encoded])[first].astype(np.int64),
+        np.concatenate([arrays.typicality for _, arrays in encoded])[first].astype(np.float32),
         sizes=model.quantizer.sizes,
         has_modality_level=model.quantizer.has_modality_level,
     )

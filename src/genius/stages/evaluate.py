@@ -5,46 +5,39 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
 from pydantic import ConfigDict
 from torch.nn import functional as F
 
 from genius.artifact import fingerprint_of, write_json
 from genius.config import Count, Natural, SearchConfig, checked
-from genius.data.features import Features
-from genius.data.mbeir import PAPER_ROWS, EvaluationRow, MBeir, read_candidates, read_pool, read_queries
+from genius.data.mbeir import PAPER_ROWS, EvaluationRow, MBeir, read_queries
 from genius.data.qrels import read_qrels
-from genius.data.records import TASKS, Candidate, Modality, Query, candidate_number, did_of, task_name
+from genius.data.records import TASKS, Modality, Query, task_name
 from genius.errors import BadData, UsageError
 from genius.evaluation.health import Health
 from genius.evaluation.measures import evaluate as measure
-from genius.evaluation.qrels import Qrels, filter_to_pool
+from genius.evaluation.qrels import Qrels, filter_to_pool, write_qrels
 from genius.evaluation.runs import Run, write_run
 from genius.evaluation.tables import METHODS, ResultRow, to_json
 from genius.model import Genius
-from genius.search.snapshot import ItemArrays, StoredEmbeddings
 from genius.stages.embed import embed
 from genius.stages.embed_records import (
     InstructionChoice,
     choose_instruction,
-    count_lines,
-    embed_pool,
     fingerprint_of_files,
     instruction_files,
     instructions_for,
     query_row,
 )
-from genius.stages.encode import encode_features, examine_items
-from genius.stages.methods import FUSED, PoolCandidates, RowQueries, find
+from genius.stages.methods import PoolCandidates, RowQueries, find
+from genius.stages.pools import EvaluationPools, Pool
 from genius.stages.progress import Progress
 
-Pool = Literal["local", "global"]
 RESULTS: Final = "results.json"
 KS: Final = (1, 5, 10)
 KS_FASHION: Final = (1, 5, 10, 20, 50)
@@ -87,14 +80,16 @@ class EvaluationConfig:
 
 
 class EvaluationResult(NamedTuple):
-    """Rows of the table, and the health of the global pool's IDs."""
+    """Rows of the table, and the health of the IDs of all candidates that were searched."""
 
     rows: list[ResultRow]
     health: Health
+    about: dict[str, Any]
+    """Fingerprint of the model, name of the data, split, settings."""
 
     def to_json(self) -> dict[str, Any]:
         """For scripts, and for a model's card."""
-        return {**to_json(self.rows), "health": dataclasses.asdict(self.health)}
+        return {**self.about, **to_json(self.rows), "health": dataclasses.asdict(self.health)}
 
 
 def evaluate(
@@ -111,19 +106,28 @@ def evaluate(
     """
     config = checked(config)
     rows = _chosen_rows(data, config)
-    union_files = data.global_pool(config.split) if "global" in config.pools else []
-    everyone = _encode(data, model, rows, union_files, config, folder, progress)
-    pools = {"global": everyone.part(read_pool(union_files))} if union_files else {}
+    pools = EvaluationPools(
+        data,
+        model,
+        rows,
+        folder,
+        split=config.split,
+        pools=config.pools,
+        methods=config.methods,
+        progress=progress,
+    )
     asked = [_embed_queries(data, model, row, config, folder, progress) for row in rows]
     results: list[ResultRow] = []
     progress.begin("evaluate", len(rows) * len(config.pools))
+    union = pools.of(rows[0], "global") if "global" in config.pools else None
     for number, (row, variants) in enumerate(zip(rows, asked, strict=True)):
         qrels = _qrels(row, variants[0].qids)
         for place, pool in enumerate(config.pools):
-            candidates = pools.get(pool) or everyone.part(read_candidates(row.local_pool))
+            candidates = union if pool == "global" and union is not None else pools.of(row, pool)
             results += _evaluate_row(model, row, pool, variants, candidates, qrels, config, folder)
             progress.advance(number * len(config.pools) + place + 1, {})
-    result = EvaluationResult(results, examine_items(model, everyone.features, everyone.arrays))
+    about = {"model": model.fingerprint, "data": data.name, "split": config.split, "config": asdict(config)}
+    result = EvaluationResult(results, pools.health(), about)
     write_json(folder / RESULTS, result.to_json())
     return result
 
@@ -132,6 +136,9 @@ def _chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
     unknown = [method for method in config.methods if method not in METHODS]
     if unknown:
         raise UsageError(f"methods {unknown} are not known; choose from {', '.join(METHODS)}")
+    for name, chosen in (("pools", config.pools), ("methods", config.methods), ("rows", config.rows)):
+        if len(set(chosen)) < len(chosen) or (not chosen and name != "rows"):
+            raise UsageError(f"{name} is {list(chosen)}, expected each at most once, and at least one")
     rows = data.rows(config.split, names=config.rows)
     if not config.rows:
         unasked = data.rows_without_queries(config.split)
@@ -158,47 +165,6 @@ def _chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
     return rows
 
 
-class _Everyone(NamedTuple):
-    """All candidates that are needed, encoded."""
-
-    features: Features
-    arrays: ItemArrays
-    order: Int64[np.ndarray, " items"]
-    """Sorts the candidates' numbers."""
-
-    def part(self, pool: Iterable[Candidate]) -> PoolCandidates:
-        """A pool's candidates, each once, in the pool's order."""
-        numbers = np.fromiter((candidate_number(candidate.did) for candidate in pool), dtype=np.int64)
-        place = np.searchsorted(self.features.ids, numbers, sorter=self.order).clip(max=len(self.order) - 1)
-        rows = self.order[place]
-        absent = numbers[self.features.ids[rows] != numbers]
-        if len(absent):
-            raise BadData(
-                f"{len(absent)} candidates of a local pool are not in the global one, for example "
-                f"{did_of(int(absent[0]))}; run `genius data check` on the data set"
-            )
-        return PoolCandidates(self.features, self.arrays, rows)
-
-
-def _encode(
-    data: MBeir,
-    model: Genius,
-    rows: list[EvaluationRow],
-    union_files: list[Path],
-    config: EvaluationConfig,
-    folder: Path,
-    progress: Progress,
-) -> _Everyone:
-    files = union_files or list(dict.fromkeys(row.local_pool for row in rows))
-    # With the union everything is embedded at once, whichever rows are asked for.
-    chosen = "" if union_files else f"-{fingerprint_of([file.name for file in files])[:8]}"
-    place = folder / f"candidates{chosen}"
-    features = embed_pool(data, files, model.encoder, place / "features", progress=progress)
-    keep: StoredEmbeddings = "fused" if FUSED & set(config.methods) else "none"
-    arrays = encode_features(model, features, place / f"codes-{keep}", embeddings=keep, progress=progress)
-    return _Everyone(features, arrays, np.argsort(features.ids, kind="stable"))
-
-
 def _embed_queries(
     data: MBeir,
     model: Genius,
@@ -209,8 +175,7 @@ def _embed_queries(
 ) -> list[RowQueries]:
     """The queries of a row, once for each way of instructing them: one way, unless all are asked for."""
     wanted = TASKS[row.task_id][1]
-    keep = _spread(count_lines([row.queries]), config.max_queries)
-    chosen = [query for number, query in enumerate(read_queries(row.queries)) if number in keep]
+    chosen = _spread(list(read_queries(row.queries)), config.max_queries)
     twice = [qid for qid, times in Counter(query.qid for query in chosen).items() if times > 1]
     if twice:
         raise BadData(
@@ -219,7 +184,7 @@ def _embed_queries(
     ways = _ways(data, chosen, wanted, config)
     features = embed(
         (
-            query_row(data, query, wanted, instruction, variant)
+            query_row(data, query, wanted, instruction, variant, split=row.split)
             for variant, instructions in enumerate(ways)
             for query, instruction in zip(chosen, instructions, strict=True)
         ),
@@ -261,11 +226,11 @@ def _ways(
     return ways or [[None] * len(queries)]
 
 
-def _spread(total: int, limit: int) -> range | set[int]:
-    """Numbers of the queries to take."""
-    if not limit or limit >= total:
-        return range(total)
-    return {int(number) for number in np.linspace(0, total - 1, limit)}
+def _spread(queries: list[Query], limit: int) -> list[Query]:
+    """So many of them, evenly; all without a limit."""
+    if not limit or limit >= len(queries):
+        return queries
+    return [queries[int(number)] for number in np.linspace(0, len(queries) - 1, limit)]
 
 
 def _qrels(row: EvaluationRow, qids: list[str]) -> Qrels:
@@ -295,6 +260,10 @@ def _evaluate_row(
     except BadData as error:
         where = row.local_pool if pool == "local" else "global pool"
         raise BadData(f"{row.name}, {where}: {error}") from None
+    # The answers as they were cut to the pool: with them any TREC tool measures the runs alike.
+    runs = folder / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    write_qrels(runs / f"{row.name}_{config.split}.{pool}.qrels", inside)
     settings = SearchConfig(beam=config.beam, scores=config.scores)
     ks = KS_FASHION if row.headline_k == 10 else KS
     found: dict[str, list[ResultRow]] = {}
@@ -303,9 +272,7 @@ def _evaluate_row(
             run = Run(answers.method, dict(zip(queries.qids, answers.hits, strict=True)))
             measures = measure(inside, run, ks=ks)
             label = f".instruction-{way}" if len(variants) > 1 else ""
-            target = folder / "runs" / f"{row.name}_{config.split}.{pool}.{answers.method}{label}.trec"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_run(target, run)
+            write_run(runs / f"{row.name}_{config.split}.{pool}.{answers.method}{label}.trec", run)
             found.setdefault(answers.method, []).append(
                 ResultRow(
                     dataset=row.dataset,

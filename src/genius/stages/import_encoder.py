@@ -1,7 +1,7 @@
 """``genius import clip-sf`` and its kin: a checkpoint of UniIR becomes a folder for ``uniir:FOLDER``.
 
-The weights are mapped from the file, renamed and written; nothing else of the file is read. For CLIP-SF the
-folder is an ordinary CLIP too, for transformers and for ``clip:FOLDER``.
+The weights are mapped from the file, renamed and written in single precision; nothing else of the file is
+read. For CLIP-SF the folder is an ordinary CLIP too, for transformers and for ``clip:FOLDER``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from safetensors.torch import save_file
-
 from genius.artifact import ArtifactWriter, file_fingerprint, fingerprint_of, write_json
 from genius.encoders.uniir import ARTIFACT, DESCRIPTION, FORMAT
 from genius.encoders.uniir_bert import find_bert_tokenizer
@@ -23,6 +21,7 @@ from genius.published import blip, clip_ff, clip_sf
 from genius.published.container import Checkpoint, open_checkpoint
 from genius.published.encoder_weights import EncoderKind, EncoderWeights
 from genius.stages.progress import Progress
+from genius.weights import write_weights
 
 __all__ = ["ImportedEncoder", "Source", "import_encoder", "look"]
 
@@ -66,7 +65,7 @@ class ImportedEncoder:
 
 
 def look(checkpoint: Checkpoint, kind: EncoderKind, *, tokenizer: Path | None = None) -> Source:
-    """Check every name and shape of an open checkpoint, and say what an import would write.
+    """Check every name, shape and number of an open checkpoint, and say what an import would write.
 
     Raises
     ------
@@ -96,7 +95,7 @@ def import_encoder(
         as :func:`look` does.
     """
     checkpoint = open_checkpoint(file)
-    progress.say(f"{file}: {checkpoint.bytes / 1e9:.2f} GB; checking names and shapes, hashing")
+    progress.say(f"{file}: {checkpoint.bytes / 1e9:.2f} GB; checking names, shapes and numbers, hashing")
     source = look(checkpoint, kind, tokenizer=tokenizer)
     for remark in source.weights.remarks:
         progress.say(f"WARNING: {remark}")
@@ -107,7 +106,7 @@ def import_encoder(
         for name, text in source.texts.items():
             (writer.path / name).write_text(text)
         progress.say(f"writing {source.files[WEIGHTS] / 1e9:.2f} GB of weights")
-        save_file(dict(source.weights.weights), writer.path / WEIGHTS, metadata={"format": "pt"})
+        write_weights(writer.path / WEIGHTS, source.weights.weights, metadata={"format": "pt"})
         described = {
             "format": FORMAT,
             "kind": kind,

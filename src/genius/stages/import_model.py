@@ -7,7 +7,6 @@ are any (specification, section 3).
 
 from __future__ import annotations
 
-import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from genius.artifact import ArtifactWriter, file_fingerprint, fingerprint_of
+from genius.artifact import ArtifactWriter, fingerprint_of
 from genius.config import to_json
 from genius.data.features import Features
 from genius.data.instructions import Instructions
@@ -23,9 +22,9 @@ from genius.data.mbeir import MBeir, read_candidates
 from genius.data.records import Candidate, Modality
 from genius.encoders.load import load_encoder
 from genius.encoders.protocol import Encoder
-from genius.errors import ArtifactMismatch, BadData, UsageError
+from genius.errors import ArtifactMismatch, BadData
 from genius.evaluation.health import LOW_PURITY, Health
-from genius.model import Genius
+from genius.model import Genius, KnownInstruction
 from genius.models.device import usable
 from genius.models.generator import Generator
 from genius.models.quantizer import Quantizer
@@ -34,6 +33,8 @@ from genius.published.genius_parts import GeneratorParts, QuantizerParts, genera
 from genius.stages.embed import embed
 from genius.stages.embed_records import candidate_row
 from genius.stages.fit import absolute_spec, known_instructions
+from genius.stages.import_folder import Sources, begin_import, end_import
+from genius.stages.model_file import MODEL_FILE, read_model_file
 from genius.stages.progress import Progress
 from genius.stages.train_generator import KIND as GENERATOR
 from genius.stages.train_generator import TrainedGenerator, load_generator, write_generator
@@ -106,6 +107,9 @@ def import_genius(
 ) -> Genius:
     """Turn the published files into a model's folder.
 
+    A folder that holds an import of the same two files is kept, or gone on with; ``data`` then adds what
+    level 0's codes stand for.
+
     Parameters
     ----------
     encoder
@@ -119,10 +123,10 @@ def import_genius(
     ------
     ArtifactMismatch
         a file is not what it should be, or the encoder is of another width.
+    UsageError
+        the folder holds something else; it is left as it is.
     """
     usable(device)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; a model needs a folder")
     files = open_published(quantizer, generator)
     published = read_published(files)
     known = Instructions.read(instructions) if instructions else (data.instructions if data else None)
@@ -132,17 +136,19 @@ def import_genius(
             f"encoder {opened.spec} gives features of {opened.dim} numbers and this model reads "
             f"{published.quantizer.dim}; give the encoder it was trained with (UniIR's CLIP-SF)"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    sample = None if data is None else _sample(data, opened, folder / "prepared", progress=progress)
-    ours = _import_quantizer(files, published, sample, folder, progress=progress, device=device)
-    decoder = _import_generator(files, published, ours, folder, device=device)
-    model = Genius.finish(folder, opened, ours, decoder, known_instructions(known) if known else [])
-    shutil.rmtree(folder / "prepared", ignore_errors=True)
+    sources = Sources.of(*files)
+    work = begin_import(folder, sources)
+    sample = None if data is None else _sample(data, opened, work / "candidates", progress=progress)
+    ours = _import_quantizer(sources, published, sample, folder, progress=progress, device=device)
+    decoder = _import_generator(sources, published, ours, folder, device=device)
+    instructions_known = known_instructions(known) if known else _kept_instructions(folder)
+    model = Genius.finish(folder, opened, ours, decoder, instructions_known)
+    end_import(folder)
     return model
 
 
 def _import_quantizer(
-    files: PublishedFiles,
+    sources: Sources,
     published: PublishedModel,
     sample: Features | None,
     folder: Path,
@@ -150,13 +156,15 @@ def _import_quantizer(
     progress: Progress,
     device: str,
 ) -> TrainedQuantizer:
+    if sample is None and sources.made(folder, QUANTIZER):
+        return load_quantizer(folder / QUANTIZER, device=device)  # what is known of level 0 stays known
     parts = published.quantizer
     writer = ArtifactWriter(
         folder / QUANTIZER,
         kind=QUANTIZER,
         config=to_json(parts.config),
         inputs={
-            "published": file_fingerprint(files.quantizer.path),
+            "published": sources.quantizer,
             "level0": "unknown" if sample is None else sample.manifest.fingerprint,
         },
     )
@@ -174,7 +182,7 @@ def _import_quantizer(
 
 
 def _import_generator(
-    files: PublishedFiles,
+    sources: Sources,
     published: PublishedModel,
     quantizer: TrainedQuantizer,
     folder: Path,
@@ -187,15 +195,23 @@ def _import_generator(
         kind=GENERATOR,
         config=to_json(parts.config),
         inputs={
-            "published": file_fingerprint(files.generator.path),
+            "published": sources.generator,
             "quantizer": quantizer.manifest.fingerprint,
         },
     )
     if writer.finished() is not None:
         return load_generator(folder / GENERATOR, device=device)
-    generator = Generator(parts.dim, parts.sizes, parts.config)
+    with torch.device("meta"):
+        generator = Generator(parts.dim, parts.sizes, parts.config)
     generator.load_state_dict(parts.state, strict=True, assign=True)
     return write_generator(writer, generator.to(device), dim=parts.dim)
+
+
+def _kept_instructions(folder: Path) -> list[KnownInstruction]:
+    """Those that an earlier import of the same files wrote."""
+    if not (folder / MODEL_FILE).exists():
+        return []
+    return [KnownInstruction(**entry) for entry in read_model_file(folder)["instructions"]]
 
 
 def _sample(data: MBeir, encoder: Encoder, folder: Path, *, progress: Progress) -> Features:
@@ -215,7 +231,11 @@ def _sample(data: MBeir, encoder: Encoder, folder: Path, *, progress: Progress) 
         (candidate_row(data, candidate) for candidate in chosen),
         encoder,
         folder,
-        inputs={"sample": fingerprint_of([candidate.did for candidate in chosen])},
+        inputs={
+            "sample": fingerprint_of(
+                [(each.did, each.modality.value, each.text, each.image) for each in chosen]
+            )
+        },
         expected=len(chosen),
         progress=progress,
         skip_bad_images=True,

@@ -25,6 +25,7 @@ from genius.model import Genius
 from genius.search.items import Item
 from genius.search.snapshot import ItemArrays, StoredEmbeddings
 from genius.stages.embed import FeatureRow, embed
+from genius.stages.embed_records import count_lines
 from genius.stages.encode import encode_features
 from genius.stages.progress import Progress
 
@@ -42,9 +43,16 @@ class PoolItems:
     left_out: Sequence[LeftOut]
     """Files that cannot be items, each with its reason."""
     read: Callable[[], Iterator[Item]]
+    file: Path | None = None
+    """Where they are read from each time, if it is a file."""
+    state: tuple[int, int] | None = None
+    """Of that file, when the items were counted: size, and time of the last change."""
 
     def __iter__(self) -> Iterator[Item]:
-        return self.read()
+        yield from self.read()
+        # Every reading gives the same rows, or their IDs would be those of other items.
+        if self.file is not None and _state_of_file(self.file) != self.state:
+            raise BadData(f"{self.file} changed while it was being indexed; run the same again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +152,8 @@ def _scan(pool: Path, *, captions: bool) -> PoolItems:
             "M-BEIR's layout"
         )
     root = _data_root(pool)
-    count = sum(1 for _ in read_pool([pool]))
-    return PoolItems(count, [], lambda: _items(read_pool([pool]), root))
+    state = _state_of_file(pool)
+    return PoolItems(count_lines([pool]), [], lambda: _items(read_pool([pool]), root), pool, state)
 
 
 def _items(candidates: Iterator[Candidate] | Sequence[Candidate], root: Path) -> Iterator[Item]:
@@ -176,6 +184,10 @@ def _stamp(item: Item) -> tuple[int, int] | None:
     if item.image is None:
         return None
     with contextlib.suppress(OSError):
-        status = Path(item.image).stat()
-        return status.st_size, status.st_mtime_ns
+        return _state_of_file(Path(item.image))
     return None
+
+
+def _state_of_file(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns

@@ -97,6 +97,11 @@ class PoolCandidates:
         """The ID table."""
         return IdTable.build(self.codes, self.typicality)
 
+    @property
+    def id_bytes(self) -> float:
+        """Bytes of the table's IDs for each candidate."""
+        return self.table.nbytes / len(self)
+
     def raw(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
         """Unit sums of the encoder's features."""
         return F.normalize(self._features.gather(self._rows[places]).total(), dim=-1)
@@ -138,7 +143,6 @@ def find(
 ) -> Iterator[Found]:
     """Answer all queries by each of these methods."""
     vector_bytes = 2.0 * model.dim  # as they would be stored; exact search compares them in 32 bits
-    id_bytes = pool.table.nbytes / len(pool)
     for rival in _exact(model, queries, pool):
         if rival.method in methods:
             nearest = exact_search(
@@ -148,13 +152,13 @@ def find(
                 _hits(pool, items, scores)
                 for items, scores in zip(nearest.items, nearest.scores, strict=True)
             ]
-            size = id_bytes if rival.method == "exact-codes" else vector_bytes
+            size = pool.id_bytes if rival.method == "exact-codes" else vector_bytes
             yield Found(rival.method, hits, size, float(len(pool)))
     wanted = [method for method in RERANK if method in methods]
     if wanted:
         generated = _generate(model, queries, pool, wanted, settings)
         for method in wanted:
-            size = id_bytes + (vector_bytes if RERANK[method] == "embeddings" else 0.0)
+            size = pool.id_bytes + (vector_bytes if RERANK[method] == "embeddings" else 0.0)
             yield Found(method, generated.hits[method], size, generated.touched)
 
 

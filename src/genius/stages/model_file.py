@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ __all__ = ["FORMAT", "MODEL_FILE", "encoder_spec", "read_model_file", "relative_
 
 MODEL_FILE: Final = "model.json"
 FORMAT: Final = 1
+_PARTS: Final = ("encoder", "quantizer", "generator")
 
 
 def read_model_file(folder: Path) -> dict[str, Any]:
@@ -35,14 +37,41 @@ def read_model_file(folder: Path) -> dict[str, Any]:
     try:
         body: dict[str, Any] = json.loads(path.read_text())
         version = body["format"]
-        if version <= FORMAT:
-            _ = [body[part]["fingerprint"] for part in ("encoder", "quantizer", "generator")]
-            _ = body["encoder"]["spec"], body["instructions"], body["fingerprint"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactMismatch(f"{path} is damaged ({error!r}); run `genius fit` again") from None
+        problem = _problem(body) if version <= FORMAT else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = repr(error)
+        version = FORMAT
+    if problem is not None:
+        raise ArtifactMismatch(
+            f"{path} is damaged ({problem}); run `genius fit` again, or `genius pull` where it was pulled"
+        )
     if version > FORMAT:
         raise ArtifactMismatch(f"{path.parent} was made by a newer version: upgrade genius")
     return body
+
+
+def _problem(body: Mapping[str, Any]) -> str | None:
+    """What has another form than we write, if anything has; KeyError or TypeError where it is absent."""
+    strings = {
+        "fingerprint": body["fingerprint"],
+        "encoder.spec": body["encoder"]["spec"],
+        **{f"{part}.fingerprint": body[part]["fingerprint"] for part in _PARTS},
+    }
+    for name, value in strings.items():
+        if not isinstance(value, str):
+            return f"{name} is {value!r}, expected a text"
+    known = body["instructions"]
+    if not isinstance(known, list) or not all(_is_instruction(entry) for entry in known):
+        return "instructions are not a list of query, candidate and text"
+    return None
+
+
+def _is_instruction(entry: object) -> bool:
+    return (
+        isinstance(entry, dict)
+        and entry.keys() == {"query", "candidate", "text"}
+        and all(isinstance(value, str) for value in entry.values())
+    )
 
 
 def relative_spec(folder: Path, spec: str) -> str:

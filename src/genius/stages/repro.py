@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from genius.evaluation.published import (
     references,
 )
 from genius.evaluation.tables import ResultRow, in_order, published_beside
+from genius.hub.originals import ORIGINALS
 from genius.model import Genius
 from genius.stages.evaluate import EvaluationConfig, evaluate
 from genius.stages.progress import Progress
@@ -219,7 +221,7 @@ def _plan_captions(name: str, data: Path, model: Path | None) -> ReproPlan:
         )
     ]
     convert = (
-        f"genius data karpathy {kind.json} --images PICTURES --out {data} "
+        f"genius data karpathy {kind.json} --images PICTURES --out {_shown(data)} "
         f"--dataset-id {kind.dataset_id} --dataset-name {kind.dataset}"
     )
     return ReproPlan(
@@ -244,31 +246,38 @@ def _get_data(rows: Sequence[str], data: Path, folders: Sequence[str]) -> list[s
         if len(rows) == len(PAPER_ROWS)
         else [*files, *(qrels_file(name) for name in rows), UNION_POOL]
     )
-    fetch = f"hf download {DATA_REPOSITORY} --repo-type dataset --local-dir {data}"
+    fetch = f"hf download {DATA_REPOSITORY} --repo-type dataset --local-dir {_shown(data)}"
     commands = [f"{fetch} {' '.join(f'--include {_quoted(pattern)}' for pattern in patterns)}"]
     if folders:
         commands += [
             f"{fetch} --include {_quoted(ARCHIVE)}",
-            f"cat {data}/{ARCHIVE} | tar -xzf - -C {data}",
+            f"cat {_shown(data)}/{ARCHIVE} | tar -xzf - -C {_shown(data)}",
         ]
-    return [*commands, f"genius data check {data} --skip-images"]
+    return [*commands, f"genius data check {_shown(data)} --skip-images"]
 
 
 def _get_model(data: Path, model: Path | None) -> list[str]:
-    folder, place = "published/checkpoint", model or Path("MODEL")
+    """Each name is pulled to a folder of its own: a pull never adds to one that is there."""
+    place = model or Path("MODEL")
+    (clip,) = (f"published/clip-sf/{path}" for path in ORIGINALS["clip-sf"].files)
+    quantizer, generator = (f"published/genius/{path}" for path in ORIGINALS["genius"].files)
     return [
-        "genius pull clip-sf --out published",
-        "genius pull genius --out published",
-        f"genius import clip-sf {folder}/CLIP_SF/clip_sf_large.pth --out clip-sf",
+        *(f"genius pull {name} --out published/{name} --yes" for name in ("clip-sf", "genius")),
+        f"genius import clip-sf {clip} --out clip-sf",
         (
-            f"genius import genius --quantizer {folder}/rq_clip_large.pth "
-            f"--generator {folder}/GENIUS_t5small.pth --encoder uniir:clip-sf --data {data} --out {place}"
+            f"genius import genius --quantizer {quantizer} --generator {generator} --encoder uniir:clip-sf "
+            f"--data {_shown(data)} --out {_shown(place)}"
         ),
     ]
 
 
 def _evaluate(name: str, data: Path, model: Path | None) -> list[str]:
-    return [f"genius repro {name} --data {data} --model {model or Path('MODEL')} --run"]
+    return [f"genius repro {name} --data {_shown(data)} --model {_shown(model or Path('MODEL'))} --run"]
+
+
+def _shown(path: Path) -> str:
+    """A path as a shell takes it."""
+    return shlex.quote(str(path))
 
 
 def _quoted(pattern: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
@@ -19,20 +19,21 @@ from genius.artifact import MANIFEST, Manifest, open_artifact, write_json
 from genius.data.records import Modality
 from genius.encoders.checkpoint import PATTERNS
 from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius.hub.card import LIBRARY, IndexCard, ModelCard, index_card, model_card
+from genius.hub.card import LIBRARY, IndexCard, ModelCard, Numbers, index_card, model_card
+from genius.hub.listing import written
+from genius.hub.place import alone, new_folder
 from genius.stages.model_file import MODEL_FILE, encoder_spec, read_model_file
+from genius.stages.progress import Progress, Silent
+from genius.stages.replace import CONFIG, filling, may_replace, put
 
-__all__ = ["INDEX_FILE", "About", "save_index", "save_model"]
+__all__ = ["CARD", "INDEX_FILE", "About", "save_index", "save_model"]
 
-CONFIG: Final = "config.json"
 CARD: Final = "README.md"
 INDEX_FILE: Final = "index.json"
 RESULTS: Final = "evaluation/results.json"
-"""Where a model's folder keeps what `genius evaluate --json` printed."""
+"""Where `genius evaluate` writes beside a model."""
 
 _PARTS: Final = ("quantizer", "generator")
-_SAVED: Final = {MODEL_FILE, CONFIG, CARD, "encoder", *_PARTS}
-"""All that a saved model's folder may hold."""
 
 
 class About(NamedTuple):
@@ -45,12 +46,19 @@ class About(NamedTuple):
     datasets: tuple[str, ...] = ()
     """Names of the training data; those on the hub as owner/name."""
     results: Path | None = None
-    """What `genius evaluate --json` printed; left out, ``evaluation/results.json`` where it is there."""
+    """The results.json that `genius evaluate` writes; left out, that of ``evaluation/`` where it is there."""
     model: str | None = None
     """Of an index: where its model is on the hub."""
 
 
-def save_model(source: Path, target: Path, about: About, *, copy_encoder: bool = True) -> Path:
+def save_model(
+    source: Path,
+    target: Path,
+    about: About,
+    *,
+    copy_encoder: bool = True,
+    progress: Progress | None = None,
+) -> Path:
     """Write a finished model as a folder of its own, complete or not at all.
 
     Parameters
@@ -63,33 +71,33 @@ def save_model(source: Path, target: Path, about: About, *, copy_encoder: bool =
     Raises
     ------
     UsageError
-        the target holds something else, or the encoder cannot be saved.
+        the target holds something else, another model for example; the encoder cannot be saved; or the
+        numbers that were given are another model's.
     """
     body = read_model_file(source)
     parts = {part: open_artifact(source / part, kind=part) for part in _PARTS}
-    _may_replace(target, source)
-    partial = target.parent / f".{target.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for part in _PARTS:
-        _copy_artifact(source / part, partial / part)
-    place = encoder_spec(source, str(body["encoder"]["spec"]))
-    body["encoder"]["spec"] = _save_encoder(place, partial / "encoder", copy=copy_encoder)
-    write_json(partial / MODEL_FILE, body)
-    config = _config(body, parts)
-    write_json(partial / CONFIG, config)
-    card = ModelCard(
-        name=about.name or target.name,
-        license=about.license,
-        datasets=about.datasets,
-        config=config,
-        training=_training(source, parts["quantizer"]),
-        health=parts["quantizer"].facts.get("health"),
-        results=_results(source, about.results),
-    )
-    (partial / CARD).write_text(model_card(card), encoding="utf-8")
-    _put(partial, target)
-    return target
+    folder = new_folder(target)
+    with written(str(target)), alone(folder), filling(folder) as partial:
+        may_replace(folder, source, str(body["fingerprint"]))
+        for part in _PARTS:
+            _copy_artifact(source / part, partial / part)
+        place = encoder_spec(source, str(body["encoder"]["spec"]))
+        body["encoder"]["spec"] = _save_encoder(place, partial / "encoder", copy=copy_encoder)
+        write_json(partial / MODEL_FILE, body)
+        config = _config(body, parts)
+        write_json(partial / CONFIG, config)
+        card = ModelCard(
+            name=about.name or folder.name,
+            license=about.license,
+            datasets=about.datasets,
+            config=config,
+            training=_training(source, parts["quantizer"]),
+            health=parts["quantizer"].facts.get("health"),
+            numbers=_numbers(source, about.results, str(body["fingerprint"]), progress or Silent()),
+        )
+        (partial / CARD).write_text(model_card(card), encoding="utf-8")
+        put(partial, folder)
+    return target.expanduser()
 
 
 def save_index(source: Path, target: Path, about: About) -> Path:
@@ -108,51 +116,26 @@ def save_index(source: Path, target: Path, about: About) -> Path:
     except (ValueError, KeyError, TypeError) as error:
         raise ArtifactMismatch(f"{source / INDEX_FILE} is damaged ({error!r})") from None
     open_artifact(source / snapshot, kind="snapshot")
-    if target.exists():
-        raise UsageError(f"{target} is there already; choose another place")
-    partial = target.parent / f".{target.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    _copy_artifact(source / snapshot, partial / snapshot)
-    write_json(partial / INDEX_FILE, {**body, "model": about.model or ""})
-    holds = _holds(partial / snapshot)
-    card = IndexCard(
-        name=about.name or target.name,
-        license=about.license,
-        model=about.model,
-        model_fingerprint=fingerprint,
-        by_modality=holds.by_modality,
-        has_texts=holds.texts,
-        has_images=holds.images,
-        has_embeddings=(partial / snapshot / "embeddings.npy").exists(),
-    )
-    (partial / CARD).write_text(index_card(card), encoding="utf-8")
-    partial.rename(target)
-    return target
-
-
-def _may_replace(target: Path, source: Path) -> None:
-    if target.resolve() == source.resolve():
-        raise UsageError(f"{target} is the model itself; save it to another folder")
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"{target} is a file; a model needs a folder")
-    if target.is_dir():
-        others = sorted(entry.name for entry in target.iterdir() if entry.name not in _SAVED)
-        if others or (any(target.iterdir()) and not (target / MODEL_FILE).exists()):
-            found = ", ".join(others[:3]) or f"no {MODEL_FILE}"
-            raise UsageError(
-                f"{target} holds something else than a saved model ({found}); choose another place"
-            )
-
-
-def _put(partial: Path, target: Path) -> None:
-    """Put a finished folder in its place; what was there goes last."""
-    old = target.parent / f".{target.name}.old"
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        target.rename(old)
-    partial.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+    folder = new_folder(target)
+    with written(str(target)), alone(folder), filling(folder) as partial:
+        if folder.exists():
+            raise UsageError(f"{target} is there already; choose another place")
+        _copy_artifact(source / snapshot, partial / snapshot)
+        write_json(partial / INDEX_FILE, {**body, "model": about.model or ""})
+        holds = _holds(partial / snapshot)
+        card = IndexCard(
+            name=about.name or folder.name,
+            license=about.license,
+            model=about.model,
+            model_fingerprint=fingerprint,
+            by_modality=holds.by_modality,
+            has_texts=holds.texts,
+            has_images=holds.images,
+            has_embeddings=(partial / snapshot / "embeddings.npy").exists(),
+        )
+        (partial / CARD).write_text(index_card(card), encoding="utf-8")
+        partial.rename(folder)
+    return target.expanduser()
 
 
 def _copy_artifact(source: Path, target: Path) -> None:
@@ -216,18 +199,29 @@ def _training(source: Path, quantizer: Manifest) -> dict[str, str]:
     return said
 
 
-def _results(source: Path, given: Path | None) -> Sequence[Mapping[str, Any]]:
+def _numbers(source: Path, given: Path | None, fingerprint: str, progress: Progress) -> Numbers | None:
+    """What was measured with this very model, and no other."""
     path = given or source / RESULTS
     if given is None and not path.exists():
-        return ()
+        return None
     try:
-        rows: list[Mapping[str, Any]] = json.loads(path.read_text())["rows"]
-        _ = [row["method"] for row in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        body = json.loads(path.read_text())
+        numbers = Numbers.read(body)
+        model = body.get("model")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{path} is not what `genius evaluate --json` prints ({error!r}); write that into the file"
+            f"{path} is not what `genius evaluate` writes ({error!r}); give the results.json of its folder"
         ) from None
-    return rows
+    if model == fingerprint:
+        return numbers
+    whose = "it does not say which model it is of" if model is None else f"it is of another model ({model})"
+    if given is not None:
+        raise UsageError(
+            f"{path} cannot go into this model's card: {whose}, expected {fingerprint}; run `genius "
+            "evaluate` with this model, and give the results.json that it writes"
+        )
+    progress.say(f"{path} is left out of the card: {whose}, expected {fingerprint}")
+    return None
 
 
 class _Holds(NamedTuple):

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
 
-from genius.encoders.checkpoint import PATTERNS
 from genius.errors import ArtifactError, ArtifactMissing, NetworkNeeded, UsageError
-from genius.hub.listing import Kind, Listing, is_place, list_repository, split_name
+from genius.hub.listing import DATASETS, Kind, Listing, is_place, list_repository, split_name
 from genius.hub.originals import ORIGINALS, pick
 from genius.hub.publish import publish
 from genius.hub.reach import need_hub, probe
 from genius.hub.store import cached, cached_files, free_bytes, pull_to_cache, pull_to_folder
 from genius.stages.model_file import MODEL_FILE
 from genius.stages.progress import Progress, Silent
-from genius.stages.pulled import What, check_pulled
+from genius.stages.pulled import What, check_pulled, is_whole
 from genius.stages.save import INDEX_FILE, About, save_index, save_model
+from genius.stages.wanted import wanted_of
 
-SUFFIXES: Final = (
-    ".json",
-    ".jsonl",
-    ".safetensors",
-    ".npy",
-    ".sqlite",
-    ".txt",
-    ".model",
-    ".tsv",
-    ".md",
-    ".gz",
-)
-"""What is pulled of models and indexes. Never pickles, never programs."""
 MEGABYTE: Final = 1_000_000
+_KEPT: Final[dict[Literal["model", "index"], tuple[Kind, str]]] = {
+    "model": ("model", MODEL_FILE),
+    "index": ("dataset", INDEX_FILE),
+}
+"""What is opened by name: what it is to the hub, and the file that tells it."""
 
 
 class PullPlan(NamedTuple):
@@ -61,7 +53,7 @@ class PullPlan(NamedTuple):
 
 
 def plan_pull(name: str, *, revision: str | None = None, token: str | None = None) -> PullPlan:
-    """Look at what a name stands for on the hub; nothing is downloaded.
+    """Look at what a name stands for on the hub; only its lists of files are read.
 
     Raises
     ------
@@ -73,18 +65,28 @@ def plan_pull(name: str, *, revision: str | None = None, token: str | None = Non
         the repository is neither a model nor an index.
     """
     need_hub()
-    original = ORIGINALS.get(name)
-    repository, kind = split_name(name if original is None else original.repository)
+    _repository_of(name)
     probe(
         f"fetching {name} needs the hub",
         advice="Connect and run the same again, or copy its folder from a machine that has it",
     )
+    return _plan(name, revision=revision, token=token)
+
+
+def _repository_of(name: str) -> tuple[str, Kind | None]:
+    """What is asked for by a name, which may be a short one."""
+    return split_name(ORIGINALS[name].repository if name in ORIGINALS else name)
+
+
+def _plan(name: str, *, revision: str | None, token: str | None) -> PullPlan:
+    """Plan a pull once the hub is known to answer."""
+    repository, kind = _repository_of(name)
     listing = _list(repository, kind, revision=revision, token=token)
-    if original is not None:
+    if name in ORIGINALS:
         wanted = pick(name, listing)
         return PullPlan(name, "original", revision, wanted, cached_files(wanted), ())
     what = _what(listing)
-    wanted = listing.only(tuple(file for file in listing.files if _is_wanted(file.path, what)))
+    wanted = wanted_of(listing, what, token=token)
     left_out = tuple(sorted(listing.names() - wanted.names()))
     return PullPlan(name, what, revision, wanted, cached_files(wanted), left_out)
 
@@ -134,12 +136,11 @@ def pulled_before(name: str, *, revision: str | None = None) -> Path | None:
     """The folder of what was pulled by this name to the cache, if it is whole."""
     if name in ORIGINALS:
         return None
-    repository, kind = split_name(name)
-    for what, needs in (("model", MODEL_FILE), ("index", INDEX_FILE)):
-        place: Kind = "model" if what == "model" else "dataset"
-        if kind in (None, place):
-            found = cached(repository, kind=place, revision=revision, needs=needs)
-            if found is not None and _is_whole(found, "model" if what == "model" else "index"):
+    repository, said = split_name(name)
+    for what, (kind, needs) in _KEPT.items():
+        if said in (None, kind):
+            found = cached(repository, kind=kind, revision=revision, needs=needs)
+            if found is not None and is_whole(found, what):
                 return found
     return None
 
@@ -159,9 +160,9 @@ def find_model(
     ArtifactMissing
         it can only be a folder, and there is none.
     NetworkNeeded
-        it is not on this machine, and downloading is not allowed or not possible.
+        it is not whole on this machine, and downloading is not allowed or not possible.
     """
-    return _find(str(name), MODEL_FILE, "model", revision, download=download, token=token, progress=progress)
+    return _find(str(name), "model", revision, download=download, token=token, progress=progress)
 
 
 def find_index(
@@ -172,10 +173,8 @@ def find_index(
     token: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """The folder of an index, found or pulled like a model."""
-    given = str(name)
-    place = given if is_place(given) or given.startswith("datasets/") else f"datasets/{given}"
-    return _find(place, INDEX_FILE, "dataset", revision, download=download, token=token, progress=progress)
+    """The folder of an index, found or pulled like a model; its name needs no ``datasets/``."""
+    return _find(str(name), "index", revision, download=download, token=token, progress=progress)
 
 
 class Staged(NamedTuple):
@@ -188,7 +187,9 @@ class Staged(NamedTuple):
 
 
 @contextmanager
-def staged(folder: Path, repository: str, about: About) -> Iterator[Staged]:
+def staged(
+    folder: Path, repository: str, about: About, *, progress: Progress | None = None
+) -> Iterator[Staged]:
     """What pushing a model or an index would publish, in a folder that is removed again.
 
     Raises
@@ -197,7 +198,7 @@ def staged(folder: Path, repository: str, about: About) -> Iterator[Staged]:
         the folder is neither.
     """
     if split_name(repository)[1] is not None:
-        raise UsageError(f"give {repository.removeprefix('datasets/')}: an index becomes a data set anyway")
+        raise UsageError(f"give {repository.removeprefix(DATASETS)}: an index becomes a data set anyway")
     with tempfile.TemporaryDirectory() as place:
         target = Path(place) / "staged"
         named = about._replace(name=repository)
@@ -206,7 +207,7 @@ def staged(folder: Path, repository: str, about: About) -> Iterator[Staged]:
             save_index(folder, target, named)
         elif (folder / MODEL_FILE).exists():
             kind = "model"
-            save_model(folder, target, named)
+            save_model(folder, target, named, progress=progress)
         else:
             raise ArtifactMissing(f"{folder} is neither a finished model nor an index")
         files = sorted(file for file in target.rglob("*") if file.is_file())
@@ -218,11 +219,23 @@ def staged(folder: Path, repository: str, about: About) -> Iterator[Staged]:
 
 
 def push(
-    folder: Path, repository: str, about: About, *, private: bool = False, token: str | None = None
+    folder: Path,
+    repository: str,
+    about: About,
+    *,
+    private: bool = False,
+    token: str | None = None,
+    review: Callable[[Staged], None] | None = None,
+    progress: Progress | None = None,
 ) -> str:
     """Publish a model, or an index as a data set; its address.
 
     An index goes with the texts of its items and the paths of their pictures.
+
+    Parameters
+    ----------
+    review
+        is shown what would go out, before it does; what it raises stops that.
 
     Raises
     ------
@@ -231,50 +244,49 @@ def push(
     """
     need_hub()
     probe(f"publishing {repository} needs the hub", advice="Connect and run the same again")
-    with staged(folder, repository, about) as ready:
+    with staged(folder, repository, about, progress=progress) as ready:
+        if review is not None:
+            review(ready)
         return publish(ready.folder, repository, kind=ready.kind, private=private, token=token)
 
 
 def _find(
-    name: str,
-    needs: str,
-    kind: Kind,
+    given: str,
+    what: Literal["model", "index"],
     revision: str | None,
     *,
     download: bool,
     token: str | None,
     progress: Progress | None,
 ) -> Path:
-    folder = Path(name).expanduser()
+    if not given:
+        raise ArtifactMissing(
+            f"the {what} has no name; give its folder, or its name on the hub as owner/name (of an index's "
+            "model: with --model, in Python model=)"
+        )
+    folder = Path(given).expanduser()
     if folder.is_dir():
         return folder
-    if is_place(name):
-        raise ArtifactMissing(f"there is no folder {name}; give one, or a name on the hub as owner/name")
+    if is_place(given) or "/" not in given:
+        raise ArtifactMissing(f"there is no folder {given}; give one, or a name on the hub as owner/name")
     need_hub()
+    kind, needs = _KEPT[what]
+    name = given if kind == "model" or given.startswith(DATASETS) else f"{DATASETS}{given}"
     repository, _ = split_name(name)
     found = cached(repository, kind=kind, revision=revision, needs=needs)
-    what: What = "model" if kind == "model" else "index"
-    if found is not None and _is_whole(found, what):
+    if found is not None and is_whole(found, what):
         return found
+    lacks, mends = ("not", "fetches") if found is None else ("damaged or not complete", "repairs")
     if not download:
-        raise NetworkNeeded(f"{name} is not on this machine; `genius pull {name}` fetches it")
+        raise NetworkNeeded(f"{name} is {lacks} on this machine; `genius pull {name}` {mends} it")
     probe(
-        f"{name} is not on this machine",
+        f"{name} is {lacks} on this machine",
         advice=f"Run `genius pull {name}` once where there is a network, or give the folder of a copy",
     )
-    plan = plan_pull(name, revision=revision, token=token)
+    plan = _plan(name, revision=revision, token=token)
     if plan.what != what:
         raise ArtifactMissing(f"{name} is not a GENIUS {what}: it holds no {needs}")
     return pull(plan, token=token, progress=progress)
-
-
-def _is_whole(folder: Path, what: What) -> bool:
-    """Whether a pull was finished: all files are there; their contents were checked when they came."""
-    try:
-        check_pulled(folder, what, verify=False)
-    except ArtifactMissing:
-        return False
-    return True
 
 
 def _list(repository: str, kind: Kind | None, *, revision: str | None, token: str | None) -> Listing:
@@ -302,9 +314,3 @@ def _what(listing: Listing) -> What:
         f"{listing.repository} is neither a GENIUS model, nor an index, nor a pretrained encoder: it has no "
         f"{MODEL_FILE}, {INDEX_FILE} or config.json"
     )
-
-
-def _is_wanted(path: str, what: What) -> bool:
-    if what == "encoder":
-        return any(PurePosixPath(path).match(pattern) for pattern in PATTERNS)
-    return PurePosixPath(path).suffix in SUFFIXES

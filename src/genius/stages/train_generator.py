@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,6 +20,7 @@ from genius.models.generator import Generator
 from genius.stages.loop import CHECKPOINT, Moment, StepResult, num_steps, train
 from genius.stages.progress import Progress
 from genius.stages.train_quantizer import TrainedQuantizer, encode, fuse
+from genius.weights import write_weights
 
 KIND: Final = "generator"
 WEIGHTS: Final = "generator.safetensors"
@@ -96,7 +97,7 @@ def train_generator(
 
 def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> TrainedGenerator:
     """Finish a generator's folder."""
-    save_file(generator.state_dict(), writer.path / WEIGHTS)
+    write_weights(writer.path / WEIGHTS, generator.state_dict())
     manifest = writer.finish(facts={"dim": dim, "sizes": list(generator.sizes)}, scratch=(CHECKPOINT,))
     return TrainedGenerator(generator.eval(), manifest)
 

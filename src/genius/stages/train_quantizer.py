@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from safetensors.torch import load_file, save_file
+from jaxtyping import Float
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,24 +22,16 @@ from genius.errors import TrainingFailed
 from genius.evaluation.health import Health, examine, majority_modality
 from genius.models import parallel
 from genius.models.losses import alignment_loss, contrastive_loss
-from genius.models.quantizer import Quantizer
+from genius.models.quantizer import EncodedItems, Quantizer
 from genius.stages.loop import CHECKPOINT, Moment, StepResult, num_steps, random_for, train
 from genius.stages.progress import Progress
+from genius.weights import write_weights
 
 KIND: Final = "quantizer"
 WEIGHTS: Final = "quantizer.safetensors"
 HEALTH_SAMPLE: Final = 16_384
 HEALTH_CHECKS: Final = 5
 FUSE_BATCH: Final = 4096
-
-
-class Encoded(NamedTuple):
-    """Candidates as the quantizer sees them."""
-
-    embeddings: Float[Tensor, "items dim"]
-    codes: Int[Tensor, "items levels"]
-    reconstruction: Float[Tensor, " items"]
-    """Cosine between each embedding and the vector of its ID."""
 
 
 class TrainedQuantizer(NamedTuple):
@@ -99,7 +91,7 @@ def train_quantizer(
 
 def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health | None) -> TrainedQuantizer:
     """Finish a quantizer's folder; ``health`` is None when nobody could examine its IDs yet."""
-    save_file(_tensors(quantizer), writer.path / WEIGHTS)
+    write_weights(writer.path / WEIGHTS, _tensors(quantizer))
     found = None if health is None else dataclasses.asdict(health)
     manifest = writer.finish(facts={"dim": quantizer.dim, "health": found}, scratch=(CHECKPOINT,))
     return TrainedQuantizer(quantizer.eval(), manifest)
@@ -114,27 +106,16 @@ def load_quantizer(folder: Path, *, device: str = "cpu") -> TrainedQuantizer:
     return TrainedQuantizer(quantizer.to(device).eval(), manifest)
 
 
-@torch.no_grad()
-def encode(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> Encoded:
+def encode(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> EncodedItems:
     """Embeddings and IDs of candidates (all, or some rows), on the CPU."""
     rows = np.arange(len(features)) if rows is None else rows
-    device = quantizer.device
-    parts: list[Encoded] = []
+    parts: list[EncodedItems] = []
     for start in range(0, len(rows), FUSE_BATCH):
         chosen = rows[start : start + FUSE_BATCH]
         batch = features.gather(chosen)
-        embeddings = quantizer.fusion(batch.image.to(device), batch.text.to(device))
-        modalities = torch.from_numpy(features.modality[chosen].astype(np.int64)).to(device)
-        quantized = quantizer.quantize(embeddings, modalities)
-        vectors = quantizer.decode(quantized.codes)
-        parts.append(
-            Encoded(
-                embeddings.cpu(),
-                quantized.codes.cpu(),
-                F.cosine_similarity(embeddings, vectors, dim=-1).cpu(),
-            )
-        )
-    return Encoded(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        modalities = torch.from_numpy(features.modality[chosen].astype(np.int64))
+        parts.append(quantizer.encode_items(batch.image, batch.text, modalities))
+    return EncodedItems(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 @torch.no_grad()
@@ -154,7 +135,7 @@ def measure_health(quantizer: Quantizer, features: Features, rows: np.ndarray | 
     return examine(
         encoded.codes.numpy(),
         modality.astype(np.int64),
-        encoded.reconstruction.numpy(),
+        encoded.typicality.numpy(),
         sizes=quantizer.sizes,
         has_modality_level=quantizer.has_modality_level,
     )
@@ -294,7 +275,7 @@ def _tensors(quantizer: Quantizer) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, tensor in quantizer.state_dict().items():
         if tensor.data_ptr() not in seen:
-            tensors[name] = tensor.contiguous()
+            tensors[name] = tensor
         seen.add(tensor.data_ptr())
     return tensors
 

@@ -259,7 +259,7 @@ class Originals(NamedTuple):
 
 
 def save_checkpoint(model, path):
-    """UniIR's container: weights, Adam's two moments, schedule, configuration, epoch, scaler."""
+    """UniIR's container: weights, Adam's moments of a few, schedule, configuration, epoch, scaler."""
     weights = model.state_dict()
     settings = {"model": {"name": "look-alike"}, "trainer_config": {"gather": True, "batch": [1, 2]}}
     if importlib.util.find_spec("omegaconf") is not None:
@@ -268,7 +268,7 @@ def save_checkpoint(model, path):
         settings = omegaconf.OmegaConf.create(settings)
     moments = {
         number: {"step": torch.tensor(3.0), "exp_avg": torch.zeros_like(w), "exp_avg_sq": torch.zeros_like(w)}
-        for number, w in enumerate(weights.values())
+        for number, w in enumerate(list(weights.values())[:3])
     }
     optimizer = {"state": moments, "param_groups": [{"lr": 1e-5, "betas": (0.9, 0.98), "params": [0]}]}
     extras = {"scheduler": {"last_epoch": 3}, "config": settings, "epoch": 19, "scaler": {"scale": 65536.0}}

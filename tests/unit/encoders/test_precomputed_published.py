@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -9,21 +11,21 @@ import torch
 from genius.data.records import candidate_number, query_number
 from genius.encoders.precomputed import PrecomputedEncoder, PrecomputedJointEncoder, open_precomputed
 from genius.encoders.protocol import Encoder, ImageInput, ItemKey, JointEncoder, JointInput, TextInput
-from genius.errors import ArtifactMissing, BadData, UsageError
+from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 
 DIM = 3
 
 
-def text(role, identifier):
-    return TextInput("", ItemKey(role, identifier))
+def text(*key):
+    return TextInput("", ItemKey(*key))
 
 
-def image(role, identifier):
-    return ImageInput(None, ItemKey(role, identifier))
+def image(*key):
+    return ImageInput(None, ItemKey(*key))
 
 
-def joint(role, identifier):
-    return JointInput(None, "", ItemKey(role, identifier), has_image=True)
+def joint(*key):
+    return JointInput(None, "", ItemKey(*key), has_image=True)
 
 
 def write_dict(path, ids, *, tensor_keys=False, start=0.0, dtype=torch.float32, column=False, img_mask=None):
@@ -107,10 +109,27 @@ def test_a_name_that_does_not_say_whose_features_they_are_is_refused(tmp_path):
 def test_a_torch_file_that_could_run_code_is_not_opened(tmp_path):
     path = tmp_path / "query_x_IT_dict.pt"
     torch.save({"img": DIM, "evil": np.random.default_rng}, path)
-    with pytest.raises(BadData, match="could run code"):
+    with pytest.raises(ArtifactMismatch, match=r"numpy\.random.*could run code"):
         open_precomputed(path)
-    path.write_bytes(b"nothing of the kind")
-    with pytest.raises(BadData, match="cannot be read"):
+
+
+def test_a_torch_file_goes_through_the_checks_of_every_published_file(tmp_path):
+    path = write_dict(tmp_path / "query_x_IT_dict.pt", [1, 2])
+    whole = path.read_bytes()
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "packed", "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    for content, said in [
+        (b"nothing of the kind", "not a zip archive"),
+        (whole[: len(whole) // 2], "not downloaded to its end"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        ((tmp_path / "packed").read_bytes(), "packed again"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(ArtifactMismatch, match=said):
+            open_precomputed(path)
+    torch.save([1, 2], path)
+    with pytest.raises(BadData, match="holds a list; expected a feature file"):
         open_precomputed(path)
 
 
@@ -149,6 +168,20 @@ def test_the_fingerprint_of_a_torch_file_follows_its_contents(tmp_path):
     assert prints[0] == prints[1] != prints[2]
 
 
+def test_a_torch_file_without_checksums_is_known_by_its_bytes(tmp_path):
+    prints = []
+    torch.serialization.set_crc32_options(False)
+    try:
+        for name, start in [("a", 0), ("b", 0), ("c", 1)]:
+            path = write_dict(tmp_path / name / "pool_x_IT_dict.pt", [1, 2], start=start)
+            with zipfile.ZipFile(path) as archive:
+                assert {entry.CRC for entry in archive.infolist()} == {0}
+            prints.append(open_precomputed(path).fingerprint)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert prints[0] == prints[1] != prints[2]
+
+
 def test_uniirs_embeddings_are_found_below_a_folder_as_one_vector(tmp_path):
     write_uniir(tmp_path / "test", "mscoco_task0_test", [query_number("9:3"), query_number("9:1")])
     write_uniir(tmp_path / "test", "oven_task6_test", [query_number("5:1")], start=20)
@@ -181,14 +214,51 @@ def test_absent_ids_are_counted_and_some_are_named(tmp_path):
         encoder.joint_features([joint("candidate", f"9:{n}") for n in range(1, 9)])
 
 
-def test_queries_of_two_splits_with_one_number_are_not_mixed(tmp_path):
-    write_uniir(tmp_path / "test", "cirr_task7_test", [query_number("8:1")])
-    write_uniir(tmp_path / "val", "cirr_task7_val", [query_number("8:1")])
-    with pytest.raises(UsageError, match=r"query 8:1 is in .*give the folder of one split"):
-        open_precomputed(tmp_path)
-    for split in ("test", "val"):
+def test_queries_of_two_splits_with_one_number_are_told_apart(tmp_path):
+    write_uniir(tmp_path / "test", "cirr_task7_test", [query_number("8:1"), query_number("8:2")])
+    write_uniir(tmp_path / "val", "cirr_task7_val", [query_number("8:2"), query_number("8:1")], start=10)
+    encoder = open_precomputed(tmp_path)
+    asked = [joint("query", "8:1", split) for split in ("val", "test")]
+    assert encoder.joint_features(asked)[:, 0].tolist() == [11, 0]
+    with pytest.raises(UsageError, match=r"several splits, .*test.* and .*val.*of which query 8:1 is"):
+        encoder.joint_features([joint("query", "8:1")])
+    for split, number in (("test", 0), ("val", 11)):
         found = open_precomputed(tmp_path / split).joint_features([joint("query", "8:1")])
-        assert found.tolist() == [[0] * DIM]
+        assert found.tolist() == [[number] * DIM]
+
+
+def test_a_query_of_another_split_is_never_answered(tmp_path):
+    write_uniir(tmp_path / "u", "cirr_task7_test", [query_number("8:1")])
+    with pytest.raises(BadData, match=r"query 8:1 is of split val, .*cirr_task7_test_embed\.npy \(test\)"):
+        open_precomputed(tmp_path / "u").joint_features([joint("query", "8:1", "val")])
+    path = write_dict(tmp_path / "g" / "query_SFpretrained_instruction_IT_dict.pt", [query_number("9:7")])
+    write_dict(tmp_path / "g" / "mbeir_union_cand_pool_IT_dict.pt", [candidate_number("9:7")], start=5)
+    encoder = open_precomputed(tmp_path / "g")
+    assert encoder.text_features([text("query", "9:7", "train")]).tolist() == [[0] * DIM]
+    with pytest.raises(BadData, match=rf"query 9:7 is of split test, .*{path.name} \(train\)"):
+        encoder.text_features([text("query", "9:7", "test")])
+    before = encoder.fingerprint
+    path.rename(path.with_name("query_SFpretrained_instruction_test_IT_dict.pt"))
+    renamed = open_precomputed(tmp_path / "g")
+    assert renamed.text_features([text("query", "9:7", "test")]).tolist() == [[0] * DIM]
+    assert renamed.fingerprint != before  # it gives other features now
+
+
+def test_genius_files_of_both_splits_serve_training_and_evaluation(tmp_path):
+    write_dict(tmp_path / "train" / "query_x_IT_dict.pt", [query_number("9:1")])
+    write_dict(tmp_path / "test" / "query_x_IT_dict.pt", [query_number("9:1")], start=5)
+    encoder = open_precomputed(tmp_path)
+    found = encoder.image_features([image("query", "9:1", split) for split in ("test", "train", "test")])
+    assert found[:, 0].tolist() == [5, 0, 5]
+
+
+def test_query_files_that_do_not_say_their_split_count_for_each(tmp_path):
+    write_uniir(tmp_path, "mine", [query_number("9:1")])
+    assert open_precomputed(tmp_path).joint_features([joint("query", "9:1", "val")]).tolist() == [[0] * DIM]
+    write_uniir(tmp_path, "cirr_task7_test", [query_number("8:1")], start=5)
+    encoder = open_precomputed(tmp_path)
+    for asked, number in (("9:1", 0), ("8:1", 5)):
+        assert encoder.joint_features([joint("query", asked, "test")]).tolist() == [[number] * DIM]
 
 
 def test_vectors_of_two_encoders_are_not_mixed(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -119,10 +121,9 @@ def test_an_image_that_is_there_must_be_decoded(imported, kind):
         encoder.joint_features([JointInput(None, "", KEY, has_image=True)])
 
 
-def test_weights_that_do_not_fit_the_settings_are_refused(originals, vocabulary, tmp_path):
-    originals.save(originals.blip(fused=False), tmp_path / "file.pth")
-    folder = tmp_path / "blip"
-    import_encoder(tmp_path / "file.pth", "blip-sf", folder, progress=Silent(), tokenizer=vocabulary)
+def test_weights_that_do_not_fit_the_settings_are_refused(imported, tmp_path):
+    _, encoder = imported["blip-sf"]
+    folder = shutil.copytree(encoder.spec.removeprefix("uniir:"), tmp_path / "blip")
     told = (folder / "uniir.json").read_text()
     (folder / "uniir.json").write_text(told.replace("blip-sf", "blip-ff"))
     with pytest.raises(ArtifactMismatch, match="does not hold what its settings say"):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from genius import Index
 from genius.cli import main
-from genius.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
+from genius.errors import ArtifactMismatch, ArtifactMissing, GeniusError, NetworkNeeded, UsageError
 from genius.hub.originals import ORIGINALS
 from genius.model import Genius
 from genius.stages.save import About, save_model
@@ -46,13 +49,18 @@ class Counted:
         pass
 
 
+def heavy(hub):
+    """What was downloaded besides the lists of files, which a plan reads."""
+    return [name for name, _ in hub.downloads() if not name.endswith(("model.json", "manifest.json"))]
+
+
 def edit(path, change):
     body = json.loads(path.read_text())
     change(body)
     path.write_text(json.dumps(body))
 
 
-def test_a_plan_lists_files_and_sizes_and_downloads_nothing(hub, saved):
+def test_a_plan_lists_files_and_sizes_and_downloads_nothing_but_lists(hub, saved):
     hub.hold("me/model", saved)
     plan = plan_pull("me/model")
     sizes = {file.path: file.bytes for file in plan.listing.files}
@@ -61,7 +69,7 @@ def test_a_plan_lists_files_and_sizes_and_downloads_nothing(hub, saved):
     }
     assert plan.what == "model"
     assert plan.bytes_to_come == plan.bytes == sum(sizes.values())
-    assert hub.downloads() == []
+    assert heavy(hub) == []
 
 
 def test_a_pulled_model_opens_by_name_without_the_network(hub, saved, monkeypatch):
@@ -160,7 +168,7 @@ def test_a_pull_that_has_no_room_is_refused_before_it_begins(hub, saved, monkeyp
     monkeypatch.setattr("genius.stages.share.free_bytes", lambda _: 1000)
     with pytest.raises(UsageError, match="only 1,000 are free"):
         pull(plan_pull("me/model"))
-    assert hub.downloads() == []
+    assert heavy(hub) == []
 
 
 def test_pickles_and_programs_are_left_out_by_name(hub, spoiled):
@@ -178,9 +186,17 @@ def test_a_strangers_model_may_not_point_outside_its_folder(hub, spoiled, tmp_pa
     with pytest.raises(ArtifactMismatch, match="inside the model"):
         pull(plan_pull("me/model"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    for allowed in (True, False):  # the second time it is in the cache
-        with pytest.raises(ArtifactMismatch, match="inside the model"):
-            Genius.from_pretrained("me/model", download=allowed)
+    assert heavy(hub) == []
+    with pytest.raises(ArtifactMismatch, match="inside the model"):
+        Genius.from_pretrained("me/model")
+
+
+def test_what_another_program_put_into_the_cache_may_not_point_outside_either(hub, saved):
+    hub.hold("me/model", saved)
+    folder = pull(plan_pull("me/model"))
+    edit(folder / "model.json", lambda body: body["encoder"].update(spec="small:/etc"))
+    with pytest.raises(ArtifactMismatch, match="inside the model"):
+        Genius.from_pretrained("me/model", download=False)
 
 
 def test_a_strangers_manifest_may_not_name_files_outside(hub, spoiled):
@@ -290,10 +306,10 @@ def test_without_anybody_to_ask_the_command_wants_yes(hub, saved, capsys, monkey
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert main(["pull", "me/model"]) == 2
     assert "--yes" in capsys.readouterr().err
-    assert hub.downloads() == []
+    assert heavy(hub) == []
     assert main(["pull", "me/model", "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["folder"] is None
-    assert hub.downloads() == []
+    assert heavy(hub) == []
     assert main(["pull", "me/model", "--yes", "--json"]) == 0
     assert Genius.open(json.loads(capsys.readouterr().out)["folder"]).fingerprint
 
@@ -310,7 +326,7 @@ def test_a_person_is_asked_and_silence_means_no(hub, saved, monkeypatch, answer,
     hub.hold("me/model", saved)
     monkeypatch.setattr("sys.stdin", Terminal())
     assert main(["pull", "me/model"]) == status
-    assert bool(hub.downloads()) == (status == 0)
+    assert bool(heavy(hub)) == (status == 0)
 
 
 def test_push_shows_what_goes_out_and_a_dry_run_needs_no_network(hub, trained, capsys, monkeypatch):
@@ -329,3 +345,255 @@ def test_a_pull_offline_of_what_is_here_says_where_it_is(hub, saved, capsys, mon
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["pull", "me/model"]) == 0
     assert str(folder) in capsys.readouterr().err.replace("\n", "")
+
+
+def test_a_large_file_that_nothing_names_is_not_fetched(hub, spoiled):
+    for name in ("film.json", "quantizer/more.safetensors", "encoder/more.safetensors", "sub/x.npy"):
+        (spoiled / name).parent.mkdir(exist_ok=True)
+        (spoiled / name).write_bytes(b"x" * 1000)
+    hub.hold("me/model", spoiled)
+    plan = plan_pull("me/model")
+    assert set(plan.left_out) == {
+        "film.json",
+        "quantizer/more.safetensors",
+        "encoder/more.safetensors",
+        "sub/x.npy",
+    }
+    assert Genius.open(pull(plan)).fingerprint
+
+
+def test_a_list_of_files_is_small(hub, spoiled):
+    (spoiled / "quantizer" / "manifest.json").write_bytes(b" " * 16_000_001)
+    hub.hold("me/model", spoiled)
+    with pytest.raises(ArtifactMismatch, match="no such list is so large"):
+        plan_pull("me/model")
+    (spoiled / "quantizer" / "manifest.json").unlink()
+    hub.hold("me/model", spoiled)
+    with pytest.raises(ArtifactMissing, match=r"it has no quantizer/manifest\.json"):
+        plan_pull("me/model")
+
+
+@pytest.mark.parametrize("change", ["bytes", "sha256", "kind", "files"])
+def test_a_manifest_of_another_form_is_refused(hub, spoiled, change):
+    def spoil(body):
+        if change in ("bytes", "sha256"):
+            next(iter(body["files"].values())).pop(change)
+        else:
+            body[change] = 7
+
+    edit(spoiled / "generator" / "manifest.json", spoil)
+    hub.hold("me/model", spoiled)
+    with pytest.raises(ArtifactMismatch, match="do not use"):
+        plan_pull("me/model")
+
+
+@pytest.mark.parametrize("spec", ["text:./encoder", "clip:./encoder", "small:./encoder"])
+def test_an_encoder_that_did_not_come_along_is_said_when_the_model_is_pulled(hub, spoiled, spec, tmp_path):
+    edit(spoiled / "model.json", lambda body: body["encoder"].update(spec=spec))
+    shutil.rmtree(spoiled / "encoder")
+    hub.hold("me/model", spoiled)
+    with pytest.raises(ArtifactMissing, match=rf"encoder is {spec}.*lacks.*ask whoever published"):
+        pull(plan_pull("me/model"), tmp_path / "out")
+
+
+def test_an_imported_encoder_needs_its_manifest(hub, spoiled, tmp_path):
+    edit(spoiled / "model.json", lambda body: body["encoder"].update(spec="uniir:./encoder"))
+    (spoiled / "encoder" / "manifest.json").unlink()
+    hub.hold("me/model", spoiled)
+    with pytest.raises(ArtifactMissing, match="encoder has no manifest"):
+        pull(plan_pull("me/model"), tmp_path / "out")
+
+
+def test_a_damaged_cached_model_is_said_without_the_network_and_repaired_with_it(hub, saved, monkeypatch):
+    hub.hold("me/model", saved)
+    folder = pull(plan_pull("me/model"))
+    weights = (folder / "generator" / "generator.safetensors").resolve()
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])
+    config = (folder / "config.json").resolve()
+    config.write_bytes(b"{}")
+    assert plan_pull("me/model").bytes_to_come == len(whole) + (saved / "config.json").stat().st_size
+    with pytest.raises(NetworkNeeded, match=r"damaged.*`genius pull me/model` repairs it"):
+        Genius.from_pretrained("me/model", download=False)
+    with monkeypatch.context() as switched:
+        switched.setenv("GENIUS_OFFLINE", "1")
+        with pytest.raises(NetworkNeeded, match=r"damaged.*genius pull me/model"):
+            Genius.from_pretrained("me/model")
+    assert Genius.from_pretrained("me/model").fingerprint
+    assert weights.read_bytes() == whole
+    assert config.read_bytes() == (saved / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("text", ["", '{"format": 1, "enc'])
+def test_a_cached_model_whose_own_list_is_cut_short_is_damaged(hub, saved, text):
+    hub.hold("me/model", saved)
+    folder = pull(plan_pull("me/model"))
+    (folder / "model.json").resolve().write_text(text)
+    with pytest.raises(NetworkNeeded, match="repairs it"):
+        Genius.from_pretrained("me/model", download=False)
+    assert Genius.from_pretrained("me/model").fingerprint
+
+
+def in_two_threads(work):
+    """What two at once return or raise; the second begins while the first is amid a file."""
+    begun, found = threading.Event(), []
+
+    class Told(Counted):
+        def advance(self, done, measures):
+            begun.set()
+            time.sleep(0.002)
+
+    def one():
+        try:
+            found.append(work(Told()))
+        except GeniusError as error:
+            found.append(error)
+
+    first = threading.Thread(target=one)
+    first.start()
+    assert begun.wait(20)
+    second = threading.Thread(target=one)
+    second.start()
+    first.join()
+    second.join()
+    return found
+
+
+def test_two_pulls_at_once_to_the_cache_both_have_it_and_each_file_comes_once(hub, saved, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 16384)
+    hub.hold("me/model", saved)
+    plan = plan_pull("me/model")
+    first, second = in_two_threads(lambda told: pull(plan, progress=told))
+    assert first == second
+    assert Genius.open(first).fingerprint
+    sent = [name for name, _ in hub.downloads() if name.endswith(".safetensors")]
+    assert len(sent) == len(set(sent))
+
+
+def test_two_pulls_at_once_to_one_folder_are_one_too_many(hub, saved, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 16384)
+    hub.hold("me/model", saved)
+    plan = plan_pull("me/model")
+    found = in_two_threads(lambda told: pull(plan, tmp_path / "out", progress=told))
+    (refused,) = [one for one in found if isinstance(one, UsageError)]
+    assert re.search("another process|is there already", str(refused))
+    assert Genius.open(tmp_path / "out").fingerprint
+    assert not list(tmp_path.glob(".out*"))
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(28, "No space left on device"), (13, "Permission denied"), (30, "Read-only file system")],
+)
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_disk_that_refuses_is_not_called_a_network(hub, saved, tmp_path, monkeypatch, number, said, plain):
+    hub.hold("me/model", saved)
+    plan = plan_pull("me/model")
+
+    def refuse(*_, **__):
+        raise OSError(number, said)
+
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", refuse)
+    with pytest.raises(UsageError, match=rf"cannot be written here.*{said}"):
+        pull(plan, tmp_path / "out" if plain else None)
+
+
+def test_a_folder_that_may_not_be_made_is_said(hub, saved, tmp_path):
+    hub.hold("me/model", saved)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot be written here at .*file: "):
+        pull(plan_pull("me/model"), tmp_path / "file" / "out")
+
+
+def test_a_connection_that_breaks_is_still_the_networks_fault(hub, saved, tmp_path, monkeypatch):
+    hub.hold("me/model", saved)
+    plan = plan_pull("me/model")
+
+    def broken(*_, **__):
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", broken)
+    with pytest.raises(NetworkNeeded, match="Connection reset"):
+        pull(plan, tmp_path / "out")
+
+
+def test_a_pull_takes_no_folder_for_its_own_and_does_not_replace_the_one_it_is_in(
+    hub, saved, tmp_path, monkeypatch
+):
+    hub.hold("me/model", saved)
+    plan = plan_pull("me/model")
+    (tmp_path / ".out.partial").mkdir()
+    (tmp_path / ".out.partial" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="in the way"):
+        pull(plan, tmp_path / "out")
+    assert (tmp_path / ".out.partial" / "thesis.txt").read_text() == "years of work"
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(UsageError, match="you are in"):
+        pull(plan, Path())
+
+
+def test_the_hub_is_probed_once(hub, saved):
+    hub.hold("me/model", saved)
+    Genius.from_pretrained("me/model")
+    assert [path for _, path, _ in hub.asked].count("/") == 1
+
+
+@pytest.fixture
+def some_index(trained, tmp_path) -> Path:
+    (tmp_path / "pool").mkdir()
+    (tmp_path / "pool" / "anchor.txt").write_text("a red anchor")
+    Index.create(tmp_path / "photos.index", model=trained.model, pool=tmp_path / "pool")
+    return Path(tmp_path / "photos.index")
+
+
+@pytest.mark.parametrize("name", ["photos.index", "./photos.index", "sub/photos.index", "~/photos.index"])
+def test_an_index_beside_one_opens_by_its_folders_name(some_index, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "sub").mkdir()
+    if name.startswith("sub"):
+        some_index.rename(tmp_path / name)
+    assert Index.from_pretrained(name).info().items == 1
+
+
+def test_a_model_beside_one_opens_by_its_folders_name(saved, monkeypatch):
+    monkeypatch.chdir(saved.parent.parent)
+    assert Genius.from_pretrained(f"{saved.parent.name}/{saved.name}").fingerprint
+    monkeypatch.chdir(saved.parent)
+    monkeypatch.setenv("HOME", str(saved.parent))
+    assert Genius.from_pretrained(saved.name).fingerprint
+    assert Genius.from_pretrained(f"~/{saved.name}").fingerprint
+    with pytest.raises(ArtifactMissing, match="no folder nothing"):
+        Genius.from_pretrained("nothing")
+
+
+def test_no_name_is_not_the_folder_one_is_in(saved, monkeypatch):
+    monkeypatch.chdir(saved)
+    with pytest.raises(ArtifactMissing, match="--model"):
+        Genius.from_pretrained("")
+
+
+def test_an_index_without_its_models_name_asks_for_it(hub, some_index, trained, monkeypatch):
+    push(some_index, "me/some", About())
+    monkeypatch.chdir(trained.model)
+    with pytest.raises(ArtifactMissing, match="model="):
+        Index.from_pretrained("me/some")
+    assert Index.from_pretrained("me/some", model=trained.model).info().items == 1
+
+
+def test_of_an_index_only_its_state_is_fetched(hub, some_index):
+    push(some_index, "me/some", About())
+    held = hub.repositories["datasets/me/some"]
+    held["film.jsonl"] = held["snapshot-000009/ids.npy"] = b"x" * 1000
+    plan = plan_pull("datasets/me/some")
+    assert set(plan.left_out) == {"film.jsonl", "snapshot-000009/ids.npy"}
+
+
+@pytest.mark.parametrize("model", ["/home/me/model", "../model", "small:/etc", ".", 3, None])
+def test_a_strangers_index_may_not_say_that_its_model_is_a_folder_here(hub, some_index, model):
+    push(some_index, "me/some", About())
+    held = hub.repositories["datasets/me/some"]
+    held["index.json"] = json.dumps({**json.loads(held["index.json"]), "model": model}).encode()
+    with pytest.raises(ArtifactMismatch, match="owner/name or nothing"):
+        plan_pull("datasets/me/some")

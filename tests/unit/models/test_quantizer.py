@@ -262,3 +262,17 @@ def test_a_modality_that_never_occurs_leaves_the_codebook_finite():
     quantizer.start_codebooks(embeddings(12), modalities, batch_size=6, generator=seeded(0))
     quantizer.follow(quantizer.quantize(embeddings(12), modalities), generator=seeded(0))
     assert all(table.isfinite().all() for table in quantizer.tables())
+
+
+@pytest.mark.parametrize("level0", ["learned", "assigned", "classifier", "none"])
+def test_an_item_is_its_fused_embedding_its_id_and_how_near_they_are(level0):
+    quantizer = make(level0=level0)
+    image, text = torch.randn(2, 9, DIM, generator=seeded(1))
+    modalities = torch.arange(9) % 3
+    items = quantizer.encode_items(image, text, modalities)
+    fused = quantizer.fusion(image, text).detach()
+    assert torch.equal(items.embeddings, fused)
+    assert torch.equal(items.codes, quantizer.quantize(fused, modalities).codes)
+    vectors = F.normalize(quantizer.decode(items.codes), dim=-1)
+    torch.testing.assert_close(items.typicality, (vectors * fused).sum(dim=-1))
+    assert not items.embeddings.requires_grad

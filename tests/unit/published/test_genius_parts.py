@@ -204,3 +204,19 @@ def test_numbers_that_are_none_are_refused(value, make_published):
     published.quantizer["encoder.output_layer.weight"][1, 1] = value
     with pytest.raises(ArtifactMismatch, match=r"output_layer\.weight holds NaN"):
         quantizer_parts(opened(published.quantizer))
+
+
+@pytest.mark.parametrize("number", ["100", "3000000", "9" * 5000])
+def test_a_level_or_block_that_no_model_has_is_an_unknown_name(number, make_published):
+    published = make_published()
+    quantizer = {**published.quantizer, f"residual_rq.layers.{number}._codebook.embed": torch.ones(1)}
+    with pytest.raises(ArtifactMismatch, match=rf"1 unknown: residual_rq\.layers\.{number}\."):
+        quantizer_parts(opened(quantizer))
+    block = f"id_generator.decoder.block.{number}.layer.0.layer_norm.weight"
+    with pytest.raises(ArtifactMismatch, match=f"1 unknown: {block}"):
+        generator_parts(opened({**published.generator, block: torch.ones(8)}), opened(published.quantizer))
+
+
+def test_more_levels_than_the_settings_allow_are_refused(make_published):
+    with pytest.raises(ArtifactMismatch, match=r"levels.*64"):
+        quantizer_parts(opened(make_published(levels=65, codes=2).quantizer))

@@ -4,6 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from genius.errors import BadData
 from genius.search import exact
 from genius.search.exact import exact_search
 
@@ -32,6 +33,15 @@ def test_the_nearest_items_are_a_brute_forces_whatever_the_batch_and_equal_ones_
     assert found.scores.tolist() == [
         [row[item] for item in items] for row, items in zip(scores.tolist(), expected, strict=True)
     ]
+
+
+@pytest.mark.parametrize("where", ["queries", "items"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_vectors_that_no_order_can_place_are_refused(where, value):
+    queries, items = torch.ones(2, 3), torch.ones(5, 3)
+    (queries if where == "queries" else items)[1, 1] = value
+    with pytest.raises(BadData, match=where):
+        exact_search(queries, lambda rows: items[rows], 5, k=2)
 
 
 def test_only_one_batch_of_vectors_is_asked_for_at_a_time(monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from genius.data.images import open_image
 from genius.data.records import CANDIDATE_CAP, Modality, did_of
 from genius.encoders.precomputed import open_precomputed
 from genius.encoders.protocol import ItemKey
-from genius.errors import BadData, BadImage
+from genius.errors import ArtifactMismatch, BadData, BadImage
 from genius.stages import embed as stage
 from genius.stages import embed_shard
 from genius.stages.embed import SHORTEST_SIDE, FeatureRow, embed, features_of, transform
@@ -341,3 +343,41 @@ def test_uniirs_embeddings_become_features_without_opening_a_picture(tmp_path):
     features = run(rows, open_precomputed(tmp_path), tmp_path / "f")
     assert features.ids.tolist() == numbers
     assert features.gather(np.arange(6)).total()[:, 0].tolist() == [15, 12, 9, 6, 3, 0]
+
+
+def test_shards_that_another_writer_took_away_are_an_error_and_never_a_folder_without_them(tmp_path):
+    class Overtaken(Encoder):
+        def text_features(self, texts):
+            if self.seen == [f"text {n}" for n in range(4)]:
+                run(text_rows(10), Encoder(), tmp_path / "f")
+            return super().text_features(texts)
+
+    with pytest.raises(ArtifactMismatch, match="run the same again"):
+        run(text_rows(10), Overtaken(), tmp_path / "f")
+    assert Features.open(tmp_path / "f").ids.tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_shard_that_vanished_is_an_error(tmp_path, number):
+    class Vanishing(Silent):
+        def advance(self, done, _):
+            if done == 9:
+                shutil.rmtree(tmp_path / ".f.partial" / f"shard-{number:06d}")
+
+    with pytest.raises(ArtifactMismatch, match="of 10 records, in 2 of 3 shards"):
+        embed(
+            text_rows(10),
+            Encoder(),
+            tmp_path / "f",
+            inputs={"records": "r"},
+            expected=10,
+            progress=Vanishing(),
+        )
+    assert not (tmp_path / "f").exists()
+
+
+def test_shards_of_other_records_are_not_taken_for_these(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(text_rows(7), Encoder(fail_after=6), tmp_path / "f")
+    with pytest.raises(ArtifactMismatch, match="the records changed"):
+        run(text_rows(3), Encoder(), tmp_path / "f")

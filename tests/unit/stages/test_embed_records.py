@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from genius.data.mbeir import MBeir, read_queries
 from genius.data.pairs import Pairs
-from genius.data.records import query_number
-from genius.encoders.precomputed import open_precomputed
+from genius.data.records import Modality, query_number
+from genius.encoders.precomputed import PrecomputedEncoder, open_precomputed
+from genius.encoders.protocol import ItemKey
 from genius.errors import BadData
-from genius.stages.embed_records import count_lines, embed_training
+from genius.stages.embed_records import count_lines, embed_training, query_row
 from genius.stages.progress import Silent
 
 
@@ -62,7 +64,29 @@ def test_a_training_query_whose_positive_is_not_in_the_pool_is_refused(data, enc
         embed_training(data, encoder, tmp_path / "features", progress=Silent())
 
 
-def test_lines_are_counted_over_blocks_and_files(tmp_path):
-    (tmp_path / "a").write_bytes(b"x" * (1 << 20) + b"\n\n")
-    (tmp_path / "b").write_bytes(b"y\n")
-    assert count_lines([tmp_path / "a", tmp_path / "b"]) == 3
+def test_records_are_counted_as_they_are_read_over_files(tmp_path):
+    (tmp_path / "a").write_bytes(b'{"qid": "1:1"}\n\n \r\n{"qid": "1:2"}\r\n\n')
+    (tmp_path / "b").write_bytes(b"y\nan unterminated line")
+    (tmp_path / "c").write_bytes(b"")
+    assert count_lines([tmp_path / "a", tmp_path / "b", tmp_path / "c"]) == 4
+
+
+class Asked(PrecomputedEncoder):
+    """Remembers the keys it was asked for."""
+
+    keys: ClassVar[list[ItemKey]] = []
+
+    def text_features(self, texts):
+        self.keys.extend(text.key for text in texts)
+        return super().text_features(texts)
+
+
+def test_evaluation_queries_are_looked_up_as_those_of_their_split(data):
+    (query, *_) = read_queries(data.training_queries()[0])
+    assert query_row(data, query, Modality.TEXT, None, 0, split="val").key == ItemKey("query", "9:1", "val")
+
+
+def test_training_queries_are_looked_up_as_those_of_the_training_split(data, encoder, tmp_path):
+    asked = Asked(tmp_path / "text_features.npy", encoder._tables)
+    embed_training(data, asked, tmp_path / "features", progress=Silent())
+    assert {(key.role, key.split) for key in asked.keys} == {("query", "train"), ("candidate", None)}

@@ -12,6 +12,7 @@ from genius.artifact import open_artifact
 from genius.cli import main
 from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius.published.blip import BlipArchitecture, blip_shapes
+from genius.published.clip_ff import mixer_shapes
 from genius.published.clip_sf import PUBLISHED, ClipArchitecture, Tower, clip_shapes
 from genius.published.container import open_checkpoint
 from genius.stages import import_encoder as stage
@@ -36,6 +37,9 @@ BLIP = BlipArchitecture(
     text_hidden=64,
     tokens=9,
     positions=100,
+)
+MIXED = clip_shapes(NARROW._replace(dim=64)) | mixer_shapes(
+    {"d_model": 64, "d_kv": 16, "d_ff": 80, "num_heads": 3, "relative_attention_num_buckets": 32}
 )
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "kite"]
 
@@ -103,7 +107,7 @@ def test_a_checkpoint_becomes_a_finished_folder(clip_file, tmp_path):
 def test_the_same_file_again_is_kept_and_another_replaces_it(clip_file, tmp_path, monkeypatch):
     folder = tmp_path / "clip-sf"
     first = import_encoder(clip_file, "clip-sf", folder, progress=Silent())
-    monkeypatch.setattr(stage, "save_file", lambda *_, **__: pytest.fail("written again"))
+    monkeypatch.setattr(stage, "write_weights", lambda *_, **__: pytest.fail("written again"))
     assert import_encoder(clip_file, "clip-sf", folder, progress=Silent()).fingerprint == first.fingerprint
     monkeypatch.undo()
     shapes = clip_shapes(NARROW) | {"clip_model.text_projection": (64, 32)}
@@ -115,7 +119,7 @@ def test_an_import_that_dies_leaves_nothing_that_opens(clip_file, tmp_path, monk
     def die(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stage, "save_file", die)
+    monkeypatch.setattr(stage, "write_weights", die)
     with pytest.raises(KeyboardInterrupt):
         import_encoder(clip_file, "clip-sf", tmp_path / "clip-sf", progress=Silent())
     assert not (tmp_path / "clip-sf").exists()
@@ -128,6 +132,68 @@ def test_a_folder_with_other_things_in_it_is_left_alone(clip_file, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds something that genius did not make"):
         import_encoder(clip_file, "clip-sf", tmp_path, progress=Silent())
+
+
+NORM = "clip_model.ln_final.weight"
+SHAPES = clip_shapes(NARROW) | {"clip_model.text_projection": (64, 32)}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.full((64,), torch.nan), "NaN or infinity"),
+        (torch.full((64,), torch.inf), "NaN or infinity"),
+        (torch.ones(64, dtype=torch.int64), "int64 numbers"),
+        (torch.ones(64, dtype=torch.complex64), "complex64 numbers"),
+    ],
+)
+def test_numbers_that_are_no_weights_are_refused_naming_the_tensor(tensor, message, tmp_path):
+    file = save(tmp_path / "odd.pth", SHAPES, **{NORM: tensor})
+    with pytest.raises(ArtifactMismatch, match=f"as clip-sf: {NORM} holds {message}"):
+        import_encoder(file, "clip-sf", tmp_path / "odd", progress=Silent())
+    assert [path.name for path in tmp_path.iterdir()] == ["odd.pth"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "name"),
+    [
+        ("blip-ff", blip_shapes(BLIP, fused=True), "text_encoder.pooler.dense.bias"),
+        ("clip-ff", MIXED, "t5_layers.final_layer_norm.weight"),
+    ],
+)
+def test_the_other_kinds_refuse_them_too(kind, shapes, name, vocabulary, tmp_path):
+    file = save(tmp_path / "odd.pth", shapes, **{name: torch.full(shapes[name], torch.nan)})
+    with pytest.raises(ArtifactMismatch, match=f"as {kind}: {name} holds NaN"):
+        look(open_checkpoint(file), kind, tokenizer=vocabulary if kind == "blip-ff" else None)
+
+
+def test_half_precision_is_written_in_single_as_the_settings_say(tmp_path):
+    halves = {name: torch.randn(shape).half() * 0.1 for name, shape in SHAPES.items() if shape}
+    file = save(tmp_path / "half.pth", SHAPES, **halves)
+    made = import_encoder(file, "clip-sf", tmp_path / "half", progress=Silent())
+    weights = load_file(made.folder / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
+    assert json.loads((made.folder / "config.json").read_text())["dtype"] == "float32"
+    assert torch.equal(weights["text_model.final_layer_norm.weight"], halves[NORM].float())
+
+
+def test_tied_overlapping_and_scattered_tensors_are_written_one_by_one(tmp_path):
+    memory = torch.randn(200)
+    odd = {
+        NORM: memory[:64],
+        "clip_model.ln_final.bias": memory[:64],
+        "clip_model.visual.ln_pre.weight": memory[30:94],
+        "clip_model.visual.ln_pre.bias": memory[70:198:2],
+        "clip_model.visual.proj": torch.randn(32, 64).t(),
+    }
+    file = save(tmp_path / "odd.pth", SHAPES, **odd)
+    made = import_encoder(file, "clip-sf", tmp_path / "odd", progress=Silent())
+    weights = load_file(made.folder / "model.safetensors")
+    assert torch.equal(weights["text_model.final_layer_norm.weight"], memory[:64])
+    assert torch.equal(weights["text_model.final_layer_norm.bias"], memory[:64])
+    assert torch.equal(weights["vision_model.pre_layrnorm.weight"], memory[30:94])
+    assert torch.equal(weights["vision_model.pre_layrnorm.bias"], memory[70:198:2])
+    assert torch.equal(weights["visual_projection.weight"], odd["clip_model.visual.proj"].t())
 
 
 def test_the_published_file_is_known_by_its_hash(clip_file, blip_file, vocabulary, monkeypatch):

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius.hub.card import IndexCard, index_card
@@ -78,30 +79,92 @@ def test_the_card_has_a_head_and_every_section(trained, saved):
 def test_the_card_names_data_licence_and_numbers_that_were_given(trained, tmp_path):
     row = {"dataset": "toys|bits", "task": "text -> image", "pool": "local", "method": "generative"}
     row |= {"queries": 1200, "R@1": 0.25, "R@5": 0.5}
-    (tmp_path / "results.json").write_text(json.dumps({"rows": [row]}))
+    fingerprint = Genius.open(trained.model).fingerprint
+    config = {"max_queries": 50, "rows": ["toys_task0"], "beam": 50, "instructions": "hashed"}
+    body = {"model": fingerprint, "data": "toy|shop", "split": "val", "config": config, "rows": [row]}
+    (tmp_path / "results.json").write_text(json.dumps(body))
     about = About("me/model", "cc-by-4.0", ("owner/toys", "my photos"), tmp_path / "results.json")
     card = (save_model(trained.model, tmp_path / "model", about) / "README.md").read_text()
     assert head_of(card)["license"] == "cc-by-4.0"
     assert head_of(card)["datasets"] == ["owner/toys"]
     assert "Trained on owner/toys, my photos." in card
+    assert "Measured on toy\\|shop, split val; beam 50, instructions hashed." in card
+    assert "**A part of the evaluation: at most 50 queries of each row; only the rows toys_task0.**" in card
     assert "| toys\\|bits | text -> image | local | generative | 1,200 | 0.250 | 0.500 |" in card
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"rows": 3}', '{"rows": [{}]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"rows": 3}',
+        '{"rows": [{}]}',
+        '{"rows": [], "config": 3}',
+        '{"rows": [], "config": {"rows": 3}}',
+    ],
+)
 def test_a_file_of_results_that_is_none_is_refused_by_name(trained, tmp_path, text):
     (tmp_path / "results.json").write_text(text)
-    with pytest.raises(UsageError, match=r"results\.json.*genius evaluate --json"):
+    with pytest.raises(UsageError, match=r"results\.json.*genius evaluate"):
         save_model(trained.model, tmp_path / "model", About(results=tmp_path / "results.json"))
     assert not (tmp_path / "model").exists()
 
 
-def test_numbers_beside_the_model_are_found(trained, tmp_path):
-    source = Path(shutil.copytree(trained.model, tmp_path / "source"))
-    (source / "evaluation").mkdir(exist_ok=True)
-    (source / "evaluation" / "results.json").write_text('{"rows": [{"method": "generative", "R@1": 0.125}]}')
-    saved = save_model(source, tmp_path / "model", About())
-    assert "| generative |  | 0.125 |" in (saved / "README.md").read_text()
+class Heard:
+    """A progress that keeps what it is told."""
+
+    def __init__(self):
+        self.said = []
+
+    def begin(self, stage, total):
+        pass
+
+    def advance(self, done, measures):
+        pass
+
+    def say(self, message):
+        self.said.append(message)
+
+
+@pytest.fixture
+def measured(trained, tmp_path):
+    """A model with numbers beside it, of whatever model."""
+
+    def make(model) -> Path:
+        source = Path(shutil.copytree(trained.model, tmp_path / "source", dirs_exist_ok=True))
+        (source / "evaluation").mkdir(exist_ok=True)
+        body = {"model": model, "data": "toys", "split": "test", "config": {"max_queries": 0, "rows": []}}
+        body |= {"rows": [{"method": "generative", "R@1": 0.125}]}
+        if model is None:
+            del body["model"]
+        (source / "evaluation" / "results.json").write_text(json.dumps(body))
+        return source
+
+    return make
+
+
+def test_numbers_beside_the_model_are_found(trained, measured, tmp_path):
+    source = measured(Genius.open(trained.model).fingerprint)
+    heard = Heard()
+    saved = save_model(source, tmp_path / "model", About(), progress=heard)
+    card = (saved / "README.md").read_text()
+    assert "| generative |  | 0.125 |" in card
+    assert "A part of the evaluation" not in card
+    assert heard.said == []
     assert not (saved / "evaluation").exists()
+
+
+@pytest.mark.parametrize("model", ["0" * 64, None])
+def test_numbers_of_another_model_are_left_out_and_said_or_refused_if_given(measured, tmp_path, model):
+    source, heard = measured(model), Heard()
+    saved = save_model(source, tmp_path / "model", About(), progress=heard)
+    assert "No evaluation came with this model." in (saved / "README.md").read_text()
+    (said,) = heard.said
+    assert "left out of the card" in said
+    with pytest.raises(UsageError, match=r"results\.json.*this model's card"):
+        save_model(source, tmp_path / "given", About(results=source / "evaluation" / "results.json"))
+    assert not (tmp_path / "given").exists()
 
 
 def test_saving_again_replaces_and_saving_over_something_else_is_refused(copied, trained, tmp_path):
@@ -128,8 +191,9 @@ def test_a_failure_leaves_the_saved_model_as_it_was(copied, trained, monkeypatch
         raise OSError(28, "no space left")
 
     monkeypatch.setattr("genius.stages.save.shutil.copyfile", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(UsageError, match="No space"):
         save_model(trained.model, copied, About(license="mit"))
+    assert {entry.name for entry in copied.parent.iterdir()} == {copied.name}
     assert {file: file.read_bytes() for file in copied.rglob("*") if file.is_file()} == before
 
 
@@ -209,7 +273,7 @@ def test_a_fingerprint_that_is_not_the_parts_own_is_found_out(copied):
 
 @pytest.mark.parametrize("snapshot", ["../elsewhere", "/etc", "nothing", 3, None])
 def test_a_strangers_index_may_only_name_a_state_inside_it(tmp_path, snapshot):
-    (tmp_path / "index.json").write_text(json.dumps({"snapshot": snapshot}))
+    (tmp_path / "index.json").write_text(json.dumps({"snapshot": snapshot, "model": ""}))
     with pytest.raises(ArtifactMismatch, match="no part of it"):
         check_pulled(tmp_path, "index")
 
@@ -230,3 +294,120 @@ def test_an_indexs_card_says_what_it_gives_away():
     assert "texts of the items" not in text
     assert "| items: image | 1,200 |" in text
     assert head_of(text)["viewer"] is False
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"instructions": 7},
+        {"instructions": "text"},
+        {"instructions": [7]},
+        {"instructions": [{"query": "text"}]},
+        {"instructions": [{"query": "text", "candidate": "image", "text": 7}]},
+        {"instructions": {}},
+        {"fingerprint": 7},
+        {"encoder": {"spec": 7, "fingerprint": "0"}},
+        {"quantizer": {"fingerprint": None}},
+        {"generator": "x"},
+        {"format": "1"},
+        {"format": None},
+    ],
+)
+def test_a_model_file_of_another_form_is_damaged(copied, change):
+    edit(copied / "model.json", lambda body: body.update(change))
+    with pytest.raises(ArtifactMismatch, match=r"model\.json is damaged"):
+        Genius.open(copied)
+
+
+@pytest.fixture
+def another(copied, tmp_path) -> Path:
+    """A saved copy of what calls itself another model."""
+    other = Path(shutil.copytree(copied, tmp_path / "another"))
+    edit(other / "config.json", lambda body: body.update(fingerprint="0" * 64))
+    return other
+
+
+def test_another_models_folder_is_not_replaced(another, trained):
+    before = (another / "README.md").read_text()
+    with pytest.raises(UsageError, match=r"holds another model \(fingerprint 000000000000"):
+        save_model(trained.model, another, About(license="mit"))
+    assert (another / "README.md").read_text() == before
+
+
+def test_a_folder_that_only_looks_like_a_saved_model_is_not_replaced(copied, trained):
+    (copied / "config.json").write_text('{"model_type": "clip"}')
+    with pytest.raises(UsageError, match="something else"):
+        save_model(trained.model, copied, About())
+    assert (copied / "config.json").read_text() == '{"model_type": "clip"}'
+
+
+@pytest.mark.parametrize("sibling", [".copy.old", ".copy.partial"])
+def test_what_lies_beside_under_our_names_is_not_touched(copied, trained, sibling):
+    beside = copied.parent / sibling
+    beside.mkdir()
+    (beside / "thesis.txt").write_text("years of work")
+    if sibling.endswith("old"):
+        with pytest.raises(UsageError, match="in the way"):
+            save_model(trained.model, copied, About(license="mit"))
+    else:
+        save_model(trained.model, copied, About(license="mit"))
+    assert (beside / "thesis.txt").read_text() == "years of work"
+    save_model(trained.model, copied.parent / "fresh", About())
+    assert (beside / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_save_killed_between_its_renames_loses_nothing(copied, trained, monkeypatch):
+    renamed = []
+
+    def once(self, target):
+        renamed.append(target)
+        if len(renamed) == 2:
+            raise KeyboardInterrupt
+        return shutil.move(self, target)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "rename", once)
+        with pytest.raises(KeyboardInterrupt):
+            save_model(trained.model, copied, About(license="mit"))
+    assert not copied.exists()
+    with monkeypatch.context() as full:
+        full.setattr("genius.stages.save.shutil.copyfile", no_room)
+        with pytest.raises(UsageError, match="No space"):
+            save_model(trained.model, copied, About(license="mit"))
+    assert Genius.open(copied).fingerprint
+    save_model(trained.model, copied, About(license="mit"))
+    assert 'license: "mit"' in (copied / "README.md").read_text()
+    assert {entry.name for entry in copied.parent.iterdir()} == {copied.name}
+
+
+def no_room(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_copy_left_by_a_save_that_was_killed_last_of_all_goes_with_the_next(copied, trained):
+    shutil.copytree(copied, copied.parent / ".copy.old")
+    save_model(trained.model, copied, About(license="mit"))
+    assert {entry.name for entry in copied.parent.iterdir()} == {copied.name}
+
+
+def test_the_folder_one_is_in_is_not_replaced(copied, trained, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    for place in (tmp_path / "empty", copied, copied / "quantizer"):
+        monkeypatch.chdir(place)
+        for target in (Path(), Path("..") / place.name, copied if place != tmp_path / "empty" else place):
+            with pytest.raises(UsageError, match="you are in"):
+                save_model(trained.model, target, About())
+
+
+def test_a_link_is_followed_to_what_it_names(copied, trained, tmp_path):
+    (tmp_path / "link").symlink_to(copied)
+    save_model(trained.model, tmp_path / "link", About(license="mit"))
+    assert (tmp_path / "link").is_symlink()
+    assert 'license: "mit"' in (copied / "README.md").read_text()
+
+
+def test_two_saves_at_once_to_one_folder_are_one_too_many(trained, tmp_path):
+    with FileLock(tmp_path / ".model.lock"), pytest.raises(UsageError, match="another process"):
+        save_model(trained.model, tmp_path / "model", About())
+    assert not (tmp_path / "model").exists()
+    assert Genius.open(save_model(trained.model, tmp_path / "model", About())).fingerprint

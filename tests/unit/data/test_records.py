@@ -1,0 +1,32 @@
+"""Ids: one text for each item, as M-BEIR writes it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genius.data.records import parse_id
+from genius.encoders.precomputed_table import numbers_of
+from genius.encoders.protocol import ItemKey
+from genius.errors import BadData
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**9))
+def test_an_id_is_read_as_it_is_written(dataset, number):
+    assert parse_id(f"{dataset}:{number}") == (dataset, number)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("9:01", "09:1", "00:1", "9:00", "9", "9:", ":1", ":", "", "9:1:2", "9:x", "-9:1", "9:-1", "+9:1"),
+        *(" 9:1", "9:1 ", "9: 1", "9:1\n", "9:1_0", "9:1.0", "9:\u0661", "9:\uff11", "\u0969:1", "9:\u00b2"),
+        "9:" + "1" * 5_000,
+    ],
+)
+def test_an_id_in_another_spelling_is_refused(text):
+    with pytest.raises(BadData, match="without leading zeros"):
+        parse_id(text)
+    with pytest.raises(BadData, match="without leading zeros"):
+        numbers_of([ItemKey("candidate", "9:1"), ItemKey("candidate", text)])

@@ -1,0 +1,54 @@
+"""Weights on disk: readable by others, whatever lies behind the tensors."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from genius.weights import write_weights
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_a_file_has_the_rights_of_any_other_new_file(mask, tmp_path):
+    before = os.umask(mask)
+    try:
+        write_weights(tmp_path / "a.safetensors", {"a": torch.ones(2)})
+        write_weights(tmp_path / "a.safetensors", {"a": torch.ones(2)})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_an_older_file_of_its_owners_alone_is_replaced(tmp_path):
+    path = tmp_path / "a.safetensors"
+    path.touch(mode=0o600)
+    write_weights(path, {"a": torch.ones(2)})
+    other = tmp_path / "other"
+    other.touch()
+    assert path.stat().st_mode == other.stat().st_mode
+
+
+def test_metadata_come_along(tmp_path):
+    write_weights(tmp_path / "a.safetensors", {"a": torch.ones(2)}, metadata={"format": "pt"})
+    with safe_open(tmp_path / "a.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+@given(data=st.data())
+def test_views_of_one_memory_are_written_as_they_read(data, tmp_path_factory):
+    memory = torch.arange(40.0)
+    bounds = st.tuples(st.integers(0, 39), st.integers(0, 40), st.integers(1, 3))
+    tensors = {"whole": memory, "again": memory, "across": memory.view(5, 8).t()}
+    for number, (start, stop, step) in enumerate(data.draw(st.lists(bounds, max_size=5))):
+        tensors[f"part{number}"] = memory[start:stop:step]
+    path = tmp_path_factory.getbasetemp() / "views.safetensors"
+    write_weights(path, tensors)
+    found = load_file(path)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
