@@ -151,8 +151,8 @@ class Genius(Named):
         codes = np.flatnonzero(self.quantizer.level0_modality.cpu().numpy() == modality.code)
         if len(codes) == 0:
             raise UsageError(
-                f"no level-0 code of this model stands mostly for {modality.label}; `genius doctor` shows "
-                "what they stand for"
+                f"no level-0 code of this model is known to stand for {modality.label}; `genius doctor` "
+                "shows what they stand for. An imported model learns it by importing again with --data"
             )
         return frozenset(int(code) for code in codes)
 

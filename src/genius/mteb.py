@@ -11,7 +11,7 @@ import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from genius.stages.methods import RERANK
 Method = Literal[
     "generative", "generative+codes", "generative+embeddings", "generative+raw", "exact-fused", "exact-raw"
 ]
+InstructionSource = Literal["task", "model", "none"]
 RAW: Final = frozenset({"generative+raw", "exact-raw"})
 FUSED: Final = frozenset({"generative+embeddings", "exact-fused"})
 BATCH: Final = 32
@@ -73,6 +74,8 @@ class MtebModel:
     ------
     MissingExtra
         mteb is not installed.
+    UsageError
+        a method or a source of instructions that is not offered.
     """
 
     def __init__(
@@ -81,11 +84,14 @@ class MtebModel:
         *,
         method: Method = "generative",
         search: SearchConfig | None = None,
-        instructions: Literal["task", "model", "none"] = "task",
+        instructions: InstructionSource = "task",
         name: str | None = None,
     ) -> None:
         if importlib.util.find_spec("mteb") is None:
             raise MissingExtra("mteb is not installed: pip install genius-retrieval[mteb]")
+        for given, offered in ((method, get_args(Method)), (instructions, get_args(InstructionSource))):
+            if given not in offered:
+                raise UsageError(f"{given!r} is not one of {', '.join(offered)}")
         config = checked(search or SearchConfig())
         if config.rerank != "none":
             raise UsageError(

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,14 @@ from genius.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, Netwo
 from genius.hub.listing import is_place, told
 from genius.hub.reach import probe
 
-__all__ = ["check_files", "contents_fingerprint", "find_checkpoint", "need_transformers", "read_json"]
+__all__ = [
+    "check_files",
+    "contents_fingerprint",
+    "find_checkpoint",
+    "need_transformers",
+    "quietly",
+    "read_json",
+]
 
 PATTERNS: Final = ("*.json", "*.txt", "*.model", "*.safetensors")
 """What is downloaded of a model: settings, tokenizers, weights. Never pickles."""
@@ -32,6 +40,20 @@ def need_transformers() -> None:
         raise MissingExtra(
             "this encoder needs transformers, which is not installed: pip install genius-retrieval[hf]"
         )
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Load weights without transformers' own progress bar, which would stand among ours."""
+    from transformers.utils import logging  # noqa: PLC0415  takes seconds to import
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def find_checkpoint(name: str, *, download: bool) -> Path:

@@ -16,6 +16,7 @@ from genius.encoders.checkpoint import (
     contents_fingerprint,
     find_checkpoint,
     need_transformers,
+    quietly,
     read_json,
 )
 from genius.encoders.picture import pixels_of
@@ -53,7 +54,8 @@ class ClipEncoder:
 
         from transformers import AutoImageProcessor, AutoModel  # noqa: PLC0415  takes seconds to import
 
-        self._model = AutoModel.from_pretrained(self._folder, dtype=torch.float32, local_files_only=True)
+        with quietly():
+            self._model = AutoModel.from_pretrained(self._folder, dtype=torch.float32, local_files_only=True)
         self._model.to(device).eval()
         self._pixels = AutoImageProcessor.from_pretrained(self._folder, backend="pil", local_files_only=True)
         self._tokenizer = load_tokenizer(self._folder)

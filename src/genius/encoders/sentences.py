@@ -13,7 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius.artifact import fingerprint_of
-from genius.encoders.checkpoint import check_files, contents_fingerprint, need_transformers, read_json
+from genius.encoders.checkpoint import (
+    check_files,
+    contents_fingerprint,
+    need_transformers,
+    quietly,
+    read_json,
+)
 from genius.encoders.clip import load_tokenizer
 from genius.encoders.protocol import ImageInput, TextInput
 from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
@@ -48,7 +54,8 @@ class SentenceEncoder:
 
         from transformers import AutoModel  # noqa: PLC0415  takes seconds to import
 
-        self._model = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        with quietly():
+            self._model = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         self._model.to(device).eval()
         self._tokenizer = load_tokenizer(folder)
         limits = folder / "sentence_bert_config.json"

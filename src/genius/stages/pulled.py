@@ -23,6 +23,8 @@ What = Literal["model", "index", "encoder", "original"]
 
 _INSIDE: Final = ("small", "uniir", "clip", "text")
 """Encoders that a pulled model may carry with it."""
+_IMPORTED: Final = "uniir.json"
+"""What `genius import` writes into an encoder's folder; its module would import PyTorch."""
 _ENTRIES: Final = {
     "format": int,
     "kind": str,
@@ -171,12 +173,16 @@ def _check_encoder(folder: Path, spec: str, *, verify: bool) -> None:
     manifest = folder / MANIFEST
     problem = None
     if kind == "uniir":
-        problem = None if manifest.is_file() else f"{folder} has no {MANIFEST}"
+        lacking = [name for name in (MANIFEST, _IMPORTED) if not (folder / name).is_file()]
+        problem = f"{folder} lacks {', '.join(lacking)}" if lacking else None
     else:
         try:
             check_files(folder, image_processor=kind == "clip")
         except ArtifactMissing as error:
             problem = str(error)
+        else:
+            if kind != "small" and "model_type" not in _read(folder / "config.json"):
+                problem = f"{folder / 'config.json'} names no model_type"
     if problem is not None:
         raise ArtifactMissing(
             f"the model's encoder is {spec}, and it did not come with it: {problem}; ask whoever published it"

@@ -12,7 +12,7 @@ from typing import Final
 
 from genius.artifact import MANIFEST
 from genius.encoders.checkpoint import PATTERNS
-from genius.errors import ArtifactMismatch, ArtifactMissing
+from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing
 from genius.hub.fetch import fetch
 from genius.hub.listing import Listing
 from genius.hub.store import cached_file
@@ -43,7 +43,10 @@ def wanted_of(listing: Listing, what: What, *, token: str | None) -> Listing:
         return listing.only(tuple(file for file in listing.files if _is_of_encoder(file.path)))
     with tempfile.TemporaryDirectory() as place:
         lists = _Lists(listing, Path(place), token)
-        named = _of_model(lists) if what == "model" else _of_index(lists)
+        try:
+            named = _of_model(lists) if what == "model" else _of_index(lists)
+        except ArtifactError as error:  # by the name that a person knows it by
+            raise type(error)(str(error).replace(place, listing.repository)) from None
     return listing.only(
         tuple(
             file

@@ -383,7 +383,7 @@ def test_a_manifest_of_another_form_is_refused(hub, spoiled, change):
 
     edit(spoiled / "generator" / "manifest.json", spoil)
     hub.hold("me/model", spoiled)
-    with pytest.raises(ArtifactMismatch, match="do not use"):
+    with pytest.raises(ArtifactMismatch, match=r"^me/model/generator/manifest\.json .*do not use"):
         plan_pull("me/model")
 
 
@@ -396,11 +396,20 @@ def test_an_encoder_that_did_not_come_along_is_said_when_the_model_is_pulled(hub
         pull(plan_pull("me/model"), tmp_path / "out")
 
 
+@pytest.mark.parametrize(("kind", "said"), [("text", "names no model_type"), ("uniir", r"lacks uniir\.json")])
+def test_an_encoder_of_another_kind_than_is_said_is_found_out(hub, spoiled, tmp_path, kind, said):
+    edit(spoiled / "model.json", lambda body: body["encoder"].update(spec=f"{kind}:./encoder"))
+    hub.hold("me/model", spoiled)
+    with pytest.raises(ArtifactMissing, match=said):
+        pull(plan_pull("me/model"), tmp_path / "out")
+
+
 def test_an_imported_encoder_needs_its_manifest(hub, spoiled, tmp_path):
     edit(spoiled / "model.json", lambda body: body["encoder"].update(spec="uniir:./encoder"))
     (spoiled / "encoder" / "manifest.json").unlink()
+    (spoiled / "encoder" / "uniir.json").write_text("{}")
     hub.hold("me/model", spoiled)
-    with pytest.raises(ArtifactMissing, match="encoder has no manifest"):
+    with pytest.raises(ArtifactMissing, match=r"encoder lacks manifest\.json"):
         pull(plan_pull("me/model"), tmp_path / "out")
 
 

@@ -255,6 +255,7 @@ def test_a_strangers_encoder_may_only_be_inside_or_on_the_hub(copied, spec):
 
 @pytest.mark.parametrize("spec", ["small:./encoder", "clip:openai/clip-vit-base-patch32", "uniir:./encoder"])
 def test_a_strangers_encoder_that_is_inside_or_on_the_hub_is_accepted(copied, spec):
+    (copied / "encoder" / "uniir.json").write_text("{}")
     edit(copied / "model.json", lambda body: body["encoder"].update(spec=spec))
     check_pulled(copied, "model")
 
