@@ -17,6 +17,7 @@ from genius.data.images import open_image
 from genius.data.records import Modality, instructed
 from genius.encoders.protocol import ItemKey
 from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
+from genius.hub.listing import is_name
 from genius.model import Genius
 from genius.search.beam import search as beam_search
 from genius.search.items import Item
@@ -37,7 +38,7 @@ from genius.stages.embed import SHORTEST_SIDE, features_of
 from genius.stages.items import WORK, encode_items, read_items, remove_work
 from genius.stages.progress import Progress, Silent
 from genius.stages.save import About
-from genius.stages.share import find_index, push
+from genius.stages.share import find_index, model_folder, push
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,7 @@ class Index:
     ) -> Index:
         """Open an index; ``model`` says where its model is now, if it moved.
 
+        A model is a folder here, or a name that `genius pull` fetched before; nothing is downloaded for it.
         ``device`` and ``download`` are for the model, unless it is open already.
 
         Raises
@@ -180,7 +182,12 @@ class Index:
             raise ArtifactMissing(
                 f"{folder} does not say where its model is; say it with --model (in Python: model=)"
             )
-        if model is None and not Path(facts.model).exists():
+        if model is None and is_name(facts.model) and not model_folder(facts.model).exists():
+            raise ArtifactMissing(
+                f"the model of {folder} is {facts.model}, which is not on this machine; `genius pull "
+                f"{facts.model}` fetches it, or say where it is with --model (in Python: model=)"
+            )
+        if model is None and not is_name(facts.model) and not Path(facts.model).exists():
             raise ArtifactMissing(
                 f"the model of {folder} is not at {facts.model} any more; say where it is now with --model "
                 "(in Python: model=)"
@@ -234,6 +241,12 @@ class Index:
         """
         return push(
             self.folder, repository, About(license=license, model=model), private=private, token=token
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<Index {self.folder}, {self._snapshot.table.num_items:,} items, model fingerprint "
+            f"{self._facts.model_fingerprint[:12]}>"
         )
 
     def _refresh(self) -> None:

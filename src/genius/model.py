@@ -22,6 +22,7 @@ from genius.models.generator import Generator
 from genius.models.quantizer import EncodedItems, Quantizer
 from genius.pretrained import Genius as Named
 from genius.stages.model_file import FORMAT, MODEL_FILE, encoder_spec, read_model_file, relative_spec
+from genius.stages.share import model_folder
 from genius.stages.train_generator import TrainedGenerator, load_generator
 from genius.stages.train_quantizer import TrainedQuantizer, load_quantizer
 
@@ -62,16 +63,19 @@ class Genius(Named):
 
     @staticmethod
     def open(folder: str | Path, *, device: str = "cpu", download: bool = False) -> Genius:
-        """Open a finished model.
+        """Open a finished model by its folder, or by the name under which `genius pull` fetched it.
+
+        ``download`` is for the encoder's weights; the model itself is never downloaded here, but by
+        :meth:`from_pretrained`.
 
         Raises
         ------
         ArtifactMissing
-            there is no finished model in the folder.
+            there is no finished model in the folder, and none was pulled by this name.
         ArtifactMismatch
             its parts do not belong together, for example because a later training was interrupted.
         """
-        folder = Path(folder)
+        folder = model_folder(folder)
         usable(device)
         body = read_model_file(folder)
         encoder = load_encoder(
@@ -117,6 +121,10 @@ class Genius(Named):
         fingerprint = fingerprint_of(identity)
         write_json(folder / MODEL_FILE, {**body, "fingerprint": fingerprint})
         return Genius(folder, encoder, quantizer, generator, instructions, fingerprint)
+
+    def __repr__(self) -> str:
+        sizes = " × ".join(str(size) for size in self.quantizer.sizes)
+        return f"<Genius {self.folder}, fingerprint {self.fingerprint[:12]}, ID {sizes}>"
 
     @property
     def dim(self) -> int:

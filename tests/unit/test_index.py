@@ -58,6 +58,10 @@ def shared(model, pool, tmp_path_factory) -> Index:
     return Index.create(folder, model=model, pool=pool, embeddings="fused")[0]
 
 
+def test_an_open_index_shows_what_it_is(shared, model):
+    assert repr(shared) == f"<Index {shared.folder}, 36 items, model fingerprint {model.fingerprint[:12]}>"
+
+
 @pytest.fixture
 def own(shared, model, tmp_path) -> Index:
     """An index that the test may change."""

@@ -144,6 +144,22 @@ def test_a_saved_model_opens_by_its_folder_and_searches_alike(model, tmp_path):
     assert "a drawn catalogue" in (saved / "README.md").read_text()
 
 
+def test_a_name_that_was_not_pulled_is_said_to_be_pulled_first(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ArtifactMissing, match=r"`genius fit` makes one.*or, .*`genius pull me/model` first"):
+        Genius.open("me/model")
+    with pytest.raises(ArtifactMissing) as missing:
+        Genius.open(tmp_path / "nowhere")
+    assert "genius pull" not in str(missing.value)
+
+
+def test_an_open_model_shows_what_it_is(model):
+    shown = repr(model)
+    assert str(model.folder) in shown
+    assert model.fingerprint[:12] in shown
+    assert "\n" not in shown
+
+
 def test_from_pretrained_says_which_folder_is_not_there(tmp_path):
     with pytest.raises(ArtifactMissing, match="no folder"):
         Genius.from_pretrained(tmp_path / "nowhere")

@@ -99,22 +99,27 @@ class Evaluate:
         )
         with TerminalProgress() as progress:
             model = Genius.open(self.model, device=self.device, download=self.download)
+            if self.out is None and model.folder != self.model:
+                raise UsageError(
+                    f"{self.model} is in the hub's cache, and nothing is written there; say where features "
+                    "and runs go with --out FOLDER"
+                )
             folder = self.out or self.model / "evaluation"
             result = evaluate(MBeir(self.data), model, config, folder, progress=progress)
             progress.say(f"IDs of the candidates: {result.health.verdict}")
         if self.json:
             print_json(result.to_json())
         elif self.markdown:
-            print_markdown(result.rows, beam=self.beam)
+            print_markdown(result.rows, beam=self.beam, scores=self.scores, instructions=self.instructions)
         else:
-            print_tables(result.rows, beam=self.beam)
+            print_tables(result.rows, beam=self.beam, scores=self.scores, instructions=self.instructions)
 
 
 def _named(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
-def print_tables(rows: list[ResultRow], *, beam: int) -> None:
+def print_tables(rows: list[ResultRow], *, beam: int, scores: str, instructions: str) -> None:
     """The papers' layout for M-BEIR's rows, a block for each task for other data."""
     from genius.evaluation import paper, tables
 
@@ -122,20 +127,21 @@ def print_tables(rows: list[ResultRow], *, beam: int) -> None:
     if not paper.applies_to(rows):
         console.print(tables.to_rich(rows))
         return
-    for table in paper.paper_tables(rows, beam=beam):
+    for table in paper.paper_tables(rows, beam=beam, scores=scores, instructions=instructions):
         for note in table.above:
             console.print(note, highlight=False, markup=False)
-        console.print(paper.to_rich(table))
+        console.print(paper.to_rich(table, width=console.width))
         for note in table.below:
             console.print(note, highlight=False, markup=False)
 
 
-def print_markdown(rows: list[ResultRow], *, beam: int) -> None:
+def print_markdown(rows: list[ResultRow], *, beam: int, scores: str, instructions: str) -> None:
     """The same as Markdown."""
     from genius.evaluation import paper, tables
 
     if paper.applies_to(rows):
-        print("\n".join(paper.to_markdown(table) for table in paper.paper_tables(rows, beam=beam)))
+        found = paper.paper_tables(rows, beam=beam, scores=scores, instructions=instructions)
+        print("\n".join(paper.to_markdown(table) for table in found))
     else:
         print(tables.to_markdown(rows))
 

@@ -45,6 +45,7 @@ class Pull:
     def run(self) -> None:
         """Fetch it."""
         from genius.errors import NetworkNeeded
+        from genius.hub.reach import HubNotAsked
         from genius.stages.share import plan_pull, pull, pulled_before
 
         with TerminalProgress() as progress:
@@ -54,8 +55,14 @@ class Pull:
                 here = None if self.out else pulled_before(self.name, revision=self.revision)
                 if here is None:
                     raise
-                progress.say(f"the hub was not asked ({error})")
-                progress.say(f"{self.name} is here since the last pull: {here}")
+                reason = (
+                    f"the hub was not asked because {error.reason}"
+                    if isinstance(error, HubNotAsked)
+                    else f"whether the hub has a newer one is not known: {error}"
+                )
+                progress.say(f"{self.name} is here, in {here.folder}; {reason}")
+                if self.json:
+                    print_json(_fetched(here.repository, here.what, here.commit, here.folder, here.files, ()))
                 return
             progress.say(f"{plan.listing.repository} ({plan.what}, commit {plan.listing.commit[:12]}) holds")
             _show(progress, [(file.path, file.bytes) for file in plan.listing.files])
@@ -71,17 +78,9 @@ class Pull:
                 progress.say(f"verified; it is in {folder}")
                 progress.say(f"next: {_next(plan, folder)}")
         if self.json:
-            print_json(
-                {
-                    "repository": plan.listing.repository,
-                    "what": plan.what,
-                    "commit": plan.listing.commit,
-                    "folder": None if folder is None else str(folder),
-                    "bytes": plan.bytes,
-                    "files": [{"path": file.path, "bytes": file.bytes} for file in plan.listing.files],
-                    "left_out": list(plan.left_out),
-                }
-            )
+            files = [(file.path, file.bytes) for file in plan.listing.files]
+            listing = plan.listing
+            print_json(_fetched(listing.repository, plan.what, listing.commit, folder, files, plan.left_out))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +166,26 @@ class Push:
                     "files": [{"path": path, "bytes": count} for path, count in seen[0].files],
                 }
             )
+
+
+def _fetched(
+    repository: str,
+    what: str,
+    commit: str,
+    folder: Path | None,
+    files: Sequence[tuple[str, int]],
+    left_out: Sequence[str],
+) -> dict[str, object]:
+    """What a pull answers to --json, whether it asked the hub or not."""
+    return {
+        "repository": repository,
+        "what": what,
+        "commit": commit,
+        "folder": None if folder is None else str(folder),
+        "bytes": sum(count for _, count in files),
+        "files": [{"path": path, "bytes": count} for path, count in files],
+        "left_out": list(left_out),
+    }
 
 
 def size(count: int) -> str:

@@ -30,12 +30,14 @@ HEADINGS: Final = {
     "exact-raw": "exact\nraw",
     "exact-fused": "exact\nfused",
     "exact-codes": "exact\ncodes",
-    "generative": "generated",
+    "generative": "generative",
     "generative+codes": "\n+codes",
     "generative+embeddings": "+embed-\ndings",
     "generative+raw": "\n+raw",
 }
 """Methods as narrow columns."""
+WIDE: Final = 100
+"""Columns of a terminal from which on no word is broken and no number shortened."""
 LABELS: Final[dict[Literal["released", "paper"], str]] = {"released": "  released", "paper": "  paper"}
 """Lines of published numbers: the authors' released weights, the paper."""
 LABEL_WIDTH: Final = 17
@@ -72,31 +74,48 @@ class PaperTable(NamedTuple):
     """Legend and misprints."""
 
 
+class _Asked(NamedTuple):
+    """How queries were asked and scored."""
+
+    beam: int
+    scores: str
+    instructions: str
+
+
 def applies_to(rows: Sequence[ResultRow]) -> bool:
     """Whether all rows are M-BEIR's."""
     return all(row.name in PAPER_ROWS for row in rows)
 
 
-def paper_tables(rows: Sequence[ResultRow], *, beam: int) -> list[PaperTable]:
-    """A table for each pool, local first; all rows have to be M-BEIR's."""
+def paper_tables(
+    rows: Sequence[ResultRow], *, beam: int, scores: str = "vocabulary", instructions: str = "first"
+) -> list[PaperTable]:
+    """A table for each pool, local first; all rows have to be M-BEIR's.
+
+    What was asked otherwise than by default here stands above, if published numbers stand beside ours.
+    """
+    asked = _Asked(beam, scores, instructions)
     return [
-        _table(pool, list(inside), beam) for pool, inside in groupby(in_order(rows), key=lambda row: row.pool)
+        _table(pool, list(inside), asked)
+        for pool, inside in groupby(in_order(rows), key=lambda row: row.pool)
     ]
 
 
-def to_rich(table: PaperTable) -> Table:
-    """The table for the terminal, 80 columns wide."""
+def to_rich(table: PaperTable, *, width: int = 80) -> Table:
+    """The table for the terminal, at least 80 columns wide."""
+    wide = width >= WIDE
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0, title=f"{table.pool} pool")
     shown.add_column("task, data set", width=LABEL_WIDTH)
     for method in table.methods:
-        shown.add_column(HEADINGS[method], no_wrap=True)
+        heading = HEADINGS[method]
+        shown.add_column(heading.replace("-\n", "") if wide else heading, no_wrap=True)
     for task, blocks in groupby(table.blocks, key=lambda block: block.task):
         shown.add_row(Text(task, style="bold"))
         for block in blocks:
             ours, *published = block.lines
-            shown.add_row(ours.label, *ours.cells)
+            shown.add_row(ours.label, *(_narrow(ours.cells, wide=wide)))
             for line in published:
-                shown.add_row(line.label, *line.cells, style="dim")
+                shown.add_row(line.label, *(_narrow(line.cells, wide=wide)), style="dim")
         shown.add_section()
     return shown
 
@@ -119,7 +138,7 @@ def to_markdown(table: PaperTable) -> str:
     return "\n".join(lines)
 
 
-def _table(pool: Literal["local", "global"], rows: list[ResultRow], beam: int) -> PaperTable:
+def _table(pool: Literal["local", "global"], rows: list[ResultRow], asked: _Asked) -> PaperTable:
     present = {row.method for row in rows}
     methods = tuple(method for method in METHODS if method in present)
     by_name = {name: list(group) for name, group in groupby(rows, key=lambda row: row.name)}
@@ -155,9 +174,8 @@ def _table(pool: Literal["local", "global"], rows: list[ResultRow], beam: int) -
         )
     blocks.append(_costs(rows, methods))
     shown = [one for found in (*beside.values(), published_means) for some in found.values() for one in some]
-    return PaperTable(
-        pool, methods, tuple(blocks), _above(rows, beside, beam), _below(shown) if shown else ()
-    )
+    above = (*_unpublished(rows, beside), *(_otherwise(rows, asked) if shown else ()))
+    return PaperTable(pool, methods, tuple(blocks), above, _below(shown) if shown else ())
 
 
 def _lines(
@@ -216,30 +234,56 @@ def _costs(rows: Sequence[ResultRow], methods: Sequence[str]) -> PaperBlock:
 
 
 def _short(value: float) -> str:
-    """Five characters at most."""
-    if value >= 1e6:
-        return f"{value / 1e6:.1f}M"
-    return f"{value / 1e3:.0f}k" if value >= 1e4 else f"{value:.0f}"
+    return f"{value:,.0f}" if value >= 1 or value == 0 else f"{value:.1f}"
 
 
-def _above(
-    rows: Sequence[ResultRow], beside: Mapping[str, Mapping[str, Sequence[Reference]]], beam: int
-) -> tuple[str, ...]:
-    notes = []
+def _narrow(cells: Sequence[str], *, wide: bool) -> list[str]:
+    """Seven characters at most for a large number: ``5.6M``."""
+    numbers = [cell.replace(",", "") for cell in cells]
+    return [
+        f"{int(number) / 1e6:.1f}M" if not wide and number.isdigit() and int(number) >= 1e6 else cell
+        for cell, number in zip(cells, numbers, strict=True)
+    ]
+
+
+def _unpublished(
+    rows: Sequence[ResultRow], beside: Mapping[str, Mapping[str, Sequence[Reference]]]
+) -> list[str]:
+    """Which rows have other sizes than the published numbers are for."""
     others = [row for row in rows if row.method in COMPARABLE and not beside[row.name].get(row.method)]
     differing = list({row.name: row for row in others}.values())
-    if differing:
-        first = differing[0]
-        size = SIZES[first.name]
-        more = f" (rows like this: {len(differing)})" if len(differing) > 1 else ""
+    if not differing:
+        return []
+    first, count = differing[0], len(differing)
+    size = SIZES[first.name]
+    which = f"{count} row has" if count == 1 else f"{count} rows have"
+    begin = "No published numbers shown" if count == len(beside) else "Not all published numbers shown"
+    note = (
+        f"{begin}: {which} other sizes than M-BEIR's ({first.name}: {first.queries:,} of "
+        f"{size.queries:,} queries, pool {first.pool_size:,} of "
+        f"{size.pool if first.pool == 'local' else UNION_SIZE:,})"
+    )
+    return [note]
+
+
+def _otherwise(rows: Sequence[ResultRow], asked: _Asked) -> list[str]:
+    """What differs from how the published numbers were measured."""
+    notes = []
+    generated = any(row.method.startswith("generative") for row in rows)
+    if generated and asked.beam != PAPER_BEAM:
+        notes.append(f"generated with a beam of {asked.beam}; the published numbers are for {PAPER_BEAM}")
+    ours, theirs = [], []
+    if asked.instructions != "first":
+        ours.append(f"--instructions {asked.instructions}")
+        theirs.append("always the first")
+    if generated and asked.scores != "vocabulary":
+        ours.append(f"--scores {asked.scores}")
+        theirs.append("scores over the whole vocabulary")
+    if ours:
         notes.append(
-            f"no published numbers beside {first.name}: they are for {size.queries:,} queries and a "
-            f"{first.pool} pool of {size.pool if first.pool == 'local' else UNION_SIZE:,}, here are "
-            f"{first.queries:,} and {first.pool_size:,}{more}"
+            f"asked with {', '.join(ours)}; the authors' code: {', '.join(theirs)} (as `genius repro` asks)"
         )
-    if beam != PAPER_BEAM and any(row.method.startswith("generative") for row in rows):
-        notes.append(f"generated with a beam of {beam}; the published numbers are for {PAPER_BEAM}")
-    return tuple(notes)
+    return notes
 
 
 def _below(shown: Sequence[Reference]) -> tuple[str, ...]:

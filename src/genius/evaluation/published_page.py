@@ -47,7 +47,7 @@ def page() -> str:
                     one.dataset,
                     one.system,
                     one.trained_on,
-                    *(_shown(recall) for recall in one.recalls),
+                    *(shown(recall) for recall in one.recalls),
                     one.source,
                 )
                 for one in CAPTION_RESULTS
@@ -99,10 +99,10 @@ def _titled(one: Published) -> str:
 
 def _value(one: Published, row: str) -> str:
     value = one.value(row)
-    return "" if value is None else f"{_shown(value)}{'*' if misprint_of(one, row) else ''}"
+    return "" if value is None else f"{shown(value)}{'*' if misprint_of(one, row) else ''}"
 
 
-def _shown(value: float) -> str:
+def shown(value: float) -> str:
     """With as many decimals as were published, one or two."""
     return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"
 

@@ -9,20 +9,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from genius.data.records import Modality
+from genius.hub.credit import Origin, citations, credit
+
 __all__ = ["LIBRARY", "IndexCard", "ModelCard", "Numbers", "index_card", "model_card"]
 
 LIBRARY: Final = "genius-retrieval"
 _MEASURES: Final = ("R@1", "R@5", "R@10", "R@50", "MRR")
-_CITATION: Final = """```bibtex
-@inproceedings{kim2025genius,
-  title     = {{GENIUS}: A Generative Framework for Universal Multimodal Search},
-  author    = {Kim, Sungyeon and Zhu, Xinliang and Lin, Xiaofan and Bastan, Muhammet and Gray, Douglas and
-               Kwak, Suha},
-  booktitle = {Proceedings of the Computer Vision and Pattern Recognition Conference (CVPR)},
-  pages     = {19659--19669},
-  year      = {2025}
-}
-```"""
+INSTALL: Final = "$ pip install 'genius-retrieval[hf]'"
 
 
 class Numbers(NamedTuple):
@@ -64,6 +58,8 @@ class ModelCard(NamedTuple):
     """Of the IDs after training."""
     numbers: Numbers | None
     """What an evaluation of this very model measured."""
+    origin: Origin = Origin()
+    """Which of its weights are others'."""
 
 
 class IndexCard(NamedTuple):
@@ -94,6 +90,7 @@ def model_card(card: ModelCard) -> str:
     }
     if encoder.startswith("clip:") and not encoder.startswith("clip:./"):
         head["base_model"] = encoder.removeprefix("clip:")
+    credits_ = credit(card.origin)
     sizes = " × ".join(str(size) for size in config["sizes"])
     return _page(
         head,
@@ -111,18 +108,18 @@ def model_card(card: ModelCard) -> str:
             }
         ),
         "## Use",
+        f"```console\n{INSTALL}\n```",
         "```python\n"
         "from genius import Genius, Index\n\n"
         f'model = Genius.from_pretrained("{card.name}")\n'
         'index, _ = Index.create("photos.index", model=model, pool="photos/")\n'
-        'for hit in index.search("a red leather bag", modality="image", k=5):\n'
+        f'for hit in index.search("a red leather bag"{_modality(card.health)}, k=5):\n'
         "    print(hit.item_id, hit.score)\n"
         "```",
+        *([] if credits_ is None else ["## Origin of the weights", credits_]),
         "## Training data",
-        f"Trained on {', '.join(card.datasets)}."
-        if card.datasets
-        else "Whoever published this model did not name its data set.",
-        _table(card.training),
+        _trained_on(card),
+        *([_table(card.training)] if card.training else []),
         "Settings of the quantizer and the generator are in `config.json`.",
         "## Numbers",
         _numbers(card.numbers)
@@ -133,7 +130,7 @@ def model_card(card: ModelCard) -> str:
         "## Licence",
         _licence(card.license),
         "## Citation",
-        _CITATION,
+        citations(card.origin),
     )
 
 
@@ -164,13 +161,15 @@ def index_card(card: IndexCard) -> str:
         ),
         "## Use",
         "```console\n"
+        f"{INSTALL}\n"
+        f"{_pull_model(card.model)}"
         f"$ genius pull datasets/{card.name} --out pulled.index\n"
         f'$ genius search pulled.index "a red leather bag" --model {_model_place(card.model)}\n'
         "```",
         "## Licence",
         _licence(card.license),
         "## Citation",
-        _CITATION,
+        citations(),
     )
 
 
@@ -247,6 +246,25 @@ def _health(health: Mapping[str, Any]) -> str:
 
 def _licence(name: str) -> str:
     return "Whoever published this did not say." if name == "unknown" else f"`{name}`."
+
+
+def _modality(health: Mapping[str, Any] | None) -> str:
+    """The argument that asks for pictures, where a level-0 code is known to stand for them."""
+    known = () if health is None else health.get("level0_modality", ())
+    return f', modality="{Modality.IMAGE.label}"' if Modality.IMAGE.label in known else ""
+
+
+def _trained_on(card: ModelCard) -> str:
+    if card.datasets:
+        return f"Trained on {', '.join(card.datasets)}."
+    if card.origin.parts:
+        return "What the authors of the imported weights say of it in their paper."
+    return "Whoever published this model did not name its data set."
+
+
+def _pull_model(model: str | None) -> str:
+    """The command that brings an index's model to the folder which the next one names."""
+    return "" if model is None else f"$ genius pull {model} --out {_model_place(model)}\n"
 
 
 def _model_place(model: str | None) -> str:

@@ -152,11 +152,16 @@ def _failed(name: str, error: Exception) -> NetworkNeeded:
     )
 
 
+def is_name(text: str) -> bool:
+    """Whether a text can be a repository's name, owner/name."""
+    return NAME.fullmatch(text) is not None and ".." not in text
+
+
 def split_name(name: str) -> tuple[str, Kind | None]:
     """A repository's name, and its kind where the name tells: ``datasets/owner/name``."""
     kind: Kind | None = "dataset" if name.startswith(DATASETS) else None
     repository = name.removeprefix(DATASETS)
-    if not NAME.fullmatch(repository) or ".." in repository:
+    if not is_name(repository):
         raise UsageError(f"{name!r} is not a repository's name; give owner/name, or datasets/owner/name")
     return repository, kind
 

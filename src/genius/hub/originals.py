@@ -5,6 +5,7 @@ Each is a training state that `genius import` turns into a model; none is opened
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
 from genius.errors import ArtifactMismatch, ArtifactMissing
@@ -23,6 +24,15 @@ class Original(NamedTuple):
     next: str
     """The command to run then, with the files' places as ``{0}``, ``{1}``."""
     summary: str
+
+    @property
+    def by_hand(self) -> str:
+        """How to come by the files without this program, as the end of a sentence."""
+        command = self.next.format(*(PurePosixPath(path).name for path in self.files))
+        return (
+            f"fetch {' and '.join(self.files)} from the repository {self.repository} with a browser, and "
+            f"then `{command}`"
+        )
 
 
 ORIGINALS: Final[dict[str, Original]] = {

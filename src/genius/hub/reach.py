@@ -14,12 +14,21 @@ from typing import Final
 
 from genius.errors import MissingExtra, NetworkNeeded
 
-__all__ = ["endpoint", "forbidden", "need_hub", "probe"]
+__all__ = ["HubNotAsked", "endpoint", "forbidden", "has_hub", "need_hub", "probe"]
 
 PROBE_SECONDS: Final = 1.5
 
 _SWITCHES: Final = ("GENIUS_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _YES: Final = ("1", "on", "yes", "true")
+
+
+class HubNotAsked(NetworkNeeded):
+    """The hub may not be asked, or does not answer."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """Why, as the end of a sentence: ``GENIUS_OFFLINE=1 forbids it``."""
 
 
 def forbidden() -> str | None:
@@ -38,33 +47,49 @@ def endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
 
 
+def has_hub() -> bool:
+    """Whether huggingface_hub is installed."""
+    return importlib.util.find_spec("huggingface_hub") is not None
+
+
 def need_hub() -> None:
     """Raise :class:`MissingExtra` where huggingface_hub is not installed."""
-    if importlib.util.find_spec("huggingface_hub") is None:
+    if not has_hub():
         raise MissingExtra(
             "models are pulled and pushed by huggingface_hub, which is not installed: "
             "pip install genius-retrieval[hf]"
         )
 
 
-def probe(need: str, *, advice: str = "Connect, or copy its folder here and give the path") -> None:
+def probe(
+    need: str,
+    *,
+    again: str = "run the same again",
+    instead: str | None = "copy its folder here and give the path",
+) -> None:
     """Give up after two seconds where the hub does not answer.
 
     Parameters
     ----------
     need
         why it is asked, as the beginning of a sentence: ``owner/name is not on this machine``.
-    advice
-        what to do where it cannot be asked.
+    again
+        what to do once it can be asked.
+    instead
+        what would do without it.
 
     Raises
     ------
-    NetworkNeeded
+    HubNotAsked
         the network may not be used, or the hub does not answer.
     """
+    way = again if instead is None else f"{again}, or {instead}"
     switch = forbidden()
     if switch is not None:
-        raise NetworkNeeded(f"{need}, and {switch} forbids asking the hub. {advice}")
+        raise HubNotAsked(
+            f"{need}, and {switch} forbids asking the hub. Unset {switch.partition('=')[0]} and {way}",
+            reason=f"{switch} forbids it",
+        )
     address = endpoint()
     answered = threading.Event()
 
@@ -83,4 +108,5 @@ def probe(need: str, *, advice: str = "Connect, or copy its folder here and give
     asking.start()
     asking.join(PROBE_SECONDS)
     if not answered.is_set():
-        raise NetworkNeeded(f"{need}, and {address} cannot be reached from this machine. {advice}")
+        reason = f"{address} cannot be reached from this machine"
+        raise HubNotAsked(f"{need}, and {reason}. Connect and {way}", reason=reason)

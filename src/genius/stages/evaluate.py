@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -119,13 +120,14 @@ def evaluate(
     asked = [_embed_queries(data, model, row, config, folder, progress) for row in rows]
     results: list[ResultRow] = []
     progress.begin("evaluate", len(rows) * len(config.pools))
-    union = pools.of(rows[0], "global") if "global" in config.pools else None
-    for number, (row, variants) in enumerate(zip(rows, asked, strict=True)):
-        qrels = _qrels(row, variants[0].qids)
-        for place, pool in enumerate(config.pools):
-            candidates = union if pool == "global" and union is not None else pools.of(row, pool)
-            results += _evaluate_row(model, row, pool, variants, candidates, qrels, config, folder)
-            progress.advance(number * len(config.pools) + place + 1, {})
+    for pool in config.pools:
+        whole = list(zip(rows, asked, strict=True))
+        # The global pool is gone through once for the queries of all rows.
+        for together in [whole] if pool == "global" else [[one] for one in whole]:
+            candidates = pools.of(together[0][0], pool)
+            for lines in _evaluate(model, together, pool, candidates, config, folder):
+                results += lines
+                progress.advance(len(results) // len(config.methods), {})
     about = {"model": model.fingerprint, "data": data.name, "split": config.split, "config": asdict(config)}
     result = EvaluationResult(results, pools.health(), about)
     write_json(folder / RESULTS, result.to_json())
@@ -244,52 +246,61 @@ def _qrels(row: EvaluationRow, qids: list[str]) -> Qrels:
     return {qid: everything[qid] for qid in qids}
 
 
-def _evaluate_row(
+def _evaluate(
     model: Genius,
-    row: EvaluationRow,
+    together: list[tuple[EvaluationRow, list[RowQueries]]],
     pool: Pool,
-    variants: list[RowQueries],
     candidates: PoolCandidates,
-    qrels: Qrels,
     config: EvaluationConfig,
     folder: Path,
-) -> list[ResultRow]:
-    """One line for each method; over several ways of instructing, the mean of their measures."""
-    try:
-        inside = filter_to_pool(qrels, candidates)
-    except BadData as error:
-        where = row.local_pool if pool == "local" else "global pool"
-        raise BadData(f"{row.name}, {where}: {error}") from None
-    # The answers as they were cut to the pool: with them any TREC tool measures the runs alike.
+) -> Iterator[list[ResultRow]]:
+    """The lines of each of some rows that share a pool; over several ways of instructing, their mean."""
     runs = folder / "runs"
     runs.mkdir(parents=True, exist_ok=True)
-    write_qrels(runs / f"{row.name}_{config.split}.{pool}.qrels", inside)
+    judged = {}
+    ways_of = {row.name: ways for row, ways in together}
+    for row, ways in together:
+        judged[row.name] = _inside(row, pool, candidates, _qrels(row, ways[0].qids))
+        # As they were cut to the pool: with these any TREC tool measures the runs alike.
+        write_qrels(runs / f"{row.name}_{config.split}.{pool}.qrels", judged[row.name])
+    asked = [(row, way, queries) for row, ways in together for way, queries in enumerate(ways, start=1)]
     settings = SearchConfig(beam=config.beam, scores=config.scores)
-    ks = KS_FASHION if row.headline_k == 10 else KS
-    found: dict[str, list[ResultRow]] = {}
-    for way, queries in enumerate(variants, start=1):
-        for answers in find(model, queries, candidates, config.methods, settings):
-            run = Run(answers.method, dict(zip(queries.qids, answers.hits, strict=True)))
-            measures = measure(inside, run, ks=ks)
-            label = f".instruction-{way}" if len(variants) > 1 else ""
-            write_run(runs / f"{row.name}_{config.split}.{pool}.{answers.method}{label}.trec", run)
-            found.setdefault(answers.method, []).append(
+    answers = find(model, [queries for _, _, queries in asked], candidates, config.methods, settings)
+    lines: dict[str, list[ResultRow]] = {}
+    for (row, way, queries), found in zip(asked, answers, strict=True):
+        if way == 1:
+            lines = {one.method: [] for one in found}
+        for one in found:
+            run = Run(one.method, dict(zip(queries.qids, one.hits, strict=True)))
+            measures = measure(judged[row.name], run, ks=KS_FASHION if row.headline_k == 10 else KS)
+            label = f".instruction-{way}" if config.instructions == "all" else ""
+            write_run(runs / f"{row.name}_{config.split}.{pool}.{one.method}{label}.trec", run)
+            lines[one.method].append(
                 ResultRow(
                     dataset=row.dataset,
                     name=row.name,
                     task=task_name(row.task_id),
                     task_id=row.task_id,
                     pool=pool,
-                    method=answers.method,
+                    method=one.method,
                     queries=measures.queries,
                     pool_size=len(candidates),
                     headline_k=row.headline_k,
                     measures=measures.flat(),
-                    bytes_per_item=answers.bytes_per_item,
-                    candidates_touched=answers.touched,
+                    bytes_per_item=one.bytes_per_item,
+                    candidates_touched=one.touched,
                 )
             )
-    return [_mean(lines) for lines in found.values()]
+        if way == len(ways_of[row.name]):
+            yield [_mean(ways) for ways in lines.values()]
+
+
+def _inside(row: EvaluationRow, pool: Pool, candidates: PoolCandidates, qrels: Qrels) -> Qrels:
+    try:
+        return filter_to_pool(qrels, candidates)
+    except BadData as error:
+        where = row.local_pool if pool == "local" else "global pool"
+        raise BadData(f"{row.name}, {where}: {error}") from None
 
 
 def _mean(lines: list[ResultRow]) -> ResultRow:

@@ -136,46 +136,64 @@ class Found(NamedTuple):
 
 def find(
     model: Genius,
-    queries: RowQueries,
+    rows: Sequence[RowQueries],
     pool: PoolCandidates,
     methods: Sequence[str],
     settings: SearchConfig,
-) -> Iterator[Found]:
-    """Answer all queries by each of these methods."""
+) -> Iterator[list[Found]]:
+    """Answer the queries of each row by each of these methods.
+
+    Exact search goes through the candidates once, whichever the row: at millions of them that is what it
+    costs.
+    """
     vector_bytes = 2.0 * model.dim  # as they would be stored; exact search compares them in 32 bits
-    for rival in _exact(model, queries, pool):
-        if rival.method in methods:
-            nearest = exact_search(
-                rival.queries, rival.vectors, len(pool), k=DEPTH, device=model.quantizer.device
-            )
+    nearest = {
+        rival.method: exact_search(
+            torch.cat([rival.queries(queries) for queries in rows]),
+            rival.vectors,
+            len(pool),
+            k=DEPTH,
+            device=model.quantizer.device,
+        )
+        for rival in _exact(model, pool)
+        if rival.method in methods
+    }
+    generating = [method for method in RERANK if method in methods]
+    start = 0
+    for queries in rows:
+        here = slice(start, start + len(queries.qids))
+        start = here.stop
+        found = []
+        for method, everything in nearest.items():
             hits = [
                 _hits(pool, items, scores)
-                for items, scores in zip(nearest.items, nearest.scores, strict=True)
+                for items, scores in zip(everything.items[here], everything.scores[here], strict=True)
             ]
-            size = pool.id_bytes if rival.method == "exact-codes" else vector_bytes
-            yield Found(rival.method, hits, size, float(len(pool)))
-    wanted = [method for method in RERANK if method in methods]
-    if wanted:
-        generated = _generate(model, queries, pool, wanted, settings)
-        for method in wanted:
-            size = pool.id_bytes + (vector_bytes if RERANK[method] == "embeddings" else 0.0)
-            yield Found(method, generated.hits[method], size, generated.touched)
+            size = pool.id_bytes if method == "exact-codes" else vector_bytes
+            found.append(Found(method, hits, size, float(len(pool))))
+        if generating:
+            generated = _generate(model, queries, pool, generating, settings)
+            for method in generating:
+                size = pool.id_bytes + (vector_bytes if RERANK[method] == "embeddings" else 0.0)
+                found.append(Found(method, generated.hits[method], size, generated.touched))
+        yield found
 
 
 class _Rival(NamedTuple):
     method: str
-    queries: Float[Tensor, "queries dim"]
+    queries: Callable[[RowQueries], Tensor]
+    """The vectors it compares with."""
     vectors: Callable[[slice], Tensor]
     """Of a range of the pool's candidates."""
 
 
-def _exact(model: Genius, queries: RowQueries, pool: PoolCandidates) -> list[_Rival]:
+def _exact(model: Genius, pool: PoolCandidates) -> list[_Rival]:
     return [
-        _Rival("exact-raw", queries.raw, pool.raw),
-        _Rival("exact-fused", queries.fused, pool.fused),
+        _Rival("exact-raw", lambda queries: queries.raw, pool.raw),
+        _Rival("exact-fused", lambda queries: queries.fused, pool.fused),
         _Rival(
             "exact-codes",
-            queries.fused,
+            lambda queries: queries.fused,
             lambda rows: model.quantizer.decode(torch.from_numpy(pool.codes[rows].astype(np.int64))),
         ),
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from genius.errors import ArtifactMismatch, ArtifactMissing
+from genius.hub.listing import is_name
 
 __all__ = ["FORMAT", "MODEL_FILE", "encoder_spec", "read_model_file", "relative_spec"]
 
@@ -30,9 +31,14 @@ def read_model_file(folder: Path) -> dict[str, Any]:
     if (folder / "index.json").exists():
         raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")
     if not path.exists():
+        named = (
+            f"; or, if this is a name on the hub, `genius pull {folder}` first"
+            if is_name(str(folder)) and not folder.exists()
+            else ""
+        )
         raise ArtifactMissing(
             f"no finished model at {folder}: it has no {MODEL_FILE}. `genius fit` makes one, and goes on "
-            "where it stopped when run again"
+            f"where it stopped when run again{named}"
         )
     try:
         body: dict[str, Any] = json.loads(path.read_text())

@@ -87,8 +87,10 @@ class NeededFile(NamedTuple):
     """Relative to the data set's folder, or to the repository it is published in."""
     why: str
     gigabytes: float | None
-    """None where no size is published."""
+    """Of a file that is there its own; else as published, None where no size is."""
     found: bool
+    of_model: bool = False
+    """The model, or a checkpoint that it is imported from."""
 
 
 class Work(NamedTuple):
@@ -132,9 +134,9 @@ def image_folders(rows: Sequence[str]) -> list[str]:
 def local_files(rows: Sequence[str], data: Path) -> list[NeededFile]:
     """What the local pools need."""
     files = [
-        NeededFile(INSTRUCTIONS, "instructions", 6.14e-6, (data / INSTRUCTIONS).exists()),
+        needed_file(data, INSTRUCTIONS, "instructions", published=6.14e-6),
         *(
-            NeededFile(path, why, None, (data / path).exists())
+            needed_file(data, path, why)
             for name in rows
             for path, why in (
                 (query_file(name), "queries"),
@@ -143,22 +145,23 @@ def local_files(rows: Sequence[str], data: Path) -> list[NeededFile]:
             )
         ),
     ]
-    return files + [
-        NeededFile(folder, f"pictures, in {ARCHIVE}", None, (data / folder).is_dir())
-        for folder in image_folders(rows)
-    ]
+    return files + [needed_file(data, folder, f"pictures, in {ARCHIVE}") for folder in image_folders(rows)]
 
 
 def global_files(rows: Sequence[str], data: Path) -> list[NeededFile]:
     """What the global pool needs besides: the union's file or all local pools, and everybody's pictures."""
     folders = [folder for folder in image_folders(PAPER_ROWS) if folder not in image_folders(rows)]
-    return [
-        NeededFile(UNION_POOL, "global pool (or all 16 local pools)", 2.43, has_union(data)),
-        *(
-            NeededFile(folder, f"pictures, in {ARCHIVE}", None, (data / folder).is_dir())
-            for folder in folders
-        ),
-    ]
+    union = needed_file(data, UNION_POOL, "global pool (or all 16 local pools)", published=2.43)
+    if not union.found and has_union(data):
+        union = union._replace(path="the 16 local pools", why="global pool", gigabytes=None, found=True)
+    return [union, *(needed_file(data, folder, f"pictures, in {ARCHIVE}") for folder in folders)]
+
+
+def needed_file(data: Path, path: str, why: str, *, published: float | None = None) -> NeededFile:
+    """A file or folder of the data; pictures are not counted, there are millions."""
+    place = data / path
+    size = place.stat().st_size / 1e9 if place.is_file() else None
+    return NeededFile(path, why, size if place.exists() else published, place.exists())
 
 
 def has_union(data: Path) -> bool:
@@ -169,13 +172,16 @@ def has_union(data: Path) -> bool:
 def model_files(model: Path | None) -> list[NeededFile]:
     """The model, or what it is imported from."""
     if model is not None and (model / MODEL_FILE).exists():
-        return [NeededFile(str(model), "model", None, found=True)]
+        parts = [path for path in model.rglob("*") if path.relative_to(model).parts[0] != "evaluation"]
+        size = sum(path.stat().st_size for path in parts if path.is_file()) / 1e9
+        return [NeededFile(str(model), "model", size, found=True, of_model=True)]
     return [
-        NeededFile("TIGER-Lab/UniIR: checkpoint/CLIP_SF/clip_sf_large.pth", "encoder", 5.13, found=False),
-        NeededFile(
-            "Sungyeon/GENIUS: checkpoint/rq_clip_large.pth", "fusion and codebooks", None, found=False
-        ),
-        NeededFile("Sungyeon/GENIUS: checkpoint/GENIUS_t5small.pth", "generator", None, found=False),
+        NeededFile(path, why, size, found=False, of_model=True)
+        for path, why, size in (
+            ("TIGER-Lab/UniIR: checkpoint/CLIP_SF/clip_sf_large.pth", "encoder", 5.13),
+            ("Sungyeon/GENIUS: checkpoint/rq_clip_large.pth", "fusion and codebooks", None),
+            ("Sungyeon/GENIUS: checkpoint/GENIUS_t5small.pth", "generator", None),
+        )
     ]
 
 

@@ -7,6 +7,7 @@ evaluation runs stay where they are.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from contextlib import closing
@@ -20,6 +21,7 @@ from genius.data.records import Modality
 from genius.encoders.checkpoint import PATTERNS
 from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius.hub.card import LIBRARY, IndexCard, ModelCard, Numbers, index_card, model_card
+from genius.hub.credit import Origin
 from genius.hub.listing import written
 from genius.hub.place import alone, new_folder
 from genius.stages.model_file import MODEL_FILE, encoder_spec, read_model_file
@@ -34,6 +36,10 @@ RESULTS: Final = "evaluation/results.json"
 """Where `genius evaluate` writes beside a model."""
 
 _PARTS: Final = ("quantizer", "generator")
+_UNIIR: Final = "uniir"
+"""An imported encoder: how its spec begins, and the kind of its folder; its module would import PyTorch."""
+_LICENSE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""How the hub's short names of licences look."""
 
 
 class About(NamedTuple):
@@ -71,9 +77,10 @@ def save_model(
     Raises
     ------
     UsageError
-        the target holds something else, another model for example; the encoder cannot be saved; or the
-        numbers that were given are another model's.
+        the target holds something else, another model for example; the encoder cannot be saved; the numbers
+        that were given are another model's; or the licence cannot be one.
     """
+    _check_license(about.license)
     body = read_model_file(source)
     parts = {part: open_artifact(source / part, kind=part) for part in _PARTS}
     folder = new_folder(target)
@@ -91,9 +98,10 @@ def save_model(
             license=about.license,
             datasets=about.datasets,
             config=config,
-            training=_training(source, parts["quantizer"]),
+            training=_training(source, parts),
             health=parts["quantizer"].facts.get("health"),
             numbers=_numbers(source, about.results, str(body["fingerprint"]), progress or Silent()),
+            origin=_origin(parts, place),
         )
         (partial / CARD).write_text(model_card(card), encoding="utf-8")
         put(partial, folder)
@@ -107,7 +115,10 @@ def save_index(source: Path, target: Path, about: About) -> Path:
     ------
     ArtifactMissing, ArtifactMismatch
         there is no whole index in the folder.
+    UsageError
+        something is in the target's place, or the licence cannot be one.
     """
+    _check_license(about.license)
     try:
         body = json.loads((source / INDEX_FILE).read_text())
         snapshot, fingerprint = str(body["snapshot"]), str(body["model_fingerprint"])
@@ -136,6 +147,15 @@ def save_index(source: Path, target: Path, about: About) -> Path:
         (partial / CARD).write_text(index_card(card), encoding="utf-8")
         partial.rename(folder)
     return target.expanduser()
+
+
+def _check_license(name: str) -> None:
+    """Refuse what cannot be the hub's short name of a licence."""
+    if not _LICENSE.fullmatch(name):
+        raise UsageError(
+            f"the licence is {name!r}, expected its short name on the hub: letters, digits, full stops and "
+            "hyphens, such as mit, apache-2.0, cc-by-4.0, or other"
+        )
 
 
 def _copy_artifact(source: Path, target: Path) -> None:
@@ -186,9 +206,31 @@ def _config(body: Mapping[str, Any], parts: Mapping[str, Manifest]) -> dict[str,
     }
 
 
-def _training(source: Path, quantizer: Manifest) -> dict[str, str]:
-    """What the manifests say of the training data."""
-    said = {f"fingerprint of the {name}": value for name, value in quantizer.inputs.items()}
+def _origin(parts: Mapping[str, Manifest], encoder: str) -> Origin:
+    """Which parts were imported, as the manifests say."""
+    kind, _, place = encoder.partition(":")
+    imported = tuple(name for name in _PARTS if "published" in parts[name].inputs)
+    if kind != _UNIIR:
+        return Origin(imported)
+    try:
+        said = open_artifact(Path(place).expanduser(), kind=_UNIIR).config.get("kind")
+    except (ArtifactMissing, ArtifactMismatch):
+        said = None
+    return Origin(imported, str(said or "encoder"))
+
+
+def _training(source: Path, parts: Mapping[str, Manifest]) -> dict[str, str]:
+    """What the manifests say of the training data, and of the files that parts were imported from."""
+    said = {
+        f"SHA-256 of the {name}'s published file": str(parts[name].inputs["published"])
+        for name in _PARTS
+        if "published" in parts[name].inputs
+    }
+    for name, value in parts["quantizer"].inputs.items():
+        if name == "level0" and value != "unknown":
+            said["fingerprint of the candidates that level 0 was told from"] = value
+        elif name not in ("level0", "published"):
+            said[f"fingerprint of the {name}"] = value
     for name in ("queries", "candidates"):
         try:
             features = open_artifact(source / "features" / name, kind="features")
@@ -210,7 +252,8 @@ def _numbers(source: Path, given: Path | None, fingerprint: str, progress: Progr
         model = body.get("model")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{path} is not what `genius evaluate` writes ({error!r}); give the results.json of its folder"
+            f"{path} is not what `genius evaluate` writes ({_problem(error)}); give the results.json of its "
+            "folder"
         ) from None
     if model == fingerprint:
         return numbers
@@ -222,6 +265,17 @@ def _numbers(source: Path, given: Path | None, fingerprint: str, progress: Progr
         )
     progress.say(f"{path} is left out of the card: {whose}, expected {fingerprint}")
     return None
+
+
+def _problem(error: Exception) -> str:
+    """Why a file of results cannot be read, in words."""
+    match error:
+        case OSError():
+            return error.strerror or "it cannot be read"
+        case ValueError():
+            return "it is not JSON"
+        case _:
+            return "it is JSON of another form"
 
 
 class _Holds(NamedTuple):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from genius.errors import ArtifactError, ArtifactMissing, NetworkNeeded, UsageError
-from genius.hub.listing import DATASETS, Kind, Listing, is_place, list_repository, split_name
+from genius.hub.listing import DATASETS, Kind, Listing, is_name, is_place, list_repository, split_name
 from genius.hub.originals import ORIGINALS, pick
 from genius.hub.publish import publish
-from genius.hub.reach import need_hub, probe
+from genius.hub.reach import has_hub, need_hub, probe
 from genius.hub.store import cached, cached_files, free_bytes, pull_to_cache, pull_to_folder
 from genius.stages.model_file import MODEL_FILE
 from genius.stages.progress import Progress, Silent
@@ -66,9 +66,10 @@ def plan_pull(name: str, *, revision: str | None = None, token: str | None = Non
     """
     need_hub()
     _repository_of(name)
+    copy = "copy its folder from a machine that has it"
     probe(
         f"fetching {name} needs the hub",
-        advice="Connect and run the same again, or copy its folder from a machine that has it",
+        instead=ORIGINALS[name].by_hand if name in ORIGINALS else copy,
     )
     return _plan(name, revision=revision, token=token)
 
@@ -132,8 +133,26 @@ def pull(
     return folder
 
 
-def pulled_before(name: str, *, revision: str | None = None) -> Path | None:
-    """The folder of what was pulled by this name to the cache, if it is whole."""
+class Pulled(NamedTuple):
+    """What is in the cache since an earlier pull."""
+
+    repository: str
+    what: Literal["model", "index"]
+    folder: Path
+
+    @property
+    def commit(self) -> str:
+        """The hub's name of this state."""
+        return self.folder.name
+
+    @property
+    def files(self) -> tuple[tuple[str, int], ...]:
+        """Names and bytes."""
+        return _sizes(self.folder)
+
+
+def pulled_before(name: str, *, revision: str | None = None) -> Pulled | None:
+    """What was pulled by this name to the cache, if it is whole; the network is not used."""
     if name in ORIGINALS:
         return None
     repository, said = split_name(name)
@@ -141,8 +160,27 @@ def pulled_before(name: str, *, revision: str | None = None) -> Path | None:
         if said in (None, kind):
             found = cached(repository, kind=kind, revision=revision, needs=needs)
             if found is not None and is_whole(found, what):
-                return found
+                return Pulled(repository, what, found)
     return None
+
+
+def model_folder(place: str | Path) -> Path:
+    """The folder itself, or what was pulled by this name; never downloads.
+
+    A place that is neither is given back, for whoever opens it says what is missing there.
+
+    Raises
+    ------
+    ArtifactMismatch
+        what was pulled says what a stranger's file may not say.
+    """
+    folder = Path(place)
+    name = str(place)
+    if folder.exists() or not is_name(name) or not has_hub():
+        return folder
+    kind, needs = _KEPT["model"]
+    found = cached(name, kind=kind, revision=None, needs=needs)
+    return folder if found is None or not is_whole(found, "model") else found
 
 
 def find_model(
@@ -196,26 +234,49 @@ def staged(
     ------
     ArtifactMissing
         the folder is neither.
+    UsageError
+        what is said of it does not fit what it is.
     """
-    if split_name(repository)[1] is not None:
-        raise UsageError(f"give {repository.removeprefix(DATASETS)}: an index becomes a data set anyway")
+    kind = _publishable(folder, repository, about)
     with tempfile.TemporaryDirectory() as place:
         target = Path(place) / "staged"
         named = about._replace(name=repository)
-        if (folder / INDEX_FILE).exists():
-            kind: Kind = "dataset"
+        if kind == "dataset":
             save_index(folder, target, named)
-        elif (folder / MODEL_FILE).exists():
-            kind = "model"
-            save_model(folder, target, named, progress=progress)
         else:
-            raise ArtifactMissing(f"{folder} is neither a finished model nor an index")
-        files = sorted(file for file in target.rglob("*") if file.is_file())
-        yield Staged(
-            target,
-            kind,
-            tuple((file.relative_to(target).as_posix(), file.stat().st_size) for file in files),
-        )
+            save_model(folder, target, named, progress=progress)
+        yield Staged(target, kind, _sizes(target))
+
+
+def _publishable(folder: Path, repository: str, about: About) -> Kind:
+    """What a folder becomes on the hub, when what is said of it fits; nothing is copied."""
+    if split_name(repository)[1] is not None:
+        raise UsageError(f"give {repository.removeprefix(DATASETS)}: an index becomes a data set anyway")
+    if (folder / INDEX_FILE).exists():
+        if about.datasets or about.results is not None:
+            raise UsageError(
+                f"{folder} is an index, and --dataset and --results are for a model's card; leave them out, "
+                "or give the model's folder"
+            )
+        if about.model is not None and not is_name(about.model):
+            raise UsageError(
+                f"--model is {about.model!r}, expected the model's name on the hub, as owner/name: whoever "
+                "pulls the index has no folder of yours"
+            )
+        return "dataset"
+    if (folder / MODEL_FILE).exists():
+        if about.model is not None:
+            raise UsageError(
+                f"{folder} is a model, and --model says of an index where its model is; leave it out, or "
+                "give the index's folder"
+            )
+        return "model"
+    raise ArtifactMissing(f"{folder} is neither a finished model nor an index")
+
+
+def _sizes(folder: Path) -> tuple[tuple[str, int], ...]:
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return tuple((file.relative_to(folder).as_posix(), file.stat().st_size) for file in files)
 
 
 def push(
@@ -242,8 +303,9 @@ def push(
     NetworkNeeded
         the hub cannot be reached; said before anything is copied.
     """
+    _publishable(folder, repository, about)
     need_hub()
-    probe(f"publishing {repository} needs the hub", advice="Connect and run the same again")
+    probe(f"publishing {repository} needs the hub", instead=None)
     with staged(folder, repository, about, progress=progress) as ready:
         if review is not None:
             review(ready)
@@ -281,7 +343,8 @@ def _find(
         raise NetworkNeeded(f"{name} is {lacks} on this machine; `genius pull {name}` {mends} it")
     probe(
         f"{name} is {lacks} on this machine",
-        advice=f"Run `genius pull {name}` once where there is a network, or give the folder of a copy",
+        again=f"run `genius pull {name}`",
+        instead="give the folder of a copy",
     )
     plan = _plan(name, revision=revision, token=token)
     if plan.what != what:

@@ -40,11 +40,11 @@ def everything(pool: str, off: float = 0.0) -> list[ResultRow]:
     return rows
 
 
-def printed(rows: list[ResultRow], beam: int = 50) -> str:
+def printed(rows: list[ResultRow], width: int = 80) -> str:
     out = io.StringIO()
-    console = Console(file=out, width=80)
-    for table in paper_tables(rows, beam=beam):
-        console.print(to_rich(table))
+    console = Console(file=out, width=width)
+    for table in paper_tables(rows, beam=50):
+        console.print(to_rich(table, width=width))
     return out.getvalue()
 
 
@@ -123,9 +123,10 @@ def test_a_subset_is_told_above_the_table_and_has_no_published_numbers():
     rows = [replace(row("cirr_task7", method), queries=12) for method in METHODS]
     (table,) = paper_tables(rows, beam=50)
     (note,) = table.above
-    assert "4,170 queries" in note
-    assert "21,551" in note
-    assert "are 12 and 21,551" in note
+    assert note == (
+        "No published numbers shown: 1 row has other sizes than M-BEIR's (cirr_task7: 12 of 4,170 queries, "
+        "pool 21,551 of 21,551)"
+    )
     assert [len(block.lines) for block in table.blocks if block.task != "cost"] == [1]
     assert table.below == ()
 
@@ -136,6 +137,40 @@ def test_another_beam_is_told():
     assert paper_tables([row("cirr_task7", "exact-raw")], beam=30)[0].above == ()
 
 
+def test_other_instructions_and_scores_are_told_while_published_numbers_are_shown():
+    ours = {"scores": "level", "instructions": "hashed"}
+    (note,) = paper_tables(everything("local"), beam=50, **ours)[0].above
+    assert "--instructions hashed" in note
+    assert "--scores level" in note
+    assert "always the first" in note
+    (exact,) = paper_tables([row("cirr_task7", "exact-raw")], beam=50, **ours)[0].above
+    assert "--scores" not in exact
+    small = [replace(row("cirr_task7", "generative"), queries=12)]
+    assert all("--scores" not in note for note in paper_tables(small, beam=50, **ours)[0].above)
+
+
+def test_rows_of_other_sizes_among_others_are_counted():
+    rows = [replace(one, queries=7) if one.name.startswith("cirr") else one for one in everything("global")]
+    (note,) = paper_tables(rows, beam=50)[0].above
+    assert note.startswith("Not all published numbers shown: 1 row has other sizes")
+    assert "pool 5,609,079 of 5,609,079" in note
+    (note,) = paper_tables([replace(one, queries=7) for one in rows], beam=50)[0].above
+    assert "16 rows have" in note
+
+
+def test_on_a_wide_terminal_no_word_is_broken_and_no_number_shortened():
+    text = printed(everything("global"), 130)
+    assert "+embeddings" in text
+    assert "5,609,079" in text
+    assert "+embed-" in printed(everything("global"))
+
+
+def test_small_costs_keep_a_decimal_and_large_ones_their_thousands():
+    one = replace(row("cirr_task7", "exact-raw"), bytes_per_item=0.25, candidates_touched=56_092.0)
+    assert cell([one], "bytes/candidate", "exact-raw", "ours") == "0.2"
+    assert cell([one], "bytes/candidate", "exact-raw", "touched/query") == "56,092"
+
+
 def test_there_is_a_table_for_each_pool():
     rows = [row("cirr_task7", "exact-raw", "global"), row("cirr_task7", "exact-raw")]
     assert [table.pool for table in paper_tables(rows, beam=50)] == ["local", "global"]
@@ -144,7 +179,7 @@ def test_there_is_a_table_for_each_pool():
 def test_what_was_touched_is_told_beside_the_scores():
     text = printed([row("cirr_task7", "exact-raw")])
     assert "5.6M" in text
-    assert "1536" in text
+    assert "1,536" in text
 
 
 def test_markdown_says_the_same():

@@ -342,9 +342,53 @@ def test_push_shows_what_goes_out_and_a_dry_run_needs_no_network(hub, trained, c
 def test_a_pull_offline_of_what_is_here_says_where_it_is(hub, saved, capsys, monkeypatch):
     hub.hold("me/model", saved)
     folder = pull(plan_pull("me/model"))
+    assert main(["pull", "me/model", "--json"]) == 0
+    online = json.loads(capsys.readouterr().out)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert main(["pull", "me/model"]) == 0
-    assert str(folder) in capsys.readouterr().err.replace("\n", "")
+    assert main(["pull", "me/model", "--json"]) == 0
+    captured = capsys.readouterr()
+    offline = json.loads(captured.out)
+    for answer in (online, offline):
+        answer["files"].sort(key=lambda file: file["path"])
+    assert offline == online
+    said = captured.err.replace("\n", "")
+    assert str(folder) in said
+    assert "the hub was not asked because HF_HUB_OFFLINE=1 forbids it" in " ".join(captured.err.split())
+    assert "Connect" not in said
+    assert "needs the hub" not in said
+
+
+def test_a_model_that_was_pulled_opens_by_its_name_everywhere_and_nothing_is_downloaded(
+    hub, saved, some_index, tmp_path, monkeypatch, capsys
+):
+    hub.hold("me/model", saved)
+    push(some_index, "me/some", About(model="me/model"))
+    index = find_index("me/some")
+    with pytest.raises(
+        ArtifactMissing, match=r"is me/model, which is not on this machine; `genius pull me/m"
+    ):
+        Index.open(index)
+    folder = pull(plan_pull("me/model"))
+    hub.asked.clear()
+    monkeypatch.chdir(tmp_path)
+    assert Genius.open("me/model").folder == folder
+    assert Genius.open(Path("me/model")).folder == folder
+    assert Index.open(index).model.folder == folder
+    assert Index.open(some_index, model="me/model").model.folder == folder
+    made, _ = Index.create(tmp_path / "new.index", model="me/model", pool=tmp_path / "pool")
+    assert made.info().items == 1
+    assert main(["search", str(index), "a red anchor"]) == 0
+    assert hub.asked == []
+
+
+def test_an_evaluation_of_a_pulled_model_does_not_go_into_the_cache(hub, saved, trained, capsys):
+    hub.hold("me/model", saved)
+    folder = pull(plan_pull("me/model"))
+    before = sorted(folder.rglob("*"))
+    assert main(["evaluate", str(trained.data), "--model", "me/model"]) == 2
+    assert "--out FOLDER" in " ".join(capsys.readouterr().err.split())
+    assert sorted(folder.rglob("*")) == before
+    assert not Path("me").exists()
 
 
 def test_a_large_file_that_nothing_names_is_not_fetched(hub, spoiled):

@@ -14,6 +14,7 @@ from genius.encoders.checkpoint import find_checkpoint
 from genius.errors import MissingExtra, NetworkNeeded
 from genius.hub import reach
 from genius.hub.listing import is_place, stays_inside
+from genius.hub.originals import ORIGINALS
 from genius.model import Genius
 from genius.stages.share import plan_pull
 
@@ -38,6 +39,23 @@ def test_a_switch_forbids_any_use_of_the_network(untouched, monkeypatch, switch,
     ):
         with pytest.raises(NetworkNeeded, match=f"{switch}={value} forbids"):
             ask()
+
+
+@pytest.mark.parametrize("switch", ["GENIUS_OFFLINE", "HF_HUB_OFFLINE"])
+def test_one_is_told_to_unset_the_switch_and_not_to_connect(untouched, monkeypatch, switch):
+    monkeypatch.setenv(switch, "1")
+    with pytest.raises(NetworkNeeded, match=rf"Unset {switch} and run the same again, or copy") as refused:
+        plan_pull("some/repo")
+    assert "Connect" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_the_authors_files_are_named_so_that_a_browser_can_fetch_them(untouched, monkeypatch, name):
+    monkeypatch.setenv("GENIUS_OFFLINE", "1")
+    with pytest.raises(NetworkNeeded, match="with a browser") as refused:
+        plan_pull(name)
+    for part in (ORIGINALS[name].repository, *ORIGINALS[name].files):
+        assert part in str(refused.value)
 
 
 @pytest.mark.parametrize("value", ["", "0", "false"])

@@ -16,8 +16,8 @@ from genius.cli import COMMANDS, find, main
 from genius.data.mbeir import PAPER_ROWS
 from genius.hub import originals
 from genius.stages import share
-from genius.stages.repro import plan
 from genius.stages.repro_needs import DATA_REPOSITORY
+from genius.stages.repro_plan import plan
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from genius.artifact import ArtifactWriter
 from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius.hub.card import IndexCard, index_card
 from genius.model import Genius
@@ -70,6 +71,9 @@ def test_the_card_has_a_head_and_every_section(trained, saved):
     sections = re.findall(r"^## (.*)$", card, re.MULTILINE)
     assert sections == ["Use", "Training data", "Numbers", "Health of its IDs", "Licence", "Citation"]
     assert 'Genius.from_pretrained("me/model")' in card
+    assert "pip install 'genius-retrieval[hf]'" in card
+    assert 'modality="image"' in card
+    assert "UniIR" not in card
     inputs = json.loads((trained.model / "quantizer" / "manifest.json").read_text())["inputs"]
     assert all(fingerprint in card for fingerprint in inputs.values())
     health = json.loads((trained.model / "quantizer" / "manifest.json").read_text())["facts"]["health"]
@@ -106,8 +110,9 @@ def test_the_card_names_data_licence_and_numbers_that_were_given(trained, tmp_pa
 )
 def test_a_file_of_results_that_is_none_is_refused_by_name(trained, tmp_path, text):
     (tmp_path / "results.json").write_text(text)
-    with pytest.raises(UsageError, match=r"results\.json.*genius evaluate"):
+    with pytest.raises(UsageError, match=r"results\.json.*genius evaluate") as refused:
         save_model(trained.model, tmp_path / "model", About(results=tmp_path / "results.json"))
+    assert "Error(" not in str(refused.value)
     assert not (tmp_path / "model").exists()
 
 
@@ -295,6 +300,63 @@ def test_an_indexs_card_says_what_it_gives_away():
     assert "texts of the items" not in text
     assert "| items: image | 1,200 |" in text
     assert head_of(text)["viewer"] is False
+
+
+def test_an_indexs_card_brings_its_model_before_it_names_it():
+    card = IndexCard("me/some", "mit", "me/model", "f" * 64, {"image": 1}, False, True, False)
+    steps = index_card(card).split("```console\n")[1].split("\n```")[0].splitlines()
+    assert steps == [
+        "$ pip install 'genius-retrieval[hf]'",
+        "$ genius pull me/model --out model",
+        "$ genius pull datasets/me/some --out pulled.index",
+        '$ genius search pulled.index "a red leather bag" --model model',
+    ]
+
+
+def test_an_imported_models_card_credits_the_authors_and_claims_nothing_that_is_unknown(copied, tmp_path):
+    for part in ("quantizer", "generator"):
+        inputs = {"published": f"hash of {part}", "level0": "unknown"}
+        edit(copied / part / "manifest.json", lambda body, inputs=inputs: body.update(inputs=inputs))
+    edit(copied / "quantizer" / "manifest.json", lambda body: body["facts"].update(health=None))
+    writer = ArtifactWriter(tmp_path / "clip-sf", kind="uniir", config={"kind": "clip-sf"}, inputs={})
+    writer.finish()
+    edit(copied / "model.json", lambda body: body["encoder"].update(spec=f"uniir:{tmp_path}/clip-sf"))
+    card = (save_model(copied, tmp_path / "saved", About("me/model")) / "README.md").read_text()
+    assert "the quantizer and generator, from published checkpoints of GENIUS (Kim et al., CVPR 2025)" in card
+    assert "UniIR's clip-sf (Wei et al., ECCV 2024)" in card
+    assert "kim2025genius" in card
+    assert "wei2024uniir" in card
+    assert "| SHA-256 of the quantizer's published file | hash of quantizer |" in card
+    assert "unknown |" not in card
+    assert "did not name its data set" not in card
+    assert 'index.search("a red leather bag", k=5)' in card
+
+
+def test_a_level_0_that_was_told_from_candidates_is_in_the_card(copied, tmp_path):
+    inputs = {"published": "hash", "level0": "of some candidates"}
+    edit(copied / "quantizer" / "manifest.json", lambda body: body.update(inputs=inputs))
+    card = (save_model(copied, tmp_path / "saved", About()) / "README.md").read_text()
+    assert "| fingerprint of the candidates that level 0 was told from | of some candidates |" in card
+    assert "trained by whoever published this: the quantizer, from published" in card
+    assert 'modality="image"' in card
+
+
+@pytest.mark.parametrize("name", ["", "the MIT licence", "mit\n", "-", "mit: x", 'm"it'])
+def test_a_licence_that_cannot_be_one_is_refused_before_anything_is_written(trained, tmp_path, name):
+    with pytest.raises(UsageError, match=r"expected its short name on the hub"):
+        save_model(trained.model, tmp_path / "saved", About(license=name))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_said_of_an_index_is_refused_for_a_model_and_the_other_way_round(trained, tmp_path):
+    with pytest.raises(UsageError, match="--model says of an index"):
+        staged(trained.model, "me/model", About(model="me/other")).__enter__()
+    (tmp_path / "index.json").write_text("{}")
+    for about in (About(datasets=("toys",)), About(results=tmp_path / "results.json")):
+        with pytest.raises(UsageError, match="--dataset and --results are for a model's card"):
+            staged(tmp_path, "me/some", about).__enter__()
+    with pytest.raises(UsageError, match="expected the model's name on the hub"):
+        staged(tmp_path, "me/some", About(model="../model")).__enter__()
 
 
 @pytest.mark.parametrize(
