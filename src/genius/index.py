@@ -37,8 +37,9 @@ from genius.search.snapshot import (
 from genius.stages.embed import SHORTEST_SIDE, features_of
 from genius.stages.items import WORK, encode_items, read_items, remove_work
 from genius.stages.progress import Progress, Silent
+from genius.stages.pull import find_index, model_folder
+from genius.stages.push import push
 from genius.stages.save import About
-from genius.stages.share import find_index, model_folder, push
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from genius.models.generator import Generator
 from genius.models.quantizer import EncodedItems, Quantizer
 from genius.pretrained import Genius as Named
 from genius.stages.model_file import FORMAT, MODEL_FILE, encoder_spec, read_model_file, relative_spec
-from genius.stages.share import model_folder
+from genius.stages.pull import model_folder
 from genius.stages.train_generator import TrainedGenerator, load_generator
 from genius.stages.train_quantizer import TrainedQuantizer, load_quantizer
 

@@ -101,8 +101,8 @@ class MtebModel:
         self.model = model if isinstance(model, Genius) else Genius.open(model)
         self.method = method
         self.instructions = instructions
-        given = not isinstance(model, Genius) and not Path(model).is_dir()
-        self.name = name or (str(model) if given else f"genius/{self.model.folder.resolve().name}")
+        by_name = not isinstance(model, Genius) and not Path(model).is_dir()
+        self.name = name or (str(model) if by_name else f"genius/{self.model.folder.resolve().name}")
         self._config = config
         self._ranker = CodeRanker(self.model.quantizer.tables())
         self._pool: MemoryPool | None = None

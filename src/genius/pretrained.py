@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from genius.stages.progress import Progress
+from genius.stages.pull import find_model
+from genius.stages.push import push
 from genius.stages.save import About, save_model
-from genius.stages.share import find_model, push
 
 Model = TypeVar("Model", bound="Genius")
 

@@ -41,8 +41,8 @@ def test_evaluate_prints_the_promised_rows(trained, tmp_path, capsys):
     assert found["health"]["candidates"] == 1_000
     out, err = run(capsys, *words, "--pools", "local", "--max-queries", "2", "--methods", "exact-raw")
     assert "exact-raw" in out
-    assert "IDs of the global pool" in err
-    assert "IDs of the global pool" not in out
+    assert "IDs of the candidates" in err
+    assert "IDs of the candidates" not in out
 
 
 def test_a_checked_data_set_is_said_to_be_good(trained, capsys):

@@ -13,7 +13,7 @@ import tyro
 from genius.cli.terminal import TerminalProgress, print_json
 
 if TYPE_CHECKING:
-    from genius.stages.share import PullPlan
+    from genius.stages.pull import PullPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Pull:
         """Fetch it."""
         from genius.errors import NetworkNeeded
         from genius.hub.reach import HubNotAsked
-        from genius.stages.share import plan_pull, pull, pulled_before
+        from genius.stages.pull import plan_pull, pull, pulled_before
 
         with TerminalProgress() as progress:
             try:
@@ -123,8 +123,8 @@ class Push:
 
     def run(self) -> None:
         """Publish it."""
+        from genius.stages.push import Staged, push, staged
         from genius.stages.save import About
-        from genius.stages.share import Staged, push, staged
 
         about = About(license=self.license, datasets=self.dataset, results=self.results, model=self.model)
         seen: list[Staged] = []

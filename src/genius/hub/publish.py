@@ -35,3 +35,9 @@ def publish(
         created = api.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
         api.upload_folder(repo_id=created.repo_id, folder_path=folder, repo_type=kind, commit_message=message)
     return str(created)
+
+
+def files_of(folder: Path) -> tuple[tuple[str, int], ...]:
+    """Names and bytes of all files of a folder."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return tuple((file.relative_to(folder).as_posix(), file.stat().st_size) for file in files)

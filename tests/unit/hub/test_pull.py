@@ -16,8 +16,9 @@ from genius.cli import main
 from genius.errors import ArtifactMismatch, ArtifactMissing, GeniusError, NetworkNeeded, UsageError
 from genius.hub.originals import ORIGINALS
 from genius.model import Genius
+from genius.stages.pull import find_index, plan_pull, pull
+from genius.stages.push import push
 from genius.stages.save import About, save_model
-from genius.stages.share import find_index, plan_pull, pull, push
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +166,7 @@ def test_a_file_that_rotted_in_the_cache_is_fetched_again(hub, saved):
 
 def test_a_pull_that_has_no_room_is_refused_before_it_begins(hub, saved, monkeypatch):
     hub.hold("me/model", saved)
-    monkeypatch.setattr("genius.stages.share.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("genius.stages.pull.free_bytes", lambda _: 1000)
     with pytest.raises(UsageError, match="only 1,000 are free"):
         pull(plan_pull("me/model"))
     assert heavy(hub) == []

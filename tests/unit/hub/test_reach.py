@@ -16,7 +16,7 @@ from genius.hub import reach
 from genius.hub.listing import is_place, stays_inside
 from genius.hub.originals import ORIGINALS
 from genius.model import Genius
-from genius.stages.share import plan_pull
+from genius.stages.pull import plan_pull
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from huggingface_hub.cli.hf import app
 from genius.cli import COMMANDS, find, main
 from genius.data.mbeir import PAPER_ROWS
 from genius.hub import originals
-from genius.stages import share
+from genius.stages import pull
 from genius.stages.repro_needs import DATA_REPOSITORY
 from genius.stages.repro_plan import plan
 
@@ -27,7 +27,7 @@ def held(hub, monkeypatch):
         name: original._replace(sha256=(None,) * len(original.files))
         for name, original in originals.ORIGINALS.items()
     }
-    for place in (originals, share):
+    for place in (originals, pull):
         monkeypatch.setattr(place, "ORIGINALS", known)
     for original in known.values():
         hub.repositories[f"models/{original.repository}"] = {path: path.encode() for path in original.files}

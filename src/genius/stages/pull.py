@@ -1,23 +1,20 @@
-"""``genius pull`` and ``genius push``: models and indexes from and to the hub."""
+"""``genius pull``: models, indexes and the authors' checkpoints from the hub, and what was pulled before."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from genius.errors import ArtifactError, ArtifactMissing, NetworkNeeded, UsageError
 from genius.hub.listing import DATASETS, Kind, Listing, is_name, is_place, list_repository, split_name
 from genius.hub.originals import ORIGINALS, pick
-from genius.hub.publish import publish
+from genius.hub.publish import files_of
 from genius.hub.reach import has_hub, need_hub, probe
 from genius.hub.store import cached, cached_files, free_bytes, pull_to_cache, pull_to_folder
 from genius.stages.model_file import MODEL_FILE
 from genius.stages.progress import Progress, Silent
 from genius.stages.pulled import What, check_pulled, is_whole
-from genius.stages.save import INDEX_FILE, About, save_index, save_model
+from genius.stages.save import INDEX_FILE
 from genius.stages.wanted import wanted_of
 
 MEGABYTE: Final = 1_000_000
@@ -148,7 +145,7 @@ class Pulled(NamedTuple):
     @property
     def files(self) -> tuple[tuple[str, int], ...]:
         """Names and bytes."""
-        return _sizes(self.folder)
+        return files_of(self.folder)
 
 
 def pulled_before(name: str, *, revision: str | None = None) -> Pulled | None:
@@ -213,103 +210,6 @@ def find_index(
 ) -> Path:
     """The folder of an index, found or pulled like a model; its name needs no ``datasets/``."""
     return _find(str(name), "index", revision, download=download, token=token, progress=progress)
-
-
-class Staged(NamedTuple):
-    """A folder as it would be published."""
-
-    folder: Path
-    kind: Kind
-    files: tuple[tuple[str, int], ...]
-    """Names and bytes."""
-
-
-@contextmanager
-def staged(
-    folder: Path, repository: str, about: About, *, progress: Progress | None = None
-) -> Iterator[Staged]:
-    """What pushing a model or an index would publish, in a folder that is removed again.
-
-    Raises
-    ------
-    ArtifactMissing
-        the folder is neither.
-    UsageError
-        what is said of it does not fit what it is.
-    """
-    kind = _publishable(folder, repository, about)
-    with tempfile.TemporaryDirectory() as place:
-        target = Path(place) / "staged"
-        named = about._replace(name=repository)
-        if kind == "dataset":
-            save_index(folder, target, named)
-        else:
-            save_model(folder, target, named, progress=progress)
-        yield Staged(target, kind, _sizes(target))
-
-
-def _publishable(folder: Path, repository: str, about: About) -> Kind:
-    """What a folder becomes on the hub, when what is said of it fits; nothing is copied."""
-    if split_name(repository)[1] is not None:
-        raise UsageError(f"give {repository.removeprefix(DATASETS)}: an index becomes a data set anyway")
-    if (folder / INDEX_FILE).exists():
-        if about.datasets or about.results is not None:
-            raise UsageError(
-                f"{folder} is an index, and --dataset and --results are for a model's card; leave them out, "
-                "or give the model's folder"
-            )
-        if about.model is not None and not is_name(about.model):
-            raise UsageError(
-                f"--model is {about.model!r}, expected the model's name on the hub, as owner/name: whoever "
-                "pulls the index has no folder of yours"
-            )
-        return "dataset"
-    if (folder / MODEL_FILE).exists():
-        if about.model is not None:
-            raise UsageError(
-                f"{folder} is a model, and --model says of an index where its model is; leave it out, or "
-                "give the index's folder"
-            )
-        return "model"
-    raise ArtifactMissing(f"{folder} is neither a finished model nor an index")
-
-
-def _sizes(folder: Path) -> tuple[tuple[str, int], ...]:
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return tuple((file.relative_to(folder).as_posix(), file.stat().st_size) for file in files)
-
-
-def push(
-    folder: Path,
-    repository: str,
-    about: About,
-    *,
-    private: bool = False,
-    token: str | None = None,
-    review: Callable[[Staged], None] | None = None,
-    progress: Progress | None = None,
-) -> str:
-    """Publish a model, or an index as a data set; its address.
-
-    An index goes with the texts of its items and the paths of their pictures.
-
-    Parameters
-    ----------
-    review
-        is shown what would go out, before it does; what it raises stops that.
-
-    Raises
-    ------
-    NetworkNeeded
-        the hub cannot be reached; said before anything is copied.
-    """
-    _publishable(folder, repository, about)
-    need_hub()
-    probe(f"publishing {repository} needs the hub", instead=None)
-    with staged(folder, repository, about, progress=progress) as ready:
-        if review is not None:
-            review(ready)
-        return publish(ready.folder, repository, kind=ready.kind, private=private, token=token)
 
 
 def _find(

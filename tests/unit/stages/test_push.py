@@ -15,8 +15,8 @@ from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius.hub.card import IndexCard, index_card
 from genius.model import Genius
 from genius.stages.pulled import check_pulled
+from genius.stages.push import staged
 from genius.stages.save import About, save_index, save_model
-from genius.stages.share import staged
 
 
 @pytest.fixture(scope="module")
