@@ -475,3 +475,8 @@ def test_raw_embeddings_re_rank_by_the_sums_of_the_encoders_features(model, pool
         own = model.encoder.text_features([TextInput(format_text(candidate.text), key)])
         expected = float(torch.nn.functional.cosine_similarity(text, own))
         assert by_id[candidate.did].score == pytest.approx(expected, abs=2e-3)
+
+
+def test_a_whole_data_set_is_no_pool_and_its_pools_are_named(model, trained, tmp_path):
+    with pytest.raises(BadData, match=r"give one of its pools.*cand_pool"):
+        Index.create(tmp_path / "index", model=model, pool=trained.data)

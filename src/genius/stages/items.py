@@ -136,6 +136,11 @@ def remove_work(folder: Path) -> None:
 
 
 def _scan(pool: Path, *, captions: bool) -> PoolItems:
+    if (pool / "cand_pool").is_dir() and (pool / "query").is_dir():
+        raise BadData(
+            f"{pool} is a data set in M-BEIR's layout; give one of its pools, a file in "
+            f"{pool / 'cand_pool' / 'local'} or {pool / 'cand_pool' / 'global'}"
+        )
     if pool.is_dir():
         scan = read_folder(pool, captions=captions)
         return PoolItems(
