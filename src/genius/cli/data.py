@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from genius.cli.terminal import print_json
+from genius.cli.terminal import print_facts, print_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +50,7 @@ class Catalogue:
             train_products=self.train_products,
             queries_per_task=self.queries_per_task,
         )
-        facts = dataclasses.asdict(summary)
-        if self.json:
-            print_json(
-                {name: str(value) if isinstance(value, Path) else value for name, value in facts.items()}
-            )
-            return
-        table = Table(show_header=False, box=None)
-        for name, value in facts.items():
-            table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
-        Console().print(table)
+        print_facts(dataclasses.asdict(summary), as_json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)

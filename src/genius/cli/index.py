@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from genius.cli.terminal import TerminalProgress, print_json
+from genius.cli.terminal import TerminalProgress, print_facts, print_json
 
 Modality = Literal["image", "text", "image-text"]
 IndexFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
@@ -118,15 +118,7 @@ class Info:
         """Print it."""
         from genius.index import Index
 
-        info = dataclasses.asdict(Index.open(self.index, model=self.model).info())
-        if self.json:
-            print_json(info)
-            return
-        table = Table(show_header=False, box=None)
-        for name, value in info.items():
-            text = f"{value:,.4g}" if isinstance(value, float) else str(value)
-            table.add_row(name.replace("_", " "), Text(text))
-        Console().print(table)
+        print_facts(dataclasses.asdict(Index.open(self.index, model=self.model).info()), as_json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
-from genius.cli.terminal import print_json
+from genius.cli.terminal import print_facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +46,4 @@ class Rehearsal:
             seed=self.seed,
             pictures=0 if self.pictures == "none" else self.pictures,
         )
-        facts = dataclasses.asdict(summary)
-        if self.json:
-            print_json(
-                {name: str(value) if isinstance(value, Path) else value for name, value in facts.items()}
-            )
-            return
-        table = Table(show_header=False, box=None)
-        for name, value in facts.items():
-            table.add_row(name.replace("_", " "), _shown(value))
-        Console().print(table)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {count:,}" for name, count in value.items())
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        print_facts(dataclasses.asdict(summary), as_json=self.json)

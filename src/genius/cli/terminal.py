@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
@@ -17,6 +18,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
+from rich.text import Text
 
 QUIET_SECONDS: Final = 15.0
 """Between lines of progress when stderr is not a terminal."""
@@ -93,3 +96,28 @@ def print_json(value: Any) -> None:
     """One JSON document on stdout."""
     json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
     sys.stdout.write("\n")
+
+
+def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
+    """What was found or made: a line for each fact, or one JSON document."""
+    if as_json:
+        print_json({name: str(value) if isinstance(value, Path) else value for name, value in facts.items()})
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        table.add_row(name.replace("_", " "), Text(_shown(value)))
+    Console().print(table)
+
+
+def _shown(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.4g}"
+        case dict():
+            return ", ".join(f"{name} {_shown(count)}" for name, count in value.items())
+        case _:
+            return str(value)
