@@ -249,8 +249,18 @@ class SearchConfig:
     embeddings (the paper's GENIUS^R)."""
 
     # Deviation 17: the released code normalises over the whole vocabulary.
-    scores: Literal["level", "vocabulary"] = "level"
-    """Normalise each decoding step over the level's codes, or over the whole vocabulary (released code)."""
+    scores: Literal["level", "vocabulary", "children"] = "level"
+    """Normalise each decoding step over the level's codes, over the whole vocabulary (released code), or
+    over the codes that exist there."""
+
+    # Deviation 23: the paper decodes every level.
+    leaves: Natural = 0
+    """With a re-ranking: stop decoding as soon as at most so many IDs lie under the beams (but at least as
+    many as the beam is wide), and order them all."""
+
+    shortlist: Natural = 0
+    """With stored embeddings: compare only so many of the found items, the best by their codes; 0 means
+    all."""
 
 
 def checked(config: Settings) -> Settings:

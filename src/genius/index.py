@@ -3,62 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
-from torch.nn import functional as F
 
+from genius.answers import SearchHit, SearchRequest, answer
 from genius.config import SearchConfig
 from genius.data.features import LeftOut
-from genius.data.images import open_image
-from genius.data.records import Modality, instructed
-from genius.encoders.protocol import ItemKey
+from genius.data.records import Modality
 from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius.hub.listing import is_name
 from genius.model import Genius
-from genius.search.beam import search as beam_search
-from genius.search.items import Item
-from genius.search.rank import CodeRanker
-from genius.search.searcher import Evidence, rank_items
-from genius.search.snapshot import (
-    LOCK,
-    SNAPSHOT,
-    ItemArrays,
-    Snapshot,
-    StoredEmbeddings,
-    commit_snapshot,
-    one_writer,
-    open_current,
-    read_facts,
-)
-from genius.stages.embed import SHORTEST_SIDE, features_of
-from genius.stages.items import WORK, encode_items, read_items, remove_work
+from genius.search.described import IndexInfo, describe
+from genius.search.embedding_file import EmbeddingType
+from genius.search.filters import Filter
+from genius.search.live import LOCK, Deleted, one_writer
+from genius.search.manifest import CURRENT, DELETED, SEGMENTS, IndexFacts, read_facts
+from genius.search.opened import OpenedIndex
+from genius.search.segment import StoredEmbeddings
+from genius.search.state import open_current
+from genius.search.verify import Verified, verify
+from genius.stages.items import WORK, encode_items, read_items, remove_work, without_unchanged
 from genius.stages.progress import Progress, Silent
 from genius.stages.pull import find_index, model_folder
 from genius.stages.push import push
 from genius.stages.save import About
 
-
-@dataclass(frozen=True, slots=True)
-class SearchHit:
-    """One found item."""
-
-    rank: int
-    """From 1."""
-    item_id: str
-    score: float
-    """Of the evidence that ordered the hits: log-probability, or an inner product of unit vectors."""
-    modality: Modality
-    text: str | None
-    image: str | None
-    """Path of its picture."""
-    codes: tuple[int, ...]
-    """Its ID."""
-    log_probabilities: tuple[float, ...]
-    """What the generator gave each code."""
+__all__ = ["Added", "Index", "IndexInfo", "SearchHit", "SearchRequest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,45 +41,28 @@ class Added:
     added: int
     replaced: int
     """Of those, how many took the place of an item with the same id."""
+    unchanged: int
+    """Items that are here already, as they are; nothing was done for them."""
     left_out: tuple[LeftOut, ...]
     """Files that could not be used, each with its reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class IndexInfo:
-    """What an index holds."""
-
-    folder: str
-    model: str
-    model_fingerprint: str
-    items: int
-    by_modality: dict[str, int]
-    distinct_ids: int
-    collision_rate: float
-    """Share of the items whose ID is shared."""
-    id_bytes_per_item: float
-    """The codes alone."""
-    table_bytes_per_item: float
-    """The codes and which items they stand for."""
-    embedding_bytes_per_item: float
-    item_store_bytes_per_item: float
 
 
 class Index:
     """Search over one's own items.
 
     >>> index = Index.open("photos.index")  # doctest: +SKIP
-    >>> for hit in index.search(text="a red leather bag", modality="image", k=3):  # doctest: +SKIP
+    >>> hits = index.search(text="a red bag", modality="image", where=["price<20"], k=3)  # doctest: +SKIP
+    >>> for hit in hits:  # doctest: +SKIP
     ...     print(hit.item_id, hit.score)
     >>> index.add("more-photos/")  # doctest: +SKIP
+    >>> index.delete(["holiday/blurred.jpg"])  # doctest: +SKIP
     """
 
     def __init__(self, folder: Path, model: Genius) -> None:
         self.folder = folder
         self.model = model
-        self._facts, self._snapshot = open_current(folder)
-        self._usual: Modality | None = None
-        self._ranker = CodeRanker(model.quantizer.tables())
+        self._seen = _stamp(folder)
+        self._opened = OpenedIndex(open_current(folder))
 
     @staticmethod
     def create(
@@ -115,6 +71,7 @@ class Index:
         model: str | Path | Genius,
         pool: str | Path,
         embeddings: StoredEmbeddings = "none",
+        embedding_type: EmbeddingType = "float16",
         captions: bool = True,
         progress: Progress | None = None,
     ) -> tuple[Index, Added]:
@@ -127,6 +84,8 @@ class Index:
         embeddings
             ``fused`` or ``raw`` are stored beside the IDs so that hits can be re-ranked by them: the vectors
             that IDs are made from, or the sums of the encoder's features (the paper's GENIUS^R).
+        embedding_type
+            two bytes a number, or one (``int8``, with a scale for each vector).
 
         Raises
         ------
@@ -136,25 +95,26 @@ class Index:
             nothing in the pool can be used; nothing is left behind then.
         """
         folder = Path(folder)
-        if (folder / "index.json").exists():
+        if (folder / CURRENT).exists():
             raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"{folder} is a file; an index needs a folder")
-        if folder.exists() and not all(_is_ours(entry.name) for entry in folder.iterdir()):
+        if folder.exists() and not all(entry.name in _OURS for entry in folder.iterdir()):
             raise UsageError(f"{folder} holds other things; an index needs a folder of its own")
         opened = model if isinstance(model, Genius) else Genius.open(model)
         read = read_items(Path(pool), captions=captions)
-        with one_writer(folder):
-            try:
+        facts = IndexFacts(str(opened.folder.resolve()), opened.fingerprint, embeddings, embedding_type)
+        try:
+            with one_writer(folder) as writer:
                 new = encode_items(opened, read, folder, embeddings=embeddings, progress=progress or Silent())
-                commit_snapshot(folder, None, new, new.arrays, model=_model_name(opened))
-            except BadData:
-                with contextlib.suppress(OSError):  # what a writer that was killed left there
-                    (folder / LOCK).unlink()
-                    folder.rmdir()
-                raise
-            remove_work(folder)
-        return Index(folder, opened), Added(len(new), 0, (*read.left_out, *new.left_out))
+                writer.create(facts, new, new.arrays)
+                remove_work(folder)
+        except BadData:
+            with contextlib.suppress(OSError):  # what a writer that was killed left there
+                (folder / LOCK).unlink()
+                folder.rmdir()
+            raise
+        return Index(folder, opened), Added(len(new), 0, 0, (*read.left_out, *new.left_out))
 
     @staticmethod
     def open(
@@ -245,53 +205,70 @@ class Index:
         )
 
     def __repr__(self) -> str:
+        state = self._opened.state
         return (
-            f"<Index {self.folder}, {self._snapshot.table.num_items:,} items, model fingerprint "
-            f"{self._facts.model_fingerprint[:12]}>"
+            f"<Index {self.folder}, {state.num_alive:,} items, model fingerprint "
+            f"{state.facts.model_fingerprint[:12]}>"
         )
 
-    def _refresh(self) -> None:
-        """Follow what another handle or process changed: the state before is gone by then."""
-        if read_facts(self.folder) == self._facts:
-            return
-        facts, snapshot = open_current(self.folder)
-        if facts.model_fingerprint != self.model.fingerprint:
-            raise ArtifactMismatch(f"{self.folder} was made anew with another model meanwhile; open it again")
-        self._facts, self._snapshot, self._usual = facts, snapshot, None
+    def add(
+        self,
+        pool: str | Path,
+        *,
+        captions: bool = True,
+        progress: Progress | None = None,
+        wait_seconds: float = 0.0,
+    ) -> Added:
+        """Add items, without retraining; searchable at once.
 
-    def add(self, pool: str | Path, *, captions: bool = True, progress: Progress | None = None) -> Added:
-        """Add items, without retraining; an item whose id is already here is replaced. Searchable at once."""
+        An item whose id is already here takes the other's place; one that has not changed since it was added
+        is passed over, so that a folder can be given again and again.
+
+        Parameters
+        ----------
+        wait_seconds
+            how long to wait while somebody else changes the index.
+        """
         read = read_items(Path(pool), captions=captions)
-        with one_writer(self.folder):
+        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             self._refresh()
+            changed, unchanged = without_unchanged(read, self._opened.stamps)
+            if not changed.count:
+                return Added(0, 0, unchanged, tuple(read.left_out))
             new = encode_items(
                 self.model,
-                read,
+                changed,
                 self.folder,
-                embeddings=self._facts.embeddings,
+                embeddings=self._opened.state.facts.embeddings,
                 progress=progress or Silent(),
             )
-            old = self._snapshot.arrays()
-            replaced = self._snapshot.items.rows_of(item.item_id for item in new)
-            kept = np.setdiff1d(np.arange(len(old.codes)), replaced)
-            merged = ItemArrays(
-                np.concatenate([old.codes[kept], new.arrays.codes]),
-                np.concatenate([old.typicality[kept], new.arrays.typicality]),
-                None
-                if old.embeddings is None or new.arrays.embeddings is None
-                else np.concatenate([old.embeddings[kept], new.arrays.embeddings]),
-                old.stored,
-            )
-            commit_snapshot(
-                self.folder,
-                self._facts,
-                _merged(self._snapshot, set(replaced.tolist()), new),
-                merged,
-                model=(self._facts.model, self._facts.model_fingerprint),
-            )
+            done = writer.add(new, new.arrays)
             remove_work(self.folder)
         self._refresh()
-        return Added(len(new), len(replaced), (*read.left_out, *new.left_out))
+        return Added(done.added, done.replaced, unchanged, (*read.left_out, *new.left_out))
+
+    def delete(self, item_ids: Iterable[str], *, wait_seconds: float = 0.0) -> Deleted:
+        """Delete items; they are not found any more from now on. Ids that are not here are returned."""
+        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+            done = writer.delete(item_ids)
+        self._refresh()
+        return done
+
+    def compact(self, *, wait_seconds: float = 0.0) -> None:
+        """Give back the room of deleted items, and make one segment of all; in bounded memory."""
+        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+            writer.compact()
+        self._refresh()
+
+    def verify(self) -> Verified:
+        """Read every file and compare it with what was written.
+
+        Raises
+        ------
+        ArtifactMismatch, ArtifactMissing
+            a file is damaged or gone; the message names it.
+        """
+        return verify(self.folder)
 
     def search(
         self,
@@ -300,6 +277,8 @@ class Index:
         image: str | Path | Image.Image | None = None,
         instruction: str | None = None,
         modality: str | Modality | None = None,
+        where: Sequence[str] | Mapping[str, object] = (),
+        match: str | None = None,
         k: int = 10,
         config: SearchConfig | None = None,
     ) -> list[SearchHit]:
@@ -313,106 +292,57 @@ class Index:
         modality
             ``image``, ``text`` or ``image-text``: only such items are found. Left out, the instruction
             decides; without an instruction too, the index's most frequent modality is asked for.
+        where
+            conditions on the items' fields, all of which hold: ``["price<20", "brand=acme"]``, or
+            ``{"brand": "acme"}``; :meth:`genius.search.filters.Filter.parse` says the rest.
+        match
+            words that the items' texts contain.
         config
-            beam width, re-ranking; the default is the generator's own order.
+            beam width, re-ranking; the default is the generator's own order. The beam is never narrower
+            than ``k``.
         """
-        if k < 1:
-            raise UsageError(f"k is {k}, it must be at least 1")
-        if not (text and text.strip()) and image is None:
-            raise UsageError("a query needs a text, an image, or both")
+        request = SearchRequest(
+            text=text,
+            image=image,
+            instruction=instruction,
+            modality=Modality.parse(modality) if isinstance(modality, str) else modality,
+            only=Filter.parse(where, match),
+            k=k,
+        )
+        return self.search_many([request], config=config)[0]
+
+    def search_many(
+        self, requests: Sequence[SearchRequest], *, config: SearchConfig | None = None
+    ) -> list[list[SearchHit]]:
+        """Answer several requests together, which is cheaper than one by one; hits of each, in order."""
         self._refresh()
-        settings = config or SearchConfig()
-        wanted = Modality.parse(modality) if isinstance(modality, str) else modality
-        words = instruction or self._usual_instruction(text, image, wanted)
-        picture = (
-            open_image(Path(image), shortest_side=SHORTEST_SIDE) if isinstance(image, str | Path) else image
-        )
-        features = features_of(
-            self.model.encoder, image=picture, text=instructed(words, text), key=ItemKey("query", "")
-        )
-        embedding = self.model.embed(features)
-        raw = self._facts.embeddings == "raw" and settings.rerank == "embeddings"
-        codes = None if wanted is None else [self.model.level0_codes(wanted)]
-        table = self._snapshot.table
-        beams = beam_search(self.model.generator, table, embedding, settings, level0=codes)
-        answer = rank_items(
-            table,
-            beams,
-            0,
-            F.normalize(features.total(), dim=-1)[0] if raw else embedding[0],
-            rerank=settings.rerank,
-            evidence=Evidence(self._ranker, self._snapshot.vectors()),
-            k=k if wanted is None else table.num_items,
-        )
-        items = self._snapshot.items.get(answer.items.tolist())
-        # A level-0 code that was learned may stand for a few items of another modality too.
-        found = [
-            (item, score, beam)
-            for item, score, beam in zip(items, answer.scores, answer.beams, strict=True)
-            if wanted is None or item.modality is wanted
-        ]
-        return [
-            SearchHit(
-                rank=place + 1,
-                item_id=item.item_id,
-                score=float(score),
-                modality=item.modality,
-                text=item.text,
-                image=item.image,
-                codes=tuple(int(code) for code in table.ids[beams.rows[0, beam]]),
-                log_probabilities=tuple(float(value) for value in beams.log_probabilities[0, beam]),
-            )
-            for place, (item, score, beam) in enumerate(found[:k])
-        ]
+        return answer(self.model, self._opened, requests, config or SearchConfig())
 
     def info(self) -> IndexInfo:
         """Items, IDs, collisions, bytes."""
         self._refresh()
-        table = self._snapshot.table
-        sizes = np.diff(table.bucket_starts)
-        embeddings = self._snapshot.embeddings
-        store = (self._snapshot.folder / "items.sqlite").stat().st_size
-        count = table.num_items
-        return IndexInfo(
-            folder=str(self.folder),
-            model=self._facts.model,
-            model_fingerprint=self._facts.model_fingerprint,
-            items=count,
-            by_modality={
-                modality.label: number
-                for modality, number in self._snapshot.items.count_by_modality().items()
-            },
-            distinct_ids=len(table),
-            collision_rate=float(sizes[sizes > 1].sum() / count),
-            id_bytes_per_item=table.nbytes / count,
-            table_bytes_per_item=(table.nbytes + table.bucket_starts.nbytes + table.items.nbytes) / count,
-            embedding_bytes_per_item=0.0 if embeddings is None else embeddings.nbytes / count,
-            item_store_bytes_per_item=store / count,
-        )
+        return describe(self.folder, self._opened.state)
 
-    def _usual_instruction(
-        self, text: str | None, image: object | None, wanted: Modality | None
-    ) -> str | None:
-        query = Modality.of(has_image=image is not None, has_text=text is not None)
-        if wanted is None:
-            if self._usual is None:
-                counts = self._snapshot.items.count_by_modality()
-                self._usual = max(counts, key=lambda modality: counts[modality])
-            wanted = self._usual
-        return self.model.instruction_for(query, wanted)
+    def _refresh(self) -> None:
+        """Follow what another handle or process changed."""
+        now = _stamp(self.folder)
+        if now == self._seen:
+            return
+        opened = OpenedIndex(open_current(self.folder))
+        if opened.state.facts.model_fingerprint != self.model.fingerprint:
+            raise ArtifactMismatch(f"{self.folder} was made anew with another model meanwhile; open it again")
+        self._opened, self._seen = opened, now
 
 
-def _is_ours(name: str) -> bool:
-    """Whether an index may have left this in its folder."""
-    return name in (LOCK, WORK, "index.json.tmp") or SNAPSHOT.match(name.lstrip(".")) is not None
+_OURS = frozenset({LOCK, WORK, SEGMENTS, DELETED, f"{CURRENT}.tmp"})
+"""What a writer that was killed may have left in the folder of an index."""
 
 
-def _merged(snapshot: Snapshot, dropped: set[int], new: Iterable[Item]) -> Iterator[Item]:
-    for row, item in enumerate(snapshot.items.all()):
-        if row not in dropped:
-            yield item
-    yield from new
-
-
-def _model_name(model: Genius) -> tuple[str, str]:
-    return str(model.folder.resolve()), model.fingerprint
+def _stamp(folder: Path) -> tuple[int, int, int]:
+    """Changes whenever the index does: its manifest is a new file then."""
+    try:
+        status = (folder / CURRENT).stat()
+    except OSError:
+        read_facts(folder)  # says what is wrong
+        raise
+    return status.st_ino, status.st_mtime_ns, status.st_size

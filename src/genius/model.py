@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from genius.models.device import usable
 from genius.models.generator import Generator
 from genius.models.quantizer import EncodedItems, Quantizer
 from genius.pretrained import Genius as Named
+from genius.search.decoder import Decoder
+from genius.search.rank import CodeRanker
 from genius.stages.model_file import FORMAT, MODEL_FILE, encoder_spec, read_model_file, relative_spec
 from genius.stages.pull import model_folder
 from genius.stages.train_generator import TrainedGenerator, load_generator
@@ -131,6 +134,16 @@ class Genius(Named):
         """Width of features and embeddings."""
         return self.quantizer.dim
 
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The generator, laid out for search."""
+        return Decoder(self.generator)
+
+    @cached_property
+    def ranker(self) -> CodeRanker:
+        """Scores IDs by their code vectors."""
+        return CodeRanker(self.quantizer.tables())
+
     @torch.no_grad()
     def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:
         """Fused unit embeddings, on the CPU."""
@@ -142,6 +155,11 @@ class Genius(Named):
         """IDs of items."""
         own = torch.from_numpy(modalities.astype(np.int64))
         return self.quantizer.encode_items(features.image, features.text, own)
+
+    @property
+    def level0_is_exact(self) -> bool:
+        """Whether an item's level-0 code is its modality for certain."""
+        return self.quantizer.config.level0 == "assigned"
 
     def level0_codes(self, modality: Modality) -> frozenset[int]:
         """Level-0 codes that stand for a modality.

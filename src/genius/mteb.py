@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
@@ -26,10 +27,10 @@ from genius.data.records import Modality, format_text, instructed
 from genius.encoders.protocol import ImageInput, ItemKey, JointInput, TextInput
 from genius.errors import MissingExtra, UsageError
 from genius.model import Genius
+from genius.search.allowed import Part
 from genius.search.beam import search as beam_search
 from genius.search.exact import exact_search
 from genius.search.memory import MemoryPool, MemoryPoolWriter
-from genius.search.rank import CodeRanker
 from genius.search.searcher import Evidence, rank_items
 from genius.stages.embed_shard import is_joint
 from genius.stages.methods import RERANK
@@ -104,7 +105,6 @@ class MtebModel:
         by_name = not isinstance(model, Genius) and not Path(model).is_dir()
         self.name = name or (str(model) if by_name else f"genius/{self.model.folder.resolve().name}")
         self._config = config
-        self._ranker = CodeRanker(self.model.quantizer.tables())
         self._pool: MemoryPool | None = None
 
     @property
@@ -124,6 +124,8 @@ class MtebModel:
                     "method": self.method,
                     "beam": self._config.beam,
                     "scores": self._config.scores,
+                    "leaves": self._config.leaves,
+                    "shortlist": self._config.shortlist,
                     "instructions": self.instructions,
                 },
             }
@@ -260,19 +262,12 @@ class MtebModel:
             return [
                 pool.hits(items, scores) for items, scores in zip(nearest.items, nearest.scores, strict=True)
             ]
-        settings = SearchConfig(beam=beam, scores=self._config.scores)
-        beams = beam_search(self.model.generator, pool.table, fused, settings)
-        evidence = Evidence(self._ranker, pool.vectors)
+        settings = dataclasses.replace(self._config, beam=beam, rerank=RERANK[self.method])
+        parts = [Part(pool.table)]
+        beams = beam_search(self.model.decoder, parts, fused, settings)
+        evidence = Evidence(self.model.ranker, [pool.vectors])
         answers = [
-            rank_items(
-                pool.table,
-                beams,
-                query,
-                vectors[query],
-                rerank=RERANK[self.method],
-                evidence=evidence,
-                k=k,
-            )
+            rank_items(parts, beams, query, vectors[query], config=settings, evidence=evidence, k=k)
             for query in range(len(fused))
         ]
         return [pool.hits(answer.items, answer.scores) for answer in answers]

@@ -1,138 +1,107 @@
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import pytest
 
-from genius.config import GeneratorConfig, SearchConfig
-from genius.models.generator import Generator
-from genius.search.beam import NOTHING, search
-from genius.search.table import IdTable
-
-DIM = 5
-TOLERANCE = 1e-4
-"""Float32 sums over a few levels differ by less."""
+BLOCKS = 10
+"""Of the drawn cases, so that several processes may share them."""
 
 
-class Case(NamedTuple):
-    """A random generator, a pool of random IDs, some random queries."""
-
-    generator: Generator
-    table: IdTable
-    queries: torch.Tensor
-
-
-def build(sizes: tuple[int, ...], items: int, queries: int, config: GeneratorConfig, seed: int) -> Case:
-    random = np.random.default_rng(seed)
-    codes = np.stack([random.integers(0, size, items) for size in sizes], axis=1)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        generator = Generator(DIM, sizes, config).eval()
-        asked = torch.randn(queries, DIM)
-    return Case(generator, IdTable.build(codes, random.random(items).astype(np.float32)), asked)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_the_search_finds_what_the_plain_one_finds(plain, block):
+    for seed in range(block, plain.POOLS, BLOCKS):
+        model = plain.model(seed % plain.NUM_MODELS)
+        case = plain.draw_case(seed, model.generator.sizes)
+        beams = case.search(model.decoder)
+        foretold = plain.teacher_forced(model.generator, case.queries, case.pool.ids(), case.config.scores)
+        for query in range(len(case.queries)):
+            found = case.pool.found(beams, query)
+            outcomes = plain.plain_search(foretold[query], case.ids(query), case.width(query))
+            assert any(plain.agrees(found, expected) for expected in outcomes), (seed, query)
 
 
-CONFIGS = st.builds(
-    GeneratorConfig,
-    layers=st.integers(1, 2),
-    width=st.just(8),
-    feedforward=st.just(8),
-    heads=st.just(2),
-    head_width=st.just(4),
-    prefixes=st.integers(1, 3),
-    head=st.sampled_from(["tied", "per-level"]),
-)
-CASES = st.builds(
-    lambda *drawn: lambda: build(*drawn),
-    st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple),
-    st.integers(1, 25),
-    st.integers(1, 4),
-    CONFIGS,
-    st.integers(0, 10_000),
-)
-"""Built inside the tests, since hypothesis wants no other random numbers while it draws."""
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_scores_without_rounding_are_searched_to_the_letter_equal_ones_included(plain, block):
+    for seed in range(block, plain.POOLS, BLOCKS):
+        sizes = plain.sizes_of(seed % plain.NUM_MODELS)
+        case = plain.draw_case(seed, sizes, scores="level")
+        decoder = plain.ExactDecoder(sizes, seed, impossible=(0.0, 0.2)[seed % 2])
+        beams = case.search(decoder)
+        for query in range(len(case.queries)):
+            outcomes = plain.plain_search(
+                decoder.foretold(query), case.ids(query), case.width(query), tolerance=None
+            )
+            assert case.pool.found(beams, query) == next(outcomes), (seed, query)
 
 
-def teacher_forced(case: Case, query: int, scores: str) -> np.ndarray:
-    """Log-probabilities of all IDs of the pool, each decoded with its true codes given."""
-    codes = torch.from_numpy(case.table.ids.astype(np.int64))
-    with torch.no_grad():
-        hidden = case.generator(case.queries[query : query + 1].expand(len(codes), -1), codes)
-        parts = [
-            case.generator.log_probabilities(hidden[:, level], level, scores)
-            .gather(1, codes[:, level : level + 1])
-            .squeeze(1)
-            for level in range(codes.shape[1])
-        ]
-    return torch.stack(parts, dim=1).numpy()
+def test_a_filtered_search_finds_what_filtering_everything_afterwards_would_keep(plain):
+    for seed in range(plain.SOME_POOLS):
+        model = plain.model(seed % plain.NUM_MODELS)
+        case = plain.draw_case(seed, model.generator.sizes, scores=("level", "vocabulary")[seed % 2], beam=50)
+        filtered = case.search(model.decoder, widths=None)
+        unlimited = plain.SearchConfig(beam=1000, scores=case.config.scores)
+        everything = plain.search(model.decoder, case.pool.parts, case.queries, unlimited)
+        for query in range(len(case.queries)):
+            kept = [found for found in case.pool.found(everything, query) if found.id in case.ids(query)]
+            assert plain.agrees(case.pool.found(filtered, query), kept[:50]), (seed, query)
 
 
-@settings(max_examples=50)
-@given(CASES, st.sampled_from(["level", "vocabulary"]))
-def test_a_wide_beam_ranks_every_id_like_brute_force(drawn, scores):
-    case = drawn()
-    beams = search(
-        case.generator, case.table, case.queries, SearchConfig(beam=len(case.table), scores=scores)
-    )
-    for query in range(len(case.queries)):
-        expected = teacher_forced(case, query, scores)
-        rows = beams.rows[query]
-        assert sorted(rows) == list(range(len(case.table)))
-        np.testing.assert_allclose(beams.log_probabilities[query], expected[rows], atol=TOLERANCE)
-        ranked = expected.sum(axis=1)[rows]
-        assert (np.diff(ranked) <= TOLERANCE).all()
+def test_a_restriction_finds_what_a_table_of_the_allowed_items_alone_would_give(plain):
+    for seed in range(plain.SOME_POOLS):
+        sizes = plain.sizes_of(seed % plain.NUM_MODELS)
+        case = plain.draw_case(seed, sizes, scores="level")
+        decoder = plain.ExactDecoder(sizes, seed)
+        beams = case.search(decoder)
+        for query in range(len(case.queries)):
+            masks = case.pool.alive if case.masks[query] is None else case.masks[query]
+            remaining = plain.Pool.of(
+                [own if mask is None else own[mask] for own, mask in zip(case.pool.codes, masks, strict=True)]
+            )
+            alone = plain.search(
+                decoder,
+                remaining.parts,
+                case.queries[query : query + 1],
+                case.config,
+                level0=case.level0 and case.level0[query : query + 1],
+                widths=[case.width(query)],
+            )
+            assert case.pool.found(beams, query) == remaining.found(alone, 0), (seed, query)
 
 
-@settings(max_examples=50)
-@given(CASES, st.integers(1, 8))
-def test_a_beam_holds_ids_of_the_pool_without_duplicates_and_scores_that_never_rise(drawn, beam):
-    case = drawn()
-    beams = search(case.generator, case.table, case.queries, SearchConfig(beam=beam))
-    assert beams.log_probabilities.shape == (*beams.rows.shape, case.table.num_levels)
-    assert beams.rows.shape[1] <= beam
-    for query, rows in enumerate(beams.rows):
-        filled = rows[rows != NOTHING]
-        assert len(filled) == min(beam, len(case.table))
-        assert len(set(filled.tolist())) == len(filled)
-        assert ((filled >= 0) & (filled < len(case.table))).all()
-        scores = beams.scores()[query]
-        assert (np.diff(scores[: len(filled)]) <= 1e-5).all()
-        assert np.isneginf(scores[len(filled) :]).all()
-        expected = teacher_forced(case, query, "level")[filled]
-        np.testing.assert_allclose(beams.log_probabilities[query, : len(filled)], expected, atol=TOLERANCE)
+def test_a_query_finds_the_same_alone_and_in_any_company(plain):
+    for seed in range(plain.SOME_POOLS):
+        sizes = plain.sizes_of(seed % plain.NUM_MODELS)
+        rerank = ("none", "codes")[seed % 2]
+        case = plain.draw_case(seed, sizes, scores="level", rerank=rerank, leaves=seed % 7)
+        decoder = plain.ExactDecoder(sizes, seed)
+        together = case.search(decoder)
+        for query in range(len(case.queries)):
+            alone = case.only(query).search(decoder)
+            width = alone.low.shape[1]
+            for whole, part in zip(together, alone, strict=True):
+                np.testing.assert_array_equal(whole[query, :width], part[0])
+            assert not together.filled()[query, width:].any()
 
 
-@settings(max_examples=30)
-@given(CASES, st.integers(1, 6))
-def test_a_batch_of_one_is_a_row_of_a_batch(drawn, beam):
-    case = drawn()
-    config = SearchConfig(beam=beam)
-    together = search(case.generator, case.table, case.queries, config)
-    for query in range(len(case.queries)):
-        alone = search(case.generator, case.table, case.queries[query : query + 1], config)
-        np.testing.assert_allclose(alone.scores()[0], together.scores()[query], atol=TOLERANCE)
-        gaps = np.abs(np.diff(alone.scores()[0]))
-        if (gaps > TOLERANCE).all():
-            everyone = teacher_forced(case, query, "level").sum(axis=1)
-            next_best = np.sort(np.delete(everyone, alone.rows[0]))[-1:]
-            if not len(next_best) or (np.abs(everyone[alone.rows[0]] - next_best) > TOLERANCE).all():
-                assert alone.rows[0].tolist() == together.rows[query].tolist()
+def test_the_same_search_twice_gives_the_same_to_the_last_bit(plain):
+    for seed in range(plain.SOME_POOLS):
+        model = plain.model(seed % plain.NUM_MODELS)
+        case = plain.draw_case(seed, model.generator.sizes)
+        for first, second in zip(case.search(model.decoder), case.search(model.decoder), strict=True):
+            np.testing.assert_array_equal(first, second)
 
 
-@settings(max_examples=30)
-@given(CASES, st.data())
-def test_forcing_level_0_finds_the_best_of_those_ids_and_no_other(drawn, data):
-    case = drawn()
-    codes = st.frozensets(st.integers(0, case.generator.sizes[0] - 1))
-    level0 = data.draw(st.lists(codes, min_size=len(case.queries), max_size=len(case.queries)))
-    beams = search(
-        case.generator, case.table, case.queries, SearchConfig(beam=len(case.table)), level0=level0
-    )
-    for wanted, rows in zip(level0, beams.rows, strict=True):
-        expected = {
-            row for row, code in enumerate(case.table.ids[:, 0].tolist()) if not wanted or code in wanted
-        }
-        assert set(rows[rows != NOTHING].tolist()) == expected
+def test_unfilled_places_are_impossible_and_filled_ones_are_scored_throughout(plain):
+    for seed in range(plain.SOME_POOLS):
+        model = plain.model(seed % plain.NUM_MODELS)
+        case = plain.draw_case(seed, model.generator.sizes)
+        beams = case.search(model.decoder)
+        filled = beams.filled()
+        assert np.isneginf(beams.log_probabilities[~filled]).all()
+        assert np.isfinite(beams.log_probabilities[filled]).all()
+        assert (beams.log_probabilities[filled] <= 0).all()
+        for query, (scores, is_filled) in enumerate(zip(beams.scores(), filled, strict=True)):
+            count = int(is_filled.sum())
+            assert is_filled[:count].all()
+            assert count <= case.width(query)
+            assert (np.diff(scores[:count]) <= 1e-5).all()

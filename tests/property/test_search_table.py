@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genius.search.table import IdTable
@@ -77,3 +80,31 @@ def test_the_buckets_hold_every_item_once_under_its_own_id_the_most_typical_firs
         found += bucket
     assert sorted(found) == list(range(len(codes)))
     assert table.num_items == len(codes)
+
+
+@given(coded_items(), st.data())
+def test_the_buckets_of_several_rows_are_those_of_each_one_behind_the_other(drawn, data):
+    table = IdTable.build(*drawn)
+    rows = data.draw(st.lists(st.integers(0, len(table) - 1), max_size=6))
+    buckets = table.buckets(np.array(rows, dtype=np.int64))
+    expected = [(item, owner) for owner, row in enumerate(rows) for item in table.bucket(row).tolist()]
+    assert list(zip(buckets.items.tolist(), buckets.owner.tolist(), strict=True)) == expected
+
+
+@settings(max_examples=40)
+@given(coded_items())
+def test_a_saved_table_opens_as_it_was(drawn):
+    built = IdTable.build(*drawn)
+    with tempfile.TemporaryDirectory() as folder:
+        built.save(Path(folder))
+        opened = IdTable.open(Path(folder))
+        for name in ("ids", "starts", "level_bounds", "bucket_starts", "items"):
+            one, other = getattr(built, name), getattr(opened, name)
+            assert one.dtype == other.dtype
+            assert np.array_equal(one, other)
+        low, high = np.array([0]), np.array([len(built)])
+        for level in range(built.num_levels):
+            children = built.children(level, low, high)
+            for one, other in zip(children, opened.children(level, low, high), strict=True):
+                assert np.array_equal(one, other)
+            low, high = children.low, children.high

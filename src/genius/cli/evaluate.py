@@ -48,8 +48,16 @@ class Evaluate:
     beam: int = 50
     """IDs kept at each level."""
 
-    scores: Literal["level", "vocabulary"] = "level"
-    """Normalise the generator's steps over a level's codes or over its whole vocabulary."""
+    scores: Literal["level", "vocabulary", "children"] = "level"
+    """Normalise the generator's steps over a level's codes, over its whole vocabulary, or over the codes
+    that exist there."""
+
+    leaves: int = 0
+    """Where hits are re-ranked: stop decoding as soon as at most so many IDs lie under the beams, and order
+    them all; 0 decodes all levels."""
+
+    shortlist: int = 0
+    """Where hits are re-ranked by embeddings: only so many, the best by codes; 0 means all."""
 
     instructions: Literal["hashed", "first", "none", "all"] = "hashed"
     """One of the data set's instructions for each query, chosen by a hash; or the first; or none; or each of
@@ -93,6 +101,8 @@ class Evaluate:
             rows=() if self.rows == "all" else _named(self.rows),
             beam=self.beam,
             scores=self.scores,
+            leaves=self.leaves,
+            shortlist=self.shortlist,
             instructions=self.instructions,
             max_queries=self.max_queries,
             seed=self.seed,

@@ -1,4 +1,4 @@
-"""``genius index`` and ``genius search``: one's own items."""
+"""``genius index``: one's own items, as they come and go."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from genius.cli.terminal import TerminalProgress, print_facts, print_json
 
-Modality = Literal["image", "text", "image-text"]
 IndexFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
 
 
@@ -35,6 +31,9 @@ class Create:
     embeddings: Literal["none", "fused", "raw"] = "none"
     """Keep an embedding for every item to re-rank hits by: fused ones, or raw sums of the
     encoder's features (the paper's GENIUS^R)."""
+
+    embedding_type: Literal["float16", "int8"] = "float16"
+    """Two bytes a number of an embedding, or one."""
 
     no_captions: bool = False
     """Leave texts that lie beside pictures (.txt, .json, metadata lists) out of the items."""
@@ -59,6 +58,7 @@ class Create:
                 model=Genius.open(self.model, device=self.device, download=self.download),
                 pool=self.pool,
                 embeddings=self.embeddings,
+                embedding_type=self.embedding_type,
                 captions=not self.no_captions,
                 progress=progress,
             )
@@ -68,7 +68,10 @@ class Create:
 
 @dataclass(frozen=True, kw_only=True)
 class Add:
-    """Add items to an index, without retraining; an item with a known id is replaced."""
+    """Add items to an index, without retraining; what has not changed since is passed over.
+
+    An item whose id is known takes the place of the other.
+    """
 
     index: IndexFolder
     """Folder of the index."""
@@ -78,6 +81,9 @@ class Add:
 
     no_captions: bool = False
     """Leave texts that lie beside pictures out of the items."""
+
+    wait: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 0.0
+    """How long to wait while another process changes the index."""
 
     model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Where the model is now, if it moved."""
@@ -97,111 +103,141 @@ class Add:
 
         with TerminalProgress() as progress:
             index = Index.open(self.index, model=self.model, device=self.device, download=self.download)
-            added = index.add(self.pool, captions=not self.no_captions, progress=progress)
+            added = index.add(
+                self.pool, captions=not self.no_captions, progress=progress, wait_seconds=self.wait
+            )
             _tell(progress, added, as_json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Info:
-    """What an index holds: items, IDs, collisions, bytes."""
+class Delete:
+    """Delete items from an index by their ids; no model is needed.
+
+    Exit status 3 when none of them was there.
+    """
 
     index: IndexFolder
     """Folder of the index."""
 
-    model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Where the model is now, if it moved."""
+    ids: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[ID ...]")] = ()
+    """Ids of the items, as `genius search` prints them."""
+
+    ids_from: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """Read ids from a file too, one a line; - is stdin."""
+
+    wait: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 0.0
+    """How long to wait while another process changes the index."""
+
+    json: bool = False
+    """Say what was deleted as JSON on stdout."""
+
+    def run(self) -> int:
+        """Delete them."""
+        from genius.errors import UsageError
+        from genius.search.live import one_writer
+        from genius.search.manifest import read_manifest
+
+        ids = [*self.ids, *(_lines(self.ids_from) if self.ids_from is not None else ())]
+        if not ids:
+            raise UsageError("no ids: name the items to delete, or give a file of ids with --ids-from")
+        read_manifest(self.index)
+        with one_writer(self.index, wait_seconds=self.wait) as writer:
+            done = writer.delete(ids)
+        if self.json:
+            print_json({"deleted": done.deleted, "missing": done.missing})
+        else:
+            for missing in done.missing:
+                print(f"not in the index: {missing}", file=sys.stderr)
+            print(f"{done.deleted} items deleted", file=sys.stderr)
+        return 0 if done.deleted else 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compact:
+    """Give back the room of deleted items, and make one segment of all; no model is needed."""
+
+    index: IndexFolder
+    """Folder of the index."""
+
+    memory_mib: int = 1024
+    """Memory for merging the ID tables."""
+
+    wait: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 0.0
+    """How long to wait while another process changes the index."""
+
+    def run(self) -> None:
+        """Compact it."""
+        from genius.errors import UsageError
+        from genius.search.live import one_writer
+        from genius.search.manifest import read_manifest
+
+        if self.memory_mib < 1:
+            raise UsageError(f"--memory-mib is {self.memory_mib}, it must be at least 1")
+        read_manifest(self.index)
+        with one_writer(self.index, wait_seconds=self.wait) as writer:
+            before = writer.state
+            writer.compact(memory_bytes=self.memory_mib << 20)
+            after = writer.state
+        print(
+            f"{after.num_alive:,} items in {len(after.segments)} segments, before in {len(before.segments)}",
+            file=sys.stderr,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verify:
+    """Read every file of an index and compare it with what was written; no model is needed.
+
+    Exit status 4, and the file's name, when one is damaged, foreign or missing.
+    """
+
+    index: IndexFolder
+    """Folder of the index."""
+
+    json: bool = False
+    """As JSON."""
+
+    def run(self) -> None:
+        """Verify it."""
+        from genius.search.verify import verify
+
+        print_facts(verify(self.index)._asdict(), as_json=self.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    """What an index holds: items, IDs, collisions, bytes of each part, segments; no model is needed."""
+
+    index: IndexFolder
+    """Folder of the index."""
 
     json: bool = False
     """As JSON."""
 
     def run(self) -> None:
         """Print it."""
-        from genius.index import Index
+        from genius.search.described import describe
+        from genius.search.state import open_current
 
-        print_facts(dataclasses.asdict(Index.open(self.index, model=self.model).info()), as_json=self.json)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """Search an index with a text, a picture, or both.
-
-    Exit status 3 when nothing is found.
-    """
-
-    index: IndexFolder
-    """Folder of the index."""
-
-    text: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")] = None
-    """What you look for, in words; put it in quotes."""
-
-    image: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """A picture of what you look for, or that the text talks about."""
-
-    instruction: Annotated[str | None, tyro.conf.arg(metavar="WORDS")] = None
-    """What kind of result is wanted, in words."""
-
-    modality: Annotated[Modality | None, tyro.conf.arg(metavar="{image,text,image-text}")] = None
-    """Find only items of this modality."""
-
-    k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
-    """How many."""
-
-    beam: int = 50
-    """IDs kept at each level: wider finds more and takes longer."""
-
-    rerank: Literal["none", "codes", "embeddings"] = "none"
-    """Order by the generator's probability, by the codes' vectors, or by stored embeddings."""
-
-    scores: Literal["level", "vocabulary"] = "level"
-    """Normalise the generator's steps over a level's codes or over its whole vocabulary."""
-
-    model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Where the model is now, if it moved."""
-
-    device: str = "cpu"
-    """Or cuda."""
-
-    download: bool = False
-    """Allow downloading the encoder's weights."""
-
-    json: bool = False
-    """As JSON."""
-
-    def run(self) -> int:
-        """Search and print."""
-        from genius.config import SearchConfig, checked
-        from genius.index import Index
-
-        config = checked(SearchConfig(beam=self.beam, rerank=self.rerank, scores=self.scores))
-        index = Index.open(self.index, model=self.model, device=self.device, download=self.download)
-        hits = index.search(
-            self.text,
-            image=self.image,
-            instruction=self.instruction,
-            modality=self.modality,
-            k=self.k,
-            config=config,
-        )
-        if self.json:
-            print_json(
-                {"hits": [{**dataclasses.asdict(hit), "modality": hit.modality.label} for hit in hits]}
+        info = dataclasses.asdict(describe(self.index, open_current(self.index)))
+        if not self.json:
+            segments = info.pop("segments")
+            info["segments"] = "; ".join(
+                f"{one['name']}: {one['items']:,} items, {one['deleted']:,} deleted, {one['ids']:,} IDs"
+                for one in segments
             )
-        elif hits:
-            table = Table("rank", "score", "item", "text", "codes", box=None)
-            for hit in hits:
-                codes = " · ".join(str(code) for code in hit.codes)
-                table.add_row(
-                    str(hit.rank), f"{hit.score:.4f}", Text(hit.item_id), Text(_short(hit.text)), codes
-                )
-            Console().print(table)
-        else:
-            print("nothing found", file=sys.stderr)
-        return 0 if hits else 3
+        print_facts(info, as_json=self.json)
 
 
-def _short(text: str | None, width: int = 60) -> str:
-    words = " ".join((text or "").split())
-    return words if len(words) <= width else words[: width - 1] + "…"
+def _lines(file: str) -> list[str]:
+    """Ids in a file, one a line; empty lines are passed over."""
+    from genius.errors import BadData
+
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadData(f"{file} cannot be read as a list of ids ({error})") from None
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _tell(progress: TerminalProgress, added, *, as_json: bool) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
@@ -209,13 +245,15 @@ def _tell(progress: TerminalProgress, added, *, as_json: bool) -> None:  # type:
     for left_out in added.left_out:
         progress.say(f"left out: {left_out.file}: {left_out.reason}")
     progress.say(
-        f"{added.added} items added ({added.replaced} of them replaced), {len(added.left_out)} files left out"
+        f"{added.added} items added ({added.replaced} of them replaced), {added.unchanged} unchanged, "
+        f"{len(added.left_out)} files left out"
     )
     if as_json:
         print_json(
             {
                 "added": added.added,
                 "replaced": added.replaced,
+                "unchanged": added.unchanged,
                 "left_out": [{"file": entry.file, "reason": entry.reason} for entry in added.left_out],
             }
         )

@@ -75,6 +75,8 @@ class IndexCard(NamedTuple):
     has_images: bool
     """Whether paths of pictures are in it; the pictures never are."""
     has_embeddings: bool
+    has_fields: bool = False
+    """Whether other fields are, which came with the items."""
 
 
 def model_card(card: ModelCard) -> str:
@@ -140,6 +142,7 @@ def index_card(card: IndexCard) -> str:
         "codes and item ids",
         *(["texts of the items"] if card.has_texts else []),
         *(["paths of the items' pictures, not the pictures"] if card.has_images else []),
+        *(["their other fields, as JSON"] if card.has_fields else []),
         *(["an embedding of each item"] if card.has_embeddings else []),
     ]
     head = {

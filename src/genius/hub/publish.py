@@ -18,8 +18,15 @@ def publish(
     private: bool = False,
     token: str | None = None,
     message: str = "Upload with genius",
+    replaces: tuple[str, ...] = (),
 ) -> str:
     """Make the repository where there is none, and upload the folder; the repository's address.
+
+    Parameters
+    ----------
+    replaces
+        patterns of files in the repository that go unless the folder has them. The hub keeps them in the
+        repository's history.
 
     Raises
     ------
@@ -33,7 +40,13 @@ def publish(
     api = HfApi(endpoint=endpoint(), token=token)
     with told(repository):
         created = api.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
-        api.upload_folder(repo_id=created.repo_id, folder_path=folder, repo_type=kind, commit_message=message)
+        api.upload_folder(
+            repo_id=created.repo_id,
+            folder_path=folder,
+            repo_type=kind,
+            commit_message=message,
+            delete_patterns=list(replaces) or None,
+        )
     return str(created)
 
 

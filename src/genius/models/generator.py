@@ -1,7 +1,7 @@
 """The decoder that writes IDs, code by code (paper, section 4.3): T5's decoder in plain torch.
 
 It attends to a few prefix vectors made from the query's embedding. Training gives all levels at once
-(teacher forcing); search asks for one level at a time and keeps keys and values.
+(teacher forcing); search lays the same weights out for half-written IDs (``search/decoder.py``).
 """
 
 from __future__ import annotations
@@ -65,14 +65,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "rows tokens width"]:
         """Attend from each token to the memory; ``bias`` is added to the scores."""
         queries = self._split(self.q(hidden))
-        if len(memory.keys) != len(queries):
-            # Several beams of one query share its memory: fold them into the token axis.
-            queries = queries.unflatten(0, (len(memory.keys), -1)).transpose(1, 2).flatten(2, 3)
-            attended = F.scaled_dot_product_attention(queries, *memory, scale=1.0)
-            tokens = hidden.shape[1]
-            attended = attended.unflatten(2, (-1, tokens)).transpose(1, 2).flatten(0, 1)
-        else:
-            attended = F.scaled_dot_product_attention(queries, *memory, attn_mask=bias, scale=1.0)
+        attended = F.scaled_dot_product_attention(queries, *memory, attn_mask=bias, scale=1.0)
         output: Tensor = self.o(attended.transpose(1, 2).flatten(2))
         return output
 
@@ -95,45 +88,15 @@ class Block(nn.Module):
         self.feedforward_norm = RMSNorm(config.width)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(
-        self, hidden: Tensor, past: KeysValues | None, prefixes: KeysValues, bias: Tensor
-    ) -> tuple[Tensor, KeysValues]:
-        """The block's output and the keys and values of all tokens so far."""
+    def forward(self, hidden: Tensor, prefixes: KeysValues, bias: Tensor) -> Tensor:
+        """The block's output."""
         normed = self.self_norm(hidden)
         present = self.self_attention.keys_values(normed)
-        if past is not None:
-            present = KeysValues(
-                torch.cat([past.keys, present.keys], dim=2), torch.cat([past.values, present.values], dim=2)
-            )
         hidden = hidden + self.dropout(self.self_attention(normed, present, bias))
         hidden = hidden + self.dropout(self.cross_attention(self.cross_norm(hidden), prefixes, None))
         inner = self.dropout(torch.relu(self.wi(self.feedforward_norm(hidden))))
-        return hidden + self.dropout(self.wo(inner)), present
-
-
-class State(NamedTuple):
-    """A half-written batch of IDs: what later levels need of the earlier ones."""
-
-    prefixes: list[KeysValues]
-    """Per block, one row per query."""
-    past: list[KeysValues] | None
-    """Per block, one row per beam."""
-    level: int
-    """The level to be written next."""
-
-    def select(self, beams: Int[Tensor, " beams"]) -> State:
-        """The state of these beams, in this order; all queries keep equally many."""
-        if self.past is None:
-            return self
-        past = [KeysValues(keys[beams], values[beams]) for keys, values in self.past]
-        return self._replace(past=past)
-
-
-class Step(NamedTuple):
-    """What the decoder says of one level, and the state after it."""
-
-    hidden: Float[Tensor, "beams width"]
-    state: State
+        output: Tensor = hidden + self.dropout(self.wo(inner))
+        return output
 
 
 class Generator(nn.Module):
@@ -181,9 +144,9 @@ class Generator(nn.Module):
         rows = codes + torch.tensor(self.offsets, device=codes.device)
         start = torch.zeros_like(rows[:, :1])
         hidden = self.dropout(self.embedding(torch.cat([start, rows[:, :-1]], dim=1)))
-        bias = self._bias(0, hidden.shape[1])
-        for index, prefixes in enumerate(self.start(queries).prefixes):
-            hidden, _ = self._block(index)(hidden, None, prefixes, bias)
+        bias = self.position_biases(hidden.shape[1])
+        for block, prefixes in zip(self.decoder_blocks(), self._prefixes(queries), strict=True):
+            hidden = block(hidden, prefixes, bias)
         return self._finished(hidden)
 
     def loss(
@@ -198,44 +161,6 @@ class Generator(nn.Module):
                 )
                 for level in range(len(self.sizes))
             ]
-        )
-
-    def start(self, queries: Float[Tensor, "queries dim"]) -> State:
-        """The state before level 0; the prefixes' keys and values are computed once per query.
-
-        Deviation 11: one linear layer and a norm, as in the released code; the paper says MLP.
-        """
-        prefixes = self.prefix_projection(queries).unflatten(-1, (self.config.prefixes, self.config.width))
-        prefixes = self.dropout(self.prefix_norm(self.dropout(prefixes)))
-        return State(
-            prefixes=[
-                self._block(index).cross_attention.keys_values(prefixes) for index in range(len(self.blocks))
-            ],
-            past=None,
-            level=0,
-        )
-
-    def step(self, state: State, codes: Int[Tensor, " beams"] | None) -> Step:
-        """What the decoder says of the next level, for every beam.
-
-        ``codes`` are the beams' codes at the level before; None at level 0, where there is one beam a
-        query. Beams of one query are neighbours, and all queries have equally many.
-        """
-        num_queries = len(state.prefixes[0].keys)
-        if codes is None:
-            rows = torch.zeros(num_queries, dtype=torch.int64, device=self.embedding.weight.device)
-        else:
-            rows = codes + self.offsets[state.level - 1]
-        hidden = self.dropout(self.embedding(rows)[:, None])
-        bias = self._bias(state.level, 1)
-        past: list[KeysValues] = []
-        for index in range(len(self.blocks)):
-            before = None if state.past is None else state.past[index]
-            hidden, present = self._block(index)(hidden, before, state.prefixes[index], bias)
-            past.append(present)
-        return Step(
-            hidden=self._finished(hidden)[:, 0],
-            state=State(prefixes=state.prefixes, past=past, level=state.level + 1),
         )
 
     def logits(self, hidden: Float[Tensor, "rows width"], rows: slice) -> Float[Tensor, "rows codes"]:
@@ -253,27 +178,33 @@ class Generator(nn.Module):
             return torch.log_softmax(self.logits(hidden, slice(None)).float(), dim=-1)[:, start:stop]
         return torch.log_softmax(self.logits(hidden, slice(start, stop)).float(), dim=-1)
 
-    def _block(self, index: int) -> Block:
-        block = self.blocks[index]
-        if not isinstance(block, Block):
-            raise TypeError(type(block))
-        return block
+    def decoder_blocks(self) -> list[Block]:
+        """The blocks, first to last."""
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    def position_biases(self, tokens: int) -> Float[Tensor, "1 heads tokens keys"]:
+        """Relative-position bias of each token, looking at all up to itself.
+
+        T5 has it in the first block only and shares it with the others.
+        """
+        positions = torch.arange(tokens, device=self.position_bias.weight.device)
+        distance = positions[:, None] - positions[None, :]
+        bias: Tensor = self.position_bias(_bucket(distance.clamp(min=0)))
+        bias = bias.masked_fill((distance < 0)[..., None], float("-inf"))
+        return bias.permute(2, 0, 1)[None]
+
+    def _prefixes(self, queries: Float[Tensor, "batch dim"]) -> list[KeysValues]:
+        """Keys and values, for each block, of the vectors that stand for a query.
+
+        Deviation 11: one linear layer and a norm, as in the released code; the paper says MLP.
+        """
+        prefixes = self.prefix_projection(queries).unflatten(-1, (self.config.prefixes, self.config.width))
+        prefixes = self.dropout(self.prefix_norm(self.dropout(prefixes)))
+        return [block.cross_attention.keys_values(prefixes) for block in self.decoder_blocks()]
 
     def _finished(self, hidden: Tensor) -> Tensor:
         normed: Tensor = self.dropout(self.final_norm(hidden))
         return normed
-
-    def _bias(self, start: int, tokens: int) -> Float[Tensor, "1 heads tokens keys"]:
-        """Relative-position bias of tokens start … start+tokens−1, looking at all up to themselves.
-
-        T5 has it in the first block only and shares it with the others.
-        """
-        device = self.position_bias.weight.device
-        positions = torch.arange(start, start + tokens, device=device)
-        distance = positions[:, None] - torch.arange(start + tokens, device=device)[None, :]
-        bias: Tensor = self.position_bias(_bucket(distance.clamp(min=0)))
-        bias = bias.masked_fill((distance < 0)[..., None], float("-inf"))
-        return bias.permute(2, 0, 1)[None]
 
     def _initialise(self) -> None:
         """T5's initial weights (factor 1)."""
@@ -282,8 +213,7 @@ class Generator(nn.Module):
         nn.init.normal_(self.position_bias.weight, std=config.width**-0.5)
         if self.head is not None:
             nn.init.normal_(self.head.weight, std=config.width**-0.5)
-        for index in range(len(self.blocks)):
-            block = self._block(index)
+        for block in self.decoder_blocks():
             for attention in (block.self_attention, block.cross_attention):
                 nn.init.normal_(attention.q.weight, std=(config.width * config.head_width) ** -0.5)
                 nn.init.normal_(attention.k.weight, std=config.width**-0.5)

@@ -2,117 +2,296 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 from genius.config import SearchConfig
-from genius.models.generator import Generator
-from genius.search.table import IdTable
-
-NOTHING = -1
-"""Row of a place in a beam that no ID fills, when a pool has fewer IDs than the beam is wide."""
+from genius.search.allowed import Part
+from genius.search.decoding import Decoding, DecodingState
+from genius.search.frontier import Frontier, Grown, best, everything
+from genius.search.prefixes import Continuations, Restriction, continuations, count_ids
 
 
 class Beams(NamedTuple):
-    """The best IDs of each query, best first."""
+    """Where the beams of each query ended, best first: prefixes of IDs, whole IDs if all levels were decoded.
 
-    rows: Int64[np.ndarray, "queries beams"]
-    """Rows of the ID table; −1 where there were fewer IDs than beams."""
+    A prefix is a range of rows in the table of each part; empty in all parts where a place is not filled.
+    """
+
+    low: Int64[np.ndarray, "queries beams parts"]
+    high: Int64[np.ndarray, "queries beams parts"]
     log_probabilities: Float32[np.ndarray, "queries beams levels"]
-    """What each code added to the score; −inf in unfilled places."""
+    """What each code added to the score; −inf in unfilled places, NaN for levels that were not decoded."""
+
+    def filled(self) -> Bool[np.ndarray, "queries beams"]:
+        """Places that hold something."""
+        return np.asarray((self.high > self.low).any(axis=2))
 
     def scores(self) -> Float32[np.ndarray, "queries beams"]:
-        """Log-probability of each ID: the sum over its levels."""
-        total: np.ndarray = self.log_probabilities.sum(axis=2, dtype=np.float32)
-        return total
+        """Log-probability of each prefix: the sum over its levels."""
+        return np.asarray(np.nansum(self.log_probabilities, axis=2, dtype=np.float32))
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def search(
-    generator: Generator,
-    table: IdTable,
+    decoder: Decoding,
+    parts: Sequence[Part],
     queries: Float[Tensor, "queries dim"],
     config: SearchConfig,
     *,
-    level0: list[frozenset[int]] | None = None,
+    level0: Sequence[frozenset[int]] | None = None,
+    restrictions: Sequence[Restriction | None] | None = None,
+    widths: Sequence[int] | None = None,
 ) -> Beams:
-    """The ``config.beam`` most probable IDs of the table for each query.
+    """The ``config.beam`` most probable IDs of all parts for each query.
 
-    Fewer are returned when fewer exist, never duplicates (deviation 16). Equal scores keep the order of the
-    table, so the result does not depend on the batch.
+    Fewer are returned when fewer exist, never duplicates (deviation 16). Equal scores keep the order of
+    their parents, then of their codes, so the result does not depend on the batch.
+
+    A query whose beams lead to no more IDs than its beam is wide is settled: nothing will be dropped any
+    more. What is left of those IDs is scored in one pass; or not at all when a re-ranking orders them anyway.
+    Then a leaf budget (``config.leaves``) ends decoding earlier still, as soon as that few IDs lie under the
+    beams, which are then prefixes. No ID that full decoding finds is lost by any of this.
 
     Parameters
     ----------
     level0
         for each query the level-0 codes it may begin with (a wanted modality); empty means any.
+    restrictions
+        for each query what it may find, deletions included; left out, or None for a query: all that is alive.
+    widths
+        beam width of each query, instead of ``config.beam``.
     """
-    device = generator.embedding.weight.device
-    num_queries = len(queries)
-    state = generator.start(queries.to(device))
-    width = 1
-    low = np.zeros((num_queries, 1), dtype=np.int64)
-    high = np.full((num_queries, 1), len(table), dtype=np.int64)
-    history = np.zeros((num_queries, 1, table.num_levels), dtype=np.float32)
-    total = np.zeros((num_queries, 1), dtype=np.float32)
-    codes: Tensor | None = None
-    for level in range(table.num_levels):
-        step = generator.step(state, codes)
-        probabilities = generator.log_probabilities(step.hidden, level, config.scores).cpu().numpy()
-        children = table.children(level, low.ravel(), high.ravel())
-        query = children.parent // width
-        gained = probabilities[children.parent, children.code]
-        if level == 0 and level0 is not None:
-            gained = np.where(_allowed(level0, query, children.code), gained, -np.inf)
-        scores = total.ravel()[children.parent] + gained
-        kept = _best(query, scores, num_queries, config.beam)
-        new_width = max(1, int(kept.counts.max(initial=0)))
-        shape = (num_queries, new_width)
-        parent = np.repeat((np.arange(num_queries) * width)[:, None], new_width, axis=1)
-        parent[kept.query, kept.place] = children.parent[kept.child]
-        low, high = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-        low[kept.query, kept.place] = children.low[kept.child]
-        high[kept.query, kept.place] = children.high[kept.child]
-        chosen = np.zeros(shape, dtype=np.int64)
-        chosen[kept.query, kept.place] = children.code[kept.child]
-        total = np.full(shape, -np.inf, dtype=np.float32)
-        total[kept.query, kept.place] = scores[kept.child]
-        history = history.reshape(num_queries * width, -1)[parent.ravel()].reshape(*shape, -1)
-        history[:, :, level] = -np.inf
-        history[kept.query, kept.place, level] = gained[kept.child]
-        state = step.state.select(torch.from_numpy(parent.ravel()).to(device))
-        codes = torch.from_numpy(chosen.ravel()).to(device)
-        width = new_width
-    rows = np.where(np.isfinite(total), low, NOTHING)
-    return Beams(rows=rows, log_probabilities=history)
+    wide = np.full(len(queries), config.beam) if widths is None else np.asarray(widths, dtype=np.int64)
+    run = _Run(decoder, parts, config, level0, restrictions, wide)
+    run.decode(queries)
+    return run.beams()
 
 
-class _Kept(NamedTuple):
-    """Children that stay in the beams: which one takes which place of which query."""
+class _Run:
+    """One batch of queries on its way through the levels."""
 
-    query: np.ndarray
-    place: np.ndarray
-    child: np.ndarray
-    counts: np.ndarray
+    def __init__(
+        self,
+        decoder: Decoding,
+        parts: Sequence[Part],
+        config: SearchConfig,
+        level0: Sequence[frozenset[int]] | None,
+        restrictions: Sequence[Restriction | None] | None,
+        widths: Int64[np.ndarray, " queries"],
+    ) -> None:
+        self.decoder = decoder
+        self.parts = parts
+        self.scores = config.scores
+        self.level0 = None if level0 is None or not any(level0) else level0
+        self.is_ordered_later = config.rerank != "none"
+        alive: Restriction = tuple(part.alive for part in parts)
+        usual = alive if any(allowed is not None for allowed in alive) else None
+        given = [None] * len(widths) if restrictions is None else restrictions
+        self.restrictions = [usual if own is None else own for own in given]
+        self.is_restricted = any(own is not None for own in self.restrictions)
+        self.widths = widths
+        self.settled_at = np.maximum(widths, config.leaves) if self.is_ordered_later else widths
+        self.num_levels = len(decoder.sizes)
+        self.found: list[Frontier | None] = [None] * len(widths)
+
+    def decode(self, queries: Tensor) -> None:
+        """Go through the levels until every query is finished."""
+        frontier, children = self._begin(len(queries))
+        if not len(frontier.queries):
+            return
+        device = self.decoder.device
+        # A modality that leaves no choice is read together with the start token.
+        is_forced = self.num_levels > 1 and np.array_equal(children.parent, np.arange(len(frontier.queries)))
+        codes = children.code[:, None] if is_forced else np.zeros((len(frontier.queries), 0), dtype=np.int64)
+        state = self.decoder.start(queries[torch.from_numpy(frontier.queries)].to(device))
+        step = self.decoder.advance(state, torch.from_numpy(codes).to(device))
+        state, hidden = step.state, step.hidden[:, 0]
+        ahead = step.hidden[:, 1:]  # what was read ahead: nothing, or what follows level 0
+        for level in range(self.num_levels):
+            gained = self._gained(hidden, children.parent, level, children)
+            scores = frontier.total.ravel()[children.parent] + gained
+            chosen = best(frontier.owners(children), scores, self.widths[frontier.queries])
+            grown = frontier.grown(children, chosen, gained, level)
+            kept = np.flatnonzero(self._finish(grown, state, ahead, level))
+            if not len(kept):
+                return
+            frontier = grown.frontier.take(kept)
+            rows = torch.from_numpy(grown.rows[kept]).to(device)
+            everyone = len(kept) == len(grown.rows)
+            state = state.select(None if everyone else torch.from_numpy(kept).to(device), rows)
+            if ahead.shape[1]:
+                hidden, ahead = ahead[rows.ravel(), 0], ahead[:, 1:]
+            else:
+                tokens = frontier.codes[:, :, level : level + 1].reshape(-1, 1)
+                step = self.decoder.advance(state, torch.from_numpy(tokens).to(device))
+                state, hidden, ahead = step.state, step.hidden[:, 0], step.hidden[:, 1:]
+            children = self._continue(frontier, level + 1)
+
+    def beams(self) -> Beams:
+        """What was found, padded to the widest."""
+        width = max((frontier.width for frontier in self.found if frontier is not None), default=1)
+        shape = (len(self.found), width)
+        low = np.zeros((*shape, len(self.parts)), dtype=np.int64)
+        high = np.zeros_like(low)
+        history = np.full((*shape, self.num_levels), -np.inf, dtype=np.float32)
+        for query, frontier in enumerate(self.found):
+            if frontier is not None:
+                here = (query, slice(0, frontier.width))
+                low[here], high[here], history[here] = frontier.low[0], frontier.high[0], frontier.history[0]
+        return Beams(low, high, history)
+
+    def _begin(self, num_queries: int) -> tuple[Frontier, Continuations]:
+        """All queries at the root, less those whose pool is small enough to be ordered as it is."""
+        root = Frontier.root(num_queries, [len(part.table) for part in self.parts], self.num_levels)
+        children = self._continue(root, 0)
+        if not self.is_ordered_later:
+            return root, children
+        owner = root.owners(children)
+        counts = self._count(children.low, children.high, owner)
+        is_open = np.bincount(owner, counts, minlength=num_queries) > self.settled_at
+        if is_open.all():
+            return root, children
+        whole = root.grown(children, everything(owner, num_queries), None, 0).frontier
+        for query in np.flatnonzero(~is_open):
+            self.found[query] = whole.take(np.array([query]))
+        frontier = root.take(np.flatnonzero(is_open))
+        return frontier, self._continue(frontier, 0)
+
+    def _continue(self, frontier: Frontier, level: int) -> Continuations:
+        """The continuations under which something may be found."""
+        children = continuations(self.parts, level, *frontier.ranges())
+        if level == 0 and self.level0 is not None:
+            wanted = [self.level0[query] for query in frontier.queries]
+            owner = frontier.owners(children)
+            is_wanted = [
+                not wanted[query] or code in wanted[query]
+                for query, code in zip(owner.tolist(), children.code.tolist(), strict=True)
+            ]
+            children = children.take(np.flatnonzero(is_wanted))
+        if self.is_restricted:
+            owner = frontier.queries[frontier.owners(children)]
+            counts = self._count(children.low, children.high, owner)
+            children = children.take(np.flatnonzero(counts))
+        return children
+
+    def _leaves(self, frontier: Frontier) -> Int64[np.ndarray, " active"]:
+        """IDs under all beams of each query."""
+        counts = self._count(*frontier.ranges(), frontier.queries.repeat(frontier.width))
+        return np.asarray(counts.reshape(-1, frontier.width).sum(axis=1))
+
+    def _count(
+        self,
+        low: Int64[np.ndarray, "prefixes parts"],
+        high: Int64[np.ndarray, "prefixes parts"],
+        query: Int64[np.ndarray, " prefixes"],
+    ) -> Int64[np.ndarray, " prefixes"]:
+        """IDs under each prefix that its query may find."""
+        if not self.is_restricted:
+            return np.asarray((high - low).sum(axis=1))
+        return count_ids(low, high, self.restrictions, query)
+
+    def _gained(
+        self, hidden: Tensor, rows: Int64[np.ndarray, " children"], level: int, children: Continuations
+    ) -> Float32[np.ndarray, " children"]:
+        """Log-probability of each continuation; ``rows`` are those of ``hidden`` that foretell it."""
+        if self.scores != "children":
+            return _picked(self.decoder.log_probabilities(hidden, level, self.scores), rows, children.code)
+        logits = _picked(self.decoder.logits(hidden, level), rows, children.code)
+        is_first = np.diff(children.parent, prepend=-1) > 0
+        if not len(is_first):
+            return logits
+        starts, group = np.flatnonzero(is_first), np.cumsum(is_first) - 1
+        logits = logits - np.maximum.reduceat(logits, starts)[group]
+        gained: np.ndarray = logits - np.log(np.add.reduceat(np.exp(logits), starts))[group]
+        return gained
+
+    def _finish(
+        self, grown: Grown, state: DecodingState, ahead: Tensor, level: int
+    ) -> Bool[np.ndarray, " active"]:
+        """Put away the queries that need no more decoding; true for those that go on."""
+        frontier = grown.frontier
+        leaves = self._leaves(frontier)
+        is_last = level == self.num_levels - 1
+        is_done = (leaves <= self.settled_at[frontier.queries]) | is_last
+        is_unscored = is_done & (leaves > 0) & (not is_last) & (not self.is_ordered_later)
+        if is_unscored.any():
+            self._settle(grown, np.flatnonzero(is_unscored), state, ahead, level)
+        for number in np.flatnonzero(is_done & ~is_unscored):
+            self.found[frontier.queries[number]] = frontier.take(np.array([number]))
+        return np.asarray(~is_done)
+
+    def _settle(
+        self,
+        grown: Grown,
+        numbers: Int64[np.ndarray, " settled"],
+        state: DecodingState,
+        ahead: Tensor,
+        level: int,
+    ) -> None:
+        """Write out all IDs under the beams of some queries, and score what was not decoded in one pass."""
+        frontier, rows = grown.frontier.take(numbers), grown.rows[numbers]
+        written: list[Continuations] = []
+        passed: list[np.ndarray] = []  # for each place and later level: which of its continuations it passed
+        for later in range(level + 1, self.num_levels):
+            children = self._continue(frontier, later)
+            chosen = everything(frontier.owners(children), len(numbers))
+            frontier, came_from = frontier.grown(children, chosen, None, later)
+            own = np.zeros(came_from.shape, dtype=np.int64)
+            own[chosen.query, chosen.place] = chosen.child
+            passed = [*(earlier.ravel()[came_from] for earlier in passed), own]
+            written.append(children)
+            rows = rows.ravel()[came_from]
+        hidden = self._foretold(frontier, numbers, rows, state, ahead)
+        leaves = np.flatnonzero(frontier.is_filled().ravel())
+        total, history = frontier.total, frontier.history
+        loss: list[np.ndarray] = []  # after each later level
+        for number, children in enumerate(written):
+            leaf = np.zeros(len(children.code), dtype=np.int64)
+            leaf[passed[number].ravel()[leaves]] = leaves
+            gained = self._gained(hidden[:, number], leaf, level + 1 + number, children)[passed[number]]
+            total += gained
+            history[:, :, level + 1 + number] = gained
+            loss.append(-total)
+        possible = (total > -np.inf).sum(axis=1).tolist()
+        for number, query in enumerate(frontier.queries):
+            # Equal ones in the order of the level before, as if they were decoded level by level.
+            order = np.lexsort([after[number] for after in loss])[: possible[number]]
+            self.found[query] = frontier.take(np.array([number])).places(order)
+
+    def _foretold(
+        self,
+        frontier: Frontier,
+        numbers: Int64[np.ndarray, " settled"],
+        rows: Int64[np.ndarray, "settled beams"],
+        state: DecodingState,
+        ahead: Tensor,
+    ) -> Float[Tensor, "places later width"]:
+        """What the decoder says of all levels to come, whose codes are known."""
+        places = torch.from_numpy(rows).to(self.decoder.device)
+        hidden = ahead[places.ravel()]
+        tokens = frontier.codes[:, :, state.level - 1 : self.num_levels - 1].reshape(rows.size, -1)
+        if not tokens.shape[1]:
+            return hidden
+        chosen = state.select(torch.from_numpy(numbers).to(self.decoder.device), places)
+        step = self.decoder.advance(chosen, torch.from_numpy(tokens).to(self.decoder.device))
+        return torch.cat([hidden, step.hidden], dim=1)
 
 
-def _best(query: np.ndarray, scores: np.ndarray, num_queries: int, beam: int) -> _Kept:
-    """The best ``beam`` children of each query, best first; children of probability 0 are dropped."""
-    possible = np.flatnonzero(np.isfinite(scores))
-    order = possible[np.lexsort([possible, -scores[possible], query[possible]])]
-    owner = query[order]
-    starts = np.searchsorted(owner, np.arange(num_queries))
-    place = np.arange(len(order)) - starts[owner]
-    inside = place < beam
-    order, owner, place = order[inside], owner[inside], place[inside]
-    return _Kept(owner, place, order, np.bincount(owner, minlength=num_queries))
-
-
-def _allowed(level0: list[frozenset[int]], query: np.ndarray, code: np.ndarray) -> np.ndarray:
-    size = int(code.max(initial=0)) + 1
-    mask = np.array([[not codes or c in codes for c in range(size)] for codes in level0])
-    allowed: np.ndarray = mask[query, code]
-    return allowed
+def _picked(
+    values: Float[Tensor, "rows codes"],
+    rows: Int64[np.ndarray, " picked"],
+    codes: Int64[np.ndarray, " picked"],
+) -> Float32[np.ndarray, " picked"]:
+    """Single values; only these leave the device."""
+    if values.device.type == "cpu":
+        everything_here: np.ndarray = values.float().numpy()[rows, codes]
+        return everything_here
+    at = torch.from_numpy(np.stack([rows, codes])).to(values.device)
+    picked: np.ndarray = values[at[0], at[1]].float().cpu().numpy()
+    return picked

@@ -11,7 +11,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from genius.errors import BadData
-from genius.search.rank import best_first
+from genius.search.highest import highest
 
 ITEM_BLOCK: Final = 16_384
 QUERY_BLOCK: Final = 2_048
@@ -97,6 +97,6 @@ def _best_columns(products: Float[Tensor, "queries items"], k: int) -> Nearest:
     for row in np.flatnonzero(tied):
         values = products[int(row)].cpu().numpy()
         enough = np.flatnonzero(values >= scores[row, -1])
-        columns[row] = enough[best_first(values[enough])[:size]]
+        columns[row] = enough[highest(values[enough], size)]
         scores[row] = values[columns[row]]
     return Nearest(columns, scores)

@@ -6,32 +6,56 @@ table look-up per level, and no embedding is stored. By stored embeddings: the p
 
 from __future__ import annotations
 
+from itertools import accumulate
+from typing import Final
+
 import numpy as np
-from jaxtyping import Float, Float32, Int16, Int64
+import torch
+from jaxtyping import Float, Float32, Int16
 from torch import Tensor
+
+FEW: Final = 4
+"""A single query multiplies only the code vectors that occur when they are at most one of so many."""
 
 
 class CodeRanker:
     """Scores IDs against query embeddings by look-ups of code-vector products.
 
     Deviation 20: the paper knows no re-ranking without stored embeddings.
+
+    Parameters
+    ----------
+    tables
+        the code vectors of each level.
     """
 
     def __init__(self, tables: list[Float[Tensor, "_ dim"]]) -> None:
-        self._tables = [table.cpu().float() for table in tables]
+        self._vectors = torch.cat([table.detach().cpu().float() for table in tables])
+        sizes = [len(table) for table in tables]
+        self._offsets = np.array([0, *accumulate(sizes)][:-1], dtype=np.int64)
 
-    def look_ups(self, query: Float[Tensor, " dim"]) -> list[Float32[np.ndarray, " _"]]:
-        """Inner products of one query with all code vectors, level by level."""
-        return [(table @ query).numpy() for table in self._tables]
+    def products(self, queries: Float[Tensor, "queries dim"]) -> Float32[np.ndarray, "queries codes"]:
+        """Inner products with all code vectors, level after level."""
+        products: np.ndarray = (queries.float().cpu() @ self._vectors.T).numpy()
+        return products
+
+    def look_up(
+        self, products: Float32[np.ndarray, " codes"], ids: Int16[np.ndarray, "ids levels"]
+    ) -> Float32[np.ndarray, " ids"]:
+        """Inner products of one query with the vectors that IDs stand for."""
+        scores: np.ndarray = products[ids + self._offsets].sum(axis=1)
+        return scores
 
     def scores(
         self, query: Float[Tensor, " dim"], ids: Int16[np.ndarray, "ids levels"]
     ) -> Float32[np.ndarray, " ids"]:
-        """Inner product of one query with the vector that each ID stands for."""
-        total = np.zeros(len(ids), dtype=np.float32)
-        for level, products in enumerate(self.look_ups(query)):
-            total += products[ids[:, level]]
-        return total
+        """The same for a single query, without the products that are not needed."""
+        if ids.size * FEW > len(self._vectors):
+            return self.look_up(self.products(query[None])[0], ids)
+        used, place = np.unique(ids + self._offsets, return_inverse=True)
+        products = (self._vectors[torch.from_numpy(used)] @ query.float().cpu()).numpy()
+        scores: np.ndarray = products[place.reshape(ids.shape)].sum(axis=1)
+        return scores
 
 
 def embedding_scores(
@@ -40,8 +64,3 @@ def embedding_scores(
     """Cosine between one query and some items, all unit vectors."""
     scores: np.ndarray = (items.float() @ query.float()).numpy()
     return scores
-
-
-def best_first(scores: Float32[np.ndarray, " items"]) -> Int64[np.ndarray, " items"]:
-    """Places of the items in descending order of score; equal scores keep their order."""
-    return np.argsort(-scores, kind="stable")

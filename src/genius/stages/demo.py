@@ -159,7 +159,7 @@ def _facts(index: Index, model: Genius, health: Health, seconds: float) -> tuple
     parameters = sum(parameter.numel() for parameter in model.generator.parameters())
     return (
         Fact("items in the pool", f"{info.items:,}"),
-        Fact("bytes per ID", f"{info.id_bytes_per_item:.0f}"),
+        Fact("bytes per ID", f"{info.bytes_per_item['ids']:.0f}"),
         Fact("items that share an ID", f"{info.collision_rate:.1%}"),
         Fact("right modality code", "no such code" if health.purity is None else f"{health.purity:.1%}"),
         Fact("generator's parameters", f"{parameters / 1e6:.1f} M"),

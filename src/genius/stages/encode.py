@@ -17,7 +17,7 @@ from genius.artifact import ArtifactWriter, write_json
 from genius.data.features import Features
 from genius.evaluation.health import Health, examine
 from genius.model import Genius
-from genius.search.snapshot import ItemArrays, StoredEmbeddings
+from genius.search.segment import ItemArrays, StoredEmbeddings
 from genius.stages.progress import Progress
 
 KIND: Final = "codes"

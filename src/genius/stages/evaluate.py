@@ -66,8 +66,14 @@ class EvaluationConfig:
     beam: Count = 50
     """IDs kept at each level."""
 
-    scores: Literal["level", "vocabulary"] = "level"
+    scores: Literal["level", "vocabulary", "children"] = "level"
     """How the generator's steps are normalised."""
+
+    leaves: Natural = 0
+    """Where hits are re-ranked: stop decoding at so many IDs under the beams; 0 decodes all levels."""
+
+    shortlist: Natural = 0
+    """Where hits are re-ranked by embeddings: only so many, the best by codes; 0 means all."""
 
     instructions: InstructionChoice = "hashed"
     """One of the data set's instructions per query, chosen by a hash; or the first; or none; or each of them
@@ -264,7 +270,9 @@ def _evaluate(
         # As they were cut to the pool: with these any TREC tool measures the runs alike.
         write_qrels(runs / f"{row.name}_{config.split}.{pool}.qrels", judged[row.name])
     asked = [(row, way, queries) for row, ways in together for way, queries in enumerate(ways, start=1)]
-    settings = SearchConfig(beam=config.beam, scores=config.scores)
+    settings = SearchConfig(
+        beam=config.beam, scores=config.scores, leaves=config.leaves, shortlist=config.shortlist
+    )
     answers = find(model, [queries for _, _, queries in asked], candidates, config.methods, settings)
     lines: dict[str, list[ResultRow]] = {}
     for (row, way, queries), found in zip(asked, answers, strict=True):

@@ -6,14 +6,17 @@ A pool in a file is read anew each time its items are needed, so that millions n
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from genius.data.features import LeftOut
 from genius.data.folder import read_folder
@@ -23,7 +26,7 @@ from genius.encoders.protocol import ItemKey
 from genius.errors import BadData
 from genius.model import Genius
 from genius.search.items import Item
-from genius.search.snapshot import ItemArrays, StoredEmbeddings
+from genius.search.segment import ItemArrays, StoredEmbeddings
 from genius.stages.embed import FeatureRow, embed
 from genius.stages.embed_records import count_lines
 from genius.stages.encode import encode_features
@@ -31,6 +34,8 @@ from genius.stages.progress import Progress
 
 REASONS_SHOWN: Final = 5
 """Files that an error names."""
+BATCH: Final = 4096
+"""Items looked at together."""
 WORK: Final = ".work"
 """Folder inside the index for what has to survive a kill."""
 
@@ -69,7 +74,11 @@ class EncodedItems:
 
     def __iter__(self) -> Iterator[Item]:
         unreadable = {entry.id for entry in self.left_out}
-        return (item for number, item in enumerate(self.pool) if number not in unreadable)
+        return (
+            item._replace(stamp=_stamp_of(item))
+            for number, item in enumerate(self.pool)
+            if number not in unreadable
+        )
 
 
 def read_items(pool: Path, *, captions: bool) -> PoolItems:
@@ -86,6 +95,29 @@ def read_items(pool: Path, *, captions: bool) -> PoolItems:
         advice = f" ({len(found.left_out)} files were left out: {reasons})" if found.left_out else ""
         raise BadData(f"there is nothing to index in {pool}: no picture or text that can be used{advice}")
     return found
+
+
+def without_unchanged(
+    pool: PoolItems, stamps: Callable[[Sequence[str]], Mapping[str, str | None]]
+) -> tuple[PoolItems, int]:
+    """The items that are new or changed, and how many are neither.
+
+    ``stamps`` gives those of the items that are there already, as they were when they were added.
+    """
+    is_changed = np.ones(pool.count, dtype=bool)
+    start = 0
+    items = iter(pool)
+    while part := list(islice(items, BATCH)):
+        known = stamps([item.item_id for item in part])
+        for number, item in enumerate(part, start):
+            is_changed[number] = known.get(item.item_id) != _stamp_of(item)
+        start += len(part)
+    changed = dataclasses.replace(
+        pool,
+        count=int(is_changed.sum()),
+        read=lambda: (item for number, item in enumerate(pool.read()) if is_changed[number]),
+    )
+    return changed, pool.count - changed.count
 
 
 def encode_items(
@@ -179,12 +211,18 @@ def _state_of(pool: PoolItems) -> str:
     """Changes whenever an item or its picture does, so that left-over work is only reused if it fits."""
     digest = hashlib.sha256()
     items = iter(pool)
-    while part := list(islice(items, 1024)):
-        digest.update(repr([(item.item_id, item.text, item.image, _stamp(item)) for item in part]).encode())
+    while part := list(islice(items, BATCH)):
+        digest.update(repr([(item.item_id, _stamp_of(item)) for item in part]).encode())
     return digest.hexdigest()
 
 
-def _stamp(item: Item) -> tuple[int, int] | None:
+def _stamp_of(item: Item) -> str:
+    """Changes whenever the item does: its text, its fields, its picture's file."""
+    contents = (item.modality.value, item.text, item.source, item.image, _picture_stamp(item))
+    return hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
+
+
+def _picture_stamp(item: Item) -> tuple[int, int] | None:
     """When its picture was last changed, and how large it is; a missing one is named when it is opened."""
     if item.image is None:
         return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,17 +18,17 @@ from genius.data.features import Features
 from genius.data.records import candidate_number, did_of
 from genius.evaluation.runs import Hit
 from genius.model import Genius
+from genius.search.allowed import Part
 from genius.search.beam import search
 from genius.search.exact import exact_search
-from genius.search.rank import CodeRanker
 from genius.search.searcher import Evidence, rank_items
-from genius.search.snapshot import ItemArrays
+from genius.search.segment import ItemArrays
 from genius.search.table import IdTable
 
 DEPTH: Final = 50
 """Hits kept for each query."""
 SEARCH_BATCH: Final = 64
-RERANK: Final = {
+RERANK: Final[dict[str, Literal["none", "codes", "embeddings"]]] = {
     "generative": "none",
     "generative+codes": "codes",
     "generative+embeddings": "embeddings",
@@ -175,7 +176,7 @@ def find(
             generated = _generate(model, queries, pool, generating, settings)
             for method in generating:
                 size = pool.id_bytes + (vector_bytes if RERANK[method] == "embeddings" else 0.0)
-                found.append(Found(method, generated.hits[method], size, generated.touched))
+                found.append(Found(method, generated[method].hits, size, generated[method].touched))
         yield found
 
 
@@ -200,7 +201,7 @@ def _exact(model: Genius, pool: PoolCandidates) -> list[_Rival]:
 
 
 class _Generated(NamedTuple):
-    hits: dict[str, list[list[Hit]]]
+    hits: list[list[Hit]]
     touched: float
 
 
@@ -210,30 +211,40 @@ def _generate(
     pool: PoolCandidates,
     methods: Sequence[str],
     settings: SearchConfig,
-) -> _Generated:
-    """Generate once, and order what was found in each way."""
-    ranker = CodeRanker(model.quantizer.tables())
-    fused, raw = Evidence(ranker, pool.fused), Evidence(ranker, pool.raw)
+) -> dict[str, _Generated]:
+    """Generate, and order what was found in each way.
+
+    Once for all ways; twice with a leaf budget, which stops earlier where hits are ordered anew.
+    """
+    parts = [Part(pool.table)]
+    evidence = {False: Evidence(model.ranker, [pool.fused]), True: Evidence(model.ranker, [pool.raw])}
+    configs = {method: dataclasses.replace(settings, rerank=RERANK[method]) for method in methods}
+    stops = {method: bool(settings.leaves) and RERANK[method] != "none" for method in methods}
     hits: dict[str, list[list[Hit]]] = {method: [] for method in methods}
-    touched = 0
+    touched = dict.fromkeys(methods, 0)
     for start in range(0, len(queries.qids), SEARCH_BATCH):
         asked = queries.fused[start : start + SEARCH_BATCH]
-        beams = search(model.generator, pool.table, asked, settings)
+        beams = {
+            stop: search(
+                model.decoder, parts, asked, dataclasses.replace(settings, rerank="codes" if stop else "none")
+            )
+            for stop in set(stops.values())
+        }
         for query in range(len(asked)):
             for method in methods:
                 is_raw = method == "generative+raw"
                 answer = rank_items(
-                    pool.table,
-                    beams,
+                    parts,
+                    beams[stops[method]],
                     query,
                     queries.raw[start + query] if is_raw else asked[query],
-                    rerank=RERANK[method],
-                    evidence=raw if is_raw else fused,
+                    config=configs[method],
+                    evidence=evidence[is_raw],
                     k=DEPTH,
                 )
                 hits[method].append(_hits(pool, answer.items, answer.scores))
-            touched += answer.touched
-    return _Generated(hits, touched / len(queries.qids))
+                touched[method] += answer.touched
+    return {method: _Generated(hits[method], touched[method] / len(queries.qids)) for method in methods}
 
 
 def _hits(pool: PoolCandidates, items: np.ndarray, scores: np.ndarray) -> list[Hit]:

@@ -21,7 +21,7 @@ from genius.data.records import Candidate, candidate_number, did_of
 from genius.errors import ArtifactError, BadData
 from genius.evaluation.health import Health
 from genius.model import Genius
-from genius.search.snapshot import ItemArrays, StoredEmbeddings
+from genius.search.segment import ItemArrays, StoredEmbeddings
 from genius.stages.embed_records import count_lines, embed_pool, fingerprint_of_files
 from genius.stages.encode import encode_features, examine_items
 from genius.stages.methods import FUSED, PoolCandidates

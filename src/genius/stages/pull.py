@@ -11,16 +11,16 @@ from genius.hub.originals import ORIGINALS, pick
 from genius.hub.publish import files_of
 from genius.hub.reach import has_hub, need_hub, probe
 from genius.hub.store import cached, cached_files, free_bytes, pull_to_cache, pull_to_folder
+from genius.search.manifest import CURRENT
 from genius.stages.model_file import MODEL_FILE
 from genius.stages.progress import Progress, Silent
 from genius.stages.pulled import What, check_pulled, is_whole
-from genius.stages.save import INDEX_FILE
 from genius.stages.wanted import wanted_of
 
 MEGABYTE: Final = 1_000_000
 _KEPT: Final[dict[Literal["model", "index"], tuple[Kind, str]]] = {
     "model": ("model", MODEL_FILE),
-    "index": ("dataset", INDEX_FILE),
+    "index": ("dataset", CURRENT),
 }
 """What is opened by name: what it is to the hub, and the file that tells it."""
 
@@ -269,11 +269,11 @@ def _what(listing: Listing) -> What:
     names = listing.names()
     if listing.kind == "model" and MODEL_FILE in names:
         return "model"
-    if listing.kind == "dataset" and INDEX_FILE in names:
+    if listing.kind == "dataset" and CURRENT in names:
         return "index"
     if listing.kind == "model" and "config.json" in names:
         return "encoder"
     raise UsageError(
         f"{listing.repository} is neither a GENIUS model, nor an index, nor a pretrained encoder: it has no "
-        f"{MODEL_FILE}, {INDEX_FILE} or config.json"
+        f"{MODEL_FILE}, {CURRENT} or config.json"
     )

@@ -14,10 +14,21 @@ from genius.artifact import MANIFEST, fingerprint_of, open_artifact
 from genius.encoders.checkpoint import check_files
 from genius.errors import ArtifactMismatch, ArtifactMissing
 from genius.hub.listing import NAME, stays_inside
+from genius.search.manifest import CURRENT, SEGMENTS, IndexManifest, read_manifest
+from genius.search.segment import check_segment
+from genius.search.state import read_deleted
+from genius.search.verify import verify as read_through
 from genius.stages.model_file import MODEL_FILE, read_model_file
-from genius.stages.save import INDEX_FILE
 
-__all__ = ["Damaged", "What", "check_pulled", "encoder_folder", "is_whole", "manifest_files", "snapshot_of"]
+__all__ = [
+    "Damaged",
+    "What",
+    "check_pulled",
+    "encoder_folder",
+    "is_whole",
+    "manifest_files",
+    "strangers_index",
+]
 
 What = Literal["model", "index", "encoder", "original"]
 
@@ -52,13 +63,10 @@ def check_pulled(folder: Path, what: What, *, verify: bool = True) -> None:
     """
     if what in ("encoder", "original"):
         return
-    fingerprints = {}
-    for path in sorted(folder.glob(f"*/{MANIFEST}")):
-        fingerprints[path.parent.name] = _check_part(path, verify=verify)
     if what == "index":
-        _check_index(folder, fingerprints)
+        _check_index(folder, verify=verify)
     else:
-        _check_model(folder, fingerprints, verify=verify)
+        _check_model(folder, verify=verify)
 
 
 def is_whole(folder: Path, what: What) -> bool:
@@ -114,24 +122,25 @@ def encoder_folder(folder: Path) -> str | None:
     )
 
 
-def snapshot_of(folder: Path) -> str:
-    """The folder of a stranger's index that holds its state.
+def strangers_index(folder: Path) -> IndexManifest:
+    """What a stranger's index consists of; its names are ours, so none leads out of its folder.
 
     Raises
     ------
     ArtifactMismatch
-        it would be elsewhere, or its model would be a folder on this machine.
+        its list is damaged, or its model would be a folder on this machine.
     """
-    body = _read(folder / INDEX_FILE)
-    snapshot, model = body.get("snapshot"), body.get("model")
-    if not isinstance(snapshot, str) or not stays_inside(snapshot) or "/" in snapshot:
-        raise ArtifactMismatch(f"{folder}: {INDEX_FILE} names {snapshot!r}, which is no part of it")
-    if not isinstance(model, str) or not (model == "" or NAME.fullmatch(model)):
+    try:
+        manifest = read_manifest(folder)
+    except ArtifactMismatch as error:
+        raise Damaged(str(error)) from None
+    model = manifest.facts.model
+    if model and not NAME.fullmatch(model):
         raise ArtifactMismatch(
-            f"{folder}: {INDEX_FILE} says that its model is {model!r}, expected owner/name or nothing; an "
+            f"{folder}: {CURRENT} says that its model is {model!r}, expected owner/name or nothing; an "
             "index that points elsewhere on this machine is not opened"
         )
-    return snapshot
+    return manifest
 
 
 def _check_part(path: Path, *, verify: bool) -> str:
@@ -145,13 +154,23 @@ def _check_part(path: Path, *, verify: bool) -> str:
     return open_artifact(path.parent, kind=kind, verify=True).fingerprint if verify else part.fingerprint
 
 
-def _check_index(folder: Path, fingerprints: dict[str, str]) -> None:
-    snapshot = snapshot_of(folder)
-    if snapshot not in fingerprints:
-        raise ArtifactMismatch(f"{folder}: {INDEX_FILE} names {snapshot!r}, which is no part of it")
+def _check_index(folder: Path, *, verify: bool) -> None:
+    for entry in strangers_index(folder).segments:
+        place = folder / SEGMENTS / entry.name
+        manifest_files(place / MANIFEST)
+        try:
+            check_segment(place, manifest=entry.manifest, verify=False)
+            read_deleted(folder, entry)
+        except ArtifactMismatch as error:
+            raise Damaged(str(error)) from None
+    if verify:
+        read_through(folder)
 
 
-def _check_model(folder: Path, fingerprints: dict[str, str], *, verify: bool) -> None:
+def _check_model(folder: Path, *, verify: bool) -> None:
+    fingerprints = {
+        path.parent.name: _check_part(path, verify=verify) for path in sorted(folder.glob(f"*/{MANIFEST}"))
+    }
     _read(folder / MODEL_FILE)
     body = read_model_file(folder)
     place = encoder_folder(folder)

@@ -6,15 +6,20 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from genius.errors import ArtifactMissing, UsageError
 from genius.hub.listing import DATASETS, Kind, is_name, split_name
 from genius.hub.publish import files_of, publish
 from genius.hub.reach import need_hub, probe
+from genius.search.manifest import CURRENT, DELETED, SEGMENTS
 from genius.stages.model_file import MODEL_FILE
 from genius.stages.progress import Progress
-from genius.stages.save import INDEX_FILE, About, save_index, save_model
+from genius.stages.save import About, save_model
+from genius.stages.save_index import save_index
+
+_OF_INDEXES: Final = (f"{SEGMENTS}/*", f"{DELETED}/*")
+"""What an index that is published again does not need any more."""
 
 
 class Staged(NamedTuple):
@@ -54,7 +59,7 @@ def _publishable(folder: Path, repository: str, about: About) -> Kind:
     """What a folder becomes on the hub, when what is said of it fits; nothing is copied."""
     if split_name(repository)[1] is not None:
         raise UsageError(f"give {repository.removeprefix(DATASETS)}: an index becomes a data set anyway")
-    if (folder / INDEX_FILE).exists():
+    if (folder / CURRENT).exists():
         if about.datasets or about.results is not None:
             raise UsageError(
                 f"{folder} is an index, and --dataset and --results are for a model's card; leave them out, "
@@ -88,7 +93,8 @@ def push(
 ) -> str:
     """Publish a model, or an index as a data set; its address.
 
-    An index goes with the texts of its items and the paths of their pictures.
+    An index goes with the texts and fields of its items and the paths of their pictures; deleted items stay
+    behind.
 
     Parameters
     ----------
@@ -106,4 +112,11 @@ def push(
     with staged(folder, repository, about, progress=progress) as ready:
         if review is not None:
             review(ready)
-        return publish(ready.folder, repository, kind=ready.kind, private=private, token=token)
+        return publish(
+            ready.folder,
+            repository,
+            kind=ready.kind,
+            private=private,
+            token=token,
+            replaces=_OF_INDEXES if ready.kind == "dataset" else (),
+        )

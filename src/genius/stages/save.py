@@ -1,4 +1,4 @@
-"""Make a folder that others can use: a model with its encoder and card, or an index with its card.
+"""Make a folder that others can use: a model with its encoder and card.
 
 Only what a reader needs is copied: the files of the manifests. Training features, checkpoints and
 evaluation runs stay where they are.
@@ -10,17 +10,15 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from genius import __version__
 from genius.artifact import MANIFEST, Manifest, open_artifact, write_json
-from genius.data.records import Modality
 from genius.encoders.checkpoint import PATTERNS
 from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius.hub.card import LIBRARY, IndexCard, ModelCard, Numbers, index_card, model_card
+from genius.hub.card import LIBRARY, ModelCard, Numbers, model_card
 from genius.hub.credit import Origin
 from genius.hub.listing import written
 from genius.hub.place import alone, new_folder
@@ -28,10 +26,9 @@ from genius.stages.model_file import MODEL_FILE, encoder_spec, read_model_file
 from genius.stages.progress import Progress, Silent
 from genius.stages.replace import CONFIG, filling, may_replace, put
 
-__all__ = ["CARD", "INDEX_FILE", "About", "save_index", "save_model"]
+__all__ = ["CARD", "About", "check_license", "copy_artifact", "save_model"]
 
 CARD: Final = "README.md"
-INDEX_FILE: Final = "index.json"
 RESULTS: Final = "evaluation/results.json"
 """Where `genius evaluate` writes beside a model."""
 
@@ -80,14 +77,14 @@ def save_model(
         the target holds something else, another model for example; the encoder cannot be saved; the numbers
         that were given are another model's; or the licence cannot be one.
     """
-    _check_license(about.license)
+    check_license(about.license)
     body = read_model_file(source)
     parts = {part: open_artifact(source / part, kind=part) for part in _PARTS}
     folder = new_folder(target)
     with written(str(target)), alone(folder), filling(folder) as partial:
         may_replace(folder, source, str(body["fingerprint"]))
         for part in _PARTS:
-            _copy_artifact(source / part, partial / part)
+            copy_artifact(source / part, partial / part)
         place = encoder_spec(source, str(body["encoder"]["spec"]))
         body["encoder"]["spec"] = _save_encoder(place, partial / "encoder", copy=copy_encoder)
         write_json(partial / MODEL_FILE, body)
@@ -108,48 +105,7 @@ def save_model(
     return target.expanduser()
 
 
-def save_index(source: Path, target: Path, about: About) -> Path:
-    """Write an index as a folder of its own, without the place of its model on this machine.
-
-    Raises
-    ------
-    ArtifactMissing, ArtifactMismatch
-        there is no whole index in the folder.
-    UsageError
-        something is in the target's place, or the licence cannot be one.
-    """
-    _check_license(about.license)
-    try:
-        body = json.loads((source / INDEX_FILE).read_text())
-        snapshot, fingerprint = str(body["snapshot"]), str(body["model_fingerprint"])
-    except FileNotFoundError:
-        raise ArtifactMissing(f"no index at {source}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactMismatch(f"{source / INDEX_FILE} is damaged ({error!r})") from None
-    open_artifact(source / snapshot, kind="snapshot")
-    folder = new_folder(target)
-    with written(str(target)), alone(folder), filling(folder) as partial:
-        if folder.exists():
-            raise UsageError(f"{target} is there already; choose another place")
-        _copy_artifact(source / snapshot, partial / snapshot)
-        write_json(partial / INDEX_FILE, {**body, "model": about.model or ""})
-        holds = _holds(partial / snapshot)
-        card = IndexCard(
-            name=about.name or folder.name,
-            license=about.license,
-            model=about.model,
-            model_fingerprint=fingerprint,
-            by_modality=holds.by_modality,
-            has_texts=holds.texts,
-            has_images=holds.images,
-            has_embeddings=(partial / snapshot / "embeddings.npy").exists(),
-        )
-        (partial / CARD).write_text(index_card(card), encoding="utf-8")
-        partial.rename(folder)
-    return target.expanduser()
-
-
-def _check_license(name: str) -> None:
+def check_license(name: str) -> None:
     """Refuse what cannot be the hub's short name of a licence."""
     if not _LICENSE.fullmatch(name):
         raise UsageError(
@@ -158,7 +114,7 @@ def _check_license(name: str) -> None:
         )
 
 
-def _copy_artifact(source: Path, target: Path) -> None:
+def copy_artifact(source: Path, target: Path) -> None:
     """Copy a stage's folder: the files of its manifest, and no others."""
     names = json.loads((source / MANIFEST).read_text())["files"]
     for name in (*names, MANIFEST):
@@ -180,7 +136,7 @@ def _save_encoder(spec: str, target: Path, *, copy: bool) -> str:
     if not copy:
         return f"{kind}:{folder.resolve()}"
     if (folder / MANIFEST).exists():
-        _copy_artifact(folder, target)
+        copy_artifact(folder, target)
     else:
         target.mkdir()
         for file in sorted({file for pattern in PATTERNS for file in folder.rglob(pattern)}):
@@ -276,21 +232,3 @@ def _problem(error: Exception) -> str:
             return "it is not JSON"
         case _:
             return "it is JSON of another form"
-
-
-class _Holds(NamedTuple):
-    by_modality: dict[str, int]
-    texts: bool
-    images: bool
-
-
-def _holds(snapshot: Path) -> _Holds:
-    """What the items of a snapshot give away."""
-    import sqlite3  # noqa: PLC0415  only an index needs it
-
-    with closing(
-        sqlite3.connect(f"{(snapshot / 'items.sqlite').resolve().as_uri()}?mode=ro", uri=True)
-    ) as items:
-        counts = items.execute("SELECT modality, COUNT(*) FROM items GROUP BY modality").fetchall()
-        texts, images = items.execute("SELECT COUNT(text), COUNT(image) FROM items").fetchone()
-    return _Holds({Modality.parse(name).label: count for name, count in counts}, bool(texts), bool(images))

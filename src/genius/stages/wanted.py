@@ -16,10 +16,11 @@ from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing
 from genius.hub.fetch import fetch
 from genius.hub.listing import Listing
 from genius.hub.store import cached_file
+from genius.search.manifest import CURRENT, DELETED, SEGMENTS
 from genius.stages.model_file import MODEL_FILE
-from genius.stages.pulled import What, encoder_folder, manifest_files, snapshot_of
+from genius.stages.pulled import What, encoder_folder, manifest_files, strangers_index
 from genius.stages.replace import CONFIG
-from genius.stages.save import CARD, INDEX_FILE
+from genius.stages.save import CARD
 
 __all__ = ["wanted_of"]
 
@@ -106,8 +107,13 @@ def _of_model(lists: _Lists) -> set[str]:
 
 
 def _of_index(lists: _Lists) -> set[str]:
-    lists.bring(INDEX_FILE)
-    return {INDEX_FILE, CARD} | lists.part(snapshot_of(lists.folder))
+    lists.bring(CURRENT)
+    named = {CURRENT, CARD}
+    for entry in strangers_index(lists.folder).segments:
+        named |= lists.part(f"{SEGMENTS}/{entry.name}")
+        if entry.deleted is not None:
+            named.add(f"{DELETED}/{entry.deleted}")
+    return named
 
 
 def _is_of_encoder(path: str) -> bool:

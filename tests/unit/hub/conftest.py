@@ -147,6 +147,8 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 if line["key"] == "file":
                     content = base64.b64decode(line["value"]["content"])
                     hub.repositories[repository][line["value"]["path"]] = content
+                elif line["key"] == "deletedFile":
+                    del hub.repositories[repository][line["value"]["path"]]
             address = f"{hub.address}/{repository}"
             return self.reply(200, {"commitUrl": address, "commitOid": hub.commit(repository)})
 

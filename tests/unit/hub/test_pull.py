@@ -12,8 +12,16 @@ from pathlib import Path
 import pytest
 
 from genius import Index
+from genius.artifact import fingerprint_of
 from genius.cli import main
-from genius.errors import ArtifactMismatch, ArtifactMissing, GeniusError, NetworkNeeded, UsageError
+from genius.errors import (
+    ArtifactError,
+    ArtifactMismatch,
+    ArtifactMissing,
+    GeniusError,
+    NetworkNeeded,
+    UsageError,
+)
 from genius.hub.originals import ORIGINALS
 from genius.model import Genius
 from genius.stages.pull import find_index, plan_pull, pull
@@ -639,15 +647,97 @@ def test_an_index_without_its_models_name_asks_for_it(hub, some_index, trained, 
 def test_of_an_index_only_its_state_is_fetched(hub, some_index):
     push(some_index, "me/some", About())
     held = hub.repositories["datasets/me/some"]
-    held["film.jsonl"] = held["snapshot-000009/ids.npy"] = b"x" * 1000
+    more = {"film.jsonl", "segments/000009/ids.npy", "segments/000001/more.npy", "deleted/000009-000001.npy"}
+    held.update(dict.fromkeys(more, b"x" * 1000))
     plan = plan_pull("datasets/me/some")
-    assert set(plan.left_out) == {"film.jsonl", "snapshot-000009/ids.npy"}
+    assert set(plan.left_out) == more
 
 
-@pytest.mark.parametrize("model", ["/somewhere/model", "../model", "small:/etc", ".", 3, None])
+def tell(held, **change):
+    """Let a stranger's index.json say something else, its checksum right."""
+    body = {**json.loads(held["index.json"]), **change}
+    del body["checksum"]
+    held["index.json"] = json.dumps({**body, "checksum": fingerprint_of(body)}).encode()
+
+
+@pytest.mark.parametrize("model", ["/somewhere/model", "../model", "small:/etc", ".", "a/b\n"])
 def test_a_strangers_index_may_not_say_that_its_model_is_a_folder_here(hub, some_index, model):
     push(some_index, "me/some", About())
-    held = hub.repositories["datasets/me/some"]
-    held["index.json"] = json.dumps({**json.loads(held["index.json"]), "model": model}).encode()
+    tell(hub.repositories["datasets/me/some"], model=model)
     with pytest.raises(ArtifactMismatch, match="owner/name or nothing"):
         plan_pull("datasets/me/some")
+
+
+@pytest.mark.parametrize(
+    "change", [{"name": "../000001"}, {"name": "/etc"}, {"deleted": "../x.npy"}, {"name": 3}, {"more": 3}]
+)
+def test_a_strangers_index_may_only_name_what_is_inside_it(hub, some_index, change):
+    push(some_index, "me/some", About())
+    held = hub.repositories["datasets/me/some"]
+    (entry,) = json.loads(held["index.json"])["segments"]
+    tell(held, segments=[{**entry, **change}])
+    with pytest.raises(ArtifactMismatch, match=r"me/some/index\.json is damaged"):
+        plan_pull("datasets/me/some")
+
+
+@pytest.mark.parametrize("file", ["../../x.npy", "/etc/passwd"])
+def test_a_strangers_segment_may_only_name_what_is_inside_it(hub, some_index, file):
+    push(some_index, "me/some", About())
+    held = hub.repositories["datasets/me/some"]
+    manifest = json.loads(held["segments/000001/manifest.json"])
+    manifest["files"][file] = manifest["files"]["ids.npy"]
+    held["segments/000001/manifest.json"] = json.dumps(manifest).encode()
+    with pytest.raises(ArtifactMismatch, match=r"segments/000001/manifest\.json names files outside"):
+        plan_pull("datasets/me/some")
+
+
+@pytest.mark.parametrize("name", ["ids.npy", "items.sqlite", "manifest.json"])
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_pulled_index_that_lacks_a_file_or_has_another_is_refused_by_its_name(
+    hub, some_index, tmp_path, name, lost
+):
+    push(some_index, "me/some", About())
+    held = hub.repositories["datasets/me/some"]
+    if lost:
+        del held[f"segments/000001/{name}"]
+    else:
+        whole = held[f"segments/000001/{name}"]
+        held[f"segments/000001/{name}"] = whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:]
+    with pytest.raises(ArtifactError, match=f"000001.*{name}|{name}.*000001") as refused:
+        pull(plan_pull("datasets/me/some"), tmp_path / "out")
+    assert refused.type in (ArtifactMissing, ArtifactMismatch)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_index_that_is_damaged_in_the_cache_is_pulled_anew(hub, some_index, trained, monkeypatch):
+    push(some_index, "me/some", About())
+    folder = find_index("me/some")
+    for file in (folder / "segments" / "000001" / "ids.npy", folder / "index.json"):
+        place = file.resolve()
+        whole = place.read_bytes()
+        place.write_bytes(whole[:-1])
+        with pytest.raises(NetworkNeeded, match="damaged or not complete"):
+            find_index("me/some", download=False)
+        assert find_index("me/some") == folder
+        assert file.read_bytes() == whole
+    assert Index.open(folder, model=trained.model).info().items == 1
+
+
+def test_publishing_again_removes_what_the_index_does_not_name_any_more(hub, some_index, trained):
+    index = Index.open(some_index, model=trained.model)
+    (some_index.parent / "pool" / "kite.txt").write_text("a green kite")
+    index.add(some_index.parent / "pool")
+    push(some_index, "me/some", About())
+    held = hub.repositories["datasets/me/some"]
+    held["notes.txt"] = b"of somebody"
+    before = set(held)
+    index.delete(["anchor.txt"])
+    push(some_index, "me/some", About())
+    assert "notes.txt" in held
+    assert {name.split("/")[1] for name in before if name.startswith("segments/")} == {"000002"}
+    assert {name.split("/")[1] for name in held if name.startswith("segments/")} == {"000004"}
+    assert not [name for name in held if name.startswith("deleted/")]
+    assert b"red anchor" not in held["segments/000004/items.sqlite"]
+    opened = Index.open(find_index("me/some"), model=trained.model)
+    assert {hit.item_id for hit in opened.search("a red anchor")} == {"kite.txt"}
+    assert opened.verify().items == 1

@@ -6,7 +6,9 @@ import torch
 
 from genius.config import GeneratorConfig, SearchConfig
 from genius.models.generator import Generator
-from genius.search.beam import NOTHING, Beams, search
+from genius.search.allowed import Allowed, Part
+from genius.search.beam import Beams, search
+from genius.search.decoder import Decoder
 from genius.search.table import IdTable
 
 SIZES = (3, 4, 4)
@@ -21,56 +23,142 @@ def generator() -> Generator:
 
 
 @pytest.fixture
-def indifferent(generator) -> Generator:
+def decoder(generator) -> Decoder:
+    return Decoder(generator)
+
+
+@pytest.fixture
+def indifferent(generator) -> Decoder:
     """Gives all codes of a level the same probability."""
     with torch.no_grad():
         generator.embedding.weight.zero_()
-    return generator
+    return Decoder(generator)
 
 
 def table_of(codes: list[list[int]]) -> IdTable:
-    return IdTable.build(np.array(codes, dtype=np.int64), np.zeros(len(codes), dtype=np.float32))
+    shaped = np.array(codes, dtype=np.int64).reshape(len(codes), 3)
+    return IdTable.build(shaped, np.zeros(len(codes), dtype=np.float32))
 
 
-EVERYTHING = table_of([[a, b, c] for a in range(3) for b in range(4) for c in range(4)])
+def queries_of(count: int) -> torch.Tensor:
+    return torch.randn(count, 6, generator=torch.Generator().manual_seed(count))
 
 
-def test_equal_scores_keep_the_order_of_the_table(indifferent):
-    beams = search(indifferent, EVERYTHING, torch.randn(3, 6), SearchConfig(beam=7))
-    assert beams.rows.tolist() == [list(range(7))] * 3
+EVERYTHING = Part(table_of([[a, b, c] for a in range(3) for b in range(4) for c in range(4)]))
+RERANKS = ["none", "codes"]
 
 
-def test_the_same_query_finds_the_same_twice_in_one_batch_and_in_the_next(generator):
-    query = torch.randn(1, 6, generator=torch.Generator().manual_seed(0))
-    first = search(generator, EVERYTHING, query.expand(4, -1), SearchConfig(beam=9))
-    second = search(generator, EVERYTHING, query.expand(4, -1), SearchConfig(beam=9))
-    assert (first.rows == first.rows[0]).all()
-    assert (first.rows == second.rows).all()
-    assert (first.log_probabilities == second.log_probabilities).all()
+def rows_of(beams: Beams) -> list[list[int]]:
+    """The row of each filled place, which must be a whole ID of the only part."""
+    filled = beams.filled()
+    assert (beams.high - beams.low)[filled].tolist() == [[1]] * int(filled.sum())
+    return [low[is_filled, 0].tolist() for low, is_filled in zip(beams.low, filled, strict=True)]
 
 
-def test_a_pool_smaller_than_the_beam_gives_each_id_once(generator):
-    beams = search(generator, table_of([[0, 1, 2], [2, 1, 0], [2, 1, 0]]), torch.randn(2, 6), SearchConfig())
-    assert [sorted(rows) for rows in beams.rows.tolist()] == [[0, 1], [0, 1]]
+@pytest.mark.parametrize("scores", ["level", "vocabulary", "children"])
+def test_equal_scores_keep_the_order_of_the_table(indifferent, scores):
+    beams = search(indifferent, [EVERYTHING], torch.randn(3, 6), SearchConfig(beam=7, scores=scores))
+    assert rows_of(beams) == [list(range(7))] * 3
 
 
-def test_queries_of_one_batch_may_find_different_numbers_of_ids(generator):
-    table = table_of([[0, 0, 0], [1, 0, 0], [1, 0, 1], [1, 2, 1]])
+def test_the_same_query_finds_the_same_twice_in_one_batch_and_in_the_next(decoder):
+    query = queries_of(1)
+    first = search(decoder, [EVERYTHING], query.expand(4, -1), SearchConfig(beam=9))
+    second = search(decoder, [EVERYTHING], query.expand(4, -1), SearchConfig(beam=9))
+    for values, again in zip(first, second, strict=True):
+        assert (values == values[0]).all()
+        assert (values == again).all()
+
+
+def test_a_pool_smaller_than_the_beam_gives_each_id_once(decoder):
+    parts = [Part(table_of([[0, 1, 2], [2, 1, 0], [2, 1, 0]]))]
+    beams = search(decoder, parts, queries_of(2), SearchConfig())
+    assert [sorted(rows) for rows in rows_of(beams)] == [[0, 1], [0, 1]]
+
+
+def test_queries_of_one_batch_may_find_different_numbers_of_ids(decoder):
+    parts = [Part(table_of([[0, 0, 0], [1, 0, 0], [1, 0, 1], [1, 2, 1]]))]
     level0 = [frozenset({0}), frozenset({1}), frozenset({2}), frozenset()]
-    beams = search(generator, table, torch.randn(4, 6), SearchConfig(beam=10), level0=level0)
-    found = [sorted(row for row in rows if row != NOTHING) for rows in beams.rows.tolist()]
-    assert found == [[0], [1, 2, 3], [], [0, 1, 2, 3]]
-    unfilled = beams.rows == NOTHING
-    assert np.isneginf(beams.scores()[unfilled]).all()
-    assert np.isfinite(beams.scores()[~unfilled]).all()
+    beams = search(decoder, parts, queries_of(4), SearchConfig(beam=10), level0=level0)
+    assert [sorted(rows) for rows in rows_of(beams)] == [[0], [1, 2, 3], [], [0, 1, 2, 3]]
+    assert np.isneginf(beams.scores()[~beams.filled()]).all()
+    assert np.isfinite(beams.scores()[beams.filled()]).all()
 
 
-def test_an_empty_pool_finds_nothing(generator):
-    empty = IdTable.build(np.zeros((0, 3), dtype=np.int64), np.zeros(0, dtype=np.float32))
-    beams = search(generator, empty, torch.randn(2, 6), SearchConfig(beam=5))
-    assert (beams.rows == NOTHING).all()
+@pytest.mark.parametrize("rerank", RERANKS)
+def test_each_query_may_have_a_width_of_its_own(decoder, rerank):
+    config = SearchConfig(beam=50, rerank=rerank)
+    beams = search(decoder, [EVERYTHING], queries_of(3), config, widths=[1, 6, 3])
+    assert [len(rows) for rows in rows_of(beams)] == [1, 6, 3]
+    alone = search(decoder, [EVERYTHING], queries_of(3)[1:2], SearchConfig(beam=6))
+    assert rows_of(beams)[1] == rows_of(alone)[0]
 
 
-def test_scores_are_the_sums_over_levels():
-    beams = Beams(np.zeros((1, 2), dtype=np.int64), np.array([[[-1, -2], [-3, -0.5]]], dtype=np.float32))
-    assert beams.scores().tolist() == [[-3.0, -3.5]]
+@pytest.mark.parametrize("rerank", RERANKS)
+def test_an_empty_pool_finds_nothing(decoder, rerank):
+    config = SearchConfig(beam=5, rerank=rerank)
+    for parts in ([Part(table_of([]))], [Part(table_of([])), Part(table_of([]))]):
+        assert not search(decoder, parts, queries_of(2), config).filled().any()
+
+
+@pytest.mark.parametrize("rerank", RERANKS)
+def test_where_everything_was_deleted_nothing_is_found(decoder, rerank):
+    table = EVERYTHING.table
+    part = Part(table, Allowed.of(table, np.zeros(table.num_items, dtype=bool)))
+    assert not search(decoder, [part], queries_of(2), SearchConfig(rerank=rerank)).filled().any()
+
+
+@pytest.mark.parametrize("rerank", RERANKS)
+def test_no_queries_have_no_beams(decoder, rerank):
+    beams = search(decoder, [EVERYTHING], queries_of(0), SearchConfig(rerank=rerank))
+    assert len(beams.low) == len(beams.filled()) == len(beams.scores()) == 0
+
+
+def test_what_a_query_may_find_replaces_what_is_alive(decoder):
+    table = table_of([[0, 0, 0], [1, 0, 0], [2, 0, 0]])
+    part = Part(table, Allowed.of(table, np.array([True, True, False])))
+    own = (Allowed.of(table, np.array([False, True, False])),)
+    beams = search(decoder, [part], queries_of(2), SearchConfig(), restrictions=[None, own])
+    assert [sorted(rows) for rows in rows_of(beams)] == [[0, 1], [1]]
+
+
+@pytest.mark.parametrize("codes", [[[2, 1, 0]], [[2, 1, 0], [2, 1, 3]], [[2, 0, 0], [2, 1, 3], [2, 3, 1]]])
+def test_a_modality_that_leaves_no_choice_is_scored_like_any_other(decoder, generator, codes):
+    parts = [Part(table_of([*codes, [0, 0, 0]]))]
+    free = search(decoder, parts, queries_of(2), SearchConfig())
+    forced = search(decoder, parts, queries_of(2), SearchConfig(), level0=[frozenset({2})] * 2)
+    for query in range(2):
+        scores = dict(zip(rows_of(free)[query], free.log_probabilities[query], strict=True))
+        assert len(rows_of(forced)[query]) == len(codes)
+        for row, gained in zip(rows_of(forced)[query], forced.log_probabilities[query], strict=True):
+            np.testing.assert_allclose(gained, scores[row], atol=1e-5)
+
+
+def test_codes_without_a_choice_add_nothing_when_only_those_that_exist_count(decoder):
+    parts = [Part(table_of([[0, 1, 2], [0, 3, 1], [0, 3, 2]]))]
+    beams = search(decoder, parts, queries_of(3), SearchConfig(scores="children"))
+    total = np.exp(beams.scores()).sum(axis=1)
+    np.testing.assert_allclose(total, 1, atol=1e-5)
+    assert (beams.log_probabilities[:, :, 0] == 0).all()
+
+
+def test_a_leaf_stop_leaves_levels_unsaid(decoder):
+    config = SearchConfig(beam=2, rerank="codes", leaves=10)
+    beams = search(decoder, [EVERYTHING], queries_of(2), config)
+    assert (beams.high - beams.low)[..., 0].tolist() == [[4, 4]] * 2
+    assert (np.isnan(beams.log_probabilities) == [False, False, True]).all()
+    full = search(decoder, [EVERYTHING], queries_of(2), SearchConfig(beam=2))
+    for query, rows in enumerate(rows_of(full)):
+        ranges = [
+            range(low, high)
+            for low, high in zip(beams.low[query, :, 0], beams.high[query, :, 0], strict=True)
+        ]
+        assert all(any(row in below for below in ranges) for row in rows)
+
+
+def test_scores_are_the_sums_over_the_levels_that_were_decoded():
+    parts = np.array([[[-1, -2], [-3, np.nan], [-np.inf, -np.inf]]], dtype=np.float32)
+    rows = np.array([[[0, 1], [2, 2], [0, 0]]])
+    beams = Beams(rows, rows + np.array([[[1, 0], [0, 5], [0, 0]]]), parts)
+    assert beams.scores().tolist() == [[-3.0, -3.0, -np.inf]]
+    assert beams.filled().tolist() == [[True, True, False]]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sqlite3
 import threading
 
 import pytest
@@ -7,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genius.data.records import Modality
-from genius.errors import BadData
-from genius.search.items import Item, ItemStore, write_items
+from genius.errors import ArtifactMismatch, BadData, UsageError
+from genius.search import items as items_module
+from genius.search.filters import Filter
+from genius.search.items import ITEMS_FILE, Item, ItemStore, write_items
 
 TEXTS = st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
 ITEMS = st.lists(
-    st.builds(
-        Item, st.text(st.characters(exclude_categories=("Cs",)), max_size=12), st.sampled_from(Modality),
-        TEXTS, TEXTS, TEXTS,
-    ),
+    st.builds(Item, NAMES, st.sampled_from(Modality), TEXTS, TEXTS, TEXTS, TEXTS),
     unique_by=lambda item: item.item_id,
     max_size=8,
 )  # fmt: skip
@@ -62,7 +63,75 @@ def test_writing_again_replaces_what_was_there(tmp_path):
 
 def test_two_items_of_one_name_are_refused_and_the_name_is_said(tmp_path):
     with pytest.raises(BadData, match="9:1"):
-        write_items(tmp_path, [Item("9:1", Modality.TEXT, "a"), Item("9:1", Modality.TEXT, "b")])
+        write_items(tmp_path, [PHOTO, Item("9:1", Modality.TEXT, "a"), Item("9:1", Modality.TEXT, "b")])
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        (Item("a\0b", Modality.TEXT, "a"), "NUL"),
+        (Item("a", Modality.TEXT, "x\ud800"), "half a character"),
+    ],
+)
+def test_an_item_that_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path, item, said):
+    with pytest.raises(BadData, match=said):
+        write_items(tmp_path, [PHOTO, item])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_and_stamps_are_found_by_id_and_unknown_ids_are_left_out(tmp_path):
+    write_items(tmp_path, [PHOTO._replace(stamp="17:3"), LONG, CARD])
+    store = ItemStore(tmp_path)
+    asked = [CARD.item_id, "nobody", "\ud800", "a\0", PHOTO.item_id, PHOTO.item_id]
+    assert store.rows_by_id(asked) == {PHOTO.item_id: 0, CARD.item_id: 2}
+    assert store.rows_by_id(iter([])) == {}
+    assert store.stamps([PHOTO.item_id, LONG.item_id, "nobody"]) == {
+        PHOTO.item_id: "17:3",
+        LONG.item_id: None,
+    }
+
+
+def test_a_store_without_items_can_be_asked_everything(tmp_path):
+    assert write_items(tmp_path, []) == 0
+    store = ItemStore(tmp_path)
+    assert list(store.all()) == store.get([]) == []
+    assert store.count_by_modality() == store.rows_by_id(["a"]) == {}
+    assert store.matching(Filter.parse(["a!=1"], "word")).tolist() == []
+
+
+def test_a_filter_reaches_into_every_part_of_a_large_store(tmp_path, monkeypatch):
+    monkeypatch.setattr(items_module, "_ROWS_AT_ONCE", 7)
+    write_items(tmp_path, [Item(str(n), Modality.TEXT, "odd" if n % 2 else "even") for n in range(50)])
+    store = ItemStore(tmp_path)
+    odd = list(range(1, 50, 2))
+    assert store.matching(Filter.parse(match="odd")).tolist() == odd
+    assert store.matching(Filter.parse(["text=odd"])).tolist() == odd
+    assert store.matching(Filter.parse(["text=odd"], "odd")).tolist() == odd
+    assert store.matching(Filter()).tolist() == list(range(50))
+
+
+def test_without_full_text_a_match_is_refused_and_everything_else_works(tmp_path):
+    write_items(tmp_path, [LONG, CARD])
+    with sqlite3.connect(tmp_path / ITEMS_FILE) as database:
+        database.execute("DROP TABLE words")
+    database.close()
+    store = ItemStore(tmp_path)
+    with pytest.raises(UsageError, match="FTS5"):
+        store.matching(Filter.parse(match="quoted"))
+    assert store.matching(Filter.parse(["text~quoted"])).tolist() == [0]
+
+
+def test_a_damaged_store_is_named(tmp_path):
+    (tmp_path / ITEMS_FILE).write_bytes(b"no database at all" * 1000)
+    with pytest.raises(ArtifactMismatch, match=ITEMS_FILE):
+        ItemStore(tmp_path)
+
+
+def test_a_store_may_be_changed_by_others_once_it_is_open(tmp_path):
+    write_items(tmp_path, [PHOTO, LONG])
+    store = ItemStore(tmp_path)
+    write_items(tmp_path, [CARD])
+    assert list(store.all()) == [PHOTO, LONG]
 
 
 @pytest.mark.parametrize("name", ["a?b#c%20", "käse 🧀", "100%"])
@@ -78,7 +147,9 @@ def test_several_threads_may_read_at_once(tmp_path):
     found: list[list[Item]] = []
 
     def read() -> None:
-        found.extend(store.get([2, 1, 0]) for _ in range(20))
+        for _ in range(20):
+            found.append(store.get([2, 1, 0]))
+            assert store.matching(Filter.parse(["a=1"])).tolist() == [1]
 
     threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:

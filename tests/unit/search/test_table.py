@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from genius.errors import BadData
+from genius.errors import ArtifactMismatch, ArtifactMissing, BadData
 from genius.search.table import LARGEST_CODE, IdTable
+
+FILES = ("ids", "starts", "level_bounds", "bucket_starts", "items")
 
 
 def table_of(codes: list[list[int]], typicality: list[float] | None = None) -> IdTable:
@@ -12,6 +17,12 @@ def table_of(codes: list[list[int]], typicality: list[float] | None = None) -> I
         np.array(codes, dtype=np.int64),
         np.array(typicality or [0.0] * len(codes), dtype=np.float32),
     )
+
+
+def random_table(items: int, levels: int = 9) -> IdTable:
+    random = np.random.default_rng(0)
+    codes = random.integers(0, 40, (items, levels)).astype(np.int16)
+    return IdTable.build(codes, random.random(items).astype(np.float16))
 
 
 def test_one_item_is_a_table_of_one_id():
@@ -28,18 +39,97 @@ def test_items_that_all_share_one_id_are_one_bucket_by_typicality_then_by_row():
     assert table.bucket(0).tolist() == [1, 3, 0, 2]
 
 
+def test_an_unknown_typicality_comes_last_and_the_two_zeros_are_equal():
+    assert table_of([[1]] * 5, [float("nan"), 0.0, -0.0, -3.0, 0.0]).bucket(0).tolist() == [1, 2, 4, 3, 0]
+
+
 @pytest.mark.parametrize("code", [-1, LARGEST_CODE + 1])
-def test_a_code_out_of_range_is_refused_and_the_range_is_named(code):
-    with pytest.raises(BadData, match=f"0 … {LARGEST_CODE}"):
-        table_of([[0, code]])
+def test_a_code_out_of_range_is_refused_and_its_place_and_the_range_are_named(code):
+    with pytest.raises(BadData, match=f"item row 1 has code {code} at level 2; .* 0 … {LARGEST_CODE}"):
+        table_of([[0, 3, 4], [0, 0, code]])
 
 
 def test_the_largest_code_is_kept():
     assert table_of([[LARGEST_CODE]]).ids.tolist() == [[LARGEST_CODE]]
 
 
-def test_a_table_of_nothing_has_no_children():
-    table = IdTable.build(np.zeros((0, 2), dtype=np.int64), np.zeros(0, dtype=np.float32))
-    children = table.children(0, np.array([0]), np.array([0]))
-    assert len(table) == table.num_items == 0
-    assert all(len(part) == 0 for part in children)
+def test_a_table_of_nothing_has_no_children_and_can_be_saved(tmp_path):
+    empty = IdTable.build(np.zeros((0, 2), dtype=np.int64), np.zeros(0, dtype=np.float32))
+    empty.save(tmp_path)
+    for table in (empty, IdTable.open(tmp_path)):
+        children = table.children(0, np.array([0]), np.array([0]))
+        assert len(table) == table.num_items == 0
+        assert all(len(part) == 0 for part in children)
+        assert all(len(part) == 0 for part in table.buckets(np.zeros(0, dtype=np.int64)))
+
+
+def test_an_id_of_nine_levels_costs_at_most_24_bytes(tmp_path):
+    random_table(2_000).save(tmp_path)
+    table = IdTable.open(tmp_path)
+    assert len(table) == 2_000
+    assert table.nbytes == 22 * 2_000 - 4
+    assert sum((tmp_path / f"{name}.npy").stat().st_size for name in ("ids", "starts")) <= 24 * 2_000
+
+
+def test_an_opened_table_is_mapped_and_looking_children_up_copies_nothing_of_it(tmp_path):
+    random_table(100_000).save(tmp_path)
+    table = IdTable.open(tmp_path)
+    assert isinstance(table.ids.base, np.memmap)
+    low, high = np.array([0]), np.array([len(table)])
+    tracemalloc.start()
+    children = table.children(0, low, high)
+    table.children(1, children.low, children.high)
+    table.buckets(np.arange(100))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200_000  # the starts of one level alone have as much
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(tmp_path, name):
+    random_table(50).save(tmp_path)
+    (tmp_path / f"{name}.npy").unlink()
+    with pytest.raises(ArtifactMissing, match=f"{name}.npy is missing"):
+        IdTable.open(tmp_path)
+
+
+def swap_in_another(folder: Path, name: str) -> None:
+    random_table(60, levels=4).save(folder / "other")
+    (folder / "other" / f"{name}.npy").replace(folder / f"{name}.npy")
+
+
+def lengthen(folder: Path, name: str) -> None:
+    with (folder / f"{name}.npy").open("ab") as file:
+        file.write(b"\0")
+
+
+def cut(folder: Path, name: str) -> None:
+    (folder / f"{name}.npy").write_bytes((folder / f"{name}.npy").read_bytes()[:-3])
+
+
+def change_the_type(folder: Path, name: str) -> None:
+    np.save(folder / f"{name}.npy", np.load(folder / f"{name}.npy").astype(np.float32))
+
+
+@pytest.mark.parametrize("harm", [lengthen, cut, change_the_type])
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_refused_by_name(tmp_path, name, harm):
+    random_table(50).save(tmp_path)
+    harm(tmp_path, name)
+    with pytest.raises(ArtifactMismatch, match=f"{name}.npy"):
+        IdTable.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_table_is_refused(tmp_path, name):
+    random_table(50).save(tmp_path)
+    swap_in_another(tmp_path, name)
+    with pytest.raises(ArtifactMismatch, match="make the folder again"):
+        IdTable.open(tmp_path)
+
+
+def test_level_bounds_that_cannot_be_are_refused(tmp_path):
+    random_table(50, levels=2).save(tmp_path)
+    np.save(tmp_path / "level_bounds.npy", np.array([0, 60, 49]))
+    with pytest.raises(ArtifactMismatch, match=r"level_bounds.npy is damaged"):
+        IdTable.open(tmp_path)

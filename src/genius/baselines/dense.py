@@ -1,0 +1,121 @@
+"""Search by embeddings, as a user without GENIUS would do it: faiss's indexes behind one small interface.
+
+Every index ranks by inner product, so on unit vectors by cosine. What each costs in bytes is measured on the
+index as faiss writes it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float, Float32
+
+from genius.baselines.kinds import Flat, Hnsw, Kind, check, empty_index, has_effort
+from genius.baselines.needs import imported
+from genius.errors import UsageError
+from genius.search.exact import Nearest
+
+ADDED_AT_ONCE: Final = 65_536
+"""Vectors turned into float32 at a time, so that a memory-mapped half-precision array can be given."""
+NOTHING: Final = -1
+"""Stands in for an item where an approximate index found fewer than were asked for."""
+
+
+class DenseIndex:
+    """A built index.
+
+    Parameters
+    ----------
+    index
+        faiss's own object.
+    kind
+        what it was built as.
+    """
+
+    def __init__(self, index: Any, kind: Kind) -> None:
+        self._index = index
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return int(self._index.ntotal)
+
+    def search(self, queries: Float32[np.ndarray, "queries dim"], k: int) -> Nearest:
+        """The ``k`` items of highest inner product, best first; −1 (and −inf) where it found fewer."""
+        size = min(k, len(self))
+        if not size:
+            return Nearest(np.zeros((len(queries), 0), np.int64), np.zeros((len(queries), 0), np.float32))
+        scores, items = self._index.search(np.ascontiguousarray(queries), size)
+        return Nearest(items.astype(np.int64, copy=False), np.where(items == NOTHING, -np.inf, scores))
+
+    def set_effort(self, effort: int) -> None:
+        """Trade time for recall: how many nodes HNSW keeps in view, or how many lists are looked through.
+
+        Raises
+        ------
+        UsageError
+            this kind always looks at everything.
+        """
+        if not has_effort(self.kind):
+            raise UsageError(f"{self.kind} looks at every item; it has no effort to set")
+        if isinstance(self.kind, Hnsw):
+            self._index.hnsw.efSearch = effort
+        else:
+            self._index.nprobe = effort
+
+    def num_bytes(self) -> int:
+        """Bytes of the index as faiss writes it, counted without holding them."""
+        counted = 0
+
+        def count(part: bytes) -> int:
+            nonlocal counted
+            counted += len(part)
+            return len(part)
+
+        faiss = imported("faiss")
+        writer = faiss.BufferedIOWriter(faiss.PyCallbackIOWriter(count))
+        faiss.write_index(self._index, writer)
+        del writer  # hands over what it still holds
+        return counted
+
+    def bytes_per_item(self) -> float:
+        """The same for each item; what is paid once (centroids, code vectors) is spread over them."""
+        return self.num_bytes() / max(1, len(self))
+
+
+def build(
+    vectors: Float[np.ndarray, "items dim"], kind: Kind, *, training_items: int = 65_536, seed: int = 0
+) -> DenseIndex:
+    """Build an index of these vectors; item rows are their rows.
+
+    Parameters
+    ----------
+    vectors
+        of any float type; may be memory-mapped.
+    training_items
+        centroids and code vectors are learned from at most so many vectors, drawn with ``seed``.
+
+    Raises
+    ------
+    UsageError
+        the kind does not fit the vectors: too few to train on, or a width its parts do not divide.
+    MissingExtra
+        faiss is not installed.
+    """
+    num_items, dim = vectors.shape
+    check(kind, num_training=min(num_items, training_items), dim=dim)
+    index = empty_index(kind, dim)
+    if not index.is_trained:
+        chosen = np.sort(np.random.default_rng(seed).permutation(num_items)[:training_items])
+        index.train(vectors[chosen].astype(np.float32))
+    for start in range(0, num_items, ADDED_AT_ONCE):
+        index.add(np.ascontiguousarray(vectors[start : start + ADDED_AT_ONCE], dtype=np.float32))
+    built = DenseIndex(index, kind)
+    if not isinstance(kind, Flat) and has_effort(kind):
+        built.set_effort(kind.effort)
+    return built
+
+
+def use_threads(num_threads: int) -> None:
+    """Let faiss use so many threads, from now on, in the whole process."""
+    imported("faiss").omp_set_num_threads(num_threads)

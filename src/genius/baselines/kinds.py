@@ -1,0 +1,160 @@
+"""The kinds of dense index that a table compares, and how faiss is told to make each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal, assert_never
+
+from genius.baselines.needs import imported
+from genius.errors import UsageError
+
+Stored = Literal["float32", "float16", "int8"]
+"""How an index that keeps whole vectors keeps them."""
+SMALL_BITS: Final = 4
+"""Codes of so many bits are compared in registers, sixteen at a time (faiss's fast scan)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flat:
+    """Compare with every item: exact."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hnsw:
+    """A graph of near neighbours."""
+
+    links: int = 32
+    """Of each item (twice as many at the lowest layer)."""
+    build_effort: int = 40
+    """Nodes kept in view while an item is put in its place (efConstruction)."""
+    effort: int = 64
+    """Nodes kept in view while searching (efSearch)."""
+    stored: Stored = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ivf:
+    """Whole vectors in lists, each under a centroid."""
+
+    lists: int = 1024
+    effort: int = 16
+    """Lists looked through (nprobe)."""
+    stored: Stored = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IvfPq:
+    """Lists as in :class:`Ivf`, of vectors cut into parts with a code for each."""
+
+    lists: int = 1024
+    parts: int = 12
+    bits: int = 8
+    """Of a part's code; with 4, twice the parts take the same bytes and are searched faster."""
+    effort: int = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residual:
+    """Residual codes, as our IDs are, ranked by look-ups: with the defaults 12 bytes an item, ours 12.25.
+
+    In lists or, without, all compared. In lists faiss keeps 8 bytes more, each item's number.
+    """
+
+    codebooks: int = 24
+    bits: int = SMALL_BITS
+    """Of a code; 12 codebooks of 8 bits are closer to the vectors, but slow to search."""
+    lists: int | None = None
+    effort: int = 16
+    width: int = 1
+    """Codes tried side by side while a vector is encoded (a beam); more is closer to the vector."""
+
+
+Kind = Flat | Hnsw | Ivf | IvfPq | Residual
+
+
+def has_effort(kind: Kind) -> bool:
+    """Whether recall can be bought with time; the others always look at every item."""
+    return not isinstance(kind, Flat) and not (isinstance(kind, Residual) and kind.lists is None)
+
+
+def check(kind: Kind, *, num_training: int, dim: int) -> None:
+    """Refuse what faiss cannot make of vectors of this width, so many of them to train on.
+
+    Raises
+    ------
+    UsageError
+        says which setting does not fit.
+    """
+    if isinstance(kind, IvfPq) and dim % kind.parts:
+        raise UsageError(f"parts={kind.parts} does not divide vectors of {dim} numbers; choose another")
+    lists = kind.lists if isinstance(kind, Ivf | IvfPq | Residual) else None
+    codes = 1 << kind.bits if isinstance(kind, IvfPq | Residual) else 0
+    needed = max(lists or 0, codes)
+    if num_training < needed:
+        raise UsageError(
+            f"{kind} needs {needed} vectors or more to train on, these are {num_training}; "
+            "take fewer lists or bits, or more vectors"
+        )
+
+
+def empty_index(kind: Kind, dim: int) -> Any:
+    """An index of this kind, untrained and without items, as faiss makes it."""
+    faiss = imported("faiss")
+    metric = faiss.METRIC_INNER_PRODUCT
+    match kind:
+        case Flat():
+            return faiss.IndexFlatIP(dim)
+        case Hnsw():
+            if kind.stored == "float32":
+                index = faiss.IndexHNSWFlat(dim, kind.links, metric)
+            else:
+                index = faiss.IndexHNSWSQ(dim, _scalar(faiss, kind.stored), kind.links, metric)
+            index.hnsw.efConstruction = kind.build_effort
+            return index
+        case Ivf():
+            centroids = faiss.IndexFlatIP(dim)
+            if kind.stored == "float32":
+                index = faiss.IndexIVFFlat(centroids, dim, kind.lists, metric)
+            else:
+                scalar = _scalar(faiss, kind.stored)
+                index = faiss.IndexIVFScalarQuantizer(centroids, dim, kind.lists, scalar, metric)
+            return _quiet(index, centroids)
+        case IvfPq():
+            centroids = faiss.IndexFlatIP(dim)
+            make = faiss.IndexIVFPQFastScan if kind.bits == SMALL_BITS else faiss.IndexIVFPQ
+            return _quiet(make(centroids, dim, kind.lists, kind.parts, kind.bits, metric), centroids)
+        case Residual():
+            return _residual(faiss, kind, dim)
+        case _:
+            assert_never(kind)
+
+
+def _residual(faiss: Any, kind: Residual, dim: int) -> Any:
+    # faiss decodes every item it looks at unless told to add look-ups; for inner products without norms.
+    metric, by_look_ups = faiss.METRIC_INNER_PRODUCT, faiss.AdditiveQuantizer.ST_LUT_nonorm
+    is_small = kind.bits == SMALL_BITS
+    if kind.lists is None:
+        make = faiss.IndexResidualQuantizerFastScan if is_small else faiss.IndexResidualQuantizer
+        index = make(dim, kind.codebooks, kind.bits, metric, by_look_ups)
+    else:
+        centroids = faiss.IndexFlatIP(dim)
+        make = faiss.IndexIVFResidualQuantizerFastScan if is_small else faiss.IndexIVFResidualQuantizer
+        index = make(centroids, dim, kind.lists, kind.codebooks, kind.bits, metric, by_look_ups)
+        index = _quiet(index, centroids)
+    index.rq.max_beam_size = kind.width
+    index.rq.use_beam_LUT = int(kind.width > 1)
+    index.rq.train_type = faiss.ResidualQuantizer.Train_default
+    return index
+
+
+def _quiet(index: Any, centroids: Any) -> Any:
+    """Let the index own its centroids, and be silent about small samples."""
+    centroids.this.disown()
+    index.own_fields = True
+    index.cp.min_points_per_centroid = 1
+    return index
+
+
+def _scalar(faiss: Any, stored: Stored) -> Any:
+    quantizer = faiss.ScalarQuantizer
+    return quantizer.QT_fp16 if stored == "float16" else quantizer.QT_8bit

@@ -1,0 +1,267 @@
+"""``genius bench scale``: what building, opening and searching cost as the pool grows."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from genius.baselines.dense import build as build_dense
+from genius.baselines.kinds import Flat
+from genius.bench.building import Built, build_apart
+from genius.bench.memory import available_bytes
+from genius.bench.pools import PoolKind, SyntheticPool
+from genius.bench.results import Figure, Table
+from genius.bench.scale_tables import (
+    EXACT,
+    FULL,
+    LEAF_STOP,
+    SHALLOW,
+    BuildRow,
+    QueryRow,
+    build_table,
+    query_table,
+    scale_figures,
+)
+from genius.bench.stand_ins import DIM, REFERENCE_SIZES, Subject, random_queries, stand_in
+from genius.bench.timing import interleaved, latencies
+from genius.config import Count, Natural, SearchConfig, checked
+from genius.errors import UsageError
+from genius.search.allowed import Part
+from genius.search.beam import search
+from genius.search.searcher import Evidence, rank_items
+from genius.search.table import IdTable
+from genius.stages.progress import Progress
+
+HITS: Final = 50
+TABLES: Final = "tables"
+OPENINGS: Final = 5
+FLAT_QUERIES: Final = 8
+SHARE_OF_MEMORY: Final = 0.6
+"""Of what is free, that the vectors of exact search may take."""
+GIB: Final = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleSettings:
+    """What is measured, at which sizes."""
+
+    sizes: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
+    """Items in the pools, which are invented; each begins with the one before."""
+    pool: PoolKind = "skewed"
+    beam: Count = 50
+    """Of the full search and of the leaf stop."""
+    small_beam: Count = 10
+    small_leaves: Count = 1000
+    """Of the small decoder: beam, and leaf budget."""
+    queries: Count = 20
+    """Asked one by one with the large decoder."""
+    small_queries: Count = 200
+    """Asked one by one with the small one."""
+    batch: Count = 64
+    """Queries asked together."""
+    rounds: Count = 3
+    """Times that a batch is timed."""
+    flat_items: Natural = 1_000_000
+    """Exact search is measured up to so many vectors, as far as they fit into memory; beyond, it is
+    calculated from the largest that was measured, and marked so. 0 leaves it out."""
+    memory_gib: float = 8.0
+    """What building a table may take."""
+    seed: Natural = 0
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 1 or self.memory_gib <= 0:
+            raise UsageError(
+                f"sizes {list(self.sizes)} and memory of {self.memory_gib} GiB; expected one size or more, "
+                "none below 1, and some memory"
+            )
+
+
+class Scale(NamedTuple):
+    """What was found."""
+
+    tables: list[Table]
+    figures: list[Figure]
+
+
+def bench_scale(settings: ScaleSettings, folder: Path, *, progress: Progress) -> Scale:
+    """Measure every size; tables are built in a folder and removed again."""
+    settings = checked(settings)
+    large = stand_in("reference", seed=settings.seed)
+    small = stand_in("tiny", seed=settings.seed, sizes=REFERENCE_SIZES)
+    builds: list[BuildRow] = []
+    rows: list[QueryRow] = []
+    progress.begin("scale", len(settings.sizes))
+    for number, items in enumerate(sorted(set(settings.sizes)), start=1):
+        place = folder / TABLES / str(items)
+        shutil.rmtree(place, ignore_errors=True)
+        pool = SyntheticPool(items=items, sizes=REFERENCE_SIZES, kind=settings.pool, seed=settings.seed)
+        built = build_apart(pool, place, memory_bytes=int(settings.memory_gib * GIB))
+        open_ms = _opening(place)
+        table = IdTable.open(place)
+        build = _build_row(table, items, built, open_ms)
+        builds.append(build)
+        rows += _search_rows(settings, table, large, small, build)
+        del table
+        shutil.rmtree(place)
+        if settings.flat_items:
+            rows.append(_exact(settings, items, [row for row in rows if row.method == EXACT]))
+        progress.advance(number, {})
+    shutil.rmtree(folder / TABLES, ignore_errors=True)
+    ways = (
+        f"{FULL}: decoder of the paper's size, beam {settings.beam}, all levels. {LEAF_STOP}: the same, "
+        f"until {_at_stop(settings)} IDs are left, ranked by codes. {SHALLOW}: one layer of width 128, beam "
+        f"{settings.small_beam}, until {settings.small_leaves:,} IDs are left, ranked by codes. {EXACT}: "
+        f"faiss, all vectors of {DIM} numbers."
+    )
+    tables = [
+        build_table(builds, pool=settings.pool, memory_gib=settings.memory_gib),
+        query_table(rows, ways=ways),
+    ]
+    return Scale(tables, scale_figures(builds, rows))
+
+
+def _at_stop(settings: ScaleSettings) -> int:
+    """Leaves at which the large decoder stops."""
+    return 4 * settings.beam
+
+
+def _opening(folder: Path) -> float:
+    """Milliseconds, the median."""
+    took = []
+    for _ in range(OPENINGS):
+        began = time.perf_counter()
+        IdTable.open(folder)
+        took.append(1000 * (time.perf_counter() - began))
+    return float(np.median(took))
+
+
+def _build_row(table: IdTable, items: int, built: Built, open_ms: float) -> BuildRow:
+    everything = table.nbytes + table.bucket_starts.nbytes + table.items.nbytes
+    return BuildRow(
+        items=items,
+        ids=len(table),
+        build_seconds=built.seconds,
+        build_cpu_seconds=built.cpu_seconds,
+        peak_mib=None if built.peak_bytes is None else built.peak_bytes / 2**20,
+        open_ms=open_ms,
+        bytes_per_id=table.nbytes / len(table),
+        bytes_per_item=everything / items,
+    )
+
+
+class _Way(NamedTuple):
+    subject: Subject
+    config: SearchConfig
+
+
+def _search_rows(
+    settings: ScaleSettings, table: IdTable, large: Subject, small: Subject, build: BuildRow
+) -> list[QueryRow]:
+    parts = [Part(table)]
+    ways = {
+        FULL: _Way(large, SearchConfig(beam=settings.beam)),
+        LEAF_STOP: _Way(large, SearchConfig(beam=settings.beam, leaves=_at_stop(settings), rerank="codes")),
+        SHALLOW: _Way(
+            small, SearchConfig(beam=settings.small_beam, leaves=settings.small_leaves, rerank="codes")
+        ),
+    }
+    count = max(settings.queries, settings.small_queries, settings.batch)
+    queries = random_queries(count, DIM, seed=settings.seed + 1)
+
+    def answer(way: _Way, asked: Float[Tensor, "queries dim"]) -> None:
+        beams = search(way.subject.decoder, parts, asked, way.config)
+        evidence = Evidence(way.subject.ranker)
+        for number, query in enumerate(asked):
+            rank_items(parts, beams, number, query, config=way.config, evidence=evidence, k=HITS)
+
+    def single(way: _Way) -> Callable[[int], None]:
+        return lambda number: answer(way, queries[number : number + 1])
+
+    by_one = {
+        **latencies({name: single(ways[name]) for name in (FULL, LEAF_STOP)}, settings.queries),
+        **latencies({SHALLOW: single(ways[SHALLOW])}, settings.small_queries),
+    }
+    together = queries[: settings.batch]
+    by_batch = interleaved(
+        {name: partial(answer, way, together) for name, way in ways.items()},
+        rounds=settings.rounds,
+        per=len(together),
+    )
+    rows = []
+    for name in ways:
+        one, many = by_one[name], by_batch[name]
+        alone = QueryRow(
+            method=name,
+            items=build.items,
+            batch=1,
+            cpu_ms=one.cpu_ms,
+            p50_ms=one.p50_ms,
+            p99_ms=one.p99_ms,
+            queries_per_second=1000 / one.mean_cpu_ms,
+            bytes_per_item=build.bytes_per_item,
+            calculated=False,
+        )
+        rows.append(alone)
+        rows.append(
+            dataclasses.replace(
+                alone,
+                batch=len(together),
+                cpu_ms=many.cpu_ms,
+                p50_ms=None,
+                p99_ms=None,
+                queries_per_second=1000 / many.cpu_ms,
+            )
+        )
+    return rows
+
+
+def _exact(settings: ScaleSettings, items: int, measured: Sequence[QueryRow]) -> QueryRow:
+    """Exact search over so many vectors: measured if they fit, else calculated from the largest that did."""
+    free = available_bytes()
+    fits = items <= settings.flat_items and (free is None or items * DIM * (4 + 2) < SHARE_OF_MEMORY * free)
+    if not fits:
+        known = [row for row in measured if not row.calculated]
+        if not known:
+            raise UsageError(
+                f"the vectors of {items} items do not fit, and no smaller pool was measured to calculate "
+                "exact search from; add a smaller size, or leave it out (flat items 0)"
+            )
+        largest = max(known, key=lambda row: row.items)
+        times = items / largest.items
+        return dataclasses.replace(
+            largest,
+            items=items,
+            cpu_ms=largest.cpu_ms * times,
+            p50_ms=None,
+            p99_ms=None,
+            queries_per_second=largest.queries_per_second / times,
+            calculated=True,
+        )
+    random = np.random.default_rng(settings.seed)
+    some = random.standard_normal((min(items, 65_536), DIM), dtype=np.float32).astype(np.float16)
+    index = build_dense(np.resize(some, (items, DIM)), Flat())
+    asked = random_queries(FLAT_QUERIES, DIM, seed=settings.seed + 1).numpy()
+    one = latencies({EXACT: lambda number: index.search(asked[number : number + 1], HITS)}, FLAT_QUERIES)[
+        EXACT
+    ]
+    return QueryRow(
+        method=EXACT,
+        items=items,
+        batch=1,
+        cpu_ms=one.cpu_ms,
+        p50_ms=one.p50_ms,
+        p99_ms=one.p99_ms,
+        queries_per_second=1000 / one.mean_cpu_ms,
+        bytes_per_item=4.0 * DIM,
+        calculated=False,
+    )

@@ -1,0 +1,347 @@
+"""``genius bench``: what search costs, beside its rivals."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from genius.cli.terminal import TerminalProgress, print_json
+
+if TYPE_CHECKING:
+    from genius.bench.results import Figure, Result
+    from genius.bench.results import Table as Figures
+
+Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decode:
+    """Time one decoder's search as the authors do it (Hugging Face's generate) and as it is done here.
+
+    The same queries over an invented pool: scores over the whole vocabulary (whose ranking is compared with
+    generate's), scores over a level, stopping when few leaves are left. CPU time of one core.
+    """
+
+    out: Folder
+    """Where results.json and index.html go."""
+
+    items: int = 1_000_000
+    """Of the invented pool."""
+
+    pool: Literal["skewed", "uniform"] = "skewed"
+    """How its codes are spread."""
+
+    queries: int = 8
+    """In a batch."""
+
+    beam: int = 50
+    """IDs kept at each level."""
+
+    small_beam: int = 10
+    """The same of the shallow search."""
+
+    small_leaves: int = 1000
+    """Leaf budget of the shallow search."""
+
+    decoder: Literal["reference", "tiny"] = "reference"
+    """Drawn weights of the paper's size, or of one layer of width 128."""
+
+    model: Path | None = None
+    """Folder of a trained model, in place of drawn weights."""
+
+    rounds: int = 3
+    """Times that each variant is timed, in turns."""
+
+    compared: int = 40
+    """Queries whose rankings are compared with generate's."""
+
+    hf: bool = True
+    """Also time generate; its trie takes about 1.5 KB of memory an item."""
+
+    profile: bool = False
+    """Also list where the time of a single query goes."""
+
+    seed: int = 0
+    """Of the pool, the queries and the drawn weights."""
+
+    json: bool = False
+    """Print what results.json holds."""
+
+    def run(self) -> None:
+        """Measure and print."""
+        _keep_to_one_thread()
+        from genius.bench.decode import DecodeSettings, bench_decode
+        from genius.bench.stand_ins import stand_in, subject_of
+        from genius.bench.timing import one_thread
+        from genius.model import Genius
+
+        one_thread()
+        settings = DecodeSettings(
+            items=self.items,
+            pool=self.pool,
+            queries=self.queries,
+            beam=self.beam,
+            small_beam=self.small_beam,
+            small_leaves=self.small_leaves,
+            rounds=self.rounds,
+            hf=self.hf,
+            compared=self.compared,
+            profiled=PROFILED if self.profile else 0,
+            seed=self.seed,
+        )
+        with TerminalProgress() as progress:
+            subject = (
+                stand_in(self.decoder, seed=self.seed)
+                if self.model is None
+                else subject_of(Genius.open(self.model))
+            )
+            tables = bench_decode(settings, subject, progress=progress)
+        _finish(self, self.out, "Decoding", tables, [], as_json=self.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Measure building, opening and searching pools of 10,000 to 100,000,000 invented items.
+
+    Leaves a page with the figures against the size of the pool.
+    """
+
+    out: Folder
+    """Where results.json and index.html go; tables are built here and removed again."""
+
+    sizes: str = "1e4,1e5,1e6,1e7,1e8"
+    """Items in the pools; commas between."""
+
+    pool: Literal["skewed", "uniform"] = "skewed"
+    """How codes are spread."""
+
+    beam: int = 50
+    """IDs kept at each level by the decoder of the paper's size."""
+
+    small_beam: int = 10
+    """The same of the small decoder."""
+
+    small_leaves: int = 1000
+    """Leaf budget of the small decoder."""
+
+    queries: int = 20
+    """Asked one by one with the decoder of the paper's size; the small one is asked ten times as many."""
+
+    batch: int = 64
+    """Queries asked together."""
+
+    rounds: int = 3
+    """Times that a batch is timed."""
+
+    flat_items: int = 1_000_000
+    """Exact search is measured up to so many items, as far as memory reaches, and calculated beyond; 0
+    leaves it out."""
+
+    memory_gib: float = 8.0
+    """Memory that building a table may take."""
+
+    seed: int = 0
+    """Of the pools, the queries and the drawn weights."""
+
+    json: bool = False
+    """Print what results.json holds."""
+
+    def run(self) -> None:
+        """Measure and print."""
+        _keep_to_one_thread()
+        from genius.bench.scale import ScaleSettings, bench_scale
+        from genius.bench.timing import one_thread
+
+        one_thread()
+        settings = ScaleSettings(
+            sizes=_sizes(self.sizes),
+            pool=self.pool,
+            beam=self.beam,
+            small_beam=self.small_beam,
+            small_leaves=self.small_leaves,
+            queries=self.queries,
+            small_queries=10 * self.queries,
+            batch=self.batch,
+            rounds=self.rounds,
+            flat_items=self.flat_items,
+            memory_gib=self.memory_gib,
+            seed=self.seed,
+        )
+        with TerminalProgress() as progress:
+            found = bench_scale(settings, self.out, progress=progress)
+        _finish(
+            self, self.out, "Against the size of the pool", found.tables, found.figures, as_json=self.json
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rivals:
+    """Compare recall, time and bytes with exact search, HNSW, IVF-PQ and residual codes on real queries.
+
+    All methods search the same embeddings of one row of a data set. With --grow the pool is padded with
+    invented neighbours, which are never right answers.
+    """
+
+    data: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+    """Folder of the data set, in M-BEIR's layout."""
+
+    model: Path
+    """Folder of the model."""
+
+    out: Folder
+    """Where features, results.json and index.html go."""
+
+    split: str = "test"
+    """Of the data set."""
+
+    row: str = ""
+    """Of the data set, as in its file names; needed where it has several."""
+
+    pool: Literal["global", "local"] = "global"
+    """Search the union of all pools, or the row's own."""
+
+    methods: str = "all"
+    """exact, hnsw, ivf-pq, residual, routing, ours; commas between."""
+
+    grow: int = 0
+    """Pad the pool to so many items; 0 leaves it as it is."""
+
+    queries: int = 0
+    """At most so many; 0 means all."""
+
+    timed: int = 200
+    """Queries asked one by one."""
+
+    batch: int = 64
+    """Queries asked together."""
+
+    rounds: int = 3
+    """Times that a batch is timed."""
+
+    trie: bool = True
+    """Also build the pointer trie of the usual way, for its bytes."""
+
+    seed: int = 0
+    """Of the padding, of training samples and of the choice of instructions."""
+
+    download: bool = False
+    """Allow downloading the encoder's weights."""
+
+    json: bool = False
+    """Print what results.json holds."""
+
+    def run(self) -> None:
+        """Measure and print."""
+        _keep_to_one_thread()
+        from genius.bench.methods import FAMILIES
+        from genius.bench.rivals import RivalSettings, bench_rivals
+        from genius.bench.timing import one_thread
+        from genius.data.mbeir import MBeir
+        from genius.model import Genius
+
+        one_thread()
+        settings = RivalSettings(
+            split=self.split,
+            row=self.row,
+            pool=self.pool,
+            families=FAMILIES
+            if self.methods == "all"
+            else tuple(name.strip() for name in self.methods.split(",")),
+            grow=self.grow,
+            queries=self.queries,
+            timed=self.timed,
+            batch=self.batch,
+            rounds=self.rounds,
+            trie=self.trie,
+            seed=self.seed,
+        )
+        with TerminalProgress() as progress:
+            model = Genius.open(self.model, download=self.download)
+            found = bench_rivals(MBeir(self.data), model, settings, self.out, progress=progress)
+        _finish(self, self.out, "Beside its rivals", found.tables, found.figures, as_json=self.json)
+
+
+PROFILED: Final = 200
+"""Queries whose time is taken apart."""
+WIDEST: Final = 200
+"""Columns of the widest table."""
+
+
+def _keep_to_one_thread() -> None:
+    """Libraries read this when they are imported; what follows in this process is the measuring alone."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    from genius.errors import UsageError
+
+    try:
+        return tuple(int(float(size)) for size in text.split(","))
+    except (ValueError, OverflowError):
+        raise UsageError(f"--sizes {text!r}: expected numbers with commas between, such as 1e4,1e6") from None
+
+
+def command_of(command: Any, name: str) -> str:
+    """What was typed, of paths only the last name, defaults left out."""
+    words = ["genius", "bench", name]
+    for field in dataclasses.fields(command):
+        value = getattr(command, field.name)
+        flag = f"--{field.name.replace('_', '-')}"
+        if value == field.default or field.name in ("out", "json"):
+            continue
+        match value:
+            case bool():
+                words.append(flag if value else f"--no-{flag[2:]}")
+            case Path():
+                words += [value.name] if field.name == "data" else [flag, value.name]
+            case _:
+                words += [flag, str(value)]
+    return " ".join(words)
+
+
+def _finish(
+    command: Decode | Scale | Rivals,
+    folder: Path,
+    title: str,
+    tables: list[Figures],
+    figures: list[Figure],
+    *,
+    as_json: bool,
+) -> None:
+    """Write the files, and print the tables."""
+    from genius.bench.machine import about
+    from genius.bench.results import Result, write
+
+    typed = command_of(command, type(command).__name__.lower())
+    result = Result(
+        title=title, about=about(typed, seed=command.seed), tables=tuple(tables), figures=tuple(figures)
+    )
+    write(folder, result)
+    if as_json:
+        print_json(result.to_json())
+        return
+    _print(result)
+    print(f"results.json and index.html are in {folder}", file=sys.stderr)
+
+
+def _print(result: Result) -> None:
+    console = Console()
+    for table in result.tables:
+        shown = Table(title=table.title, title_justify="left")
+        for number, (_, heading) in enumerate(table.columns):
+            shown.add_column(heading, justify="right" if number else "left", no_wrap=True)
+        for line in table.lines():
+            shown.add_row(*line)
+        Console(width=max(console.width, WIDEST)).print(shown)  # a cell cut short is no figure
+        console.print(table.note, highlight=False)
+        console.print()
+    console.print(f"{result.about.machine}; {result.about.date}; {result.about.command}", highlight=False)

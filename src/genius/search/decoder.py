@@ -1,0 +1,316 @@
+"""The generator laid out for search: many beams of many queries, one level after another.
+
+Training wants all levels of one ID at once; search wants one level of many half-written IDs. The weights are
+the same, laid out once for that: norms folded into the matrices behind them, matrices transposed so that few
+rows stream through them, keys and values of all blocks' prefixes in one product, computed once per query and
+shared by its beams.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from genius.errors import UsageError
+from genius.models.generator import NUM_SPECIAL, Block, Generator, RMSNorm
+
+EPSILON: Final = 1e-6
+"""Of T5's norm."""
+OPENING_CODES: Final = 64
+"""Up to so many codes at level 0, what the first block makes of each is computed once for all queries."""
+
+
+class DecoderState(NamedTuple):
+    """Half-written IDs: what later levels need of the earlier ones. Nobody looks inside but the decoder."""
+
+    level: int
+    """Tokens written so far; the last of them predicts level ``level − 1``."""
+    keys: Float[Tensor, "blocks queries heads head_width prefixes"]
+    """What each block compares with each query's prefixes."""
+    values: Float[Tensor, "blocks queries heads prefixes head_width"]
+    """What it reads from them."""
+    past: tuple[Float[Tensor, "two tokens rows inner"], ...]
+    """Keys and values of the tokens, by block; empty before the first."""
+    rows: Int64[Tensor, " rows"] | None
+    """Rows of ``past`` that the beams continue, in order; None: all of them. Copied when next needed."""
+
+    def select(
+        self, queries: Int64[Tensor, " kept"] | None, rows: Int64[Tensor, "kept width"]
+    ) -> DecoderState:
+        """The state of some queries, and of each some of its beams, in this order.
+
+        Parameters
+        ----------
+        queries
+            which are kept; None: all, which saves copying what their prefixes say.
+        rows
+            for each kept query the beams to continue, as rows of this state (those of a query are
+            neighbours); a beam may be continued more than once.
+        """
+        state = self
+        if queries is not None:
+            keys, values = self.keys.index_select(1, queries), self.values.index_select(1, queries)
+            state = self._replace(keys=keys, values=values)
+        if not self.past:
+            return state
+        flat = rows.flatten()
+        return state._replace(rows=flat if self.rows is None else self.rows[flat])
+
+
+class Step(NamedTuple):
+    """What the decoder says after each token it was given, and the state after the last."""
+
+    hidden: Float[Tensor, "rows tokens width"]
+    """``hidden[:, t]`` predicts the level after token t; of unit length, the rest is in the head."""
+    state: DecoderState
+
+
+class _Block(NamedTuple):
+    """One block's matrices, each to be multiplied from the right."""
+
+    token: Float[Tensor, "width three_inner"]
+    """Queries, keys and values of self-attention."""
+    token_out: Float[Tensor, "inner width"]
+    cross: Float[Tensor, "width inner"]
+    cross_out: Float[Tensor, "inner width"]
+    up: Float[Tensor, "width feedforward"]
+    down: Float[Tensor, "feedforward width"]
+
+
+class _Asked(NamedTuple):
+    """A block after self-attention, before it looks at the prefixes; no query has been seen in it yet."""
+
+    hidden: Float[Tensor, "written width"]
+    cross: Float[Tensor, "written inner"]
+    """What cross-attention asks."""
+    present: Float[Tensor, "two tokens rows inner"]
+    """Keys and values of all tokens so far."""
+
+
+class Decoder:
+    """A generator ready to search; same code on CPU and CUDA, dropout never active.
+
+    It holds copies of the weights: make it anew after training further.
+    """
+
+    @torch.no_grad()
+    def __init__(self, generator: Generator) -> None:
+        config = generator.config
+        self.sizes: tuple[int, ...] = generator.sizes
+        self._heads = config.heads
+        self._width = config.width
+        self._num_prefixes = config.prefixes
+        blocks = generator.decoder_blocks()
+        self._blocks = tuple(_block(block) for block in blocks)
+        projection = generator.prefix_projection
+        self._prefix_weight = _columns(projection.weight)
+        self._prefix_bias = projection.bias.detach().clone()
+        crosses = [block.cross_attention for block in blocks]
+        layers = (layer for cross in crosses for layer in (cross.k, cross.v))
+        self._prefix_keys_values = _behind(generator.prefix_norm, *layers)
+        bounds = [(start, start + size) for start, size in zip(generator.offsets, self.sizes, strict=True)]
+        self._rows = generator.embedding.weight.detach().clone()
+        self._level_rows = tuple(self._rows[start:stop] for start, stop in bounds)
+        self._offsets = torch.tensor(generator.offsets, device=self.device)
+        head = self._rows if generator.head is None else generator.head.weight
+        gain = generator.final_norm.weight * (1.0 if generator.head is None else config.width**0.5)
+        self._level_heads = tuple(_columns(head[start:stop] * gain) for start, stop in bounds)
+        self._special_head = _columns(head[:NUM_SPECIAL] * gain)
+        self._bias = generator.position_biases(len(self.sizes))[0].detach().clone()
+        self._floor = torch.tensor((config.width * EPSILON) ** 0.5, device=self.device)
+        self._opening = self._opened()
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._rows.device
+
+    def start(self, queries: Float[Tensor, "queries dim"]) -> DecoderState:
+        """The state before anything is written."""
+        vectors = torch.addmm(self._prefix_bias, queries.detach(), self._prefix_weight)
+        vectors = self._normed(vectors.view(-1, self._width))
+        both = torch.mm(vectors, self._prefix_keys_values)
+        both = both.view(len(queries), self._num_prefixes, len(self._blocks), 2, self._heads, -1)
+        keys = both[:, :, :, 0].permute(2, 0, 3, 4, 1).contiguous()
+        values = both[:, :, :, 1].permute(2, 0, 3, 1, 4).contiguous()
+        return DecoderState(level=0, keys=keys, values=values, past=(), rows=None)
+
+    def advance(self, state: DecoderState, codes: Int64[Tensor, "rows tokens"]) -> Step:
+        """Write these codes behind what is written: the code of level ``state.level − 1`` and on.
+
+        Rows are queries × beams, those of a query being neighbours. In a fresh state the start token is put
+        in front, so no code gives what level 0 predicts, and one code what levels 0 and 1 predict. Several
+        codes see those before them, not those behind.
+
+        Nothing depends on what tensors hold, so that this can be traced into one graph by
+        ``torch.compile(decoder.advance, fullgraph=True)`` for each shape.
+        """
+        rows, tokens = len(codes), codes.shape[1] + (0 if state.level else 1)
+        level = state.level + tokens
+        if tokens < 1 or level > len(self.sizes):
+            raise UsageError(
+                f"{codes.shape[1]} codes after {state.level} tokens of an ID of {len(self.sizes)} levels; "
+                "the start and the code of each level but the last are written, at least one at a time"
+            )
+        keys, values = state.keys.flatten(1, 2).unbind(), state.values.flatten(1, 2).unbind()
+        if self._opening is not None and state.level == 0 and tokens <= 2:
+            asked = self._look_up(self._opening, codes)
+        else:
+            asked = self._ask(0, state, self._embedded(state.level, codes), rows)
+        hidden = self._answer(0, asked, keys[0], values[0])
+        past = [asked.present]
+        for index in range(1, len(self._blocks)):
+            asked = self._ask(index, state, hidden, rows)
+            hidden = self._answer(index, asked, keys[index], values[index])
+            past.append(asked.present)
+        written = DecoderState(level=level, keys=state.keys, values=state.values, past=tuple(past), rows=None)
+        return Step(self._normed(hidden).view(rows, tokens, -1), written)
+
+    def logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
+        """Unnormalised scores of one level's codes."""
+        return torch.mm(hidden, self._level_heads[level]).float()
+
+    def log_probabilities(
+        self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
+    ) -> Float[Tensor, "rows codes"]:
+        """Log-probabilities of one level's codes, normalised over the level or the whole vocabulary."""
+        logits = self.logits(hidden, level)
+        if scores == "level":
+            return torch.log_softmax(logits, dim=-1)
+        others = (*self._level_heads[:level], *self._level_heads[level + 1 :], self._special_head)
+        totals = [torch.mm(hidden, head).float().logsumexp(dim=-1) for head in others]
+        return logits - torch.stack([logits.logsumexp(dim=-1), *totals]).logsumexp(dim=0)[:, None]
+
+    def _normed(self, hidden: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        """Each row at unit length; the norm's weight, times √width, is in the matrix that follows."""
+        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
+        return hidden / torch.hypot(length, self._floor)
+
+    def _embedded(self, level: int, codes: Int64[Tensor, "rows codes"]) -> Float[Tensor, "written width"]:
+        first = max(level - 1, 0)
+        count = codes.shape[1]
+        if count == 1:
+            written = F.embedding(codes, self._level_rows[first])
+        else:
+            written = F.embedding(codes + self._offsets[first : first + count], self._rows)
+        if level == 0:
+            written = torch.cat([self._rows[:1].expand(len(codes), 1, -1), written], dim=1)
+        return written.view(-1, self._width)
+
+    def _ask(
+        self, index: int, state: DecoderState, hidden: Float[Tensor, "written width"], rows: int
+    ) -> _Asked:
+        """The first half of a block: self-attention, and what it then asks the prefixes."""
+        block = self._blocks[index]
+        mixed = torch.mm(self._normed(hidden), block.token).view(rows, -1, 3, block.token.shape[1] // 3)
+        before = state.past[index] if state.past else None
+        present = _appended(before, state.rows, mixed[:, :, 1:])
+        attended = self._look_back(mixed[:, :, 0], present)
+        hidden = torch.addmm(hidden, attended, block.token_out)
+        return _Asked(hidden, torch.mm(self._normed(hidden), block.cross), present)
+
+    def _answer(
+        self,
+        index: int,
+        asked: _Asked,
+        keys: Float[Tensor, "sides head_width prefixes"],
+        values: Float[Tensor, "sides prefixes head_width"],
+    ) -> Float[Tensor, "written width"]:
+        """The second half: cross-attention and feed-forward.
+
+        All tokens of a query's beams look at its prefixes in one product.
+        """
+        block = self._blocks[index]
+        both, head_width, _ = keys.shape
+        sides = asked.cross.view(both // self._heads, -1, self._heads, head_width).transpose(1, 2)
+        shares = torch.softmax(torch.bmm(sides.reshape(both, -1, head_width), keys), dim=-1)
+        attended = torch.bmm(shares, values).view(sides.shape).transpose(1, 2).reshape(asked.cross.shape)
+        hidden = torch.addmm(asked.hidden, attended, block.cross_out)
+        inner = torch.mm(self._normed(hidden), block.up).relu_()
+        return torch.addmm(hidden, inner, block.down)
+
+    def _opened(self) -> Float[Tensor, "codes tokens features"] | None:
+        """What the first block asks after the start and each code of level 0; no query changes it."""
+        if len(self.sizes) == 1 or self.sizes[0] > OPENING_CODES:
+            return None
+        codes = torch.arange(self.sizes[0], device=self.device)[:, None]
+        nothing = self._rows.new_empty(0)
+        fresh = DecoderState(level=0, keys=nothing, values=nothing, past=(), rows=None)
+        asked = self._ask(0, fresh, self._embedded(0, codes), len(codes))
+        present = asked.present.permute(2, 1, 0, 3).flatten(2)
+        joined = torch.cat([asked.hidden, asked.cross, present.flatten(0, 1)], dim=1)
+        return joined.view(len(codes), 2, -1)
+
+    def _look_up(self, opening: Tensor, codes: Int64[Tensor, "rows codes"]) -> _Asked:
+        """What the first block asks after the start alone, or the start and one code."""
+        rows, count = codes.shape
+        if count == 0:
+            opened = opening[:1, :1].expand(rows, 1, -1)
+        else:
+            opened = opening.index_select(0, codes.flatten())
+        inner = self._blocks[0].cross.shape[1]
+        hidden, cross, present = opened.flatten(0, 1).split((self._width, inner, 2 * inner), dim=1)
+        return _Asked(hidden, cross, present.view(rows, -1, 2, inner).permute(2, 1, 0, 3))
+
+    def _look_back(
+        self, asked: Float[Tensor, "rows tokens inner"], present: Float[Tensor, "two total rows inner"]
+    ) -> Float[Tensor, "written inner"]:
+        """Self-attention: each row looks at its own tokens, up to itself."""
+        rows, tokens, inner = asked.shape
+        total = present.shape[1]
+        bias = self._bias[:, total - tokens : total, :total]
+        head_width = inner // self._heads
+        queries = asked.reshape(rows, tokens, self._heads, head_width).transpose(1, 2)
+        queries = queries.reshape(rows * self._heads, tokens, head_width)
+        keys, values = present.view(2, total, rows * self._heads, head_width)
+        scores = torch.bmm(queries, keys.permute(1, 2, 0)).view(rows, self._heads, tokens, total)
+        shares = torch.softmax(scores.add_(bias), dim=-1).view(rows * self._heads, tokens, total)
+        attended = torch.bmm(shares, values.transpose(0, 1)).view(rows, self._heads, tokens, head_width)
+        return attended.transpose(1, 2).reshape(rows * tokens, inner)
+
+
+def _appended(
+    past: Float[Tensor, "two before rows_before inner"] | None,
+    rows: Int64[Tensor, " rows"] | None,
+    now: Float[Tensor, "rows tokens two inner"],
+) -> Float[Tensor, "two after rows inner"]:
+    """Keys and values of the chosen rows with the new tokens behind them."""
+    new = now.permute(2, 1, 0, 3)
+    if past is None:
+        return new.contiguous()
+    before = past.shape[1]
+    present = past.new_empty(2, before + new.shape[1], *new.shape[2:])
+    if rows is None:
+        present[:, :before] = past
+    else:
+        for side in range(2):
+            torch.index_select(past[side], 1, rows, out=present[side, :before])
+    present[:, before:] = new
+    return present
+
+
+def _block(block: Block) -> _Block:
+    attention, cross = block.self_attention, block.cross_attention
+    return _Block(
+        token=_behind(block.self_norm, attention.q, attention.k, attention.v),
+        token_out=_columns(attention.o.weight),
+        cross=_behind(block.cross_norm, cross.q),
+        cross_out=_columns(cross.o.weight),
+        up=_behind(block.feedforward_norm, block.wi),
+        down=_columns(block.wo.weight),
+    )
+
+
+def _behind(norm: RMSNorm, *layers: nn.Linear) -> Float[Tensor, "width out"]:
+    """The matrix of these layers for rows of unit length in place of normed ones."""
+    gain = norm.weight * len(norm.weight) ** 0.5
+    return _columns(torch.cat([layer.weight for layer in layers]) * gain)
+
+
+def _columns(weight: Float[Tensor, "out in"]) -> Float[Tensor, "in out"]:
+    """Transposed in memory: a few rows multiply it up to twice as fast."""
+    return weight.detach().t().contiguous()

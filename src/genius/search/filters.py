@@ -1,0 +1,250 @@
+"""Which items a person wants to search among: conditions on fields, words of the text, names.
+
+A condition is ``FIELD OPERATOR VALUE``, for example ``price<20``, ``brand=acme``, ``colour in red,blue`` or
+``title~umbrella``. Fields are the keys of the JSON that came with an item, inner ones after a dot
+(``size.width``), and the item's own ``id``, ``modality``, ``text`` and ``image``. A name in quotes is always
+one of the JSON. What conditions mean: :class:`genius.search.conditions.Condition`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, cast, get_args
+
+from genius.data.records import Modality
+from genius.errors import UsageError
+from genius.search.conditions import Column, Condition, Operator, Value, is_number
+
+GRAMMAR: Final = (
+    "a condition is FIELD OPERATOR VALUE with one of = != < <= > >= ~ (contains) in, for example: price<20, "
+    "brand=acme, 'colour in red,blue', title~umbrella, size.width>=30, '\"unit price\"=\"a, b\"'"
+)
+MOST_VALUES: Final = 1_000
+"""Values after ``in``."""
+
+_COLUMNS: Final[Mapping[str, Column]] = {
+    "id": "item_id",
+    "modality": "modality",
+    "text": "text",
+    "image": "image",
+}
+_OPERATORS: Final[Sequence[Operator]] = get_args(Operator)
+_QUOTED: Final = r"\"[^\"]*\"|'[^']*'"
+_NAME: Final = re.compile(rf"\s*({_QUOTED}|[^\s.=!<>~\"',]+)")
+_OPERATOR: Final = re.compile(r"\s*(!=|<=|>=|=|<|>|~|in(?=[\s\"']))\s*")
+_VALUE: Final = re.compile(rf"\s*(?:({_QUOTED})|([^\"'=<>~!\s].*?))\s*$", re.DOTALL)
+_LISTED: Final = re.compile(rf"\s*(?:({_QUOTED})|([^\"',\s][^,]*?))\s*(,|$)", re.DOTALL)
+_SHORT_NUMBER: Final = re.compile(r"-?\.[0-9]+")
+_WORDS: Final = re.compile(r'"([^"]*)"(\*?)|([^\s"]+)|"')
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What an item has to satisfy, all of it. Two that ask the same are equal and may be kept in a cache.
+
+    >>> Filter.parse(["price<20", "colour in red,blue"], match='"leather strap" bag*')  # doctest: +SKIP
+    >>> Filter.parse({"price": {"<": 20}, "colour": ["red", "blue"]})  # doctest: +SKIP
+    """
+
+    conditions: tuple[Condition, ...] = ()
+    match: str | None = None
+    """Words that the text must have, all of them, in any order; ``"a phrase"``, ``begin*``. Accents and upper
+    case are alike, and what is no letter or digit separates words, except inside quotes, where they stay
+    together."""
+    modality: Modality | None = None
+    item_ids: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.match is not None:
+            full_text_query(self.match)
+
+    @staticmethod
+    def parse(
+        where: Sequence[str] | Mapping[str, object] = (),
+        match: str | None = None,
+        *,
+        modality: Modality | None = None,
+        item_ids: Iterable[str] | None = None,
+    ) -> Filter:
+        """Read conditions as a person types them, or as a mapping.
+
+        In a mapping a field has a value, a list of which one has to fit, or operators with their values.
+        Texts are texts there, whereas what is typed without quotes and spells a number or true or false is
+        that.
+
+        Raises
+        ------
+        UsageError
+            a condition is none; says where, and how one is written.
+        """
+        if isinstance(where, Mapping):
+            conditions = [one for name, wanted in where.items() for one in _of_mapping(name, wanted)]
+        else:
+            conditions = [_of_text(one) for one in ([where] if isinstance(where, str) else where)]
+        names = None if item_ids is None else frozenset(item_ids)
+        return Filter(tuple(conditions), match, modality, names)
+
+
+def full_text_query(match: str) -> str:
+    """Words, phrases and beginnings in the language of SQLite's full text; everything else is quoted away.
+
+    Raises
+    ------
+    UsageError
+        there is no word in it.
+    """
+    found = []
+    for phrase, phrase_star, word in _WORDS.findall(match.replace("\0", " ")):
+        words = phrase or word.rstrip("*")
+        star = phrase_star or ("*" if word.endswith("*") else "")
+        if any(_is_of_word(character) for character in words):
+            found.append(f'"{words}"{star}')
+    if not found:
+        raise UsageError(
+            f"match {match!r} has no word in it; give words that the text must have, for example "
+            '"leather strap*" or, for a phrase, \'"leather strap"\''
+        )
+    _refuse_halves(match, match)
+    return " ".join(found)
+
+
+def _is_of_word(character: str) -> bool:
+    kind = unicodedata.category(character)
+    return kind[0] in "LN" or kind == "Co"
+
+
+def _of_text(text: str) -> Condition:
+    """One condition as it is typed."""
+    _refuse_halves(text, text)
+    path, own, place = _name(text)
+    found = _OPERATOR.match(text, place)
+    if found is None:
+        raise _refused(text, place, "an operator")
+    how = cast("Operator", found[1])
+    place = found.end()
+    if how != "in":
+        value = _VALUE.match(text, place)
+        if value is None:
+            raise _refused(text, place, "a value (in quotes if it begins with one of \" ' = < > ~ !)")
+        return _condition(text, path, how, [_typed(value[1], value[2])], own=own)
+    values = []
+    more = ","
+    while more:
+        value = _LISTED.match(text, place)
+        if value is None:
+            raise _refused(text, place, "a value (in quotes if it has a quote or a comma)")
+        values.append(_typed(value[1], value[2]))
+        place, more = value.end(), value[3]
+    return _condition(text, path, how, values, own=own)
+
+
+def _name(text: str) -> tuple[tuple[str, ...], bool, int]:
+    """Parts of a field's name, whether it may be the item's own, and where the name ends."""
+    parts: list[str] = []
+    place = 0
+    own = True
+    while True:
+        found = _NAME.match(text, place)
+        if found is None:
+            raise _refused(text, place, "the name of a field")
+        quoted = found[1][0] in "\"'"
+        parts.append(found[1][1:-1] if quoted else found[1])
+        own = own and not quoted
+        place = found.end()
+        if not text.startswith(".", place):
+            return tuple(parts), own and len(parts) == 1, place
+        place += 1
+
+
+def _typed(quoted: str | None, bare: str | None) -> Value:
+    """A value as it is typed: quotes make it a text."""
+    if bare is None:
+        return Value("text", (quoted or "")[1:-1])
+    if bare.lower() in ("true", "false"):
+        return Value("truth", bare)
+    return Value("number" if is_number(bare) or _SHORT_NUMBER.fullmatch(bare) else "text", bare)
+
+
+def _of_mapping(name: str, wanted: object) -> list[Condition]:
+    """The conditions on one field."""
+    path, own, place = (
+        _name(name) if re.search(r"[\"']", name) else (tuple(name.split(".")), "." not in name, 0)
+    )
+    if place not in (0, len(name)):
+        raise _refused(name, place, "the end of the name")
+    if not isinstance(wanted, Mapping):
+        wanted = {"in" if isinstance(wanted, list | tuple | set | frozenset) else "=": wanted}
+    conditions = []
+    for given, value in wanted.items():
+        how = next((one for one in _OPERATORS if one == given), None)
+        shown = f"{name} {given} {value!r}"
+        if how is None:
+            raise UsageError(
+                f"condition {shown}: {given!r} is no operator; give one of {' '.join(_OPERATORS)}, and "
+                f"an inner field by its name with dots, {name}.{given}"
+            )
+        several = (
+            list(value) if how == "in" and isinstance(value, list | tuple | set | frozenset) else [value]
+        )
+        conditions.append(_condition(shown, path, how, [_given(shown, one) for one in several], own=own))
+    return conditions
+
+
+def _given(shown: str, value: object) -> Value:
+    """A value of a mapping: its type says what it is."""
+    match value:
+        case bool():
+            return Value("truth", json.dumps(value))
+        case int():
+            return Value("number", str(value))
+        case float() if math.isfinite(value):
+            return Value("number", repr(value))
+        case str():
+            _refuse_halves(shown, value)
+            return Value("text", value)
+        case _:
+            raise UsageError(
+                f"condition {shown}: {value!r} cannot be compared with; give a text, a finite number, true "
+                "or false, or a list of them with in"
+            )
+
+
+def _condition(
+    shown: str, path: tuple[str, ...], how: Operator, values: list[Value], *, own: bool
+) -> Condition:
+    """A condition, when its operator and values go together."""
+    if not 1 <= len(values) <= MOST_VALUES:
+        raise UsageError(
+            f"condition {shown[:80]!r} has {len(values):,} values; give 1 to {MOST_VALUES:,}, and long lists "
+            "of items by item_ids"
+        )
+    column = _COLUMNS.get(path[0]) if own else None
+    if how == "~" or column is not None:
+        values = [Value("text", value.text) for value in values]
+    if column == "modality":
+        if how not in ("=", "!=", "in"):
+            raise UsageError(f"condition {shown!r}: a modality can be compared with = != in only")
+        values = [Value("text", Modality.parse(value.text).value) for value in values]
+    if how in ("<", "<=", ">", ">=") and values[0].kind == "truth":
+        raise UsageError(f"condition {shown!r}: true and false can be compared with = != in only")
+    spelt = (value._replace(text=value.text.lower()) if value.kind == "truth" else value for value in values)
+    return Condition(path, how, tuple(spelt), column)
+
+
+def _refuse_halves(shown: str, text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{shown!r} is not valid Unicode; type it in UTF-8") from None
+
+
+def _refused(text: str, place: int, expected: str) -> UsageError:
+    rest = text[place:].strip()
+    where = f"before {rest!r}" if rest else "at its end"
+    return UsageError(f"condition {text!r}: expected {expected} {where} (character {place + 1}); {GRAMMAR}")

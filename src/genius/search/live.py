@@ -1,0 +1,317 @@
+"""An index that lives: items come and go while others search.
+
+All files but ``index.json`` are written once and never changed. A change writes a segment of what is new, or
+a list of what is deleted, and then names them in ``index.json`` in one step; what nothing names any more is
+removed afterwards. So readers see the state before or the state after, and a killed writer leaves the state
+before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from filelock import FileLock, Timeout
+from jaxtyping import Int64
+
+from genius.artifact import MANIFEST, ArtifactWriter, file_fingerprint
+from genius.errors import BadData, UsageError
+from genius.search.compact import alive_items, merge_arrays, merge_segments
+from genius.search.items import Item, write_items
+from genius.search.leftovers import remove_leftovers, sync
+from genius.search.manifest import (
+    CURRENT,
+    DELETED,
+    SEGMENTS,
+    IndexFacts,
+    IndexManifest,
+    SegmentEntry,
+    read_manifest,
+    write_manifest,
+)
+from genius.search.segment import KIND, MEMORY_BYTES, ItemArrays, Segment, fill_arrays
+from genius.search.state import IndexState, open_current
+
+LOCK: Final = ".lock"
+MOST_SEGMENTS: Final = 8
+"""An index never has more segments than this."""
+
+
+class Changed(NamedTuple):
+    """What adding did."""
+
+    added: int
+    replaced: int
+    """Of those, how many took the place of an item with the same id."""
+
+
+class Deleted(NamedTuple):
+    """What deleting did."""
+
+    deleted: int
+    missing: list[str]
+    """Ids that were not there."""
+
+
+@contextlib.contextmanager
+def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
+    """Hold an index for writing; readers are not kept out. Leftovers of a writer that was killed are removed.
+
+    Parameters
+    ----------
+    wait_seconds
+        how long to wait for another writer.
+
+    Raises
+    ------
+    UsageError
+        another one is writing.
+    ArtifactMismatch
+        what is there is damaged; nothing is touched then.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=wait_seconds, poll_interval=0.02)
+    except Timeout:
+        raise UsageError(f"{folder} is being changed by another process; try again when it is done") from None
+    writer = Writer(folder)
+    try:
+        if (folder / CURRENT).exists():
+            remove_leftovers(folder, read_manifest(folder).segments)
+        yield writer
+    finally:
+        writer.close()
+        lock.release()
+
+
+class Writer:
+    """Changes an index; made by :func:`one_writer`. What a call has returned from is on the disk.
+
+    >>> with one_writer(folder) as writer:  # doctest: +SKIP
+    ...     writer.delete(["old.jpg"])
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._state: IndexState | None = None
+        self._is_open = True
+
+    def close(self) -> None:
+        """Refuse to write from now on."""
+        self._is_open = False
+
+    @property
+    def state(self) -> IndexState:
+        """The state of the index now."""
+        if self._state is None:
+            self._state = open_current(self.folder)
+        return self._state
+
+    def create(self, facts: IndexFacts, items: Iterable[Item], arrays: ItemArrays) -> Changed:
+        """Make an index, which may be empty.
+
+        Raises
+        ------
+        UsageError
+            there is one already.
+        BadData
+            two items have the same id, or there are more or fewer items than IDs.
+        """
+        self._check_open()
+        if (self.folder / CURRENT).exists():
+            raise UsageError(f"{self.folder} holds an index already; `genius index add` adds to it")
+        remove_leftovers(self.folder, ())
+        return self._add(IndexState(IndexManifest(facts, 0, ()), ()), items, arrays)
+
+    def add(self, items: Iterable[Item], arrays: ItemArrays) -> Changed:
+        """Add items; one whose id is here already takes the other's place.
+
+        The last segments are merged into the new one while at most twice as many items are alive in them as
+        are written anyway. So when a segment was written, the one before it was more than twice as long:
+        adding one by one writes an item a few times over (a logarithm), and small additions leave a large
+        segment alone. There are never more than eight segments (:data:`MOST_SEGMENTS`).
+
+        Raises
+        ------
+        BadData
+            two of them have the same id, or there are more or fewer items than IDs; nothing has changed then.
+        UsageError
+            they do not fit the index: other embeddings, or another number of levels.
+        """
+        return self._add(self.state, items, arrays)
+
+    def delete(self, item_ids: Iterable[str]) -> Deleted:
+        """Delete items; they are not found any more, and compaction reclaims their room."""
+        ids = list(dict.fromkeys(item_ids))
+        gone = {segment.name: _alive_rows(segment, ids) for segment in self.state.segments}
+        there = {name for found in gone.values() for name in found.ids}
+        if there:
+            self._commit(self.state, kept=len(self.state.segments), gone=gone, new=None)
+        return Deleted(len(there), [name for name in ids if name not in there])
+
+    def compact(self, *, memory_bytes: int = MEMORY_BYTES) -> None:
+        """Merge all segments into one without deleted items; ``memory_bytes`` is for merging the tables."""
+        state = self.state
+        if len(state.segments) < 2 and not any(len(segment.dead) for segment in state.segments):
+            return
+        with self._new_segment(state) as draft:
+            merge_segments(draft.path, state.segments, memory_bytes=memory_bytes)
+            new = _finish(draft, state.num_alive)
+        self._commit(state, kept=0, gone={}, new=new)
+
+    def _add(self, state: IndexState, items: Iterable[Item], arrays: ItemArrays) -> Changed:
+        _check_fit(state, arrays)
+        count = len(arrays.codes)
+        if not count:
+            return self._add_nothing(state, items)
+        kept = _num_kept(state.segments, count)
+        kind = state.facts.embedding_type
+        gone: dict[str, _Found] = {}
+        merged: list[Segment] = []
+
+        def all_items() -> Iterator[Item]:
+            """The new items; once their ids are known, what stays of the segments to merge them with."""
+            ids: list[str] = []
+            for item in items:
+                ids.append(item.item_id)
+                yield item
+            if len(ids) != count:
+                raise BadData(f"{len(ids)} items were given with IDs for {count}; run the same again")
+            gone.update((segment.name, _alive_rows(segment, ids)) for segment in state.segments)
+            merged.extend(_without(segment, gone[segment.name]) for segment in state.segments[kept:])
+            for segment in merged:
+                yield from alive_items(segment)
+
+        with self._new_segment(state) as draft:
+            written = write_items(draft.path, all_items())
+            if merged:
+                merge_arrays(draft.path, arrays, merged, kind)
+            else:
+                fill_arrays(draft.path, arrays, kind)
+            new = _finish(draft, written)
+        self._commit(state, kept=kept, gone=gone, new=new)
+        return Changed(count, sum(len(found.rows) for found in gone.values()))
+
+    def _add_nothing(self, state: IndexState, items: Iterable[Item]) -> Changed:
+        if any(True for _ in items):
+            raise BadData("items were given without IDs; run the same again")
+        if state.generation == 0:
+            self._commit(state, kept=0, gone={}, new=None)
+        return Changed(0, 0)
+
+    @contextlib.contextmanager
+    def _new_segment(self, state: IndexState) -> Iterator[ArtifactWriter]:
+        """A folder to fill; removed again when something goes wrong."""
+        self._check_open()
+        draft = ArtifactWriter(
+            self.folder / SEGMENTS / _numbered(state.generation + 1),
+            kind=KIND,
+            config={"embeddings": state.facts.embeddings, "embedding_type": state.facts.embedding_type},
+            inputs={"model": state.facts.model_fingerprint},
+        )
+        try:
+            yield draft
+        except BaseException:
+            shutil.rmtree(draft.path, ignore_errors=True)
+            raise
+
+    def _commit(
+        self, state: IndexState, *, kept: int, gone: Mapping[str, _Found], new: SegmentEntry | None
+    ) -> None:
+        """Name the first segments, less what is gone, and the new one as the index's state: in one step."""
+        self._check_open()
+        generation = state.generation + 1
+        entries = []
+        for segment, entry in zip(state.segments[:kept], state.manifest.segments, strict=False):
+            rows = gone[segment.name].rows
+            if len(rows) < segment.num_alive:
+                entries.append(self._without_rows(generation, segment, entry, rows))
+        if new is not None:
+            entries.append(new)
+        sync(self.folder / SEGMENTS, self.folder)
+        write_manifest(self.folder, IndexManifest(state.facts, generation, tuple(entries)))
+        sync(self.folder)
+        self._state = None
+        remove_leftovers(self.folder, entries)
+
+    def _without_rows(
+        self, generation: int, segment: Segment, entry: SegmentEntry, rows: Int64[np.ndarray, " rows"]
+    ) -> SegmentEntry:
+        """The entry of a segment, with these items deleted too."""
+        if not len(rows):
+            return entry
+        dead = np.union1d(segment.dead, rows)
+        path = self.folder / DELETED / f"{_numbered(generation)}-{segment.name}.npy"
+        path.parent.mkdir(exist_ok=True)
+        np.save(path, dead)
+        sync(path, path.parent)
+        return entry._replace(deleted=path.name, num_deleted=len(dead), deleted_sha256=file_fingerprint(path))
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise UsageError(f"{self.folder} is not held for writing any more; use one_writer again")
+
+
+class _Found(NamedTuple):
+    """Those of some items that are in a segment and not deleted."""
+
+    ids: list[str]
+    rows: Int64[np.ndarray, " found"]
+
+
+def _alive_rows(segment: Segment, ids: Sequence[str]) -> _Found:
+    found = segment.items.rows_by_id(ids)
+    rows = np.fromiter(found.values(), dtype=np.int64, count=len(found))
+    alive = ~segment.is_dead(rows)
+    names = [name for name, is_alive in zip(found, alive.tolist(), strict=True) if is_alive]
+    return _Found(names, rows[alive])
+
+
+def _without(segment: Segment, found: _Found) -> Segment:
+    return segment._replace(dead=np.union1d(segment.dead, found.rows))
+
+
+def _num_kept(segments: Sequence[Segment], count: int) -> int:
+    """How many segments are left alone when ``count`` items are added; the others are merged with them."""
+    kept = len(segments)
+    while kept and (kept >= MOST_SEGMENTS or segments[kept - 1].num_alive <= 2 * count):
+        kept -= 1
+        count += segments[kept].num_alive
+    return kept
+
+
+def _check_fit(state: IndexState, arrays: ItemArrays) -> None:
+    """Refuse items that the index has no room for: other embeddings, or IDs of another length."""
+    wanted = state.facts.embeddings
+    if arrays.stored != wanted or (arrays.embeddings is None) is not (wanted == "none"):
+        raise UsageError(
+            f"the items come with {arrays.stored} embeddings, the index keeps {wanted}; encode them for it"
+        )
+    for segment in state.segments[:1]:
+        given, here = _widths(arrays.codes, arrays.embeddings), _widths(segment.table.ids, segment.embeddings)
+        if given != here:
+            raise UsageError(
+                f"levels and widths of the items are {given}, those of the index {here}; encode them with "
+                "its model"
+            )
+
+
+def _widths(*arrays: np.ndarray | None) -> list[int]:
+    return [array.shape[1] for array in arrays if array is not None]
+
+
+def _finish(draft: ArtifactWriter, items: int) -> SegmentEntry:
+    """Put a filled folder in its place, all of it on the disk."""
+    sync(*(path for path in draft.path.rglob("*") if path.is_file()))
+    draft.finish(facts={"items": items})
+    sync(draft.folder)
+    return SegmentEntry(draft.folder.name, items, file_fingerprint(draft.folder / MANIFEST))
+
+
+def _numbered(generation: int) -> str:
+    return f"{generation:06d}"

@@ -1,0 +1,103 @@
+"""A state of an index, ready to be searched: its tables, what was deleted, what earlier filters allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from genius.data.records import Modality
+from genius.search.allowed import Allowed, Part
+from genius.search.described import count_by_modality
+from genius.search.filters import Filter
+from genius.search.items import Item
+from genius.search.prefixes import Restriction
+from genius.search.searcher import Vectors
+from genius.search.segment import Segment
+from genius.search.state import IndexState
+
+FILTERS_KEPT: Final = 16
+"""What so many filters allow is kept: about 1.2 bytes an item each."""
+
+
+class OpenedIndex:
+    """What a search needs of an index; the state it was opened in, for as long as it is held."""
+
+    def __init__(self, state: IndexState) -> None:
+        self.state = state
+        self._restrictions: dict[Filter, Restriction] = {}
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Its segments, which are searched as parts of one pool."""
+        return self.state.segments
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The segments' tables, with what is alive in them."""
+        alive = [(segment.table, segment.alive()) for segment in self.segments]
+        return [Part(table, None if mask is None else Allowed.of(table, mask)) for table, mask in alive]
+
+    @property
+    def vectors(self) -> list[Vectors] | None:
+        """Gives stored embeddings, part by part; None when there are none."""
+        if self.state.facts.embeddings == "none":
+            return None
+        return [_vectors(segment) for segment in self.segments]
+
+    @cached_property
+    def by_modality(self) -> dict[Modality, int]:
+        """How many items of each modality are alive."""
+        return count_by_modality(self.segments)
+
+    def restriction(self, wanted: Filter) -> Restriction:
+        """Which items a filter allows, of those that are alive."""
+        known = self._restrictions.get(wanted)
+        if known is None:
+            known = tuple(_allowed(segment, wanted) for segment in self.segments)
+            while len(self._restrictions) >= FILTERS_KEPT:
+                self._restrictions.pop(next(iter(self._restrictions)), None)
+            self._restrictions[wanted] = known
+        return known
+
+    def items(self, parts: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]) -> list[Item]:
+        """Items by part and row, in this order."""
+        found: dict[tuple[int, int], Item] = {}
+        for number, segment in enumerate(self.segments):
+            here = rows[parts == number].tolist()
+            found.update(
+                ((number, row), item) for row, item in zip(here, segment.items.get(here), strict=True)
+            )
+        return [found[part, row] for part, row in zip(parts.tolist(), rows.tolist(), strict=True)]
+
+    def stamps(self, item_ids: Sequence[str]) -> dict[str, str | None]:
+        """Stamps of those of these items that are alive."""
+        stamps: dict[str, str | None] = {}
+        for segment in self.segments:
+            rows = segment.items.rows_by_id(item_ids)
+            if not rows:
+                continue
+            names = list(rows)
+            is_dead = segment.is_dead(np.array([rows[name] for name in names], dtype=np.int64))
+            here = segment.items.stamps(names)
+            stamps |= {name: here[name] for name, dead in zip(names, is_dead, strict=True) if not dead}
+        return stamps
+
+
+def _allowed(segment: Segment, wanted: Filter) -> Allowed:
+    mask = np.zeros(segment.table.num_items, dtype=bool)
+    mask[segment.items.matching(wanted)] = True
+    mask[segment.dead] = False
+    return Allowed.of(segment.table, mask)
+
+
+def _vectors(segment: Segment) -> Vectors:
+    def vectors(rows: Int64[np.ndarray, " items"]) -> Float[Tensor, "items dim"]:
+        return torch.from_numpy(segment.vectors(rows))
+
+    return vectors

@@ -1,0 +1,190 @@
+"""Is an index what was written, byte for byte, and does it make sense? Everything is read, once."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Integer
+
+from genius.artifact import file_fingerprint
+from genius.errors import ArtifactError, ArtifactMismatch
+from genius.search.items import ITEMS_FILE
+from genius.search.manifest import CURRENT, DELETED, SEGMENTS, IndexManifest, SegmentEntry, read_manifest
+from genius.search.segment import REMEDY, Segment, check_segment
+from genius.search.state import open_state, read_deleted
+from genius.search.table import IdTable
+
+ROWS: Final = 1 << 18
+"""Rows of a table that are looked at together."""
+NAMES: Final = 50_000
+"""Item ids that are looked up together."""
+
+
+class Verified(NamedTuple):
+    """What was read and found whole."""
+
+    segments: int
+    items: int
+    """Those that are not deleted."""
+    deleted: int
+    """Deleted items that still take room."""
+    files: int
+    bytes: int
+
+
+def verify(folder: Path) -> Verified:
+    """Read an index through; it may be in use meanwhile.
+
+    Every file is compared with its checksum; then it is checked that tables are sorted and complete, that
+    lists of deleted items lie in range, that item stores are sound and hold as many items as the tables, and
+    that no two items have the same id.
+
+    Raises
+    ------
+    ArtifactMissing, ArtifactMismatch
+        something is missing or damaged; the message names the file and says what to do.
+    """
+    manifest = read_manifest(folder)
+    while True:
+        try:
+            return _verify(folder, manifest)
+        except (ArtifactError, OSError, sqlite3.Error):
+            now = read_manifest(folder)
+            if now == manifest:  # it is not that a writer removed it meanwhile
+                raise
+            manifest = now
+
+
+def _verify(folder: Path, manifest: IndexManifest) -> Verified:
+    files = [folder / CURRENT]  # its own checksum is checked whenever it is read
+    for entry in manifest.segments:
+        files += _check_contents(folder, entry)
+    state = open_state(folder, manifest)
+    for segment, entry in zip(state.segments, manifest.segments, strict=True):
+        _check_table(segment.folder, segment.table)
+        _check_items(segment)
+        if len(segment.dead):
+            _check_dead(folder / DELETED / str(entry.deleted), segment)
+    _check_unique(state.segments)
+    alive = state.num_alive
+    return Verified(
+        segments=len(state.segments),
+        items=alive,
+        deleted=sum(segment.table.num_items for segment in state.segments) - alive,
+        files=len(files),
+        bytes=sum(file.stat().st_size for file in files),
+    )
+
+
+def _check_contents(folder: Path, entry: SegmentEntry) -> list[Path]:
+    """Every file's checksum; returns the files."""
+    place = folder / SEGMENTS / entry.name
+    files = check_segment(place, manifest=entry.manifest, verify=True)
+    for path in place.rglob("*"):
+        if path.is_file() and path not in files:
+            raise ArtifactMismatch(f"{path} is no part of the index; move it away")
+    if entry.deleted is not None:
+        read_deleted(folder, entry)
+        files.append(folder / DELETED / entry.deleted)
+        if file_fingerprint(files[-1]) != entry.deleted_sha256:
+            raise ArtifactMismatch(f"{files[-1]} is damaged or belongs to another index; {REMEDY}")
+    return files
+
+
+def _check_table(folder: Path, table: IdTable) -> None:
+    """IDs are sorted and distinct, prefixes begin where they say, buckets and items are complete."""
+    place = table.level_bounds[:-1].tolist()
+    for rows, levels in _first_differences(folder, table):
+        for level in range(table.num_levels):
+            expected = rows[levels == level]
+            found = table.starts[place[level] : place[level] + len(expected)]
+            if not np.array_equal(found, expected):
+                raise _wrong(folder / "starts.npy", f"prefixes of level {level} do not begin where it says")
+            place[level] += len(expected)
+    if place != table.level_bounds[1:].tolist():
+        raise _wrong(folder / "level_bounds.npy", "its groups are not those of the IDs")
+    bounds = table.bucket_starts
+    if bounds[0] != 0 or bounds[-1] != table.num_items or not _is_rising(bounds):
+        raise _wrong(folder / "bucket_starts.npy", "an ID without items, or items without an ID")
+    if not _is_permutation(table.items):
+        raise _wrong(folder / "items.npy", "an item is listed twice or not at all")
+
+
+def _first_differences(folder: Path, table: IdTable) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows of a table but the first, and the level at which each differs from the row before it."""
+    for start in range(1, len(table), ROWS):
+        block = table.ids[start - 1 : start + ROWS]
+        steps = block[1:].astype(np.int32) - block[:-1]
+        levels = (steps != 0).argmax(axis=1)
+        first = np.take_along_axis(steps, levels[:, None], axis=1)
+        if (first <= 0).any() or block.min() < 0:
+            raise _wrong(folder / "ids.npy", "IDs are not sorted and distinct")
+        yield np.arange(start, start + len(steps)), levels
+
+
+def _is_rising(numbers: Integer[np.ndarray, " rows"]) -> bool:
+    return all(
+        (
+            numbers[start + 1 : start + ROWS + 1] > numbers[start : start + ROWS][: len(numbers) - start - 1]
+        ).all()
+        for start in range(0, len(numbers) - 1, ROWS)
+    )
+
+
+def _is_permutation(items: Integer[np.ndarray, " items"]) -> bool:
+    if len(items) and not (items.min() >= 0 and items.max() < len(items)):
+        return False
+    seen = np.zeros(len(items), dtype=bool)
+    for start in range(0, len(items), ROWS):
+        seen[items[start : start + ROWS]] = True
+    return bool(seen.all())
+
+
+def _check_dead(path: Path, segment: Segment) -> None:
+    dead = segment.dead
+    if dead[0] < 0 or dead[-1] >= segment.table.num_items or not _is_rising(dead):
+        raise _wrong(path, f"it is no ascending list of rows below {segment.table.num_items}")
+
+
+def _check_items(segment: Segment) -> None:
+    """The item store is sound, and has rows 0, 1, … for the items of the table."""
+    path = segment.folder / ITEMS_FILE
+    uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
+            (answer,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+            count, low, high = database.execute("SELECT COUNT(*), MIN(row), MAX(row) FROM items").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise _wrong(path, str(error)) from None
+    if answer != "ok":
+        raise _wrong(path, answer)
+    if (count, low, high) != (segment.table.num_items, 0, segment.table.num_items - 1):
+        raise _wrong(path, f"it has {count} items (rows {low} … {high}), the table {segment.table.num_items}")
+
+
+def _check_unique(segments: tuple[Segment, ...]) -> None:
+    """No two items that are alive have the same id; inside a segment the item store sees to that."""
+    for place, segment in enumerate(segments[1:], start=1):
+        alive = segment.alive()
+        ids = (item.item_id for item in segment.items.all())
+        names = ids if alive is None else itertools.compress(ids, alive.tolist())
+        while some := list(itertools.islice(names, NAMES)):
+            for other in segments[:place]:
+                found = other.items.rows_by_id(some)
+                rows = np.fromiter(found.values(), dtype=np.int64, count=len(found))
+                twice = np.flatnonzero(~other.is_dead(rows))
+                if len(twice):
+                    raise _wrong(
+                        segment.folder / ITEMS_FILE,
+                        f"item {list(found)[twice[0]]!r} is in segment {other.name} too",
+                    )
+
+
+def _wrong(path: Path, why: str) -> ArtifactMismatch:
+    return ArtifactMismatch(f"{path} is damaged ({why}); {REMEDY}")

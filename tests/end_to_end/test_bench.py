@@ -1,0 +1,83 @@
+"""``genius bench`` at the smallest sizes: what is left behind, not how fast it was."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genius.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _threads(monkeypatch):
+    """The command sets these for its own process."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+
+
+def measured(capsys, out: Path, *words: str | Path) -> dict[str, Any]:
+    """What a benchmark says, which is what it wrote."""
+    assert main(["bench", *map(str, words), "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((out / "results.json").read_text())
+    assert "<table>" in (out / "index.html").read_text()
+    for name, rows in found.items():
+        for row in rows if name != "title" else ():
+            assert {"machine", "date", "command", "seed"} <= set(row)
+            numbers = [value for value in row.values() if isinstance(value, float)]
+            assert all(math.isfinite(value) and value >= 0 for value in numbers)
+    return found
+
+
+def test_rivals_answer_the_same_queries_beside_ours(trained, tmp_path, capsys):
+    words = ("rivals", trained.data, "--model", trained.model, "--row", "catalogue_task0", "--queries", "6")
+    found = measured(
+        capsys, tmp_path, *words, "--timed", "2", "--batch", "4", "--rounds", "1", "--grow", "1200"
+    )
+    rows = {row["method"]: row for row in found["rivals"]}
+    assert {row["family"] for row in rows.values()} == {
+        "exact", "hnsw", "ivf-pq", "residual", "routing", "ours",
+    }  # fmt: skip
+    dim = 48
+    assert rows["exact"]["item_bytes"] == pytest.approx(4 * dim, rel=0.01)
+    for name, row in rows.items():
+        assert 0 <= row["recall_1"] <= row["recall_5"] <= row["recall_10"] <= 1
+        assert row["cpu_ms"] > 0
+        assert row["command"].startswith("genius bench rivals data --model model --row catalogue_task0")
+        if name.startswith("ours"):
+            stored = 2 * dim if "embeddings" in name else 0
+            assert 8 < row["item_bytes"] - stored < 24
+    assert rows["HNSW, efSearch 256"]["recall_10"] >= rows["exact"]["recall_10"] - 0.2
+    table, trie = found["structures"]
+    assert trie["bytes_per_id"] > 10 * table["bytes_per_id"]
+    assert "padded to 1,200" in (tmp_path / "index.html").read_text()
+
+
+def test_a_pool_that_is_larger_already_is_not_padded(trained, tmp_path, capsys):
+    words = [
+        "bench",
+        "rivals",
+        trained.data,
+        "--model",
+        trained.model,
+        "--out",
+        tmp_path / "out",
+        "--queries",
+        "2",
+    ]
+    assert main([*map(str, words), "--row", "catalogue_task0", "--grow", "10"]) == 2
+    assert "cannot be padded to 10" in capsys.readouterr().err
+    assert main([str(word) for word in words]) == 2
+    assert "name one" in capsys.readouterr().err
+
+
+def test_decoding_is_measured_with_a_trained_model(trained, tmp_path, capsys):
+    words = ("decode", "--model", trained.model, "--items", "300", "--queries", "2", "--beam", "4")
+    found = measured(capsys, tmp_path, *words, "--rounds", "1", "--compared", "4")
+    assert len(found["decode"]) == 6
+    (row,) = found["agreement"]
+    assert (row["compared"], row["share"]) == (4, 1)

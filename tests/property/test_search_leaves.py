@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from genius.search.rank import CodeRanker
+from genius.search.searcher import Evidence, rank_items
+
+
+def leaves(case, beams, query: int) -> set[tuple[int, int]]:
+    """Part and row of every ID under the beams of a query."""
+    return {
+        (part, row)
+        for low, high in zip(beams.low[query], beams.high[query], strict=True)
+        for part, (first, last) in enumerate(zip(low.tolist(), high.tolist(), strict=True))
+        for row in range(first, last)
+    }
+
+
+def allowed_leaves(case, beams, query: int) -> set[tuple[int, int]]:
+    """Those of them under which there is an item that the query may find."""
+    seen = case.pool.ids(case.masks[query])
+    mine = case.masks[query] or case.pool.alive
+    found = set()
+    for part, row in leaves(case, beams, query):
+        table = case.pool.parts[part].table
+        items = table.bucket(row)
+        if mine[part] is None or mine[part][items].any():
+            assert tuple(table.ids[row].tolist()) in seen
+            found.add((part, row))
+    return found
+
+
+def exact(plain, seed: int, **config):
+    """A case without rounding, and its decoder."""
+    sizes = plain.sizes_of(seed % plain.NUM_MODELS)
+    case = plain.draw_case(seed, sizes, scores="level", **config)
+    return case, plain.ExactDecoder(sizes, seed)
+
+
+def test_a_leaf_stop_loses_nothing_that_full_decoding_finds(plain):
+    stopped_early = 0
+    for seed in range(plain.SOME_POOLS):
+        case, decoder = exact(
+            plain, seed, rerank=("codes", "embeddings")[seed % 2], leaves=(0, 3, 10, 30)[seed % 4]
+        )
+        beams = case.search(decoder)
+        whole = case.replaced(rerank="none", leaves=0).search(plain.ExactDecoder(decoder.sizes, seed))
+        for query in range(len(case.queries)):
+            found = allowed_leaves(case, beams, query)
+            assert found >= allowed_leaves(case, whole, query), (seed, query)
+            places = np.flatnonzero(beams.filled()[query])
+            is_decoded = np.isfinite(beams.log_probabilities[query, places])
+            if not is_decoded.all():
+                stopped_early += 1
+                assert len(found) <= max(case.width(query), case.config.leaves), (seed, query)
+            depth = is_decoded.sum(axis=1)
+            assert len(set(depth.tolist())) <= 1
+            assert (is_decoded == (np.arange(len(decoder.sizes)) < depth[:, None])).all()
+            scores = beams.scores()[query, places]
+            assert (np.diff(scores) <= 0).all()
+    assert stopped_early > plain.SOME_POOLS
+
+
+def test_a_budget_for_the_whole_pool_finds_the_whole_pool_and_decodes_nothing(plain):
+    for seed in range(plain.SOME_POOLS):
+        case, decoder = exact(plain, seed, rerank="codes", leaves=1000)
+        beams = case.search(decoder)
+        assert decoder.num_rows == 0
+        for query in range(len(case.queries)):
+            ids = {
+                tuple(case.pool.parts[part].table.ids[row].tolist())
+                for part, row in allowed_leaves(case, beams, query)
+            }
+            assert ids == case.ids(query)
+
+
+def test_a_larger_budget_never_decodes_more_and_never_finds_less(plain):
+    for seed in range(plain.SOME_POOLS):
+        case, decoder = exact(plain, seed, rerank="codes", leaves=2)
+        few = case.search(decoder)
+        more = case.replaced(leaves=12).search(other := plain.ExactDecoder(decoder.sizes, seed))
+        assert other.num_rows <= decoder.num_rows
+        for query in range(len(case.queries)):
+            assert allowed_leaves(case, more, query) >= allowed_leaves(case, few, query)
+
+
+@pytest.mark.parametrize("rerank", ["codes", "embeddings"])
+@pytest.mark.parametrize("shortlist", [0, 4])
+def test_what_lies_under_the_beams_is_ordered_as_by_brute_force(plain, rerank, shortlist):
+    for seed in range(plain.SOME_POOLS):
+        case, decoder = exact(plain, seed, rerank=rerank, leaves=(0, 12)[seed % 2], shortlist=shortlist)
+        random = np.random.default_rng(seed)
+        # Integers: sums are exact, and many are equal.
+        tables = [torch.from_numpy(random.integers(-2, 3, (size, 3))).float() for size in decoder.sizes]
+        stored = [random.integers(-2, 3, (len(codes), 3)).astype(np.float32) for codes in case.pool.codes]
+        vectors = [lambda items, own=own: torch.from_numpy(own[items]) for own in stored]
+        beams = case.search(decoder)
+        for query in range(len(case.queries)):
+            asked = torch.from_numpy(random.integers(-2, 3, 3)).float()
+            k = int(random.integers(1, 30))
+            answer = rank_items(
+                case.pool.parts,
+                beams,
+                query,
+                asked,
+                config=case.config,
+                evidence=Evidence(CodeRanker(tables), vectors),
+                k=k,
+                restriction=case.pool.restricted(case.masks[query]),
+            )
+            entries = []
+            masks = case.masks[query] or case.pool.alive
+            for part, row in sorted(allowed_leaves(case, beams, query)):
+                table = case.pool.parts[part].table
+                by_codes = float(
+                    asked @ sum(tables[level][code] for level, code in enumerate(table.ids[row].tolist()))
+                )
+                entries += [
+                    (part, item, row, by_codes, float(asked.numpy() @ stored[part][item]))
+                    for item in table.bucket(row).tolist()
+                    if masks[part] is None or masks[part][item]
+                ]
+            given = list(zip(answer.parts.tolist(), answer.items.tolist(), answer.rows.tolist(), strict=True))
+            mine = {entry[:3]: entry[3:] for entry in entries}
+            assert answer.touched == len(entries)
+            assert len(set(given)) == len(given)
+            assert mine.keys() >= set(given)
+            if rerank == "codes":
+                assert (
+                    answer.scores.tolist() == sorted((codes for codes, _ in mine.values()), reverse=True)[:k]
+                )
+                assert answer.scores.tolist() == [mine[hit][0] for hit in given]
+                continue
+            assert answer.scores.tolist() == [mine[hit][1] for hit in given]
+            assert answer.scores.tolist() == sorted(answer.scores.tolist(), reverse=True)
+            if shortlist == 0:
+                assert (
+                    answer.scores.tolist()
+                    == sorted((cosine for _, cosine in mine.values()), reverse=True)[:k]
+                )
+            elif k >= shortlist:
+                compared = sorted((mine[hit][0] for hit in given), reverse=True)
+                assert compared == sorted((codes for codes, _ in mine.values()), reverse=True)[:shortlist]

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from genius.errors import ArtifactMismatch, ArtifactMissing
+from genius.search.arrays import GrowingArray, open_array
+
+
+@pytest.mark.parametrize(("columns", "counts"), [(None, [3, 0, 4]), (3, [1, 12]), (3, [0]), (None, [])])
+def test_a_grown_array_is_the_file_that_numpy_would_have_written(tmp_path, columns, counts):
+    shape = () if columns is None else (columns,)
+    pieces = [np.arange(count * (columns or 1)).reshape(count, *shape) for count in counts]
+    with contextlib.closing(GrowingArray(tmp_path / "grown.npy", np.int32, columns)) as grown:
+        for piece in pieces:
+            grown.append(piece)
+    whole = np.concatenate([np.zeros((0, *shape), dtype=np.int32), *pieces]).astype(np.int32)
+    np.save(tmp_path / "whole.npy", whole)
+    assert (tmp_path / "grown.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    opened = open_array(tmp_path / "grown.npy", np.int16, np.int32, dimensions=whole.ndim)
+    assert opened.dtype == np.int32
+    assert np.array_equal(opened, whole)
+
+
+def test_whatever_bit_of_a_header_flips_the_array_is_refused(tmp_path):
+    path = tmp_path / "a.npy"
+    values = np.arange(20, dtype=np.int32).reshape(10, 2)
+    np.save(path, values)
+    whole = path.read_bytes()
+    for bit in range(8 * (len(whole) - values.nbytes)):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with pytest.raises(ArtifactMismatch, match=r"a\.npy"):
+            open_array(path, np.int32, dimensions=2)
+
+
+@pytest.mark.parametrize("length", [0, 5, 60, 128, 140])
+def test_a_truncated_file_is_refused_at_any_length(tmp_path, length):
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(5, dtype=np.int32))
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ArtifactMismatch, match=r"a\.npy"):
+        open_array(path, np.int32)
+
+
+def test_arrays_that_genius_does_not_write_are_refused(tmp_path):
+    foreign = {
+        "objects": np.array([{}], dtype=object),
+        "turned": np.asfortranarray(np.ones((3, 2), dtype=np.int32)),
+        "big_endian": np.arange(3, dtype=">i4"),
+        "cube": np.zeros((1, 1, 1), dtype=np.int32),
+    }
+    for name, values in foreign.items():
+        np.save(tmp_path / name, values)
+        with pytest.raises(ArtifactMismatch, match=rf"{name}\.npy is damaged or no array of int32"):
+            open_array(tmp_path / f"{name}.npy", np.int32)
+    with pytest.raises(ArtifactMissing, match="nowhere"):
+        open_array(tmp_path / "nowhere.npy", np.int32)
+
+
+def test_an_opened_array_cannot_be_written_to(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(3))
+    opened = open_array(tmp_path / "a.npy", np.int64)
+    with pytest.raises(ValueError, match="read-only"):
+        opened[0] = 1

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from genius.data.records import Modality
+from genius.search import embedding_file
+from genius.search.compact import merge_arrays, merge_segments
+from genius.search.embedding_file import EmbeddingType
+from genius.search.items import Item, write_items
+from genius.search.segment import ItemArrays, Segment, fill_arrays, load_segment
+from genius.search.state import NOTHING
+from genius.search.table import IdTable
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(embedding_file, "BLOCK_BYTES", 64)  # many blocks
+
+
+def drawn(count: int, seed: int, *, stored: bool = True) -> tuple[list[Item], ItemArrays]:
+    random = np.random.default_rng(seed)
+    items = [Item(f"{seed}/{number}", Modality.IMAGE, None, f"{number}.jpg") for number in range(count)]
+    return items, ItemArrays(
+        random.integers(0, 3, (count, 3)).astype(np.int16),
+        random.integers(0, 4, count).astype(np.float16),  # many alike
+        random.standard_normal((count, 5)).astype(np.float16) if stored else None,
+        "raw" if stored else "none",
+    )
+
+
+def write(
+    folder: Path, given: tuple[list[Item], ItemArrays], kind: EmbeddingType, dead: list[int]
+) -> Segment:
+    folder.mkdir()
+    write_items(folder, given[0])
+    fill_arrays(folder, given[1], kind)
+    return load_segment(folder, folder.name, np.array(dead, dtype=np.int64))
+
+
+def together(parts: list[tuple[tuple[list[Item], ItemArrays], list[int]]]) -> tuple[list[Item], ItemArrays]:
+    """What is alive in some parts, in their order."""
+    kept = [np.setdiff1d(np.arange(len(given[0])), dead) for given, dead in parts]
+    pairs = [(given, rows) for (given, _), rows in zip(parts, kept, strict=True)]
+    columns = [
+        None
+        if pairs[0][0][1][place] is None
+        else np.concatenate([given[1][place][rows] for given, rows in pairs])
+        for place in range(3)
+    ]
+    items = [given[0][row] for given, rows in pairs for row in rows]
+    return items, ItemArrays(*columns, pairs[0][0][1].stored)
+
+
+def same(segment: Segment, expected: tuple[list[Item], ItemArrays]) -> None:
+    items, arrays = expected
+    table = IdTable.build(arrays.codes, arrays.typicality)
+    for name in ("ids", "starts", "level_bounds", "bucket_starts", "items"):
+        assert np.array_equal(getattr(segment.table, name), getattr(table, name)), name
+    assert np.array_equal(segment.typicality, arrays.typicality)
+    assert list(segment.items.all()) == items
+
+
+@pytest.mark.parametrize("kind", ["float16", "int8"])
+def test_merged_segments_are_one_segment_of_what_is_alive_in_them(tmp_path, kind):
+    parts = [(drawn(50, 1), [0, 3, 49]), (drawn(9, 2), []), (drawn(4, 3), [0, 1, 2, 3]), (drawn(30, 4), [7])]
+    segments = [write(tmp_path / str(place), given, kind, dead) for place, (given, dead) in enumerate(parts)]
+    place = tmp_path / "merged"
+    place.mkdir()
+    merge_segments(place, segments, memory_bytes=2000)
+    merged = load_segment(place, "merged", NOTHING)
+    same(merged, together(parts))
+    rows = [
+        segment.vectors(np.setdiff1d(np.arange(len(given[0])), dead))
+        for segment, (given, dead) in zip(segments, parts, strict=True)
+    ]
+    assert np.array_equal(
+        merged.vectors(np.arange(merged.num_alive)), np.concatenate(rows)
+    )  # not rounded again
+    assert sorted(path.name for path in place.iterdir()) == sorted(
+        path.name for path in segments[0].folder.iterdir()
+    )
+
+
+def test_new_arrays_come_before_the_segments_they_are_merged_with(tmp_path):
+    new, old = drawn(20, 1), drawn(30, 2)
+    segment = write(tmp_path / "old", old, "int8", [5, 6])
+    place = tmp_path / "merged"
+    place.mkdir()
+    expected = together([(new, []), (old, [5, 6])])
+    write_items(place, expected[0])
+    merge_arrays(place, new[1], [segment], "int8")
+    merged = load_segment(place, "merged", NOTHING)
+    same(merged, expected)
+    assert np.allclose(merged.vectors(np.arange(20)), new[1].embeddings, atol=0.02)
+    assert np.array_equal(merged.vectors(np.array([20, 47])), segment.vectors(np.array([0, 29])))
+
+
+def test_without_embeddings_none_are_written(tmp_path):
+    segment = write(tmp_path / "a", drawn(20, 1, stored=False), "float16", [1])
+    (tmp_path / "merged").mkdir()
+    merge_segments(tmp_path / "merged", [segment])
+    assert load_segment(tmp_path / "merged", "merged", NOTHING).embeddings is None

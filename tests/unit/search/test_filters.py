@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from genius.data.records import Modality
+from genius.errors import UsageError
+from genius.search.conditions import Condition, Value
+from genius.search.filters import Filter, full_text_query
+from genius.search.items import Item, ItemStore, write_items
+
+BAG = Item(
+    "1", Modality.IMAGE_TEXT, "A red bag with a leather strap", "/photos/bag.jpg",
+    '{"brand": "acme", "price": 19.5, "tags": ["new", "red"], "size": {"width": 30}, "sold": false, "id": "B-7"}',
+)  # fmt: skip
+COAT = Item(
+    "2", Modality.IMAGE, None, "/photos/coat.jpg", '{"brand": "O\'Neill", "price": "120", "unit price": 5}'
+)
+CARD = Item("3", Modality.TEXT, "Ein Café in Zürich", None, None)
+
+
+@pytest.fixture
+def store(tmp_path):
+    write_items(tmp_path, [BAG, COAT, CARD])
+    return ItemStore(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("where", "rows"),
+    [
+        ("brand=acme", [0]),
+        ("brand != acme", [1, 2]),
+        ("brand=O'Neill", [1]),
+        ('brand in acme, "O\'Neill"', [0, 1]),
+        ("brand~ACM", [0]),
+        ("price<20", [0]),
+        ("price>=19.5", [0, 1]),
+        ("price=120", [1]),
+        ('price="120"', [1]),
+        ('price="19.5"', []),
+        ("price>.5", [0, 1]),
+        ("size.width=30", [0]),
+        ("size=30", []),
+        ("size!=30", [0, 1, 2]),
+        ("tags=red", [0]),
+        ("tags in old,new", [0]),
+        ("tags!=red", [1, 2]),
+        ("sold=false", [0]),
+        ("sold=False", [0]),
+        ("sold=0", []),
+        ('"unit price"<6', [1]),
+        ("nobody=1", []),
+        ("nobody!=1", [0, 1, 2]),
+        ("nobody<1", []),
+        ("nobody~a", []),
+        ("id=3", [2]),
+        ("id in 1,2,9", [0, 1]),
+        ('"id"=B-7', [0]),
+        ("modality=image,text", [0]),
+        ("modality=image-text", [0]),
+        ("modality in image,text", [1, 2]),
+        ("modality!=text", [0, 1]),
+        ("text~zürich", [2]),
+        ("text~ZÜRICH", [2]),
+        ("text!=x", [0, 1, 2]),
+        ("image~coat", [1]),
+    ],
+)
+def test_a_typed_condition_finds_the_items_that_a_person_means(store, where, rows):
+    assert store.matching(Filter.parse([where])).tolist() == rows
+
+
+def test_a_mapping_asks_the_same_as_what_is_typed(store):
+    typed = Filter.parse(
+        ["brand=acme", "price<20", "price>=1", "tags in new,old", "size.width=30", "sold=false"]
+    )
+    mapped = Filter.parse(
+        {
+            "brand": "acme",
+            "price": {"<": 20, ">=": 1},
+            "tags": ["new", "old"],
+            "size.width": 30,
+            "sold": False,
+        }
+    )
+    assert typed == mapped
+    assert hash(typed) == hash(mapped)
+    assert store.matching(mapped).tolist() == [0]
+
+
+def test_all_parts_of_a_filter_are_joined_by_and(store):
+    filter_ = Filter.parse(
+        ["brand=acme"], match="leather", modality=Modality.IMAGE_TEXT, item_ids=["1", "3", "x"]
+    )
+    assert store.matching(filter_).tolist() == [0]
+    assert store.matching(Filter.parse(match="leather", item_ids=["2"])).tolist() == []
+    assert store.matching(Filter.parse(item_ids=["3", "1", "nobody"])).tolist() == [0, 2]
+
+
+def test_a_filter_that_asks_nothing_finds_everything(store):
+    assert store.matching(Filter()).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("match", "rows"),
+    [
+        ("leather", [0]),
+        ("LEATHER bag", [0]),
+        ('"leather strap"', [0]),
+        ('"strap leather"', []),
+        ("lea*", [0]),
+        ("lea", []),
+        ('"with a lea"*', [0]),
+        ("cafe", [2]),
+        ("café & zurich", [2]),
+        ("leather OR cafe", []),
+        ('strap "', [0]),
+        ("text:bag", []),
+    ],
+)
+def test_words_are_looked_for_in_the_texts(store, match, rows):
+    assert store.matching(Filter.parse(match=match)).tolist() == rows
+
+
+@pytest.mark.parametrize("match", ["", "  ", "!!", '""', "*", '"*"', "\0"])
+def test_a_match_without_a_word_is_refused(match):
+    with pytest.raises(UsageError, match="no word"):
+        Filter.parse(match=match)
+    with pytest.raises(UsageError, match="no word"):
+        Filter(match=match)
+
+
+def test_a_match_of_very_many_words_is_answered(store):
+    assert store.matching(Filter.parse(match="leather " * 5_000)).tolist() == [0]
+
+
+def test_what_means_something_to_the_database_is_quoted_away():
+    assert full_text_query("a AND (b*) ^c text:d -e") == '"a" "AND" "(b*)" "^c" "text:d" "-e"'
+
+
+@pytest.mark.parametrize(
+    ("where", "place"),
+    [
+        ("", "the name of a field at its end (character 1)"),
+        ("price", "an operator at its end (character 6)"),
+        ("unit price<20", "an operator before 'price<20' (character 5)"),
+        ("price<", "a value (in quotes if"),
+        ("price==20", "before '=20' (character 7)"),
+        ("price=<20", "before '<20' (character 7)"),
+        ('brand="acme', "before '\"acme' (character 7)"),
+        ("colour in red,,blue", "before ',blue' (character 15)"),
+        ("colour in red,", "at its end (character 15)"),
+        ("colour in", "an operator before 'in' (character 7)"),
+        ("<20", "the name of a field before '<20' (character 1)"),
+        ("size.=3", "the name of a field before '=3' (character 6)"),
+        ("brand=acme\n", None),
+    ],
+)
+def test_a_condition_that_is_none_is_refused_with_its_place_and_the_grammar(where, place):
+    if place is None:
+        assert Filter.parse([where]) == Filter.parse(["brand=acme"])
+        return
+    with pytest.raises(UsageError) as caught:
+        Filter.parse([where])
+    assert place in str(caught.value)
+    assert "FIELD OPERATOR VALUE" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ({"price": None}, "None cannot be compared"),
+        ({"price": float("nan")}, "nan cannot be compared"),
+        ({"price": float("inf")}, "inf cannot be compared"),
+        ({"price": {"<": [1, 2]}}, "cannot be compared"),
+        ({"price": {"between": 3}}, "'between' is no operator"),
+        ({"size": {"width": 3}}, "size.width"),
+        ({"colour": []}, "0 values"),
+        ({"colour": [str(number) for number in range(1_001)]}, "1,001 values"),
+        ({"sold": {"<": True}}, "= != in only"),
+        ({"modality": {"<": "image"}}, "= != in only"),
+        ({"modality": "sound"}, "'sound' is not one of"),
+        ({"brand": "\ud800"}, "not valid Unicode"),
+        ({'"brand': "a"}, "expected the name of a field"),
+        ({'"brand"x': "a"}, "the end of the name"),
+        (["brand=\ud800"], "not valid Unicode"),
+        (["sold<true"], "= != in only"),
+    ],
+)
+def test_a_filter_that_cannot_work_is_refused(where, said):
+    with pytest.raises(UsageError, match=said):
+        Filter.parse(where)
+
+
+def test_conditions_of_as_many_values_as_are_allowed_work(store):
+    many = ["acme", *(f"brand {number}" for number in range(999))]
+    assert store.matching(Filter.parse({"brand": many})).tolist() == [0]
+    assert store.matching(Filter.parse({"price": [19.5, *range(900)]})).tolist() == [0, 1]
+
+
+def test_one_and_true_are_two_values():
+    assert Filter.parse({"a": True}) != Filter.parse({"a": 1})
+
+
+def test_quotes_in_names_and_values_stay_what_they_are(tmp_path):
+    hostile = '{"a\'); DROP TABLE items; --": "x\' OR 1=1 --"}'
+    write_items(tmp_path, [BAG, Item("4", Modality.TEXT, "a", None, hostile)])
+    store = ItemStore(tmp_path)
+    name = "a'); DROP TABLE items; --"
+    assert store.matching(Filter.parse([f'"{name}"="x\' OR 1=1 --"'])).tolist() == [1]
+    assert store.matching(Filter((Condition((name,), "=", (Value("text", "x"),)),))).tolist() == []
+    assert len(list(store.all())) == 2
+
+
+def test_json_that_only_python_reads_is_searched_like_other_json(tmp_path):
+    sources = ['{"price": NaN, "brand": "acme"}', '{"brand": "ac\\u006de"}', '{"\\u0062rand": "acme"}']
+    write_items(tmp_path, [Item(str(row), Modality.TEXT, "a", None, one) for row, one in enumerate(sources)])
+    store = ItemStore(tmp_path)
+    assert store.matching(Filter.parse(["brand=acme"])).tolist() == [0, 1, 2]
+    assert store.matching(Filter.parse(["price<1"])).tolist() == []
+    assert store.matching(Filter.parse(["price!=1"])).tolist() == [0, 1, 2]
+
+
+def test_filters_need_no_torch():
+    check = "import sys, genius.search.items; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0  # noqa: S603

@@ -1,0 +1,445 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genius.artifact import fingerprint_of
+from genius.data.records import Modality
+from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
+from genius.search import live
+from genius.search.items import Item
+from genius.search.live import MOST_SEGMENTS, Changed, Writer, one_writer
+from genius.search.manifest import CURRENT, FORMAT, IndexFacts, read_facts, read_manifest
+from genius.search.segment import ItemArrays
+from genius.search.state import open_current
+from genius.search.verify import verify
+
+FACTS = IndexFacts("/somewhere/model", "f" * 64, "fused", "int8")
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch):
+    """What is written outlives the process; these tests need not wait for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def given_items(contents: dict[str, int]) -> tuple[list[Item], ItemArrays]:
+    """Items whose text, codes and embedding say a number."""
+    numbers = np.array(list(contents.values()), dtype=np.int64)
+    return [Item(name, Modality.TEXT, str(number)) for name, number in contents.items()], ItemArrays(
+        np.stack([numbers % 2, numbers % 3, numbers], axis=1).astype(np.int16),
+        np.ones(len(numbers), dtype=np.float16),
+        np.eye(8, dtype=np.float16)[numbers % 8],
+        "fused",
+    )
+
+
+def found(folder: Path) -> dict[str, int]:
+    contents = {}
+    for segment in open_current(folder).segments:
+        items = list(segment.items.all())
+        expected = given_items({item.item_id: int(item.text) for item in items})[1]
+        codes = np.repeat(segment.table.ids, np.diff(segment.table.bucket_starts), axis=0)
+        assert np.array_equal(codes, expected.codes[segment.table.items])
+        assert np.allclose(segment.vectors(np.arange(len(items))), expected.embeddings, atol=1e-3)
+        for row, item in enumerate(items):
+            if row not in segment.dead:
+                assert item.item_id not in contents
+                contents[item.item_id] = int(item.text)
+    return contents
+
+
+def make(folder: Path, contents: dict[str, int]) -> Path:
+    with one_writer(folder) as writer:
+        writer.create(FACTS, *given_items(contents))
+    return folder
+
+
+def sizes(folder: Path) -> list[int]:
+    return [segment.table.num_items for segment in open_current(folder).segments]
+
+
+def expected_names(folder: Path) -> set[str]:
+    manifest = read_manifest(folder)
+    segments = {f"segments/{entry.name}" for entry in manifest.segments}
+    lists = {f"deleted/{entry.deleted}" for entry in manifest.segments if entry.deleted}
+    return {CURRENT, ".lock", *segments, *lists}
+
+
+def present_names(folder: Path) -> set[str]:
+    """All there is, but what is inside segments, and the folders themselves."""
+    inside = [*(folder / "segments").glob("*"), *(folder / "deleted").glob("*")]
+    here = [path for path in folder.iterdir() if path.name not in ("segments", "deleted")]
+    return {str(path.relative_to(folder)) for path in (*here, *inside)}
+
+
+ADD = st.tuples(
+    st.just("add"), st.dictionaries(st.sampled_from("abcdefghijkl"), st.integers(0, 99), max_size=9)
+)
+DELETE = st.tuples(st.just("delete"), st.lists(st.sampled_from("abcdefghijklm"), max_size=9))
+COMPACT = st.tuples(st.just("compact"), st.none())
+
+
+@settings(max_examples=15)
+@given(first=ADD, changes=st.lists(st.one_of(ADD, DELETE, COMPACT), max_size=8))
+def test_an_index_holds_what_was_added_last_less_what_was_deleted(tmp_path_factory, first, changes):
+    folder = make(tmp_path_factory.mktemp("index"), first[1])
+    expected = dict(first[1])
+    with one_writer(folder) as writer:
+        for kind, what in changes:
+            if kind == "add":
+                replaced = sum(name in expected for name in what)
+                assert writer.add(*given_items(what)) == Changed(len(what), replaced)
+                expected |= what
+            elif kind == "delete":
+                wanted = list(dict.fromkeys(what))
+                missing = [name for name in wanted if name not in expected]
+                assert writer.delete(what) == (len(wanted) - len(missing), missing)
+                expected = {name: number for name, number in expected.items() if name not in what}
+            else:
+                writer.compact()
+                assert all(len(segment.dead) == 0 for segment in writer.state.segments)
+                assert len(writer.state.segments) == (1 if expected else 0)
+            assert writer.state.num_alive == len(expected)
+    assert found(folder) == expected
+    assert verify(folder).items == len(expected)
+    assert present_names(folder) == expected_names(folder)
+
+
+def test_an_index_keeps_its_facts_and_counts_its_changes(tmp_path):
+    make(tmp_path, {"a": 1})
+    assert read_facts(tmp_path) == FACTS
+    assert open_current(tmp_path).generation == 1
+    with one_writer(tmp_path) as writer:
+        writer.add(*given_items({"b": 1}))
+        writer.add(*given_items({}))  # nothing: no change
+        writer.delete(["c"])  # likewise
+        assert writer.state.generation == 2
+    assert open_current(tmp_path).facts == FACTS
+
+
+def test_an_index_may_be_empty_and_filled_again(tmp_path):
+    make(tmp_path, {})
+    assert found(tmp_path) == {}
+    assert verify(tmp_path).segments == 0
+    with one_writer(tmp_path) as writer:
+        writer.add(*given_items({"a": 1, "b": 2}))
+        assert writer.delete(["a", "b", "a"]) == (2, [])
+        assert writer.state.segments == ()
+        writer.compact()
+    assert found(tmp_path) == {}
+    with one_writer(tmp_path) as writer:
+        writer.add(*given_items({"a": 3}))
+    assert found(tmp_path) == {"a": 3}
+
+
+def test_an_index_is_not_created_over_another(tmp_path):
+    make(tmp_path, {"a": 1})
+    with pytest.raises(UsageError, match="genius index add"):
+        make(tmp_path, {"b": 2})
+    assert found(tmp_path) == {"a": 1}
+
+
+def test_an_id_that_is_added_twice_at_once_changes_nothing(tmp_path):
+    make(tmp_path, {"a": 1, "b": 2})
+    before = present_names(tmp_path)
+    items, arrays = given_items({"c": 3, "d": 4})
+    with one_writer(tmp_path) as writer:
+        with pytest.raises(BadData, match="'c'"):
+            writer.add([items[0], items[0]], arrays)
+        assert present_names(tmp_path) - {"segments/.000002.lock"} == before
+        assert writer.add(items, arrays) == Changed(2, 0)  # and the next attempt finds its place free
+    assert len(found(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_more_or_fewer_items_than_ids_change_nothing(tmp_path, count):
+    make(tmp_path, {"a": 1})
+    items, _ = given_items({"b": 2, "c": 3, "d": 4})
+    with (
+        one_writer(tmp_path) as writer,
+        pytest.raises(BadData, match=f"{count} items were given with IDs for 2"),
+    ):
+        writer.add(items[:count], given_items({"b": 2, "c": 3})[1])
+    assert found(tmp_path) == {"a": 1}
+
+
+def test_items_that_do_not_fit_the_index_are_refused(tmp_path):
+    make(tmp_path, {"a": 1})
+    items, arrays = given_items({"b": 1})
+    with one_writer(tmp_path) as writer:
+        with pytest.raises(UsageError, match="keeps fused"):
+            writer.add(items, arrays._replace(embeddings=None, stored="none"))
+        with pytest.raises(UsageError, match="keeps fused"):
+            writer.add(items, arrays._replace(embeddings=None))
+        with pytest.raises(UsageError, match=r"\[2, 8\].*\[3, 8\]"):
+            writer.add(items, arrays._replace(codes=arrays.codes[:, 1:]))
+        with pytest.raises(UsageError, match=r"\[3, 7\].*\[3, 8\]"):
+            writer.add(items, arrays._replace(embeddings=arrays.embeddings[:, 1:]))
+        with pytest.raises(BadData, match="without IDs"):
+            writer.add(items, given_items({})[1])
+    assert found(tmp_path) == {"a": 1}
+
+
+def test_adding_one_by_one_keeps_segments_few_and_leaves_the_large_one_alone(tmp_path):
+    make(tmp_path, {f"old {number}": number for number in range(500)})
+    large = open_current(tmp_path).segments[0].name
+    most = 0
+    with one_writer(tmp_path) as writer:
+        for number in range(25):
+            writer.add(*given_items({f"new {number}": number}))
+            most = max(most, len(writer.state.segments))
+        assert writer.state.segments[0].name == large
+    assert 1 < most <= 5
+    assert len(found(tmp_path)) == 525
+
+
+def test_no_series_of_additions_makes_more_segments_than_allowed(tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "MOST_SEGMENTS", 4)
+    make(tmp_path, {})
+    with one_writer(tmp_path) as writer:
+        for size in (200, 99, 49, 24, 11, 5, 2, 1):  # each less than half of the one before
+            writer.add(*given_items({f"{size}/{number}": number for number in range(size)}))
+            assert len(writer.state.segments) <= 4
+    assert len(found(tmp_path)) == 391
+    assert MOST_SEGMENTS == 8
+
+
+def test_what_is_open_stays_whole_while_the_index_changes(tmp_path):
+    make(tmp_path, {f"{number}": number for number in range(50)})
+    before = open_current(tmp_path)
+    with one_writer(tmp_path) as writer:
+        writer.delete(["3", "4"])
+        writer.compact()
+        writer.add(*given_items({"3": 99}))
+    (segment,) = before.segments
+    assert not segment.folder.exists()
+    assert [item.item_id for item in segment.items.get([3, 4])] == ["3", "4"]
+    assert segment.items.rows_by_id(["3"]) == {"3": 3}
+    assert segment.vectors(np.array([3]))[0].argmax() == 3
+    assert segment.table.ids[-1].tolist() == [1, 2, 47]
+
+
+def test_a_writer_cannot_be_used_when_the_index_is_not_held_any_more(tmp_path):
+    make(tmp_path, {"a": 1})
+    with one_writer(tmp_path) as writer:
+        pass
+    for work in (lambda: writer.delete(["a"]), lambda: writer.add(*given_items({"b": 1}))):
+        with pytest.raises(UsageError, match="one_writer"):
+            work()
+    assert found(tmp_path) == {"a": 1}
+
+
+def test_a_second_writer_is_refused_or_waits(tmp_path):
+    make(tmp_path, {"a": 1})
+    with one_writer(tmp_path), pytest.raises(UsageError, match="another process"), one_writer(tmp_path):
+        pass
+    with (
+        one_writer(tmp_path),
+        pytest.raises(UsageError, match="another process"),
+        one_writer(tmp_path, wait_seconds=0.05),
+    ):
+        pass
+    with one_writer(tmp_path) as writer:  # and let in afterwards
+        writer.delete(["a"])
+
+
+def killed_at(number: int, work: Callable[[], object]) -> bool:
+    """Do the work in a process that is killed at its ``number``-th file operation; False if it finishes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child runs no other thread
+        child = os.fork()
+    if child == 0:
+        left = number
+
+        def count(event: str, _: object) -> None:
+            nonlocal left
+            if event in _FILE_OPERATIONS:
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            sys.addaudithook(count)
+            work()
+        except BaseException:  # noqa: BLE001  the child must not go on as a second pytest
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return True
+    assert os.waitstatus_to_exitcode(status) == 0
+    return False
+
+
+_FILE_OPERATIONS = frozenset(
+    {"os.rename", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir", "sqlite3.connect"}
+)
+
+
+def delete(writer: Writer) -> object:
+    return writer.delete(["old 3", "old 4", "old 45", "new 2"])
+
+
+def add(writer: Writer) -> object:
+    return writer.add(*given_items({"old 3": 77, "newer": 78}))
+
+
+@pytest.mark.parametrize("work", [add, delete, Writer.compact])
+def test_a_writer_killed_at_any_change_of_files_leaves_the_old_state_or_the_new_one(tmp_path, work):
+    template = make(tmp_path / "template", {f"old {number}": number for number in range(10)})
+    with one_writer(template) as writer:
+        writer.add(*given_items({f"new {number}": number for number in range(3)}))
+        writer.delete(["old 5", "new 1"])
+    (template / "segments" / "photos").mkdir()
+    (template / "segments" / "000077").mkdir()  # looks like ours, and is not
+    old = found(template)
+    whole = Path(shutil.copytree(template, tmp_path / "whole"))
+    with one_writer(whole) as writer:
+        work(writer)
+    new = found(whole)
+    seen = []
+
+    def change(folder: Path) -> None:
+        with one_writer(folder) as writer:
+            work(writer)
+
+    for number in range(1, 1_000):
+        folder = Path(shutil.copytree(template, tmp_path / str(number)))
+        was_killed = killed_at(number, lambda folder=folder: change(folder))
+        is_new = read_manifest(folder).generation > read_manifest(template).generation
+        assert verify(folder).items == len(new if is_new else old)
+        assert found(folder) == (new if is_new else old)
+        if not was_killed:
+            break
+        seen.append("new" if is_new else "old")
+        with one_writer(folder):  # whoever comes next leaves nothing of the killed one behind
+            assert present_names(folder) == {*expected_names(folder), "segments/photos", "segments/000077"}
+        shutil.rmtree(folder)
+    assert seen == sorted(seen, reverse=True)
+    assert set(seen) == {"old", "new"}
+
+
+def test_the_first_writer_killed_at_any_change_of_files_leaves_no_index_or_a_whole_one(tmp_path):
+    for number in range(1, 1_000):
+        folder = tmp_path / str(number)
+        if not killed_at(number, lambda folder=folder: make(folder, {"a": 1, "b": 2})):
+            break
+        if (folder / CURRENT).exists():
+            assert found(folder) == {"a": 1, "b": 2}
+        else:
+            with pytest.raises(ArtifactMissing, match="genius index create"):
+                read_facts(folder)
+            assert found(make(folder, {"c": 3})) == {"c": 3}
+            assert present_names(folder) == expected_names(folder)
+    assert number > 5
+
+
+def test_a_damaged_manifest_is_refused_and_nothing_is_touched(tmp_path):
+    make(tmp_path, {"a": 1})
+    (tmp_path / CURRENT).write_text("{")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ArtifactMismatch, match="damaged"), one_writer(tmp_path):
+        pass
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"format": 3}', '{"format": "x"}', "null", "[" * 100_000]
+)
+def test_a_file_that_is_no_manifest_is_said_to_be_damaged(tmp_path, text):
+    (tmp_path / CURRENT).write_text(text)
+    with pytest.raises(ArtifactMismatch, match=r"index\.json is damaged"):
+        read_facts(tmp_path)
+
+
+def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed(tmp_path):
+    make(tmp_path, {"a": 1})
+    whole = (tmp_path / CURRENT).read_bytes()
+    for place in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place * 5 % 8
+        (tmp_path / CURRENT).write_bytes(flipped)
+        with pytest.raises(ArtifactMismatch, match=r"index\.json is damaged"):
+            read_facts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        ({"format": 99}, "newer version: upgrade"),
+        ({"format": 2}, "older version: create the index again"),
+        ({"format": 1}, "older version: create the index again"),
+    ],
+)
+def test_an_index_of_another_version_is_refused_with_advice(tmp_path, change, advice):
+    make(tmp_path, {"a": 1})
+    body = json.loads((tmp_path / CURRENT).read_text())
+    del body["checksum"]
+    (tmp_path / CURRENT).write_text(json.dumps({**body, **change}))
+    with pytest.raises(ArtifactMismatch, match=advice):
+        read_facts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"embeddings": "some"},
+        {"embedding_type": "int4"},
+        {"segments": [{"name": "../elsewhere", "items": 1, "manifest": ""}]},
+        {"segments": [{"name": "000001", "items": 1, "manifest": "", "deleted": "../x.npy"}]},
+        {"segments": None},
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_refused_though_its_checksum_is_right(tmp_path, change):
+    make(tmp_path, {"a": 1})
+    body = {**json.loads((tmp_path / CURRENT).read_text()), **change}
+    del body["checksum"]
+    (tmp_path / CURRENT).write_text(json.dumps({**body, "checksum": fingerprint_of(body)}))
+    assert body["format"] == FORMAT
+    with pytest.raises(ArtifactMismatch, match=r"index\.json is damaged"):
+        read_facts(tmp_path)
+
+
+def test_a_reader_that_opens_while_a_writer_removes_what_it_opens_tries_again(tmp_path, monkeypatch):
+    make(tmp_path, {"a": 1, "b": 2})
+    outdated = read_manifest(tmp_path)
+    with one_writer(tmp_path) as writer:
+        writer.add(*given_items({"c": 3}))
+    answers = iter([outdated])
+    monkeypatch.setattr(
+        "genius.search.state.read_manifest", lambda folder: next(answers, None) or read_manifest(folder)
+    )
+    assert open_current(tmp_path).num_alive == 3
+
+
+def test_opening_an_index_needs_no_torch():
+    program = "import sys, genius.search.live, genius.search.verify; raise SystemExit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0  # noqa: S603
+
+
+def test_a_model_is_not_taken_for_an_index(tmp_path):
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(ArtifactMissing, match="is a model"):
+        read_facts(tmp_path)
+
+
+def test_items_may_come_one_at_a_time(tmp_path):
+    def stream() -> Iterable[Item]:
+        yield from given_items({"a": 1, "b": 2})[0]
+
+    with one_writer(tmp_path) as writer:
+        writer.create(FACTS, stream(), given_items({"a": 1, "b": 2})[1])
+    assert found(tmp_path) == {"a": 1, "b": 2}

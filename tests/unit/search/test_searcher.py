@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from genius.config import SearchConfig
+from genius.errors import UsageError
+from genius.search.allowed import Allowed, Part
+from genius.search.beam import Beams
+from genius.search.rank import CodeRanker
+from genius.search.searcher import Answer, Evidence, rank_items
+from genius.search.table import IdTable
+
+SIZES = (2, 4, 3)
+DIM = 6
+
+
+@pytest.fixture
+def random() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+@pytest.fixture
+def tables(random) -> list[torch.Tensor]:
+    return [torch.randn(size, DIM, generator=random) for size in SIZES]
+
+
+@pytest.fixture
+def part() -> Part:
+    """IDs 0 (items 2, 0), 1 (item 1), 2 (items 4, 3)."""
+    codes = np.array([[0, 1, 1], [0, 2, 0], [0, 1, 1], [1, 0, 2], [1, 0, 2]])
+    return Part(IdTable.build(codes, np.array([0.2, 0.5, 0.9, 0.3, 0.4], dtype=np.float32)))
+
+
+@pytest.fixture
+def other() -> Part:
+    """IDs 0 (items 0, 2), which is the first of ``part``, and 1 (item 1), which is new."""
+    codes = np.array([[0, 1, 1], [1, 3, 0], [0, 1, 1]])
+    return Part(IdTable.build(codes, np.array([0.8, 0.1, 0.7], dtype=np.float32)))
+
+
+def beams_of(ranges: list[list[tuple[int, int]]], scores: list[float]) -> Beams:
+    """One query's beams: for each the range in every part."""
+    bounds = np.array([ranges])
+    gained = np.array([[[score / 2, score / 4, score / 4] for score in scores]], dtype=np.float32)
+    return Beams(bounds[..., 0], bounds[..., 1], gained)
+
+
+def ranked(
+    parts: list[Part], beams: Beams, *, k=10, query=None, evidence=None, restriction=None, **config
+) -> Answer:
+    return rank_items(
+        parts,
+        beams,
+        0,
+        torch.zeros(DIM) if query is None else query,
+        config=SearchConfig(**config),
+        evidence=evidence or Evidence(),
+        k=k,
+        restriction=restriction,
+    )
+
+
+def rows_of(stored: np.ndarray) -> Callable[[np.ndarray], torch.Tensor]:
+    return lambda items: torch.from_numpy(stored[items]).float()
+
+
+def only(part: Part, items: list[int]) -> Allowed:
+    mask = np.zeros(part.table.num_items, dtype=bool)
+    mask[items] = True
+    return Allowed.of(part.table, mask)
+
+
+BEAMS = beams_of([[(2, 3)], [(0, 1)], [(1, 2)]], [-1.0, -2.0, -3.0])
+PREFIXES = beams_of([[(2, 3)], [(0, 2)]], [-1.0, -2.0])
+SHARED = beams_of([[(0, 0), (1, 2)], [(0, 1), (0, 1)], [(2, 3), (1, 1)]], [-1.0, -2.0, -3.0])
+
+
+def test_without_re_ranking_the_generators_order_stays_and_the_typical_come_first_inside_an_id(part):
+    answer = ranked([part], BEAMS)
+    assert answer.items.tolist() == [4, 3, 2, 0, 1]
+    assert answer.rows.tolist() == [2, 2, 0, 0, 1]
+    assert answer.scores.tolist() == [-1.0, -1.0, -2.0, -2.0, -3.0]
+    assert answer.beams.tolist() == [0, 0, 1, 1, 2]
+    assert answer.parts.tolist() == [0] * 5
+    assert answer.touched == 5
+
+
+def test_items_of_an_id_in_several_parts_stand_together_part_after_part(part, other):
+    answer = ranked([part, other], SHARED)
+    assert answer.parts.tolist() == [1, 0, 0, 1, 1, 0, 0]
+    assert answer.items.tolist() == [1, 2, 0, 0, 2, 4, 3]
+    assert answer.rows.tolist() == [1, 0, 0, 0, 0, 2, 2]
+    assert answer.beams.tolist() == [0, 1, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("beams", [BEAMS, PREFIXES])
+def test_re_ranking_by_codes_orders_the_ids_anew_and_keeps_the_typical_first(part, tables, random, beams):
+    query = torch.randn(DIM, generator=random)
+    ranker = CodeRanker(tables)
+    answer = ranked([part], beams, query=query, rerank="codes", evidence=Evidence(codes=ranker))
+    by_id = ranker.scores(query, part.table.ids)
+    expected = [item for row in np.argsort(-by_id) for item in part.table.bucket(int(row)).tolist()]
+    assert answer.items.tolist() == expected
+    assert (np.diff(answer.scores) <= 0).all()
+    for row, beam in zip(answer.rows, answer.beams, strict=True):
+        assert beams.low[0, beam, 0] <= row < beams.high[0, beam, 0]
+
+
+def test_codes_score_an_id_alike_in_every_part(part, other, tables, random):
+    query = torch.randn(DIM, generator=random)
+    evidence = Evidence(codes=CodeRanker(tables))
+    answer = ranked([part, other], SHARED, query=query, rerank="codes", evidence=evidence)
+    both = [part.table, other.table]
+    expected = {
+        tuple(table.ids[row].tolist()): float(
+            query @ sum(tables[level][code] for level, code in enumerate(table.ids[row]))
+        )
+        for table in both
+        for row in range(len(table))
+    }
+    for number, row, score in zip(answer.parts, answer.rows, answer.scores, strict=True):
+        assert score == pytest.approx(expected[tuple(both[number].ids[row].tolist())], abs=1e-5)
+    assert sorted(answer.beams.tolist()) == [0, 1, 1, 1, 1, 2, 2]
+    shared = np.flatnonzero(answer.beams == 1)
+    assert list(zip(answer.parts[shared], answer.items[shared], strict=True)) == [
+        (0, 2),
+        (0, 0),
+        (1, 0),
+        (1, 2),
+    ]
+
+
+@pytest.mark.parametrize("beams", [BEAMS, PREFIXES])
+def test_re_ranking_by_embeddings_orders_every_item_by_its_own(part, random, beams):
+    stored = F.normalize(torch.randn(5, DIM, generator=random), dim=1).half().numpy()
+    query = F.normalize(torch.randn(DIM, generator=random), dim=0)
+    evidence = Evidence(embeddings=[rows_of(stored)])
+    answer = ranked([part], beams, query=query, rerank="embeddings", evidence=evidence)
+    cosines = stored.astype(np.float32) @ query.numpy()
+    assert answer.items.tolist() == np.argsort(-cosines).tolist()
+    np.testing.assert_allclose(answer.scores, np.sort(cosines)[::-1], atol=1e-6)
+
+
+def test_each_part_is_compared_by_its_own_embeddings(part, other):
+    first, second = np.zeros((5, DIM), dtype=np.float32), np.zeros((3, DIM), dtype=np.float32)
+    first[:, 0], second[:, 0] = [0.5, 0.1, 0.4, 0.3, 0.2], [0.45, 0.9, 0.15]
+    answer = ranked(
+        [part, other],
+        SHARED,
+        query=torch.eye(DIM)[0],
+        rerank="embeddings",
+        evidence=Evidence(embeddings=[rows_of(first), rows_of(second)]),
+    )
+    hits = list(zip(answer.parts.tolist(), answer.items.tolist(), strict=True))
+    assert hits == [(1, 1), (0, 0), (1, 0), (0, 2), (0, 3), (0, 4), (1, 2)]
+
+
+def test_a_short_list_is_chosen_by_codes_and_ordered_by_embeddings(part, tables, random):
+    query = torch.randn(DIM, generator=random)
+    ranker = CodeRanker(tables)
+    stored = torch.randn(5, DIM, generator=random).numpy()
+    compared = []
+
+    def vectors(items: np.ndarray) -> torch.Tensor:
+        compared.extend(items.tolist())
+        return torch.from_numpy(stored[items])
+
+    answer = ranked(
+        [part], BEAMS, query=query, rerank="embeddings", shortlist=3, evidence=Evidence(ranker, [vectors])
+    )
+    by_codes = (
+        ranked([part], BEAMS, query=query, rerank="codes", evidence=Evidence(ranker)).items[:3].tolist()
+    )
+    assert sorted(compared) == sorted(by_codes)
+    assert answer.items.tolist() == sorted(by_codes, key=lambda item: -float(stored[item] @ query.numpy()))
+    assert answer.touched == 5
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
+def test_k_cuts_after_the_ordering_and_touched_still_counts_every_item(part, tables, random, rerank, k):
+    query = torch.randn(DIM, generator=random)
+    stored = rows_of(torch.randn(5, DIM, generator=random).numpy())
+    asked = {"query": query, "rerank": rerank, "evidence": Evidence(CodeRanker(tables), [stored])}
+    whole, cut = ranked([part], BEAMS, **asked), ranked([part], BEAMS, k=k, **asked)
+    for values, few in zip(whole[:-1], cut[:-1], strict=True):
+        assert few.tolist() == values[:k].tolist()
+    assert whole.touched == cut.touched == 5
+
+
+@pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
+def test_equal_scores_keep_the_order_of_the_beams(part, tables, rerank):
+    evidence = Evidence(CodeRanker(tables), [rows_of(np.zeros((5, DIM), dtype=np.float32))])
+    level = beams_of([[(2, 3)], [(0, 1)], [(1, 2)]], [-1.0, -1.0, -1.0])
+    answer = ranked([part], level, rerank=rerank, evidence=evidence)
+    assert answer.items.tolist() == [4, 3, 2, 0, 1]
+
+
+@pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
+def test_of_an_id_that_is_shared_only_the_items_that_may_be_found_are(part, other, tables, rerank):
+    stored = [rows_of(np.zeros((count, DIM), dtype=np.float32)) for count in (5, 3)]
+    evidence = Evidence(CodeRanker(tables), stored)
+    restriction = (only(part, [0, 3]), None)
+    answer = ranked([part, other], SHARED, rerank=rerank, evidence=evidence, restriction=restriction)
+    hits = list(zip(answer.parts.tolist(), answer.items.tolist(), strict=True))
+    assert hits == [(1, 1), (0, 0), (1, 0), (1, 2), (0, 3)]
+    assert answer.touched == 5
+
+
+def test_deleted_items_are_not_listed_unless_a_restriction_says_otherwise(part):
+    table = part.table
+    living = Part(table, only(part, [0, 1]))
+    assert ranked([living], BEAMS).items.tolist() == [0, 1]
+    assert ranked([living], BEAMS, restriction=(only(part, [1]),)).items.tolist() == [1]
+
+
+def test_only_the_items_under_the_beams_are_touched(part):
+    some = beams_of([[(1, 2)], [(0, 0)], [(0, 0)]], [-1.0, -np.inf, -np.inf])
+    answer = ranked([part], some)
+    assert (answer.items.tolist(), answer.touched) == ([1], 1)
+
+
+@pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
+@pytest.mark.parametrize("shortlist", [0, 2])
+def test_a_query_that_found_no_id_has_an_empty_answer(part, other, tables, rerank, shortlist):
+    nothing = beams_of([[(0, 0), (0, 0)]] * 2, [-np.inf, -np.inf])
+    stored = rows_of(np.zeros((5, DIM), dtype=np.float16))
+    answer = ranked(
+        [part, other],
+        nothing,
+        rerank=rerank,
+        shortlist=shortlist,
+        evidence=Evidence(CodeRanker(tables), [stored] * 2),
+    )
+    assert answer.items.tolist() == answer.scores.tolist() == []
+    assert answer.touched == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "advice"),
+    [
+        ({"rerank": "codes"}, "codebooks"),
+        ({"rerank": "embeddings"}, "--embeddings fused"),
+        ({"rerank": "embeddings", "shortlist": 3}, "--embeddings fused"),
+    ],
+)
+def test_re_ranking_without_its_evidence_is_refused_with_advice(part, config, advice):
+    with pytest.raises(UsageError, match=advice):
+        ranked([part], BEAMS, **config)
+
+
+def test_a_short_list_without_codebooks_is_refused_with_advice(part):
+    with pytest.raises(UsageError, match="codebooks"):
+        ranked(
+            [part],
+            BEAMS,
+            rerank="embeddings",
+            shortlist=3,
+            evidence=Evidence(embeddings=[rows_of(np.zeros((5, DIM)))]),
+        )

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from genius.data.records import Modality
+from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius.search import embedding_file
+from genius.search.embedding_file import EmbeddingType, quantize
+from genius.search.items import Item, write_items
+from genius.search.segment import ItemArrays, fill_arrays, load_segment
+from genius.search.state import NOTHING
+
+
+def new(count: int, *, dim: int | None = 6, seed: int = 0) -> tuple[list[Item], ItemArrays]:
+    random = np.random.default_rng(seed)
+    items = [Item(f"{seed}/{number} é", Modality.TEXT, f"text {number}") for number in range(count)]
+    return items, ItemArrays(
+        random.integers(0, 3, (count, 3)).astype(np.int16),
+        random.random(count).astype(np.float16),
+        None if dim is None else random.standard_normal((count, dim)).astype(np.float16),
+        "none" if dim is None else "fused",
+    )
+
+
+def fill(folder: Path, items: list[Item], given_arrays: ItemArrays, kind: EmbeddingType) -> None:
+    write_items(folder, items)
+    fill_arrays(folder, given_arrays, kind)
+
+
+@pytest.mark.parametrize("kind", ["float16", "int8"])
+def test_a_segment_comes_back_as_it_was_written(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(embedding_file, "BLOCK_BYTES", 100)  # several blocks
+    items, given_arrays = new(30)
+    fill(tmp_path, items, given_arrays, kind)
+    segment = load_segment(tmp_path, "000001", NOTHING)
+    assert list(segment.items.all()) == items
+    assert segment.table.num_items == segment.num_alive == 30
+    assert np.array_equal(segment.typicality, given_arrays.typicality)
+    rows = np.array([3, 29, 0, 3])
+    expected = given_arrays.embeddings[rows].astype(np.float32)
+    error = np.abs(segment.vectors(rows) - expected)
+    assert segment.vectors(rows).dtype == np.float32
+    assert (
+        error.max() == 0
+        if kind == "float16"
+        else (error <= np.abs(expected).max(axis=1)[:, None] / 250).all()
+    )
+    assert segment.vectors(np.empty(0, dtype=np.int64)).shape == (0, 6)
+
+
+def test_eight_bits_take_half_the_room_of_sixteen(tmp_path):
+    items, given_arrays = new(50, dim=64)
+    for kind in ("float16", "int8"):
+        (tmp_path / kind).mkdir()
+        fill(tmp_path / kind, items, given_arrays, kind)
+    sizes = [(tmp_path / kind / "embeddings.npy").stat().st_size - 128 for kind in ("float16", "int8")]
+    assert sizes == [50 * 128, 50 * 64]
+
+
+@given(
+    arrays(
+        np.float16,
+        array_shapes(min_dims=2, max_dims=2, max_side=8),
+        elements=st.floats(-1, 1, width=16),
+    )
+)
+def test_rounding_to_eight_bits_moves_no_component_by_more_than_a_step(embeddings):
+    values, scales = quantize(embeddings)
+    moved = np.abs(values * scales[:, None].astype(np.float32) - embeddings.astype(np.float32))
+    largest = np.abs(embeddings.astype(np.float32)).max(axis=1, keepdims=True)
+    # Half a step, and the rounding of the scale itself: a 2048th, or half of the smallest half float.
+    assert (moved <= largest * (0.5 / 127 + 2**-11) + 127 * 2**-25 + 1e-7).all()
+
+
+def test_without_embeddings_there_is_nothing_to_rank_by(tmp_path):
+    fill(tmp_path, *new(5, dim=None), "int8")
+    with pytest.raises(UsageError, match="--embeddings"):
+        load_segment(tmp_path, "000001", NOTHING).vectors(np.array([0]))
+
+
+def test_deleted_items_are_known_as_such(tmp_path):
+    fill(tmp_path, *new(6), "float16")
+    segment = load_segment(tmp_path, "000001", np.array([1, 4]))
+    assert segment.num_alive == 4
+    assert segment.alive().tolist() == [True, False, True, True, False, True]
+    assert segment.is_dead(np.array([5, 4, 0, 1])).tolist() == [False, True, False, True]
+    assert segment.is_dead(np.empty(0, dtype=np.int64)).tolist() == []
+    whole = load_segment(tmp_path, "000001", NOTHING)
+    assert whole.alive() is None
+    assert not whole.is_dead(np.arange(6)).any()
+
+
+@pytest.mark.parametrize("name", ["typicality.npy", "embeddings.npy", "embedding_scales.npy", "ids.npy"])
+def test_files_of_different_segments_do_not_open_together(tmp_path, name):
+    for folder, count in (("a", 20), ("b", 21)):
+        (tmp_path / folder).mkdir()
+        fill(tmp_path / folder, *new(count), "int8")
+    (tmp_path / "b" / name).replace(tmp_path / "a" / name)
+    with pytest.raises(ArtifactMismatch, match=r"\.npy .*(create the index again|make the folder again)"):
+        load_segment(tmp_path / "a", "000001", NOTHING)
+
+
+def test_an_item_store_that_is_none_is_refused_by_name(tmp_path):
+    fill(tmp_path, *new(5), "int8")
+    store = tmp_path / "items.sqlite"
+    store.write_bytes(b"x" * store.stat().st_size)
+    with pytest.raises(ArtifactMismatch, match=r"items\.sqlite is damaged"):
+        load_segment(tmp_path, "000001", NOTHING)
+    store.unlink()
+    with pytest.raises(ArtifactMissing, match=r"items\.sqlite is missing"):
+        load_segment(tmp_path, "000001", NOTHING)

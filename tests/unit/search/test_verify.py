@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from genius.artifact import MANIFEST, file_fingerprint, fingerprint_of
+from genius.data.records import Modality
+from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing
+from genius.search import verify as verify_module
+from genius.search.items import Item
+from genius.search.live import one_writer
+from genius.search.manifest import CURRENT, IndexFacts, read_manifest, write_manifest
+from genius.search.segment import ItemArrays
+from genius.search.state import open_current
+from genius.search.verify import Verified, verify
+
+FACTS = IndexFacts("/somewhere/model", "f" * 64, "raw", "int8")
+
+
+def given(seed: int, count: int) -> tuple[list[Item], ItemArrays]:
+    random = np.random.default_rng(seed)
+    items = [Item(f"{seed}/{number}", Modality.TEXT, f"text {number}") for number in range(count)]
+    return items, ItemArrays(
+        random.integers(0, 4, (count, 3)).astype(np.int16),
+        random.random(count).astype(np.float16),
+        random.standard_normal((count, 5)).astype(np.float16),
+        "raw",
+    )
+
+
+def make(folder: Path, seed: int) -> Path:
+    with one_writer(folder) as writer:
+        writer.create(FACTS, *given(seed, 60))
+        writer.add(*given(seed + 1, 20))
+        writer.delete([f"{seed}/1", f"{seed}/7", f"{seed + 1}/0"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """An index of two segments with deleted items in both; nobody may change it."""
+    return make(tmp_path_factory.mktemp("whole") / "index", 1)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory) -> Path:
+    """Another one of the same size."""
+    return make(tmp_path_factory.mktemp("other") / "index", 3)
+
+
+@pytest.fixture
+def index(whole, tmp_path, monkeypatch) -> Path:
+    """A copy to damage."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(verify_module, "ROWS", 7)  # several blocks
+    monkeypatch.setattr(verify_module, "NAMES", 7)
+    return Path(shutil.copytree(whole, tmp_path / "index"))
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+
+
+def refused(index: Path, file: Path, how: type[ArtifactError] = ArtifactMismatch) -> None:
+    """The index is refused by a message that names the file and says what to do."""
+    with pytest.raises(how) as error:
+        verify(index)
+    message = str(error.value)
+    assert file.name in message
+    assert str(file.parent) in message
+    assert "create the index again" in message
+
+
+def test_a_whole_index_is_found_whole(index):
+    size = sum(file.stat().st_size for file in files(index))
+    assert verify(index) == Verified(segments=2, items=77, deleted=3, files=len(files(index)), bytes=size)
+
+
+def test_a_flipped_bit_in_any_file_is_found(index):
+    random = np.random.default_rng(0)
+    assert len(files(index)) == 1 + 2 + 2 * 10
+    for file in files(index):
+        contents = file.read_bytes()
+        for place in {0, len(contents) // 2, int(random.integers(len(contents))), len(contents) - 2}:
+            flipped = bytearray(contents)
+            flipped[place] ^= 1 << int(random.integers(8))
+            file.write_bytes(flipped)
+            refused(index, file)
+        file.write_bytes(contents)
+    verify(index)
+
+
+def test_a_truncated_or_missing_file_is_found_when_the_index_is_opened(index):
+    for file in files(index):
+        contents = file.read_bytes()
+        for length in (0, len(contents) // 2, len(contents) - 1):
+            file.write_bytes(contents[:length])
+            if file.name == CURRENT and length == len(contents) - 1:
+                continue  # the line's end
+            with pytest.raises(ArtifactMismatch, match=file.name):
+                open_current(index)
+            refused(index, file)
+        if file.name != CURRENT:
+            file.unlink()
+            with pytest.raises(ArtifactMissing, match=file.name):
+                open_current(index)
+            refused(index, file, ArtifactMissing)
+        file.write_bytes(contents)
+    verify(index)
+
+
+def test_a_file_of_another_index_is_found(index, other):
+    for file, foreign in zip(files(index), files(other), strict=True):
+        contents = file.read_bytes()
+        if foreign.read_bytes() == contents or file.name == CURRENT:
+            continue
+        file.write_bytes(foreign.read_bytes())
+        refused(index, file)
+        file.write_bytes(contents)
+
+
+def test_a_segment_of_another_index_is_found_when_the_index_is_opened(index, other):
+    shutil.rmtree(index / "segments" / "000001")
+    shutil.copytree(other / "segments" / "000001", index / "segments" / "000001")
+    with pytest.raises(ArtifactMismatch, match=r"000001/manifest\.json .*another index"):
+        open_current(index)
+
+
+def test_a_file_that_does_not_belong_into_a_segment_is_found(index):
+    (index / "segments" / "000001" / "items.sqlite-wal").write_text("")
+    with pytest.raises(ArtifactMismatch, match=r"items\.sqlite-wal is no part of the index; move it away"):
+        verify(index)
+
+
+def test_other_peoples_files_beside_segments_do_not_matter(index):
+    (index / "segments" / "notes.txt").write_text("")
+    (index / "notes.txt").write_text("")
+    verify(index)
+
+
+def sign(index: Path) -> None:
+    """Make all checksums right, as a writer with a bug would."""
+    manifest = read_manifest(index)
+    entries = []
+    for entry in manifest.segments:
+        folder = index / "segments" / entry.name
+        body = json.loads((folder / MANIFEST).read_text())
+        for name, fact in body["files"].items():
+            fact |= {"bytes": (folder / name).stat().st_size, "sha256": file_fingerprint(folder / name)}
+        contents = {name: value for name, value in body.items() if name not in ("fingerprint", "notes")}
+        body["fingerprint"] = fingerprint_of(contents)
+        (folder / MANIFEST).write_text(json.dumps(body))
+        deleted = file_fingerprint(index / "deleted" / entry.deleted)
+        entries.append(entry._replace(manifest=file_fingerprint(folder / MANIFEST), deleted_sha256=deleted))
+    write_manifest(index, manifest._replace(segments=tuple(entries)))
+
+
+def swapped(places: tuple[int, int]) -> Callable[[np.ndarray], np.ndarray]:
+    def swap(array: np.ndarray) -> np.ndarray:
+        changed = array.copy()
+        changed[list(places)] = array[list(places[::-1])]
+        return changed
+
+    return swap
+
+
+def set_to(place: int, value: int) -> Callable[[np.ndarray], np.ndarray]:
+    def change(array: np.ndarray) -> np.ndarray:
+        changed = array.copy()
+        changed[place] = value
+        return changed
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("ids", swapped((10, 11))),
+        ("ids", swapped((0, -1))),
+        ("ids", lambda ids: np.concatenate([ids[:1], ids[:-1]])),  # one twice
+        ("ids", set_to(-1, -1)),
+        ("starts", swapped((1, 2))),
+        ("starts", set_to(-1, 1)),
+        ("level_bounds", set_to(1, 1)),
+        ("bucket_starts", set_to(3, 1)),
+        ("bucket_starts", set_to(0, 1)),
+        ("items", set_to(5, 6)),
+        ("items", set_to(5, 60)),
+        ("items", set_to(5, -1)),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_found_though_its_checksum_is_right(index, name, change):
+    file = index / "segments" / "000001" / f"{name}.npy"
+    np.save(file, change(np.load(file)))
+    sign(index)
+    # Starts follow from IDs: whichever of the two is wrong, both do not fit.
+    message = "(ids|starts|level_bounds)" if name in ("ids", "level_bounds") else name
+    with pytest.raises(ArtifactMismatch, match=rf"000001/{message}\.npy is damaged .*create the index again"):
+        verify(index)
+
+
+@pytest.mark.parametrize("dead", [[7, 1], [1, 1], [-1, 7], [1, 60]])
+def test_a_list_of_deleted_items_that_makes_no_sense_is_found(index, dead):
+    file = index / "deleted" / "000003-000001.npy"
+    assert np.load(file).tolist() == [1, 7]
+    np.save(file, np.array(dead))
+    sign(index)
+    refused(index, file)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["DELETE FROM items WHERE row = 5", "UPDATE items SET row = 99 WHERE row = 5", "DROP TABLE items"],
+)
+def test_an_item_store_that_does_not_fit_the_table_is_found(index, statement):
+    file = index / "segments" / "000001" / "items.sqlite"
+    with sqlite3.connect(file) as database:
+        database.execute(statement)
+    database.close()
+    sign(index)
+    refused(index, file)
+
+
+def test_an_item_that_is_in_two_segments_is_found_unless_one_is_deleted(index):
+    file = index / "segments" / "000002" / "items.sqlite"
+    for name in ("1/1", "1/2"):  # the first is deleted in the other segment
+        with sqlite3.connect(file) as database:
+            database.execute("UPDATE items SET item_id = ? WHERE row = 19", (name,))
+        database.close()
+        sign(index)
+        if name == "1/1":
+            verify(index)
+    with pytest.raises(
+        ArtifactMismatch, match=r"items\.sqlite is damaged \(item '1/2' is in segment 000001 too\)"
+    ):
+        verify(index)
+
+
+def test_an_index_that_changes_while_it_is_verified_is_verified_anew(index, monkeypatch):
+    check = verify_module._check_unique
+
+    def meanwhile(segments: object) -> None:
+        monkeypatch.setattr(verify_module, "_check_unique", check)
+        with one_writer(index) as writer:
+            writer.compact()
+
+    monkeypatch.setattr(verify_module, "_check_unique", meanwhile)
+    assert verify(index).segments == 1
