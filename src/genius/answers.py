@@ -72,7 +72,7 @@ def answer(
 ) -> list[list[SearchHit]]:
     """Hits of each request, best first.
 
-    A beam is never narrower than the number of hits asked for.
+    Neither a beam nor a shortlist is ever shorter than the number of hits asked for.
 
     Raises
     ------
@@ -105,10 +105,11 @@ def answer(
                 beams,
                 query,
                 asked[query].evidence,
-                config=config,
+                config=_long_enough(config, request),
                 evidence=evidence,
                 k=request.k,
                 restriction=restrictions[query],
+                for_codes=asked[query].embedding[0],
             ),
         )
         for query, request in enumerate(requests)
@@ -123,6 +124,13 @@ class _Asked:
     """For the generator; one row."""
     evidence: Tensor
     """In the space of what hits are re-ranked by."""
+
+
+def _long_enough(config: SearchConfig, request: SearchRequest) -> SearchConfig:
+    """The same, with room in the shortlist, if there is one, for all hits that are asked for."""
+    if not 0 < config.shortlist < request.k:
+        return config
+    return dataclasses.replace(config, shortlist=request.k)
 
 
 def _check(request: SearchRequest) -> None:

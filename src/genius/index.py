@@ -247,10 +247,10 @@ class Index:
         self._refresh()
         return Added(done.added, done.replaced, unchanged, (*read.left_out, *new.left_out))
 
-    def delete(self, item_ids: Iterable[str], *, wait_seconds: float = 0.0) -> Deleted:
-        """Delete items; they are not found any more from now on. Ids that are not here are returned."""
+    def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = 0.0) -> Deleted:
+        """Delete items, or one; they are not found from now on. Ids that are not here are returned."""
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
-            done = writer.delete(item_ids)
+            done = writer.delete([item_ids] if isinstance(item_ids, str) else item_ids)
         self._refresh()
         return done
 

@@ -267,7 +267,16 @@ class MtebModel:
         beams = beam_search(self.model.decoder, parts, fused, settings)
         evidence = Evidence(self.model.ranker, [pool.vectors])
         answers = [
-            rank_items(parts, beams, query, vectors[query], config=settings, evidence=evidence, k=k)
+            rank_items(
+                parts,
+                beams,
+                query,
+                vectors[query],
+                config=settings,
+                evidence=evidence,
+                k=k,
+                for_codes=fused[query],
+            )
             for query in range(len(fused))
         ]
         return [pool.hits(answer.items, answer.scores) for answer in answers]

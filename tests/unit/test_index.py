@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from genius import answers
 from genius import index as index_module
 from genius.config import SearchConfig
 from genius.data.mbeir import read_candidates
@@ -21,6 +22,7 @@ from genius.encoders.protocol import ItemKey, TextInput
 from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
 from genius.index import Index, SearchHit
 from genius.model import Genius
+from genius.search.manifest import read_manifest, write_manifest
 from genius.search.searcher import rank_items
 from genius.stages.items import encode_items
 
@@ -103,9 +105,22 @@ def test_the_numbers_of_info_are_counted_right(shared):
     ids = [hit.codes for hit in everything]
     assert info.distinct_ids == len(set(ids))
     assert info.collision_rate == pytest.approx(sum(ids.count(id_) > 1 for id_ in ids) / len(ids))
-    assert info.id_bytes_per_item == pytest.approx(2 * len(ids[0]) * len(set(ids)) / len(ids))
-    assert info.embedding_bytes_per_item == 2 * shared.model.dim
-    assert info.item_store_bytes_per_item > 0
+    (segment,) = shared._opened.segments
+    sizes = {file.name: file.stat().st_size for file in segment.folder.iterdir()}
+    levels, distinct = len(ids[0]), len(set(ids))
+    # Codes of 16 bits and a 32-bit number for each ID but the first; another for each ID, item and the end.
+    assert info.bytes_per_item == {
+        "ids": pytest.approx((2 * levels * distinct + 4 * (distinct - 1)) / 36),
+        "buckets": pytest.approx(4 * (distinct + 1 + 36) / 36),
+        "typicality": sizes["typicality.npy"] / 36,
+        "embeddings": sizes["embeddings.npy"] / 36,
+        "items": sizes["items.sqlite"] / 36,
+        "deleted": 0,
+    }
+    assert info.bytes_per_item["embeddings"] == pytest.approx(2 * shared.model.dim, abs=4)
+    assert info.embeddings == "fused, float16"
+    assert [(one.items, one.deleted, one.ids) for one in info.segments] == [(36, 0, distinct)]
+    assert info.generation == 1
 
 
 def test_hits_are_ranked_from_1_with_scores_that_never_rise_and_carry_their_item(shared, candidates):
@@ -119,6 +134,17 @@ def test_hits_are_ranked_from_1_with_scores_that_never_rise_and_carry_their_item
         assert (hit.image is None) == (candidate.image is None)
         assert hit.image is None or Path(hit.image).is_file()
         assert len(hit.codes) == len(hit.log_probabilities) == len(shared.model.quantizer.sizes)
+    stopped = SearchConfig(rerank="codes", leaves=36)
+    for hit in shared.search("a red star", k=20, config=stopped):
+        assert len(hit.log_probabilities) < len(hit.codes)
+        assert all(probability <= 0 for probability in hit.log_probabilities)
+
+
+def test_a_beam_is_never_narrower_than_the_hits_that_are_asked_for(shared):
+    asked = {"text": "a red star", "k": 30}
+    narrow, wide = (shared.search(**asked, config=SearchConfig(beam=beam)) for beam in (1, 30))
+    assert narrow == wide
+    assert len(narrow) == 30
 
 
 @pytest.mark.parametrize("modality", ["image", "text", "image-text", Modality.IMAGE_TEXT])
@@ -183,7 +209,8 @@ def test_re_ranking_by_embeddings_scores_by_the_cosine_with_the_stored_ones(shar
 
 def test_re_ranking_by_embeddings_that_are_not_stored_is_refused_with_advice(model, pool, tmp_path):
     index, _ = Index.create(tmp_path / "index", model=model, pool=pool)
-    assert index.info().embedding_bytes_per_item == 0
+    assert index.info().bytes_per_item["embeddings"] == 0
+    assert index.info().embeddings == "none"
     with pytest.raises(UsageError, match="--embeddings fused"):
         index.search("a star", config=SearchConfig(rerank="embeddings"))
 
@@ -393,20 +420,28 @@ def test_an_index_whose_model_moved_says_how_to_name_its_new_place(trained, pool
     assert added.added == 1
 
 
-def test_the_five_lines_of_the_docstring_work(own, tmp_path):
-    (tmp_path / "more-photos").mkdir()
-    drawn_photo(tmp_path / "more-photos" / "a.png")
+def test_the_lines_of_the_docstring_work(own, tmp_path):
+    for number in range(4):
+        folder = tmp_path / ("photos" if number else "more-photos")
+        folder.mkdir(exist_ok=True)
+        drawn_photo(folder / f"{number}.png")
+        (folder / f"{number}.json").write_text(json.dumps({"price": 10 * number}))
+    (tmp_path / "photos" / "holiday").mkdir()
+    drawn_photo(tmp_path / "photos" / "holiday" / "blurred.jpg")
+    own.add(tmp_path / "photos")
     lines = [
         line.strip()[4:].replace("photos.index", "{index}").replace("more-photos/", "{more}")
         for line in (Index.__doc__ or "").splitlines()
         if line.strip().startswith((">>> ", "... "))
     ]
     code = "\n".join(line.partition("  # doctest")[0] for line in lines)
-    said: list[object] = []
+    said: list[tuple[str, float]] = []
     names: dict[str, Any] = {"Index": OpenedWith(own), "print": lambda *words: said.append(words)}
     exec(code.format(index=own.folder, more=tmp_path / "more-photos"), names)  # noqa: S102
-    assert len(said) == 3
-    assert own.info().items == 37
+    assert [name for name, _ in said] == ["1.png"]  # the others cost more, or nothing is known of it
+    left = {hit.item_id for hit in own.search("a bag", k=100, config=WIDE)}
+    assert len(left) == own.info().items == 36 + 4
+    assert {f"{number}.png" for number in range(4)} <= left
 
 
 class OpenedWith:
@@ -432,7 +467,7 @@ def test_a_search_touches_only_what_is_under_its_beams(shared, monkeypatch):
         touched.append(answer.touched)
         return answer
 
-    monkeypatch.setattr(index_module, "rank_items", watched)
+    monkeypatch.setattr(answers, "rank_items", watched)
     shared.search("a star", config=SearchConfig(beam=1))
     shared.search("a star", config=WIDE)
     assert touched[0] < touched[1] == 36
@@ -457,8 +492,8 @@ def test_a_pool_that_changes_while_it_is_indexed_is_refused(model, pool, candida
 
 
 def test_an_index_that_does_not_say_where_its_model_is_asks_for_it(own):
-    facts = json.loads((own.folder / "index.json").read_text())
-    (own.folder / "index.json").write_text(json.dumps({**facts, "model": ""}))
+    manifest = read_manifest(own.folder)
+    write_manifest(own.folder, manifest._replace(facts=manifest.facts._replace(model="")))
     with pytest.raises(ArtifactMissing, match="--model"):
         Index.open(own.folder)
 

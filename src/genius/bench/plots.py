@@ -9,10 +9,24 @@ from typing import Final, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's."""
-MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
+COLOURS: Final = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#767676",
+    "#882255",
+)
+"""Okabe and Ito's, a grey, and a dark red of Tol's."""
+MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*", "h")
 INK: Final = "#33302b"
+DPI: Final = 160
+NAME_WIDTH: Final = 320
+NAME_HEIGHT: Final = 26
+"""Dots that a name takes."""
 
 
 class Line(NamedTuple):
@@ -24,9 +38,9 @@ class Line(NamedTuple):
     """Points that were not measured: dashed and hollow."""
 
 
-def draw(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True, connected: bool = True) -> bytes:
+def draw(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True) -> bytes:
     """A PNG of lines over a logarithmic axis."""
-    figure = Figure(figsize=(9, 5), dpi=160, layout="constrained")
+    figure = Figure(figsize=(9, 5), dpi=DPI, layout="constrained")
     axes: Axes = figure.add_subplot()
     ends: list[tuple[float, float, str, str]] = []
     for number, line in enumerate(lines):
@@ -37,7 +51,6 @@ def draw(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True, connected
                 *zip(*points, strict=True),
                 color=colour,
                 marker=marker,
-                linestyle="-" if connected else "none",
                 linewidth=2,
                 markersize=6,
             )
@@ -69,16 +82,19 @@ def draw(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True, connected
 
 
 def _name(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write each name at the end of its line, moved apart where they would lie over one another."""
-    placed: list[float] = []
+    """Write each name at the end of its line, moved up where it would lie over another."""
+    placed: list[tuple[float, float]] = []
     for x, y, name, colour in sorted(ends, key=lambda end: end[1]):
-        height = float(axes.transData.transform((x, y))[1])
-        low = max([height, *(other + 26 for other in placed)])
-        placed.append(low)
+        across, height = (float(value) for value in axes.transData.transform((x, y)))
+        low = height
+        for other_across, other in placed:
+            if abs(across - other_across) < NAME_WIDTH:
+                low = max(low, other + NAME_HEIGHT)
+        placed.append((across, low))
         axes.annotate(
             name,
             (x, y),
-            xytext=(10, (low - height) * 72 / 160),
+            xytext=(10, (low - height) * 72 / DPI),
             textcoords="offset points",
             color=colour,
             fontsize=10,

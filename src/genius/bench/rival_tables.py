@@ -89,22 +89,31 @@ def trie_table(rows: Sequence[TrieRow]) -> Table:
 
 
 def rival_figures(rows: Sequence[RivalRow]) -> list[Figure]:
-    """Recall against time and against bytes; of ours and of routing, by codes and by embeddings apart."""
-    lines: dict[str, list[RivalRow]] = {}
+    """Recall against time and against bytes; of ours and of routing, each kind of ranking by itself."""
+    kinds: dict[str, list[RivalRow]] = {}
     for row in rows:
         by = next((f" {kind}" for kind in ("by codes", "by embeddings") if row.method.endswith(kind)), "")
-        lines.setdefault(f"{row.family}{by}", []).append(row)
+        kinds.setdefault(f"{row.family}{by}", []).append(row)
     figures = []
     for field, label in (("cpu_ms", "CPU-milliseconds of a single query"), ("item_bytes", "bytes an item")):
-        drawn = [
-            Line(name, tuple((float(getattr(row, field)), row.recall_5) for row in own), ())
-            for name, own in lines.items()
+        lines = [
+            Line(kind, best_points([(float(getattr(row, field)), row.recall_5) for row in own]), ())
+            for kind, own in kinds.items()
         ]
         figures.append(
             Figure(
-                title=f"R@5 against {label}",
-                alt=f"R@5 of {', '.join(lines)} against {label}",
-                image=draw(drawn, x=label, y="R@5", log_y=False, connected=field == "cpu_ms"),
+                title=f"R@5 against {label}: of each kind, the settings that no cheaper one of it reaches",
+                alt=f"R@5 of {', '.join(kinds)} against {label}",
+                image=draw(lines, x=label, y="R@5", log_y=False),
             )
         )
     return figures
+
+
+def best_points(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Of pairs of cost and recall: those whose recall nothing of the same cost or less reaches."""
+    kept: list[tuple[float, float]] = []
+    for cost, recall in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not kept or recall > kept[-1][1]:
+            kept.append((cost, recall))
+    return tuple(kept)

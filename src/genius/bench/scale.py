@@ -32,10 +32,11 @@ from genius.bench.scale_tables import (
     query_table,
     scale_figures,
 )
-from genius.bench.stand_ins import DIM, REFERENCE_SIZES, Subject, random_queries, stand_in
+from genius.bench.stand_ins import DIM, LEVELS, Subject, random_queries, stand_in
 from genius.bench.timing import interleaved, latencies
 from genius.config import Count, Natural, SearchConfig, checked
 from genius.errors import UsageError
+from genius.models.quantizer import NUM_MODALITIES
 from genius.search.allowed import Part
 from genius.search.beam import search
 from genius.search.searcher import Evidence, rank_items
@@ -58,6 +59,8 @@ class ScaleSettings:
     sizes: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
     """Items in the pools, which are invented; each begins with the one before."""
     pool: PoolKind = "skewed"
+    codes: Count = 4096
+    """At each of the eight semantic levels."""
     beam: Count = 50
     """Of the full search and of the leaf stop."""
     small_beam: Count = 10
@@ -84,6 +87,11 @@ class ScaleSettings:
                 f"sizes {list(self.sizes)} and memory of {self.memory_gib} GiB; expected one size or more, "
                 "none below 1, and some memory"
             )
+        if 0 < self.flat_items < min(self.sizes):
+            raise UsageError(
+                f"exact search is measured up to {self.flat_items:,} items and all pools are larger, so that "
+                "nothing could be calculated from; add a smaller size, or leave exact search out (0)"
+            )
 
 
 class Scale(NamedTuple):
@@ -96,15 +104,16 @@ class Scale(NamedTuple):
 def bench_scale(settings: ScaleSettings, folder: Path, *, progress: Progress) -> Scale:
     """Measure every size; tables are built in a folder and removed again."""
     settings = checked(settings)
-    large = stand_in("reference", seed=settings.seed)
-    small = stand_in("tiny", seed=settings.seed, sizes=REFERENCE_SIZES)
+    codes = (NUM_MODALITIES, *[settings.codes] * LEVELS)
+    large = stand_in("reference", seed=settings.seed, sizes=codes)
+    small = stand_in("tiny", seed=settings.seed, sizes=codes)
     builds: list[BuildRow] = []
     rows: list[QueryRow] = []
     progress.begin("scale", len(settings.sizes))
     for number, items in enumerate(sorted(set(settings.sizes)), start=1):
         place = folder / TABLES / str(items)
         shutil.rmtree(place, ignore_errors=True)
-        pool = SyntheticPool(items=items, sizes=REFERENCE_SIZES, kind=settings.pool, seed=settings.seed)
+        pool = SyntheticPool(items=items, sizes=codes, kind=settings.pool, seed=settings.seed)
         built = build_apart(pool, place, memory_bytes=int(settings.memory_gib * GIB))
         open_ms = _opening(place)
         table = IdTable.open(place)
@@ -234,7 +243,7 @@ def _exact(settings: ScaleSettings, items: int, measured: Sequence[QueryRow]) ->
         if not known:
             raise UsageError(
                 f"the vectors of {items} items do not fit, and no smaller pool was measured to calculate "
-                "exact search from; add a smaller size, or leave it out (flat items 0)"
+                "exact search from; free some memory, add a smaller size, or leave exact search out (0)"
             )
         largest = max(known, key=lambda row: row.items)
         times = items / largest.items

@@ -16,13 +16,16 @@ from torch.nn import functional as F
 from genius.config import GeneratorConfig
 from genius.model import Genius
 from genius.models.generator import Generator
+from genius.models.quantizer import NUM_MODALITIES
 from genius.search.decoder import Decoder
 from genius.search.rank import CodeRanker
 
 DIM: Final = 768
 """Width of the embeddings of CLIP's large model, which the paper uses."""
-REFERENCE_SIZES: Final = (3, *[4096] * 8)
-TINY_SIZES: Final = (3, *[256] * 8)
+LEVELS: Final = 8
+"""Semantic ones; the modality's is on top."""
+REFERENCE_SIZES: Final = (NUM_MODALITIES, *[4096] * LEVELS)
+TINY_SIZES: Final = (NUM_MODALITIES, *[256] * LEVELS)
 TINY: Final = GeneratorConfig(
     layers=1, width=128, feedforward=256, heads=4, head_width=32, prefixes=8, dropout=0.0
 )

@@ -136,7 +136,7 @@ class Push:
                 _show(progress, ready.files)
                 if ready.kind == "dataset":
                     progress.say(
-                        "Beware: the texts of the items, their ids and the paths of their pictures go out too"
+                        "Beware: the items' texts, fields and ids and the paths of their pictures go out too"
                     )
                 if not self.dry_run:
                     _ask(f"Publish {size(sum(count for _, count in ready.files))}?", yes=self.yes)

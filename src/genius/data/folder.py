@@ -188,15 +188,17 @@ def _words_beside(
 def _words_in(row: object) -> _Words:
     if not isinstance(row, Mapping):
         raise BadData(f"is a JSON {type(row).__name__}, expected an object with a caption")
+    text = None
+    rest = {name: row[name] for name in row if name not in _FILE_KEYS}
     for key in _TEXT_KEYS:
         value = row.get(key)
         first = value[0] if isinstance(value, list) and value else value
         if isinstance(first, str) and first.strip():
-            rest = {name: row[name] for name in row if name not in _FILE_KEYS}
+            text = first.strip()
             if not isinstance(value, list):
                 del rest[key]
-            return _Words(first.strip(), json.dumps(rest, ensure_ascii=False) if rest else None)
-    return _NO_WORDS
+            break
+    return _Words(text, json.dumps(rest, ensure_ascii=False) if rest else None)
 
 
 def _read_list(

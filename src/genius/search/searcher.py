@@ -64,13 +64,15 @@ def rank_items(
     evidence: Evidence,
     k: int,
     restriction: Restriction | None = None,
+    for_codes: Float[Tensor, " dim"] | None = None,
 ) -> Answer:
     """List the items under the beams of one query and order them.
 
     Without re-ranking they keep the generator's order; items that share an ID come most typical first. By
     ``codes`` and ``embeddings`` all items under all beams are ordered anew; ``embedding`` is the query's
     vector in the space of the evidence (the paper's GENIUS^R: sums of the encoder's features on both sides).
-    With a ``config.shortlist`` only so many of them, the best by codes, are compared by their embeddings.
+    With a ``config.shortlist`` only so many of them, the best by codes, are compared by their embeddings;
+    ``for_codes`` is the query's vector in the space of the codes, where the stored embeddings have another.
 
     Raises
     ------
@@ -89,7 +91,8 @@ def rank_items(
                 raise UsageError(
                     "this index stores no embeddings; rank by codes, or create it with --embeddings fused"
                 )
-            by_leaf = _by_codes(parts, leaves, embedding, evidence) if config.shortlist else None
+            in_codes = embedding if for_codes is None else for_codes
+            by_leaf = _by_codes(parts, leaves, in_codes, evidence) if config.shortlist else None
     found = _items(parts, leaves, by_leaf, restriction)
     touched = len(found.items)
     if config.rerank == "embeddings":

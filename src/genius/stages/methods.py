@@ -241,6 +241,7 @@ def _generate(
                     config=configs[method],
                     evidence=evidence[is_raw],
                     k=DEPTH,
+                    for_codes=asked[query],
                 )
                 hits[method].append(_hits(pool, answer.items, answer.scores))
                 touched[method] += answer.touched

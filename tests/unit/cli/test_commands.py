@@ -52,6 +52,7 @@ def test_create_says_on_stderr_what_was_left_out_and_on_stdout_only_data(trained
     assert json.loads(out) == {
         "added": 4,
         "replaced": 0,
+        "unchanged": 0,
         "left_out": [{"file": str(photos / "torn.png"), "reason": json.loads(out)["left_out"][0]["reason"]}],
     }
     assert f"left out: {photos / 'torn.png'}: " in err
@@ -68,8 +69,10 @@ def test_add_says_what_was_added_and_replaced(index, photos, tmp_path, capsys):
     (tmp_path / "more" / "milk.txt").write_text("and the butter")
     (tmp_path / "more" / "new.txt").write_text("a kite")
     found = told(capsys, "index", "add", tmp_path / "index", tmp_path / "more")
-    assert found == {"added": 2, "replaced": 1, "left_out": []}
+    assert found == {"added": 2, "replaced": 1, "unchanged": 0, "left_out": []}
     assert told(capsys, "index", "info", tmp_path / "index")["items"] == 5
+    found = told(capsys, "index", "add", tmp_path / "index", tmp_path / "more")
+    assert found == {"added": 0, "replaced": 0, "unchanged": 2, "left_out": []}
 
 
 def test_info_tells_what_the_index_holds(index, trained, capsys):
@@ -77,10 +80,14 @@ def test_info_tells_what_the_index_holds(index, trained, capsys):
     assert found["items"] == 4
     assert found["by_modality"] == {"image": 2, "image-text": 1, "text": 1}
     assert found["model"] == str(trained.model.resolve())
-    names = {"distinct_ids", "collision_rate", "id_bytes_per_item", "embedding_bytes_per_item"}
-    assert names | {"folder", "model_fingerprint", "item_store_bytes_per_item"} <= set(found)
+    names = {"folder", "model_fingerprint", "generation", "distinct_ids", "collision_rate", "embeddings"}
+    assert names <= set(found)
+    parts = {"ids", "buckets", "typicality", "embeddings", "items", "deleted"}
+    assert set(found["bytes_per_item"]) == parts
+    assert found["segments"] == [{"name": "000001", "items": 4, "deleted": 0, "ids": found["distinct_ids"]}]
     out, err = run(capsys, "index", "info", index)
     assert "distinct ids" in out
+    assert "000001: 4 items, 0 deleted" in " ".join(out.split())
     assert err == ""
 
 
@@ -128,10 +135,14 @@ def test_a_moved_model_can_be_named_to_every_command_of_an_index(trained, photos
     shutil.copytree(trained.model, tmp_path / "here")
     run(capsys, "index", "create", tmp_path / "i", "--model", tmp_path / "here", "--pool", photos)
     (tmp_path / "here").rename(tmp_path / "there")
-    for words in (("search", tmp_path / "i", "x"), ("index", "info", tmp_path / "i")):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "a.txt").write_text("a kite")
+    for words in (("search", tmp_path / "i", "x"), ("index", "add", tmp_path / "i", tmp_path / "more")):
         assert "--model" in run(capsys, *words, status=4)[1]
         run(capsys, *words, "--model", tmp_path / "there")
-    run(capsys, "index", "add", tmp_path / "i", photos, "--model", tmp_path / "there")
+    run(capsys, "index", "delete", tmp_path / "i", "milk.txt")
+    for name in ("info", "compact", "verify"):  # these need no model
+        run(capsys, "index", name, tmp_path / "i")
 
 
 @pytest.mark.parametrize(
@@ -141,6 +152,18 @@ def test_a_moved_model_can_be_named_to_every_command_of_an_index(trained, photos
         (("search", "{index}", "x", "-k", "0"), 2),
         (("search", "{index}", "x", "--beam", "0"), 2),
         (("search", "{index}", "x", "--rerank", "embeddings"), 2),
+        (("search", "{index}", "x", "--where", "price<"), 2),
+        (("search", "{index}", "x", "--where", "brand=acme", "--where", "no condition"), 2),
+        (("search", "{index}", "x", "--match", "..."), 2),
+        (("search", "{index}", "x", "--leaves", "-1"), 2),
+        (("search", "{index}", "x", "--shortlist", "-1"), 2),
+        (("index", "delete", "{index}"), 2),
+        (("index", "delete", "{new}", "x"), 4),
+        (("index", "delete", "{index}", "--ids-from", "{new}"), 6),
+        (("index", "compact", "{new}"), 4),
+        (("index", "compact", "{index}", "--memory-mib", "0"), 2),
+        (("index", "verify", "{new}"), 4),
+        (("index", "verify", "{model}"), 4),
         (("search", "{photos}", "x"), 4),
         (("search", "{index}", "x", "--model", "{photos}"), 4),
         (("search", "{index}", "--image", "{photos}/torn.png"), 6),

@@ -63,11 +63,12 @@ def test_a_json_beside_a_picture_gives_caption_and_source(tmp_path, key):
     assert json.loads(candidate.source) == {"price": 3}
 
 
-def test_a_json_without_words_leaves_the_picture_alone(tmp_path):
+def test_a_json_without_words_leaves_the_picture_a_picture_with_fields(tmp_path):
     picture(tmp_path / "a.png")
     (tmp_path / "a.json").write_text('{"price": 3, "caption": " "}')
     [candidate] = read_folder(tmp_path).candidates
     assert candidate.modality is Modality.IMAGE
+    assert json.loads(candidate.source) == {"price": 3, "caption": " "}
 
 
 @pytest.mark.parametrize("column", ["text", "caption"])

@@ -703,19 +703,18 @@ def test_a_pulled_index_that_lacks_a_file_or_has_another_is_refused_by_its_name(
     else:
         whole = held[f"segments/000001/{name}"]
         held[f"segments/000001/{name}"] = whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:]
-    with pytest.raises(ArtifactError, match=f"000001.*{name}|{name}.*000001") as refused:
+    with pytest.raises(ArtifactError, match=rf"000001.*{name}"):
         pull(plan_pull("datasets/me/some"), tmp_path / "out")
-    assert refused.type in (ArtifactMissing, ArtifactMismatch)
     assert not (tmp_path / "out").exists()
 
 
-def test_an_index_that_is_damaged_in_the_cache_is_pulled_anew(hub, some_index, trained, monkeypatch):
+def test_an_index_that_is_damaged_in_the_cache_is_pulled_anew(hub, some_index, trained):
     push(some_index, "me/some", About())
     folder = find_index("me/some")
     for file in (folder / "segments" / "000001" / "ids.npy", folder / "index.json"):
         place = file.resolve()
         whole = place.read_bytes()
-        place.write_bytes(whole[:-1])
+        place.write_bytes(whole[:-2])
         with pytest.raises(NetworkNeeded, match="damaged or not complete"):
             find_index("me/some", download=False)
         assert find_index("me/some") == folder

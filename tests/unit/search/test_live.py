@@ -356,8 +356,11 @@ def test_a_damaged_manifest_is_refused_and_nothing_is_touched(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+SURROGATE = '{"format": 3, "checksum": "", "model": "\\ud800"}'
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"format": 3}', '{"format": "x"}', "null", "[" * 100_000]
+    "text", ["", "{", "[]", "{}", '{"format": 3}', '{"format": "x"}', "null", "[" * 100_000, SURROGATE]
 )
 def test_a_file_that_is_no_manifest_is_said_to_be_damaged(tmp_path, text):
     (tmp_path / CURRENT).write_text(text)
@@ -401,6 +404,10 @@ def test_an_index_of_another_version_is_refused_with_advice(tmp_path, change, ad
         {"segments": [{"name": "../elsewhere", "items": 1, "manifest": ""}]},
         {"segments": [{"name": "000001", "items": 1, "manifest": "", "deleted": "../x.npy"}]},
         {"segments": None},
+        {"segments": [3]},
+        {"segments": [{"name": "000001", "items": "1", "manifest": ""}]},
+        {"segments": [{"name": "000001", "items": 1, "manifest": ""}] * 2},
+        {"model": None},
     ],
 )
 def test_a_manifest_that_makes_no_sense_is_refused_though_its_checksum_is_right(tmp_path, change):

@@ -1,0 +1,204 @@
+"""Commands by which items go, and by which an index is looked after."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genius.cli import main
+from genius.search.live import one_writer
+
+
+def run(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:
+    """Run a command; what it wrote to stdout and stderr."""
+    assert main([str(word) for word in words]) == status
+    said = capsys.readouterr()
+    return said.out, said.err
+
+
+def told(capsys, *words: str | Path, status: int = 0) -> dict[str, Any]:
+    """The JSON document that a command writes, the whole of its stdout."""
+    found = json.loads(run(capsys, *words, "--json", status=status)[0])
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(trained, tmp_path_factory) -> Path:
+    """An index of eight texts with fields, that no test changes."""
+    folder = tmp_path_factory.mktemp("cli")
+    rows = [
+        {
+            "did": f"1:{number + 1}",
+            "modality": "text",
+            "txt": f"a {colour} {thing}",
+            "img_path": None,
+            "src_content": json.dumps({"price": 10 * number, "colour": colour}),
+        }
+        for number, (colour, thing) in enumerate(
+            (colour, thing)
+            for colour in ("red", "blue")
+            for thing in ("kite", "boat", "leather bag", "clock")
+        )
+    ]
+    (folder / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("index", "create", folder / "index", "--model", trained.model, "--pool", folder / "pool.jsonl")
+    kinds = ("--embeddings", "fused", "--embedding-type", "int8")
+    assert main([str(word) for word in (*words, *kinds)]) == 0
+    return folder / "index"
+
+
+@pytest.fixture
+def index(whole, tmp_path, monkeypatch) -> Path:
+    """A copy to change."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    return Path(shutil.copytree(whole, tmp_path / "index"))
+
+
+def found_by(capsys, index: Path, *words: str) -> set[str]:
+    status = main(["search", str(index), "a kite", "-k", "50", "--json", *words])
+    hits = json.loads(capsys.readouterr().out)["hits"]
+    assert status == (0 if hits else 3)
+    return {hit["item_id"] for hit in hits}
+
+
+ALL = {f"1:{number}" for number in range(1, 9)}
+
+
+def test_delete_takes_ids_and_says_which_are_not_there(index, capsys):
+    out, err = run(capsys, "index", "delete", index, "1:1", "1:99", "1:3")
+    assert out == ""
+    assert err == "not in the index: 1:99\n2 items deleted\n"
+    assert found_by(capsys, index) == ALL - {"1:1", "1:3"}
+    assert told(capsys, "index", "delete", index, "1:1", "1:2") == {"deleted": 1, "missing": ["1:1"]}
+
+
+def test_delete_of_nothing_that_is_there_is_exit_status_3(index, capsys):
+    before = told(capsys, "index", "info", index)
+    assert told(capsys, "index", "delete", index, "x", "y", status=3) == {"deleted": 0, "missing": ["x", "y"]}
+    assert told(capsys, "index", "info", index) == before
+
+
+def test_delete_reads_ids_from_a_file_or_from_stdin(index, tmp_path, capsys, monkeypatch):
+    (tmp_path / "ids").write_text("1:1\n\n  1:2  \nx\n")
+    found = told(capsys, "index", "delete", index, "1:8", "--ids-from", tmp_path / "ids")
+    assert found == {"deleted": 3, "missing": ["x"]}
+    monkeypatch.setattr("sys.stdin", io.StringIO("1:3\n1:4"))
+    assert told(capsys, "index", "delete", index, "--ids-from", "-") == {"deleted": 2, "missing": []}
+    assert found_by(capsys, index) == {"1:5", "1:6", "1:7"}
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_a_list_without_ids_is_refused(index, tmp_path, capsys, text):
+    (tmp_path / "ids").write_text(text)
+    _, err = run(capsys, "index", "delete", index, "--ids-from", tmp_path / "ids", status=2)
+    assert "--ids-from" in err
+
+
+def test_a_list_of_ids_that_cannot_be_read_is_named(index, tmp_path, capsys):
+    (tmp_path / "ids").write_bytes(b"caf\xe9")
+    _, err = run(capsys, "index", "delete", index, "--ids-from", tmp_path / "ids", status=6)
+    assert str(tmp_path / "ids") in err
+
+
+def test_compact_gives_back_the_room_of_what_was_deleted(index, capsys):
+    run(capsys, "index", "delete", index, "1:1", "1:2")
+    before = told(capsys, "index", "info", index)
+    assert before["segments"][0]["deleted"] == 2
+    assert before["bytes_per_item"]["deleted"] > 0
+    out, err = run(capsys, "index", "compact", index, "--memory-mib", "64")
+    assert out == ""
+    assert err == "6 items in 1 segments, before in 1\n"
+    after = told(capsys, "index", "info", index)
+    assert [(one["items"], one["deleted"]) for one in after["segments"]] == [(6, 0)]
+    assert after["bytes_per_item"]["deleted"] == 0
+    assert found_by(capsys, index) == ALL - {"1:1", "1:2"}
+
+
+def test_verify_says_what_it_read(index, capsys):
+    run(capsys, "index", "delete", index, "1:1")
+    found = told(capsys, "index", "verify", index)
+    files = [file for file in index.rglob("*") if file.is_file() and not file.name.startswith(".")]
+    assert found == {
+        "segments": 1,
+        "items": 7,
+        "deleted": 1,
+        "files": len(files),
+        "bytes": sum(file.stat().st_size for file in files),
+    }
+    out, err = run(capsys, "index", "verify", index)
+    assert "segments" in out
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["ids.npy", "items.sqlite", "embeddings.npy", "embedding_scales.npy", "manifest.json"]
+)
+def test_verify_names_a_damaged_file_and_leaves_with_status_4(index, capsys, name):
+    (path,) = index.rglob(name)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    out, err = run(capsys, "index", "verify", index, status=4)
+    assert out == ""
+    assert "000001" in err
+    assert name in err
+    assert err.startswith("genius: ")
+    assert err.count("\n") == 1
+    path.write_bytes(whole)
+    run(capsys, "index", "verify", index)
+
+
+def test_info_says_how_embeddings_are_kept_and_how_often_the_index_changed(index, capsys):
+    found = told(capsys, "index", "info", index)
+    assert (found["embeddings"], found["generation"], found["items"]) == ("fused, int8", 1, 8)
+    assert found["by_modality"] == {"text": 8}
+    run(capsys, "index", "delete", index, "1:1")
+    found = told(capsys, "index", "info", index)
+    assert (found["generation"], found["items"], found["by_modality"]) == (2, 7, {"text": 7})
+    out, _ = run(capsys, "index", "info", index)
+    assert "000001: 8 items, 1 deleted" in " ".join(out.split())
+
+
+def test_search_finds_only_what_meets_all_conditions(whole, capsys):
+    def found(*words: str) -> set[str]:
+        return found_by(capsys, whole, *words)
+
+    assert found("--where", "price<20") == {"1:1", "1:2"}
+    assert found("--where", "price>=20", "--where", "colour=red") == {"1:3", "1:4"}
+    assert found("--where", "colour in blue,green") == {"1:5", "1:6", "1:7", "1:8"}
+    assert found("--match", "leather") == {"1:3", "1:7"}
+    assert found("--match", '"red leather"', "--where", "price<=20") == {"1:3"}
+    assert found("--where", "price>1000") == set()
+
+
+def test_a_condition_that_is_none_says_how_one_is_written(whole, capsys):
+    _, err = run(capsys, "search", whole, "a kite", "--where", "price<", status=2)
+    assert "'price<'" in err
+    assert "FIELD OPERATOR VALUE" in err
+
+
+def test_search_can_stop_early_and_compare_only_the_best(whole, capsys):
+    stopped = ("--rerank", "codes", "--leaves", "8")
+    hits = told(capsys, "search", whole, "a red kite", *stopped)["hits"]
+    assert {hit["item_id"] for hit in hits} == ALL
+    assert all(len(hit["log_probabilities"]) < len(hit["codes"]) for hit in hits)
+    short = ("--rerank", "embeddings", "--leaves", "8", "--shortlist", "3", "-k", "3")
+    hits = told(capsys, "search", whole, "a red kite", *short)["hits"]
+    assert len(hits) == 3
+    assert all(-1.01 < hit["score"] < 1.01 for hit in hits)
+    for scores in ("vocabulary", "children"):
+        assert len(told(capsys, "search", whole, "a red kite", "--scores", scores)["hits"]) == 8
+
+
+def test_while_somebody_writes_a_change_is_refused_or_waits(index, capsys):
+    with one_writer(index):
+        for words in (("delete", index, "1:1"), ("compact", index)):
+            _, err = run(capsys, "index", *words, "--wait", "0.05", status=2)
+            assert "being changed by another process" in err
+        assert found_by(capsys, index) == ALL

@@ -1,0 +1,216 @@
+"""Searching with conditions, several requests at once, and 8-bit embeddings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from genius.config import SearchConfig
+from genius.data.records import Modality
+from genius.errors import UsageError
+from genius.index import Index, SearchHit, SearchRequest
+from genius.model import Genius
+from genius.search.filters import Filter
+
+WIDE = SearchConfig(beam=500)
+COLOURS = ("red", "green", "blue", "white", "black")
+THINGS = ("kite", "boat", "leather bag", "clock", "star", "umbrella")
+
+
+@pytest.fixture(scope="module")
+def model(trained) -> Genius:
+    return Genius.open(trained.model)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory) -> Path:
+    """Thirty texts with fields, and five pictures."""
+    root = tmp_path_factory.mktemp("pool")
+    rows = []
+    for number, (colour, thing) in enumerate((c, t) for c in COLOURS for t in THINGS):
+        source = json.dumps({"price": number, "colour": colour, "size": {"width": number % 4}})
+        rows.append(
+            {
+                "did": f"1:{number + 1}",
+                "modality": "text",
+                "txt": f"a {colour} {thing}",
+                "src_content": source,
+            }
+        )
+    for number, colour in enumerate(COLOURS):
+        Image.new("RGB", (32, 32), colour).save(root / f"{colour}.png")
+        rows.append({"did": f"2:{number + 1}", "modality": "image", "img_path": f"{colour}.png"})
+    path = root / "pool.jsonl"
+    path.write_text("".join(json.dumps({"txt": None, "img_path": None, **row}) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def index(model, pool, tmp_path_factory) -> Index:
+    """An index of two segments with deleted items that no test changes."""
+    folder = tmp_path_factory.mktemp("made") / "index"
+    lines = pool.read_text().splitlines(keepends=True)
+    made, _ = Index.create(folder, model=model, pool=pool, embeddings="fused")
+    more = pool.with_name("more.jsonl")
+    more.write_text(
+        "".join(line.replace('"did": "1:', '"did": "3:').replace("a red", "one red") for line in lines[:6])
+    )
+    made.add(more)
+    made.delete(["1:3", "1:9", "3:2", "2:1"])
+    assert [one.deleted for one in made.info().segments] == [3, 1]
+    return made
+
+
+def ids(hits: list[SearchHit]) -> list[str]:
+    return [hit.item_id for hit in hits]
+
+
+CONDITIONS: list[tuple[dict[str, Any], Any]] = [
+    ({"where": ["price<7"]}, lambda hit, fields: fields.get("price", 99) < 7),
+    ({"where": {"colour": ["red", "blue"]}}, lambda hit, fields: fields.get("colour") in ("red", "blue")),
+    ({"where": ["size.width>=2", "price!=3"]}, lambda hit, fields: fields.get("size", {"width": 0})["width"] >= 2
+     and fields["price"] != 3),
+    ({"match": "leather"}, lambda hit, fields: "leather" in (hit.text or "")),
+    ({"match": '"red kite"'}, lambda hit, fields: "red kite" in (hit.text or "")),
+    ({"match": "umb*", "where": "colour=white"}, lambda hit, fields: hit.text == "a white umbrella"),
+    ({"where": ["text~one"], "modality": "text"}, lambda hit, fields: "one" in (hit.text or "")),
+    ({"where": ["price>1000"]}, lambda hit, fields: False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "satisfies"), CONDITIONS)
+@pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
+def test_a_filtered_search_finds_what_satisfies_it_in_the_order_of_the_whole(
+    index, pool, asked, satisfies, rerank
+):
+    config = SearchConfig(beam=500, rerank=rerank)
+    fields = {
+        row["did"].replace("1:", prefix): json.loads(row.get("src_content") or "{}")
+        for row in map(json.loads, pool.read_text().splitlines())
+        for prefix in ("1:", "3:")
+    }
+    wanted = asked.get("modality") or "text"
+    usual = index.model.instruction_for(Modality.TEXT, Modality.parse(wanted))
+    whole = index.search("a red kite", instruction=usual, k=100, config=config)
+    assert len(whole) == 35 + 6 - 4
+    expected = [hit for hit in whole if satisfies(hit, fields[hit.item_id])]
+    found = index.search("a red kite", instruction=usual, k=100, config=config, **asked)
+    assert ids(found) == ids(expected)
+    assert [hit.score for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-5)
+    assert [hit.rank for hit in found] == list(range(1, len(found) + 1))
+
+
+def test_a_narrow_beam_loses_nothing_of_what_a_filter_leaves(index):
+    config = SearchConfig(beam=4)
+    found = index.search("a black star", where=["price>=10", "price<14"], k=4, config=config)
+    assert sorted(ids(found)) == ["1:11", "1:12", "1:13", "1:14"]
+
+
+def test_what_was_deleted_is_not_found_by_its_fields_either(index):
+    assert index.search("a red leather bag", where=["price=2"], k=9) != []
+    assert ids(index.search("a red leather bag", where=["price=2"], k=9)) == ["3:3"]
+    assert index.search("anything", where=["id=1:9"]) == []
+
+
+@pytest.mark.parametrize("where", [["price<"], ["<20"], {"price": {"<>": 3}}, ["modality=sound"]])
+def test_a_condition_that_is_none_is_refused(index, where):
+    with pytest.raises(UsageError):
+        index.search("a kite", where=where)
+
+
+REQUESTS = [
+    SearchRequest(text="a red kite"),
+    SearchRequest(text="a green boat", k=3, modality=Modality.TEXT),
+    SearchRequest(text="a blue clock", k=7, only=Filter.parse(["price<20"])),
+    SearchRequest(text="a white thing", k=40, beam=40),
+    SearchRequest(text="nothing", only=Filter.parse(["price>1000"])),
+    SearchRequest(text="a square", modality=Modality.IMAGE, instruction="Find a photo", k=2),
+    SearchRequest(text="a bag", k=5, only=Filter.parse(match="leather")),
+]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SearchConfig(beam=8),
+        SearchConfig(beam=8, scores="vocabulary"),
+        SearchConfig(beam=8, scores="children"),
+        SearchConfig(beam=8, rerank="codes", leaves=16),
+        SearchConfig(beam=8, rerank="embeddings"),
+        SearchConfig(beam=8, rerank="embeddings", leaves=16, shortlist=12),
+    ],
+)
+def test_many_requests_together_are_answered_as_one_by_one(index, pool, config):
+    requests = [*REQUESTS, SearchRequest(text="the same", image=pool.with_name("green.png"), k=4)]
+    together = index.search_many(requests, config=config)
+    for request, found in zip(requests, together, strict=True):
+        (alone,) = index.search_many([request], config=config)
+        assert ids(found) == ids(alone)
+        assert [hit.codes for hit in found] == [hit.codes for hit in alone]
+        assert [hit.score for hit in found] == pytest.approx([hit.score for hit in alone], abs=1e-4)
+    assert [len(found) for found in together] == [10, 3, 7, 37, 0, 2, 4, 4]
+
+
+def test_no_request_has_no_answer(index):
+    assert index.search_many([]) == []
+
+
+def test_a_request_for_a_beam_of_nothing_is_refused(index):
+    with pytest.raises(UsageError, match="beam is 0"):
+        index.search_many([SearchRequest(text="a kite", beam=0)])
+
+
+def test_embeddings_of_8_bits_rank_nearly_as_those_of_16(model, pool, tmp_path):
+    config = SearchConfig(beam=500, rerank="embeddings")
+    found = []
+    for kind in ("float16", "int8"):
+        made, _ = Index.create(
+            tmp_path / kind, model=model, pool=pool, embeddings="fused", embedding_type=kind
+        )
+        hits = made.search("a red kite", k=100, config=config)
+        found.append({hit.item_id: hit.score for hit in hits})
+        info = made.info()
+        assert info.embeddings == f"fused, {kind}"
+        width = 2 * model.dim if kind == "float16" else model.dim + 2
+        assert info.bytes_per_item["embeddings"] == pytest.approx(width, abs=8)  # heads of files
+        again = Index.open(made.folder, model=model).search("a red kite", k=100, config=config)
+        assert again == hits
+    wide, narrow = (np.array([scores[name] for name in found[0]]) for scores in found)
+    assert len(wide) == 35
+    assert not np.array_equal(wide, narrow)
+    assert np.abs(wide - narrow).max() < 0.01
+
+
+def test_a_shortlist_of_raw_embeddings_is_made_by_the_codes_as_they_rank(model, pool, tmp_path):
+    made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="raw")
+    by_codes = made.search("a red kite", k=6, config=SearchConfig(beam=500, rerank="codes"))
+    config = SearchConfig(beam=500, rerank="embeddings", shortlist=6)
+    assert {hit.item_id for hit in made.search("a red kite", k=6, config=config)} == set(ids(by_codes))
+
+
+def test_a_shortlist_is_never_shorter_than_the_hits_that_are_asked_for(index):
+    asked = {"text": "a red kite", "k": 20}
+    short, long = (
+        index.search(**asked, config=SearchConfig(beam=500, rerank="embeddings", shortlist=length))
+        for length in (1, 20)
+    )
+    assert short == long
+    assert len(short) == 20
+
+
+def test_items_that_are_added_later_keep_the_kind_of_embeddings(model, pool, tmp_path):
+    made, _ = Index.create(
+        tmp_path / "index", model=model, pool=pool, embeddings="raw", embedding_type="int8"
+    )
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "a.txt").write_text("a red kite")
+    made.add(tmp_path / "more")
+    assert made.info().embeddings == "raw, int8"
+    best = made.search("a red kite", k=1, config=SearchConfig(beam=500, rerank="embeddings"))
+    assert len(best) == 1
+    assert {segment.embeddings.dtype.name for segment in made._opened.segments} == {"int8"}
