@@ -72,7 +72,7 @@ def answer(
 ) -> list[list[SearchHit]]:
     """Hits of each request, best first.
 
-    Neither a beam nor a shortlist is ever shorter than the number of hits asked for.
+    A beam is never narrower than the number of hits asked for.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def answer(
                 beams,
                 query,
                 asked[query].evidence,
-                config=_long_enough(config, request),
+                config=config,
                 evidence=evidence,
                 k=request.k,
                 restriction=restrictions[query],
@@ -124,13 +124,6 @@ class _Asked:
     """For the generator; one row."""
     evidence: Tensor
     """In the space of what hits are re-ranked by."""
-
-
-def _long_enough(config: SearchConfig, request: SearchRequest) -> SearchConfig:
-    """The same, with room in the shortlist, if there is one, for all hits that are asked for."""
-    if not 0 < config.shortlist < request.k:
-        return config
-    return dataclasses.replace(config, shortlist=request.k)
 
 
 def _check(request: SearchRequest) -> None:

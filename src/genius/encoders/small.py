@@ -2,7 +2,7 @@
 
 A picture is described once by fixed edges and colours (:mod:`genius.encoders.picture`), a text once by token
 numbers (:mod:`genius.encoders.words`); what is learnt is a light network over each. So a stage caches both
-and every training step costs a few matrix products. Deviation 23: the paper's encoder is a fine-tuned CLIP.
+and every training step costs a few matrix products. Deviation 24: the paper's encoder is a fine-tuned CLIP.
 """
 
 from __future__ import annotations

@@ -71,8 +71,9 @@ def rank_items(
     Without re-ranking they keep the generator's order; items that share an ID come most typical first. By
     ``codes`` and ``embeddings`` all items under all beams are ordered anew; ``embedding`` is the query's
     vector in the space of the evidence (the paper's GENIUS^R: sums of the encoder's features on both sides).
-    With a ``config.shortlist`` only so many of them, the best by codes, are compared by their embeddings;
-    ``for_codes`` is the query's vector in the space of the codes, where the stored embeddings have another.
+    With a ``config.shortlist`` only so many of them (at least ``k``), the best by codes, are compared by
+    their embeddings; ``for_codes`` is the query's vector in the space of the codes, where the stored
+    embeddings have another.
 
     Raises
     ------
@@ -97,7 +98,7 @@ def rank_items(
     touched = len(found.items)
     if config.rerank == "embeddings":
         if config.shortlist:
-            found = found.take(highest(found.scores, config.shortlist))
+            found = found.take(highest(found.scores, max(k, config.shortlist)))
         found = found._replace(scores=_by_embeddings(found, embedding, evidence.embeddings or ()))
     best = found.take(highest(found.scores, k))
     return Answer(*best, touched)

@@ -104,7 +104,7 @@ def choose_instruction(
 ) -> str | None:
     """One instruction for a query, the same on every run and machine.
 
-    Deviation 24: UniIR draws it at random.
+    Deviation 25: UniIR draws it at random.
     """
     if choice == "none":
         return None

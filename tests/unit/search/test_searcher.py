@@ -171,14 +171,28 @@ def test_a_short_list_is_chosen_by_codes_and_ordered_by_embeddings(part, tables,
         return torch.from_numpy(stored[items])
 
     answer = ranked(
-        [part], BEAMS, query=query, rerank="embeddings", shortlist=3, evidence=Evidence(ranker, [vectors])
+        [part],
+        BEAMS,
+        query=query,
+        k=2,
+        rerank="embeddings",
+        shortlist=3,
+        evidence=Evidence(ranker, [vectors]),
     )
     by_codes = (
         ranked([part], BEAMS, query=query, rerank="codes", evidence=Evidence(ranker)).items[:3].tolist()
     )
     assert sorted(compared) == sorted(by_codes)
-    assert answer.items.tolist() == sorted(by_codes, key=lambda item: -float(stored[item] @ query.numpy()))
+    best = sorted(by_codes, key=lambda item: -float(stored[item] @ query.numpy()))
+    assert answer.items.tolist() == best[:2]
     assert answer.touched == 5
+
+
+def test_a_short_list_has_room_for_all_hits_that_are_asked_for(part, tables, random):
+    evidence = Evidence(CodeRanker(tables), [lambda items: torch.zeros(len(items), DIM)])
+    query = torch.randn(DIM, generator=random)
+    answer = ranked([part], BEAMS, query=query, k=4, rerank="embeddings", shortlist=1, evidence=evidence)
+    assert len(answer.items) == 4
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
