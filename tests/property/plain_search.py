@@ -346,10 +346,13 @@ class ExactDecoder:
         return WrittenState(0, [(int(number), ()) for number in queries[:, 0].tolist()], len(queries))
 
     def advance(self, state: WrittenState, codes: torch.Tensor) -> WrittenStep:
-        assert len(codes) == len(state.rows)
+        rows = state.rows
+        if state.level == 0 and len(codes) % len(rows) == 0:  # several openings of each query
+            rows = [row for row in rows for _ in range(len(codes) // len(rows))]
+        assert len(codes) == len(rows)
         self.num_rows += codes.numel()
         said, written = [], []
-        for (query, prefix), new in zip(state.rows, codes.tolist(), strict=True):
+        for (query, prefix), new in zip(rows, codes.tolist(), strict=True):
             steps = [(*prefix, *new[:count]) for count in range(0 if state.level == 0 else 1, len(new) + 1)]
             said.append([[query, *step, *[-1] * (len(self.sizes) - len(step))] for step in steps])
             written.append((query, (*prefix, *new)))

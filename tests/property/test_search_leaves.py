@@ -142,4 +142,4 @@ def test_what_lies_under_the_beams_is_ordered_as_by_brute_force(plain, rerank, s
                 )
             elif k >= shortlist:
                 compared = sorted((mine[hit][0] for hit in given), reverse=True)
-                assert compared == sorted((codes for codes, _ in mine.values()), reverse=True)[:shortlist]
+                assert compared == sorted((codes for codes, _ in mine.values()), reverse=True)[:k]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from genius.config import SearchConfig
 from genius.search.allowed import Part
 from genius.search.decoding import Decoding, DecodingState
-from genius.search.frontier import Frontier, Grown, best, everything
+from genius.search.frontier import Chosen, Frontier, Grown, best, everything
 from genius.search.prefixes import Continuations, Restriction, continuations, count_ids
 
 
@@ -73,6 +73,27 @@ def search(
     return run.beams()
 
 
+MOST_AHEAD: Final = 4
+"""Codes of level 0 that are read before it is known how probable they are: as many as there are modalities."""
+
+
+class _Opening(NamedTuple):
+    """What the decoder reads first."""
+
+    codes: Int64[np.ndarray, "rows codes"]
+    """Of level 0, to be read with the start token: one, or none."""
+    rows: Int64[np.ndarray, " children"]
+    """The row that foretells each continuation at level 0."""
+    width: int
+    """Rows of each query."""
+
+    def moved(self, grown: Grown, chosen: Chosen) -> Grown:
+        """The same places, come from the rows that were read."""
+        rows = np.repeat(np.arange(len(grown.rows))[:, None] * self.width, grown.rows.shape[1], axis=1)
+        rows[chosen.query, chosen.place] = self.rows[chosen.child]
+        return grown._replace(rows=rows)
+
+
 class _Run:
     """One batch of queries on its way through the levels."""
 
@@ -106,27 +127,28 @@ class _Run:
         if not len(frontier.queries):
             return
         device = self.decoder.device
-        # A modality that leaves no choice is read together with the start token.
-        is_forced = self.num_levels > 1 and np.array_equal(children.parent, np.arange(len(frontier.queries)))
-        codes = children.code[:, None] if is_forced else np.zeros((len(frontier.queries), 0), dtype=np.int64)
+        opening = self._opening(frontier, children)
         state = self.decoder.start(queries[torch.from_numpy(frontier.queries)].to(device))
-        step = self.decoder.advance(state, torch.from_numpy(codes).to(device))
+        step = self.decoder.advance(state, torch.from_numpy(opening.codes).to(device))
         state, hidden = step.state, step.hidden[:, 0]
         ahead = step.hidden[:, 1:]  # what was read ahead: nothing, or what follows level 0
         for level in range(self.num_levels):
-            gained = self._gained(hidden, children.parent, level, children)
+            rows = opening.rows if level == 0 else children.parent
+            gained = self._gained(hidden, rows, level, children)
             scores = frontier.total.ravel()[children.parent] + gained
             chosen = best(frontier.owners(children), scores, self.widths[frontier.queries])
             grown = frontier.grown(children, chosen, gained, level)
+            if level == 0:
+                grown = opening.moved(grown, chosen)
             kept = np.flatnonzero(self._finish(grown, state, ahead, level))
             if not len(kept):
                 return
             frontier = grown.frontier.take(kept)
-            rows = torch.from_numpy(grown.rows[kept]).to(device)
+            places = torch.from_numpy(grown.rows[kept]).to(device)
             everyone = len(kept) == len(grown.rows)
-            state = state.select(None if everyone else torch.from_numpy(kept).to(device), rows)
+            state = state.select(None if everyone else torch.from_numpy(kept).to(device), places)
             if ahead.shape[1]:
-                hidden, ahead = ahead[rows.ravel(), 0], ahead[:, 1:]
+                hidden, ahead = ahead[places.ravel(), 0], ahead[:, 1:]
             else:
                 tokens = frontier.codes[:, :, level : level + 1].reshape(-1, 1)
                 step = self.decoder.advance(state, torch.from_numpy(tokens).to(device))
@@ -145,6 +167,19 @@ class _Run:
                 here = (query, slice(0, frontier.width))
                 low[here], high[here], history[here] = frontier.low[0], frontier.high[0], frontier.history[0]
         return Beams(low, high, history)
+
+    def _opening(self, frontier: Frontier, children: Continuations) -> _Opening:
+        """Level 0's codes are read together with the start token where they are few and all stay."""
+        owner = frontier.owners(children)
+        count = len(frontier.queries)
+        bounds = owner.searchsorted(np.arange(count + 1))
+        most = int(np.diff(bounds).max(initial=0))
+        if self.num_levels == 1 or not 0 < most <= min(MOST_AHEAD, int(self.widths.min())):
+            return _Opening(np.zeros((count, 0), dtype=np.int64), children.parent, 1)
+        rows = owner * most + np.arange(len(owner)) - bounds[owner]
+        codes = np.zeros((count * most, 1), dtype=np.int64)
+        codes[rows, 0] = children.code
+        return _Opening(codes, rows, most)
 
     def _begin(self, num_queries: int) -> tuple[Frontier, Continuations]:
         """All queries at the root, less those whose pool is small enough to be ordered as it is."""

@@ -2,8 +2,8 @@
 
 Training wants all levels of one ID at once; search wants one level of many half-written IDs. The weights are
 the same, laid out once for that: norms folded into the matrices behind them, matrices transposed so that few
-rows stream through them, keys and values of all blocks' prefixes in one product, computed once per query and
-shared by its beams.
+rows stream through them. What cross-attention does with a query's prefixes is multiplied out once per query,
+from the residual stream and back to it, and shared by its beams: two thin products in place of four.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ class DecoderState(NamedTuple):
 
     level: int
     """Tokens written so far; the last of them predicts level ``level − 1``."""
-    keys: Float[Tensor, "blocks queries heads head_width prefixes"]
-    """What each block compares with each query's prefixes."""
-    values: Float[Tensor, "blocks queries heads prefixes head_width"]
-    """What it reads from them."""
+    prefixes: Float[Tensor, "blocks two queries looks width"]
+    """What each block compares a token with, for each head and prefix of a query (a look), and what it then
+    adds to the token."""
     past: tuple[Float[Tensor, "two tokens rows inner"], ...]
     """Keys and values of the tokens, by block; empty before the first."""
     rows: Int64[Tensor, " rows"] | None
@@ -53,8 +52,7 @@ class DecoderState(NamedTuple):
         """
         state = self
         if queries is not None:
-            keys, values = self.keys.index_select(1, queries), self.values.index_select(1, queries)
-            state = self._replace(keys=keys, values=values)
+            state = self._replace(prefixes=self.prefixes.index_select(2, queries))
         if not self.past:
             return state
         flat = rows.flatten()
@@ -75,8 +73,6 @@ class _Block(NamedTuple):
     token: Float[Tensor, "width three_inner"]
     """Queries, keys and values of self-attention."""
     token_out: Float[Tensor, "inner width"]
-    cross: Float[Tensor, "width inner"]
-    cross_out: Float[Tensor, "inner width"]
     up: Float[Tensor, "width feedforward"]
     down: Float[Tensor, "feedforward width"]
 
@@ -85,8 +81,8 @@ class _Asked(NamedTuple):
     """A block after self-attention, before it looks at the prefixes; no query has been seen in it yet."""
 
     hidden: Float[Tensor, "written width"]
-    cross: Float[Tensor, "written inner"]
-    """What cross-attention asks."""
+    normed: Float[Tensor, "written width"]
+    """The same at unit length, to be compared with the prefixes."""
     present: Float[Tensor, "two tokens rows inner"]
     """Keys and values of all tokens so far."""
 
@@ -109,9 +105,9 @@ class Decoder:
         projection = generator.prefix_projection
         self._prefix_weight = _columns(projection.weight)
         self._prefix_bias = projection.bias.detach().clone()
-        crosses = [block.cross_attention for block in blocks]
-        layers = (layer for cross in crosses for layer in (cross.k, cross.v))
+        layers = (layer for block in blocks for layer in (block.cross_attention.k, block.cross_attention.v))
         self._prefix_keys_values = _behind(generator.prefix_norm, *layers)
+        self._prefix_sides = torch.cat([_sides(block, config.heads) for block in blocks])
         bounds = [(start, start + size) for start, size in zip(generator.offsets, self.sizes, strict=True)]
         self._rows = generator.embedding.weight.detach().clone()
         self._level_rows = tuple(self._rows[start:stop] for start, stop in bounds)
@@ -134,10 +130,13 @@ class Decoder:
         vectors = torch.addmm(self._prefix_bias, queries.detach(), self._prefix_weight)
         vectors = self._normed(vectors.view(-1, self._width))
         both = torch.mm(vectors, self._prefix_keys_values)
-        both = both.view(len(queries), self._num_prefixes, len(self._blocks), 2, self._heads, -1)
-        keys = both[:, :, :, 0].permute(2, 0, 3, 4, 1).contiguous()
-        values = both[:, :, :, 1].permute(2, 0, 3, 1, 4).contiguous()
-        return DecoderState(level=0, keys=keys, values=values, past=(), rows=None)
+        both = both.view(len(both), len(self._prefix_sides), -1).transpose(0, 1)
+        sides = torch.bmm(both, self._prefix_sides)
+        sides = sides.view(
+            len(self._blocks), 2, self._heads, len(queries), self._num_prefixes, self._width
+        ).transpose(2, 3)
+        prefixes = sides.reshape(len(self._blocks), 2, len(queries), -1, self._width)
+        return DecoderState(level=0, prefixes=prefixes, past=(), rows=None)
 
     def advance(self, state: DecoderState, codes: Int64[Tensor, "rows tokens"]) -> Step:
         """Write these codes behind what is written: the code of level ``state.level − 1`` and on.
@@ -156,18 +155,17 @@ class Decoder:
                 f"{codes.shape[1]} codes after {state.level} tokens of an ID of {len(self.sizes)} levels; "
                 "the start and the code of each level but the last are written, at least one at a time"
             )
-        keys, values = state.keys.flatten(1, 2).unbind(), state.values.flatten(1, 2).unbind()
         if self._opening is not None and state.level == 0 and tokens <= 2:
             asked = self._look_up(self._opening, codes)
         else:
             asked = self._ask(0, state, self._embedded(state.level, codes), rows)
-        hidden = self._answer(0, asked, keys[0], values[0])
+        hidden = self._answer(0, asked, state.prefixes[0])
         past = [asked.present]
         for index in range(1, len(self._blocks)):
             asked = self._ask(index, state, hidden, rows)
-            hidden = self._answer(index, asked, keys[index], values[index])
+            hidden = self._answer(index, asked, state.prefixes[index])
             past.append(asked.present)
-        written = DecoderState(level=level, keys=state.keys, values=state.values, past=tuple(past), rows=None)
+        written = DecoderState(level=level, prefixes=state.prefixes, past=tuple(past), rows=None)
         return Step(self._normed(hidden).view(rows, tokens, -1), written)
 
     def logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
@@ -204,32 +202,28 @@ class Decoder:
     def _ask(
         self, index: int, state: DecoderState, hidden: Float[Tensor, "written width"], rows: int
     ) -> _Asked:
-        """The first half of a block: self-attention, and what it then asks the prefixes."""
+        """The first half of a block: self-attention."""
         block = self._blocks[index]
         mixed = torch.mm(self._normed(hidden), block.token).view(rows, -1, 3, block.token.shape[1] // 3)
         before = state.past[index] if state.past else None
         present = _appended(before, state.rows, mixed[:, :, 1:])
         attended = self._look_back(mixed[:, :, 0], present)
         hidden = torch.addmm(hidden, attended, block.token_out)
-        return _Asked(hidden, torch.mm(self._normed(hidden), block.cross), present)
+        return _Asked(hidden, self._normed(hidden), present)
 
     def _answer(
-        self,
-        index: int,
-        asked: _Asked,
-        keys: Float[Tensor, "sides head_width prefixes"],
-        values: Float[Tensor, "sides prefixes head_width"],
+        self, index: int, asked: _Asked, prefixes: Float[Tensor, "two queries looks width"]
     ) -> Float[Tensor, "written width"]:
         """The second half: cross-attention and feed-forward.
 
         All tokens of a query's beams look at its prefixes in one product.
         """
         block = self._blocks[index]
-        both, head_width, _ = keys.shape
-        sides = asked.cross.view(both // self._heads, -1, self._heads, head_width).transpose(1, 2)
-        shares = torch.softmax(torch.bmm(sides.reshape(both, -1, head_width), keys), dim=-1)
-        attended = torch.bmm(shares, values).view(sides.shape).transpose(1, 2).reshape(asked.cross.shape)
-        hidden = torch.addmm(asked.hidden, attended, block.cross_out)
+        keys, values = prefixes
+        count, per_query = len(keys), (len(keys), -1, self._width)
+        scores = torch.bmm(asked.normed.view(per_query), keys.transpose(1, 2))
+        shares = torch.softmax(scores.view(count, -1, self._heads, self._num_prefixes), dim=-1)
+        hidden = torch.baddbmm(asked.hidden.view(per_query), shares.flatten(2), values).flatten(0, 1)
         inner = torch.mm(self._normed(hidden), block.up).relu_()
         return torch.addmm(hidden, inner, block.down)
 
@@ -239,10 +233,10 @@ class Decoder:
             return None
         codes = torch.arange(self.sizes[0], device=self.device)[:, None]
         nothing = self._rows.new_empty(0)
-        fresh = DecoderState(level=0, keys=nothing, values=nothing, past=(), rows=None)
+        fresh = DecoderState(level=0, prefixes=nothing, past=(), rows=None)
         asked = self._ask(0, fresh, self._embedded(0, codes), len(codes))
         present = asked.present.permute(2, 1, 0, 3).flatten(2)
-        joined = torch.cat([asked.hidden, asked.cross, present.flatten(0, 1)], dim=1)
+        joined = torch.cat([asked.hidden, asked.normed, present.flatten(0, 1)], dim=1)
         return joined.view(len(codes), 2, -1)
 
     def _look_up(self, opening: Tensor, codes: Int64[Tensor, "rows codes"]) -> _Asked:
@@ -252,9 +246,9 @@ class Decoder:
             opened = opening[:1, :1].expand(rows, 1, -1)
         else:
             opened = opening.index_select(0, codes.flatten())
-        inner = self._blocks[0].cross.shape[1]
-        hidden, cross, present = opened.flatten(0, 1).split((self._width, inner, 2 * inner), dim=1)
-        return _Asked(hidden, cross, present.view(rows, -1, 2, inner).permute(2, 1, 0, 3))
+        inner = len(self._blocks[0].token_out)
+        hidden, normed, present = opened.flatten(0, 1).split((self._width, self._width, 2 * inner), dim=1)
+        return _Asked(hidden, normed, present.view(rows, -1, 2, inner).permute(2, 1, 0, 3))
 
     def _look_back(
         self, asked: Float[Tensor, "rows tokens inner"], present: Float[Tensor, "two total rows inner"]
@@ -294,15 +288,21 @@ def _appended(
 
 
 def _block(block: Block) -> _Block:
-    attention, cross = block.self_attention, block.cross_attention
+    attention = block.self_attention
     return _Block(
         token=_behind(block.self_norm, attention.q, attention.k, attention.v),
         token_out=_columns(attention.o.weight),
-        cross=_behind(block.cross_norm, cross.q),
-        cross_out=_columns(cross.o.weight),
         up=_behind(block.feedforward_norm, block.wi),
         down=_columns(block.wo.weight),
     )
+
+
+def _sides(block: Block, heads: int) -> Float[Tensor, "two_heads head_width width"]:
+    """From a prefix's keys to what a token is compared with, and from its values to what it is given."""
+    cross = block.cross_attention
+    asking = (cross.q.weight * block.cross_norm.weight * block.cross_norm.weight.numel() ** 0.5).detach()
+    giving = cross.o.weight.detach().t()
+    return torch.cat([matrix.unflatten(0, (heads, -1)) for matrix in (asking, giving)])
 
 
 def _behind(norm: RMSNorm, *layers: nn.Linear) -> Float[Tensor, "width out"]:

@@ -54,7 +54,7 @@ class Decoding(Protocol):
     def advance(self, state: Any, codes: Int64[Tensor, "rows tokens"]) -> DecodingStep:
         """Read codes; on a fresh state the start token comes before them.
 
-        ``state`` is one of its own.
+        ``state`` is one of its own. A fresh one may be continued by several rows of each query, equally many.
         """
 
     def logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:

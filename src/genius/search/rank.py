@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float32, Int16
 from torch import Tensor
 
-FEW: Final = 4
+FEW: Final = 16
 """A single query multiplies only the code vectors that occur when they are at most one of so many."""
 
 
