@@ -74,7 +74,7 @@ def search(
 
 
 MOST_AHEAD: Final = 4
-"""Codes of level 0 that are read before it is known how probable they are: as many as there are modalities."""
+"""Codes of level 0 that are read before it is known how probable they are; there are three modalities."""
 
 
 class _Opening(NamedTuple):

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int16
 from torch import Tensor
+from torch.nn import functional as F
 
-FEW: Final = 16
-"""A single query multiplies only the code vectors that occur when they are at most one of so many."""
+FEW: Final = 4
+"""The vectors of IDs are summed one by one when all their codes are at most one of so many code vectors."""
 
 
 class CodeRanker:
@@ -49,12 +50,11 @@ class CodeRanker:
     def scores(
         self, query: Float[Tensor, " dim"], ids: Int16[np.ndarray, "ids levels"]
     ) -> Float32[np.ndarray, " ids"]:
-        """The same for a single query, without the products that are not needed."""
+        """The same for a single query; a few IDs are not worth the products with all code vectors."""
         if ids.size * FEW > len(self._vectors):
             return self.look_up(self.products(query[None])[0], ids)
-        used, place = np.unique(ids + self._offsets, return_inverse=True)
-        products = (self._vectors[torch.from_numpy(used)] @ query.float().cpu()).numpy()
-        scores: np.ndarray = products[place.reshape(ids.shape)].sum(axis=1)
+        vectors = F.embedding_bag(torch.from_numpy(ids + self._offsets), self._vectors, mode="sum")
+        scores: np.ndarray = (vectors @ query.float().cpu()).numpy()
         return scores
 
 
