@@ -29,7 +29,7 @@ from genius.evaluation.qrels import Qrels, filter_to_pool
 from genius.evaluation.runs import Hit, Run
 from genius.model import Genius
 from genius.search.table import IdTable
-from genius.stages.evaluate import EvaluationConfig, _embed_queries, _qrels
+from genius.stages.evaluate import EvaluationConfig, embed_queries, judgements
 from genius.stages.methods import RowQueries
 from genius.stages.pools import EvaluationPools, Pool
 from genius.stages.progress import Progress
@@ -147,7 +147,7 @@ def _asked(data: MBeir, model: Genius, settings: RivalSettings, folder: Path, pr
         methods=config.methods,
         progress=progress,
     )
-    (queries,) = _embed_queries(data, model, row, config, folder, progress)
+    (queries,) = embed_queries(data, model, row, config, folder, progress)
     candidates = pools.of(row, settings.pool)
     pool = padded(
         model,
@@ -159,7 +159,7 @@ def _asked(data: MBeir, model: Genius, settings: RivalSettings, folder: Path, pr
         items=settings.grow,
         seed=settings.seed,
     )
-    return _Asked(row, queries, filter_to_pool(_qrels(row, queries.qids), candidates), pool)
+    return _Asked(row, queries, filter_to_pool(judgements(row, queries.qids), candidates), pool)
 
 
 def _rows(

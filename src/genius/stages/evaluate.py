@@ -123,7 +123,7 @@ def evaluate(
         methods=config.methods,
         progress=progress,
     )
-    asked = [_embed_queries(data, model, row, config, folder, progress) for row in rows]
+    asked = [embed_queries(data, model, row, config, folder, progress) for row in rows]
     results: list[ResultRow] = []
     progress.begin("evaluate", len(rows) * len(config.pools))
     for pool in config.pools:
@@ -173,7 +173,7 @@ def _chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
     return rows
 
 
-def _embed_queries(
+def embed_queries(
     data: MBeir,
     model: Genius,
     row: EvaluationRow,
@@ -241,7 +241,14 @@ def _spread(queries: list[Query], limit: int) -> list[Query]:
     return [queries[int(number)] for number in np.linspace(0, len(queries) - 1, limit)]
 
 
-def _qrels(row: EvaluationRow, qids: list[str]) -> Qrels:
+def judgements(row: EvaluationRow, qids: list[str]) -> Qrels:
+    """Right answers of these queries of a row.
+
+    Raises
+    ------
+    BadData
+        there are none for one of them.
+    """
     if row.qrels is not None:
         everything: Qrels = read_qrels(row.qrels)
     else:
@@ -266,7 +273,7 @@ def _evaluate(
     judged = {}
     ways_of = {row.name: ways for row, ways in together}
     for row, ways in together:
-        judged[row.name] = _inside(row, pool, candidates, _qrels(row, ways[0].qids))
+        judged[row.name] = _inside(row, pool, candidates, judgements(row, ways[0].qids))
         # As they were cut to the pool: with these any TREC tool measures the runs alike.
         write_qrels(runs / f"{row.name}_{config.split}.{pool}.qrels", judged[row.name])
     asked = [(row, way, queries) for row, ways in together for way, queries in enumerate(ways, start=1)]
