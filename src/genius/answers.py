@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ from genius.stages.embed import SHORTEST_SIDE, features_of
 
 EVERYTHING = Filter()
 """No condition at all."""
+MOST: Final = 10**9
+"""Hits or beams that can be asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +80,8 @@ def answer(
     Raises
     ------
     UsageError
-        a request has neither text nor image, or asks for fewer than one hit.
+        a request has neither text nor image, asks for fewer than one hit or for more than a billion, or is
+        no text.
     """
     for request in requests:
         _check(request)
@@ -127,12 +131,20 @@ class _Asked:
 
 
 def _check(request: SearchRequest) -> None:
-    if request.k < 1:
-        raise UsageError(f"k is {request.k}, it must be at least 1")
-    if request.beam is not None and request.beam < 1:
-        raise UsageError(f"beam is {request.beam}, it must be at least 1")
-    if not (request.text and request.text.strip()) and request.image is None:
+    for name, number in (("k", request.k), ("beam", request.beam)):
+        if number is not None and not 1 <= number <= MOST:
+            raise UsageError(f"{name} is {number}, it must be at least 1 and at most {MOST}")
+    for name, words in (("text", request.text), ("instruction", request.instruction)):
+        try:
+            (words or "").encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"the {name} {words!r} holds half a character; give it as UTF-8") from None
+    if not _has_words(request) and request.image is None:
         raise UsageError("a query needs a text, an image, or both")
+
+
+def _has_words(request: SearchRequest) -> bool:
+    return bool(request.text and request.text.strip())
 
 
 def _ask(model: Genius, opened: OpenedIndex, request: SearchRequest, config: SearchConfig) -> _Asked:
@@ -149,10 +161,8 @@ def _ask(model: Genius, opened: OpenedIndex, request: SearchRequest, config: Sea
 
 
 def _usual_instruction(model: Genius, opened: OpenedIndex, request: SearchRequest) -> str | None:
-    query = Modality.of(has_image=request.image is not None, has_text=request.text is not None)
-    counts = opened.by_modality
-    wanted = request.modality or max(counts, key=lambda modality: counts[modality])
-    return model.instruction_for(query, wanted)
+    query = Modality.of(has_image=request.image is not None, has_text=_has_words(request))
+    return model.instruction_for(query, request.modality or opened.usual_modality)
 
 
 def _level0(model: Genius, wanted: Modality | None) -> frozenset[int]:

@@ -240,7 +240,7 @@ class SearchConfig:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    beam: Count = 50
+    beam: Annotated[Count, Le(10**9)] = 50
     """IDs kept at each level (the paper's B)."""
 
     # Deviation 19: the stored embeddings may be the fused ones; the paper's are raw sums.
@@ -254,11 +254,11 @@ class SearchConfig:
     over the codes that exist there."""
 
     # Deviation 23: the paper decodes every level.
-    leaves: Natural = 0
+    leaves: Annotated[Natural, Le(10**9)] = 0
     """With a re-ranking: stop decoding as soon as at most so many IDs lie under the beams (but at least as
     many as the beam is wide), and order them all."""
 
-    shortlist: Natural = 0
+    shortlist: Annotated[Natural, Le(10**9)] = 0
     """With stored embeddings: compare only so many of the found items, the best by their codes; 0 means
     all."""
 

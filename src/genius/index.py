@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from genius.data.records import Modality
 from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius.hub.listing import is_name
 from genius.model import Genius
+from genius.search.damage import naming_damage
 from genius.search.described import IndexInfo, describe
 from genius.search.embedding_file import EmbeddingType
 from genius.search.filters import Filter
@@ -25,7 +27,8 @@ from genius.search.opened import OpenedIndex
 from genius.search.segment import StoredEmbeddings
 from genius.search.state import open_current
 from genius.search.verify import Verified, verify
-from genius.stages.items import WORK, encode_items, read_items, remove_work, without_unchanged
+from genius.search.work import WORK, remove_work
+from genius.stages.items import NothingReadable, encode_items, read_items, without_unchanged
 from genius.stages.progress import Progress, Silent
 from genius.stages.pull import find_index, model_folder
 from genius.stages.push import push
@@ -90,15 +93,16 @@ class Index:
         Raises
         ------
         UsageError
-            there is an index already.
+            there is an index already, or something else is in its place.
         BadData
             nothing in the pool can be used; nothing is left behind then.
         """
         folder = Path(folder)
         if (folder / CURRENT).exists():
             raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
-        if folder.exists() and not folder.is_dir():
-            raise UsageError(f"{folder} is a file; an index needs a folder")
+        place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        if not place.is_dir():
+            raise UsageError(f"{place} is a file, or a link to nothing; an index needs a folder")
         if folder.exists() and not all(entry.name in _OURS for entry in folder.iterdir()):
             raise UsageError(f"{folder} holds other things; an index needs a folder of its own")
         opened = model if isinstance(model, Genius) else Genius.open(model)
@@ -222,7 +226,8 @@ class Index:
         """Add items, without retraining; searchable at once.
 
         An item whose id is already here takes the other's place; one that has not changed since it was added
-        is passed over, so that a folder can be given again and again.
+        is passed over, so that a folder can be given again and again. A picture that cannot be read is left
+        out; if its item is here already it stays as it was.
 
         Parameters
         ----------
@@ -234,14 +239,18 @@ class Index:
             self._refresh()
             changed, unchanged = without_unchanged(read, self._opened.stamps)
             if not changed.count:
+                remove_work(self.folder)
                 return Added(0, 0, unchanged, tuple(read.left_out))
-            new = encode_items(
-                self.model,
-                changed,
-                self.folder,
-                embeddings=self._opened.state.facts.embeddings,
-                progress=progress or Silent(),
-            )
+            try:
+                new = encode_items(
+                    self.model,
+                    changed,
+                    self.folder,
+                    embeddings=self._opened.state.facts.embeddings,
+                    progress=progress or Silent(),
+                )
+            except NothingReadable as nothing:
+                return Added(0, 0, unchanged, (*read.left_out, *nothing.left_out))
             done = writer.add(new, new.arrays)
             remove_work(self.folder)
         self._refresh()
@@ -258,6 +267,7 @@ class Index:
         """Give back the room of deleted items, and make one segment of all; in bounded memory."""
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             writer.compact()
+            remove_work(self.folder)
         self._refresh()
 
     def verify(self) -> Verified:
@@ -291,7 +301,8 @@ class Index:
             query and the wanted modality is used, if it has one.
         modality
             ``image``, ``text`` or ``image-text``: only such items are found. Left out, the instruction
-            decides; without an instruction too, the index's most frequent modality is asked for.
+            decides; without an instruction too, the index's most frequent modality is asked for (deleted
+            items count for that until :meth:`compact`).
         where
             conditions on the items' fields, all of which hold: ``["price<20", "brand=acme"]``, or
             ``{"brand": "acme"}``; :meth:`genius.search.filters.Filter.parse` says the rest.
@@ -316,7 +327,8 @@ class Index:
     ) -> list[list[SearchHit]]:
         """Answer several requests together, which is cheaper than one by one; hits of each, in order."""
         self._refresh()
-        return answer(self.model, self._opened, requests, config or SearchConfig())
+        with naming_damage(self.folder):
+            return answer(self.model, self._opened, requests, config or SearchConfig())
 
     def info(self) -> IndexInfo:
         """Items, IDs, collisions, bytes."""

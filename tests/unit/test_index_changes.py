@@ -6,16 +6,23 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from genius import answers
+from genius import index as index_module
 from genius.config import SearchConfig
-from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius.data.records import Modality
+from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius.index import Added, Index
 from genius.model import Genius
+from genius.search.items import ItemStore
 from genius.search.live import Deleted, one_writer
 from genius.search.manifest import read_manifest, write_manifest
+from genius.stages.items import encode_items
 
 WIDE = SearchConfig(beam=500)
 COLOURS = ("red", "green", "blue", "white", "black", "yellow")
@@ -200,3 +207,139 @@ def test_an_index_that_was_made_anew_with_another_model_meanwhile_is_not_searche
     made.folder.rename(index.folder)
     with pytest.raises(ArtifactMismatch, match="made anew with another model"):
         index.search("a kite")
+
+
+def test_a_picture_that_cannot_be_read_does_not_keep_the_others_from_being_added_again(index, pool):
+    (pool / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
+    for _ in range(2):
+        added = index.add(pool)
+        assert (added.added, added.replaced, added.unchanged) == (0, 0, 8)
+        assert [Path(entry.file).name for entry in added.left_out] == ["torn.png"]
+        assert added.left_out[0].reason
+        assert not (index.folder / ".work").exists()
+    (pool / "new.txt").write_text("a new kite")
+    assert index.add(pool).added == 1
+
+
+def test_a_pool_whose_pictures_are_all_unreadable_names_them_and_why(model, tmp_path):
+    (tmp_path / "pool").mkdir()
+    for name in ("one.jpg", "two.jpg"):
+        (tmp_path / "pool" / name).write_bytes(b"\xff\xd8 torn")
+    with pytest.raises(BadData, match=r"nothing to index.*2 files.*one\.jpg: .*two\.jpg: "):
+        Index.create(tmp_path / "index", model=model, pool=tmp_path / "pool")
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_picture_that_was_replaced_while_it_was_embedded_is_indexed_anew_next_time(
+    model, pool, tmp_path, monkeypatch
+):
+    def encode_and_replace(*args: Any, **named: Any) -> Any:
+        encoded = encode_items(*args, **named)
+        Image.effect_noise((32, 32), 90.0).convert("RGB").save(pool / "red square.png")
+        later(pool / "red square.png")
+        return encoded
+
+    with monkeypatch.context() as patched:
+        patched.setattr(index_module, "encode_items", encode_and_replace)
+        made, _ = Index.create(tmp_path / "index", model=model, pool=pool)
+    assert made.add(pool) == Added(1, 1, 7, ())
+    assert made.add(pool) == Added(0, 0, 8, ())
+
+
+def test_the_work_of_a_killed_writer_is_gone_once_there_is_nothing_more_to_do(index, pool, monkeypatch):
+    def killed(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    (pool / "new.txt").write_text("a new kite")
+    with monkeypatch.context() as patched:
+        patched.setattr(index_module, "remove_work", killed)
+        with pytest.raises(KeyboardInterrupt):
+            index.add(pool)
+    assert index.info().work_bytes > 0
+    assert index.add(pool) == Added(0, 0, 9, ())
+    assert index.info().work_bytes == 0
+    (index.folder / ".work").mkdir()
+    index.compact()
+    assert not (index.folder / ".work").exists()
+
+
+def test_what_is_usual_in_an_index_is_told_without_reading_deleted_items(index, model, monkeypatch):
+    index.delete(["red.txt"])
+    read: list[int] = []
+
+    def watched(store: ItemStore, rows: list[int]) -> list[Any]:
+        read.extend(rows)
+        return get(store, rows)
+
+    get = ItemStore.get
+    monkeypatch.setattr(ItemStore, "get", watched)
+    hits = index.search("a kite", k=2)
+    assert len(hits) == len(read) == 2
+    asked = model.instruction_for(Modality.TEXT, Modality.TEXT)
+    assert asked is not None
+    assert index.search("a kite", k=2, instruction=asked) == hits
+
+
+def test_a_blank_text_beside_a_picture_is_no_text(index, pool, monkeypatch):
+    asked: list[Modality] = []
+
+    class Watched:
+        def instruction_for(self, query: Modality, _: Modality) -> None:
+            asked.append(query)
+
+    request = answers.SearchRequest(text=" \n", image=pool / "red square.png", modality=Modality.TEXT)
+    answers._usual_instruction(Watched(), index._opened, request)
+    assert asked == [Modality.IMAGE]
+    assert index.search(" ", image=request.image) == index.search(image=request.image)
+
+
+@pytest.mark.parametrize("asked", [{"text": "caf\udce9"}, {"text": "x", "instruction": "\ud800"}])
+def test_half_a_character_in_a_query_is_refused(index, asked):
+    with pytest.raises(UsageError, match=f"the {list(asked)[-1]} .*half a character"):
+        index.search(**asked)
+
+
+@pytest.mark.parametrize("k", [10**9 + 1, 2**63])
+def test_more_hits_than_a_billion_are_refused(index, k):
+    with pytest.raises(UsageError, match=f"k is {k}"):
+        index.search("a kite", k=k)
+    assert len(index.search("a kite", k=10**9)) == 8
+
+
+def test_a_search_that_breaks_on_a_damaged_file_names_it(index, model):
+    path = index.folder / "segments" / "000001" / "items.npy"
+    items = np.load(path)
+    items[:] = 2**30
+    np.save(path, items)
+    damaged = Index.open(index.folder, model=model)
+    with pytest.raises(ArtifactMismatch, match=r"items\.npy"):
+        damaged.search("a kite")
+
+
+def test_a_search_that_breaks_on_a_sound_index_shows_the_bug(index, monkeypatch):
+    def broken(*_: object) -> None:
+        raise IndexError("a bug")
+
+    monkeypatch.setattr(index_module, "answer", broken)
+    with pytest.raises(IndexError, match="a bug"):
+        index.search("a kite")
+
+
+def test_an_item_that_cannot_be_stored_is_named_before_anything_is_embedded(model, tmp_path, monkeypatch):
+    row = {"did": "1:2", "modality": "text", "txt": "a kite", "img_path": None, "src_content": "\udce9"}
+    (tmp_path / "pool.jsonl").write_text(json.dumps({**row, "did": "1:1", "src_content": "é"}) + "\n")
+    with (tmp_path / "pool.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    monkeypatch.setattr("genius.stages.items.embed", None)
+    with pytest.raises(BadData, match=r"item '1:2' holds half a character"):
+        Index.create(tmp_path / "index", model=model, pool=tmp_path / "pool.jsonl")
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("name", ["file", "file/index", "nowhere", "nowhere/index"])
+def test_an_index_cannot_be_made_where_a_file_or_a_broken_link_is(model, pool, tmp_path, name):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    with pytest.raises(UsageError, match="a file, or a link to nothing"):
+        Index.create(tmp_path / name, model=model, pool=pool)
+    assert not (tmp_path / "gone").exists()

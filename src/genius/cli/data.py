@@ -88,6 +88,7 @@ class Check:
                 f"{finding.severity}: {finding.kind}: {finding.count}: {examples}",
                 highlight=False,
                 markup=False,
+                emoji=False,
                 soft_wrap=True,
             )
         console.print("no errors" if report.ok else "there are errors")

@@ -63,4 +63,5 @@ class Demo:
             f'  genius search {result.index_folder} "a striped green umbrella" --modality image',
             highlight=False,
             markup=False,
+            emoji=False,
         )

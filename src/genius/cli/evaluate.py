@@ -139,10 +139,10 @@ def print_tables(rows: list[ResultRow], *, beam: int, scores: str, instructions:
         return
     for table in paper.paper_tables(rows, beam=beam, scores=scores, instructions=instructions):
         for note in table.above:
-            console.print(note, highlight=False, markup=False)
+            console.print(note, highlight=False, markup=False, emoji=False)
         console.print(paper.to_rich(table, width=console.width))
         for note in table.below:
-            console.print(note, highlight=False, markup=False)
+            console.print(note, highlight=False, markup=False, emoji=False)
 
 
 def print_markdown(rows: list[ResultRow], *, beam: int, scores: str, instructions: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ class Create:
                 progress=progress,
             )
             _tell(progress, added, as_json=self.json)
-            progress.say(f'next: genius search {self.index} "what you look for"')
+            progress.say(f'next: genius search {shlex.quote(str(self.index))} "what you look for"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +171,7 @@ class Compact:
         from genius.errors import UsageError
         from genius.search.live import one_writer
         from genius.search.manifest import read_manifest
+        from genius.search.work import remove_work
 
         if self.memory_mib < 1:
             raise UsageError(f"--memory-mib is {self.memory_mib}, it must be at least 1")
@@ -177,6 +179,7 @@ class Compact:
         with one_writer(self.index, wait_seconds=self.wait) as writer:
             before = writer.state
             writer.compact(memory_bytes=self.memory_mib << 20)
+            remove_work(self.index)
             after = writer.state
         print(
             f"{after.num_alive:,} items in {len(after.segments)} segments, before in {len(before.segments)}",
@@ -230,14 +233,14 @@ class Info:
 
 
 def _lines(file: str) -> list[str]:
-    """Ids in a file, one a line; empty lines are passed over."""
+    """Ids in a file, one a line, blanks and all; empty lines are passed over."""
     from genius.errors import BadData
 
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        text = (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise BadData(f"{file} cannot be read as a list of ids ({error})") from None
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    return [line for line in (line.removesuffix("\r") for line in text.split("\n")) if line]
 
 
 def _tell(progress: TerminalProgress, added, *, as_json: bool) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def plain_console() -> Console:
     """Lines as they are: never broken, never coloured."""
-    return Console(highlight=False, markup=False, soft_wrap=True)
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def asks() -> str:

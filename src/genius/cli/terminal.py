@@ -83,7 +83,7 @@ class TerminalProgress:
 
     def say(self, message: str) -> None:
         """A line on stderr."""
-        self._console.print(message, highlight=False, soft_wrap=True, markup=False)
+        self._console.print(message, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def close(self) -> None:
         """Take the bar away, so that nothing prints over it."""

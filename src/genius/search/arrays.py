@@ -7,6 +7,7 @@ header promises, so a truncated or foreign file is refused by name before anythi
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -64,6 +65,13 @@ class GrowingArray:
         np.lib.format.write_array_header_1_0(  # it leaves room for any number of rows
             self._file, {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
         )
+
+
+def save_array(path: Path, array: Shaped[np.ndarray, "rows ..."]) -> None:
+    """Write an ``.npy`` file; unlike numpy's own saving it says why when it fails, as on a full disk."""
+    columns = array.shape[1] if array.ndim == 2 else None
+    with closing(GrowingArray(path, array.dtype, columns)) as file:
+        file.append(array)
 
 
 def open_array(

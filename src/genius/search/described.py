@@ -11,10 +11,12 @@ import numpy as np
 from jaxtyping import Int64
 
 from genius.data.records import Modality
+from genius.search.damage import naming_damage
 from genius.search.items import ITEMS_FILE
 from genius.search.segment import EMBEDDINGS, SCALES, TYPICALITY, Segment
 from genius.search.state import IndexState
 from genius.search.table import IdTable
+from genius.search.work import work_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,23 @@ class IndexInfo:
     embeddings: str
     """What is stored for re-ranking, and how."""
     segments: list[SegmentInfo]
+    work_bytes: int
+    """What a `genius index add` that was killed, or is running, keeps to go on from."""
 
 
 def describe(folder: Path, state: IndexState) -> IndexInfo:
-    """Describe an open state of the index in a folder."""
+    """Describe an open state of the index in a folder.
+
+    Raises
+    ------
+    ArtifactMismatch
+        it is damaged.
+    """
+    with naming_damage(folder):
+        return _described(folder, state)
+
+
+def _described(folder: Path, state: IndexState) -> IndexInfo:
     sizes = _bucket_sizes(state.segments)
     facts, count = state.facts, state.num_alive
     return IndexInfo(
@@ -74,6 +89,7 @@ def describe(folder: Path, state: IndexState) -> IndexInfo:
             SegmentInfo(segment.name, segment.table.num_items, len(segment.dead), len(segment.table))
             for segment in state.segments
         ],
+        work_bytes=work_bytes(folder),
     )
 
 

@@ -26,6 +26,8 @@ GRAMMAR: Final = (
 )
 MOST_VALUES: Final = 1_000
 """Values after ``in``."""
+MOST_CONDITIONS: Final = 200
+"""SQLite takes no query that is nested deeper than a thousand."""
 
 _COLUMNS: Final[Mapping[str, Column]] = {
     "id": "item_id",
@@ -60,6 +62,11 @@ class Filter:
     item_ids: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
+        if len(self.conditions) > MOST_CONDITIONS:
+            raise UsageError(
+                f"{len(self.conditions):,} conditions were given; give at most {MOST_CONDITIONS}, values of "
+                "one field with in, and long lists of items by item_ids"
+            )
         if self.match is not None:
             full_text_query(self.match)
 
@@ -172,6 +179,8 @@ def _typed(quoted: str | None, bare: str | None) -> Value:
 
 def _of_mapping(name: str, wanted: object) -> list[Condition]:
     """The conditions on one field."""
+    if not isinstance(name, str):
+        raise UsageError(f"condition on {name!r}: the name of a field is a text; {GRAMMAR}")
     path, own, place = (
         _name(name) if re.search(r"[\"']", name) else (tuple(name.split(".")), "." not in name, 0)
     )
@@ -179,6 +188,8 @@ def _of_mapping(name: str, wanted: object) -> list[Condition]:
         raise _refused(name, place, "the end of the name")
     if not isinstance(wanted, Mapping):
         wanted = {"in" if isinstance(wanted, list | tuple | set | frozenset) else "=": wanted}
+    if not wanted:
+        raise UsageError(f"condition on {name}: {{}} has no operator; give one, as in {{'<': 20}}")
     conditions = []
     for given, value in wanted.items():
         how = next((one for one in _OPERATORS if one == given), None)

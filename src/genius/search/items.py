@@ -5,6 +5,7 @@ A store is written once and never changed, so that reading needs no locks betwee
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -76,6 +77,8 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
     ------
     BadData
         two items have the same id, or an item cannot be stored.
+    OSError
+        the disk is full.
     """
     path = folder / ITEMS_FILE
     path.unlink(missing_ok=True)
@@ -95,6 +98,8 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
             os.fsync(file.fileno())
     except BaseException as error:
         path.unlink(missing_ok=True)
+        if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         if isinstance(error, UnicodeEncodeError):
             text = str(error.object)[:80]
             raise BadData(f"an item holds half a character (a lone surrogate): {text!r}") from None

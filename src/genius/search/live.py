@@ -9,7 +9,8 @@ before.
 from __future__ import annotations
 
 import contextlib
-import shutil
+import errno
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -19,13 +20,15 @@ from filelock import FileLock, Timeout
 from jaxtyping import Int64
 
 from genius.artifact import MANIFEST, ArtifactWriter, file_fingerprint
-from genius.errors import BadData, UsageError
+from genius.errors import ArtifactMismatch, BadData, UsageError
+from genius.search.arrays import save_array
 from genius.search.compact import alive_items, merge_arrays, merge_segments
 from genius.search.items import Item, write_items
-from genius.search.leftovers import remove_leftovers, sync
+from genius.search.leftovers import make_folder, remove_leftovers, sync
 from genius.search.manifest import (
     CURRENT,
     DELETED,
+    NO_PLACE,
     SEGMENTS,
     IndexFacts,
     IndexManifest,
@@ -33,8 +36,8 @@ from genius.search.manifest import (
     read_manifest,
     write_manifest,
 )
-from genius.search.segment import KIND, MEMORY_BYTES, ItemArrays, Segment, fill_arrays
-from genius.search.state import IndexState, open_current
+from genius.search.segment import KIND, MEMORY_BYTES, ItemArrays, Segment, check_segment, fill_arrays
+from genius.search.state import IndexState, check_deleted, open_current
 
 LOCK: Final = ".lock"
 MOST_SEGMENTS: Final = 8
@@ -64,16 +67,25 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
     Parameters
     ----------
     wait_seconds
-        how long to wait for another writer.
+        how long to wait for another writer; 0 does not, and infinity waits for as long as it takes.
 
     Raises
     ------
     UsageError
-        another one is writing.
+        another one is writing, the seconds are negative or no number, or the folder cannot be one.
     ArtifactMismatch
         what is there is damaged; nothing is touched then.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    if not wait_seconds >= 0:
+        raise UsageError(f"wait for {wait_seconds} seconds: give 0 or more (inf waits as long as it takes)")
+    try:
+        make_folder(folder)
+    except OSError as error:
+        if error.errno not in {errno.EEXIST, *NO_PLACE}:
+            raise
+        raise UsageError(
+            f"{folder} cannot be a folder ({error.strerror}); choose another place for the index"
+        ) from None
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=wait_seconds, poll_interval=0.02)
@@ -107,9 +119,12 @@ class Writer:
 
     @property
     def state(self) -> IndexState:
-        """The state of the index now."""
+        """The state of the index now; lists of deleted items are what was written, for they are continued."""
         if self._state is None:
-            self._state = open_current(self.folder)
+            state = open_current(self.folder)
+            for entry in state.manifest.segments:
+                check_deleted(self.folder, entry)
+            self._state = state
         return self._state
 
     def create(self, facts: IndexFacts, items: Iterable[Item], arrays: ItemArrays) -> Changed:
@@ -125,7 +140,6 @@ class Writer:
         self._check_open()
         if (self.folder / CURRENT).exists():
             raise UsageError(f"{self.folder} holds an index already; `genius index add` adds to it")
-        remove_leftovers(self.folder, ())
         return self._add(IndexState(IndexManifest(facts, 0, ()), ()), items, arrays)
 
     def add(self, items: Iterable[Item], arrays: ItemArrays) -> Changed:
@@ -142,6 +156,8 @@ class Writer:
             two of them have the same id, or there are more or fewer items than IDs; nothing has changed then.
         UsageError
             they do not fit the index: other embeddings, or another number of levels.
+        ArtifactMissing, ArtifactMismatch
+            a segment to merge with is not what was written; nothing has changed then.
         """
         return self._add(self.state, items, arrays)
 
@@ -155,10 +171,17 @@ class Writer:
         return Deleted(len(there), [name for name in ids if name not in there])
 
     def compact(self, *, memory_bytes: int = MEMORY_BYTES) -> None:
-        """Merge all segments into one without deleted items; ``memory_bytes`` is for merging the tables."""
+        """Merge all segments into one without deleted items; ``memory_bytes`` is for merging the tables.
+
+        Raises
+        ------
+        ArtifactMissing, ArtifactMismatch
+            a file is missing, or is not the one that was written; nothing has changed then.
+        """
         state = self.state
         if len(state.segments) < 2 and not any(len(segment.dead) for segment in state.segments):
             return
+        self._check_contents(state.manifest.segments)
         with self._new_segment(state) as draft:
             merge_segments(draft.path, state.segments, memory_bytes=memory_bytes)
             new = _finish(draft, state.num_alive)
@@ -170,6 +193,7 @@ class Writer:
         if not count:
             return self._add_nothing(state, items)
         kept = _num_kept(state.segments, count)
+        self._check_contents(state.manifest.segments[kept:])
         kind = state.facts.embedding_type
         gone: dict[str, _Found] = {}
         merged: list[Segment] = []
@@ -204,20 +228,28 @@ class Writer:
             self._commit(state, kept=0, gone={}, new=None)
         return Changed(0, 0)
 
+    def _check_contents(self, entries: Iterable[SegmentEntry]) -> None:
+        """Every byte of segments to merge, for damage that is merged looks like what was written."""
+        for entry in entries:
+            check_segment(self.folder / SEGMENTS / entry.name, manifest=entry.manifest, verify=True)
+
     @contextlib.contextmanager
     def _new_segment(self, state: IndexState) -> Iterator[ArtifactWriter]:
         """A folder to fill; removed again when something goes wrong."""
         self._check_open()
-        draft = ArtifactWriter(
-            self.folder / SEGMENTS / _numbered(state.generation + 1),
-            kind=KIND,
-            config={"embeddings": state.facts.embeddings, "embedding_type": state.facts.embedding_type},
-            inputs={"model": state.facts.model_fingerprint},
-        )
+        remove_leftovers(self.folder, state.manifest.segments)
+        place = self.folder / SEGMENTS / _numbered(state.generation + 1)
+        if os.path.lexists(place):
+            raise ArtifactMismatch(f"{place} is in the way and no part of the index; move it away")
         try:
-            yield draft
+            yield ArtifactWriter(
+                place,
+                kind=KIND,
+                config={"embeddings": state.facts.embeddings, "embedding_type": state.facts.embedding_type},
+                inputs={"model": state.facts.model_fingerprint},
+            )
         except BaseException:
-            shutil.rmtree(draft.path, ignore_errors=True)
+            remove_leftovers(self.folder, state.manifest.segments)
             raise
 
     def _commit(
@@ -234,9 +266,9 @@ class Writer:
         if new is not None:
             entries.append(new)
         sync(self.folder / SEGMENTS, self.folder)
+        self._state = None  # first: if what follows fails, it is to be read which state there is
         write_manifest(self.folder, IndexManifest(state.facts, generation, tuple(entries)))
         sync(self.folder)
-        self._state = None
         remove_leftovers(self.folder, entries)
 
     def _without_rows(
@@ -248,7 +280,7 @@ class Writer:
         dead = np.union1d(segment.dead, rows)
         path = self.folder / DELETED / f"{_numbered(generation)}-{segment.name}.npy"
         path.parent.mkdir(exist_ok=True)
-        np.save(path, dead)
+        save_array(path, dead)
         sync(path, path.parent)
         return entry._replace(deleted=path.name, num_deleted=len(dead), deleted_sha256=file_fingerprint(path))
 

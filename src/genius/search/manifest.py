@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -20,6 +21,9 @@ NAME: Final = re.compile(r"[0-9]{6,}")
 """Names of segments."""
 DELETED_NAME: Final = re.compile(r"[0-9]{6,}-[0-9]{6,}\.npy")
 """Names of lists of deleted items: since which generation, and of which segment."""
+
+NO_PLACE: Final = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
+"""What a system says of a path at which nothing can be: too long, a loop of links, or below a file."""
 
 _FORMS: Final = {
     "name": str,
@@ -96,18 +100,7 @@ def read_manifest(folder: Path) -> IndexManifest:
         it was made by another version, or the manifest is damaged.
     """
     path = folder / CURRENT
-    if (folder / "model.json").exists():
-        raise ArtifactMissing(f"{folder} is a model, not an index; give the index's folder")
-    try:
-        body = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        raise ArtifactMissing(
-            f"no index at {folder}; `genius index create {folder} --model …` makes one"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
-    if not isinstance(body, dict) or not isinstance(body.get("format"), int):
-        raise _damaged(path, "it names no format")
+    body = _read(folder)
     checksum = body.pop("checksum", None)
     if body["format"] != FORMAT and not _fits({**body, "format": FORMAT}, checksum):
         if body["format"] > FORMAT:
@@ -120,6 +113,30 @@ def read_manifest(folder: Path) -> IndexManifest:
         return _parse(body)
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path, str(error)) from None
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """What the file says, when it says it in our words."""
+    path = folder / CURRENT
+    try:
+        text = None if (folder / "model.json").exists() else path.read_bytes()
+    except IsADirectoryError:
+        raise _damaged(path, "it is a folder") from None
+    except OSError as error:
+        if error.errno not in {errno.ENOENT, *NO_PLACE}:
+            raise
+        raise ArtifactMissing(
+            f"no index at {folder}; `genius index create {folder} --model …` makes one"
+        ) from None
+    if text is None:
+        raise ArtifactMissing(f"{folder} is a model, not an index; give the index's folder")
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from None
+    if not isinstance(body, dict) or not isinstance(body.get("format"), int):
+        raise _damaged(path, "it names no format")
+    return body
 
 
 def _fits(body: dict[str, Any], checksum: object) -> bool:

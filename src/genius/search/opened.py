@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Final
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from genius.data.records import Modality
 from genius.search.allowed import Allowed, Part
-from genius.search.described import count_by_modality
 from genius.search.filters import Filter
 from genius.search.items import Item
 from genius.search.prefixes import Restriction
@@ -51,9 +51,15 @@ class OpenedIndex:
         return [_vectors(segment) for segment in self.segments]
 
     @cached_property
-    def by_modality(self) -> dict[Modality, int]:
-        """How many items of each modality are alive."""
-        return count_by_modality(self.segments)
+    def usual_modality(self) -> Modality:
+        """The most frequent modality.
+
+        Deleted items count until they are compacted away: to subtract them each would have to be read.
+        """
+        counts: Counter[Modality] = Counter()
+        for segment in self.segments:
+            counts.update(segment.items.count_by_modality())
+        return counts.most_common(1)[0][0]
 
     def restriction(self, wanted: Filter) -> Restriction:
         """Which items a filter allows, of those that are alive."""

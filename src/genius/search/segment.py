@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float16, Float32, Int8, Int16, Int64
 
 from genius.artifact import MANIFEST, file_fingerprint, open_artifact
 from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
-from genius.search.arrays import open_array
+from genius.search.arrays import open_array, save_array
 from genius.search.embedding_file import EmbeddingType, EmbeddingWriter
 from genius.search.items import ITEMS_FILE, ItemStore
 from genius.search.merge import TableWriter
@@ -106,7 +106,7 @@ def fill_arrays(folder: Path, arrays: ItemArrays, kind: EmbeddingType) -> None:
     writer = TableWriter(folder, levels=arrays.codes.shape[1], memory_bytes=MEMORY_BYTES)
     writer.add(arrays.codes, arrays.typicality)
     writer.finish()
-    np.save(folder / TYPICALITY, arrays.typicality)
+    save_array(folder / TYPICALITY, arrays.typicality)
     if arrays.embeddings is not None:
         dim = arrays.embeddings.shape[1]
         with contextlib.closing(
@@ -175,7 +175,7 @@ def open_segment(
 def check_segment(folder: Path, *, manifest: str, verify: bool) -> list[Path]:
     """Compare a segment's files with what was noted when they were written; returns them."""
     path = folder / MANIFEST
-    if not path.exists():
+    if not path.is_file():
         raise ArtifactMissing(f"{path} is missing; {REMEDY}")
     if file_fingerprint(path) != manifest:
         raise ArtifactMismatch(f"{path} is damaged or belongs to another index; {REMEDY}")

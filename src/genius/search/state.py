@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
+from genius.artifact import file_fingerprint
 from genius.errors import ArtifactError, ArtifactMismatch
 from genius.search.arrays import open_array
 from genius.search.manifest import (
@@ -23,6 +24,8 @@ from genius.search.manifest import (
 from genius.search.segment import REMEDY, Segment, open_segment, saying_remedy
 
 NOTHING: Final = np.empty(0, dtype=np.int64)
+MOST_ATTEMPTS: Final = 10
+"""How often what reads a whole state begins anew when a writer takes it away meanwhile."""
 
 
 class IndexState(NamedTuple):
@@ -90,14 +93,43 @@ def open_state(folder: Path, manifest: IndexManifest) -> IndexState:
 
 
 def read_deleted(folder: Path, entry: SegmentEntry) -> Int64[np.ndarray, " rows"]:
-    """Rows of a segment's deleted items."""
+    """Rows of a segment's deleted items, ascending.
+
+    Raises
+    ------
+    ArtifactMissing, ArtifactMismatch
+        there is no such list, or it is none of rows of this segment.
+    """
     if entry.deleted is None:
         return NOTHING
     path = folder / DELETED / entry.deleted
+    if path.is_dir():
+        raise ArtifactMismatch(f"{path} is a folder, expected a list of deleted items; {REMEDY}")
     with saying_remedy():
         dead = open_array(path, np.int64)
     if len(dead) != entry.num_deleted:
         raise ArtifactMismatch(
             f"{path} is damaged: it lists {len(dead)} items, expected {entry.num_deleted}; {REMEDY}"
         )
+    if len(dead) and (dead[0] < 0 or dead[-1] >= entry.items or not (dead[1:] > dead[:-1]).all()):
+        raise ArtifactMismatch(
+            f"{path} is damaged: it is no ascending list of rows below {entry.items}; {REMEDY}"
+        )
     return dead
+
+
+def check_deleted(folder: Path, entry: SegmentEntry) -> list[Path]:
+    """Compare a list of deleted items with what was noted when it was written; returns it if there is one.
+
+    Raises
+    ------
+    ArtifactMissing, ArtifactMismatch
+        it is missing, or is not the one that was written.
+    """
+    if entry.deleted is None:
+        return []
+    read_deleted(folder, entry)
+    path = folder / DELETED / entry.deleted
+    if file_fingerprint(path) != entry.deleted_sha256:
+        raise ArtifactMismatch(f"{path} is damaged or belongs to another index; {REMEDY}")
+    return [path]

@@ -12,12 +12,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Integer
 
-from genius.artifact import file_fingerprint
-from genius.errors import ArtifactError, ArtifactMismatch
+from genius.errors import ArtifactError, ArtifactMismatch, UsageError
 from genius.search.items import ITEMS_FILE
-from genius.search.manifest import CURRENT, DELETED, SEGMENTS, IndexManifest, SegmentEntry, read_manifest
+from genius.search.manifest import CURRENT, SEGMENTS, IndexManifest, SegmentEntry, read_manifest
 from genius.search.segment import REMEDY, Segment, check_segment
-from genius.search.state import open_state, read_deleted
+from genius.search.state import MOST_ATTEMPTS, check_deleted, open_state
 from genius.search.table import IdTable
 
 ROWS: Final = 1 << 18
@@ -49,9 +48,11 @@ def verify(folder: Path) -> Verified:
     ------
     ArtifactMissing, ArtifactMismatch
         something is missing or damaged; the message names the file and says what to do.
+    UsageError
+        it changes faster than it can be read.
     """
     manifest = read_manifest(folder)
-    while True:
+    for _ in range(MOST_ATTEMPTS):
         try:
             return _verify(folder, manifest)
         except (ArtifactError, OSError, sqlite3.Error):
@@ -59,6 +60,10 @@ def verify(folder: Path) -> Verified:
             if now == manifest:  # it is not that a writer removed it meanwhile
                 raise
             manifest = now
+    raise UsageError(
+        f"{folder} changed {MOST_ATTEMPTS} times while it was read; verify it when it is quieter, or verify "
+        "a copy"
+    )
 
 
 def _verify(folder: Path, manifest: IndexManifest) -> Verified:
@@ -66,11 +71,9 @@ def _verify(folder: Path, manifest: IndexManifest) -> Verified:
     for entry in manifest.segments:
         files += _check_contents(folder, entry)
     state = open_state(folder, manifest)
-    for segment, entry in zip(state.segments, manifest.segments, strict=True):
+    for segment in state.segments:
         _check_table(segment.folder, segment.table)
         _check_items(segment)
-        if len(segment.dead):
-            _check_dead(folder / DELETED / str(entry.deleted), segment)
     _check_unique(state.segments)
     alive = state.num_alive
     return Verified(
@@ -89,12 +92,7 @@ def _check_contents(folder: Path, entry: SegmentEntry) -> list[Path]:
     for path in place.rglob("*"):
         if path.is_file() and path not in files:
             raise ArtifactMismatch(f"{path} is no part of the index; move it away")
-    if entry.deleted is not None:
-        read_deleted(folder, entry)
-        files.append(folder / DELETED / entry.deleted)
-        if file_fingerprint(files[-1]) != entry.deleted_sha256:
-            raise ArtifactMismatch(f"{files[-1]} is damaged or belongs to another index; {REMEDY}")
-    return files
+    return files + check_deleted(folder, entry)
 
 
 def _check_table(folder: Path, table: IdTable) -> None:
@@ -144,12 +142,6 @@ def _is_permutation(items: Integer[np.ndarray, " items"]) -> bool:
     for start in range(0, len(items), ROWS):
         seen[items[start : start + ROWS]] = True
     return bool(seen.all())
-
-
-def _check_dead(path: Path, segment: Segment) -> None:
-    dead = segment.dead
-    if dead[0] < 0 or dead[-1] >= segment.table.num_items or not _is_rising(dead):
-        raise _wrong(path, f"it is no ascending list of rows below {segment.table.num_items}")
 
 
 def _check_items(segment: Segment) -> None:

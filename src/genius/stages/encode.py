@@ -5,7 +5,9 @@ A killed run goes on where it stopped.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -101,7 +103,27 @@ def _create(model: Genius, rows: int, folder: Path, embeddings: StoredEmbeddings
     if embeddings != "none":
         shapes["embeddings"] = (np.float16, (rows, model.dim))
     for name, (kind, shape) in shapes.items():
-        np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=kind, shape=shape)
+        path = folder / f"{name}.npy"
+        np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=shape)
+        _reserve(path)
+
+
+def _reserve(path: Path) -> None:
+    """Take the room of a sparse file on the disk: writing to its map when that is full would kill us.
+
+    Raises
+    ------
+    OSError
+        there is not enough.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    with path.open("r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot reserve
+                raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _open(folder: Path, mode: str, embeddings: StoredEmbeddings) -> ItemArrays:

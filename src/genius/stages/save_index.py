@@ -17,7 +17,7 @@ from genius.search.items import ITEMS_FILE
 from genius.search.live import LOCK, one_writer
 from genius.search.manifest import DELETED, SEGMENTS, read_manifest, write_manifest
 from genius.search.segment import Segment
-from genius.search.state import IndexState, open_current
+from genius.search.state import MOST_ATTEMPTS, IndexState, open_current
 from genius.stages.replace import filling
 from genius.stages.save import CARD, About, check_license, copy_artifact
 
@@ -61,7 +61,7 @@ def save_index(source: Path, target: Path, about: About) -> Path:
 
 def _copy(source: Path, target: Path, *, model: str) -> IndexState:
     """Copy the current state of an index; anew when a writer took a file of it away meanwhile."""
-    while True:
+    for _ in range(MOST_ATTEMPTS):
         state = open_current(source)
         facts = state.facts._replace(model=model)
         try:
@@ -77,6 +77,9 @@ def _copy(source: Path, target: Path, *, model: str) -> IndexState:
                 raise
             for name in (SEGMENTS, DELETED):
                 shutil.rmtree(target / name, ignore_errors=True)
+    raise UsageError(
+        f"{source} changed {MOST_ATTEMPTS} times while it was copied; try again when it is quieter"
+    )
 
 
 def _without_deleted(folder: Path, state: IndexState) -> IndexState:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from genius.cli import main
@@ -86,19 +88,26 @@ def test_delete_of_nothing_that_is_there_is_exit_status_3(index, capsys):
 
 
 def test_delete_reads_ids_from_a_file_or_from_stdin(index, tmp_path, capsys, monkeypatch):
-    (tmp_path / "ids").write_text("1:1\n\n  1:2  \nx\n")
+    (tmp_path / "ids").write_text("1:1\n\n1:2\r\nx\n", newline="")
     found = told(capsys, "index", "delete", index, "1:8", "--ids-from", tmp_path / "ids")
     assert found == {"deleted": 3, "missing": ["x"]}
-    monkeypatch.setattr("sys.stdin", io.StringIO("1:3\n1:4"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1:3\n1:4")))
     assert told(capsys, "index", "delete", index, "--ids-from", "-") == {"deleted": 2, "missing": []}
     assert found_by(capsys, index) == {"1:5", "1:6", "1:7"}
 
 
-@pytest.mark.parametrize("text", ["", "\n \n"])
+@pytest.mark.parametrize("text", ["", "\n\r\n"])
 def test_a_list_without_ids_is_refused(index, tmp_path, capsys, text):
     (tmp_path / "ids").write_text(text)
     _, err = run(capsys, "index", "delete", index, "--ids-from", tmp_path / "ids", status=2)
     assert "--ids-from" in err
+
+
+def test_an_id_in_a_list_is_taken_with_its_blanks_and_every_character(index, tmp_path, capsys):
+    names = [" a.txt", "b.txt ", "c\u2028d", "e\x0bf", "g\rh", "i\x85j"]
+    (tmp_path / "ids").write_bytes("\n".join(names).encode() + b"\r\n")
+    found = told(capsys, "index", "delete", index, "--ids-from", tmp_path / "ids", status=3)
+    assert found["missing"] == names
 
 
 def test_a_list_of_ids_that_cannot_be_read_is_named(index, tmp_path, capsys):
@@ -163,6 +172,40 @@ def test_info_says_how_embeddings_are_kept_and_how_often_the_index_changed(index
     assert (found["generation"], found["items"], found["by_modality"]) == (2, 7, {"text": 7})
     out, _ = run(capsys, "index", "info", index)
     assert "000001: 8 items, 1 deleted" in " ".join(out.split())
+
+
+def test_what_a_killed_writer_left_is_shown_by_info_and_removed_by_compact(index, capsys):
+    assert told(capsys, "index", "info", index)["work_bytes"] == 0
+    (index / ".work" / "features").mkdir(parents=True)
+    (index / ".work" / "features" / "ids.npy").write_bytes(bytes(1000))
+    assert told(capsys, "index", "info", index)["work_bytes"] == 1000
+    run(capsys, "index", "compact", index)
+    assert not (index / ".work").exists()
+
+
+def test_info_names_a_damaged_file(index, capsys):
+    (path,) = index.rglob("bucket_starts.npy")
+    starts = np.load(path)
+    starts[1:] = 2**30
+    np.save(path, starts)
+    _, err = run(capsys, "index", "info", index, status=4)
+    assert "bucket_starts.npy" in err
+
+
+def test_the_command_that_create_proposes_can_be_pasted(trained, whole, tmp_path, capsys):
+    folder = tmp_path / "my index's"
+    words = ("index", "create", folder, "--model", trained.model, "--pool", whole.parent / "pool.jsonl")
+    _, err = run(capsys, *words)
+    line = err.strip().splitlines()[-1].partition("next: ")[2]
+    assert shlex.split(line) == ["genius", "search", str(folder), "what you look for"]
+
+
+@pytest.mark.parametrize("flag", ["-k", "--beam", "--leaves", "--shortlist"])
+@pytest.mark.parametrize("number", [10**9 + 1, 2**63])
+def test_a_number_that_is_far_too_large_is_refused(whole, capsys, flag, number):
+    _, err = run(capsys, "search", whole, "a kite", flag, str(number), status=2)
+    assert flag.strip("-") in err
+    assert str(10**9) in err
 
 
 def test_search_finds_only_what_meets_all_conditions(whole, capsys):
