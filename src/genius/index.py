@@ -233,6 +233,11 @@ class Index:
         ----------
         wait_seconds
             how long to wait while somebody else changes the index.
+
+        Raises
+        ------
+        BadData
+            nothing in the pool can be used; the message names files and reasons.
         """
         read = read_items(Path(pool), captions=captions)
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
@@ -250,6 +255,8 @@ class Index:
                     progress=progress or Silent(),
                 )
             except NothingReadable as nothing:
+                if not unchanged:
+                    raise
                 return Added(0, 0, unchanged, (*read.left_out, *nothing.left_out))
             done = writer.add(new, new.arrays)
             remove_work(self.folder)

@@ -377,7 +377,7 @@ def test_an_index_that_could_not_be_made_or_added_to_leaves_other_files_alone(ow
     before = own.info()
     with pytest.raises(UsageError, match="a folder of its own"):
         Index.create(tmp_path / "mine", model=model, pool=tmp_path / "torn")
-    with pytest.raises(BadData):
+    with pytest.raises(BadData, match=r"nothing to index.*torn\.png: "):
         own.add(tmp_path / "torn")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
     assert not (own.folder / ".work").exists()

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from genius import answers
 from genius import index as index_module
 from genius.config import SearchConfig
 from genius.data.records import Modality
@@ -283,14 +282,13 @@ def test_what_is_usual_in_an_index_is_told_without_reading_deleted_items(index, 
 def test_a_blank_text_beside_a_picture_is_no_text(index, pool, monkeypatch):
     asked: list[Modality] = []
 
-    class Watched:
-        def instruction_for(self, query: Modality, _: Modality) -> None:
-            asked.append(query)
+    def watched(_: Genius, query: Modality, __: Modality) -> None:
+        asked.append(query)
 
-    request = answers.SearchRequest(text=" \n", image=pool / "red square.png", modality=Modality.TEXT)
-    answers._usual_instruction(Watched(), index._opened, request)
-    assert asked == [Modality.IMAGE]
-    assert index.search(" ", image=request.image) == index.search(image=request.image)
+    monkeypatch.setattr(Genius, "instruction_for", watched)
+    for text in (" \n", "", "red"):
+        index.search(text, image=pool / "red square.png", modality="text")
+    assert asked == [Modality.IMAGE, Modality.IMAGE, Modality.IMAGE_TEXT]
 
 
 @pytest.mark.parametrize("asked", [{"text": "caf\udce9"}, {"text": "x", "instruction": "\ud800"}])

@@ -1,1 +1,1 @@
-"""What stands beside our search in every table: dense indexes, routing by geometry, the authors' way."""
+"""What stands beside our search in every table: dense indexes, nearest code vectors, the authors' way."""

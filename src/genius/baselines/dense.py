@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float, Float32
 
-from genius.baselines.kinds import Flat, Hnsw, Kind, check, empty_index, has_effort
+from genius.baselines.kinds import Flat, Hnsw, Kind, Refined, check, empty_index, has_effort
 from genius.baselines.needs import imported
 from genius.errors import UsageError
 from genius.search.exact import Nearest
@@ -60,6 +60,8 @@ class DenseIndex:
             raise UsageError(f"{self.kind} looks at every item; it has no effort to set")
         if isinstance(self.kind, Hnsw):
             self._index.hnsw.efSearch = effort
+        elif isinstance(self.kind, Refined):
+            imported("faiss").downcast_index(self._index.base_index).nprobe = effort
         else:
             self._index.nprobe = effort
 

@@ -16,7 +16,9 @@ SMALL_BITS: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Flat:
-    """Compare with every item: exact."""
+    """Compare with every item: exact, but for how vectors are kept."""
+
+    stored: Stored = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,22 @@ class Residual:
     """Codes tried side by side while a vector is encoded (a beam); more is closer to the vector."""
 
 
-Kind = Flat | Hnsw | Ivf | IvfPq | Residual
+@dataclass(frozen=True, kw_only=True)
+class Refined:
+    """Codes in lists choose, and whole vectors kept beside them rank what was chosen."""
+
+    base: IvfPq
+    stored: Stored = "float16"
+    factor: float = 4.0
+    """Items ranked by their vectors, for each one asked for (k_factor)."""
+
+    @property
+    def effort(self) -> int:
+        """Lists looked through."""
+        return self.base.effort
+
+
+Kind = Flat | Hnsw | Ivf | IvfPq | Refined | Residual
 
 
 def has_effort(kind: Kind) -> bool:
@@ -85,6 +102,8 @@ def check(kind: Kind, *, num_training: int, dim: int) -> None:
     UsageError
         says which setting does not fit.
     """
+    if isinstance(kind, Refined):
+        kind = kind.base
     if isinstance(kind, IvfPq) and dim % kind.parts:
         raise UsageError(f"parts={kind.parts} does not divide vectors of {dim} numbers; choose another")
     lists = kind.lists if isinstance(kind, Ivf | IvfPq | Residual) else None
@@ -103,7 +122,7 @@ def empty_index(kind: Kind, dim: int) -> Any:
     metric = faiss.METRIC_INNER_PRODUCT
     match kind:
         case Flat():
-            return faiss.IndexFlatIP(dim)
+            return _flat(faiss, kind.stored, dim)
         case Hnsw():
             if kind.stored == "float32":
                 index = faiss.IndexHNSWFlat(dim, kind.links, metric)
@@ -123,10 +142,24 @@ def empty_index(kind: Kind, dim: int) -> Any:
             centroids = faiss.IndexFlatIP(dim)
             make = faiss.IndexIVFPQFastScan if kind.bits == SMALL_BITS else faiss.IndexIVFPQ
             return _quiet(make(centroids, dim, kind.lists, kind.parts, kind.bits, metric), centroids)
+        case Refined():
+            base, vectors = empty_index(kind.base, dim), _flat(faiss, kind.stored, dim)
+            index = faiss.IndexRefine(base, vectors)
+            base.this.disown()
+            vectors.this.disown()
+            index.own_fields = index.own_refine_index = True
+            index.k_factor = kind.factor
+            return index
         case Residual():
             return _residual(faiss, kind, dim)
         case _:
             assert_never(kind)
+
+
+def _flat(faiss: Any, stored: Stored, dim: int) -> Any:
+    if stored == "float32":
+        return faiss.IndexFlatIP(dim)
+    return faiss.IndexScalarQuantizer(dim, _scalar(faiss, stored), faiss.METRIC_INNER_PRODUCT)
 
 
 def _residual(faiss: Any, kind: Residual, dim: int) -> Any:

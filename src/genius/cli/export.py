@@ -30,7 +30,7 @@ class Onnx:
     """Folder to write."""
 
     int8: bool = False
-    """Write files with 8-bit matrix products too: smaller and faster, and their scores differ a little."""
+    """Write files with 8-bit matrix products too: smaller; faster for large decoders; scores differ a little."""
 
     check: Annotated[Path | None, tyro.conf.arg(metavar="FEATURES")] = None
     """Measure with real queries: a folder that `genius embed` wrote, or MODEL/features. Default: drawn
@@ -79,10 +79,12 @@ class Onnx:
                 }
             )
         elif measured:
+            from genius.bench.results import shown
+
             print(f"{'decoder':<14} {'same best':>9} {'of 10':>7} {'of 50':>7} {'CPU-ms a query':>15}")
             for row in measured:
                 shares = f"{row.top1:>9.1%} {row.overlap_10:>7.1%} {row.overlap_50:>7.1%}"
-                print(f"{row.name:<14} {shares} {row.cpu_ms:>15.2f}")
+                print(f"{row.name:<14} {shares} {shown(row.cpu_ms):>15}")
 
     def _measure(self, model: Genius, progress: TerminalProgress) -> list[Agreement]:
         import torch

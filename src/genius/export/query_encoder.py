@@ -31,9 +31,9 @@ __all__ = ["OnnxFusion", "OnnxQueryEncoder"]
 class OnnxFusion:
     """An exported model's fusion: features to unit embeddings."""
 
-    def __init__(self, folder: Path, *, precision: Precision = "fp32", threads: int = 1) -> None:
+    def __init__(self, folder: str | Path, *, precision: Precision = "fp32", threads: int = 1) -> None:
         open_export(folder, precision)
-        self._runner = Runner(open_session(folder / precision / FUSION, threads=threads))
+        self._runner = Runner(open_session(Path(folder) / precision / FUSION, threads=threads))
 
     def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:
         """Fused unit embeddings."""
@@ -60,12 +60,13 @@ class OnnxQueryEncoder:
     ArtifactMissing, ArtifactMismatch
         the folder is not an exported model, or lacks this precision.
 
-    >>> encoder = OnnxQueryEncoder(Path("model.onnx"), precision="int8")  # doctest: +SKIP
+    >>> encoder = OnnxQueryEncoder("model.onnx", precision="int8")  # doctest: +SKIP
     >>> encoder.text_features([TextInput("a red kite", key)]).shape  # doctest: +SKIP
     torch.Size([1, 128])
     """
 
-    def __init__(self, folder: Path, *, precision: Precision = "fp32", threads: int = 1) -> None:
+    def __init__(self, folder: str | Path, *, precision: Precision = "fp32", threads: int = 1) -> None:
+        folder = Path(folder)
         manifest = open_export(folder, precision)
         told = manifest.facts["encoder"]
         if told["kind"] is None:

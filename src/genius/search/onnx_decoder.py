@@ -64,7 +64,7 @@ class DecoderFacts:
         return DecoderFacts(**{**facts, "sizes": tuple(facts["sizes"])})
 
 
-def open_export(folder: Path, precision: Precision) -> Manifest:
+def open_export(folder: str | Path, precision: Precision) -> Manifest:
     """Open an exported model's folder, and see that it has this precision.
 
     Raises
@@ -72,6 +72,7 @@ def open_export(folder: Path, precision: Precision) -> Manifest:
     ArtifactMissing
         there is no exported model, or it was exported without 8-bit files.
     """
+    folder = Path(folder)
     manifest = open_artifact(folder, kind=KIND)
     if not (folder / precision).is_dir():
         raise ArtifactMissing(f"{folder} has no {precision} files; export it again with --{precision}")
@@ -149,7 +150,7 @@ class OnnxStep(NamedTuple):
 class OnnxDecoder:
     """An exported generator, ready to search; gives what :class:`genius.search.decoder.Decoder` gives.
 
-    >>> decoder = OnnxDecoder.open(Path("model.onnx"), precision="int8")  # doctest: +SKIP
+    >>> decoder = OnnxDecoder.open("model.onnx", precision="int8")  # doctest: +SKIP
     >>> search(decoder, parts, queries, SearchConfig())  # doctest: +SKIP
     """
 
@@ -170,7 +171,7 @@ class OnnxDecoder:
         ]
 
     @staticmethod
-    def open(folder: Path, *, precision: Precision = "fp32", threads: int = 1) -> OnnxDecoder:
+    def open(folder: str | Path, *, precision: Precision = "fp32", threads: int = 1) -> OnnxDecoder:
         """Open what ``genius export onnx`` wrote.
 
         Raises
@@ -182,7 +183,7 @@ class OnnxDecoder:
         """
         manifest = open_export(folder, precision)
         return OnnxDecoder(
-            folder / precision, DecoderFacts.from_json(manifest.facts["decoder"]), threads=threads
+            Path(folder) / precision, DecoderFacts.from_json(manifest.facts["decoder"]), threads=threads
         )
 
     def start(self, queries: Float[Tensor, "queries dim"]) -> OnnxState:

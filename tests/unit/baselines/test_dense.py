@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from genius.baselines.dense import NOTHING, build, use_threads
-from genius.baselines.kinds import Flat, Hnsw, Ivf, IvfPq, Residual
+from genius.baselines.kinds import Flat, Hnsw, Ivf, IvfPq, Refined, Residual
 from genius.errors import MissingExtra, UsageError
 from genius.search.exact import exact_search
 
 DIM, NUM_ITEMS, K = 16, 2_000, 10
+ROUGH = IvfPq(lists=20, effort=20, parts=2)
 ALL = NUM_ITEMS
 
 
@@ -66,6 +67,10 @@ def test_a_flat_index_finds_what_exact_search_finds(vectors, queries, exact):
         (Ivf(lists=20, effort=20, stored="int8"), 0.9),
         (IvfPq(lists=20, effort=20, parts=16), 0.9),
         (IvfPq(lists=20, effort=20, parts=16, bits=4), 0.6),
+        (Flat(stored="float16"), 0.99),
+        (Flat(stored="int8"), 0.9),
+        (Refined(base=ROUGH, factor=50), 0.99),
+        (Refined(base=ROUGH, factor=50, stored="int8"), 0.9),
         (Residual(), 0.75),
         (Residual(width=4), 0.75),
         (Residual(codebooks=12, bits=8), 0.9),
@@ -79,12 +84,24 @@ def test_with_generous_settings_recall_is_high_and_scores_never_rise(kind, least
     assert (np.diff(found.scores, axis=1) <= 0).all()
 
 
-@pytest.mark.parametrize("kind", [Hnsw(effort=K, links=4), Ivf(lists=50, effort=1)])
+REFINED = Refined(base=IvfPq(lists=50, effort=1, parts=8))
+
+
+@pytest.mark.parametrize("kind", [Hnsw(effort=K, links=4), Ivf(lists=50, effort=1), REFINED])
 def test_more_effort_finds_more(kind, vectors, queries, exact):
     index = build(vectors, kind)
     before = recall(index.search(queries, K), exact)
     index.set_effort(50)
     assert recall(index.search(queries, K), exact) > before
+
+
+def test_more_items_ranked_by_their_vectors_find_more(vectors, queries, exact):
+    plain = recall(build(vectors, ROUGH).search(queries, K), exact)
+    some, many = (
+        recall(build(vectors, Refined(base=ROUGH, factor=factor)).search(queries, K), exact)
+        for factor in (2.0, 20.0)
+    )
+    assert plain < some < many
 
 
 @pytest.mark.parametrize("kind", [Flat(), Residual()])
@@ -113,6 +130,10 @@ def test_an_index_of_nothing_finds_nothing(queries):
         (Ivf(lists=20), 4 * DIM + 8, 20 * DIM * 4),
         (Ivf(lists=20, stored="float16"), 2 * DIM + 8, 20 * DIM * 4),
         (IvfPq(lists=20, parts=8), 8 + 8, (20 + 256) * DIM * 4),
+        (Flat(stored="int8"), DIM, 2 * DIM * 4),
+        (Ivf(lists=20, stored="int8"), DIM + 8, (20 + 2) * DIM * 4),
+        (Refined(base=IvfPq(lists=20, parts=8)), 8 + 8 + 2 * DIM, (20 + 256) * DIM * 4),
+        (Refined(base=IvfPq(lists=20, parts=8), stored="int8"), 8 + 8 + DIM, (20 + 256 + 2) * DIM * 4),
         (Residual(), 12, 24 * 16 * DIM * 4),
         (Residual(codebooks=12, bits=8), 12, 12 * 256 * DIM * 4),
     ],
@@ -150,6 +171,7 @@ def test_the_same_seed_trains_the_same_index(vectors, queries):
     ("kind", "settings", "says"),
     [
         (IvfPq(parts=5, lists=4), {}, "parts=5 does not divide vectors of 16"),
+        (Refined(base=IvfPq(parts=5, lists=4)), {}, "parts=5 does not divide vectors of 16"),
         (Ivf(lists=3_000), {}, "3000 vectors or more to train on, these are 2000"),
         (Ivf(lists=50), {"training_items": 40}, "50 vectors or more to train on, these are 40"),
         (Residual(bits=8), {"training_items": 100}, "256 vectors or more"),
