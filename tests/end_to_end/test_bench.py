@@ -40,18 +40,21 @@ def test_rivals_answer_the_same_queries_beside_ours(trained, tmp_path, capsys):
     )
     rows = {row["method"]: row for row in found["rivals"]}
     assert {row["family"] for row in rows.values()} == {
-        "exact", "hnsw", "ivf-pq", "residual", "routing", "ours",
+        "exact", "hnsw", "ivf", "ivf-pq", "residual", "routing", "ours",
     }  # fmt: skip
     dim = 48
-    assert rows["exact"]["item_bytes"] == pytest.approx(4 * dim, rel=0.01)
+    exact = rows["exact search (32-bit vectors)"]
+    assert exact["item_bytes"] == pytest.approx(4 * dim, rel=0.01)
+    assert rows["exact search (8-bit vectors)"]["item_bytes"] == pytest.approx(dim, rel=0.01)
     for name, row in rows.items():
         assert 0 <= row["recall_1"] <= row["recall_5"] <= row["recall_10"] <= 1
         assert row["cpu_ms"] > 0
         assert row["command"].startswith("genius bench rivals data --model model --row catalogue_task0")
         if name.startswith("ours"):
-            stored = 2 * dim if "embeddings" in name else 0
+            stored = 2 * dim if "(16-bit)" in name else dim + 2 if "(8-bit)" in name else 0
             assert 8 < row["item_bytes"] - stored < 24
-    assert rows["HNSW, efSearch 256"]["recall_10"] >= rows["exact"]["recall_10"] - 0.2
+    for name in ("HNSW (32-bit vectors), efSearch 256", "IVF-PQ refined (16-bit vectors), 64 lists"):
+        assert rows[name]["recall_10"] >= exact["recall_10"] - 0.2
     table, trie = found["structures"]
     assert trie["bytes_per_id"] > 10 * table["bytes_per_id"]
     assert "padded to 1,200" in (tmp_path / "index.html").read_text()

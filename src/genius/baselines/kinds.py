@@ -77,7 +77,7 @@ class Refined:
 
     base: IvfPq
     stored: Stored = "float16"
-    factor: float = 4.0
+    factor: int = 4
     """Items ranked by their vectors, for each one asked for (k_factor)."""
 
     @property
@@ -148,7 +148,7 @@ def empty_index(kind: Kind, dim: int) -> Any:
             base.this.disown()
             vectors.this.disown()
             index.own_fields = index.own_refine_index = True
-            index.k_factor = kind.factor
+            index.k_factor = float(kind.factor)
             return index
         case Residual():
             return _residual(faiss, kind, dim)

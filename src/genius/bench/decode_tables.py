@@ -60,6 +60,13 @@ def decode_table(rows: Sequence[DecodeRow], *, title: str, measured: str) -> Tab
             ("leaves", "leaves"),
             ("full_share", "of full"),
         ),
+        brief=(
+            ("variant", "variant"),
+            ("cpu_ms", "CPU-ms"),
+            ("cheaper", "times cheaper"),
+            ("leaves", "leaves"),
+            ("full_share", "of full"),
+        ),
         rows=rows,
     )
 

@@ -1,32 +1,54 @@
-"""Drawings for the page: logarithmic axes, names beside the lines, colours that the colour-blind can tell."""
+"""Drawings for the page: logarithmic axes, and a method looks the same wherever it is drawn."""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-COLOURS: Final = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#767676",
-    "#882255",
-)
-"""Okabe and Ito's, a grey, and a dark red of Tol's."""
-MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*", "h")
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, BLACK, GREY, WINE = "#E69F00", "#56B4E9", "#000000", "#767676", "#882255"
+"""Okabe and Ito's colours, a grey, and a dark red of Tol's: the colour-blind can tell them."""
 INK: Final = "#33302b"
 DPI: Final = 160
-NAME_WIDTH: Final = 320
-NAME_HEIGHT: Final = 26
-"""Dots that a name takes."""
+FEW_DECADES: Final = 2
+"""An axis of fewer powers of ten has labels at 2 and 5 too."""
+MILLION: Final = 1e6
+
+
+class Style(NamedTuple):
+    """How a method looks."""
+
+    colour: str
+    marker: str
+
+
+STYLES: Final = {
+    "exact search": Style(BLACK, "o"),
+    "HNSW": Style(VERMILION, "s"),
+    "IVF": Style(ORANGE, "D"),
+    "IVF-PQ": Style(PURPLE, "v"),
+    "IVF-PQ refined": Style(WINE, "h"),
+    "residual codes": Style(GREY, "P"),
+    "nearest code vectors, by codes": Style(SKY, "^"),
+    "nearest code vectors, by vectors": Style(SKY, "X"),
+    "ours, by probability": Style(BLUE, "*"),
+    "ours, by codes": Style(BLUE, "o"),
+    "ours, by vectors": Style(GREEN, "o"),
+    "exact search (32-bit vectors)": Style(BLACK, "o"),
+    "full search": Style(VERMILION, "s"),
+    "leaf stop": Style(BLUE, "^"),
+    "small decoder, leaf budget": Style(GREEN, "D"),
+    "IDs alone": Style(ORANGE, "v"),
+    "IDs and items": Style(PURPLE, "h"),
+}
+OTHER: Final = Style(INK, ".")
 
 
 class Line(NamedTuple):
@@ -39,66 +61,71 @@ class Line(NamedTuple):
 
 
 def draw(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True) -> bytes:
-    """A PNG of lines over a logarithmic axis."""
-    figure = Figure(figsize=(9, 5), dpi=DPI, layout="constrained")
+    """A PNG of lines over a logarithmic axis; their names stand beside it, the highest line's first."""
+    figure = Figure(figsize=(10, 5), dpi=DPI, layout="constrained")
     axes: Axes = figure.add_subplot()
-    ends: list[tuple[float, float, str, str]] = []
-    for number, line in enumerate(lines):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        points = sorted(line.points)
-        if points:
-            axes.plot(
-                *zip(*points, strict=True),
-                color=colour,
-                marker=marker,
-                linewidth=2,
-                markersize=6,
-            )
-        if line.calculated:
-            beyond = [*points[-1:], *sorted(line.calculated)]
-            axes.plot(*zip(*beyond, strict=True), color=colour, linestyle="--", linewidth=1.5)
-            axes.plot(
-                *zip(*sorted(line.calculated), strict=True),
-                color=colour,
-                marker=marker,
-                markerfacecolor="white",
-                linestyle="none",
-                markersize=6,
-            )
-        last = (sorted(line.calculated) or points)[-1:]
-        ends += [(*point, line.name + (" (calculated)" if line.calculated else ""), colour) for point in last]
+    for line in sorted(lines, key=_end, reverse=True):
+        _draw_line(axes, line)
     axes.set_xscale("log")
+    _label(axes.xaxis, axes.get_xlim())
     if log_y:
         axes.set_yscale("log")
-    axes.margins(x=0.06)
-    _name(axes, ends)
+        _label(axes.yaxis, axes.get_ylim())
     axes.set_xlabel(x, color=INK)
     axes.set_ylabel(y, color=INK)
     axes.grid(visible=True, which="major", color="#e4e0d8", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=10)
     written = io.BytesIO()
     figure.savefig(written, format="png", metadata={"Software": None})
     return written.getvalue()
 
 
-def _name(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write each name at the end of its line, moved up where it would lie over another."""
-    placed: list[tuple[float, float]] = []
-    for x, y, name, colour in sorted(ends, key=lambda end: end[1]):
-        across, height = (float(value) for value in axes.transData.transform((x, y)))
-        low = height
-        for other_across, other in placed:
-            if abs(across - other_across) < NAME_WIDTH:
-                low = max(low, other + NAME_HEIGHT)
-        placed.append((across, low))
-        axes.annotate(
-            name,
-            (x, y),
-            xytext=(10, (low - height) * 72 / DPI),
-            textcoords="offset points",
-            color=colour,
-            fontsize=10,
-            fontweight="bold",
-            va="center",
-            annotation_clip=False,
+def _draw_line(axes: Axes, line: Line) -> None:
+    style = STYLES.get(line.name, OTHER)
+    points, calculated = sorted(line.points), sorted(line.calculated)
+    if points:
+        axes.plot(
+            *zip(*points, strict=True),
+            color=style.colour,
+            marker=style.marker,
+            linewidth=2,
+            markersize=6,
+            label=line.name,
         )
+    if calculated:
+        axes.plot(
+            *zip(*[*points[-1:], *calculated], strict=True),
+            color=style.colour,
+            linestyle="--",
+            linewidth=1.5,
+        )
+        axes.plot(
+            *zip(*calculated, strict=True),
+            color=style.colour,
+            marker=style.marker,
+            markerfacecolor="white",
+            linestyle="none",
+            markersize=6,
+            label=f"{line.name}, calculated",
+        )
+
+
+def _end(line: Line) -> float:
+    """Height of the last point."""
+    return max((*line.points, *line.calculated), default=(0.0, 0.0))[1]
+
+
+def _label(axis: Axis, limits: tuple[float, float]) -> None:
+    """Write plain numbers, enough of them."""
+    decades = math.log10(limits[1] / limits[0])
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < FEW_DECADES else (1,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def tick(value: float) -> str:
+    """A number on an axis: 0.5, 20, 1,000, 100M."""
+    if value >= MILLION:
+        return f"{value / MILLION:,.0f}M"
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"

@@ -16,6 +16,7 @@ from genius.errors import UsageError
 
 RESULTS: Final = "results.json"
 PAGE: Final = "index.html"
+MOST_DECIMALS: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +32,16 @@ class Table:
     """Fields that people see, and their headings; the rest stands in the JSON."""
     rows: Sequence[Any]
     """Dataclasses."""
+    brief: tuple[tuple[str, str], ...] = ()
+    """What a terminal has room for, where that is less than all columns."""
 
     def lines(self) -> list[list[str]]:
         """The columns, as they are shown."""
         return [[shown(getattr(row, field)) for field, _ in self.columns] for row in self.rows]
+
+    def in_brief(self) -> Table:
+        """The table for a terminal."""
+        return dataclasses.replace(self, columns=self.brief or self.columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +108,7 @@ def write(folder: Path, result: Result) -> None:
 
 
 def shown(value: object) -> str:
-    """A figure with as many digits as are worth reading."""
+    """A figure with three digits, which is what a measurement is worth; counts with all of theirs."""
     match value:
         case None:
             return "–"
@@ -110,8 +117,8 @@ def shown(value: object) -> str:
         case int():
             return f"{value:,}"
         case float():
-            if value and abs(value) < 1:
-                return f"{value:.3f}"
-            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+            digits = 2 - math.floor(math.log10(abs(value))) if value else 0
+            rounded = round(value, digits)
+            return f"{rounded:,.{min(max(digits, 0), MOST_DECIMALS)}f}"
         case _:
             return str(value)

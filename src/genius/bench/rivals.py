@@ -186,6 +186,7 @@ def _rows(
         rows.append(
             RivalRow(
                 method=method.name,
+                line=method.line,
                 family=method.family,
                 recall_1=rates[1],
                 recall_5=rates[5],
@@ -194,7 +195,6 @@ def _rows(
                 p50_ms=one[method.name].p50_ms,
                 p99_ms=one[method.name].p99_ms,
                 batch_cpu_ms=many[method.name].cpu_ms,
-                queries_per_second=1000 / many[method.name].cpu_ms,
                 item_bytes=method.item_bytes,
                 fixed_mib=method.fixed_bytes / 2**20,
                 build_seconds=method.build_seconds,

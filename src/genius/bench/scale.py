@@ -216,7 +216,6 @@ def _search_rows(
             cpu_ms=one.cpu_ms,
             p50_ms=one.p50_ms,
             p99_ms=one.p99_ms,
-            queries_per_second=1000 / one.mean_cpu_ms,
             bytes_per_item=build.bytes_per_item,
             calculated=False,
         )
@@ -228,7 +227,6 @@ def _search_rows(
                 cpu_ms=many.cpu_ms,
                 p50_ms=None,
                 p99_ms=None,
-                queries_per_second=1000 / many.cpu_ms,
             )
         )
     return rows
@@ -253,7 +251,6 @@ def _exact(settings: ScaleSettings, items: int, measured: Sequence[QueryRow]) ->
             cpu_ms=largest.cpu_ms * times,
             p50_ms=None,
             p99_ms=None,
-            queries_per_second=largest.queries_per_second / times,
             calculated=True,
         )
     random = np.random.default_rng(settings.seed)
@@ -270,7 +267,6 @@ def _exact(settings: ScaleSettings, items: int, measured: Sequence[QueryRow]) ->
         cpu_ms=one.cpu_ms,
         p50_ms=one.p50_ms,
         p99_ms=one.p99_ms,
-        queries_per_second=1000 / one.mean_cpu_ms,
         bytes_per_item=4.0 * DIM,
         calculated=False,
     )

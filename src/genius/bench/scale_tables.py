@@ -12,7 +12,7 @@ from genius.bench.results import Figure, Table
 FULL: Final = "full search"
 LEAF_STOP: Final = "leaf stop"
 SHALLOW: Final = "small decoder, leaf budget"
-EXACT: Final = "exact search"
+EXACT: Final = "exact search (32-bit vectors)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,6 @@ class QueryRow:
     p50_ms: float | None
     p99_ms: float | None
     """Of single queries."""
-    queries_per_second: float
-    """Of one core."""
     bytes_per_item: float
     """That the method needs in memory or mapped."""
     calculated: bool
@@ -70,6 +68,14 @@ def build_table(rows: Sequence[BuildRow], *, pool: str, memory_gib: float) -> Ta
             ("bytes_per_id", "bytes an ID"),
             ("bytes_per_item", "bytes an item, all"),
         ),
+        brief=(
+            ("items", "items"),
+            ("ids", "distinct IDs"),
+            ("build_cpu_seconds", "build, CPU-s"),
+            ("peak_mib", "peak, MiB"),
+            ("open_ms", "open, ms"),
+            ("bytes_per_item", "bytes an item"),
+        ),
         rows=rows,
     )
 
@@ -88,7 +94,14 @@ def query_table(rows: Sequence[QueryRow], *, ways: str) -> Table:
             ("cpu_ms", "CPU-ms a query"),
             ("p50_ms", "p50, ms"),
             ("p99_ms", "p99, ms"),
-            ("queries_per_second", "queries/s a core"),
+            ("bytes_per_item", "bytes an item"),
+            ("calculated", "calculated"),
+        ),
+        brief=(
+            ("method", "method"),
+            ("items", "items"),
+            ("batch", "batch"),
+            ("cpu_ms", "CPU-ms"),
             ("bytes_per_item", "bytes an item"),
             ("calculated", "calculated"),
         ),

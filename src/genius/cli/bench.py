@@ -64,10 +64,11 @@ class Decode:
     """Queries whose rankings are compared with generate's."""
 
     hf: bool = True
-    """Also time generate; its trie takes about 1.5 KB of memory an item."""
+    """Time Hugging Face's generate too (--no-hf leaves it out: its trie takes about 1.5 KB of memory an
+    item)."""
 
     profile: bool = False
-    """Also list where the time of a single query goes."""
+    """List where the time of a single query goes (--profile)."""
 
     seed: int = 0
     """Of the pool, the queries and the drawn weights."""
@@ -184,7 +185,7 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Rivals:
-    """Compare recall, time and bytes with exact search, HNSW, IVF-PQ and residual codes on real queries.
+    """Compare recall, time and bytes with exact search, HNSW, IVF, IVF-PQ and residual codes on real queries.
 
     All methods search the same embeddings of one row of a data set. With --grow the pool is padded with
     invented neighbours, which are never right answers.
@@ -209,7 +210,8 @@ class Rivals:
     """Search the union of all pools, or the row's own."""
 
     methods: str = "all"
-    """exact, hnsw, ivf-pq, residual, routing, ours; commas between."""
+    """exact, hnsw, ivf, ivf-pq, residual, routing (the nearest code vectors, without the generator), ours;
+    commas between."""
 
     grow: int = 0
     """Pad the pool to so many items; 0 leaves it as it is."""
@@ -227,7 +229,7 @@ class Rivals:
     """Times that a batch is timed."""
 
     trie: bool = True
-    """Also build the pointer trie of the usual way, for its bytes."""
+    """Build the pointer trie of the usual way too, for its bytes (--no-trie leaves it out)."""
 
     seed: int = 0
     """Of the padding, of training samples and of the choice of instructions."""
@@ -271,7 +273,7 @@ class Rivals:
 
 PROFILED: Final = 200
 """Queries whose time is taken apart."""
-WIDEST: Final = 200
+WIDEST: Final = 100
 """Columns of the widest table."""
 
 
@@ -330,13 +332,14 @@ def _finish(
         print_json(result.to_json())
         return
     _print(result)
-    print(f"results.json and index.html are in {folder}", file=sys.stderr)
+    print(f"all columns: index.html and results.json in {folder}", file=sys.stderr)
 
 
 def _print(result: Result) -> None:
     console = Console()
-    for table in result.tables:
-        shown = Table(title=table.title, title_justify="left")
+    for full in result.tables:
+        table = full.in_brief()
+        shown = Table(title=table.title, title_justify="left", box=None, padding=(0, 2, 0, 0))
         for number, (_, heading) in enumerate(table.columns):
             shown.add_column(heading, justify="right" if number else "left", no_wrap=True)
         for line in table.lines():

@@ -30,7 +30,8 @@ class Onnx:
     """Folder to write."""
 
     int8: bool = False
-    """Write files with 8-bit matrix products too: smaller; faster for large decoders; scores differ a little."""
+    """Write files with 8-bit matrix products too: smaller; faster for large decoders. Scores differ a
+    little."""
 
     check: Annotated[Path | None, tyro.conf.arg(metavar="FEATURES")] = None
     """Measure with real queries: a folder that `genius embed` wrote, or MODEL/features. Default: drawn

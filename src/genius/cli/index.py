@@ -7,11 +7,14 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from genius.cli.terminal import TerminalProgress, print_facts, print_json
+
+if TYPE_CHECKING:
+    from genius.search.described import IndexInfo
 
 IndexFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
 
@@ -222,14 +225,62 @@ class Info:
         from genius.search.described import describe
         from genius.search.state import open_current
 
-        info = dataclasses.asdict(describe(self.index, open_current(self.index)))
-        if not self.json:
-            segments = info.pop("segments")
-            info["segments"] = "; ".join(
-                f"{one['name']}: {one['items']:,} items, {one['deleted']:,} deleted, {one['ids']:,} IDs"
-                for one in segments
-            )
-        print_facts(info, as_json=self.json)
+        info = describe(self.index, open_current(self.index))
+        if self.json:
+            print_facts(dataclasses.asdict(info), as_json=True)
+        else:
+            print_facts(_for_a_person(info), as_json=False)
+
+
+PARTS = {
+    "ids": "IDs",
+    "buckets": "lists of items",
+    "typicality": "typicality",
+    "embeddings": "embeddings",
+    "items": "texts and fields",
+    "deleted": "deleted",
+}
+"""What the parts of an index are called in a sentence."""
+
+
+def _for_a_person(info: IndexInfo) -> dict[str, object]:
+    """The facts of an index, rounded and in words."""
+    total = sum(info.bytes_per_item.values())
+    parts = ", ".join(
+        f"{PARTS[part]} {size:,.0f}" for part, size in info.bytes_per_item.items() if size >= 0.5
+    )
+    facts: dict[str, object] = {
+        "index": info.folder,
+        "model": f"{info.model}, fingerprint {info.model_fingerprint[:12]}",
+        "items": info.items,
+        "of them": info.by_modality or "none",
+        "distinct IDs": info.distinct_ids,
+        "sharing an ID": f"{info.collision_rate:.2%} of the items",
+        "on disk": f"{_size(total * info.items)}, {total:,.0f} bytes an item",
+        "bytes an item": parts or "none",
+        "embeddings": info.embeddings,
+        "changes so far": info.generation,
+        "segments": "; ".join(
+            f"{one.name}: {one.items:,} items, {one.deleted:,} of them deleted or replaced"
+            for one in info.segments
+        )
+        or "none",
+    }
+    if info.bytes_per_item["deleted"] * info.items >= 1:
+        room = _size(info.bytes_per_item["deleted"] * info.items)
+        facts["to be given back"] = f"{room}, by `genius index compact`"
+    if info.work_bytes:
+        facts["interrupted work"] = f"{_size(info.work_bytes)}; the next add goes on from it"
+    return facts
+
+
+def _size(size: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"
 
 
 def _lines(file: str) -> list[str]:

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -14,6 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from genius.cli.terminal import print_json
+
+if TYPE_CHECKING:
+    from genius.answers import SearchHit
 
 Modality = Literal["image", "text", "image-text"]
 
@@ -61,7 +64,7 @@ class Search:
     0 decodes all levels."""
 
     shortlist: int = 0
-    """With --rerank embeddings: compare only so many, the best by codes; 0 means all."""
+    """With --rerank embeddings: compare only so many (at least -k), the best by codes; 0 means all."""
 
     scores: Literal["level", "vocabulary", "children"] = "level"
     """Normalise the generator's steps over a level's codes, over its whole vocabulary, or over the codes
@@ -75,6 +78,9 @@ class Search:
 
     download: bool = False
     """Allow downloading the encoder's weights."""
+
+    codes: bool = False
+    """Show the ID of each hit too."""
 
     json: bool = False
     """As JSON."""
@@ -93,6 +99,7 @@ class Search:
                 shortlist=self.shortlist,
             )
         )
+        _check_flags(self)
         index = Index.open(self.index, model=self.model, device=self.device, download=self.download)
         hits = index.search(
             self.text,
@@ -109,18 +116,32 @@ class Search:
                 {"hits": [{**dataclasses.asdict(hit), "modality": hit.modality.label} for hit in hits]}
             )
         elif hits:
-            table = Table("rank", "score", "item", "text", "codes", box=None)
-            for hit in hits:
-                codes = " · ".join(str(code) for code in hit.codes)
-                table.add_row(
-                    str(hit.rank), f"{hit.score:.4f}", Text(hit.item_id), Text(_short(hit.text)), codes
-                )
-            Console().print(table)
+            Console().print(_table(hits, with_codes=self.codes))
         else:
             print("nothing found", file=sys.stderr)
         return 0 if hits else 3
 
 
-def _short(text: str | None, width: int = 60) -> str:
-    words = " ".join((text or "").split())
-    return words if len(words) <= width else words[: width - 1] + "…"
+def _check_flags(asked: Search) -> None:
+    """Refuse flags that would change nothing."""
+    from genius.errors import UsageError
+
+    if asked.leaves and asked.rerank == "none":
+        raise UsageError("--leaves needs --rerank codes or embeddings: something has to order the leaves")
+    if asked.shortlist and asked.rerank != "embeddings":
+        raise UsageError("--shortlist needs --rerank embeddings: it says how many are compared by them")
+
+
+def _table(hits: list[SearchHit], *, with_codes: bool) -> Table:
+    """Hits for a person; ids are never cut, so that they can be copied."""
+    table = Table(box=None)
+    table.add_column("rank", justify="right")
+    table.add_column("score", no_wrap=True)
+    table.add_column("item", no_wrap=True, min_width=max(len(hit.item_id) for hit in hits))
+    table.add_column("text or picture", no_wrap=True, overflow="ellipsis")
+    for hit in hits:
+        shown = " ".join((hit.text or hit.image or "").split())
+        table.add_row(str(hit.rank), f"{hit.score:.4f}", Text(hit.item_id), Text(shown))
+        if with_codes:
+            table.add_row("", "", "", Text(" · ".join(str(code) for code in hit.codes)), style="dim")
+    return table

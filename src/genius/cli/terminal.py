@@ -104,6 +104,8 @@ def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
         print_json({name: str(value) if isinstance(value, Path) else value for name, value in facts.items()})
         return
     table = Table(show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in facts.items():
         table.add_row(name.replace("_", " "), Text(_shown(value)))
     Console().print(table)

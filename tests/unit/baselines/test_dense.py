@@ -99,7 +99,7 @@ def test_more_items_ranked_by_their_vectors_find_more(vectors, queries, exact):
     plain = recall(build(vectors, ROUGH).search(queries, K), exact)
     some, many = (
         recall(build(vectors, Refined(base=ROUGH, factor=factor)).search(queries, K), exact)
-        for factor in (2.0, 20.0)
+        for factor in (2, 20)
     )
     assert plain < some < many
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from genius.bench.machine import about
-from genius.bench.plots import Line, draw
+from genius.bench.plots import Line, draw, tick
 from genius.bench.results import Figure, Result, Table, shown, write
 from genius.errors import UsageError
 
@@ -67,7 +67,19 @@ def test_what_is_no_number_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "–"), (True, "yes"), (1_234_567, "1,234,567"), (0.12345, "0.123"), (0.0, "0"), (12.3456, "12.35"), (45678.9, "45,679")],
+    [(None, "–"), (True, "yes"), (1_234_567, "1,234,567"), (0.12345, "0.123"), (0.0, "0"), (12.3456, "12.3"), (999.7, "1,000"), (45678.9, "45,700"), (0.00001, "0.0000")],
 )  # fmt: skip
 def test_figures_have_the_digits_worth_reading(value, text):
     assert shown(value) == text
+
+
+def test_a_terminal_gets_the_columns_that_matter_and_the_page_all():
+    rows = [Row("a", 1.0, 2.0)]
+    columns = (("name", "name"), ("cpu_ms", "ms"), ("speedup", "times"))
+    table = Table(name="t", title="T", note="", columns=columns, rows=rows, brief=columns[:2])
+    assert table.in_brief().lines() == [["a", "1.00"]]
+    assert table.lines() == [["a", "1.00", "2.00"]]
+
+
+def test_numbers_on_an_axis_are_plain():
+    assert [tick(value) for value in (0.01, 0.5, 6.0, 2000.0, 1e8)] == ["0.01", "0.5", "6", "2,000", "100M"]

@@ -86,8 +86,8 @@ def test_info_tells_what_the_index_holds(index, trained, capsys):
     assert set(found["bytes_per_item"]) == parts
     assert found["segments"] == [{"name": "000001", "items": 4, "deleted": 0, "ids": found["distinct_ids"]}]
     out, err = run(capsys, "index", "info", index)
-    assert "distinct ids" in out
-    assert "000001: 4 items, 0 deleted" in " ".join(out.split())
+    assert "distinct IDs" in out
+    assert "000001: 4 items, 0 of them deleted" in " ".join(out.split())
     assert err == ""
 
 

@@ -171,7 +171,7 @@ def test_info_says_how_embeddings_are_kept_and_how_often_the_index_changed(index
     found = told(capsys, "index", "info", index)
     assert (found["generation"], found["items"], found["by_modality"]) == (2, 7, {"text": 7})
     out, _ = run(capsys, "index", "info", index)
-    assert "000001: 8 items, 1 deleted" in " ".join(out.split())
+    assert "000001: 8 items, 1 of them deleted" in " ".join(out.split())
 
 
 def test_what_a_killed_writer_left_is_shown_by_info_and_removed_by_compact(index, capsys):
@@ -246,3 +246,25 @@ def test_while_somebody_writes_a_change_is_refused_or_waits(index, capsys):
             _, err = run(capsys, "index", *words, "--wait", "0.05", status=2)
             assert "being changed by another process" in err
         assert found_by(capsys, index) == ALL
+
+
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        (["--leaves", 100], "--rerank codes or embeddings"),
+        (["--shortlist", 100], "--rerank embeddings"),
+        (["--shortlist", 100, "--rerank", "codes"], "--rerank embeddings"),
+    ],
+)
+def test_flags_that_would_change_nothing_are_refused(index, capsys, flags, advice):
+    _, err = run(capsys, "search", index, "a star", *flags, status=2)
+    assert advice in err
+
+
+def test_a_table_of_hits_shows_whole_ids_and_codes_when_asked(index, capsys):
+    (hit,) = told(capsys, "search", index, "a star", "-k", "1")["hits"]
+    out, _ = run(capsys, "search", index, "a star", "-k", "1")
+    assert hit["item_id"] in out
+    assert "·" not in out
+    out, _ = run(capsys, "search", index, "a star", "-k", "1", "--codes")
+    assert " · ".join(str(code) for code in hit["codes"]) in out

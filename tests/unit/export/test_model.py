@@ -51,7 +51,7 @@ def images() -> list[ImageInput]:
 
 def test_the_exported_encoder_is_an_encoder_with_the_features_of_the_model_s_own(exported, texts, images):
     own = exported.model.encoder
-    encoder = OnnxQueryEncoder(exported.folder)
+    encoder = OnnxQueryEncoder(str(exported.folder))
     assert isinstance(encoder, Encoder)
     assert (encoder.dim, encoder.needs_pixels) == (own.dim, True)
     for batch in (images, images[:1]):
@@ -82,7 +82,7 @@ def test_the_exported_fusion_embeds_like_the_model(exported, given):
     batch = FeatureBatch(
         image * has_image, text * has_text, torch.full((4,), has_image), torch.full((4,), has_text)
     )
-    found = OnnxFusion(exported.folder).embed(batch)
+    found = OnnxFusion(str(exported.folder)).embed(batch)
     torch.testing.assert_close(found, model.embed(batch), atol=1e-4, rtol=1e-4)
 
 
@@ -135,7 +135,7 @@ def test_what_a_killed_export_left_does_not_get_in_the_way(exported, tmp_path):
     (tmp_path / ".again.partial" / "reader").mkdir()
     manifest = export_onnx(exported.model, tmp_path / "again", progress=Silent())
     assert sorted(path.name for path in manifest.folder.iterdir()) == ["fp32", "manifest.json", "reader"]
-    OnnxDecoder.open(manifest.folder)
+    OnnxDecoder.open(str(manifest.folder))
 
 
 class Stored:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from genius.errors import ArtifactMismatch, ArtifactMissing
-from genius.search.arrays import GrowingArray, open_array
+from genius.search.arrays import GrowingArray, open_array, save_array
 
 
 @pytest.mark.parametrize(("columns", "counts"), [(None, [3, 0, 4]), (3, [1, 12]), (3, [0]), (None, [])])
@@ -66,3 +68,18 @@ def test_an_opened_array_cannot_be_written_to(tmp_path):
     opened = open_array(tmp_path / "a.npy", np.int64)
     with pytest.raises(ValueError, match="read-only"):
         opened[0] = 1
+
+
+@pytest.mark.parametrize(
+    "array", [np.arange(5), np.ones((3, 2), dtype=np.float16), np.empty((0, 4), np.int8)]
+)
+def test_an_array_is_saved_as_numpy_saves_it(tmp_path, array):
+    save_array(tmp_path / "ours.npy", array)
+    np.save(tmp_path / "theirs.npy", array)
+    assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
+
+
+def test_an_array_that_the_disk_has_no_room_for_says_so():
+    with pytest.raises(OSError, match="No space left") as error:
+        save_array(Path("/dev/full"), np.zeros(100_000))
+    assert error.value.errno == errno.ENOSPC

@@ -226,3 +226,28 @@ def test_json_that_only_python_reads_is_searched_like_other_json(tmp_path):
 def test_filters_need_no_torch():
     check = "import sys, genius.search.items; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0  # noqa: S603
+
+
+def test_as_many_conditions_as_allowed_can_be_asked_and_no_more(store):
+    many = [f"field{number}!=a" for number in range(200)]
+    assert store.matching(Filter.parse(many, match="red")).tolist() == [0]
+    with pytest.raises(UsageError, match="201 conditions .* at most 200"):
+        Filter.parse([*many, "a=b"])
+
+
+def test_a_field_without_an_operator_is_refused():
+    with pytest.raises(UsageError, match="condition on 'a': {} has no operator"):
+        Filter.parse({"a": {}})
+
+
+def test_a_name_that_is_no_text_is_refused():
+    program = """
+from genius.errors import UsageError
+from genius.search.filters import Filter
+try:
+    Filter.parse({1: 2})
+except UsageError as error:
+    raise SystemExit("condition on 1: the name of a field is a text" not in str(error))
+raise SystemExit(2)
+"""  # in a process of its own, for while tests run types are checked
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0  # noqa: S603

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import sqlite3
 import threading
 
@@ -157,3 +158,12 @@ def test_several_threads_may_read_at_once(tmp_path):
     for thread in threads:
         thread.join()
     assert found == [[CARD, LONG, PHOTO]] * 80
+
+
+def test_a_full_disk_is_told_as_such(tmp_path, monkeypatch):
+    monkeypatch.setattr(items_module, "_SETTINGS", (*items_module._SETTINGS, "max_page_count = 20"))
+    with pytest.raises(OSError, match="No space left") as error:
+        write_items(tmp_path, (Item(str(number), Modality.TEXT, "x" * 9000) for number in range(50)))
+    assert error.value.errno == errno.ENOSPC
+    assert error.value.filename == str(tmp_path / ITEMS_FILE)
+    assert not list(tmp_path.iterdir())

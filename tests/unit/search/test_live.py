@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -450,3 +453,106 @@ def test_items_may_come_one_at_a_time(tmp_path):
     with one_writer(tmp_path) as writer:
         writer.create(FACTS, stream(), given_items({"a": 1, "b": 2})[1])
     assert found(tmp_path) == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("seconds", [-1.0, -0.001, float("nan"), float("-inf")])
+def test_waiting_less_than_no_time_is_refused(tmp_path, seconds):
+    with pytest.raises(UsageError, match="give 0 or more"), one_writer(tmp_path, wait_seconds=seconds):
+        pass
+
+
+def test_one_may_wait_for_as_long_as_it_takes(tmp_path):
+    make(tmp_path, {"a": 1})
+    held = threading.Event()
+
+    def hold() -> None:
+        with one_writer(tmp_path):
+            held.set()
+            time.sleep(0.1)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait()
+    with one_writer(tmp_path, wait_seconds=float("inf")) as writer:
+        assert writer.delete(["a"]).deleted == 1
+    other.join()
+
+
+def impossible_places(folder: Path) -> list[Path]:
+    (folder / "file").write_text("")
+    (folder / "loop").symlink_to(folder / "loop")
+    return [folder / ("x" * 256), folder / "loop" / "index", folder / "file" / "index"]
+
+
+def test_where_no_folder_can_be_there_is_no_index(tmp_path):
+    places = impossible_places(tmp_path)
+    for place in places:
+        with pytest.raises(ArtifactMissing, match="genius index create"):
+            read_facts(place)
+    for place in (*places, tmp_path / "file"):
+        with pytest.raises(UsageError, match="choose another place"), one_writer(place):
+            pass
+
+
+@pytest.mark.parametrize("kind", ["quantizer", None])
+def test_what_lies_where_the_next_segment_goes_is_not_touched(tmp_path, kind):
+    make(tmp_path, {"a": 1})
+    place = tmp_path / "segments" / "000002"
+    place.mkdir()
+    if kind is not None:
+        (place / "manifest.json").write_text(json.dumps({"kind": kind}))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ArtifactMismatch, match=r"000002 is in the way .*move it away"):
+        make_bigger(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+    shutil.rmtree(place)
+    make_bigger(tmp_path)
+    assert found(tmp_path) == {"a": 1, "b": 2}
+
+
+def make_bigger(folder: Path) -> None:
+    with one_writer(folder) as writer:
+        writer.add(*given_items({"b": 2}))
+
+
+def test_a_disk_that_is_full_when_a_segment_begins_leaves_nothing_behind(tmp_path, monkeypatch):
+    make(tmp_path, {"a": 1})
+    before = present_names(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("genius.artifact.write_json", full)
+        with pytest.raises(OSError, match="No space left"):
+            make_bigger(tmp_path)
+    assert present_names(tmp_path) == before
+    make_bigger(tmp_path)
+
+
+def test_a_change_whose_last_sync_fails_is_not_forgotten(tmp_path, monkeypatch):
+    make(tmp_path, {"a": 1})
+    with one_writer(tmp_path) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(live, "remove_leftovers", failing_after_commit(tmp_path))
+            with pytest.raises(OSError, match="failed"):
+                writer.add(*given_items({"b": 2, "c": 3}))
+        writer.add(*given_items({"d": 4}))
+    assert found(tmp_path) == {"a": 1, "b": 2, "c": 3, "d": 4}
+
+
+def failing_after_commit(folder: Path) -> Callable[..., None]:
+    def remove(*_: object) -> None:
+        if read_manifest(folder).generation > 1:
+            raise OSError("failed")
+
+    return remove
+
+
+def test_the_names_of_new_folders_reach_the_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    )
+    make(tmp_path / "new" / "index", {"a": 1})
+    assert {str(tmp_path), str(tmp_path / "new")} <= set(synced)

@@ -120,8 +120,9 @@ def test_a_precision_that_was_not_exported_is_named_with_the_flag_that_writes_it
     writer = ArtifactWriter(tmp_path / "model.onnx", kind=KIND, config={}, inputs={})
     (writer.path / "fp32").mkdir()
     writer.finish()
-    with pytest.raises(ArtifactMissing, match="--int8"):
-        OnnxDecoder.open(tmp_path / "model.onnx", precision="int8")
+    for folder in (tmp_path / "model.onnx", str(tmp_path / "model.onnx")):
+        with pytest.raises(ArtifactMissing, match="--int8"):
+            OnnxDecoder.open(folder, precision="int8")
 
 
 def test_without_onnx_runtime_the_extra_is_named(tmp_path, monkeypatch):

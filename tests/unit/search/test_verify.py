@@ -12,7 +12,7 @@ import pytest
 
 from genius.artifact import MANIFEST, file_fingerprint, fingerprint_of
 from genius.data.records import Modality
-from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing
+from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius.search import verify as verify_module
 from genius.search.items import Item
 from genius.search.live import one_writer
@@ -254,3 +254,73 @@ def test_an_index_that_changes_while_it_is_verified_is_verified_anew(index, monk
 
     monkeypatch.setattr(verify_module, "_check_unique", meanwhile)
     assert verify(index).segments == 1
+
+
+def test_an_index_that_never_stays_as_it_is_is_not_verified_for_ever(index, monkeypatch):
+    attempts = []
+
+    def meanwhile(segments: object) -> None:
+        attempts.append(segments)
+        with one_writer(index) as writer:
+            writer.add(*given(9, 40))
+        raise OSError
+
+    monkeypatch.setattr(verify_module, "_check_unique", meanwhile)
+    with pytest.raises(UsageError, match="changed 10 times while it was read"):
+        verify(index)
+    assert len(attempts) == 10
+
+
+def flip(file: Path) -> bytes:
+    """Flip a bit in the middle of a file; returns what was there."""
+    contents = file.read_bytes()
+    flipped = bytearray(contents)
+    flipped[len(contents) * 2 // 3] ^= 4
+    file.write_bytes(flipped)
+    return contents
+
+
+def test_damage_is_not_merged_into_a_new_segment(index):
+    for file in files(index):
+        if file.name == CURRENT:
+            continue
+        contents = flip(file)
+        before = files(index)
+        for count in (None, 50):
+            with (
+                pytest.raises(ArtifactError, match="create the index again") as error,
+                one_writer(index) as writer,
+            ):
+                if count is None:
+                    writer.compact()
+                else:
+                    writer.add(*given(9, count))
+            assert file.name in str(error.value)
+        assert files(index) == before
+        file.write_bytes(contents)
+    with one_writer(index) as writer:
+        writer.compact()
+    assert verify(index).items == 77
+
+
+def test_a_damaged_list_of_deleted_items_is_not_continued(index):
+    file = index / "deleted" / "000003-000001.npy"
+    np.save(file, np.array([1, 8]))  # sound, and not what was deleted
+    with pytest.raises(ArtifactMismatch, match=file.name), one_writer(index) as writer:
+        writer.delete(["1/2"])
+
+
+@pytest.mark.parametrize("dead", [[7, 1], [1, 1], [-1, 7], [1, 60]])
+def test_a_list_of_deleted_items_that_makes_no_sense_is_refused_when_the_index_is_opened(index, dead):
+    np.save(index / "deleted" / "000003-000001.npy", np.array(dead))
+    with pytest.raises(ArtifactMismatch, match=r"000003-000001\.npy is damaged: it is no ascending list"):
+        open_current(index)
+
+
+@pytest.mark.parametrize("name", ["index.json", "segments/000001/manifest.json", "deleted/000003-000001.npy"])
+def test_a_folder_in_the_place_of_a_file_is_refused_when_the_index_is_opened(index, name):
+    (index / name).unlink()
+    (index / name).mkdir()
+    for opened in (open_current, verify):
+        with pytest.raises(ArtifactError, match=Path(name).name):
+            opened(index)
