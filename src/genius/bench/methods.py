@@ -281,7 +281,7 @@ def _setting(kind: Kind, effort: int | None) -> str:
         return ""
     if isinstance(kind, Hnsw):
         return f", efSearch {effort}"
-    return f", {effort} lists"
+    return f", {effort} list{'s' if effort > 1 else ''}"
 
 
 def _dense(index: DenseIndex, effort: int | None) -> Callable[[Float[Tensor, "queries dim"]], Found]:

@@ -17,7 +17,7 @@ ORANGE, SKY, BLACK, GREY, WINE = "#E69F00", "#56B4E9", "#000000", "#767676", "#8
 """Okabe and Ito's colours, a grey, and a dark red of Tol's: the colour-blind can tell them."""
 INK: Final = "#33302b"
 DPI: Final = 160
-FEW_DECADES: Final = 2
+FEW_DECADES: Final = 3
 """An axis of fewer powers of ten has labels at 2 and 5 too."""
 MILLION: Final = 1e6
 

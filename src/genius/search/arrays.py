@@ -56,9 +56,9 @@ class GrowingArray:
     def close(self) -> None:
         """Write the header with the number of rows there are."""
         if not self._file.closed:
-            self._file.seek(0)
-            self._write_header()
-            self._file.close()
+            with self._file:  # closed also when the disk is full
+                self._file.seek(0)
+                self._write_header()
 
     def _write_header(self) -> None:
         shape = (self.num_rows,) if self.columns is None else (self.num_rows, self.columns)

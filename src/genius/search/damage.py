@@ -1,4 +1,4 @@
-"""A bug, or a damaged file? Arrays are not read through when they are opened, so only their use tells."""
+"""Damage said by name: what fails on an index is compared with its checksums before it counts as a bug."""
 
 from __future__ import annotations
 

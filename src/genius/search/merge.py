@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from genius.errors import BadData
-from genius.search.arrays import GrowingArray, open_array
+from genius.search.arrays import GrowingArray, open_array, save_array
 from genius.search.chunks import Chunk, NewRows, Source, cuts, read_chunk
 from genius.search.keys import PIECE, sorted_order
 from genius.search.table import IdTable, as_codes, branches, distinct, row_type
@@ -134,7 +134,7 @@ class TableWriter:
     def _write_run(self) -> None:
         run = self.folder / RUNS / f"{len(self._runs):06d}"
         self._build().save(run)
-        np.save(run / "typicality.npy", self._typicality[: self._num_waiting])
+        save_array(run / "typicality.npy", self._typicality[: self._num_waiting])
         self._runs.append(run)
         self._num_written += self._num_waiting
         self._num_waiting = 0
@@ -178,7 +178,7 @@ class _TableFiles:
                 self._starts.append(rows[start : start + PIECE])
             bounds.append(self._starts.num_rows)
             file.path.unlink()
-        np.save(self._folder / "level_bounds.npy", np.array(bounds, dtype=np.int64))
+        save_array(self._folder / "level_bounds.npy", np.array(bounds, dtype=np.int64))
 
     def close(self) -> None:
         """Let go of the files."""

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int16, Int64, Integer, UInt8
 
 from genius.errors import ArtifactMismatch, BadData
-from genius.search.arrays import open_array
+from genius.search.arrays import open_array, save_array
 from genius.search.keys import PIECE, sorted_order
 
 LARGEST_CODE: Final = int(np.iinfo(np.int16).max)
@@ -118,7 +118,7 @@ class IdTable:
         """Write the arrays into a folder, a file for each."""
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("ids", "starts", "level_bounds", "bucket_starts", "items"):
-            np.save(folder / f"{name}.npy", getattr(self, name))
+            save_array(folder / f"{name}.npy", getattr(self, name))
 
     @staticmethod
     def open(folder: Path) -> IdTable:

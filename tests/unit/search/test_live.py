@@ -552,7 +552,7 @@ def failing_after_commit(folder: Path) -> Callable[..., None]:
 def test_the_names_of_new_folders_reach_the_disk(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(
-        os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
     )
     make(tmp_path / "new" / "index", {"a": 1})
-    assert {str(tmp_path), str(tmp_path / "new")} <= set(synced)
+    assert {tmp_path, tmp_path / "new"} <= set(synced)

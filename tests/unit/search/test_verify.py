@@ -280,6 +280,15 @@ def flip(file: Path) -> bytes:
     return contents
 
 
+def merge(index: Path, count: int | None) -> None:
+    """Compact, or add so many that all are merged."""
+    with one_writer(index) as writer:
+        if count is None:
+            writer.compact()
+        else:
+            writer.add(*given(9, count))
+
+
 def test_damage_is_not_merged_into_a_new_segment(index):
     for file in files(index):
         if file.name == CURRENT:
@@ -287,14 +296,8 @@ def test_damage_is_not_merged_into_a_new_segment(index):
         contents = flip(file)
         before = files(index)
         for count in (None, 50):
-            with (
-                pytest.raises(ArtifactError, match="create the index again") as error,
-                one_writer(index) as writer,
-            ):
-                if count is None:
-                    writer.compact()
-                else:
-                    writer.add(*given(9, count))
+            with pytest.raises(ArtifactError, match="create the index again") as error:
+                merge(index, count)
             assert file.name in str(error.value)
         assert files(index) == before
         file.write_bytes(contents)
