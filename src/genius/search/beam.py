@@ -143,9 +143,9 @@ class _Run:
             kept = np.flatnonzero(self._finish(grown, state, ahead, level))
             if not len(kept):
                 return
-            frontier = grown.frontier.take(kept)
-            places = torch.from_numpy(grown.rows[kept]).to(device)
             everyone = len(kept) == len(grown.rows)
+            frontier = grown.frontier if everyone else grown.frontier.take(kept)
+            places = torch.from_numpy(grown.rows if everyone else grown.rows[kept]).to(device)
             state = state.select(None if everyone else torch.from_numpy(kept).to(device), places)
             if ahead.shape[1]:
                 hidden, ahead = ahead[places.ravel(), 0], ahead[:, 1:]
