@@ -24,7 +24,7 @@ from genius.stages.push import staged
 from genius.stages.save import About
 from genius.stages.save_index import save_index
 
-MODEL = "/home/somebody/models/secret"
+MODEL = "/srv/somebody/models/secret"
 
 
 @pytest.fixture(autouse=True)
