@@ -134,11 +134,11 @@ def _check_flags(asked: Search) -> None:
 
 def _table(hits: list[SearchHit], *, with_codes: bool) -> Table:
     """Hits for a person; ids are never cut, so that they can be copied."""
-    table = Table(box=None)
-    table.add_column("rank", justify="right")
-    table.add_column("score", no_wrap=True)
+    table = Table(box=None, expand=True)
+    table.add_column("rank", justify="right", no_wrap=True, min_width=4)
+    table.add_column("score", no_wrap=True, min_width=max(len(f"{hit.score:.4f}") for hit in hits))
     table.add_column("item", no_wrap=True, min_width=max(len(hit.item_id) for hit in hits))
-    table.add_column("text or picture", no_wrap=True, overflow="ellipsis")
+    table.add_column("text or picture", no_wrap=True, overflow="ellipsis", ratio=1)
     for hit in hits:
         shown = " ".join((hit.text or hit.image or "").split())
         table.add_row(str(hit.rank), f"{hit.score:.4f}", Text(hit.item_id), Text(shown))

@@ -265,6 +265,7 @@ def test_a_table_of_hits_shows_whole_ids_and_codes_when_asked(index, capsys):
     (hit,) = told(capsys, "search", index, "a star", "-k", "1")["hits"]
     out, _ = run(capsys, "search", index, "a star", "-k", "1")
     assert hit["item_id"] in out
+    assert f"{hit['score']:.4f}" in out
     assert "·" not in out
     out, _ = run(capsys, "search", index, "a star", "-k", "1", "--codes")
     assert " · ".join(str(code) for code in hit["codes"]) in out
