@@ -90,7 +90,10 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
     try:
         lock.acquire(timeout=wait_seconds, poll_interval=0.02)
     except Timeout:
-        raise UsageError(f"{folder} is being changed by another process; try again when it is done") from None
+        raise UsageError(
+            f"{folder} is being changed by another process; try again when it is done, or wait for it: "
+            "--wait SECONDS (in Python: wait_seconds=)"
+        ) from None
     writer = Writer(folder)
     try:
         if (folder / CURRENT).exists():
