@@ -6,7 +6,5 @@ set -euo pipefail
 data=$1
 out=${2:-flickr8k-model}
 
-genius fit "$data" --encoder "precomputed:$data/features/text_features.npy" --preset small \
-  --quantizer.levels 8 --quantizer.temperature 0.02 \
-  --generator.width 192 --generator.feedforward 512 --generator.training.epochs 15 --out "$out"
-genius evaluate "$data" --model "$out" --split test --pools global --beam 50
+genius fit "$data" --encoder "precomputed:$data/features/text_features.npy" --preset small --out "$out"
+genius evaluate "$data" --model "$out" --split test --pools global --beam 50 --leaves 1500

@@ -59,7 +59,9 @@ class SearchHit:
     """From 1."""
     item_id: str
     score: float
-    """Of the evidence that ordered the hits: log-probability, or an inner product of unit vectors."""
+    """Of the evidence that ordered the hits: log-probability, or how near the item is to the query. By codes
+    that is the inner product with its ID's vector less half the square of this, by embeddings the cosine;
+    either less its share of hubness, and with a mix plus the weighted log-probability."""
     modality: Modality
     text: str | None
     image: str | None
@@ -98,9 +100,10 @@ def answer(
         restrictions=restrictions,
         widths=[max(request.beam or config.beam, request.k) for request in requests],
     )
-    evidence = Evidence(model.ranker, opened.vectors)
+    evidence = Evidence(model.ranker, opened.vectors, is_raw=opened.state.facts.embeddings == "raw")
     return [
         _hits(
+            model,
             opened,
             beams,
             query,
@@ -178,8 +181,9 @@ def _restriction(model: Genius, opened: OpenedIndex, request: SearchRequest) -> 
     return None if only == EVERYTHING else opened.restriction(only)
 
 
-def _hits(opened: OpenedIndex, beams: Beams, query: int, found: Answer) -> list[SearchHit]:
+def _hits(model: Genius, opened: OpenedIndex, beams: Beams, query: int, found: Answer) -> list[SearchHit]:
     items = opened.items(found.parts, found.items)
+    num_levels = model.quantizer.num_levels  # an ID's marks stand behind its codes
     hits = []
     for place, item in enumerate(items):
         table = opened.parts[found.parts[place]].table
@@ -192,7 +196,7 @@ def _hits(opened: OpenedIndex, beams: Beams, query: int, found: Answer) -> list[
                 modality=item.modality,
                 text=item.text,
                 image=item.image,
-                codes=tuple(table.ids[found.rows[place]].tolist()),
+                codes=tuple(table.ids[found.rows[place], :num_levels].tolist()),
                 log_probabilities=tuple(decoded[~np.isnan(decoded)].tolist()),
             )
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -105,6 +105,14 @@ class FusionConfig:
     hidden: Count = 2560
     """Width of the layer on each modality; the joint layers are twice as wide."""
 
+    dropout: Annotated[float, Ge(0), Le(0.9)] = 0.0
+    """While training, before each layer of the MLP but not on the features that are added to it."""
+
+    # Deviation 28: the paper's network starts at random, so an embedding begins far from the features' sum.
+    start: Literal["random", "sum"] = "random"
+    """Begin with the MLP at random, or with its output at zero: then an embedding begins as λ·text +
+    (1−λ)·image, which exact search already knows to be good."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizerConfig:
@@ -142,6 +150,11 @@ class QuantizerConfig:
 
     codebook_start: Natural = 0
     """Steps of contrastive learning alone before the codebooks are started by k-means."""
+
+    # Deviation 30: the paper takes the nearest code vector at each level and never looks back.
+    encoding_beam: Annotated[int, Ge(1), Le(1024)] = 1
+    """Partial IDs that are kept at each level while an item gets its ID; 1 is the paper's greedy choice. A
+    code that is second best at one level may leave less for the next. Training stays greedy."""
 
     gradient: Literal["once", "per-level"] = "once"
     """Straight-through: one identity for the sum of the levels, or one per level (what the authors'
@@ -207,6 +220,11 @@ class GeneratorConfig:
     softmax: Literal["vocabulary", "level"] = "vocabulary"
     """Train over the whole vocabulary (released code), or over the codes of the level being written."""
 
+    # Deviation 29: the paper's decoder has to learn from pairs what the distances already tell.
+    guide: Literal["none", "geometry"] = "none"
+    """Begin each level's logits with how near the codes' vectors are to what is left of the query's
+    embedding, and let the decoder learn the correction. It trains over the level's codes."""
+
     augmentation: Literal["paper", "reference", "none"] = "paper"
     """Mix query and target embedding: one share per sample (equation 11), one share per dimension with
     square roots (released code), or not at all."""
@@ -261,6 +279,22 @@ class SearchConfig:
     shortlist: Annotated[Natural, Le(10**9)] = 0
     """With stored embeddings: compare only so many of the found items, the best by their codes; 0 means
     all."""
+
+    # Deviation 26: the paper orders by one kind of evidence at a time.
+    mix: NonNegative = 0.0
+    """Where items are ordered by their codes' vectors (a shortlist too): so many times the log-probability
+    of the prefix under which an item was found is added to its score."""
+
+    # Deviation 27: the paper has no such correction.
+    hubness: NonNegative = 0.3
+    """Where items are ordered by their codes' vectors or by stored fused embeddings: so many times the
+    density around an item is taken from its score, for items in crowded places are near to any query. 0
+    takes nothing; raw embeddings are compared as they are."""
+
+
+USUAL_SEARCH: Final = SearchConfig(rerank="codes", leaves=1000)
+"""How an index is searched unless it was tuned or one says otherwise: the generator says where to look, the
+IDs there are ordered by their codes. :class:`SearchConfig` itself is the paper's."""
 
 
 def checked(config: Settings) -> Settings:
@@ -341,26 +375,29 @@ _TINY = FitConfig(
 # Deviation 7: small and base follow a slower average and revive fewer codes than the released code.
 _SMALL = FitConfig(
     quantizer=QuantizerConfig(
-        levels=6,
+        levels=12,
         codebook_size=256,
         level0="assigned",
         contrastive="both",
+        temperature=0.05,
         decay=0.98,
         dead_below=0.25,
         kmeans_samples=8192,
         codebook_start=100,
-        fusion=FusionConfig(hidden=192),
+        encoding_beam=8,
+        fusion=FusionConfig(hidden=384, dropout=0.4, start="sum"),
         training=TrainingConfig(batch_size=512, learning_rate=1e-3, epochs=6.0),
     ),
     generator=GeneratorConfig(
-        layers=2,
+        layers=1,
         width=128,
         feedforward=256,
         heads=4,
         head_width=32,
         prefixes=4,
-        dropout=0.0,
+        dropout=0.1,
         softmax="level",
+        guide="geometry",
         plain_share=0.5,
         training=TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=6.0, warmup_steps=50),
     ),
@@ -379,15 +416,17 @@ _BASE = FitConfig(
         ),
     ),
     quantizer=QuantizerConfig(
-        levels=8,
-        codebook_size=1024,
+        levels=12,
+        codebook_size=256,
         level0="assigned",
         contrastive="both",
+        temperature=0.05,
         decay=0.98,
         dead_below=0.25,
         kmeans_samples=32768,
         codebook_start=100,
-        fusion=FusionConfig(hidden=1024),
+        encoding_beam=8,
+        fusion=FusionConfig(hidden=1024, dropout=0.4, start="sum"),
         training=TrainingConfig(batch_size=1024, learning_rate=5e-4, epochs=20.0),
     ),
     generator=GeneratorConfig(
@@ -397,6 +436,7 @@ _BASE = FitConfig(
         heads=4,
         prefixes=16,
         softmax="level",
+        guide="geometry",
         plain_share=0.5,
         training=TrainingConfig(batch_size=1024, learning_rate=1e-3, epochs=30.0, warmup_steps=200),
     ),

@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from genius.answers import SearchHit, SearchRequest, answer
-from genius.config import SearchConfig
+from genius.config import USUAL_SEARCH, SearchConfig
 from genius.data.features import LeftOut
 from genius.data.records import Modality
 from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
@@ -26,6 +26,7 @@ from genius.search.manifest import CURRENT, DELETED, SEGMENTS, IndexFacts, read_
 from genius.search.opened import OpenedIndex
 from genius.search.segment import StoredEmbeddings
 from genius.search.state import open_current
+from genius.search.tuned import Tuned
 from genius.search.verify import Verified, verify
 from genius.search.work import WORK, remove_work
 from genius.stages.items import NothingReadable, encode_items, read_items, without_unchanged
@@ -316,8 +317,9 @@ class Index:
         match
             words that the items' texts contain.
         config
-            beam width, re-ranking; the default is the generator's own order. The beam is never narrower
-            than ``k``.
+            beam width, re-ranking; the default is :attr:`settings`: what `genius tune` chose for this index,
+            else :data:`genius.config.USUAL_SEARCH`: the generator says where to look, codes order what is
+            there. The beam is never narrower than ``k``.
         """
         request = SearchRequest(
             text=text,
@@ -332,15 +334,40 @@ class Index:
     def search_many(
         self, requests: Sequence[SearchRequest], *, config: SearchConfig | None = None
     ) -> list[list[SearchHit]]:
-        """Answer several requests together, which is cheaper than one by one; hits of each, in order."""
+        """Answer several requests together, which is cheaper than one by one; hits of each, in order.
+
+        Without a ``config`` the index's own :attr:`settings` are used.
+        """
         self._refresh()
         with naming_damage(self.folder):
-            return answer(self.model, self._opened, requests, config or SearchConfig())
+            return answer(self.model, self._opened, requests, config or self._settings())
+
+    @property
+    def settings(self) -> SearchConfig:
+        """How it is searched unless one says otherwise; to change some: ``dataclasses.replace``."""
+        self._refresh()
+        return self._settings()
+
+    @property
+    def opened(self) -> OpenedIndex:
+        """Its state now, for measuring."""
+        self._refresh()
+        return self._opened
+
+    def keep_settings(self, tuned: Tuned, *, wait_seconds: float = 0.0) -> None:
+        """Search with these settings from now on, here and elsewhere, unless a search says otherwise."""
+        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+            writer.tune(tuned)
+        self._refresh()
 
     def info(self) -> IndexInfo:
         """Items, IDs, collisions, bytes."""
         self._refresh()
         return describe(self.folder, self._opened.state)
+
+    def _settings(self) -> SearchConfig:
+        tuned = self._opened.state.tuned
+        return USUAL_SEARCH if tuned is None else tuned.search
 
     def _refresh(self) -> None:
         """Follow what another handle or process changed."""

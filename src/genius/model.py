@@ -23,6 +23,9 @@ from genius.models.generator import Generator
 from genius.models.quantizer import EncodedItems, Quantizer
 from genius.pretrained import Genius as Named
 from genius.search.decoder import Decoder
+from genius.search.decoding import Decoding
+from genius.search.geometry import GeometricDecoder
+from genius.search.guided import GuidedDecoder
 from genius.search.rank import CodeRanker
 from genius.stages.model_file import FORMAT, MODEL_FILE, encoder_spec, read_model_file, relative_spec
 from genius.stages.pull import model_folder
@@ -135,9 +138,16 @@ class Genius(Named):
         return self.quantizer.dim
 
     @cached_property
-    def decoder(self) -> Decoder:
+    def decoder(self) -> Decoding:
         """The generator, laid out for search."""
-        return Decoder(self.generator)
+        decoder = Decoder(self.generator)
+        guide = self.generator.guide
+        return decoder if guide is None else GuidedDecoder(decoder, guide)
+
+    @cached_property
+    def router(self) -> GeometricDecoder:
+        """The generator's rival: its code vectors' geometry in place of what it learned."""
+        return GeometricDecoder(self.quantizer.tables())
 
     @cached_property
     def ranker(self) -> CodeRanker:

@@ -27,13 +27,14 @@ from genius.data.records import Modality, format_text, instructed
 from genius.encoders.protocol import ImageInput, ItemKey, JointInput, TextInput
 from genius.errors import MissingExtra, UsageError
 from genius.model import Genius
+from genius.models.marks import NUM_MARKS
 from genius.search.allowed import Part
 from genius.search.beam import search as beam_search
 from genius.search.exact import exact_search
 from genius.search.memory import MemoryPool, MemoryPoolWriter
 from genius.search.searcher import Evidence, rank_items
 from genius.stages.embed_shard import is_joint
-from genius.stages.methods import RERANK
+from genius.stages.methods import WAYS
 
 Method = Literal[
     "generative", "generative+codes", "generative+embeddings", "generative+raw", "exact-fused", "exact-raw"
@@ -126,6 +127,8 @@ class MtebModel:
                     "scores": self._config.scores,
                     "leaves": self._config.leaves,
                     "shortlist": self._config.shortlist,
+                    "mix": self._config.mix,
+                    "hubness": self._config.hubness,
                     "instructions": self.instructions,
                 },
             }
@@ -138,7 +141,7 @@ class MtebModel:
         model = self.model
         writer = MemoryPoolWriter(
             len(corpus),
-            levels=model.quantizer.num_levels,
+            levels=model.quantizer.num_levels + NUM_MARKS,
             dim=model.dim if self.method in RAW | FUSED else None,
         )
         modalities = task_metadata.get_modalities(PromptType.document)
@@ -150,7 +153,7 @@ class MtebModel:
                 kinds = [one.modality for one in contents]
                 encoded = model.encode(features, np.array([kind.code for kind in kinds]))
                 vectors = _raw(features) if self.method in RAW else encoded.embeddings
-                writer.add([one.id for one in contents], kinds, encoded.codes, encoded.typicality, vectors)
+                writer.add([one.id for one in contents], kinds, encoded.kept, encoded.typicality, vectors)
         self._pool = writer.finish()
         if self._pool.left_out:
             logger.warning(
@@ -255,17 +258,17 @@ class MtebModel:
     ) -> list[dict[str, float]]:
         """Hits of each query in their order, whatever sorts them again."""
         vectors = raw if self.method in RAW else fused
-        if self.method not in RERANK:
+        if self.method not in WAYS:
             nearest = exact_search(
                 vectors, pool.vectors, len(pool.ids), k=k, device=self.model.quantizer.device
             )
             return [
                 pool.hits(items, scores) for items, scores in zip(nearest.items, nearest.scores, strict=True)
             ]
-        settings = dataclasses.replace(self._config, beam=beam, rerank=RERANK[self.method])
+        settings = dataclasses.replace(self._config, beam=beam, rerank=WAYS[self.method].rerank)
         parts = [Part(pool.table)]
         beams = beam_search(self.model.decoder, parts, fused, settings)
-        evidence = Evidence(self.model.ranker, [pool.vectors])
+        evidence = Evidence(self.model.ranker, [pool.vectors], is_raw=self.method in RAW)
         answers = [
             rank_items(
                 parts,

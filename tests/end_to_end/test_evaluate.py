@@ -84,12 +84,13 @@ def test_exact_search_touches_the_whole_pool_and_generation_a_part_of_it(evaluat
             assert 0 < row.candidates_touched <= row.pool_size
 
 
-def test_embeddings_cost_two_bytes_a_number_and_ids_two_bytes_a_code_and_four_of_the_table(evaluated):
+def test_embeddings_cost_two_bytes_a_number_and_ids_two_bytes_a_code_or_mark_and_four_of_the_table(evaluated):
     for task in TASKS:
         sizes = {method: evaluated.row("global", task, method).bytes_per_item for method in METHODS}
         assert sizes["exact-raw"] == sizes["exact-fused"] == 2 * evaluated.model.dim
+        assert sizes["exact-fused+hubness"] == sizes["exact-fused"] + 1
         assert sizes["generative"] == sizes["generative+codes"] == sizes["exact-codes"]
-        assert 0 < sizes["generative"] <= 2 * evaluated.model.quantizer.num_levels + 4
+        assert 0 < sizes["generative"] <= 2 * (evaluated.model.quantizer.num_levels + 2) + 4
         assert sizes["generative+embeddings"] == pytest.approx(sizes["generative"] + sizes["exact-fused"])
         assert sizes["generative+raw"] == sizes["generative+embeddings"]
 

@@ -193,6 +193,28 @@ def test_a_shortlist_of_raw_embeddings_is_made_by_the_codes_as_they_rank(model, 
     assert {hit.item_id for hit in made.search("a red kite", k=6, config=config)} == set(ids(by_codes))
 
 
+@pytest.mark.parametrize("kind", ["fused", "raw"])
+def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, pool, tmp_path, kind):
+    made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings=kind)
+    (table,) = (part.table for part in made.opened.parts)
+    levels = model.quantizer.num_levels
+    density = {tuple(row[:levels]): row[levels + 1] / 255 for row in table.ids.tolist()}
+    for rerank, is_corrected in (("codes", True), ("embeddings", kind == "fused"), ("none", False)):
+        plain, other = (
+            {
+                hit.item_id: hit
+                for hit in made.search(
+                    "a red kite", k=20, config=SearchConfig(beam=500, rerank=rerank, hubness=hubness)
+                )
+            }
+            for hubness in (0.0, 0.25)
+        )
+        for name in plain.keys() & other.keys():
+            taken = 0.25 * density[plain[name].codes] if is_corrected else 0.0
+            assert other[name].score == pytest.approx(plain[name].score - taken, abs=1e-5)
+            assert len(other[name].codes) == levels
+
+
 def test_a_shortlist_is_never_shorter_than_the_hits_that_are_asked_for(index):
     asked = {"text": "a red kite", "k": 20}
     short, long = (

@@ -1,7 +1,8 @@
 """Search by embeddings, as a user without GENIUS would do it: faiss's indexes behind one small interface.
 
-Every index ranks by inner product, so on unit vectors by cosine. What each costs in bytes is measured on the
-index as faiss writes it.
+Every index is for unit vectors, and its scores are inner products, so cosines. Those that keep codes rank by
+distance (:mod:`genius.baselines.kinds`), which becomes the inner product of unit vectors so far apart. What
+each costs in bytes is measured on the index as faiss writes it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float, Float32
 
-from genius.baselines.kinds import Flat, Hnsw, Kind, Refined, check, empty_index, has_effort
+from genius.baselines.kinds import (
+    Flat,
+    Hnsw,
+    Kind,
+    Refined,
+    check,
+    empty_index,
+    has_effort,
+    leaves_query_out,
+    ranks_by_distance,
+)
 from genius.baselines.needs import imported
 from genius.errors import UsageError
 from genius.search.exact import Nearest
@@ -41,11 +52,13 @@ class DenseIndex:
         return int(self._index.ntotal)
 
     def search(self, queries: Float32[np.ndarray, "queries dim"], k: int) -> Nearest:
-        """The ``k`` items of highest inner product, best first; −1 (and −inf) where it found fewer."""
+        """The ``k`` items nearest to each unit vector, best first; −1 (and −inf) where it found fewer."""
         size = min(k, len(self))
         if not size:
             return Nearest(np.zeros((len(queries), 0), np.int64), np.zeros((len(queries), 0), np.float32))
         scores, items = self._index.search(np.ascontiguousarray(queries), size)
+        if ranks_by_distance(self.kind):
+            scores = 1 - (scores + leaves_query_out(self.kind)) / 2
         return Nearest(items.astype(np.int64, copy=False), np.where(items == NOTHING, -np.inf, scores))
 
     def set_effort(self, effort: int) -> None:

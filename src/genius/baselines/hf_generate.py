@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from genius.baselines.needs import imported
 from genius.baselines.pointer_trie import PointerTrie
+from genius.errors import UsageError
 from genius.models.generator import MAX_DISTANCE, NUM_BUCKETS, Generator
 
 NOTHING: Final = -1
@@ -55,11 +56,11 @@ class HfGenerate:
         transformers is not installed.
     """
 
-    def __init__(self, generator: Generator, ids: Integer[np.ndarray, "ids levels"]) -> None:
+    def __init__(self, generator: Generator, ids: Integer[np.ndarray, "ids columns"]) -> None:
         self._generator = generator
         self._offsets = np.array(generator.offsets)
         self._t5 = _t5(generator)
-        self.trie = PointerTrie.build(ids, generator.offsets)
+        self.trie = PointerTrie.build(ids[:, : len(generator.sizes)], generator.offsets)
         self._wide: dict[tuple[int, ...], Tensor] = {}
 
     def search(self, queries: Float[Tensor, "queries dim"], *, beam: int) -> Generated:
@@ -133,6 +134,11 @@ def _greedy_scores(logits: tuple[Tensor, ...], tokens: Tensor) -> Float[Tensor, 
 
 def _t5(generator: Generator) -> Any:
     """Hugging Face's model with our decoder's weights; the prefixes stand in for its encoder."""
+    if generator.guide is not None:
+        raise UsageError(
+            "this generator is guided by geometry (--generator.guide), which Hugging Face's T5 has no place "
+            "for; compare with a model that was trained without"
+        )
     transformers = imported("transformers")
     config = generator.config
     is_tied = generator.head is None

@@ -1,4 +1,9 @@
-"""The kinds of dense index that a table compares, and how faiss is told to make each."""
+"""The kinds of dense index that a table compares, and how faiss is told to make each.
+
+Those that keep whole vectors rank by inner product. Those that keep codes rank by distance: the vector that
+codes stand for is no unit vector, and by inner product the long ones would win (:mod:`genius.models.marks`
+says it of ours). Where embeddings lie in a cone, that finds much more at as many bytes.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,8 @@ Stored = Literal["float32", "float16", "int8"]
 """How an index that keeps whole vectors keeps them."""
 SMALL_BITS: Final = 4
 """Codes of so many bits are compared in registers, sixteen at a time (faiss's fast scan)."""
+NORM_BYTES: Final = 1
+"""Of an item's norm beside its residual codes: one number of 8 bits, or two codes of 4 for the fast scan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +61,19 @@ class IvfPq:
     """Of a part's code; with 4, twice the parts take the same bytes and are searched faster."""
     effort: int = 16
 
+    @property
+    def code_bytes(self) -> float:
+        """Of an item."""
+        return self.parts * self.bits / 8
+
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
-    """Residual codes, as our IDs are, ranked by look-ups: with the defaults 12 bytes an item, ours 12.25.
+    """Residual codes, as our IDs are, and a norm, ranked by look-ups: with the defaults 13 bytes an item.
 
-    In lists or, without, all compared. In lists faiss keeps 8 bytes more, each item's number.
+    In lists or, without, all compared. In lists faiss keeps 8 bytes more, each item's number. Products of a
+    query with code vectors give distances only together with the norm of what the codes stand for, so that
+    is kept, as our IDs keep it.
     """
 
     codebooks: int = 24
@@ -69,6 +83,11 @@ class Residual:
     effort: int = 16
     width: int = 1
     """Codes tried side by side while a vector is encoded (a beam); more is closer to the vector."""
+
+    @property
+    def code_bytes(self) -> float:
+        """Of an item, its norm included."""
+        return self.codebooks * self.bits / 8 + NORM_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +111,16 @@ Kind = Flat | Hnsw | Ivf | IvfPq | Refined | Residual
 def has_effort(kind: Kind) -> bool:
     """Whether recall can be bought with time; the others always look at every item."""
     return not isinstance(kind, Flat) and not (isinstance(kind, Residual) and kind.lists is None)
+
+
+def ranks_by_distance(kind: Kind) -> bool:
+    """Whether what faiss returns are squared distances, the lowest first."""
+    return isinstance(kind, IvfPq | Refined | Residual)
+
+
+def leaves_query_out(kind: Kind) -> bool:
+    """Whether the query's own squared norm is missing from these distances: the fast scan of residuals."""
+    return isinstance(kind, Residual) and kind.bits == SMALL_BITS
 
 
 def check(kind: Kind, *, num_training: int, dim: int) -> None:
@@ -119,10 +148,10 @@ def check(kind: Kind, *, num_training: int, dim: int) -> None:
 def empty_index(kind: Kind, dim: int) -> Any:
     """An index of this kind, untrained and without items, as faiss makes it."""
     faiss = imported("faiss")
-    metric = faiss.METRIC_INNER_PRODUCT
+    metric = faiss.METRIC_L2 if ranks_by_distance(kind) else faiss.METRIC_INNER_PRODUCT
     match kind:
         case Flat():
-            return _flat(faiss, kind.stored, dim)
+            return _flat(faiss, kind.stored, dim, metric)
         case Hnsw():
             if kind.stored == "float32":
                 index = faiss.IndexHNSWFlat(dim, kind.links, metric)
@@ -139,11 +168,11 @@ def empty_index(kind: Kind, dim: int) -> Any:
                 index = faiss.IndexIVFScalarQuantizer(centroids, dim, kind.lists, scalar, metric)
             return _quiet(index, centroids)
         case IvfPq():
-            centroids = faiss.IndexFlatIP(dim)
+            centroids = faiss.IndexFlatL2(dim)
             make = faiss.IndexIVFPQFastScan if kind.bits == SMALL_BITS else faiss.IndexIVFPQ
             return _quiet(make(centroids, dim, kind.lists, kind.parts, kind.bits, metric), centroids)
         case Refined():
-            base, vectors = empty_index(kind.base, dim), _flat(faiss, kind.stored, dim)
+            base, vectors = empty_index(kind.base, dim), _flat(faiss, kind.stored, dim, metric)
             index = faiss.IndexRefine(base, vectors)
             base.this.disown()
             vectors.this.disown()
@@ -151,26 +180,26 @@ def empty_index(kind: Kind, dim: int) -> Any:
             index.k_factor = float(kind.factor)
             return index
         case Residual():
-            return _residual(faiss, kind, dim)
+            return _residual(faiss, kind, dim, metric)
         case _:
             assert_never(kind)
 
 
-def _flat(faiss: Any, stored: Stored, dim: int) -> Any:
+def _flat(faiss: Any, stored: Stored, dim: int, metric: int) -> Any:
     if stored == "float32":
-        return faiss.IndexFlatIP(dim)
-    return faiss.IndexScalarQuantizer(dim, _scalar(faiss, stored), faiss.METRIC_INNER_PRODUCT)
+        return faiss.IndexFlat(dim, metric)
+    return faiss.IndexScalarQuantizer(dim, _scalar(faiss, stored), metric)
 
 
-def _residual(faiss: Any, kind: Residual, dim: int) -> Any:
-    # faiss decodes every item it looks at unless told to add look-ups; for inner products without norms.
-    metric, by_look_ups = faiss.METRIC_INNER_PRODUCT, faiss.AdditiveQuantizer.ST_LUT_nonorm
-    is_small = kind.bits == SMALL_BITS
+def _residual(faiss: Any, kind: Residual, dim: int, metric: int) -> Any:
+    # faiss decodes every item it looks at unless told to add look-ups, with norms that are kept.
+    is_small, quantizer = kind.bits == SMALL_BITS, faiss.AdditiveQuantizer
+    by_look_ups = quantizer.ST_norm_rq2x4 if is_small else quantizer.ST_norm_qint8
     if kind.lists is None:
         make = faiss.IndexResidualQuantizerFastScan if is_small else faiss.IndexResidualQuantizer
         index = make(dim, kind.codebooks, kind.bits, metric, by_look_ups)
     else:
-        centroids = faiss.IndexFlatIP(dim)
+        centroids = faiss.IndexFlatL2(dim)
         make = faiss.IndexIVFResidualQuantizerFastScan if is_small else faiss.IndexIVFResidualQuantizer
         index = make(centroids, dim, kind.lists, kind.codebooks, kind.bits, metric, by_look_ups)
         index = _quiet(index, centroids)

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from genius.baselines.dense import DenseIndex
 from genius.baselines.dense import build as build_dense
-from genius.baselines.kinds import Flat, Hnsw, Ivf, IvfPq, Kind, Refined, Residual, Stored
+from genius.baselines.kinds import NORM_BYTES, Flat, Hnsw, Ivf, IvfPq, Kind, Refined, Residual, Stored
 from genius.baselines.routing import CodeRouter
 from genius.bench.padding import PaddedPool
 from genius.bench.stand_ins import Subject
 from genius.config import SearchConfig
 from genius.model import Genius
+from genius.models.marks import NUM_MARKS
 from genius.search.allowed import Part
 from genius.search.beam import Beams, search
 from genius.search.embedding_file import EmbeddingType, quantize
@@ -218,12 +219,13 @@ class _Ours:
 def _dense_kinds(model: Genius, pool: PaddedPool) -> list[tuple[Kind, tuple[int | None, ...]]]:
     """The rivals, and the efforts each is tried with.
 
-    Those of codes have as many bits an item as our packed IDs (``packed``), or as our table (``table``).
+    Those of codes have as many bits an item as our packed IDs with their marks (``packed``), or as our table
+    (``table``).
     What keeps whole vectors keeps them in 8 bits too, as our index can.
     """
     dim, most = pool.vectors.shape[1], max(1, len(pool) // 32)
-    packed = math.ceil(sum(math.log2(size) for size in model.quantizer.sizes if size > 1) / 8)
-    table = 2 * len(model.quantizer.sizes) + 4
+    packed = math.ceil(sum(math.log2(size) for size in model.quantizer.sizes if size > 1) / 8) + NUM_MARKS
+    table = 2 * (len(model.quantizer.sizes) + NUM_MARKS) + 4
     lists = min(1024, most)
     few, many = _divisor(dim, packed), _divisor(dim, table)
     refined = IvfPq(lists=lists, parts=many)
@@ -235,9 +237,9 @@ def _dense_kinds(model: Genius, pool: PaddedPool) -> list[tuple[Kind, tuple[int 
         (Ivf(lists=lists, stored="int8"), WHOLE_EFFORTS),
         (Refined(base=refined), WHOLE_EFFORTS),
         (Refined(base=refined, stored="int8"), WHOLE_EFFORTS),
-        (Residual(codebooks=2 * packed), (None,)),
-        (Residual(codebooks=2 * table), (None,)),
-        (Residual(codebooks=2 * packed, lists=lists), IVF_EFFORTS),
+        (Residual(codebooks=2 * (packed - NORM_BYTES)), (None,)),
+        (Residual(codebooks=2 * (table - NORM_BYTES)), (None,)),
+        (Residual(codebooks=2 * (packed - NORM_BYTES), lists=lists), IVF_EFFORTS),
     ]
     kinds += [(IvfPq(lists=lists, parts=count), IVF_EFFORTS) for count in dict.fromkeys((few, many))]
     return kinds
@@ -271,7 +273,7 @@ def _called(kind: Kind) -> _Called:
         case Refined():
             return _Called("IVF-PQ refined", f"{BITS[kind.stored]} vectors", "ivf-pq")
         case Residual():
-            return _Called("residual codes", f"{kind.codebooks * kind.bits / 8:g} bytes", "residual")
+            return _Called("residual codes", f"{kind.code_bytes:g} bytes", "residual")
         case _:
             assert_never(kind)
 

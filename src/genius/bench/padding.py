@@ -32,7 +32,8 @@ class PaddedPool(NamedTuple):
     """Candidate ids of the real ones; the others have none."""
     vectors: Float32[np.ndarray, "items dim"]
     """Fused unit embeddings."""
-    codes: Int16[np.ndarray, "items levels"]
+    codes: Int16[np.ndarray, "items columns"]
+    """Of the IDs, then their marks."""
     table: IdTable
 
     def __len__(self) -> int:
@@ -47,7 +48,7 @@ def padded(
     model: Genius,
     names: Sequence[str],
     vectors: Float32[np.ndarray, "items dim"],
-    codes: Int16[np.ndarray, "items levels"],
+    codes: Int16[np.ndarray, "items columns"],
     typicality: Float16[np.ndarray, " items"],
     modalities: np.ndarray,
     *,
@@ -81,7 +82,8 @@ def padded(
             own = torch.from_numpy(modalities[source].astype(np.int64)).to(model.quantizer.device)
             found = model.quantizer.quantize(made.to(model.quantizer.device), own)
             stands_for = model.quantizer.decode(found.codes).cpu()
+            marks = model.quantizer.marks(found.codes)
         all_vectors[here] = made.numpy()
-        all_codes[here] = found.codes.cpu().numpy()
+        all_codes[here] = torch.cat([found.codes, marks], dim=1).cpu().numpy()
         all_typicality[here] = F.cosine_similarity(made, stands_for).numpy()
     return PaddedPool(names, all_vectors, all_codes, IdTable.build(all_codes, all_typicality))

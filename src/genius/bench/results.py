@@ -24,7 +24,7 @@ class Table:
     """Figures of one kind."""
 
     name: str
-    """In the JSON."""
+    """In the JSON, where rows of several tables of one name stand together."""
     title: str
     note: str
     """How to read it."""
@@ -34,6 +34,8 @@ class Table:
     """Dataclasses."""
     brief: tuple[tuple[str, str], ...] = ()
     """What a terminal has room for, where that is less than all columns."""
+    is_long: bool = False
+    """Too long to be read: on the page and in the JSON only."""
 
     def lines(self) -> list[list[str]]:
         """The columns, as they are shown."""
@@ -73,9 +75,10 @@ class Result:
             a figure is NaN or infinite: something was divided by nothing.
         """
         about = dataclasses.asdict(self.about)
-        found = {
-            table.name: [{**dataclasses.asdict(row), **about} for row in table.rows] for table in self.tables
-        }
+        found: dict[str, list[dict[str, Any]]] = {}
+        for table in self.tables:
+            rows = [{**dataclasses.asdict(row), **about} for row in table.rows]
+            found.setdefault(table.name, []).extend(rows)
         for name, rows in found.items():
             for row in rows:
                 bad = [

@@ -111,7 +111,7 @@ def bench_rivals(
         rival_table(rows, title=f"{data.name}: {asked.row.name}", measured=measured, batch=settings.batch)
     ]
     if settings.trie:
-        tables.append(trie_table(_structures(pool, table_seconds)))
+        tables.append(trie_table(_structures(pool, len(subject.sizes), table_seconds)))
     return Rivals(tables, rival_figures(rows))
 
 
@@ -219,9 +219,9 @@ def _run(method: Method, asked: _Asked, found: Found) -> Run:
     )
 
 
-def _structures(pool: PaddedPool, table_seconds: float) -> list[TrieRow]:
+def _structures(pool: PaddedPool, num_levels: int, table_seconds: float) -> list[TrieRow]:
     began = time.process_time()
-    trie = PointerTrie.build(pool.table.ids)
+    trie = PointerTrie.build(pool.table.ids[:, :num_levels])
     took = time.process_time() - began
     return [
         TrieRow(

@@ -18,6 +18,7 @@ from genius.model import Genius
 from genius.models.generator import Generator
 from genius.models.quantizer import NUM_MODALITIES
 from genius.search.decoder import Decoder
+from genius.search.decoding import Decoding
 from genius.search.rank import CodeRanker
 
 DIM: Final = 768
@@ -38,7 +39,7 @@ class Subject(NamedTuple):
 
     name: str
     generator: Generator
-    decoder: Decoder
+    decoder: Decoding
     ranker: CodeRanker
     dim: int
 

@@ -163,7 +163,7 @@ class Scale:
 
         one_thread()
         settings = ScaleSettings(
-            sizes=_sizes(self.sizes),
+            sizes=_counts("--sizes", self.sizes),
             pool=self.pool,
             beam=self.beam,
             small_beam=self.small_beam,
@@ -271,9 +271,103 @@ class Rivals:
         _finish(self, self.out, "Beside its rivals", found.tables, found.figures, as_json=self.json)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """Show how much of exact search the IDs keep, beside geometry without a generator and faiss.
+
+    For each task and their mean: exact search, the paper's full-depth search, search within a leaf budget,
+    the same routed by geometry alone, and faiss's IVF-PQ and IVF residual quantizer at as many bytes and
+    candidates. Then the generator against geometry at equally many leaves, recall over CPU time for a grid
+    of beams and leaves, and the health of the IDs.
+    """
+
+    data: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+    """Folder of the data set, in M-BEIR's layout."""
+
+    model: Path
+    """Folder of the model."""
+
+    out: Folder
+    """Where features, results.json, quality.md and index.html go."""
+
+    split: str = "test"
+    """Of the data set."""
+
+    row: str = ""
+    """Rows of the data set, as in its file names; commas between. Left out: all of them."""
+
+    pool: Literal["global", "local"] = "global"
+    """Search the union of all pools, or each row's own."""
+
+    queries: int = 0
+    """Of each row at most so many, spread evenly; 0 means all."""
+
+    beam: int = 50
+    """Of the search within a leaf budget."""
+
+    leaves: int = 500
+    """Its budget."""
+
+    mix: float = 0.0
+    """Also rank by codes with so many times the log-probability; 0 leaves that out."""
+
+    budgets: str = "150,300,600,1200,2000"
+    """Leaves at which the generator and geometry are compared; commas between."""
+
+    grid_beams: str = "1,2,5,10,20,50,100"
+    """Beams of the curves; commas between."""
+
+    grid_leaves: str = "0,150,500,1500,5000"
+    """Leaf budgets of the curves; 0 decodes all levels."""
+
+    grid_queries: int = 200
+    """Of each row at most so many for the curves; 0 leaves the curves out."""
+
+    no_faiss: bool = False
+    """Leave faiss out."""
+
+    seed: int = 0
+    """Of training samples and of the choice of instructions."""
+
+    download: bool = False
+    """Allow downloading the encoder's weights."""
+
+    json: bool = False
+    """Print what results.json holds."""
+
+    def run(self) -> None:
+        """Measure and print."""
+        _keep_to_one_thread()
+        from genius.bench.quality import QualitySettings, bench_quality
+        from genius.bench.timing import one_thread
+        from genius.data.mbeir import MBeir
+        from genius.model import Genius
+
+        one_thread()
+        settings = QualitySettings(
+            split=self.split,
+            rows=tuple(name.strip() for name in self.row.split(",")) if self.row else (),
+            pool=self.pool,
+            queries=self.queries,
+            beam=self.beam,
+            leaves=self.leaves,
+            mix=self.mix,
+            budgets=_counts("--budgets", self.budgets),
+            grid_beams=_counts("--grid-beams", self.grid_beams),
+            grid_leaves=_counts("--grid-leaves", self.grid_leaves),
+            grid_queries=self.grid_queries,
+            faiss=not self.no_faiss,
+            seed=self.seed,
+        )
+        with TerminalProgress() as progress:
+            model = Genius.open(self.model, download=self.download)
+            found = bench_quality(MBeir(self.data), model, settings, self.out, progress=progress)
+        _finish(self, self.out, "Quality of the IDs", found.tables, found.figures, as_json=self.json)
+
+
 PROFILED: Final = 200
 """Queries whose time is taken apart."""
-WIDEST: Final = 100
+WIDEST: Final = 124
 """Columns of the widest table."""
 
 
@@ -283,13 +377,13 @@ def _keep_to_one_thread() -> None:
         os.environ[name] = "1"
 
 
-def _sizes(text: str) -> tuple[int, ...]:
+def _counts(flag: str, text: str) -> tuple[int, ...]:
     from genius.errors import UsageError
 
     try:
         return tuple(int(float(size)) for size in text.split(","))
     except (ValueError, OverflowError):
-        raise UsageError(f"--sizes {text!r}: expected numbers with commas between, such as 1e4,1e6") from None
+        raise UsageError(f"{flag} {text!r}: expected numbers with commas between, such as 1e4,1e6") from None
 
 
 def command_of(command: Any, name: str) -> str:
@@ -311,7 +405,7 @@ def command_of(command: Any, name: str) -> str:
 
 
 def _finish(
-    command: Decode | Scale | Rivals,
+    command: Decode | Scale | Rivals | Quality,
     folder: Path,
     title: str,
     tables: list[Figures],
@@ -320,7 +414,9 @@ def _finish(
     as_json: bool,
 ) -> None:
     """Write the files, and print the tables."""
+    from genius.artifact import write_file
     from genius.bench.machine import about
+    from genius.bench.markdown import markdown
     from genius.bench.results import Result, write
 
     typed = command_of(command, type(command).__name__.lower())
@@ -328,6 +424,8 @@ def _finish(
         title=title, about=about(typed, seed=command.seed), tables=tuple(tables), figures=tuple(figures)
     )
     write(folder, result)
+    if isinstance(command, Quality):
+        write_file(folder / "quality.md", markdown(result).encode())
     if as_json:
         print_json(result.to_json())
         return
@@ -338,6 +436,8 @@ def _finish(
 def _print(result: Result) -> None:
     console = Console()
     for full in result.tables:
+        if full.is_long:
+            continue
         table = full.in_brief()
         shown = Table(title=table.title, title_justify="left", box=None, padding=(0, 2, 0, 0))
         for number, (_, heading) in enumerate(table.columns):

@@ -39,8 +39,9 @@ class Evaluate:
     """Each query against its own task's pool (local), against the union (global), or both."""
 
     methods: str = "all"
-    """exact-raw, exact-fused, exact-codes, generative, generative+codes, generative+embeddings,
-    generative+raw; commas between."""
+    """exact-raw, exact-fused, exact-fused+hubness, exact-codes; routing+codes, routing+embeddings (the same
+    beam, led by the distance of code vectors instead of the generator); generative, generative+codes,
+    generative+embeddings, generative+raw; commas between."""
 
     rows: str = "all"
     """Of the data set, as in its file names: mscoco_task0,cirr_task7; commas between."""
@@ -58,6 +59,13 @@ class Evaluate:
 
     shortlist: int = 0
     """Where hits are re-ranked by embeddings: only so many, the best by codes; 0 means all."""
+
+    mix: float = 0.0
+    """Where hits are ordered by codes: add so many times the log-probability of their beam."""
+
+    hubness: float = 0.3
+    """Where hits are ordered by codes or by fused embeddings: take so many times the density around each from
+    its score. exact-fused stays as it is, exact-fused+hubness is exact search with it."""
 
     instructions: Literal["hashed", "first", "none", "all"] = "hashed"
     """One of the data set's instructions for each query, chosen by a hash; or the first; or none; or each of
@@ -103,6 +111,8 @@ class Evaluate:
             scores=self.scores,
             leaves=self.leaves,
             shortlist=self.shortlist,
+            mix=self.mix,
+            hubness=self.hubness,
             instructions=self.instructions,
             max_queries=self.max_queries,
             seed=self.seed,

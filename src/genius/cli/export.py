@@ -93,7 +93,6 @@ class Onnx:
         from genius.config import SearchConfig
         from genius.data.features import Features
         from genius.export.agreement import Contender, agreement, drawn_trial, trial_of
-        from genius.search.decoder import Decoder
         from genius.search.onnx_decoder import OnnxDecoder, Precision
 
         if self.check is None:
@@ -118,7 +117,7 @@ class Onnx:
                 Contender(f"ONNX {precision}", OnnxDecoder.open(self.out, precision=precision))
                 for precision in precisions
             ]
-            contenders = [Contender("PyTorch", Decoder(model.generator)), *written]
+            contenders = [Contender("PyTorch", model.decoder), *written]
             return agreement(contenders, trial, SearchConfig(beam=self.beam))
         finally:
             torch.set_num_threads(threads)

@@ -259,6 +259,7 @@ def _for_a_person(info: IndexInfo) -> dict[str, object]:
         "on disk": f"{_size(total * info.items)}, {total:,.0f} bytes an item",
         "bytes an item": parts or "none",
         "embeddings": info.embeddings,
+        "searched with": _searched_with(info),
         "changes so far": info.generation,
         "segments": "; ".join(
             f"{one.name}: {one.items:,} items, {one.deleted:,} of them deleted or replaced"
@@ -272,6 +273,20 @@ def _for_a_person(info: IndexInfo) -> dict[str, object]:
     if info.work_bytes:
         facts["interrupted work"] = f"{_size(info.work_bytes)}; the next add goes on from it"
     return facts
+
+
+def _searched_with(info: IndexInfo) -> str:
+    """The settings of a search that names none."""
+    if info.tuned is None:
+        return "the usual settings; `genius tune` finds better ones"
+    tuned, search = info.tuned, info.tuned.search
+    decoded = f"{search.leaves:,} leaves" if search.leaves else "all levels"
+    mixed = f" + {search.mix:g} × log-probability" if search.mix else ""
+    return (
+        f"beam {search.beam}, {decoded}, ranked by {search.rerank}{mixed}; tuned for {tuned.wish} on "
+        f"{tuned.data} when it had {tuned.items:,} items: {tuned.share:.1%} of what ranking everything "
+        f"finds, {tuned.cpu_ms:.2g} CPU-ms a query"
+    )
 
 
 def _size(size: float) -> str:

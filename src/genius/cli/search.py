@@ -17,14 +17,18 @@ from genius.cli.terminal import print_json
 
 if TYPE_CHECKING:
     from genius.answers import SearchHit
+    from genius.config import SearchConfig
 
 Modality = Literal["image", "text", "image-text"]
+Rerank = Literal["none", "codes", "embeddings"]
+Scores = Literal["level", "vocabulary", "children"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
     """Search an index with a text, a picture, or both.
 
+    Settings that are not given are the index's own where `genius tune` chose them, else the usual ones.
     Exit status 3 when nothing is found.
     """
 
@@ -53,22 +57,31 @@ class Search:
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
     """How many."""
 
-    beam: int = 50
-    """IDs kept at each level, at least -k: wider finds more and takes longer."""
+    beam: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """IDs kept at each level, at least -k: wider finds more and takes longer. Usually 50."""
 
-    rerank: Literal["none", "codes", "embeddings"] = "none"
-    """Order by the generator's probability, by the codes' vectors, or by stored embeddings."""
+    rerank: Annotated[Rerank | None, tyro.conf.arg(metavar="{none,codes,embeddings}")] = None
+    """Order by the generator's probability, by the codes' vectors, or by stored embeddings. Usually codes."""
 
-    leaves: int = 0
+    leaves: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """With --rerank: stop decoding as soon as at most so many IDs lie under the beams, and order them all;
-    0 decodes all levels."""
+    0 decodes all levels. Usually 1000."""
 
-    shortlist: int = 0
-    """With --rerank embeddings: compare only so many (at least -k), the best by codes; 0 means all."""
+    shortlist: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """With --rerank embeddings: compare only so many (at least -k), the best by codes; 0, the usual, means
+    all."""
 
-    scores: Literal["level", "vocabulary", "children"] = "level"
-    """Normalise the generator's steps over a level's codes, over its whole vocabulary, or over the codes
-    that exist there."""
+    mix: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """With --rerank codes, or a shortlist: add so many times the log-probability that the generator gave the
+    codes it decoded. Usually 0."""
+
+    hubness: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """With --rerank: take so many times the density around an item from its score, so that those that are
+    near to everything come later. Usually 0.3; 0 takes nothing."""
+
+    scores: Annotated[Scores | None, tyro.conf.arg(metavar="{level,vocabulary,children}")] = None
+    """Normalise the generator's steps over a level's codes (the usual), over its whole vocabulary, or over
+    the codes that exist there."""
 
     model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Where the model is now, if it moved."""
@@ -90,17 +103,12 @@ class Search:
         from genius.config import SearchConfig, checked
         from genius.index import Index
 
-        config = checked(
-            SearchConfig(
-                beam=self.beam,
-                rerank=self.rerank,
-                scores=self.scores,
-                leaves=self.leaves,
-                shortlist=self.shortlist,
-            )
-        )
-        _check_flags(self)
+        flags = {name: getattr(self, name) for name in SETTINGS}
+        given = {name: value for name, value in flags.items() if value is not None}
+        checked(SearchConfig(**given))
         index = Index.open(self.index, model=self.model, device=self.device, download=self.download)
+        config = dataclasses.replace(index.settings, **given)
+        _check_flags(self, config)
         hits = index.search(
             self.text,
             image=self.image,
@@ -122,14 +130,22 @@ class Search:
         return 0 if hits else 3
 
 
-def _check_flags(asked: Search) -> None:
+SETTINGS = ("beam", "rerank", "leaves", "shortlist", "mix", "hubness", "scores")
+"""Flags in whose place the index's own settings stand when they are not given."""
+
+
+def _check_flags(asked: Search, config: SearchConfig) -> None:
     """Refuse flags that would change nothing."""
     from genius.errors import UsageError
 
-    if asked.leaves and asked.rerank == "none":
+    if asked.leaves and config.rerank == "none":
         raise UsageError("--leaves needs --rerank codes or embeddings: something has to order the leaves")
-    if asked.shortlist and asked.rerank != "embeddings":
+    if asked.shortlist and config.rerank != "embeddings":
         raise UsageError("--shortlist needs --rerank embeddings: it says how many are compared by them")
+    if asked.mix and config.rerank != "codes" and not config.shortlist:
+        raise UsageError("--mix needs --rerank codes, or --shortlist: it is added to what codes say")
+    if asked.hubness and config.rerank == "none":
+        raise UsageError("--hubness needs --rerank codes or embeddings: it is taken from what they say")
 
 
 def _table(hits: list[SearchHit], *, with_codes: bool) -> Table:

@@ -18,7 +18,10 @@ from genius.evaluation.published import Reference, is_comparable, references
 METHODS: Final = (
     "exact-raw",
     "exact-fused",
+    "exact-fused+hubness",
     "exact-codes",
+    "routing+codes",
+    "routing+embeddings",
     "generative",
     "generative+codes",
     "generative+embeddings",

@@ -15,8 +15,9 @@ from genius.encoders.small import CONFIG_FILE, TOKENIZER_FILE, SmallEncoder
 from genius.encoders.uniir_clip import ClipScoreFusion
 from genius.errors import MissingExtra
 from genius.model import Genius
-from genius.search.onnx_decoder import KIND
+from genius.search.onnx_decoder import GUIDE, KIND
 from genius.stages.progress import Progress
+from genius.weights import write_weights
 
 __all__ = ["export_onnx"]
 
@@ -67,6 +68,8 @@ def export_onnx(model: Genius, folder: Path, *, int8: bool = False, progress: Pr
     progress.say("writing the decoder and the fusion")
     decoder = write_decoder(model.generator, plain)
     write_fusion(model.quantizer.fusion, model.dim, plain)
+    if model.generator.guide is not None:
+        write_weights(writer.path / GUIDE, model.generator.guide.state_dict())
     encoder = _write_encoder(model.encoder, writer.path, progress)
     if int8:
         (writer.path / "int8").mkdir()

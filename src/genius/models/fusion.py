@@ -27,6 +27,10 @@ class Fusion(nn.Module):
         self.dynamic_scalar = nn.Sequential(
             nn.Linear(joint, joint), nn.ReLU(), nn.Identity(), nn.Linear(joint, 1), nn.Sigmoid()
         )
+        self.dropout = nn.Dropout(config.dropout)
+        if config.start == "sum":
+            nn.init.zeros_(self.output_layer.weight)
+            nn.init.zeros_(self.output_layer.bias)
 
     def forward(
         self, image: Float[Tensor, "items dim"], text: Float[Tensor, "items dim"]
@@ -34,12 +38,13 @@ class Fusion(nn.Module):
         """Unit embeddings; rows of an absent modality must be zero."""
         joint = torch.cat(
             [
-                torch.relu(self.text_projection_layer(text)),
-                torch.relu(self.image_projection_layer(image)),
+                torch.relu(self.text_projection_layer(self.dropout(text))),
+                torch.relu(self.image_projection_layer(self.dropout(image))),
             ],
             dim=-1,
         )
-        mixed = self.output_layer(torch.relu(self.combiner_layer(joint)))
+        joint = self.dropout(joint)
+        mixed = self.output_layer(self.dropout(torch.relu(self.combiner_layer(joint))))
         text_share = self.dynamic_scalar(joint)
         fused = mixed + text_share * text + (1 - text_share) * image
         return nn.functional.normalize(fused.float(), dim=-1)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius.config import GeneratorConfig
+from genius.models.guide import Guide
 
 NUM_SPECIAL = 3
 """Rows before the codes: padding (also the decoder's start), end, unknown; T5's convention."""
@@ -120,14 +121,17 @@ class Generator(nn.Module):
         self.final_norm = RMSNorm(config.width)
         self.dropout = nn.Dropout(config.dropout)
         self.head = None if config.head == "tied" else nn.Linear(config.width, vocabulary, bias=False)
+        self.guide = Guide(dim, sizes) if config.guide == "geometry" else None
         self._initialise()
 
     def start_codes(self, tables: list[Float[Tensor, "_ dim"]], *, generator: torch.Generator) -> None:
         """Let code rows begin as a random linear map of the unit code vectors, as the released code does.
 
         Codes with similar vectors then begin with similar rows. Deviation 12: on one scale for any width of
-        the features, and without a bias.
+        the features, and without a bias. The guide, if there is one, takes the vectors as they are.
         """
+        if self.guide is not None:
+            self.guide.vectors.copy_(torch.cat(tables))
         projection = torch.randn(tables[0].shape[1], self.config.width, generator=generator)
         with torch.no_grad():
             for offset, table in zip(self.offsets, tables, strict=True):
@@ -154,14 +158,17 @@ class Generator(nn.Module):
     ) -> Float[Tensor, " levels"]:
         """Cross-entropy of each level (equation 10), averaged over the batch."""
         hidden = self.forward(queries, codes)
-        return torch.stack(
-            [
-                F.nll_loss(
-                    self.log_probabilities(hidden[:, level], level, self.config.softmax), codes[:, level]
-                )
-                for level in range(len(self.sizes))
-            ]
-        )
+        left = None if self.guide is None else self.guide.residuals(queries, codes)
+        losses: list[Tensor] = []
+        for level in range(len(self.sizes)):
+            if self.guide is not None and left is not None:
+                said = self.level_logits(hidden[:, level], level)
+                logits = self.guide.guided(said, left[:, level], level)
+                losses.append(F.cross_entropy(logits, codes[:, level]))
+            else:
+                found = self.log_probabilities(hidden[:, level], level, self.config.softmax)
+                losses.append(F.nll_loss(found, codes[:, level]))
+        return torch.stack(losses)
 
     def logits(self, hidden: Float[Tensor, "rows width"], rows: slice) -> Float[Tensor, "rows codes"]:
         """Logits of part of the vocabulary."""
@@ -173,10 +180,16 @@ class Generator(nn.Module):
         self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
     ) -> Float[Tensor, "rows codes"]:
         """Log-probabilities of one level's codes, normalised over the level or the whole vocabulary."""
-        start, stop = self.offsets[level], self.offsets[level] + self.sizes[level]
         if scores == "vocabulary":
+            start, stop = self.offsets[level], self.offsets[level] + self.sizes[level]
             return torch.log_softmax(self.logits(hidden, slice(None)).float(), dim=-1)[:, start:stop]
-        return torch.log_softmax(self.logits(hidden, slice(start, stop)).float(), dim=-1)
+        return torch.log_softmax(self.level_logits(hidden, level), dim=-1)
+
+    def level_logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
+        """Logits of one level's codes, as the decoder alone has them."""
+        return self.logits(
+            hidden, slice(self.offsets[level], self.offsets[level] + self.sizes[level])
+        ).float()
 
     def decoder_blocks(self) -> list[Block]:
         """The blocks, first to last."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int16
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius.config import QuantizerConfig
 from genius.models import parallel
+from genius.models.encoding import nearest_sums
 from genius.models.fusion import Fusion
 from genius.models.kmeans import assign, kmeans
+from genius.models.marks import marks_of
 
 NUM_MODALITIES = 3
 
@@ -41,6 +43,13 @@ class EncodedItems(NamedTuple):
     codes: Int[Tensor, "items levels"]
     typicality: Float[Tensor, " items"]
     """Cosine between an embedding and the vector of its ID; orders items that share one."""
+    marks: Int16[Tensor, "items marks"]
+    """What follows from the codes and ranking needs: half norm and density (:mod:`genius.models.marks`)."""
+
+    @property
+    def kept(self) -> Int16[Tensor, "items columns"]:
+        """What a table of IDs keeps: the codes, then their marks."""
+        return torch.cat([self.codes.short(), self.marks], dim=1)
 
 
 class Codebook(nn.Module):
@@ -192,6 +201,10 @@ class Quantizer(nn.Module):
             total = total + book.embed[codes[:, level]]
         return total
 
+    def marks(self, codes: Int[Tensor, "items levels"]) -> Int16[Tensor, "items marks"]:
+        """What follows from IDs and ranking needs, a byte each: half norm and density."""
+        return marks_of(self.tables(), codes, has_modality_level=self.has_modality_level)
+
     @torch.no_grad()
     def encode_items(
         self,
@@ -202,8 +215,10 @@ class Quantizer(nn.Module):
         """Embeddings and IDs of items, on the CPU; features are zero where a modality is absent."""
         embeddings = self.fusion(image.to(self.device), text.to(self.device))
         codes = self.quantize(embeddings, modalities.to(self.device)).codes
+        if self.config.encoding_beam > 1:
+            codes = self._nearer(embeddings, codes)
         typicality = F.cosine_similarity(embeddings, self.decode(codes), dim=-1)
-        return EncodedItems(embeddings.cpu(), codes.cpu(), typicality.cpu())
+        return EncodedItems(embeddings.cpu(), codes.cpu(), typicality.cpu(), self.marks(codes).cpu())
 
     @torch.no_grad()
     def start_codebooks(
@@ -265,6 +280,16 @@ class Quantizer(nn.Module):
 
     def _books(self) -> list[Codebook]:
         return [book for book in self.codebooks if isinstance(book, Codebook)]
+
+    def _nearer(
+        self, embeddings: Float[Tensor, "items dim"], greedy: Int[Tensor, "items levels"]
+    ) -> Int[Tensor, "items levels"]:
+        """Semantic codes chosen anew, together; the modality code stays (deviation 30)."""
+        fixed = 1 if self.has_modality_level else 0
+        tables = self.tables()
+        residuals = embeddings - tables[0][greedy[:, 0]] if fixed else embeddings
+        found = nearest_sums(residuals, tables[fixed:], beam=self.config.encoding_beam)
+        return torch.cat([greedy[:, :fixed], found], dim=1)
 
     def _choose(
         self,

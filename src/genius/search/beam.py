@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from genius.config import SearchConfig
 from genius.search.allowed import Part
 from genius.search.decoding import Decoding, DecodingState
 from genius.search.frontier import Chosen, Frontier, Grown, best, everything
+from genius.search.highest import highest
 from genius.search.prefixes import Continuations, Restriction, continuations, count_ids
 
 
@@ -56,7 +58,8 @@ def search(
     A query whose beams lead to no more IDs than its beam is wide is settled: nothing will be dropped any
     more. What is left of those IDs is scored in one pass; or not at all when a re-ranking orders them anyway.
     Then a leaf budget (``config.leaves``) ends decoding earlier still, as soon as that few IDs lie under the
-    beams, which are then prefixes. No ID that full decoding finds is lost by any of this.
+    beams, which are then prefixes; the next best of the prefixes that were scored join them while the budget
+    lasts. No ID that full decoding finds is lost by any of this.
 
     Parameters
     ----------
@@ -136,7 +139,7 @@ class _Run:
             rows = opening.rows if level == 0 else children.parent
             gained = self._gained(hidden, rows, level, children)
             scores = frontier.total.ravel()[children.parent] + gained
-            chosen = best(frontier.owners(children), scores, self.widths[frontier.queries])
+            chosen = self._choose(frontier, children, scores)
             grown = frontier.grown(children, chosen, gained, level)
             if level == 0:
                 grown = opening.moved(grown, chosen)
@@ -144,8 +147,9 @@ class _Run:
             if not len(kept):
                 return
             everyone = len(kept) == len(grown.rows)
-            frontier = grown.frontier if everyone else grown.frontier.take(kept)
-            places = torch.from_numpy(grown.rows if everyone else grown.rows[kept]).to(device)
+            if not everyone:
+                grown = grown.take(kept, width=int(self.widths[frontier.queries[kept]].max()))
+            frontier, places = grown.frontier, torch.from_numpy(grown.rows).to(device)
             state = state.select(None if everyone else torch.from_numpy(kept).to(device), places)
             if ahead.shape[1]:
                 hidden, ahead = ahead[places.ravel(), 0], ahead[:, 1:]
@@ -214,6 +218,24 @@ class _Run:
             counts = self._count(children.low, children.high, owner)
             children = children.take(np.flatnonzero(counts))
         return children
+
+    def _choose(
+        self, frontier: Frontier, children: Continuations, scores: Float32[np.ndarray, " children"]
+    ) -> Chosen:
+        """The best continuations: as many as a beam is wide, or as the leaf budget of a query pays for."""
+        owner = frontier.owners(children)
+        widths = self.widths[frontier.queries]
+        budgets = self.settled_at[frontier.queries]
+        if not (budgets > widths).any():
+            return best(owner, scores, widths)
+        counts = self._count(children.low, children.high, frontier.queries[owner])
+        bounds = owner.searchsorted(np.arange(len(widths) + 1)).tolist()
+        paid = widths.copy()
+        for query, (first, last) in enumerate(pairwise(bounds)):
+            order = first + highest(scores[first:last], int(budgets[query]))
+            leaves = counts[order].cumsum()
+            paid[query] = max(widths[query], leaves.searchsorted(budgets[query], "right"))
+        return best(owner, scores, paid)
 
     def _leaves(self, frontier: Frontier) -> Int64[np.ndarray, " active"]:
         """IDs under all beams of each query."""

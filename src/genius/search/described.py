@@ -16,6 +16,7 @@ from genius.search.items import ITEMS_FILE
 from genius.search.segment import EMBEDDINGS, SCALES, TYPICALITY, Segment
 from genius.search.state import IndexState
 from genius.search.table import IdTable
+from genius.search.tuned import Tuned
 from genius.search.work import work_bytes
 
 
@@ -50,6 +51,8 @@ class IndexInfo:
     deleted items still take until `genius index compact`."""
     embeddings: str
     """What is stored for re-ranking, and how."""
+    tuned: Tuned | None
+    """How it is searched unless one says otherwise, as `genius tune` chose it."""
     segments: list[SegmentInfo]
     work_bytes: int
     """What a `genius index add` that was killed, or is running, keeps to go on from."""
@@ -85,6 +88,7 @@ def _described(folder: Path, state: IndexState) -> IndexInfo:
         embeddings=facts.embeddings
         if facts.embeddings == "none"
         else f"{facts.embeddings}, {facts.embedding_type}",
+        tuned=state.tuned,
         segments=[
             SegmentInfo(segment.name, segment.table.num_items, len(segment.dead), len(segment.table))
             for segment in state.segments

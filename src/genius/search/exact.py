@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
+from torch.nn import functional as F
 
 from genius.errors import BadData
 from genius.search.highest import highest
@@ -71,6 +72,19 @@ def exact_search(
     if not found:
         return Nearest(np.zeros((0, 0), np.int64), np.zeros((0, 0), np.float32))
     return Nearest(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+
+def with_one(queries: Float[Tensor, "queries dim"]) -> Float[Tensor, "queries longer"]:
+    """Queries for items that :func:`less` has made longer."""
+    return F.pad(queries, (0, 1), value=1.0)
+
+
+def less(
+    vectors: Float[Tensor, "items dim"], costs: Float32[np.ndarray, " items"]
+) -> Float[Tensor, "items longer"]:
+    """Vectors whose inner products with :func:`with_one`'s are lower by what each item costs."""
+    column = torch.from_numpy(costs).to(vectors)
+    return torch.cat([vectors, -column[:, None]], dim=1)
 
 
 def _merged(before: Nearest, here: Nearest, k: int) -> Nearest:

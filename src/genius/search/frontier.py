@@ -122,6 +122,13 @@ class Grown(NamedTuple):
     rows: Int64[np.ndarray, "active beams"]
     """The place, in the frontier before, that each place came from; all places are numbered through."""
 
+    def take(self, chosen: np.ndarray, *, width: int) -> Grown:
+        """Some of the queries, and of their places the first so many."""
+        frontier = Frontier(
+            self.frontier.queries[chosen], *(values[chosen, :width] for values in self.frontier[1:])
+        )
+        return Grown(frontier, self.rows[chosen, :width])
+
 
 def best(
     owner: Int64[np.ndarray, " children"],

@@ -38,6 +38,7 @@ from genius.search.manifest import (
 )
 from genius.search.segment import KIND, MEMORY_BYTES, ItemArrays, Segment, check_segment, fill_arrays
 from genius.search.state import IndexState, check_deleted, open_current
+from genius.search.tuned import Tuned
 
 LOCK: Final = ".lock"
 MOST_SEGMENTS: Final = 8
@@ -173,6 +174,14 @@ class Writer:
             self._commit(self.state, kept=len(self.state.segments), gone=gone, new=None)
         return Deleted(len(there), [name for name in ids if name not in there])
 
+    def tune(self, tuned: Tuned) -> None:
+        """Keep settings that searches use from now on unless they say otherwise."""
+        self._check_open()
+        manifest = self.state.manifest
+        self._state = None
+        write_manifest(self.folder, manifest._replace(generation=manifest.generation + 1, tuned=tuned))
+        sync(self.folder)
+
     def compact(self, *, memory_bytes: int = MEMORY_BYTES) -> None:
         """Merge all segments into one without deleted items; ``memory_bytes`` is for merging the tables.
 
@@ -270,7 +279,8 @@ class Writer:
             entries.append(new)
         sync(self.folder / SEGMENTS, self.folder)
         self._state = None  # first: if what follows fails, it is to be read which state there is
-        write_manifest(self.folder, IndexManifest(state.facts, generation, tuple(entries)))
+        manifest = state.manifest._replace(generation=generation, segments=tuple(entries))
+        write_manifest(self.folder, manifest)
         sync(self.folder)
         remove_leftovers(self.folder, entries)
 

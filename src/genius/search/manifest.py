@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 from genius.artifact import fingerprint_of, write_json
-from genius.errors import ArtifactMismatch, ArtifactMissing
+from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius.search.embedding_file import EmbeddingType
 from genius.search.segment import REMEDY, StoredEmbeddings
+from genius.search.tuned import Tuned, tuned_from_json, tuned_to_json
 
 CURRENT: Final = "index.json"
 SEGMENTS: Final = "segments"
 DELETED: Final = "deleted"
-FORMAT: Final = 3
+FORMAT: Final = 4
+"""Since 4 an ID's marks stand behind its codes."""
 NAME: Final = re.compile(r"[0-9]{6,}")
 """Names of segments."""
 DELETED_NAME: Final = re.compile(r"[0-9]{6,}-[0-9]{6,}\.npy")
@@ -67,6 +69,8 @@ class IndexManifest(NamedTuple):
     generation: int
     """How often the index has changed, from 1."""
     segments: tuple[SegmentEntry, ...]
+    tuned: Tuned | None = None
+    """How it is searched unless one says otherwise; None: as any index."""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -76,6 +80,7 @@ class IndexManifest(NamedTuple):
             "generation": self.generation,
             **self.facts._asdict(),
             "segments": [entry._asdict() for entry in self.segments],
+            **({} if self.tuned is None else {"tuned": tuned_to_json(self.tuned)}),
         }
 
 
@@ -105,13 +110,13 @@ def read_manifest(folder: Path) -> IndexManifest:
     if body["format"] != FORMAT and not _fits({**body, "format": FORMAT}, checksum):
         if body["format"] > FORMAT:
             raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
-        if checksum is None:
+        if checksum is None or _fits(body, checksum):
             raise ArtifactMismatch(f"{folder} was made by an older version: create the index again")
     if not _fits(body, checksum):
         raise _damaged(path, "its contents do not match its checksum")
     try:
         return _parse(body)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, UsageError) as error:
         raise _damaged(path, str(error)) from None
 
 
@@ -155,7 +160,8 @@ def _parse(body: dict[str, Any]) -> IndexManifest:
     entries = tuple(_entry(told) for told in body["segments"])
     if len({entry.name for entry in entries}) < len(entries):
         raise ValueError("a segment is named twice")
-    return IndexManifest(IndexFacts(**texts), int(body["generation"]), entries)
+    tuned = tuned_from_json(body["tuned"]) if "tuned" in body else None
+    return IndexManifest(IndexFacts(**texts), int(body["generation"]), entries, tuned)
 
 
 def _entry(told: Any) -> SegmentEntry:

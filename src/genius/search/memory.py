@@ -21,7 +21,8 @@ class MemoryPool(NamedTuple):
     """Candidates by row, and the ID table over them."""
 
     ids: list[str]
-    codes: Int16[np.ndarray, "items levels"]
+    codes: Int16[np.ndarray, "items columns"]
+    """Of the IDs, then their marks."""
     typicality: Float32[np.ndarray, " items"]
     embeddings: Float16[np.ndarray, "items dim"] | None
     usual: Modality
@@ -90,7 +91,7 @@ class MemoryPoolWriter:
         self,
         ids: Sequence[str],
         modalities: Sequence[Modality],
-        codes: Int[Tensor, "items levels"],
+        codes: Int[Tensor, "items columns"],
         typicality: Float[Tensor, " items"],
         embeddings: Float[Tensor, "items dim"],
     ) -> None:

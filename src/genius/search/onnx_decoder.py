@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64
+from safetensors.torch import load_file
 from torch import Tensor
 
 from genius.artifact import Manifest, open_artifact
 from genius.errors import ArtifactMissing, MissingExtra, UsageError
 from genius.models.generator import NUM_SPECIAL
+from genius.models.guide import Guide
+from genius.search.decoding import Decoding
+from genius.search.guided import GuidedDecoder
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -28,6 +32,8 @@ KIND: Final = "onnx"
 """Of the folder, in its manifest."""
 START: Final = "start.onnx"
 STEP: Final = "step.onnx"
+GUIDE: Final = "guide.safetensors"
+"""What a guided generator adds (``models/guide.py``); one file for every precision, a few products."""
 SPECIAL: Final = "special.onnx"
 """Logits of the rows before the codes, which the whole vocabulary includes."""
 
@@ -171,8 +177,8 @@ class OnnxDecoder:
         ]
 
     @staticmethod
-    def open(folder: str | Path, *, precision: Precision = "fp32", threads: int = 1) -> OnnxDecoder:
-        """Open what ``genius export onnx`` wrote.
+    def open(folder: str | Path, *, precision: Precision = "fp32", threads: int = 1) -> Decoding:
+        """Open what ``genius export onnx`` wrote, with the generator's guide if it has one.
 
         Raises
         ------
@@ -182,9 +188,14 @@ class OnnxDecoder:
             the folder is not an exported model, or lacks this precision.
         """
         manifest = open_export(folder, precision)
-        return OnnxDecoder(
-            Path(folder) / precision, DecoderFacts.from_json(manifest.facts["decoder"]), threads=threads
-        )
+        facts = DecoderFacts.from_json(manifest.facts["decoder"])
+        decoder = OnnxDecoder(Path(folder) / precision, facts, threads=threads)
+        weights = Path(folder) / GUIDE
+        if not weights.exists():
+            return decoder
+        guide = Guide(facts.dim, facts.sizes)
+        guide.load_state_dict(load_file(weights))
+        return GuidedDecoder(decoder, guide)
 
     def start(self, queries: Float[Tensor, "queries dim"]) -> OnnxState:
         """The state before anything is read."""

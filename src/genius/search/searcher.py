@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Int16, Int64
 from torch import Tensor
 
 from genius.config import SearchConfig
@@ -44,6 +44,8 @@ class Evidence(NamedTuple):
     codes: CodeRanker | None = None
     embeddings: Sequence[Vectors] | None = None
     """Of each part."""
+    is_raw: bool = False
+    """Whether the embeddings are the encoder's features and not the fused ones that IDs are made from."""
 
 
 class _Leaves(NamedTuple):
@@ -75,6 +77,13 @@ def rank_items(
     their embeddings; ``for_codes`` is the query's vector in the space of the codes, where the stored
     embeddings have another.
 
+    With a ``config.mix`` an ID's score by codes is raised by so many times the log-probability
+    of its beam. All beams of a query were decoded equally deep, so what is added is comparable: it is that
+    of the prefix where decoding stopped, and nothing for a query that was settled before the first code.
+
+    Both orders, by codes and by fused embeddings, take ``config.hubness`` times the density around an ID from
+    its score, where its marks are known; by raw embeddings the order is the paper's.
+
     Raises
     ------
     UsageError
@@ -82,24 +91,28 @@ def rank_items(
     """
     restriction = restriction or tuple(part.alive for part in parts)
     leaves = _leaves(beams, query, restriction)
+    by_leaf: np.ndarray | None = None
     match config.rerank:
         case "none":
-            by_leaf = beams.scores()[query][leaves.beam]
+            by_leaf = _probability(beams, query, leaves)
         case "codes":
-            by_leaf = _by_codes(parts, leaves, embedding, evidence)
+            by_leaf = _by_codes(parts, leaves, embedding, evidence, config)
         case "embeddings":
             if evidence.embeddings is None:
                 raise UsageError(
                     "this index stores no embeddings; rank by codes, or create it with --embeddings fused"
                 )
-            in_codes = embedding if for_codes is None else for_codes
-            by_leaf = _by_codes(parts, leaves, in_codes, evidence) if config.shortlist else None
+            if config.shortlist:
+                asked = embedding if for_codes is None else for_codes
+                by_leaf = _by_codes(parts, leaves, asked, evidence, config)
+    if by_leaf is not None and config.mix and config.rerank != "none":
+        by_leaf = by_leaf + config.mix * _probability(beams, query, leaves)
     found = _items(parts, leaves, by_leaf, restriction)
     touched = len(found.items)
     if config.rerank == "embeddings":
         if config.shortlist:
             found = found.take(highest(found.scores, max(k, config.shortlist)))
-        found = found._replace(scores=_by_embeddings(found, embedding, evidence.embeddings or ()))
+        found = found._replace(scores=_by_embeddings(parts, found, embedding, evidence, config))
     best = found.take(highest(found.scores, k))
     return Answer(*best, touched)
 
@@ -131,16 +144,31 @@ def _leaves(beams: Beams, query: int, restriction: Restriction) -> _Leaves:
     return _Leaves(*(values[order] for values in together))
 
 
+def _probability(beams: Beams, query: int, leaves: _Leaves) -> Float32[np.ndarray, " leaves"]:
+    """Log-probability of each leaf's beam, of as many codes as were decoded."""
+    of_beams = np.asarray(np.nansum(beams.log_probabilities[query], axis=1, dtype=np.float32))
+    found: np.ndarray = of_beams[leaves.beam]
+    return found
+
+
 def _by_codes(
-    parts: Sequence[Part], leaves: _Leaves, embedding: Tensor, evidence: Evidence
+    parts: Sequence[Part], leaves: _Leaves, embedding: Tensor, evidence: Evidence, config: SearchConfig
 ) -> Float32[np.ndarray, " leaves"]:
     if evidence.codes is None:
         raise UsageError("ranking by codes needs the model's codebooks")
-    ids = np.empty((len(leaves.row), parts[0].table.num_levels), dtype=np.int16)
+    ids = _ids(parts, leaves.part, leaves.row)
+    return evidence.codes.scores(embedding, ids, hubness=config.hubness)
+
+
+def _ids(
+    parts: Sequence[Part], numbers: Int64[np.ndarray, " rows"], rows: Int64[np.ndarray, " rows"]
+) -> Int16[np.ndarray, "rows columns"]:
+    """These rows of the parts' tables: codes, and marks where there are any."""
+    ids = np.empty((len(rows), parts[0].table.num_levels), dtype=np.int16)
     for number, part in enumerate(parts):
-        here = leaves.part == number if len(parts) > 1 else slice(None)
-        ids[here] = part.table.ids[leaves.row[here]]
-    return evidence.codes.scores(embedding, ids)
+        here = numbers == number if len(parts) > 1 else slice(None)
+        ids[here] = part.table.ids[rows[here]]
+    return ids
 
 
 def _items(
@@ -169,9 +197,14 @@ def _items(
     return together.take(np.argsort(together.beams, kind="stable"))
 
 
-def _by_embeddings(found: _Found, embedding: Tensor, vectors: Sequence[Vectors]) -> np.ndarray:
+def _by_embeddings(
+    parts: Sequence[Part], found: _Found, embedding: Tensor, evidence: Evidence, config: SearchConfig
+) -> Float32[np.ndarray, " items"]:
     scores = np.empty(len(found.items), dtype=np.float32)
-    for number, part_vectors in enumerate(vectors):
+    for number, part_vectors in enumerate(evidence.embeddings or ()):
         here = np.flatnonzero(found.parts == number)
         scores[here] = embedding_scores(embedding, part_vectors(found.items[here]))
+    if config.hubness and evidence.codes is not None and not evidence.is_raw:
+        ids = _ids(parts, found.parts, found.rows)
+        scores -= np.float32(config.hubness) * evidence.codes.densities(ids)
     return scores

@@ -41,7 +41,8 @@ or the sum of the encoder's features (the paper's GENIUS^R)."""
 class ItemArrays(NamedTuple):
     """What a model says of items, by row; may be memory-mapped."""
 
-    codes: Int16[np.ndarray, "items levels"]
+    codes: Int16[np.ndarray, "items columns"]
+    """Of the IDs, then what follows from them: their marks (:mod:`genius.models.marks`)."""
     typicality: Float16[np.ndarray, " items"]
     embeddings: Float16[np.ndarray, "items dim"] | None
     """Unit vectors, only when they are stored."""

@@ -22,6 +22,7 @@ from genius.search.manifest import (
     read_manifest,
 )
 from genius.search.segment import REMEDY, Segment, open_segment, saying_remedy
+from genius.search.tuned import Tuned
 
 NOTHING: Final = np.empty(0, dtype=np.int64)
 MOST_ATTEMPTS: Final = 10
@@ -39,6 +40,11 @@ class IndexState(NamedTuple):
     def facts(self) -> IndexFacts:
         """Its model, and which embeddings it keeps."""
         return self.manifest.facts
+
+    @property
+    def tuned(self) -> Tuned | None:
+        """How it is searched unless one says otherwise."""
+        return self.manifest.tuned
 
     @property
     def generation(self) -> int:

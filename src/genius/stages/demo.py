@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Final, NamedTuple
 
 from pydantic import ConfigDict
 
-from genius.config import Count, FitConfig, Natural, SearchConfig, checked, preset
+from genius.config import USUAL_SEARCH, Count, FitConfig, Natural, checked, preset
 from genius.data.catalogue import draw_catalogue
 from genius.data.mbeir import EvaluationRow, MBeir, read_queries
 from genius.data.records import TASKS, Query, task_name
@@ -27,6 +28,8 @@ from genius.stages.progress import Progress
 PAGE: Final = "index.html"
 SEARCHES_PER_TASK: Final = 4
 HITS_SHOWN: Final = 5
+LEAF_SHARE: Final = 20
+"""One item in so many is ranked by its code; the others are not looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +91,9 @@ def demo(
     result = evaluate(
         data,
         model,
-        EvaluationConfig(pools=("global",), beam=config.beam, seed=config.seed),
+        EvaluationConfig(
+            pools=("global",), beam=config.beam, leaves=config.items // LEAF_SHARE, seed=config.seed
+        ),
         out / "model" / "evaluation",
         progress=progress,
     )
@@ -130,7 +135,7 @@ def _search(data: MBeir, index: Index, row: EvaluationRow, query: Query, config:
         image=image,
         instruction=instruction,
         k=HITS_SHOWN,
-        config=SearchConfig(beam=config.beam),
+        config=dataclasses.replace(USUAL_SEARCH, beam=config.beam, leaves=config.items // LEAF_SHARE),
     )
     return SearchShown(
         task=task_name(row.task_id),

@@ -19,10 +19,13 @@ from genius.artifact import ArtifactWriter, write_json
 from genius.data.features import Features
 from genius.evaluation.health import Health, examine
 from genius.model import Genius
+from genius.models.marks import DENSITY_STEPS, HALF_NORM_STEPS, NUM_MARKS
 from genius.search.segment import ItemArrays, StoredEmbeddings
 from genius.stages.progress import Progress
 
 KIND: Final = "codes"
+COLUMNS: Final = f"codes, half norm / {HALF_NORM_STEPS}, density / {DENSITY_STEPS}"
+"""What ``codes.npy`` holds of each item; encoded by another version, it is encoded again."""
 BATCH: Final = 4096
 SAVED_EVERY: Final = 64
 """Batches between the points from which a killed run goes on."""
@@ -39,7 +42,7 @@ def encode_features(
     writer = ArtifactWriter(
         folder,
         kind=KIND,
-        config={"embeddings": embeddings},
+        config={"embeddings": embeddings, "columns": COLUMNS},
         inputs={"features": features.manifest.fingerprint, "model": model.fingerprint},
     )
     if writer.finished() is None:
@@ -52,7 +55,7 @@ def examine_items(model: Genius, encoded: Sequence[tuple[Features, ItemArrays]])
     """Examine the IDs that :func:`encode_features` gave for all of these features, each item once."""
     _, first = np.unique(np.concatenate([features.ids for features, _ in encoded]), return_index=True)
     return examine(
-        np.concatenate([arrays.codes for _, arrays in encoded])[first],
+        np.concatenate([arrays.codes[:, : model.quantizer.num_levels] for _, arrays in encoded])[first],
         np.concatenate([features.modality for features, _ in encoded])[first].astype(np.int64),
         np.concatenate([arrays.typicality for _, arrays in encoded])[first].astype(np.float32),
         sizes=model.quantizer.sizes,
@@ -74,7 +77,7 @@ def _fill(
         here = slice(start, start + len(rows))
         batch = features.gather(rows)
         encoded = model.encode(batch, features.modality[here].astype(np.int64))
-        arrays.codes[here] = encoded.codes.numpy()
+        arrays.codes[here] = encoded.kept.numpy()
         arrays.typicality[here] = encoded.typicality.numpy()
         if arrays.embeddings is not None:
             vectors = F.normalize(batch.total(), dim=-1) if embeddings == "raw" else encoded.embeddings
@@ -97,7 +100,7 @@ def _done(folder: Path) -> int:
 
 def _create(model: Genius, rows: int, folder: Path, embeddings: StoredEmbeddings) -> None:
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
-        "codes": (np.int16, (rows, model.quantizer.num_levels)),
+        "codes": (np.int16, (rows, model.quantizer.num_levels + NUM_MARKS)),
         "typicality": (np.float16, (rows,)),
     }
     if embeddings != "none":

@@ -15,7 +15,7 @@ from pydantic import ConfigDict
 from torch.nn import functional as F
 
 from genius.artifact import fingerprint_of, write_json
-from genius.config import Count, Natural, SearchConfig, checked
+from genius.config import Count, Natural, NonNegative, SearchConfig, checked
 from genius.data.mbeir import PAPER_ROWS, EvaluationRow, MBeir, read_queries
 from genius.data.qrels import read_qrels
 from genius.data.records import TASKS, Modality, Query, task_name
@@ -74,6 +74,13 @@ class EvaluationConfig:
 
     shortlist: Natural = 0
     """Where hits are re-ranked by embeddings: only so many, the best by codes; 0 means all."""
+
+    mix: NonNegative = 0.0
+    """Where hits are ordered by codes: so many times the log-probability of their beam is added."""
+
+    hubness: NonNegative = 0.3
+    """Where hits are ordered by codes or by fused embeddings: so many times the density around each is taken
+    from its score; not in ``exact-fused``."""
 
     instructions: InstructionChoice = "hashed"
     """One of the data set's instructions per query, chosen by a hash; or the first; or none; or each of them
@@ -278,7 +285,12 @@ def _evaluate(
         write_qrels(runs / f"{row.name}_{config.split}.{pool}.qrels", judged[row.name])
     asked = [(row, way, queries) for row, ways in together for way, queries in enumerate(ways, start=1)]
     settings = SearchConfig(
-        beam=config.beam, scores=config.scores, leaves=config.leaves, shortlist=config.shortlist
+        beam=config.beam,
+        scores=config.scores,
+        leaves=config.leaves,
+        shortlist=config.shortlist,
+        mix=config.mix,
+        hubness=config.hubness,
     )
     answers = find(model, [queries for _, _, queries in asked], candidates, config.methods, settings)
     lines: dict[str, list[ResultRow]] = {}

@@ -1,4 +1,4 @@
-"""What each method of the results table finds: exact search, and generation with its ways of re-ranking."""
+"""What each method of the results table finds: exact search, and beams with their ways of re-ranking."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from genius.evaluation.runs import Hit
 from genius.model import Genius
 from genius.search.allowed import Part
 from genius.search.beam import search
-from genius.search.exact import exact_search
+from genius.search.exact import exact_search, less, with_one
 from genius.search.searcher import Evidence, rank_items
 from genius.search.segment import ItemArrays
 from genius.search.table import IdTable
@@ -28,14 +28,30 @@ from genius.search.table import IdTable
 DEPTH: Final = 50
 """Hits kept for each query."""
 SEARCH_BATCH: Final = 64
-RERANK: Final[dict[str, Literal["none", "codes", "embeddings"]]] = {
-    "generative": "none",
-    "generative+codes": "codes",
-    "generative+embeddings": "embeddings",
-    "generative+raw": "embeddings",
+
+
+class Way(NamedTuple):
+    """How a method that searches by beams finds items, and what orders them."""
+
+    by: Literal["generator", "geometry"]
+    """What leads the beams."""
+    rerank: Literal["none", "codes", "embeddings"]
+    is_raw: bool = False
+    """Whether the embeddings are the encoder's features and not the fused ones."""
+
+
+WAYS: Final = {
+    "routing+codes": Way("geometry", "codes"),
+    "routing+embeddings": Way("geometry", "embeddings"),
+    "generative": Way("generator", "none"),
+    "generative+codes": Way("generator", "codes"),
+    "generative+embeddings": Way("generator", "embeddings"),
+    "generative+raw": Way("generator", "embeddings", is_raw=True),
 }
-"""What orders the items that were generated."""
-FUSED: Final = frozenset({"exact-fused", "generative+embeddings"})
+"""The methods that touch only a part of the pool."""
+FUSED: Final = frozenset(
+    {"exact-fused", "exact-fused+hubness", "routing+embeddings", "generative+embeddings"}
+)
 """Methods that need every candidate's fused embedding."""
 
 
@@ -76,8 +92,8 @@ class PoolCandidates:
         return np.sort(self.dids)
 
     @cached_property
-    def codes(self) -> Int16[np.ndarray, "items levels"]:
-        """IDs."""
+    def codes(self) -> Int16[np.ndarray, "items columns"]:
+        """Codes of the IDs, then their marks."""
         codes: np.ndarray = self._arrays.codes[self._rows]
         return codes
 
@@ -156,10 +172,11 @@ def find(
             k=DEPTH,
             device=model.quantizer.device,
         )
-        for rival in _exact(model, pool)
+        for rival in _exact(model, pool, settings)
         if rival.method in methods
     }
-    generating = [method for method in RERANK if method in methods]
+    sizes = {"exact-codes": pool.id_bytes, "exact-fused+hubness": vector_bytes + 1}
+    searching = [method for method in WAYS if method in methods]
     start = 0
     for queries in rows:
         here = slice(start, start + len(queries.qids))
@@ -170,13 +187,12 @@ def find(
                 _hits(pool, items, scores)
                 for items, scores in zip(everything.items[here], everything.scores[here], strict=True)
             ]
-            size = pool.id_bytes if method == "exact-codes" else vector_bytes
-            found.append(Found(method, hits, size, float(len(pool))))
-        if generating:
-            generated = _generate(model, queries, pool, generating, settings)
-            for method in generating:
-                size = pool.id_bytes + (vector_bytes if RERANK[method] == "embeddings" else 0.0)
-                found.append(Found(method, generated[method].hits, size, generated[method].touched))
+            found.append(Found(method, hits, sizes.get(method, vector_bytes), float(len(pool))))
+        if searching:
+            searched = _search(model, queries, pool, searching, settings)
+            for method in searching:
+                size = pool.id_bytes + (vector_bytes if WAYS[method].rerank == "embeddings" else 0.0)
+                found.append(Found(method, searched[method].hits, size, searched[method].touched))
         yield found
 
 
@@ -188,54 +204,67 @@ class _Rival(NamedTuple):
     """Of a range of the pool's candidates."""
 
 
-def _exact(model: Genius, pool: PoolCandidates) -> list[_Rival]:
+def _exact(model: Genius, pool: PoolCandidates, settings: SearchConfig) -> list[_Rival]:
+    """Inner products, and less what the ranking by codes and by embeddings takes from an item's score."""
+
+    def crowded(rows: slice) -> Tensor:
+        densities = model.ranker.densities(pool.codes[rows])
+        return less(pool.fused(rows), settings.hubness * densities)
+
+    def of_codes(rows: slice) -> Tensor:
+        codes = pool.codes[rows]
+        vectors = model.quantizer.decode(torch.from_numpy(codes.astype(np.int64)))
+        return less(vectors, model.ranker.costs(codes, hubness=settings.hubness))
+
     return [
         _Rival("exact-raw", lambda queries: queries.raw, pool.raw),
         _Rival("exact-fused", lambda queries: queries.fused, pool.fused),
-        _Rival(
-            "exact-codes",
-            lambda queries: queries.fused,
-            lambda rows: model.quantizer.decode(torch.from_numpy(pool.codes[rows].astype(np.int64))),
-        ),
+        _Rival("exact-fused+hubness", lambda queries: with_one(queries.fused), crowded),
+        _Rival("exact-codes", lambda queries: with_one(queries.fused), of_codes),
     ]
 
 
-class _Generated(NamedTuple):
+class _Searched(NamedTuple):
     hits: list[list[Hit]]
     touched: float
 
 
-def _generate(
+class _Beams(NamedTuple):
+    """What methods that share their beams have in common."""
+
+    by: Literal["generator", "geometry"]
+    config: SearchConfig
+
+
+def _search(
     model: Genius,
     queries: RowQueries,
     pool: PoolCandidates,
     methods: Sequence[str],
     settings: SearchConfig,
-) -> dict[str, _Generated]:
-    """Generate, and order what was found in each way.
-
-    Once for all ways; twice with a leaf budget, which stops earlier where hits are ordered anew.
-    """
+) -> dict[str, _Searched]:
+    """Search, and order what was found in each way."""
     parts = [Part(pool.table)]
-    evidence = {False: Evidence(model.ranker, [pool.fused]), True: Evidence(model.ranker, [pool.raw])}
-    configs = {method: dataclasses.replace(settings, rerank=RERANK[method]) for method in methods}
-    stops = {method: bool(settings.leaves) and RERANK[method] != "none" for method in methods}
+    evidence = {
+        False: Evidence(model.ranker, [pool.fused]),
+        True: Evidence(model.ranker, [pool.raw], is_raw=True),
+    }
+    configs = {method: _config(WAYS[method], settings) for method in methods}
+    shared = {method: _beams(WAYS[method].by, config) for method, config in configs.items()}
     hits: dict[str, list[list[Hit]]] = {method: [] for method in methods}
     touched = dict.fromkeys(methods, 0)
     for start in range(0, len(queries.qids), SEARCH_BATCH):
         asked = queries.fused[start : start + SEARCH_BATCH]
         beams = {
-            stop: search(
-                model.decoder, parts, asked, dataclasses.replace(settings, rerank="codes" if stop else "none")
-            )
-            for stop in set(stops.values())
+            one: search(model.router if one.by == "geometry" else model.decoder, parts, asked, one.config)
+            for one in set(shared.values())
         }
         for query in range(len(asked)):
             for method in methods:
-                is_raw = method == "generative+raw"
+                is_raw = WAYS[method].is_raw
                 answer = rank_items(
                     parts,
-                    beams[stops[method]],
+                    beams[shared[method]],
                     query,
                     queries.raw[start + query] if is_raw else asked[query],
                     config=configs[method],
@@ -245,7 +274,22 @@ def _generate(
                 )
                 hits[method].append(_hits(pool, answer.items, answer.scores))
                 touched[method] += answer.touched
-    return {method: _Generated(hits[method], touched[method] / len(queries.qids)) for method in methods}
+    return {method: _Searched(hits[method], touched[method] / len(queries.qids)) for method in methods}
+
+
+def _config(way: Way, settings: SearchConfig) -> SearchConfig:
+    """Geometry has no probabilities: none to normalise, and none to mix in."""
+    own = dataclasses.replace(settings, rerank=way.rerank)
+    return own if way.by == "generator" else dataclasses.replace(own, scores="level", mix=0.0)
+
+
+def _beams(by: Literal["generator", "geometry"], config: SearchConfig) -> _Beams:
+    """All ways share one full search, unless a re-ranking depends on where its own would have stopped.
+
+    So it does with a leaf budget, and where the beams' probabilities are mixed in.
+    """
+    stops_early = config.rerank != "none" and bool(config.leaves or config.mix)
+    return _Beams(by, dataclasses.replace(config, rerank="codes" if stops_early else "none"))
 
 
 def _hits(pool: PoolCandidates, items: np.ndarray, scores: np.ndarray) -> list[Hit]:

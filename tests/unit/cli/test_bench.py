@@ -25,7 +25,7 @@ def test_sizes_that_are_no_numbers_are_refused(capsys, tmp_path, monkeypatch):
     assert "expected numbers with commas between" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["decode", "scale", "rivals"])
+@pytest.mark.parametrize("name", ["decode", "scale", "rivals", "quality"])
 def test_help_explains_every_flag(name, capsys):
     with pytest.raises(SystemExit):
         main(["bench", name, "--help"])

@@ -157,6 +157,8 @@ def test_a_moved_model_can_be_named_to_every_command_of_an_index(trained, photos
         (("search", "{index}", "x", "--match", "..."), 2),
         (("search", "{index}", "x", "--leaves", "-1"), 2),
         (("search", "{index}", "x", "--shortlist", "-1"), 2),
+        (("search", "{index}", "x", "--rerank", "codes", "--mix", "-1"), 2),
+        (("search", "{index}", "x", "--rerank", "codes", "--hubness", "-1"), 2),
         (("index", "delete", "{index}"), 2),
         (("index", "delete", "{new}", "x"), 4),
         (("index", "delete", "{index}", "--ids-from", "{new}"), 6),

@@ -232,8 +232,13 @@ def test_search_can_stop_early_and_compare_only_the_best(whole, capsys):
     hits = told(capsys, "search", whole, "a red kite", *stopped)["hits"]
     assert {hit["item_id"] for hit in hits} == ALL
     assert all(len(hit["log_probabilities"]) < len(hit["codes"]) for hit in hits)
+    mixed = told(capsys, "search", whole, "a red kite", *stopped, "--mix", "0.5")["hits"]
+    given = {hit["item_id"]: hit for hit in hits}
+    for hit in mixed:
+        expected = given[hit["item_id"]]["score"] + 0.5 * sum(hit["log_probabilities"])
+        assert hit["score"] == pytest.approx(expected, abs=1e-4)
     short = ("--rerank", "embeddings", "--leaves", "8", "--shortlist", "3", "-k", "3")
-    hits = told(capsys, "search", whole, "a red kite", *short)["hits"]
+    hits = told(capsys, "search", whole, "a red kite", *short, "--hubness", "0")["hits"]
     assert len(hits) == 3
     assert all(-1.01 < hit["score"] < 1.01 for hit in hits)
     for scores in ("vocabulary", "children"):
@@ -254,6 +259,9 @@ def test_while_somebody_writes_a_change_is_refused_or_waits(index, capsys):
         (["--leaves", 100], "--rerank codes or embeddings"),
         (["--shortlist", 100], "--rerank embeddings"),
         (["--shortlist", 100, "--rerank", "codes"], "--rerank embeddings"),
+        (["--mix", 0.1], "--rerank codes, or --shortlist"),
+        (["--mix", 0.1, "--rerank", "embeddings"], "--rerank codes, or --shortlist"),
+        (["--hubness", 0.1], "--rerank codes or embeddings"),
     ],
 )
 def test_flags_that_would_change_nothing_are_refused(index, capsys, flags, advice):

@@ -65,10 +65,14 @@ def test_the_layout_is_for_m_beirs_rows_only():
 
 
 @pytest.mark.parametrize("pool", ["local", "global"])
-def test_all_rows_and_methods_fit_80_columns(pool):
-    text = printed(everything(pool, -0.123))
+@pytest.mark.parametrize("width", [80, 126])
+def test_all_rows_fit_80_columns_and_all_methods_126(pool, width):
+    text = printed(everything(pool, -0.123), width)
     assert "…" not in text
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= width
+    assert ("more methods are shown from 126 columns on" in text) == (width < 126)
+    assert text.count("+codes") == (1 if width < 126 else 2)
+    assert ("+hubness" in text) == (width >= 126)
     assert text.count("R@10") == 3
     assert text.count("R@5") == 13
 

@@ -359,11 +359,11 @@ def test_a_damaged_manifest_is_refused_and_nothing_is_touched(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-SURROGATE = '{"format": 3, "checksum": "", "model": "\\ud800"}'
+SURROGATE = '{"format": 4, "checksum": "", "model": "\\ud800"}'
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"format": 3}', '{"format": "x"}', "null", "[" * 100_000, SURROGATE]
+    "text", ["", "{", "[]", "{}", '{"format": 4}', '{"format": "x"}', "null", "[" * 100_000, SURROGATE]
 )
 def test_a_file_that_is_no_manifest_is_said_to_be_damaged(tmp_path, text):
     (tmp_path / CURRENT).write_text(text)
@@ -396,6 +396,15 @@ def test_an_index_of_another_version_is_refused_with_advice(tmp_path, change, ad
     del body["checksum"]
     (tmp_path / CURRENT).write_text(json.dumps({**body, **change}))
     with pytest.raises(ArtifactMismatch, match=advice):
+        read_facts(tmp_path)
+
+
+def test_an_older_index_is_refused_though_its_checksum_is_right(tmp_path):
+    make(tmp_path, {"a": 1})
+    body = {**json.loads((tmp_path / CURRENT).read_text()), "format": FORMAT - 1}
+    del body["checksum"]
+    (tmp_path / CURRENT).write_text(json.dumps({**body, "checksum": fingerprint_of(body)}))
+    with pytest.raises(ArtifactMismatch, match="older version: create the index again"):
         read_facts(tmp_path)
 
 

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# The preset `small` with three seeds on Flickr8k's captions and on the catalogue of `make demo` (whose encoder and features
+# are used again), and what each finds: the table of docs/results.md.
+# Usage: recipes/seeds.sh FLICKR8K [DEMO] [OUT]
+set -euo pipefail
+flickr8k=$1
+demo=${2:-demo}
+out=${3:-seeds}
+
+for seed in 0 1 2; do
+  genius fit "$flickr8k" --encoder "precomputed:$flickr8k/features/text_features.npy" --preset small \
+    --quantizer.training.seed "$seed" --generator.training.seed "$seed" --out "$out/flickr8k-$seed"
+  genius evaluate "$flickr8k" --model "$out/flickr8k-$seed" --pools global --beam 50 --leaves 1500 \
+    --out "$out/flickr8k-$seed.evaluation"
+
+  mkdir -p "$out/catalogue-$seed"
+  cp -rn "$demo/model/encoder" "$demo/model/features" "$out/catalogue-$seed"
+  genius fit "$demo/catalogue" --encoder small --preset small \
+    --quantizer.training.seed "$seed" --generator.training.seed "$seed" --out "$out/catalogue-$seed"
+  genius evaluate "$demo/catalogue" --model "$out/catalogue-$seed" --pools global --beam 50 --leaves 500 \
+    --out "$out/catalogue-$seed.evaluation"
+done
+python benchmarks/seeds.py \
+  "Flickr8k, caption to caption"="$out/flickr8k-0.evaluation,$out/flickr8k-1.evaluation,$out/flickr8k-2.evaluation" \
+  "Catalogue, mean of eight tasks"="$out/catalogue-0.evaluation,$out/catalogue-1.evaluation,$out/catalogue-2.evaluation" \
+  > "$out/results.md"

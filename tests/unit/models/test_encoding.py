@@ -1,0 +1,64 @@
+"""IDs by beam search, against a plain one and against all IDs there are."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from genius.models.encoding import nearest_sums
+from genius.models.kmeans import assign
+
+
+def drawn(seed: int, sizes: tuple[int, ...], items: int, dim: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    random = torch.Generator().manual_seed(seed)
+    tables = [torch.randn(size, dim, generator=random) * 0.6**level for level, size in enumerate(sizes)]
+    return torch.randn(items, dim, generator=random), tables
+
+
+def squared_errors(residuals: torch.Tensor, tables: list[torch.Tensor], codes: torch.Tensor) -> torch.Tensor:
+    vectors = sum((table[codes[:, level]] for level, table in enumerate(tables)), torch.zeros(()))
+    return (residuals - vectors).square().sum(dim=1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_beam_of_one_is_the_greedy_choice(seed: int) -> None:
+    residuals, tables = drawn(seed, (7, 5, 6), items=40, dim=5)
+    greedy = []
+    left = residuals
+    for table in tables:
+        chosen = assign(left, table)
+        greedy.append(chosen)
+        left = left - table[chosen]
+    assert torch.equal(nearest_sums(residuals, tables, beam=1), torch.stack(greedy, dim=1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_beam_as_wide_as_all_ids_finds_the_nearest_of_all(seed: int) -> None:
+    residuals, tables = drawn(seed, (4, 3, 5), items=30, dim=4)
+    every = torch.tensor(list(itertools.product(range(4), range(3), range(5))))
+    errors = torch.stack([squared_errors(residuals, tables, id_.expand(30, -1)) for id_ in every], dim=1)
+    found = nearest_sums(residuals, tables, beam=1000)
+    torch.testing.assert_close(squared_errors(residuals, tables, found), errors.min(dim=1).values)
+
+
+def test_a_wider_beam_explains_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    residuals, tables = drawn(9, (8,) * 6, items=200, dim=8)
+    errors = [
+        float(squared_errors(residuals, tables, nearest_sums(residuals, tables, beam=beam)).mean())
+        for beam in (1, 2, 8)
+    ]
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_items_are_encoded_alike_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    residuals, tables = drawn(3, (8, 8, 8), items=50, dim=8)
+    whole = nearest_sums(residuals, tables, beam=4)
+    monkeypatch.setattr("genius.models.encoding.DISTANCES_AT_ONCE", 7 * 4 * 8)
+    assert torch.equal(nearest_sums(residuals, tables, beam=4), whole)
+
+
+def test_no_items_have_no_codes() -> None:
+    residuals, tables = drawn(0, (4, 4), items=0, dim=3)
+    assert nearest_sums(residuals, tables, beam=4).shape == (0, 2)

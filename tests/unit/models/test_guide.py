@@ -1,0 +1,130 @@
+"""A generator that starts from geometry: what it says before training, and that search says the same."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from genius.config import GeneratorConfig
+from genius.errors import UsageError
+from genius.models.generator import Generator
+from genius.models.guide import Guide
+from genius.search.decoder import Decoder
+from genius.search.guided import GuidedDecoder
+
+SIZES = (3, 8, 8, 5)
+DIM = 12
+CONFIG = GeneratorConfig(
+    layers=2,
+    width=16,
+    feedforward=32,
+    heads=2,
+    head_width=8,
+    prefixes=3,
+    dropout=0.0,
+    softmax="level",
+    guide="geometry",
+)
+
+
+def drawn(config: GeneratorConfig = CONFIG) -> Generator:
+    torch.manual_seed(0)
+    generator = Generator(DIM, SIZES, config).eval()
+    tables = [torch.randn(size, DIM) for size in SIZES]
+    generator.start_codes(tables, generator=torch.Generator().manual_seed(1))
+    return generator
+
+
+def guide_of(generator: Generator) -> Guide:
+    assert generator.guide is not None
+    return generator.guide
+
+
+def asked(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(2)
+    queries = F.normalize(torch.randn(count, DIM, generator=random), dim=1)
+    codes = torch.stack([torch.randint(size, (count,), generator=random) for size in SIZES], dim=1)
+    return queries, codes
+
+
+def test_without_a_decoder_the_most_probable_prefix_is_the_nearest() -> None:
+    generator = drawn()
+    guide = guide_of(generator)
+    with torch.no_grad():
+        guide.gate.zero_()
+    queries, codes = asked(20)
+    residuals = guide.residuals(queries, codes)
+    tables = guide.tables()
+    for level in range(len(SIZES)):
+        prefix = sum((tables[before][codes[:, before]] for before in range(level)), torch.zeros(20, DIM))
+        longer = prefix[:, None] + tables[level][None]
+        distances = (queries[:, None] - longer).square().sum(dim=2)
+        logits = guide.guided(torch.zeros(20, SIZES[level]), residuals[:, level], level)
+        assert torch.equal(logits.argmax(dim=1), distances.argmin(dim=1))
+
+
+def test_the_code_vectors_are_the_quantizers_and_stay_so() -> None:
+    generator = drawn()
+    guide = guide_of(generator)
+    before = guide.vectors.clone()
+    optimizer = torch.optim.SGD(generator.parameters(), lr=0.1)
+    generator.loss(*asked(6)).mean().backward()
+    optimizer.step()
+    assert torch.equal(guide.vectors, before)
+    assert not torch.equal(guide.bias, torch.zeros_like(guide.bias))
+    assert guide.gate.grad is not None
+    assert guide.log_scale.grad is not None
+
+
+def test_search_says_what_training_learned() -> None:
+    generator = drawn()
+    guide = guide_of(generator)
+    with torch.no_grad():
+        guide.bias.normal_(generator=torch.Generator().manual_seed(3))
+    decoder = GuidedDecoder(Decoder(generator), guide)
+    queries, codes = asked(5)
+    with torch.no_grad():
+        expected = generator.loss(queries, codes)
+        step = decoder.advance(decoder.start(queries), codes[:, :1])
+        hidden = [step.hidden[:, 0], step.hidden[:, 1]]
+        state = step.state.select(None, torch.arange(5)[:, None])
+        for level in (1, 2):
+            step = decoder.advance(state, codes[:, level : level + 1])
+            hidden.append(step.hidden[:, 0])
+            state = step.state
+        found = torch.stack(
+            [
+                F.nll_loss(decoder.log_probabilities(hidden[level], level, "level"), codes[:, level])
+                for level in range(len(SIZES))
+            ]
+        )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_several_codes_at_once_are_what_they_are_one_by_one() -> None:
+    generator = drawn()
+    decoder = GuidedDecoder(Decoder(generator), guide_of(generator))
+    queries, codes = asked(4)
+    at_once = decoder.advance(decoder.start(queries), codes[:, :3])
+    first = decoder.advance(decoder.start(queries), codes[:, :1])
+    then = decoder.advance(first.state, codes[:, 1:3])
+    one_by_one = torch.cat([first.hidden, then.hidden], dim=1)
+    torch.testing.assert_close(at_once.hidden, one_by_one, rtol=1e-5, atol=1e-5)
+    assert at_once.state.level == then.state.level == 4
+
+
+def test_distances_of_different_levels_are_not_compared() -> None:
+    generator = drawn()
+    decoder = GuidedDecoder(Decoder(generator), guide_of(generator))
+    hidden = decoder.advance(decoder.start(asked(2)[0]), torch.zeros((2, 0), dtype=torch.int64)).hidden
+    with pytest.raises(UsageError, match="--scores level"):
+        decoder.log_probabilities(hidden[:, 0], 0, "vocabulary")
+
+
+def test_a_generator_without_a_guide_is_the_papers() -> None:
+    plain = drawn(dataclasses.replace(CONFIG, guide="none"))
+    assert plain.guide is None
+    assert not any(name.startswith("guide") for name in plain.state_dict())

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from genius.config import QuantizerConfig
+from genius.models import marks
+from genius.models.marks import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST, marks_of, measured
+from genius.models.quantizer import Quantizer
+
+DIM = 5
+SIZES = (3, 9, 7)
+
+
+def drawn(seed: int, sizes=SIZES, dim=DIM) -> list[torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, dim, generator=random) * 0.5**level for level, size in enumerate(sizes)]
+
+
+def drawn_codes(seed: int, count: int, sizes=SIZES) -> torch.Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randint(size, (count,), generator=random) for size in sizes], dim=1)
+
+
+def plainly(tables: list[torch.Tensor], code: list[int], *, has_modality_level: bool) -> tuple[float, float]:
+    """One ID, number by number."""
+    levels = [table.tolist() for table in tables]
+    vector = [sum(level[at][axis] for level, at in zip(levels, code, strict=True)) for axis in range(DIM)]
+    cosines = []
+    for first in levels[1] if has_modality_level else levels[0]:
+        near = first
+        if has_modality_level:
+            near = [one + other for one, other in zip(first, levels[0][code[0]], strict=True)]
+        product = math.fsum(one * other for one, other in zip(vector, near, strict=True))
+        cosines.append(product / (math.hypot(*vector) * math.hypot(*near)))
+    return math.fsum(one * one for one in vector) / 2, float(np.mean(sorted(cosines)[-4:]))
+
+
+@pytest.mark.parametrize("has_modality_level", [True, False])
+def test_half_norm_and_density_are_what_they_are_said_to_be(has_modality_level, monkeypatch):
+    tables, codes = drawn(1), drawn_codes(2, 40)
+    expected = np.array(
+        [plainly(tables, code, has_modality_level=has_modality_level) for code in codes.tolist()]
+    )
+    for at_once in (marks.SCORES_AT_ONCE, 20):  # all together, and a few at a time
+        monkeypatch.setattr(marks, "SCORES_AT_ONCE", at_once)
+        found = measured(tables, codes, has_modality_level=has_modality_level)
+        np.testing.assert_allclose(torch.stack([*found], dim=1).numpy(), expected, rtol=1e-6)
+
+
+def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
+    tables, codes = [table / 3 for table in drawn(3)], drawn_codes(4, 200)
+    found = measured(tables, codes, has_modality_level=True)
+    kept = marks_of(tables, codes, has_modality_level=True)
+    assert kept.dtype == torch.int16
+    assert kept.min() >= 0
+    assert kept.max() < LARGEST  # nothing was cut off
+    half_norms, densities = marks.half_norms(kept.numpy()), marks.densities(kept.numpy())
+    assert np.abs(half_norms - found.half_norms.numpy()).max() <= 0.5 / HALF_NORM_STEPS + 1e-6
+    crowded = found.densities.clamp(min=0).numpy()  # less than nothing counts as nothing
+    assert np.abs(densities - crowded).max() <= 0.5 / DENSITY_STEPS + 1e-6
+
+
+def test_what_does_not_fit_a_byte_is_cut_off():
+    tables = [torch.tensor([[100.0, 0.0]])]
+    kept = marks_of(tables, torch.zeros(1, 1, dtype=torch.int64), has_modality_level=False)
+    assert kept.tolist() == [[LARGEST, LARGEST]]
+    assert marks.densities(kept.numpy()).tolist() == [1.0]
+
+
+def test_an_item_among_the_first_codes_is_in_a_denser_place_than_one_far_from_them():
+    crowd = torch.tensor([1.0, 0.0]) + 0.05 * torch.tensor([[0.0, step] for step in range(-3, 4)])
+    tables = [torch.cat([crowd, torch.tensor([[0.0, 1.0]])])]
+    densities = measured(tables, torch.tensor([[3], [7]]), has_modality_level=False).densities
+    assert densities[0] > 0.99
+    assert densities[1] < 0.5
+
+
+def test_equal_ids_get_equal_marks_whatever_they_are_computed_with():
+    tables = drawn(5, (3, 200, 60), 64)
+    codes = drawn_codes(6, 500, (3, 200, 60))
+    together = marks_of(tables, codes, has_modality_level=True)
+    alone = torch.cat([marks_of(tables, code[None], has_modality_level=True) for code in codes[:100]])
+    assert torch.equal(alone, together[:100])
+    backwards = marks_of(tables, codes.flip(0), has_modality_level=True)
+    assert torch.equal(backwards.flip(0), together)
+
+
+def test_code_vectors_of_nothing_and_no_ids_at_all_do_no_harm():
+    tables = [torch.zeros(size, DIM) for size in SIZES]
+    codes = drawn_codes(7, 3)
+    assert not measured(tables, codes, has_modality_level=True).densities.any()
+    assert marks_of(tables, codes[:0], has_modality_level=True).shape == (0, 2)
+
+
+@pytest.mark.parametrize("level0", ["assigned", "learned", "none"])
+def test_an_encoded_item_comes_with_the_marks_of_its_id(level0):
+    torch.manual_seed(0)
+    quantizer = Quantizer(8, QuantizerConfig(levels=2, codebook_size=6, level0=level0))
+    for table in quantizer.tables():
+        table.copy_(torch.randn_like(table) / 4)
+    features = torch.randn(20, 8)
+    found = quantizer.encode_items(features, torch.zeros(20, 8), torch.zeros(20, dtype=torch.int64))
+    expected = marks_of(quantizer.tables(), found.codes, has_modality_level=level0 != "none")
+    assert torch.equal(found.marks, expected)
+    assert torch.equal(found.kept, torch.cat([found.codes, expected], dim=1).short())

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genius.baselines.routing import CodeRouter
+from genius.config import SearchConfig
+from genius.errors import UsageError
+from genius.search.allowed import Allowed, Part
+from genius.search.beam import Beams, search
+from genius.search.decoding import Decoding, DecodingState, DecodingStep
+from genius.search.geometry import GeometricDecoder, GeometricState
+from genius.search.table import IdTable
+
+SIZES = (3, 5, 4)
+DIM = 6
+
+
+class Drawn:
+    """Code vectors, the IDs of some items, and queries."""
+
+    def __init__(
+        self, seed: int = 0, sizes: tuple[int, ...] = SIZES, items: int = 30, queries: int = 4
+    ) -> None:
+        random = np.random.default_rng(seed)
+        self.tables = [
+            torch.from_numpy(random.standard_normal((size, DIM)).astype(np.float32)) for size in sizes
+        ]
+        self.codes = np.stack([random.integers(0, size, items) for size in sizes], axis=1)
+        self.queries = torch.from_numpy(random.standard_normal((queries, DIM)).astype(np.float32))
+        self.decoder = GeometricDecoder(self.tables)
+        self.part = part_of(self.codes)
+
+    def vector(self, prefix: tuple[int, ...]) -> torch.Tensor:
+        return sum(table[code] for table, code in zip(self.tables, prefix, strict=False))
+
+    def nearness(self, query: int, prefix: tuple[int, ...]) -> float:
+        """Minus half the squared distance, and half the query's norm, which makes nothing nearer."""
+        asked = self.queries[query]
+        return float((asked.square().sum() - (asked - self.vector(prefix)).square().sum()) / 2)
+
+
+def part_of(codes: np.ndarray) -> Part:
+    return Part(IdTable.build(codes, np.zeros(len(codes), dtype=np.float32)))
+
+
+def found(parts: list[Part], beams: Beams, query: int) -> list[tuple[int, ...]]:
+    """The IDs under the beams of a query, beam after beam."""
+    rows = [
+        (part.table.ids[low:high].tolist(), beam)
+        for beam in range(beams.low.shape[1])
+        for part, low, high in zip(parts, beams.low[query, beam], beams.high[query, beam], strict=True)
+    ]
+    ids = [tuple(row) for under, _ in rows for row in under]
+    return list(dict.fromkeys(ids))
+
+
+def test_it_is_what_beam_search_asks_of_a_decoder():
+    drawn = Drawn()
+    state = drawn.decoder.start(drawn.queries)
+    assert isinstance(drawn.decoder, Decoding)
+    assert isinstance(state, DecodingState)
+    assert isinstance(drawn.decoder.advance(state, torch.zeros(4, 0, dtype=torch.long)), DecodingStep)
+    assert drawn.decoder.sizes == SIZES
+    assert drawn.decoder.device == drawn.tables[0].device
+
+
+def test_a_code_gains_what_brings_the_prefix_nearer_to_the_query():
+    drawn = Drawn()
+    for query, prefix in itertools.product(range(4), itertools.product(range(3), range(5))):
+        state = drawn.decoder.start(drawn.queries[query : query + 1])
+        step = drawn.decoder.advance(state, torch.tensor([prefix]))
+        for level in range(3):
+            gains = drawn.decoder.log_probabilities(step.hidden[:, level], level, "level")[0]
+            for code in range(SIZES[level]):
+                before = prefix[:level]
+                nearer = drawn.nearness(query, (*before, code))
+                if before:
+                    nearer -= drawn.nearness(query, before)
+                assert float(gains[code]) == pytest.approx(nearer, abs=1e-4)
+
+
+@pytest.mark.parametrize("scores", ["level", "vocabulary"])
+def test_gains_are_never_normalised(scores):
+    drawn = Drawn()
+    hidden = drawn.decoder.advance(
+        drawn.decoder.start(drawn.queries), torch.zeros(4, 0, dtype=torch.long)
+    ).hidden
+    for level in range(3):
+        logits = drawn.decoder.logits(hidden[:, 0], level)
+        assert torch.equal(drawn.decoder.log_probabilities(hidden[:, 0], level, scores), logits)
+
+
+@pytest.mark.parametrize("cuts", [(0, 1, 2), (0, 2), (1, 2), (2,)])
+def test_codes_read_one_by_one_or_together_say_the_same(cuts):
+    drawn = Drawn()
+    codes = torch.from_numpy(drawn.codes[:4])
+    state, said, begin = drawn.decoder.start(drawn.queries), [], 0
+    for end in cuts:
+        step = drawn.decoder.advance(state, codes[:, begin:end])
+        state, begin = step.state, end
+        said.append(step.hidden)
+    assert state.level == 3
+    expected = torch.stack(
+        [
+            torch.stack([query - drawn.vector(tuple(row[:level])) for level in range(3)])
+            for query, row in zip(drawn.queries, codes.tolist(), strict=True)
+        ]
+    )
+    torch.testing.assert_close(torch.cat(said, dim=1), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_fresh_state_is_continued_by_several_rows_of_each_query():
+    drawn = Drawn()
+    codes = torch.tensor([[0], [1], [2], [0], [1], [1], [2], [2]])
+    step = drawn.decoder.advance(drawn.decoder.start(drawn.queries), codes)
+    assert step.hidden.shape == (8, 2, DIM)
+    for row, (code,) in enumerate(codes.tolist()):
+        query = drawn.queries[row // 2]
+        assert torch.equal(step.hidden[row, 0], query)
+        torch.testing.assert_close(step.hidden[row, 1], query - drawn.tables[0][code])
+
+
+def test_rows_are_selected_query_after_query():
+    drawn = Drawn()
+    state = drawn.decoder.advance(
+        drawn.decoder.start(drawn.queries), torch.zeros(8, 1, dtype=torch.long)
+    ).state
+    marked = GeometricState(state.level, torch.arange(8.0)[:, None].expand(8, DIM))
+    some = marked.select(torch.tensor([1, 3]), torch.tensor([[3, 2], [6, 6]]))
+    assert some.level == 2
+    assert some.residuals[:, 0].tolist() == [3, 2, 6, 6]
+    everyone = marked.select(None, torch.tensor([[1], [2], [5], [7]]))
+    assert everyone.residuals[:, 0].tolist() == [1, 2, 5, 7]
+
+
+def test_of_a_fresh_state_queries_are_selected_and_rows_come_with_the_codes():
+    drawn = Drawn()
+    fresh = drawn.decoder.start(drawn.queries)
+    some = fresh.select(torch.tensor([2, 0]), torch.tensor([[2, 2], [0, 0]]))
+    step = drawn.decoder.advance(some, torch.zeros(4, 1, dtype=torch.long))
+    assert torch.equal(step.hidden[:, 0], drawn.queries[[2, 2, 0, 0]])
+    assert fresh.select(None, torch.tensor([[0]])) is fresh
+
+
+@pytest.mark.parametrize(("before", "count"), [([], 3), ([0], 0), ([0], 3), ([2], 1), ([1, 1], 1)])
+def test_reading_nothing_or_too_much_is_refused(before, count):
+    drawn = Drawn()
+    state = drawn.decoder.start(drawn.queries)
+    for earlier in before:
+        state = drawn.decoder.advance(state, torch.zeros(4, earlier, dtype=torch.long)).state
+    with pytest.raises(UsageError, match="of an ID of 3 levels"):
+        drawn.decoder.advance(state, torch.zeros(4, count, dtype=torch.long))
+
+
+def test_training_further_changes_nothing():
+    drawn = Drawn()
+    before = drawn.decoder.logits(drawn.queries, 1)
+    drawn.tables[1].zero_()
+    assert torch.equal(drawn.decoder.logits(drawn.queries, 1), before)
+
+
+@settings(max_examples=40)
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple),
+    items=st.integers(1, 40),
+    cut=st.integers(0, 40),
+    seed=st.integers(0, 10_000),
+)
+def test_a_beam_without_limit_orders_all_ids_by_their_distance(sizes, items, cut, seed):
+    drawn = Drawn(seed, sizes, items)
+    parts = [part_of(codes) for codes in (drawn.codes[:cut], drawn.codes[cut:])]
+    everything = {tuple(row) for row in drawn.codes.tolist()}
+    # Too narrow to be settled, so that level after level is decoded; then wide enough to be settled at once.
+    for beam in (len(everything), 1000):
+        beams = search(drawn.decoder, parts, drawn.queries, SearchConfig(beam=beam))
+        for query in range(len(drawn.queries)):
+            ids = found(parts, beams, query)
+            scores = beams.scores()[query][beams.filled()[query]]
+            assert set(ids) == everything
+            expected = [drawn.nearness(query, id_) for id_ in ids]
+            np.testing.assert_allclose(scores, expected, atol=1e-4)
+            assert (np.diff(scores) <= 0).all()
+
+
+@settings(max_examples=40)
+@given(
+    sizes=st.lists(st.integers(2, 6), min_size=2, max_size=4).map(tuple),
+    beam=st.integers(1, 12),
+    seed=st.integers(0, 10_000),
+    leaves=st.integers(0, 20),
+)
+def test_a_narrow_beam_keeps_the_nearest_continuations_of_what_it_kept(sizes, beam, seed, leaves):
+    drawn = Drawn(seed, sizes, items=60)
+    everything = {tuple(row) for row in drawn.codes.tolist()}
+    beams = search(
+        drawn.decoder, [drawn.part], drawn.queries, SearchConfig(beam=beam, rerank="codes", leaves=leaves)
+    )
+    for query in range(len(drawn.queries)):
+        kept: set[tuple[int, ...]] = {()}
+        left = everything
+        for level in range(len(sizes)):
+            if len(left) <= max(beam, leaves):
+                break
+            longer = sorted(
+                {id_[: level + 1] for id_ in left}, key=lambda prefix: -drawn.nearness(query, prefix)
+            )
+            leaves_under = Counter(id_[: level + 1] for id_ in left)
+            paid = np.cumsum([leaves_under[prefix] for prefix in longer]) <= max(beam, leaves)
+            kept = set(longer[: max(beam, int(paid.sum()))])
+            left = {id_ for id_ in left if id_[: level + 1] in kept}
+        assert set(found([drawn.part], beams, query)) == left
+
+
+@pytest.mark.parametrize("has_modality_level", [False, True])
+@pytest.mark.parametrize("beam", [3, 4, 7, 11])
+def test_stopped_at_the_first_semantic_level_it_finds_what_the_router_finds(has_modality_level, beam):
+    drawn = Drawn(5, (3, 12, 6), items=400, queries=16)
+    codes = drawn.codes if has_modality_level else drawn.codes[:, 1:]
+    tables = drawn.tables if has_modality_level else drawn.tables[1:]
+    part = part_of(codes)
+    routed = CodeRouter([part], tables, has_modality_level=has_modality_level).route(drawn.queries, beam=beam)
+    depth = 2 if has_modality_level else 1
+    # What the router found fits the budget, and what one code less would leave does not.
+    budgets = [
+        sum(int(high - low) for low, high in zip(lows[:, 0], highs[:, 0], strict=True))
+        for lows, highs in zip(routed.low, routed.high, strict=True)
+    ]
+    for query, budget in enumerate(budgets):
+        beams = search(
+            GeometricDecoder(tables),
+            [part],
+            drawn.queries[query : query + 1],
+            SearchConfig(beam=beam, rerank="codes", leaves=budget),
+        )
+        assert np.isfinite(beams.log_probabilities[0]).sum(axis=1).tolist() == [depth] * beam
+        assert beams.low[0].tolist() == routed.low[query].tolist()
+        assert beams.high[0].tolist() == routed.high[query].tolist()
+        half_norm = float(drawn.queries[query].square().sum()) / 2
+        np.testing.assert_allclose(beams.scores()[0] - half_norm, routed.scores()[query], atol=1e-4)
+
+
+def test_modalities_filters_and_deletions_hold_as_for_any_decoder():
+    drawn = Drawn(3, items=50)
+    alive = np.arange(50) % 3 > 0
+    wanted = np.arange(50) % 2 > 0
+    table = drawn.part.table
+    part = Part(table, Allowed.of(table, alive))
+    beams = search(
+        drawn.decoder,
+        [part],
+        drawn.queries,
+        SearchConfig(),
+        level0=[frozenset({2}), frozenset(), frozenset({0, 1}), frozenset()],
+        restrictions=[None, (Allowed.of(table, wanted),), None, None],
+    )
+    for query, (codes, items) in enumerate(
+        [((2,), alive), ((0, 1, 2), wanted), ((0, 1), alive), ((0, 1, 2), alive)]
+    ):
+        expected = {tuple(row) for row in drawn.codes[items].tolist() if row[0] in codes}
+        assert set(found([part], beams, query)) == expected
+
+
+def test_no_queries_and_no_items_find_nothing():
+    drawn = Drawn()
+    assert len(search(drawn.decoder, [drawn.part], drawn.queries[:0], SearchConfig()).low) == 0
+    empty = part_of(np.zeros((0, 3), dtype=np.int64))
+    assert not search(drawn.decoder, [empty], drawn.queries, SearchConfig()).filled().any()

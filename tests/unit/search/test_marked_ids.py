@@ -1,0 +1,207 @@
+"""IDs as an index keeps them: codes, then marks. Marks rank, and nothing else sees them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from genius.baselines.hf_generate import HfGenerate
+from genius.baselines.routing import CodeRouter
+from genius.config import GeneratorConfig, SearchConfig
+from genius.models import marks
+from genius.models.generator import Generator
+from genius.models.marks import marks_of
+from genius.search.allowed import Allowed, Part
+from genius.search.beam import search
+from genius.search.decoder import Decoder
+from genius.search.exact import exact_search, less, with_one
+from genius.search.geometry import GeometricDecoder
+from genius.search.rank import CodeRanker
+from genius.search.searcher import Answer, Evidence, rank_items
+from genius.search.table import IdTable
+
+SIZES = (3, 6, 5)
+DIM = 6
+ITEMS = 120
+HUBNESS = 0.7
+
+
+@pytest.fixture
+def random() -> torch.Generator:
+    return torch.Generator().manual_seed(11)
+
+
+@pytest.fixture
+def tables(random) -> list[torch.Tensor]:
+    return [torch.randn(size, DIM, generator=random) / 4 for size in SIZES]
+
+
+@pytest.fixture
+def codes(random) -> torch.Tensor:
+    return torch.stack([torch.randint(size, (ITEMS,), generator=random) for size in SIZES], dim=1)
+
+
+@pytest.fixture
+def marked(tables, codes) -> np.ndarray:
+    """Items' codes and marks."""
+    own = marks_of(tables, codes, has_modality_level=True)
+    return torch.cat([codes.short(), own], dim=1).numpy()
+
+
+@pytest.fixture
+def embeddings(random) -> torch.Tensor:
+    return F.normalize(torch.randn(ITEMS, DIM, generator=random), dim=1)
+
+
+@pytest.fixture
+def queries(random) -> torch.Tensor:
+    return F.normalize(torch.randn(5, DIM, generator=random), dim=1)
+
+
+@pytest.fixture
+def decoders(tables) -> list[Decoder | GeometricDecoder]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        config = GeneratorConfig(layers=1, width=8, feedforward=8, heads=2, head_width=4, prefixes=2)
+        generator = Generator(DIM, SIZES, config).eval()
+    return [Decoder(generator), GeometricDecoder(tables)]
+
+
+def built(items: np.ndarray) -> IdTable:
+    return IdTable.build(items, np.zeros(len(items), dtype=np.float16))
+
+
+def all_ranked(table: IdTable, query: torch.Tensor, evidence: Evidence, **settings) -> Answer:
+    """Every item, in order."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        decoder = GeometricDecoder([torch.randn(size, DIM) for size in SIZES])
+    config = SearchConfig(beam=len(table), **settings)
+    beams = search(decoder, [Part(table)], query[None], config)
+    return rank_items([Part(table)], beams, 0, query, config=config, evidence=evidence, k=ITEMS)
+
+
+def test_marks_never_tell_equal_ids_apart(codes, marked):
+    plain, whole = built(codes.numpy()), built(marked)
+    assert np.array_equal(whole.ids[:, :3], plain.ids)
+    assert np.array_equal(whole.bucket_starts, plain.bucket_starts)
+    assert np.array_equal(whole.items, plain.items)
+
+
+@pytest.mark.parametrize("few", [1, 4, 1000])
+def test_by_codes_an_id_scores_its_inner_product_less_half_norm_and_hubness(
+    tables, codes, marked, queries, few, monkeypatch
+):
+    monkeypatch.setattr("genius.search.rank.FEW", few)  # the few and the many go different ways
+    own = marked[:, len(SIZES) :]
+    vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
+    products = (queries[0] @ vectors.T).numpy()
+    ranker = CodeRanker(tables)
+    expected = products - marks.half_norms(own) - HUBNESS * marks.densities(own)
+    np.testing.assert_allclose(ranker.scores(queries[0], marked, hubness=HUBNESS), expected, atol=1e-5)
+    np.testing.assert_allclose(ranker.scores(queries[0], marked), products - marks.half_norms(own), atol=1e-5)
+    np.testing.assert_allclose(ranker.scores(queries[0], codes.short().numpy()), products, atol=1e-5)
+
+
+def test_without_hubness_ids_rank_by_their_distance_up_to_the_rounding_of_marks(
+    tables, codes, marked, queries
+):
+    vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
+    nearness = -(queries[0] - vectors).square().sum(dim=1) / 2 + 0.5
+    scores = CodeRanker(tables).scores(queries[0], marked)
+    assert np.abs(scores - nearness.numpy()).max() <= 0.5 / marks.HALF_NORM_STEPS + 1e-5
+
+
+@pytest.mark.parametrize("hubness", [0.0, HUBNESS])
+def test_exact_search_over_codes_ranks_as_the_search_does(tables, codes, marked, queries, hubness):
+    ranker = CodeRanker(tables)
+    vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
+    longer = less(vectors, ranker.costs(marked, hubness=hubness))
+    exact = exact_search(with_one(queries), longer.__getitem__, ITEMS, k=ITEMS)
+    for number, query in enumerate(queries):
+        answer = all_ranked(built(marked), query, Evidence(ranker), rerank="codes", hubness=hubness)
+        np.testing.assert_allclose(answer.scores, exact.scores[number], atol=1e-5)
+
+
+def test_fused_embeddings_are_corrected_by_their_ids_density_and_raw_ones_are_not(
+    tables, marked, embeddings, queries
+):
+    table, ranker = built(marked), CodeRanker(tables)
+    own = marks.densities(marked[:, len(SIZES) :])
+    cosines = (embeddings @ queries[0]).numpy()
+    for is_raw, hubness, expected in (
+        (False, HUBNESS, cosines - HUBNESS * own),
+        (False, 0.0, cosines),
+        (True, HUBNESS, cosines),
+    ):
+        evidence = Evidence(ranker, [lambda items: embeddings[torch.from_numpy(items)]], is_raw=is_raw)
+        answer = all_ranked(table, queries[0], evidence, rerank="embeddings", hubness=hubness)
+        np.testing.assert_allclose(answer.scores, expected[answer.items], atol=1e-6)
+        assert answer.items.tolist() == np.argsort(-expected, kind="stable").tolist()
+
+
+def test_the_generators_own_order_knows_no_hubness(marked, queries, decoders):
+    part = Part(built(marked))
+    beams = search(decoders[0], [part], queries, SearchConfig(beam=9))
+    found = [
+        rank_items(
+            [part], beams, 0, queries[0], config=SearchConfig(hubness=hubness), evidence=Evidence(), k=9
+        )
+        for hubness in (0.0, 5.0)
+    ]
+    assert found[0].items.tolist() == found[1].items.tolist()
+    assert found[0].scores.tolist() == found[1].scores.tolist()
+
+
+def test_an_id_without_marks_is_left_as_it_is(tables, codes, embeddings, queries):
+    table = built(codes.numpy())
+    for evidence, rerank in (
+        (Evidence(CodeRanker(tables)), "codes"),
+        (Evidence(CodeRanker(tables), [lambda items: embeddings[torch.from_numpy(items)]]), "embeddings"),
+    ):
+        one, other = (
+            all_ranked(table, queries[0], evidence, rerank=rerank, hubness=hubness) for hubness in (0.0, 5.0)
+        )
+        assert one.scores.tolist() == other.scores.tolist()
+
+
+@pytest.mark.parametrize("rerank", ["none", "codes"])
+@pytest.mark.parametrize(("beam", "leaves"), [(1, 0), (4, 0), (4, 30), (500, 0)])
+@pytest.mark.parametrize("is_restricted", [False, True])
+def test_no_decoder_sees_the_marks(codes, marked, queries, decoders, rerank, beam, leaves, is_restricted):
+    """Also with two parts, which share some IDs, and where only some items may be found."""
+    config = SearchConfig(beam=beam, rerank=rerank, leaves=leaves)
+    for decoder in decoders:
+        found = []
+        for items in (codes.numpy(), marked):
+            parts = [Part(built(items[:70])), Part(built(items[70:]))]
+            mask = np.arange(70) % 3 > 0
+            restriction = (Allowed.of(parts[0].table, mask), None) if is_restricted else None
+            found.append(search(decoder, parts, queries, config, restrictions=[restriction] * len(queries)))
+        plain, whole = found
+        assert np.array_equal(plain.low, whole.low)
+        assert np.array_equal(plain.high, whole.high)
+        assert np.array_equal(plain.log_probabilities, whole.log_probabilities, equal_nan=True)
+        assert whole.log_probabilities.shape[2] == len(SIZES)
+
+
+def test_no_router_sees_the_marks(tables, codes, marked, queries):
+    plain, whole = (
+        CodeRouter([Part(built(items))], tables, has_modality_level=True).route(queries, beam=4)
+        for items in (codes.numpy(), marked)
+    )
+    assert np.array_equal(plain.low, whole.low)
+    assert np.array_equal(plain.high, whole.high)
+    assert np.array_equal(plain.log_probabilities, whole.log_probabilities, equal_nan=True)
+
+
+def test_no_trie_of_hugging_faces_sees_the_marks(codes, marked):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        config = GeneratorConfig(layers=1, width=8, feedforward=8, heads=2, head_width=4, prefixes=2)
+        generator = Generator(DIM, SIZES, config).eval()
+    plain, whole = (HfGenerate(generator, built(items).ids) for items in (codes.numpy(), marked))
+    assert len(plain.trie) == len(whole.trie) == len(built(codes.numpy()))
+    assert plain.trie.children([]) == whole.trie.children([])

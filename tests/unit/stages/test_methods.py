@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from genius.config import SearchConfig
+from genius.model import Genius
+from genius.search.segment import ItemArrays
+from genius.stages.methods import WAYS, Found, PoolCandidates, RowQueries, find
+
+QUERIES = 12
+
+
+@pytest.fixture(scope="module")
+def model(trained) -> Genius:
+    return Genius.open(trained.model)
+
+
+@pytest.fixture(scope="module")
+def pool(model, make_features) -> PoolCandidates:
+    """Texts about nothing, as the model encodes them."""
+    random = np.random.default_rng(4)
+    vectors = random.standard_normal((150, model.dim)).astype(np.float32)
+    features = make_features(list(range(150)), [None] * 150, list(vectors), dim=model.dim)
+    batch = features.gather(np.arange(150))
+    encoded = model.encode(batch, features.modality)
+    arrays = ItemArrays(
+        encoded.kept.numpy(),
+        np.zeros(150, dtype=np.float16),
+        model.embed(batch).half().numpy(),
+        "fused",
+    )
+    return PoolCandidates(features, arrays, np.arange(150))
+
+
+@pytest.fixture(scope="module")
+def queries(model) -> RowQueries:
+    vectors = torch.randn(QUERIES, model.dim, generator=torch.Generator().manual_seed(1))
+    vectors = torch.nn.functional.normalize(vectors, dim=-1)
+    return RowQueries([f"1:{number}" for number in range(QUERIES)], vectors, vectors)
+
+
+def asked(model, pool, queries, methods=tuple(WAYS), **settings) -> dict[str, Found]:
+    (found,) = find(model, [queries], pool, methods, SearchConfig(**settings))
+    return {one.method: one for one in found}
+
+
+def dids(found: Found) -> list[list[str]]:
+    return [[hit.did for hit in hits] for hits in found.hits]
+
+
+def scores(found: Found) -> list[float]:
+    return [hit.score for hits in found.hits for hit in hits]
+
+
+def test_beams_over_the_whole_pool_find_alike_whoever_leads_them(model, pool, queries):
+    found = asked(model, pool, queries, beam=500)
+    for by in ("codes", "embeddings"):
+        assert dids(found[f"routing+{by}"]) == dids(found[f"generative+{by}"])
+    assert {one.touched for one in found.values()} == {150.0}
+
+
+def test_routing_follows_the_code_vectors_and_not_the_generator(model, pool, queries):
+    found = asked(model, pool, queries, beam=4, leaves=20)
+    assert dids(found["routing+codes"]) != dids(found["generative+codes"])
+    vectors = model.quantizer.decode(torch.from_numpy(pool.codes.astype(np.int64)))
+    nearest = (queries.fused[:, None] - vectors[None]).square().sum(dim=2).argmin(dim=1)
+    wide = asked(model, pool, queries, ("routing+codes",), beam=40)["routing+codes"]
+    for query, hits in enumerate(wide.hits):
+        assert f"0:{nearest[query]}" in {hit.did for hit in hits}
+
+
+@pytest.mark.parametrize("leaves", [0, 20])
+def test_normalisation_and_mix_are_the_generators_alone(model, pool, queries, leaves):
+    plain = asked(model, pool, queries, beam=6, leaves=leaves)
+    other = asked(model, pool, queries, beam=6, leaves=leaves, scores="children", mix=0.5)
+    for method in ("routing+codes", "routing+embeddings"):
+        assert other[method].hits == plain[method].hits
+        assert other[method].touched == plain[method].touched
+    assert scores(other["generative+codes"]) != scores(plain["generative+codes"])
+
+
+@pytest.mark.parametrize("hubness", [0.0, 0.5])
+def test_a_beam_over_the_whole_pool_orders_it_as_exact_search_does(model, pool, queries, hubness):
+    methods = ("exact-fused+hubness", "exact-codes", "generative+embeddings", "generative+codes")
+    found = asked(model, pool, queries, methods, beam=500, hubness=hubness)
+    for exact, ours in (methods[::2], methods[1::2]):
+        assert scores(found[exact]) == pytest.approx(scores(found[ours]), abs=1e-5)
+
+
+def test_only_what_says_so_is_corrected_for_hubness(model, pool, queries):
+    methods = ("exact-raw", "exact-fused", "exact-fused+hubness", "exact-codes", *WAYS)
+    plain, other = (asked(model, pool, queries, methods, beam=6, hubness=hubness) for hubness in (0.0, 5.0))
+    same = {method for method in methods if plain[method].hits == other[method].hits}
+    assert same == {"exact-raw", "exact-fused", "generative", "generative+raw"}
+    assert scores(plain["exact-fused+hubness"]) == pytest.approx(scores(plain["exact-fused"]), abs=1e-6)
+
+
+def test_what_a_method_keeps_of_an_item_does_not_depend_on_who_leads(model, pool, queries):
+    found = asked(model, pool, queries, beam=6)
+    for by in ("codes", "embeddings"):
+        assert found[f"routing+{by}"].bytes_per_item == found[f"generative+{by}"].bytes_per_item
+
+
+def test_a_row_is_the_same_alone_and_among_all(model, pool, queries):
+    everything = asked(model, pool, queries, beam=6, leaves=10, mix=0.1)
+    for method in WAYS:
+        alone = asked(model, pool, queries, (method,), beam=6, leaves=10, mix=0.1)
+        assert alone == {method: everything[method]}
