@@ -126,7 +126,7 @@ def test_the_numbers_of_info_are_counted_right(shared):
 
 def test_hits_are_ranked_from_1_with_scores_that_never_rise_and_carry_their_item(shared, candidates):
     by_id = {candidate.did: candidate for candidate in candidates}
-    hits = shared.search("a red star", k=20)
+    hits = shared.search("a red star", k=20, config=SearchConfig())
     assert [hit.rank for hit in hits] == list(range(1, 21))
     assert all(before.score >= after.score for before, after in itertools.pairwise(hits))
     for hit in hits:

@@ -256,12 +256,12 @@ def test_while_somebody_writes_a_change_is_refused_or_waits(index, capsys):
 @pytest.mark.parametrize(
     ("flags", "advice"),
     [
-        (["--leaves", 100], "--rerank codes or embeddings"),
+        (["--leaves", 100, "--rerank", "none"], "--rerank codes or embeddings"),
         (["--shortlist", 100], "--rerank embeddings"),
         (["--shortlist", 100, "--rerank", "codes"], "--rerank embeddings"),
-        (["--mix", 0.1], "--rerank codes, or --shortlist"),
+        (["--mix", 0.1, "--rerank", "none"], "--rerank codes, or --shortlist"),
         (["--mix", 0.1, "--rerank", "embeddings"], "--rerank codes, or --shortlist"),
-        (["--hubness", 0.1], "--rerank codes or embeddings"),
+        (["--hubness", 0.1, "--rerank", "none"], "--rerank codes or embeddings"),
     ],
 )
 def test_flags_that_would_change_nothing_are_refused(index, capsys, flags, advice):
