@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import zip_longest
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
@@ -46,7 +47,7 @@ class HitShown:
     codes: tuple[int, ...] = ()
     """The ID, level 0 first; empty when not shown."""
     log_probabilities: tuple[float, ...] = ()
-    """One for each code, natural logarithm."""
+    """Of the codes that the generator decoded, which are the first ones; natural logarithm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,16 +182,21 @@ def _hit(rank: int, hit: HitShown) -> str:
 
 
 def _codes(modality: str, codes: Sequence[int], log_probabilities: Sequence[float]) -> str:
-    """The ID level by level, shaded by probability."""
-    if len(codes) != len(log_probabilities):
+    """The ID level by level, shaded by probability; codes that were not decoded have none."""
+    if len(codes) < len(log_probabilities):
         raise BadData(
-            f"{len(codes)} codes with {len(log_probabilities)} log-probabilities, expected one for each code"
+            f"{len(codes)} codes with {len(log_probabilities)} log-probabilities, expected at most one for "
+            "each code"
         )
     if not codes:
         return ""
     items = []
-    for level, (code, value) in enumerate(zip(codes, log_probabilities, strict=True)):
+    for level, (code, value) in enumerate(zip_longest(codes, log_probabilities)):
         name = shown(modality) if level == 0 else str(code)
+        if value is None:
+            tip = f"level {level}: code {code}, not decoded"
+            items.append(f'<li title="{tip}" style="--p:0"><b>{name}</b><small>·</small></li>')
+            continue
         probability = min(1.0, math.exp(value))
         # A log-probability so near 0 that it rounds to it is shown without its sign.
         number = f"{value:.2f}".replace("-", "−") if value <= -0.005 else "0"

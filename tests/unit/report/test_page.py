@@ -208,9 +208,17 @@ def test_bytes_that_are_no_picture_are_refused(tmp_path: Path):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_codes_without_a_log_probability_each_are_refused(tmp_path: Path):
+def test_codes_that_were_not_decoded_say_so(tmp_path: Path):
     search = replace(PAGE.searches[0], hits=(replace(HIT, log_probabilities=(0.0,)),))
-    with pytest.raises(BadData, match="3 codes with 1 log-probabilities"):
+    _, reader = written(tmp_path, replace(PAGE, searches=(search,)))
+    tips = [item["title"] for item in reader.all("li") if "title" in item]
+    assert "level 1: code 2817, not decoded" in tips
+    assert sum("not decoded" in tip for tip in tips) == 2
+
+
+def test_more_log_probabilities_than_codes_are_refused(tmp_path: Path):
+    search = replace(PAGE.searches[0], hits=(replace(HIT, log_probabilities=(0.0,) * 4),))
+    with pytest.raises(BadData, match="3 codes with 4 log-probabilities"):
         write_page(tmp_path / "page.html", replace(PAGE, searches=(search,)))
 
 
