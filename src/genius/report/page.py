@@ -137,8 +137,8 @@ def _intro(searches: Sequence[SearchShown]) -> str:
 def _legend() -> str:
     example = _codes("image", (0, 2817, 94, 1530), (0.0, -0.05, -0.4, -1.6))
     return f"""<div class="legend" aria-hidden="true">{example}
-<p>An ID, as it was generated: the modality, then numbers from coarse to fine. Under each is its
-log-probability; the more colour, the surer the model was.</p></div>"""
+<p>An ID: the modality, then numbers from coarse to fine. Under each that the model wrote is its
+log-probability; the more colour, the surer it was. A dot: not needed to find the item.</p></div>"""
 
 
 def _task(number: int, task: str, searches: Sequence[SearchShown]) -> str:
