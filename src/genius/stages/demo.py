@@ -107,8 +107,8 @@ def demo(
         page,
         ResultsPage(
             title="GENIUS found these",
-            subtitle="A model wrote where to look, and one item in twenty was ranked there by its ID; no query was "
-            "compared with the pool.",
+            subtitle="A model wrote where to look, and one item in twenty was ranked there by its ID; "
+            "no query was compared with the pool.",
             facts=_facts(index, model, result.health, time.monotonic() - began),
             rows=tuple(result.rows),
             searches=tuple(searches),
