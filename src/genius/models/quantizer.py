@@ -214,9 +214,7 @@ class Quantizer(nn.Module):
     ) -> EncodedItems:
         """Embeddings and IDs of items, on the CPU; features are zero where a modality is absent."""
         embeddings = self.fusion(image.to(self.device), text.to(self.device))
-        codes = self.quantize(embeddings, modalities.to(self.device)).codes
-        if self.config.encoding_beam > 1:
-            codes = self._nearer(embeddings, codes)
+        codes = self._encode(embeddings, modalities.to(self.device))
         typicality = F.cosine_similarity(embeddings, self.decode(codes), dim=-1)
         return EncodedItems(embeddings.cpu(), codes.cpu(), typicality.cpu(), self.marks(codes).cpu())
 
@@ -281,15 +279,19 @@ class Quantizer(nn.Module):
     def _books(self) -> list[Codebook]:
         return [book for book in self.codebooks if isinstance(book, Codebook)]
 
-    def _nearer(
-        self, embeddings: Float[Tensor, "items dim"], greedy: Int[Tensor, "items levels"]
+    def _encode(
+        self, embeddings: Float[Tensor, "items dim"], modalities: Int[Tensor, " items"]
     ) -> Int[Tensor, "items levels"]:
-        """Semantic codes chosen anew, together; the modality code stays (deviation 30)."""
-        fixed = 1 if self.has_modality_level else 0
+        """The IDs that items keep: semantic codes are chosen together (deviation 30)."""
+        beam = self.config.encoding_beam
+        if beam == 1:
+            return self.quantize(embeddings, modalities).codes
         tables = self.tables()
-        residuals = embeddings - tables[0][greedy[:, 0]] if fixed else embeddings
-        found = nearest_sums(residuals, tables[fixed:], beam=self.config.encoding_beam)
-        return torch.cat([greedy[:, :fixed], found], dim=1)
+        if not self.has_modality_level:
+            return nearest_sums(embeddings, tables, beam=beam)
+        first = self._choose(0, self._books()[0], embeddings, embeddings, modalities)
+        found = nearest_sums(embeddings - tables[0][first], tables[1:], beam=beam)
+        return torch.cat([first[:, None], found], dim=1)
 
     def _choose(
         self,

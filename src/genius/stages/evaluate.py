@@ -78,7 +78,7 @@ class EvaluationConfig:
     mix: NonNegative = 0.0
     """Where hits are ordered by codes: so many times the log-probability of their beam is added."""
 
-    hubness: NonNegative = 0.3
+    hubness: NonNegative = SearchConfig.hubness
     """Where hits are ordered by codes or by fused embeddings: so many times the density around each is taken
     from its score; not in ``exact-fused``."""
 

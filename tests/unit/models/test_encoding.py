@@ -43,7 +43,7 @@ def test_a_beam_as_wide_as_all_ids_finds_the_nearest_of_all(seed: int) -> None:
     torch.testing.assert_close(squared_errors(residuals, tables, found), errors.min(dim=1).values)
 
 
-def test_a_wider_beam_explains_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wider_beam_explains_more() -> None:
     residuals, tables = drawn(9, (8,) * 6, items=200, dim=8)
     errors = [
         float(squared_errors(residuals, tables, nearest_sums(residuals, tables, beam=beam)).mean())
