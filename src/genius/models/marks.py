@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Float64, Int, Int16
+from jaxtyping import Float, Float32, Float64, Int, Int16, Integer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -91,12 +91,12 @@ def marks_of(
     return steps.round().clamp(0, LARGEST).short()
 
 
-def half_norms(marks: Int16[np.ndarray, "ids marks"]) -> Float32[np.ndarray, " ids"]:
+def half_norms(marks: Integer[np.ndarray, "ids marks"]) -> Float32[np.ndarray, " ids"]:
     """Half norms, from what is kept."""
     return np.asarray(marks[:, 0] / np.float32(HALF_NORM_STEPS), dtype=np.float32)
 
 
-def densities(marks: Int16[np.ndarray, "ids marks"]) -> Float32[np.ndarray, " ids"]:
+def densities(marks: Integer[np.ndarray, "ids marks"]) -> Float32[np.ndarray, " ids"]:
     """Densities, from what is kept."""
     return np.asarray(marks[:, 1] / np.float32(DENSITY_STEPS), dtype=np.float32)
 

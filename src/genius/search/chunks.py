@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float16, Int16, Int64
+from jaxtyping import Bool, Float16, Int64, Integer
 
 from genius.search.keys import PIECE, descending_bits
 from genius.search.table import IdTable
@@ -32,7 +32,7 @@ class Source(NamedTuple):
 class Chunk(NamedTuple):
     """Neighbouring items of all tables, not yet sorted."""
 
-    codes: Int16[np.ndarray, "items levels"]
+    codes: Integer[np.ndarray, "items levels"]
     typicality: Float16[np.ndarray, " items"]
     rows: Int64[np.ndarray, " items"]
     """Their new row numbers, ascending among those that agree in codes and typicality."""

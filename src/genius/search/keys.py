@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float, Int16, Int64, Integer, UInt64
+from jaxtyping import Bool, Float, Int64, Integer, UInt64
 
 WORD_BITS: Final = 64
 FLOAT_BITS: Final = 16
@@ -21,7 +21,7 @@ PIECE: Final = 1 << 16
 
 
 def sorted_order(
-    codes: Int16[np.ndarray, "items levels"], typicality: Float[np.ndarray, " items"]
+    codes: Integer[np.ndarray, "items levels"], typicality: Float[np.ndarray, " items"]
 ) -> Int64[np.ndarray, " items"]:
     """Item rows in order of their IDs; inside an ID the larger typicality first, then the lower row.
 
@@ -56,7 +56,7 @@ class _Columns:
     """What items are compared by, the most significant first: a column for each level, then typicality."""
 
     def __init__(
-        self, codes: Int16[np.ndarray, "items levels"], typicality: Float[np.ndarray, " items"]
+        self, codes: Integer[np.ndarray, "items levels"], typicality: Float[np.ndarray, " items"]
     ) -> None:
         self.codes = codes
         self.typicality = typicality if typicality.dtype == np.float16 else typicality.astype(np.float32)

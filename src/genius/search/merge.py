@@ -54,7 +54,8 @@ def merge_tables(sources: Sequence[Source], folder: Path, *, memory_bytes: int) 
     folder.mkdir(parents=True, exist_ok=True)
     rows = [NewRows(source) for source in sources]
     chunk_items = max(1, memory_bytes // _bytes_per_item(num_levels))
-    files = _TableFiles(folder, num_levels, num_items=sum(kept.num_alive for kept in rows))
+    code_dtype = np.result_type(*(source.table.ids.dtype for source in sources))
+    files = _TableFiles(folder, num_levels, code_dtype, num_items=sum(kept.num_alive for kept in rows))
     with contextlib.closing(files):
         for begins, ends in pairwise(cuts(sources, chunk_items)):
             files.append(read_chunk(sources, rows, begins, ends))
@@ -143,10 +144,12 @@ class TableWriter:
 class _TableFiles:
     """The files of a table that grows by chunks, in order."""
 
-    def __init__(self, folder: Path, num_levels: int, num_items: int) -> None:
+    def __init__(
+        self, folder: Path, num_levels: int, code_dtype: np.dtype[np.integer], num_items: int
+    ) -> None:
         dtype = row_type(num_items)
         self._folder = folder
-        self._ids = GrowingArray(folder / "ids.npy", np.int16, num_levels)
+        self._ids = GrowingArray(folder / "ids.npy", code_dtype, num_levels)
         self._starts = GrowingArray(folder / "starts.npy", dtype)
         self._bucket_starts = GrowingArray(folder / "bucket_starts.npy", dtype)
         self._items = GrowingArray(folder / "items.npy", dtype)

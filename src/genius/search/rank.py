@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int16, Int64
+from jaxtyping import Float, Float32, Int64, Integer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -47,14 +47,14 @@ class CodeRanker:
         return products
 
     def look_up(
-        self, products: Float32[np.ndarray, " codes"], ids: Int16[np.ndarray, "ids columns"]
+        self, products: Float32[np.ndarray, " codes"], ids: Integer[np.ndarray, "ids columns"]
     ) -> Float32[np.ndarray, " ids"]:
         """Inner products of one query with the vectors that IDs stand for."""
         scores: np.ndarray = products[self._places(ids)].sum(axis=1)
         return scores
 
     def scores(
-        self, query: Float[Tensor, " dim"], ids: Int16[np.ndarray, "ids columns"], *, hubness: float = 0.0
+        self, query: Float[Tensor, " dim"], ids: Integer[np.ndarray, "ids columns"], *, hubness: float = 0.0
     ) -> Float32[np.ndarray, " ids"]:
         """How near IDs are to a query: inner product, less half norm, less ``hubness`` times density.
 
@@ -70,23 +70,23 @@ class CodeRanker:
         scores -= self.costs(ids, hubness=hubness)
         return scores
 
-    def costs(self, ids: Int16[np.ndarray, "ids columns"], *, hubness: float) -> Float32[np.ndarray, " ids"]:
+    def costs(self, ids: Integer[np.ndarray, "ids columns"], *, hubness: float) -> Float32[np.ndarray, " ids"]:
         """What is taken from the inner products of IDs, whatever the query."""
         if not self._has_marks(ids):
             return np.zeros(len(ids), dtype=np.float32)
         kept = ids[:, len(self._offsets) :]
         return marks.half_norms(kept) + np.float32(hubness) * marks.densities(kept)
 
-    def densities(self, ids: Int16[np.ndarray, "ids columns"]) -> Float32[np.ndarray, " ids"]:
+    def densities(self, ids: Integer[np.ndarray, "ids columns"]) -> Float32[np.ndarray, " ids"]:
         """How crowded it is around IDs."""
         if not self._has_marks(ids):
             return np.zeros(len(ids), dtype=np.float32)
         return marks.densities(ids[:, len(self._offsets) :])
 
-    def _has_marks(self, ids: Int16[np.ndarray, "ids columns"]) -> bool:
+    def _has_marks(self, ids: Integer[np.ndarray, "ids columns"]) -> bool:
         return bool(ids.shape[1] > len(self._offsets))
 
-    def _places(self, ids: Int16[np.ndarray, "ids columns"]) -> Int64[np.ndarray, "ids levels"]:
+    def _places(self, ids: Integer[np.ndarray, "ids columns"]) -> Int64[np.ndarray, "ids levels"]:
         """Where the vectors of the codes are among all."""
         return np.asarray(ids[:, : len(self._offsets)] + self._offsets)
 

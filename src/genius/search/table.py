@@ -2,7 +2,7 @@
 
 A prefix is a range of rows. Its children are the sub-ranges in which the next code differs, and where those
 begin is written once for each ID, at the level where it first differs from the ID before it: no pointers, no
-strings, 2 · levels + 4 bytes an ID, used as it lies on disk.
+strings; a byte a code (two where a codebook has more than 256) and four for the row, used as it lies on disk.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from genius.search.arrays import open_array, save_array
 from genius.search.keys import PIECE, sorted_order
 
 LARGEST_CODE: Final = int(np.iinfo(np.int16).max)
+LARGEST_SMALL_CODE: Final = int(np.iinfo(np.uint8).max)
+"""Tables with a larger code anywhere keep two bytes for each, others one."""
 MOST_SMALL_ROWS: Final = int(np.iinfo(np.int32).max)
 """Tables of more items than this number their rows with eight bytes instead of four."""
 
@@ -64,7 +66,7 @@ class IdTable:
 
     def __init__(
         self,
-        ids: Int16[np.ndarray, "ids levels"],
+        ids: Integer[np.ndarray, "ids levels"],
         starts: Integer[np.ndarray, " branches"],
         level_bounds: Int64[np.ndarray, " bounds"],
         bucket_starts: Integer[np.ndarray, " fences"],
@@ -94,7 +96,7 @@ class IdTable:
         num_items, num_levels = codes.shape
         order = sorted_order(codes, typicality)
         dtype = row_type(num_items)
-        ids = np.empty((num_items, num_levels), dtype=np.int16)
+        ids = np.empty((num_items, num_levels), dtype=code_type(codes))
         levels = np.empty(num_items, dtype=np.uint8)
         bucket_starts = np.empty(num_items + 1, dtype=dtype)
         count = 0
@@ -132,7 +134,7 @@ class IdTable:
             one is truncated, of another type, or does not fit the others; names it.
         """
         rows = (np.int32, np.int64)
-        ids = open_array(folder / "ids.npy", np.int16, dimensions=2)
+        ids = open_array(folder / "ids.npy", np.uint8, np.int16, dimensions=2)
         bounds = open_array(folder / "level_bounds.npy", np.int64)
         starts = open_array(folder / "starts.npy", *rows)
         bucket_starts = open_array(folder / "bucket_starts.npy", *rows)
@@ -213,7 +215,7 @@ class IdTable:
 class Distinct(NamedTuple):
     """Some of the distinct IDs of sorted items."""
 
-    ids: Int16[np.ndarray, "ids levels"]
+    ids: Integer[np.ndarray, "ids levels"]
     levels: UInt8[np.ndarray, " ids"]
     """The level at which each first differs from the ID before it."""
     begins: Int64[np.ndarray, " ids"]
@@ -221,9 +223,9 @@ class Distinct(NamedTuple):
 
 
 def distinct(
-    codes: Int16[np.ndarray, "items levels"],
+    codes: Integer[np.ndarray, "items levels"],
     order: Int64[np.ndarray, " items"],
-    before: Int16[np.ndarray, " levels"] | None = None,
+    before: Integer[np.ndarray, " levels"] | None = None,
 ) -> Iterator[Distinct]:
     """The distinct IDs of items in sorted order, a piece at a time.
 
@@ -280,6 +282,11 @@ def as_codes(
                 f"0 … {LARGEST_CODE}: make its ID again, with the model of the index"
             )
     return codes.astype(np.int16, copy=False)
+
+
+def code_type(codes: Integer[np.ndarray, "items levels"]) -> np.dtype[np.integer]:
+    """The smallest type that keeps these codes."""
+    return np.dtype(np.uint8 if codes.max(initial=0) <= LARGEST_SMALL_CODE else np.int16)
 
 
 def row_type(num_items: int) -> np.dtype[np.signedinteger]:

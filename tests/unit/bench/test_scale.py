@@ -30,8 +30,8 @@ def test_every_size_is_built(found):
     assert [row.items for row in rows] == [300, 900]
     for row in rows:
         assert 0 < row.ids <= row.items
-        assert 21.9 < row.bytes_per_id < 22
-        assert row.bytes_per_item > 22 * row.ids / row.items
+        assert 12.9 < row.bytes_per_id < 13
+        assert row.bytes_per_item > 13 * row.ids / row.items
         assert row.build_seconds > 0
         assert row.open_ms > 0
         assert row.peak_mib is None or row.peak_mib > 0

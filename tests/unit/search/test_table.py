@@ -27,7 +27,7 @@ def random_table(items: int, levels: int = 9) -> IdTable:
 
 def test_one_item_is_a_table_of_one_id():
     table = table_of([[2, 0, 7]])
-    assert (len(table), table.num_levels, table.num_items, table.nbytes) == (1, 3, 1, 6)
+    assert (len(table), table.num_levels, table.num_items, table.nbytes) == (1, 3, 1, 3)
     children = table.children(1, np.array([0]), np.array([1]))
     assert [part.tolist() for part in children] == [[0], [0], [0], [1]]
     assert table.bucket(0).tolist() == [0]
@@ -63,12 +63,22 @@ def test_a_table_of_nothing_has_no_children_and_can_be_saved(tmp_path):
         assert all(len(part) == 0 for part in table.buckets(np.zeros(0, dtype=np.int64)))
 
 
-def test_an_id_of_nine_levels_costs_at_most_24_bytes(tmp_path):
+def test_a_code_takes_a_byte_and_the_place_of_an_id_four(tmp_path):
     random_table(2_000).save(tmp_path)
     table = IdTable.open(tmp_path)
     assert len(table) == 2_000
-    assert table.nbytes == 22 * 2_000 - 4
-    assert sum((tmp_path / f"{name}.npy").stat().st_size for name in ("ids", "starts")) <= 24 * 2_000
+    assert table.nbytes == 13 * 2_000 - 4
+    assert sum((tmp_path / f"{name}.npy").stat().st_size for name in ("ids", "starts")) <= 14 * 2_000
+
+
+@pytest.mark.parametrize(("largest", "size"), [(255, 1), (256, 2), (32_767, 2)])
+def test_a_code_beyond_255_makes_the_codes_of_its_table_two_bytes(tmp_path, largest, size):
+    table = table_of([[0, largest], [1, 3]])
+    table.save(tmp_path)
+    opened = IdTable.open(tmp_path)
+    assert table.ids.itemsize == opened.ids.itemsize == size
+    assert opened.ids.tolist() == [[0, largest], [1, 3]]
+    assert opened.children(1, np.array([0]), np.array([1])).code.tolist() == [largest]
 
 
 def test_an_opened_table_is_mapped_and_looking_children_up_copies_nothing_of_it(tmp_path):

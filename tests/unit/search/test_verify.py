@@ -173,7 +173,7 @@ def swapped(places: tuple[int, int]) -> Callable[[np.ndarray], np.ndarray]:
 
 def set_to(place: int, value: int) -> Callable[[np.ndarray], np.ndarray]:
     def change(array: np.ndarray) -> np.ndarray:
-        changed = array.copy()
+        changed = array.astype(np.int16) if array.dtype == np.uint8 else array.copy()  # codes below 0 too
         changed[place] = value
         return changed
 
