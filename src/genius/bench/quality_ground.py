@@ -92,7 +92,7 @@ class Ground:
 
     @cached_property
     def stored_bytes(self) -> float:
-        """Of an ID as the table keeps it: a byte a code or mark (two beyond 256 codes), where prefixes begin, lists of items."""
+        """Of an ID as the table keeps it: its codes and marks, where prefixes begin, lists of items."""
         table = self.table
         return (table.nbytes + table.bucket_starts.nbytes + table.items.nbytes) / len(self)
 

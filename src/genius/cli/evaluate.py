@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from genius.cli.terminal import TerminalProgress, print_json
+from genius.config import SearchConfig
 
 if TYPE_CHECKING:
     from genius.evaluation.tables import ResultRow
@@ -63,7 +64,7 @@ class Evaluate:
     mix: float = 0.0
     """Where hits are ordered by codes: add so many times the log-probability of their beam."""
 
-    hubness: float = 0.3
+    hubness: float = SearchConfig.hubness
     """Where hits are ordered by codes or by fused embeddings: take so many times the density around each from
     its score. exact-fused stays as it is, exact-fused+hubness is exact search with it."""
 

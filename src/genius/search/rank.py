@@ -70,7 +70,9 @@ class CodeRanker:
         scores -= self.costs(ids, hubness=hubness)
         return scores
 
-    def costs(self, ids: Integer[np.ndarray, "ids columns"], *, hubness: float) -> Float32[np.ndarray, " ids"]:
+    def costs(
+        self, ids: Integer[np.ndarray, "ids columns"], *, hubness: float
+    ) -> Float32[np.ndarray, " ids"]:
         """What is taken from the inner products of IDs, whatever the query."""
         if not self._has_marks(ids):
             return np.zeros(len(ids), dtype=np.float32)

@@ -202,6 +202,12 @@ class IdTable:
         items: np.ndarray = self.items[self.bucket_starts[row] : self.bucket_starts[row + 1]]
         return items.astype(np.int64)
 
+    def rows(self) -> Int64[np.ndarray, " items"]:
+        """The row of each item's ID; reads the whole table."""
+        found = np.empty(self.num_items, dtype=np.int64)
+        found[self.items] = np.arange(len(self)).repeat(np.diff(self.bucket_starts))
+        return found
+
     def buckets(self, rows: Int64[np.ndarray, " rows"]) -> Buckets:
         """Items that have these IDs."""
         begins = self.bucket_starts.take(rows).astype(np.int64)

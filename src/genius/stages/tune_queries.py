@@ -16,7 +16,7 @@ from genius.config import SearchConfig
 from genius.data.mbeir import MBeir
 from genius.errors import BadData
 from genius.index import Index
-from genius.search.exact import exact_search
+from genius.search.exact import exact_search, less, with_one
 from genius.search.searcher import Evidence, Vectors, rank_items
 from genius.search.segment import Segment
 from genius.search.whole import everything
@@ -109,8 +109,15 @@ def order_everything(index: Index, asked: Asked, config: SearchConfig) -> float:
             for right, answer in zip(asked.right, answers, strict=True)
         ]
         return sum(found) / len(found)
+    is_crowded = bool(config.hubness) and opened.state.facts.embeddings == "fused"
     nearest = [
-        _nearest(number, segment, vectors, asked.evidence)
+        _nearest(
+            number,
+            segment,
+            vectors,
+            asked.evidence,
+            config.hubness * index.model.ranker.densities(segment.table.ids) if is_crowded else None,
+        )
         for number, (segment, vectors) in enumerate(zip(opened.segments, opened.vectors or (), strict=True))
     ]
     together = _Nearest(*(np.concatenate(columns, axis=1) for columns in zip(*nearest, strict=True)))
@@ -128,10 +135,19 @@ class _Nearest(NamedTuple):
     items: np.ndarray
 
 
-def _nearest(number: int, segment: Segment, vectors: Vectors, queries: Tensor) -> _Nearest:
+def _nearest(
+    number: int, segment: Segment, vectors: Vectors, queries: Tensor, costs: np.ndarray | None
+) -> _Nearest:
+    """By inner product, less what each ID of the part's table costs its items."""
     alive = segment.alive()
     rows = np.arange(segment.table.num_items) if alive is None else alive.nonzero()[0]
-    found = exact_search(queries, lambda here: vectors(rows[here]), len(rows), k=FIRST)
+    if costs is None:
+        found = exact_search(queries, lambda here: vectors(rows[here]), len(rows), k=FIRST)
+    else:
+        of_items = costs[segment.table.rows()[rows]]
+        found = exact_search(
+            with_one(queries), lambda here: less(vectors(rows[here]), of_items[here]), len(rows), k=FIRST
+        )
     return _Nearest(found.scores, np.full_like(found.items, number), rows[found.items])
 
 

@@ -11,13 +11,17 @@ from typing import NamedTuple
 import pytest
 
 from genius.cli import main
-from genius.config import USUAL_SEARCH
+from genius.config import USUAL_SEARCH, SearchConfig
 from genius.data.mbeir import MBeir
 from genius.errors import BadData, UsageError
 from genius.index import Index
 from genius.model import Genius
+from genius.search.beam import search
+from genius.search.searcher import Evidence, rank_items
+from genius.stages.evaluate import EvaluationConfig
 from genius.stages.progress import Silent
 from genius.stages.tune import TuneConfig, tune
+from genius.stages.tune_queries import answerable, is_found, order_everything
 
 FEW = {"split": "test", "queries": 6, "beams": (10, 40), "leaves": (0, 60), "mixes": (0.0, 0.1)}
 
@@ -79,6 +83,29 @@ def test_looking_at_everything_is_the_ceiling(world, index, rerank):
     result = found(world, index, recall=1.0, rerank=rerank, beams=(10**6,), mixes=(0.0,))
     assert [one.share for one in result.tried] == [1.0, 1.0]
     assert result.left_out > 0
+
+
+@pytest.mark.parametrize("hubness", [0.0, 4.0])
+def test_the_ceiling_takes_hubness_from_embeddings_as_a_search_does(world, index, hubness):
+    asked = answerable(
+        index,
+        world.data,
+        (),
+        EvaluationConfig(split="test", max_queries=20),
+        rerank="embeddings",
+        progress=Silent(),
+    )
+    config = SearchConfig(beam=10**6, rerank="embeddings", hubness=hubness)
+    opened = index.opened
+    evidence = Evidence(index.model.ranker, opened.vectors)
+    beams = search(index.model.decoder, opened.parts, asked.fused, config)
+    found = [
+        rank_items(opened.parts, beams, number, query, config=config, evidence=evidence, k=5)
+        for number, query in enumerate(asked.evidence)
+    ]
+    shares = [is_found(right, one.parts, one.items) for right, one in zip(asked.right, found, strict=True)]
+    assert order_everything(index, asked, config) == pytest.approx(sum(shares) / len(shares))
+    assert 0 < sum(shares) < len(shares)
 
 
 def ids(index: Index) -> list[str]:
