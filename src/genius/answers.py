@@ -25,7 +25,7 @@ from genius.search.filters import Filter
 from genius.search.opened import OpenedIndex
 from genius.search.prefixes import Restriction
 from genius.search.searcher import Answer, Evidence, rank_items
-from genius.stages.embed import SHORTEST_SIDE, features_of
+from genius.stages.embed import SHORTEST_SIDE, Content, features_of
 
 EVERYTHING = Filter()
 """No condition at all."""
@@ -155,9 +155,8 @@ def _ask(model: Genius, opened: OpenedIndex, request: SearchRequest, config: Sea
     if isinstance(image, str | Path):
         image = open_image(Path(image), shortest_side=SHORTEST_SIDE)
     words = request.instruction or _usual_instruction(model, opened, request)
-    features = features_of(
-        model.encoder, image=image, text=instructed(words, request.text), key=ItemKey("query", "")
-    )
+    content = Content(image, instructed(words, request.text), ItemKey("query", ""))
+    features = features_of(model.encoder, [content])
     embedding = model.embed(features)
     is_raw = opened.state.facts.embeddings == "raw" and config.rerank == "embeddings"
     return _Asked(embedding, F.normalize(features.total(), dim=-1)[0] if is_raw else embedding[0])
