@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from genius.answers import SearchHit, SearchRequest, answer
+from genius.answers import SearchHit, SearchPart, SearchRequest, answer
 from genius.config import USUAL_SEARCH, SearchConfig
 from genius.data.features import LeftOut
 from genius.data.records import Modality
@@ -30,12 +30,22 @@ from genius.search.tuned import Tuned
 from genius.search.verify import Verified, verify
 from genius.search.work import WORK, remove_work
 from genius.stages.items import NothingReadable, encode_items, read_items, without_unchanged
+from genius.stages.new_items import NewItem, Outcome, add_new_items
 from genius.stages.progress import Progress, Silent
 from genius.stages.pull import find_index, model_folder
 from genius.stages.push import push
 from genius.stages.save import About
 
-__all__ = ["Added", "Index", "IndexInfo", "SearchHit", "SearchRequest"]
+__all__ = [
+    "Added",
+    "Index",
+    "IndexInfo",
+    "NewItem",
+    "Outcome",
+    "SearchHit",
+    "SearchPart",
+    "SearchRequest",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +274,21 @@ class Index:
         self._refresh()
         return Added(done.added, done.replaced, unchanged, (*read.left_out, *new.left_out))
 
+    def add_items(self, items: Sequence[NewItem], *, wait_seconds: float = 0.0) -> list[Outcome]:
+        """Add items that are in memory; what became of each, in order. Searchable at once.
+
+        As :meth:`add`, one whose id is here takes the other's place, and one that has not changed is passed
+        over; of two with one id the last is meant. Pictures are kept in the index. When this returns, all of
+        it is on the disk. An item that cannot be used is left out, and says why.
+
+        >>> index.add_items([NewItem("kite", "a red kite", photo, {"price": 12})])  # doctest: +SKIP
+        """
+        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+            self._refresh()
+            outcomes = add_new_items(writer, self.model, self._opened, items)
+        self._refresh()
+        return outcomes
+
     def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = 0.0) -> Deleted:
         """Delete items, or one; they are not found from now on. Ids that are not here are returned."""
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
@@ -293,6 +318,7 @@ class Index:
         text: str | None = None,
         *,
         image: str | Path | Image.Image | None = None,
+        parts: Sequence[SearchPart] = (),
         instruction: str | None = None,
         modality: str | Modality | None = None,
         where: Sequence[str] | Mapping[str, object] = (),
@@ -300,10 +326,13 @@ class Index:
         k: int = 10,
         config: SearchConfig | None = None,
     ) -> list[SearchHit]:
-        """The ``k`` best items for a text, a picture, or both.
+        """The ``k`` best items for a text, a picture, both, or several parts.
 
         Parameters
         ----------
+        parts
+            texts, pictures and items of the index that count with a weight, which may be negative:
+            ``[SearchPart(item_id="7"), SearchPart(text="in red"), SearchPart(text="a logo", weight=-0.5)]``.
         instruction
             what is wanted, in words. Without one the model's own training instruction for this kind of
             query and the wanted modality is used, if it has one.
@@ -324,6 +353,7 @@ class Index:
         request = SearchRequest(
             text=text,
             image=image,
+            parts=tuple(parts),
             instruction=instruction,
             modality=Modality.parse(modality) if isinstance(modality, str) else modality,
             only=Filter.parse(where, match),

@@ -36,6 +36,7 @@ from genius.search.manifest import (
     read_manifest,
     write_manifest,
 )
+from genius.search.pictures import remove_unused_pictures
 from genius.search.segment import KIND, MEMORY_BYTES, ItemArrays, Segment, check_segment, fill_arrays
 from genius.search.state import IndexState, check_deleted, open_current
 from genius.search.tuned import Tuned
@@ -185,19 +186,21 @@ class Writer:
     def compact(self, *, memory_bytes: int = MEMORY_BYTES) -> None:
         """Merge all segments into one without deleted items; ``memory_bytes`` is for merging the tables.
 
+        Pictures that the index keeps go with their items.
+
         Raises
         ------
         ArtifactMissing, ArtifactMismatch
             a file is missing, or is not the one that was written; nothing has changed then.
         """
         state = self.state
-        if len(state.segments) < 2 and not any(len(segment.dead) for segment in state.segments):
-            return
-        self._check_contents(state.manifest.segments)
-        with self._new_segment(state) as draft:
-            merge_segments(draft.path, state.segments, memory_bytes=memory_bytes)
-            new = _finish(draft, state.num_alive)
-        self._commit(state, kept=0, gone={}, new=new)
+        if len(state.segments) > 1 or any(len(segment.dead) for segment in state.segments):
+            self._check_contents(state.manifest.segments)
+            with self._new_segment(state) as draft:
+                merge_segments(draft.path, state.segments, memory_bytes=memory_bytes)
+                new = _finish(draft, state.num_alive)
+            self._commit(state, kept=0, gone={}, new=new)
+        remove_unused_pictures(self.folder, self.state.segments)
 
     def _add(self, state: IndexState, items: Iterable[Item], arrays: ItemArrays) -> Changed:
         _check_fit(state, arrays)
