@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 from genius.serve.refused import DeadlinePassed, Draining, Overloaded
 
@@ -48,7 +48,8 @@ class BatchLimits:
     """Batches that are answered at the same time, each in a thread of its own."""
 
 
-class Done(NamedTuple, Generic[Answer]):
+@dataclass(frozen=True, slots=True)
+class Done(Generic[Answer]):
     """An answer, and how long its request waited for its batch to begin."""
 
     answer: Answer
