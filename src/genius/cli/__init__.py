@@ -20,6 +20,8 @@ from genius.errors import GeniusError
 COMMANDS: Final[dict[str, str]] = {
     "demo": "genius.cli.demo:Demo",
     "search": "genius.cli.search:Search",
+    "serve": "genius.cli.serve:Serve",
+    "keys add": "genius.cli.serve:AddKey",
     "index create": "genius.cli.index:Create",
     "index add": "genius.cli.index:Add",
     "index delete": "genius.cli.index:Delete",
