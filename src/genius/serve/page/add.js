@@ -12,7 +12,7 @@ import { count, items } from "./words.js";
 
 const BYTES_AT_ONCE = 6_000_000;
 const ITEMS_AT_ONCE = 32;
-const MOST_TEXT = 100_000;
+const MOST_TEXT = 10_000;
 let waiting = [];
 let drawn = false;
 

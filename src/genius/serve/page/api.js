@@ -16,11 +16,12 @@ export function onKeyWanted(ask) {
 
 /** What went wrong, in the server's words where it had some. */
 export class Problem extends Error {
-  constructor({ status, title, detail, request_id: requestId }, retryAfter = null) {
+  constructor({ status, title, detail, request_id: requestId, left_out: leftOut }, retryAfter = null) {
     super(detail || title);
     this.status = status;
     this.title = title;
     this.requestId = requestId ?? null;
+    this.leftOut = leftOut ?? null;
     this.retryAfter = retryAfter;
   }
 }
@@ -67,6 +68,7 @@ async function problem(response) {
       title: said.title || TITLES[response.status] || `The server answered ${response.status}`,
       detail: typeof said.detail === "string" ? said.detail : undefined,
       request_id: said.request_id ?? response.headers.get("X-Request-ID"),
+      left_out: said.left_out,
     },
     Number.isFinite(seconds) ? seconds : null,
   );

@@ -6,7 +6,7 @@ import { chosen, current, go } from "./navigation.js";
 import { say, tell } from "./notices.js";
 import { picture, picturesIn } from "./pictures.js";
 import { keepPicture, pictureOf, START } from "./state.js";
-import { count, modalityName } from "./words.js";
+import { count, modalityNames } from "./words.js";
 
 const DRAGGED = "application/x-genius-item";
 const HEAVIEST = 3;
@@ -120,18 +120,20 @@ export function fill(state) {
 }
 
 /** Redraw a panel without taking the focus away from whoever works in it. */
-function keepFocus(panel, draw) {
+function keepFocus(panel, draw, otherwise = null) {
   const name = panel.contains(document.activeElement) ? document.activeElement.id : "";
   panel.replaceChildren(...draw());
-  if (name) byId(name)?.focus();
+  if (name) (byId(name) ?? byId(otherwise))?.focus();
 }
 
 function fillParts(state) {
   const brought = pictureOf(state);
-  const chips = state.parts.map((part, place) => chip(part, place, state));
-  if (brought) chips.unshift(h("li", { class: "part" }, h("img", { src: brought.url, alt: "Your picture" }), h("span", {}, "your picture"), remove("your picture", () => search({ picture: null }))));
-  byId("parts").replaceChildren(...chips);
-  byId("parts").hidden = !chips.length;
+  const chips = () => [
+    ...(brought ? [h("li", { class: "part" }, h("img", { src: brought.url, alt: "Your picture" }), h("span", {}, "your picture"), remove("picture", "your picture", () => search({ picture: null })))] : []),
+    ...state.parts.map((part, place) => chip(part, place, state)),
+  ];
+  byId("parts").hidden = !brought && !state.parts.length;
+  keepFocus(byId("parts"), chips, "text");
 }
 
 function chip(part, place, state) {
@@ -147,16 +149,16 @@ function chip(part, place, state) {
     h(
       "span",
       { class: "weight", role: "group", "aria-label": `Weight of ${name}` },
-      h("button", { type: "button", class: "icon", "aria-label": "Less", onclick: () => step(-0.25) }, icon("minus")),
+      h("button", { type: "button", class: "icon", id: `less-${place}`, "aria-label": "Less", onclick: () => step(-0.25) }, icon("minus")),
       h("output", {}, `${part.weight < 0 ? "−" : ""}${Math.abs(part.weight)}`),
-      h("button", { type: "button", class: "icon", "aria-label": "More", onclick: () => step(0.25) }, icon("plus")),
+      h("button", { type: "button", class: "icon", id: `more-${place}`, "aria-label": "More", onclick: () => step(0.25) }, icon("plus")),
     ),
-    remove(name, () => change([])),
+    remove(place, name, () => change([])),
   );
 }
 
-function remove(name, onclick) {
-  return h("button", { type: "button", class: "icon", "aria-label": `Remove ${name}`, onclick }, icon("close"));
+function remove(place, name, onclick) {
+  return h("button", { type: "button", class: "icon", id: `remove-${place}`, "aria-label": `Remove ${name}`, onclick }, icon("close"));
 }
 
 function fillModality(state) {
@@ -167,7 +169,7 @@ function fillModality(state) {
       "label",
       {},
       h("input", { type: "radio", name: "modality", id: `find-${modality || "any"}`, value: modality, checked: state.modality === modality, onchange: () => search({ modality }) }),
-      h("span", {}, modality ? modalityName(modality) : "Anything", modality && h("small", {}, ` ${count(chosen().modalities[modality])}`)),
+      h("span", {}, modality ? modalityNames(modality) : "Anything", modality && h("small", {}, ` ${count(chosen().modalities[modality])}`)),
     ),
   );
   const focused = byId("modality").contains(document.activeElement) ? document.activeElement.id : "";
@@ -187,8 +189,8 @@ function partsPanel(state) {
 }
 
 function instructionPanel(state) {
-  const known = chosen().instructions.filter((one) => !state.modality || !one.modality || one.modality === state.modality);
-  const texts = [...new Set(known.map((one) => one.text))];
+  const known = chosen().instructions.filter((one) => (!state.modality || one.modality === state.modality) && (state.parts.length > 0 || one.query === queryModality(state)));
+  const texts = [...new Set(inTurn(known).map((one) => one.text))];
   const input = h("input", { id: "instruction", type: "text", maxlength: 1000, value: state.instruction, placeholder: "What is wanted, in your own words; empty: the model’s own" });
   input.addEventListener("change", () => search({ instruction: input.value.trim() }));
   const choose = (text, at) => {
@@ -205,14 +207,28 @@ function instructionPanel(state) {
   ].filter(Boolean);
 }
 
+/** What kind of query it is, or will be: words until there is a picture. */
+function queryModality(state) {
+  if (!pictureOf(state)) return "text";
+  return state.text ? "image-text" : "image";
+}
+
+/** One of each modality, then a second of each: the first few show what can be asked for. */
+function inTurn(known) {
+  const places = new Map();
+  const turn = new Map(known.map((one) => [one, places.set(one.modality, (places.get(one.modality) ?? 0) + 1).get(one.modality)]));
+  return [...known].sort((one, other) => turn.get(one) - turn.get(other));
+}
+
 function dialsPanel(state) {
   const at = state.beam ? BEAMS.findIndex((beam) => beam >= state.beam) + 1 : 0;
-  const said = (place) => (place === 0 ? "as tuned" : String(BEAMS[place - 1]));
+  const usual = chosen().settings;
+  const said = (place) => (place === 0 ? `usual, ${usual.beam}` : String(BEAMS[place - 1]));
   const output = h("output", { for: "beam" }, said(at));
   const beam = h("input", { id: "beam", type: "range", min: 0, max: BEAMS.length, step: 1, value: at, "aria-valuetext": said(at) });
   beam.addEventListener("input", () => ((output.textContent = said(Number(beam.value))), beam.setAttribute("aria-valuetext", output.textContent)));
   beam.addEventListener("change", () => search({ beam: Number(beam.value) === 0 ? null : BEAMS[Number(beam.value) - 1] }));
-  const rerank = h("select", { id: "rerank", onchange: () => search({ rerank: rerank.value }) }, RERANKS.map(([value, name]) => h("option", { value, disabled: value === "embeddings" && !chosen().stores_embeddings }, name)));
+  const rerank = h("select", { id: "rerank", onchange: () => search({ rerank: rerank.value }) }, RERANKS.map(([value, name]) => h("option", { value, disabled: value === "embeddings" && !chosen().stores_embeddings }, value ? name : `Usual, ${RERANKS.find(([one]) => one === usual.rerank)[1].toLowerCase()}`)));
   rerank.value = state.rerank;
   const k = h("select", { id: "k", onchange: () => search({ k: Number(k.value) }) }, [...new Set([...COUNTS, state.k])].sort((a, b) => a - b).map((number) => h("option", { value: number }, number)));
   k.value = state.k;

@@ -7,11 +7,11 @@ import { chosen, current, go } from "./navigation.js";
 import { say, tell } from "./notices.js";
 import { picture } from "./pictures.js";
 import { address, START } from "./state.js";
-import { count, items, modalityName, percent } from "./words.js";
+import { count, items, modalityNames, percent } from "./words.js";
 
 const LISTS = { tree: "Tree", collisions: "Same codes", duplicates: "Near-duplicates" };
 const GROUPS_AT_ONCE = 20;
-const SIMILAR_TO_BE_LISTED = 12;
+const SEEN_IN_A_BRANCH = 4;
 let running = null;
 
 const to = (changes) => address({ ...START, view: "explore", index: current().index, ...changes });
@@ -21,18 +21,21 @@ export async function showExplorer(state) {
   running?.abort();
   const { signal } = (running = new AbortController());
   place.setAttribute("aria-busy", "true");
+  if (!place.hasChildNodes()) place.replaceChildren(heading(state));
   try {
     const drawn = state.list === "collisions" || state.list === "duplicates" ? await groups(state, signal) : await node(state, signal);
-    place.replaceChildren(
-      h("div", { class: "heading" }, h("h1", { id: "explore-title", tabindex: "-1" }, "Codes"), lists(state)),
-      ...drawn.filter(Boolean),
-    );
+    place.replaceChildren(heading(state), ...drawn.filter(Boolean));
   } catch (problem) {
     if (problem.name === "AbortError") return;
-    place.replaceChildren(h("div", { class: "heading" }, h("h1", { id: "explore-title", tabindex: "-1" }, "Codes"), lists(state)), trail(state.prefix));
-    tell(problem, () => showExplorer(state));
+    const why = h("div");
+    place.replaceChildren(heading(state), trail(state.prefix), why);
+    tell(problem, () => showExplorer(state), why);
   }
   place.setAttribute("aria-busy", "false");
+}
+
+function heading(state) {
+  return h("div", { class: "heading" }, h("h1", { id: "explore-title", tabindex: "-1" }, "Codes"), lists(state));
 }
 
 function lists(state) {
@@ -48,7 +51,7 @@ function trail(prefix, name = null) {
 /** Level 0 stands for a modality; which one, its items say. */
 function onlyModality(examples) {
   const seen = new Set(examples.map((one) => one.modality));
-  return seen.size === 1 ? modalityName([...seen][0]) : null;
+  return seen.size === 1 ? modalityNames([...seen][0]) : null;
 }
 
 async function node(state, signal) {
@@ -56,6 +59,8 @@ async function node(state, signal) {
   const { children, examples } = told;
   const levels = chosen().levels.length;
   const where = state.prefix.length === 0 ? "by modality" : `at level ${told.level ?? state.prefix.length}`;
+  const isListed = told.items <= examples.length && children.every((child) => child.items === 1 || children.length === 1);
+  const isSeen = !isListed && children.every((child) => child.items <= SEEN_IN_A_BRANCH);
   say(`${items(told.items)}, ${children.length} branches.`);
   return [
     trail(state.prefix, onlyModality(examples)),
@@ -68,11 +73,11 @@ async function node(state, signal) {
       fact("Depth", `${state.prefix.length} of ${levels}`),
     ),
     children.length > 1 && strip(children),
-    children.length > 0 && !(told.items <= SIMILAR_TO_BE_LISTED && children.length === told.items) && h("h2", {}, `Divided ${where}`),
-    children.length > 0 && !(told.items <= SIMILAR_TO_BE_LISTED && children.length === told.items) && h("ul", { class: "branches" }, children.map((child) => branch(state.prefix, child))),
-    told.truncated && h("p", { class: "fine" }, "The largest branches are shown."),
-    h("h2", {}, told.items <= examples.length ? "The items here" : "Some of the items here"),
-    h("ul", { class: "grid small" }, examples.map((item) => card(item))),
+    !isListed && h("h2", {}, `Divided ${where}`),
+    !isListed && h("ul", { class: "branches" }, children.map((child) => branch(state.prefix, child, children[0].share))),
+    told.truncated && h("p", { class: "fine more" }, "The largest branches are shown."),
+    !isSeen && h("h2", {}, isListed ? "The items here" : "Some of the items here"),
+    !isSeen && h("ul", { class: "grid small" }, examples.map((item) => card(item))),
   ];
 }
 
@@ -87,7 +92,7 @@ function strip(children) {
   return h("div", { class: "strip", "aria-hidden": "true" }, children.map((child) => h("span", { "--grow": child.share, title: `${child.code}: ${percent(child.share)}` })));
 }
 
-function branch(prefix, child) {
+function branch(prefix, child, largest) {
   const only = child.items === 1 && child.examples[0];
   const name = prefix.length === 0 ? onlyModality(child.examples) : null;
   const href = only ? address({ ...current(), item: only.id }) : to({ prefix: [...prefix, child.code] });
@@ -99,8 +104,8 @@ function branch(prefix, child) {
       "a",
       { href, "aria-label": label },
       h("span", { class: `mosaic of-${Math.min(4, child.examples.length)}` }, child.examples.slice(0, 4).map((one) => (one.image ? picture(one.image, "", 128) : h("span", { class: "snippet" }, one.text)))),
-      h("span", { class: "label" }, h("b", { class: name ? "" : "code" }, name ?? child.code), h("span", {}, count(child.items))),
-      h("span", { class: "meter", "--share": child.share }),
+      h("span", { class: "label" }, h("b", { class: name ? "" : "code" }, name ?? child.code), h("span", {}, `${count(child.items)} · ${percent(child.share)}`)),
+      h("span", { class: "meter", "--share": child.share / largest }),
     ),
   );
 }

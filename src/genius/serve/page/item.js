@@ -95,7 +95,7 @@ async function explain(place, item, state) {
     place.replaceChildren(
       h("h3", {}, "How it was found"),
       h("p", { class: "fine" }, "The query wrote these codes one after the other, coarse to fine. A bar is the probability of the code after those before it; open a level to see what else it could have written."),
-      h("ol", { class: "levels" }, told.levels.map((level) => levelRow(told.codes, level))),
+      ...path(told, item),
       ...sharing(told.shares_prefix ?? []),
     );
   } catch (problem) {
@@ -103,17 +103,29 @@ async function explain(place, item, state) {
   }
 }
 
-function levelRow(codes, level) {
+/** Level by level, as long as there was anything to choose; where one item is left its other codes are one line. */
+function path({ codes, levels }, item) {
+  const alone = levels.findIndex((level) => level.items_below === 1) + 1;
+  const chosenLevels = alone ? levels.slice(0, alone) : levels;
+  const rest = codes.slice(chosenLevels.length);
+  return [
+    h("ol", { class: "levels" }, chosenLevels.map((level) => levelRow(codes, level, item))),
+    rest.length > 0 && h("p", { class: "fine rest" }, `Only this item is left; its other codes are `, h("span", { class: "code" }, rest.join(" ")), "."),
+  ].filter(Boolean);
+}
+
+function levelRow(codes, level, item) {
   const { probability } = level;
-  const name = level.name ?? (level.level ? `level ${level.level}` : "modality");
+  const name = level.level === 0 ? "modality" : `level ${level.level}`;
+  const shown = level.level === 0 ? modalityName(item.modality) : String(level.code);
   const rank = level.rank_among_siblings;
   const sum = `${name}, code ${level.code}: ${probability === null ? "not decoded" : percent(probability)}`;
   const siblings = (level.siblings ?? []).filter((one) => one.code !== level.code);
   const row = h(
     "summary",
     { "aria-label": `${sum}, ${items(level.items_below)}` },
-    h("span", { class: "name" }, name),
-    h("b", { class: "code" }, level.code),
+    level.level > 0 && h("span", { class: "name" }, name),
+    h("b", { class: level.level === 0 ? "both" : "code" }, shown),
     h("span", { class: "meter", "--share": probability ?? 0 }),
     h("span", { class: "number" }, probability === null ? "·" : percent(probability)),
     h("span", { class: "below" }, count(level.items_below)),

@@ -8,7 +8,7 @@ const REMEDIES = {
   404: "It may have been deleted, or the address is old.",
   413: "Use a smaller picture, or fewer at once.",
   422: "Change what was given and try again.",
-  429: "It answers as many at once as it can.",
+  429: "It is asked again by itself.",
   500: "It is a fault of the server; its log says more.",
   503: "It comes back when it is started again.",
   504: "A narrower beam answers sooner: see Dials.",

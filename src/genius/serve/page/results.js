@@ -14,17 +14,14 @@ const MOST = 200;
 let running = null;
 let answered = { question: null };
 
-/** The search as the server wants it. With parts, words and picture are parts like the others. */
+/** The search as the server wants it. */
 export async function question(state) {
   const brought = pictureOf(state);
-  const image = brought && (await base64(brought.file, { shrink: true }));
-  const text = state.text.trim();
-  const parts = state.parts.map(({ kind, value, weight }) => ({ [kind]: value, weight }));
-  if (parts.length && text) parts.push({ text, weight: 1 });
-  if (parts.length && image) parts.push({ image, weight: 1 });
-  const asked = {
+  return {
     index: chosen().name,
-    ...(parts.length ? { parts } : { text: text || undefined, image: image ?? undefined }),
+    text: state.text.trim() || undefined,
+    image: brought ? await base64(brought.file, { shrink: true }) : undefined,
+    parts: state.parts.length ? state.parts.map(({ kind, value, weight }) => ({ [kind]: value, weight })) : undefined,
     instruction: state.instruction || undefined,
     modality: state.modality || undefined,
     where: state.where.length ? state.where : undefined,
@@ -32,7 +29,6 @@ export async function question(state) {
     beam: state.beam ?? undefined,
     rerank: state.rerank || undefined,
   };
-  return asked;
 }
 
 export async function showResults(state) {
@@ -57,8 +53,7 @@ export async function showResults(state) {
   } catch (problem) {
     if (problem.name === "AbortError") return;
     answered = { question: null };
-    place.replaceChildren();
-    tell(problem, () => showResults(state));
+    tell(problem, () => showResults(state), place);
   }
   place.setAttribute("aria-busy", "false");
 }
@@ -76,6 +71,7 @@ function draw(place, answer, state, roundTrip) {
     place.replaceChildren(nothing(state));
     return;
   }
+  const held = place.contains(document.activeElement) && (document.activeElement.closest(".card")?.dataset.id ?? "");
   const list = h("ol", { class: isGood === false ? "grid doubtful" : "grid", "aria-label": "Hits, best first" }, hits.map((hit) => hitCard(hit, state)));
   const more = hits.length >= state.k && state.k < MOST && h("p", { class: "more" }, h("button", { type: "button", onclick: () => showMore(state) }, "Show more"));
   place.replaceChildren(
@@ -86,7 +82,8 @@ function draw(place, answer, state, roundTrip) {
       more,
     ].filter(Boolean),
   );
-  say(isGood === false ? `No good match. ${found}, all doubtful.` : `${found}. The first: ${itemName(hits[0])}.`);
+  if (held !== false) (list.querySelector(`[data-id="${CSS.escape(held)}"] .open`) ?? list.querySelector(".open")).focus();
+  say(isGood === false ? `No good match. ${found}, all doubtful.` : `${found}. The first: ${itemName(hits[0])}`);
 }
 
 function noMatchWords(best, state) {
@@ -160,6 +157,6 @@ async function showBeginning(state) {
       h("ul", { class: "grid", "aria-label": "Examples" }, examples.map((item) => card(item, { state: { ...START, index: state.index } }))),
     );
   } catch (problem) {
-    tell(problem, () => showBeginning(state));
+    tell(problem, () => showBeginning(state), place);
   }
 }

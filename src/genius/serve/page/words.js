@@ -18,8 +18,10 @@ export function milliseconds(number) {
   return number < 10 ? `${number.toFixed(1)} ms` : `${Math.round(number)} ms`;
 }
 
-const MODALITIES = { image: "Pictures", text: "Texts", "image-text": "Picture and text" };
-export const modalityName = (modality) => MODALITIES[modality] ?? modality;
+const ONE = { image: "Picture", text: "Text", "image-text": "Picture and text" };
+const MANY = { image: "Pictures", text: "Texts", "image-text": "Picture and text" };
+export const modalityName = (modality) => ONE[modality] ?? modality;
+export const modalityNames = (modality) => MANY[modality] ?? modality;
 
 /** What to call an item where its picture cannot be seen. */
 export function itemName(item) {
