@@ -11,6 +11,8 @@ from pathlib import Path
 from PIL import Image
 
 from genius.answers import SearchHit, SearchPart, SearchRequest, answer
+from genius.asking import embed_requests
+from genius.codes import CodeNode, Explanation, SharedPage, explain, look_at, sharing
 from genius.config import USUAL_SEARCH, SearchConfig
 from genius.data.features import LeftOut
 from genius.data.records import Modality
@@ -394,6 +396,54 @@ class Index:
         """Items, IDs, collisions, bytes."""
         self._refresh()
         return describe(self.folder, self._opened.state)
+
+    def tree(self, prefix: Sequence[int] = (), *, examples: int = 4, most_children: int = 64) -> CodeNode:
+        """What lies below a prefix of IDs: how many items, which codes follow and how they share the items.
+
+        Raises
+        ------
+        UnknownPrefix
+            no ID begins so.
+        """
+        self._refresh()
+        with naming_damage(self.folder):
+            return look_at(
+                self._opened,
+                self.model.quantizer.num_levels,
+                prefix,
+                examples=examples,
+                most_children=most_children,
+            )
+
+    def collisions(self, *, offset: int = 0, limit: int = 50) -> SharedPage:
+        """Items that share their whole ID, a page of groups, largest first."""
+        return self.near_duplicates(0, offset=offset, limit=limit)
+
+    def near_duplicates(self, levels: int = 1, *, offset: int = 0, limit: int = 50) -> SharedPage:
+        """Items that share all codes of their IDs but the last so many, a page of groups, largest first."""
+        num_levels = self.model.quantizer.num_levels
+        if not 0 <= levels < num_levels:
+            raise UsageError(f"all but the last {levels} of {num_levels} codes cannot be shared")
+        self._refresh()
+        with naming_damage(self.folder):
+            return sharing(self._opened, num_levels - levels, offset=offset, limit=limit)
+
+    def explain(
+        self, request: SearchRequest, item_id: str, *, config: SearchConfig | None = None
+    ) -> Explanation:
+        """Why a search finds an item, or does not: its ID's way through the levels, code by code.
+
+        Raises
+        ------
+        UnknownItem
+            it is not here.
+        """
+        self._refresh()
+        with naming_damage(self.folder):
+            wanted = config or self._settings()
+            self._opened.place_of(item_id)  # before anything is encoded
+            (asked,) = embed_requests(self.model, self._opened, [request], wanted)
+            return explain(self.model, self._opened, asked, item_id, wanted)
 
     def _settings(self) -> SearchConfig:
         tuned = self._opened.state.tuned

@@ -15,12 +15,14 @@ from torch import Tensor
 from genius.data.records import Modality
 from genius.errors import UsageError
 from genius.search.allowed import Allowed, Part
+from genius.search.duplicates import Shared, shared
 from genius.search.filters import Filter
 from genius.search.items import Item
 from genius.search.prefixes import Restriction
 from genius.search.searcher import Vectors
 from genius.search.segment import Segment
 from genius.search.state import IndexState
+from genius.search.tree import CodeTree
 
 FILTERS_KEPT: Final = 16
 """What so many filters allow is kept: about 1.2 bytes an item each."""
@@ -45,6 +47,7 @@ class OpenedIndex:
     def __init__(self, state: IndexState) -> None:
         self.state = state
         self._restrictions: dict[Filter, Restriction] = {}
+        self._shared: dict[int, Shared] = {}
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -56,6 +59,18 @@ class OpenedIndex:
         """The segments' tables, with what is alive in them."""
         alive = [(segment.table, segment.alive()) for segment in self.segments]
         return [Part(table, None if mask is None else Allowed.of(table, mask)) for table, mask in alive]
+
+    @cached_property
+    def tree(self) -> CodeTree:
+        """The tree of its codes."""
+        return CodeTree(self.parts)
+
+    def shared(self, depth: int) -> Shared:
+        """Prefixes of so many codes that several items share; kept once found."""
+        found = self._shared.get(depth)
+        if found is None:
+            found = self._shared[depth] = shared(self.tree, depth)
+        return found
 
     @property
     def vectors(self) -> list[Vectors] | None:
