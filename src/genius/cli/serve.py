@@ -45,6 +45,9 @@ class Serve:
     threads: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 1
     """Threads for the model; more than one pays where cores have nothing else to do."""
 
+    max_batch: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 32
+    """Searches that are answered together; 1 answers one after the other."""
+
     queue: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 256
     """Searches that may wait; beyond that clients are told when to come back."""
 
@@ -63,8 +66,8 @@ class Serve:
             raise UsageError("no index: name the folders of one or more")
         if not 0 <= self.port < 65536:
             raise UsageError(f"--port is {self.port}, expected 0 to 65535")
-        if min(self.threads, self.queue) < 1:
-            raise UsageError("--threads and --queue are at least 1")
+        if min(self.threads, self.max_batch, self.queue) < 1:
+            raise UsageError("--threads, --max-batch and --queue are at least 1")
         if self.host not in LOCAL and self.keys is None:
             raise UsageError(
                 f"--host {self.host} can be reached from elsewhere, and that needs API keys: make one with "
@@ -149,7 +152,7 @@ def _serve(
     from genius.serve.app import create_app
     from genius.serve.engine import Engine, EngineSettings
 
-    settings = EngineSettings(torch_threads=asked.threads, max_queue=asked.queue)
+    settings = EngineSettings(torch_threads=asked.threads, max_batch=asked.max_batch, max_queue=asked.queue)
     app = create_app(Engine(indexes, settings), keys=keys)
     config = uvicorn.Config(
         app,
