@@ -167,8 +167,8 @@ class DeletedAnswer(BaseModel):
 class FieldBody(BaseModel):
     """A field that items have, as far as a sample of them tells."""
 
-    name: str
-    kind: Literal["number", "text", "truth", "list", "object"]
+    name: str = Field(description="As a condition spells it.", examples=["price", "product.colour"])
+    kind: Literal["number", "text", "truth", "list"]
     examples: list[JsonValue]
 
 

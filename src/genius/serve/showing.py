@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 from urllib.parse import urlencode
 
@@ -13,6 +14,7 @@ from genius.config import SearchConfig
 from genius.data.records import Modality
 from genius.index import Index
 from genius.search.described import count_by_modality
+from genius.search.filters import COLUMNS
 from genius.search.items import Item, fields_of
 from genius.search.opened import OpenedIndex
 from genius.serve import limits
@@ -29,12 +31,14 @@ from genius.serve.schemas import (
 THUMBNAIL: Final = 256
 """Pixels of the longer side, unless one says otherwise."""
 SAMPLE: Final = 500
-"""Items of each segment that are looked at to see which fields there are."""
+"""About so many items of each segment are looked at to see which fields there are."""
 FIELDS: Final = 100
 EXAMPLES: Final = 5
 EXAMPLE_CHARACTERS: Final = 80
 
-Kind = Literal["number", "text", "truth", "list", "object"]
+Kind = Literal["number", "text", "truth", "list"]
+
+_PLAIN: Final = re.compile(r"[^\s.=!<>~\"',]+")
 
 
 def name_of(modality: Modality) -> ModalityName:
@@ -125,28 +129,42 @@ def _fields(opened: OpenedIndex) -> list[FieldBody]:
     kinds: dict[str, list[Kind]] = defaultdict(list)
     examples: dict[str, dict[str, Any]] = defaultdict(dict)
     for item in _sample(opened):
-        for name, value in clean(fields_of(item.source)).items():
+        for name, value in _flat(clean(fields_of(item.source))):
             kind = _kind(value)
             if kind is None:
                 continue
             kinds[name].append(kind)
-            shown = value if kind in ("number", "text", "truth") else None
-            if shown is not None and len(str(shown)) <= EXAMPLE_CHARACTERS and len(examples[name]) < EXAMPLES:
-                examples[name].setdefault(str(shown), shown)
+            few = examples[name]
+            if kind != "list" and len(few) < EXAMPLES and len(str(value)) <= EXAMPLE_CHARACTERS:
+                few.setdefault(str(value), value)
     names = sorted(kinds, key=lambda name: -len(kinds[name]))[:FIELDS]
     return [
         FieldBody(
-            name=name,
-            kind=max(set(kinds[name]), key=kinds[name].count),
-            examples=list(examples[name].values()),
+            name=name, kind=Counter(kinds[name]).most_common(1)[0][0], examples=[*examples[name].values()]
         )
         for name in names
     ]
 
 
-def _sample(opened: OpenedIndex) -> Iterable[Item]:
+def _flat(fields: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Fields by the names that conditions have for them: inner ones after a dot, odd ones in quotes."""
+    for name, value in fields.items():
+        if '"' in name and "'" in name:
+            continue  # no condition can name it
+        quote = "'" if '"' in name else '"'
+        is_own = not above and name in COLUMNS
+        spelt = above + (name if _PLAIN.fullmatch(name) and not is_own else f"{quote}{name}{quote}")
+        if isinstance(value, dict):
+            yield from _flat(value, f"{spelt}.")
+        else:
+            yield spelt, value
+
+
+def _sample(opened: OpenedIndex) -> Iterator[Item]:
+    """Items from all over each segment."""
     for segment in opened.segments:
-        yield from segment.items.get(range(min(SAMPLE, segment.table.num_items)))
+        count = segment.table.num_items
+        yield from segment.items.get(range(0, count, max(1, count // SAMPLE)))
 
 
 def _kind(value: object) -> Kind | None:
@@ -159,7 +177,5 @@ def _kind(value: object) -> Kind | None:
             return "text"
         case list():
             return "list"
-        case dict():
-            return "object"
         case _:
             return None
