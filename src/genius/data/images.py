@@ -110,7 +110,7 @@ def read_image(
     return _read(Path(name), io.BytesIO(data), max_pixels, shortest_side)
 
 
-def _read(path: Path, file: io.BufferedIOBase, max_pixels: int, shortest_side: int | None) -> Image.Image:
+def _read(path: Path, file: io.BufferedReader | io.BytesIO, max_pixels: int, shortest_side: int | None) -> Image.Image:
     try:
         with _quiet():
             opened = Image.open(file, formats=_FORMATS)
@@ -190,7 +190,7 @@ def _refuse_what_is_no_file(path: Path) -> None:
         raise BadImage(path, "is empty (0 bytes)")
 
 
-def _reason(file: io.BufferedIOBase, error: Exception) -> str:
+def _reason(file: io.BufferedReader | io.BytesIO, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError) and not file.closed:
         file.seek(0)
         start = file.read(16)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from genius import __version__
 from genius.errors import GeniusError
-from genius.serve import routes_indexes, routes_items, routes_search
+from genius.serve import routes_codes, routes_indexes, routes_items, routes_search
 from genius.serve.engine import Engine
 from genius.serve.guard import Guard
 from genius.serve.keys import Keys
@@ -24,7 +24,7 @@ from genius.serve.pictures import Pictures
 from genius.serve.problems import Redactor, respond
 from genius.serve.service import Service
 
-ROUTERS: Final = (routes_search.router, routes_items.router, routes_indexes.router)
+ROUTERS: Final = (routes_search.router, routes_items.router, routes_codes.router, routes_indexes.router)
 
 
 def api() -> FastAPI:

@@ -1,4 +1,4 @@
-"""Writes ``docs/openapi.json``: ``python -m genius.serve.document`` prints it; a test compares it with the file."""
+"""Prints what ``docs/openapi.json`` holds: ``python -m genius.serve.document``; a test compares the two."""
 
 from __future__ import annotations
 

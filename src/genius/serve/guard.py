@@ -19,7 +19,8 @@ from genius.serve.problems import Problem, Redactor, respond
 class Observe(Protocol):
     """Is told of each response."""
 
-    def __call__(self, *, route: str, method: str, status: int, seconds: float) -> None: ...
+    def __call__(self, *, route: str, method: str, status: int, seconds: float) -> None:
+        """Note it."""
 
 
 LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -94,8 +95,8 @@ class Guard:
         if self._local_only and _name_of(f"//{host}") not in LOCAL_HOSTS:
             raise Problem(
                 403,
-                "this server answers on its own machine only, as localhost or 127.0.0.1; start it with API keys "
-                "(--keys FILE) to be called by other names",
+                "this server answers on its own machine only, as localhost or 127.0.0.1; start it with API "
+                "keys (--keys FILE) to be called by other names",
             )
         if method in SAFE_METHODS:
             return

@@ -1,8 +1,8 @@
 """API keys: a file with a line for each, which holds hashes only.
 
-A line is a name, what the key may do (``read``, or ``write``, which includes reading) and the key's SHA-256. A
-key is 32 random bytes, so there is nothing for a slow hash to protect. To revoke a key, delete its line: the
-file is read again whenever it changes.
+A line is a name, what the key may do (``read``, or ``write``, which includes reading) and the key's SHA-256.
+A key is 32 random bytes, so there is nothing for a slow hash to protect. To revoke a key, delete its line:
+the file is read again whenever it changes.
 """
 
 from __future__ import annotations

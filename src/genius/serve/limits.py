@@ -40,6 +40,8 @@ ITEMS: Final = 1_000
 """That are added at once; a stream adds them in batches."""
 IDS: Final = 10_000
 """That are deleted at once."""
+GROUPS: Final = 100
+"""Of items that share codes, on a page."""
 DEADLINE_MS: Final = 600_000
 THUMBNAIL_PIXELS: Final = 1_024
 """Of a thumbnail's longer side."""

@@ -79,6 +79,6 @@ def _form_of_items(body: dict[str, Any]) -> dict[str, Any]:
     one["properties"]["files"] = {
         "type": "array",
         "items": _FILE,
-        "description": "In place of the other fields: each file is an item, a picture or a text, by its name.",
+        "description": "In place of the other fields: each file is an item by its name, picture or text.",
     }
     return one

@@ -79,7 +79,7 @@ class Pictures:
             it cannot be read any more.
         """
         try:
-            status = path.stat()
+            status = await self._run(path.stat)
         except OSError:
             raise _gone() from None
         key = (path, status.st_size, status.st_mtime_ns, size)

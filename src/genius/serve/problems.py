@@ -1,4 +1,4 @@
-"""What goes wrong, as RFC 9457 has it: one JSON form for every error, and nothing of the inside of the server.
+"""What goes wrong, as RFC 9457 has it: one JSON form for every error, and nothing of the server's inside.
 
 A person's mistake is said in full, for that is how errors teach; what the server has to answer for is logged
 here under the request's id and not told.
@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse
 
 from genius.errors import BadData, GeniusError, UsageError
 from genius.search.opened import UnknownItem
+from genius.search.tree import UnknownPrefix
 from genius.serve.refused import DeadlinePassed, Draining, Overloaded
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -28,6 +29,7 @@ PROBLEMS_SHOWN: Final = 20
 
 _STATUS: Final[Mapping[type[GeniusError], int]] = {
     UnknownItem: 404,
+    UnknownPrefix: 404,
     UsageError: 422,
     BadData: 422,
     Overloaded: 429,

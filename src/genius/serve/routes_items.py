@@ -113,8 +113,8 @@ async def get_picture(
 async def add_items(request: Request, here: Here, index: IndexName = None) -> Response:
     """As JSON, as a stream of lines (each batch of which is acknowledged by a line), or as files of a form.
 
-    An item whose id is known takes the other's place. What is acknowledged is on the disk, and the next search
-    finds it.
+    An item whose id is known takes the other's place. What is acknowledged is on the disk, and the next
+    search finds it.
     """
     name = here.resolve(index)
     match media_type(request):

@@ -54,7 +54,6 @@ async def search(request: Request, here: Here) -> Response:
     asked = await request_of(here.pictures, body, image)
     deadline = None if body.deadline_ms is None else began + body.deadline_ms / 1000
     answered = await unless_gone(request, here.engine.search(name, asked, config, deadline=deadline))
-    judge = getattr(here.engine.indexes[name], "good_match", None)
     took = answered.took
     return send(
         SearchAnswer(
@@ -64,7 +63,7 @@ async def search(request: Request, here: Here) -> Response:
                 queue=took.queue_ms, encode=took.encode_ms, search=took.search_ms, total=took.total_ms
             ),
             settings=show_settings(config, asked.beam, asked.k),
-            good_match=None if judge is None else judge(answered.hits),
+            good_match=here.engine.indexes[name].good_match(answered.hits),
             hits=[show_hit(name, hit) for hit in answered.hits],
         )
     )

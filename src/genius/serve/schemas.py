@@ -119,6 +119,97 @@ class SearchAnswer(BaseModel):
     hits: list[HitBody]
 
 
+class ExampleBody(BaseModel):
+    """An item, in short."""
+
+    id: str
+    modality: ModalityName
+    text: str | None
+    image: str | None = Field(description="Where its picture is, on this server.")
+
+
+class SiblingBody(BaseModel):
+    """A code that might have come instead."""
+
+    code: int
+    log_probability: float
+    probability: float = Field(description="Among the codes that exist there and may be found.")
+    items: int
+    examples: list[ExampleBody]
+
+
+class LevelBody(BaseModel):
+    """What the generator says of one code of an item's ID."""
+
+    level: int
+    name: str
+    code: int
+    log_probability: float = Field(description="What it adds to the score of a beam.")
+    probability: float = Field(description="Among the codes that exist there and may be found.")
+    rank_among_siblings: int = Field(description="From 1.")
+    num_siblings: int = Field(description="With itself.")
+    items_below: int = Field(description="Items that share the ID up to here.")
+    kept: bool | None = Field(description="Whether the beam kept it; null: it was not decoded so far.")
+    siblings: list[SiblingBody] = Field(description="The most probable, perhaps with itself.")
+
+
+class ExplainAnswer(BaseModel):
+    """Why a search finds an item, or does not."""
+
+    request_id: str
+    index: str
+    id: str
+    codes: list[int]
+    is_allowed: bool = Field(description="Whether modality and conditions let it be found.")
+    rank: int | None = Field(description="Among all that the search looked at; null: it was not reached.")
+    score: float | None
+    touched: int = Field(description="Items that the search looked at.")
+    beam: int
+    lost_at: int | None = Field(description="The level at which the beam dropped it.")
+    kept_by_beam: int | None = Field(description="A beam that keeps it, where this one does not.")
+    levels: list[LevelBody]
+    shares_prefix: list[ExampleBody] = Field(description="Other items that share the most of its codes.")
+
+
+class CodeChildBody(BaseModel):
+    """A code that continues a prefix."""
+
+    code: int
+    items: int
+    share: float = Field(description="Of the items below the prefix.")
+    examples: list[ExampleBody]
+
+
+class CodeNodeBody(BaseModel):
+    """A prefix of IDs, and what lies below it."""
+
+    prefix: list[int]
+    level: int = Field(description="Codes in the prefix.")
+    items: int
+    share: float = Field(description="Of all items.")
+    entropy: float | None = Field(description="Bits that the next code says of the items here.")
+    branches: int = Field(description="Codes that continue it.")
+    children: list[CodeChildBody] = Field(description="Those of most items first.")
+    examples: list[ExampleBody]
+    truncated: bool = Field(description="Whether there are more children than are listed.")
+
+
+class SharedGroupBody(BaseModel):
+    """Items whose IDs begin with the same codes."""
+
+    codes: list[int]
+    count: int
+    items: list[ExampleBody] = Field(description="All of them, unless there are many.")
+
+
+class SharedAnswer(BaseModel):
+    """Groups of items that share codes, largest first."""
+
+    total: int = Field(description="Groups there are.")
+    items: int = Field(description="Items in all of them.")
+    groups: list[SharedGroupBody]
+
+
 class NewItemBody(Asked):
     """An item to be added; it needs a text, an image, or both."""
 

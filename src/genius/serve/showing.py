@@ -19,6 +19,7 @@ from genius.search.items import Item, fields_of
 from genius.search.opened import OpenedIndex
 from genius.serve import limits
 from genius.serve.schemas import (
+    ExampleBody,
     FieldBody,
     HitBody,
     IndexBody,
@@ -57,7 +58,7 @@ def show_hit(index: str, hit: SearchHit) -> HitBody:
         rank=hit.rank,
         id=hit.item_id,
         score=hit.score,
-        probability=getattr(hit, "probability", None),
+        probability=hit.probability,
         modality=name_of(hit.modality),
         text=hit.text,
         image=None if hit.image is None else picture_url(index, hit.item_id),
@@ -76,6 +77,16 @@ def show_item(index: str, item: Item, codes: Sequence[int]) -> ItemBody:
         image=None if item.image is None else picture_url(index, item.item_id),
         fields=clean(fields_of(item.source)),
         codes=list(codes),
+    )
+
+
+def show_example(index: str, item: Item) -> ExampleBody:
+    """An item in short."""
+    return ExampleBody(
+        id=item.item_id,
+        modality=name_of(item.modality),
+        text=item.text,
+        image=None if item.image is None else picture_url(index, item.item_id),
     )
 
 
@@ -98,7 +109,7 @@ def show_index(name: str, index: Index, *, writable: bool) -> IndexBody:
             for known in model.instructions
         ],
         stores_embeddings=opened.state.facts.embeddings != "none",
-        calibrated=getattr(model, "calibration", None) is not None,
+        calibrated=index.calibration is not None,
         writable=writable,
         settings=show_settings(index.settings, None, 1),
     )
