@@ -14,6 +14,7 @@ from genius.config import SearchConfig
 from genius.data.records import Modality
 from genius.model import Genius
 from genius.search.beam import Beams, search
+from genius.search.calibration import DEPTH
 from genius.search.items import fields_of
 from genius.search.opened import OpenedIndex
 from genius.search.searcher import Answer, Evidence, rank_items
@@ -42,6 +43,9 @@ class SearchHit:
     """What the generator gave each code that it decoded; fewer than codes where a re-ranking decided."""
     source: str | None = None
     """Whatever came with it."""
+    probability: float | None = None
+    """That it answers the query, where `genius calibrate` measured what the scores of this index are worth.
+    None too where hits are ordered otherwise than they were then, and for requests of several parts."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -91,6 +95,9 @@ def find(model: Genius, opened: OpenedIndex, asked: Sequence[Asked], config: Sea
         widths=[max(request.beam or config.beam, request.k) for request in requests],
     )
     evidence = Evidence(model.ranker, opened.vectors, is_raw=opened.state.facts.embeddings == "raw")
+    calibration = opened.state.calibration
+    if calibration is not None and not calibration.applies_to(config):
+        calibration = None
     answers = [
         rank_items(
             opened.parts,
@@ -99,18 +106,38 @@ def find(model: Genius, opened: OpenedIndex, asked: Sequence[Asked], config: Sea
             one.evidence,
             config=config,
             evidence=evidence,
-            k=one.request.k,
+            k=one.request.k if calibration is None else max(one.request.k, DEPTH),
             restriction=one.restriction,
             for_codes=one.embedding[0],
         )
         for query, one in enumerate(asked)
     ]
     return [
-        Found(_hits(model, opened, beams, query, found), found.touched) for query, found in enumerate(answers)
+        Found(
+            _hits(
+                model,
+                opened,
+                beams,
+                query,
+                found.first(request.k),
+                None
+                if calibration is None or request.parts
+                else calibration.probabilities(found.scores).tolist(),
+            ),
+            found.touched,
+        )
+        for query, (request, found) in enumerate(zip(requests, answers, strict=True))
     ]
 
 
-def _hits(model: Genius, opened: OpenedIndex, beams: Beams, query: int, found: Answer) -> list[SearchHit]:
+def _hits(
+    model: Genius,
+    opened: OpenedIndex,
+    beams: Beams,
+    query: int,
+    found: Answer,
+    probabilities: Sequence[float] | None,
+) -> list[SearchHit]:
     items = opened.items(found.parts, found.items)
     num_levels = model.quantizer.num_levels  # an ID's marks stand behind its codes
     hits = []
@@ -128,6 +155,7 @@ def _hits(model: Genius, opened: OpenedIndex, beams: Beams, query: int, found: A
                 codes=tuple(table.ids[found.rows[place], :num_levels].tolist()),
                 log_probabilities=tuple(decoded[~np.isnan(decoded)].tolist()),
                 source=item.source,
+                probability=None if probabilities is None else probabilities[place],
             )
         )
     return hits

@@ -19,6 +19,7 @@ from genius.data.records import Modality
 from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius.hub.listing import is_name
 from genius.model import Genius
+from genius.search.calibration import Calibration
 from genius.search.damage import naming_damage
 from genius.search.described import IndexInfo, describe
 from genius.search.embedding_file import EmbeddingType
@@ -391,6 +392,31 @@ class Index:
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             writer.tune(tuned)
         self._refresh()
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What its scores are worth, if `genius calibrate` measured it."""
+        self._refresh()
+        return self._opened.state.calibration
+
+    def keep_calibration(self, calibration: Calibration, *, wait_seconds: float = 0.0) -> None:
+        """Give hits probabilities by it from now on."""
+        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+            writer.calibrate(calibration)
+        self._refresh()
+
+    def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
+        """Whether the first of a search's hits is likely enough to answer it; None: that is not known.
+
+        Likely enough is what `genius calibrate --precision` was told. No hits are no good match.
+        """
+        calibration = self.calibration
+        if calibration is None or calibration.threshold is None:
+            return None
+        if not hits:
+            return False
+        best = hits[0].probability
+        return None if best is None else calibration.is_good(best)
 
     def info(self) -> IndexInfo:
         """Items, IDs, collisions, bytes."""

@@ -22,6 +22,7 @@ from jaxtyping import Int64
 from genius.artifact import MANIFEST, ArtifactWriter, file_fingerprint
 from genius.errors import ArtifactMismatch, BadData, UsageError
 from genius.search.arrays import save_array
+from genius.search.calibration import Calibration
 from genius.search.compact import alive_items, merge_arrays, merge_segments
 from genius.search.items import Item, write_items
 from genius.search.leftovers import make_folder, remove_leftovers, sync
@@ -44,6 +45,10 @@ from genius.search.tuned import Tuned
 LOCK: Final = ".lock"
 MOST_SEGMENTS: Final = 8
 """An index never has more segments than this."""
+
+
+class HeldByAnother(UsageError):
+    """Somebody else holds the index for writing."""
 
 
 class Changed(NamedTuple):
@@ -73,8 +78,10 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
 
     Raises
     ------
+    HeldByAnother
+        another one is writing.
     UsageError
-        another one is writing, the seconds are negative or no number, or the folder cannot be one.
+        the seconds are negative or no number, or the folder cannot be one.
     ArtifactMismatch
         what is there is damaged; nothing is touched then.
     """
@@ -92,7 +99,7 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
     try:
         lock.acquire(timeout=wait_seconds, poll_interval=0.02)
     except Timeout:
-        raise UsageError(
+        raise HeldByAnother(
             f"{folder} is being changed by another process; try again when it is done, or wait for it: "
             "--wait SECONDS (in Python: wait_seconds=)"
         ) from None
@@ -178,9 +185,17 @@ class Writer:
     def tune(self, tuned: Tuned) -> None:
         """Keep settings that searches use from now on unless they say otherwise."""
         self._check_open()
-        manifest = self.state.manifest
+        self._note(self.state.manifest._replace(tuned=tuned))
+
+    def calibrate(self, calibration: Calibration) -> None:
+        """Keep what turns scores into probabilities."""
+        self._check_open()
+        self._note(self.state.manifest._replace(calibration=calibration))
+
+    def _note(self, manifest: IndexManifest) -> None:
+        """Say something else about the index; its items stay."""
         self._state = None
-        write_manifest(self.folder, manifest._replace(generation=manifest.generation + 1, tuned=tuned))
+        write_manifest(self.folder, manifest._replace(generation=manifest.generation + 1))
         sync(self.folder)
 
     def compact(self, *, memory_bytes: int = MEMORY_BYTES) -> None:

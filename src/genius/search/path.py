@@ -16,9 +16,9 @@ from genius.search.frontier import Chosen, Frontier
 from genius.search.prefixes import Continuations, Restriction, count_ids
 from genius.search.tree import CodeTree, Ranges
 
-MOST_TRIES: Final = 8
+MOST_TRIES: Final = 4
 """Wider beams that are tried to find one that keeps an ID."""
-WIDEST: Final = 4096
+WIDEST: Final = 1000
 """No wider beam is tried."""
 
 
