@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -144,19 +144,9 @@ def encode_items(
         no item is left; there is nothing to go on with then, and ``.work/`` is gone.
     """
     stamps, state = _stamps_of(pool)
-    rows = (
-        FeatureRow(
-            id=number,
-            key=ItemKey("candidate", item.item_id),
-            modality=item.modality,
-            image=None if item.image is None else folder / item.image,
-            text=format_text(item.text),
-        )
-        for number, item in enumerate(pool)
-    )
     try:
         features = embed(
-            rows,
+            feature_rows(pool, folder),
             model.encoder,
             folder / WORK / "features",
             inputs={"items": state},
@@ -174,6 +164,18 @@ def encode_items(
         model, features, folder / WORK / "codes", embeddings=embeddings, progress=progress
     )
     return EncodedItems(pool, arrays, features.left_out, stamps)
+
+
+def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:
+    """What to embed of each item; pictures that an index keeps are named from its folder."""
+    for number, item in enumerate(items):
+        yield FeatureRow(
+            id=number,
+            key=ItemKey("candidate", item.item_id),
+            modality=item.modality,
+            image=None if item.image is None else folder / item.image,
+            text=format_text(item.text),
+        )
 
 
 def _left_out(work: Path) -> list[LeftOut]:

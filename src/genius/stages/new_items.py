@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
+import numpy as np
+
+from genius.data.features import FeatureBatch
 from genius.data.records import Modality
 from genius.errors import BadData
 from genius.model import Genius
@@ -13,9 +16,10 @@ from genius.search.items import Item
 from genius.search.live import Writer
 from genius.search.opened import OpenedIndex
 from genius.search.pictures import keep_pictures, picture_name
-from genius.search.work import remove_work
-from genius.stages.items import NothingReadable, PoolItems, check_characters, encode_items, stamp_of
-from genius.stages.progress import Silent
+from genius.search.segment import ItemArrays
+from genius.stages.embed_shard import chunks, encode_shard
+from genius.stages.encode import encode_batch
+from genius.stages.items import BATCH, check_characters, feature_rows, stamp_of
 
 LONGEST_ID: Final = 500
 """Characters of an id that is given and not found."""
@@ -102,13 +106,32 @@ def _item_of(new: NewItem) -> Item:
 
 
 def _write(writer: Writer, model: Genius, opened: OpenedIndex, items: Sequence[Item]) -> dict[str, str]:
-    """Encode items and add them; returns those whose picture cannot be read, with the reason."""
-    pool = PoolItems(len(items), (), lambda: iter(items))
-    kept = opened.state.facts.embeddings
-    try:
-        new = encode_items(model, pool, writer.folder, embeddings=kept, progress=Silent())
-    except NothingReadable as nothing:
-        return {items[entry.id].item_id: entry.reason for entry in nothing.left_out}
-    writer.add(new, new.arrays)
-    remove_work(writer.folder)
-    return {items[entry.id].item_id: entry.reason for entry in new.left_out}
+    """Encode items and add them; returns those whose picture cannot be read, with the reason.
+
+    They are in memory already, so that nothing is kept to go on from.
+    """
+    stamps = [stamp_of(item) for item in items]
+    parts: list[ItemArrays] = []
+    left_out: dict[int, str] = {}
+    for rows in chunks(feature_rows(items, writer.folder), BATCH):
+        encoded = encode_shard(rows, model.encoder, skip_bad_images=True)
+        left_out.update((entry.id, entry.reason) for entry in encoded.left_out)
+        features, modality = FeatureBatch.of_shard(encoded.shard), encoded.shard.modality
+        if len(modality):
+            parts.append(encode_batch(model, features, modality, embeddings=opened.state.facts.embeddings))
+    if parts:
+        readable = (
+            item._replace(stamp=stamps[number]) for number, item in enumerate(items) if number not in left_out
+        )
+        writer.add(readable, _joined(parts))
+    return {items[number].item_id: reason for number, reason in left_out.items()}
+
+
+def _joined(parts: Sequence[ItemArrays]) -> ItemArrays:
+    vectors = [part.embeddings for part in parts if part.embeddings is not None]
+    return ItemArrays(
+        np.concatenate([part.codes for part in parts]),
+        np.concatenate([part.typicality for part in parts]),
+        np.concatenate(vectors) if vectors else None,
+        parts[0].stored,
+    )
