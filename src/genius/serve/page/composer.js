@@ -10,7 +10,7 @@ import { count, modalityNames } from "./words.js";
 
 const DRAGGED = "application/x-genius-item";
 const HEAVIEST = 3;
-const BEAMS = [1, 2, 5, 10, 20, 50, 100, 200, 500];
+const BEAMS = [10, 20, 50, 100, 200, 500, 1000];
 const COUNTS = [10, 20, 50, 100];
 const RERANKS = [["", "Usual"], ["none", "None"], ["codes", "By codes"], ["embeddings", "By embeddings"]];
 const FEW_CHIPS = 6;
@@ -240,6 +240,6 @@ function dialsPanel(state) {
       h("div", {}, h("label", { for: "rerank" }, "Re-ranking"), rerank),
       h("div", {}, h("label", { for: "k" }, "Hits"), k),
     ),
-    h("p", { class: "fine" }, "A wider beam misses less and takes longer; the time is shown above the hits."),
+    h("p", { class: "fine" }, "A wider beam misses less and takes longer; the time is shown above the hits. It is never narrower than the number of hits."),
   ];
 }

@@ -24,14 +24,21 @@ export async function showExplorer(state) {
   if (!place.hasChildNodes()) place.replaceChildren(heading(state));
   try {
     const drawn = state.list === "collisions" || state.list === "duplicates" ? await groups(state, signal) : await node(state, signal);
-    place.replaceChildren(heading(state), ...drawn.filter(Boolean));
+    fillWith(place, heading(state), ...drawn.filter(Boolean));
   } catch (problem) {
     if (problem.name === "AbortError") return;
     const why = h("div");
-    place.replaceChildren(heading(state), trail(state.prefix), why);
+    fillWith(place, heading(state), trail(state.prefix), why);
     tell(problem, () => showExplorer(state), why);
   }
   place.setAttribute("aria-busy", "false");
+}
+
+/** Whoever worked in here stays in here: at the same dial, else at the heading. */
+function fillWith(place, ...children) {
+  const held = place.contains(document.activeElement) ? document.activeElement.id || "explore-title" : null;
+  place.replaceChildren(...children);
+  if (held) (byId(held) ?? byId("explore-title")).focus();
 }
 
 function heading(state) {
@@ -58,24 +65,24 @@ async function node(state, signal) {
   const told = await ask("/v1/codes", { query: { index: chosen().name, prefix: state.prefix.join(",") }, signal });
   const { children, examples } = told;
   const levels = chosen().levels.length;
-  const where = state.prefix.length === 0 ? "by modality" : `at level ${told.level ?? state.prefix.length}`;
+  const where = state.prefix.length === 0 ? "by modality" : `at level ${told.level}`;
   const isListed = told.items <= examples.length && children.every((child) => child.items === 1 || children.length === 1);
   const isSeen = !isListed && children.every((child) => child.items <= SEEN_IN_A_BRANCH);
-  say(`${items(told.items)}, ${children.length} branches.`);
+  say(`${items(told.items)}, ${told.branches} branches.`);
   return [
     trail(state.prefix, onlyModality(examples)),
     h(
       "dl",
       { class: "facts" },
       fact("Items", count(told.items)),
-      children.length > 0 && fact("Branches", `${count(told.branches ?? children.length)}${told.truncated && !told.branches ? "+" : ""}`),
-      told.entropy !== null && children.length > 1 && fact("Entropy", `${told.entropy.toFixed(2)} bits`, `as even as ${number(2 ** told.entropy)} equal branches`),
+      children.length > 0 && fact("Branches", count(told.branches)),
+      told.entropy !== null && told.branches > 1 && fact("Entropy", `${told.entropy.toFixed(2)} bits`, `as even as ${number(2 ** told.entropy)} equal branches`),
       fact("Depth", `${state.prefix.length} of ${levels}`),
     ),
     children.length > 1 && strip(children),
     !isListed && h("h2", {}, `Divided ${where}`),
     !isListed && h("ul", { class: "branches" }, children.map((child) => branch(state.prefix, child, children[0].share))),
-    told.truncated && h("p", { class: "fine more" }, "The largest branches are shown."),
+    told.truncated && h("p", { class: "fine more" }, `The ${children.length} largest branches are shown.`),
     !isSeen && h("h2", {}, isListed ? "The items here" : "Some of the items here"),
     !isSeen && h("ul", { class: "grid small" }, examples.map((item) => card(item))),
   ];
@@ -146,18 +153,15 @@ function apartDial(state) {
   const output = h("output", { for: "apart" }, state.apart);
   const dial = h("input", { id: "apart", type: "range", min: 1, max: most, value: Math.min(state.apart, most) });
   dial.addEventListener("input", () => (output.textContent = dial.value));
-  dial.addEventListener("change", async () => {
-    await go({ apart: Number(dial.value) }, { replace: true });
-    byId("apart")?.focus();
-  });
+  dial.addEventListener("change", () => go({ apart: Number(dial.value) }, { replace: true }));
   return h("div", { class: "row" }, h("label", { for: "apart" }, "Last codes that may differ"), h("div", { class: "slider" }, dial, output));
 }
 
-function group({ codes, items: members }) {
+function group({ codes, count: size, items: members }) {
   return h(
     "li",
     {},
-    h("p", { class: "codes" }, h("a", { href: to({ prefix: codes }), "aria-label": `${items(members.length)} with the codes ${codes.join(" ")}` }, codes.join(" › ")), h("span", { class: "fine" }, items(members.length))),
+    h("p", { class: "codes" }, h("a", { href: to({ prefix: codes }), "aria-label": `${items(size)} with the codes ${codes.join(" ")}` }, codes.join(" › ")), h("span", { class: "fine" }, items(size))),
     h("ul", { class: "grid small" }, members.map((item) => card(item))),
   );
 }

@@ -89,18 +89,27 @@ function plainPath(place, item) {
 }
 
 async function explain(place, item, state) {
-  place.replaceChildren(h("h3", {}, "How it was found"), h("p", { class: "fine", "aria-busy": "true" }, "Reading its path …"));
+  place.replaceChildren(h("h3", {}, "Its path"), h("p", { class: "fine", "aria-busy": "true" }, "Reading its path …"));
   try {
     const told = await ask("/v1/explain", { method: "POST", json: { ...(await question(state)), id: item.id } });
     place.replaceChildren(
-      h("h3", {}, "How it was found"),
-      h("p", { class: "fine" }, "The query wrote these codes one after the other, coarse to fine. A bar is the probability of the code after those before it; open a level to see what else it could have written."),
+      h("h3", {}, "Its path"),
+      h("p", { class: "outcome" }, outcome(told)),
+      h("p", { class: "fine" }, "Its codes, coarse to fine. A bar is the probability that the query gives a code after those before it; open a level to see what else could have been written."),
       ...path(told, item),
-      ...sharing(told.shares_prefix ?? []),
+      ...sharing(told.shares_prefix),
     );
   } catch (problem) {
     tell(problem, () => explain(place, item, state), place);
   }
+}
+
+/** Where it stands, or where it was lost. */
+function outcome({ is_allowed: isAllowed, rank, touched, beam, lost_at: lostAt, kept_by_beam: wider }) {
+  if (!isAllowed) return "The filters, or the choice of what may be found, leave it out.";
+  if (rank !== null) return `Rank ${count(rank)} of ${items(touched)} that the search looked at, with a beam of ${count(beam)}.`;
+  const lost = lostAt === null ? "The search ended before it was reached." : `A beam of ${count(beam)} dropped it at level ${lostAt}.`;
+  return `${lost} ${wider === null ? "No wider beam that was tried keeps it." : `A beam of ${count(wider)} keeps it.`}`;
 }
 
 /** Level by level, as long as there was anything to choose; where one item is left its other codes are one line. */
@@ -117,17 +126,17 @@ function path({ codes, levels }, item) {
 function levelRow(codes, level, item) {
   const { probability } = level;
   const name = level.level === 0 ? "modality" : `level ${level.level}`;
+  const place = level.num_siblings === 1 ? "The only code that exists here." : `Choice ${count(level.rank_among_siblings)} of ${count(level.num_siblings)}.`;
   const shown = level.level === 0 ? modalityName(item.modality) : String(level.code);
-  const rank = level.rank_among_siblings;
-  const sum = `${name}, code ${level.code}: ${probability === null ? "not decoded" : percent(probability)}`;
-  const siblings = (level.siblings ?? []).filter((one) => one.code !== level.code);
+  const sum = `${name}, code ${level.code}: ${percent(probability)}`;
+  const siblings = level.siblings.filter((one) => one.code !== level.code);
   const row = h(
     "summary",
     { "aria-label": `${sum}, ${items(level.items_below)}` },
     level.level > 0 && h("span", { class: "name" }, name),
     h("b", { class: level.level === 0 ? "both" : "code" }, shown),
-    h("span", { class: "meter", "--share": probability ?? 0 }),
-    h("span", { class: "number" }, probability === null ? "·" : percent(probability)),
+    h("span", { class: "meter", "--share": probability }),
+    h("span", { class: "number" }, percent(probability)),
     h("span", { class: "below" }, count(level.items_below)),
   );
   return h(
@@ -137,7 +146,7 @@ function levelRow(codes, level, item) {
       "details",
       {},
       row,
-      h("div", { class: "siblings" }, h("p", { class: "fine" }, rank ? `Choice ${rank}${siblings.length ? ` of ${siblings.length + 1 < 8 ? siblings.length + 1 : "many"}` : ", the only one"}. ` : "", codeLink(codes, level.level, `The ${items(level.items_below)} below it`)), siblings.length ? h("ul", {}, siblings.map((one) => siblingTile(codes, level.level, one))) : ""),
+      h("div", { class: "siblings" }, h("p", { class: "fine" }, place, level.kept === false ? " The beam dropped it here. " : " ", codeLink(codes, level.level, `The ${items(level.items_below)} below it`)), siblings.length ? h("ul", {}, siblings.map((one) => siblingTile(codes, level.level, one))) : ""),
     ),
   );
 }
@@ -150,8 +159,8 @@ function siblingTile(codes, level, one) {
     codeLink(
       to,
       level,
-      h("span", { class: "thumbs" }, (one.examples ?? []).slice(0, 3).map((example) => (example.image ? picture(example.image, "", 128) : h("span", { class: "snippet" }, example.text)))),
-      h("span", { class: "label" }, h("b", { class: "code" }, one.code), ` ${one.probability === null ? "" : percent(one.probability)}`),
+      h("span", { class: "thumbs" }, one.examples.slice(0, 3).map((example) => (example.image ? picture(example.image, "", 128) : h("span", { class: "snippet" }, example.text)))),
+      h("span", { class: "label" }, h("b", { class: "code" }, one.code), ` ${percent(one.probability)}`),
       h("span", { class: "fine" }, items(one.items)),
     ),
   );

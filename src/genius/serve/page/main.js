@@ -116,7 +116,7 @@ async function learn() {
 onKeyWanted(askForKey);
 onShow(show);
 document.addEventListener("click", follow);
-window.addEventListener("popstate", (event) => allIndexes().length && arrive(read(location, event.state)));
+window.addEventListener("popstate", (event) => arrive(read(location, event.state)));
 byId("key").hidden = !key.get();
 byId("key").addEventListener("click", async () => (await askForKey(false)) && learn());
 byId("help").addEventListener("click", showShortcuts);

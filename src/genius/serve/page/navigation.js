@@ -25,9 +25,10 @@ export function go(changes, { replace = false, opened = false } = {}) {
   return arrive(next);
 }
 
+/** Show a state; before the indexes are known there is nothing to show, and the address keeps it. */
 export function arrive(next) {
   state = next;
-  return show(next);
+  return indexes.length ? show(next) : Promise.resolve();
 }
 
 /** Close the item: Back where it was opened from here, else the same page without it. */

@@ -8,7 +8,7 @@ export const items = (number) => `${count(number)} ${number === 1 ? "item" : "it
 /** A probability or a share, never rounded to certainty. */
 export function percent(share) {
   if (share > 0 && share < 0.001) return "<0.1 %";
-  if (share > 0 && share < 0.0095) return `${(share * 100).toFixed(1)} %`;
+  if (share > 0 && share < 0.0995) return `${(share * 100).toFixed(1)} %`;
   if (share < 1 && share >= 0.995) return ">99 %";
   return `${Math.round(share * 100)} %`;
 }
