@@ -67,7 +67,7 @@ async def read_json(request: Request, kind: type[Body]) -> Body:
     if media_type(request) != "application/json":
         raise wrong_type("application/json")
     try:
-        return kind.model_validate_json(await request.body())
+        return kind.model_validate_json(await request.body(), strict=True)
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
 

@@ -94,7 +94,7 @@ def _item(line: bytes, name: str) -> SentItem:
     if len(line) >= limits.LINE_BYTES:
         return SentItem(name, None, problem=f"the line has more than {limits.LINE_BYTES:,} bytes")
     try:
-        body = NewItemBody.model_validate_json(line)
+        body = NewItemBody.model_validate_json(line, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -107,6 +107,8 @@ def test_parts_are_composed_with_their_weights(client, index):
         ({"text": " "}, "needs a text"),
         ({"text": "x", "kk": 1}, "kk"),
         ({"text": "x", "k": 0}, "k: "),
+        ({"text": "x", "k": True}, "k: "),
+        ({"text": "x", "k": "10"}, "k: "),
         ({"text": "x", "k": limits.HITS + 1}, "k: "),
         ({"text": "x", "beam": limits.BEAM + 1}, "beam: "),
         ({"text": "x", "leaves": limits.LEAVES + 1}, "leaves: "),
