@@ -85,9 +85,9 @@ def _coverage(axes: Axes, told: Told, threshold: float | None) -> None:
         axes.annotate(
             f"good match from {threshold:.2f} on",
             (found.coverage[place], found.precision[place]),
-            xytext=(0, -18),
+            xytext=(-8, -22),
             textcoords="offset points",
-            ha="center",
+            ha="right",
             color=VERMILION,
         )
     axes.set_xlabel("share of the queries that are answered", color=INK)

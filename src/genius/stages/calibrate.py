@@ -189,7 +189,7 @@ def _rises(weights: Weights) -> bool:
     """Whether the probability never falls when a score rises, and never rises down a list of hits."""
     first = weights.score + weights.ahead + weights.contrast
     later = weights.score + weights.behind + weights.contrast
-    return min(first, later, first + weights.behind, weights.contrast + later) >= 0
+    return min(first, later, first + weights.behind, weights.contrast) >= 0
 
 
 def _newton(cases: Cases, absent: float, chosen: Sequence[int]) -> Fitted:
