@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi.exceptions import RequestValidationError
@@ -37,6 +36,23 @@ _STATUS: Final[Mapping[type[GeniusError], int]] = {
     DeadlinePassed: 504,
 }
 """Errors that a request can do something about."""
+
+_TITLES: Final = {
+    400: "Unreadable request",
+    401: "Key needed",
+    403: "Forbidden",
+    404: "Not found",
+    405: "Method not allowed",
+    408: "Too slow",
+    413: "Too large",
+    415: "Wrong media type",
+    422: "Invalid request",
+    429: "Overloaded",
+    500: "Server error",
+    503: "Unavailable",
+    504: "Deadline passed",
+}
+"""Kinds of errors; programs may rely on them."""
 
 log = logging.getLogger("genius.serve")
 
@@ -91,7 +107,7 @@ def respond(error: Exception, request_id: str, redact: Redactor) -> JSONResponse
     if problem is None:
         log.error("request %s failed", request_id, exc_info=error)
         problem = Problem(500, HIDDEN)
-    title = HTTPStatus(problem.status).phrase
+    title = _TITLES.get(problem.status, "Refused")
     body = {
         "type": f"urn:genius:{title.lower().replace(' ', '-')}",
         "title": title,
