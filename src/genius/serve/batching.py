@@ -27,6 +27,7 @@ Kind = TypeVar("Kind", bound=Hashable)
 
 LONGEST_RETRY_SECONDS: Final = 60.0
 """Nobody is sent away for longer."""
+SHUTTING_DOWN: Final = "the service is shutting down; ask another one, or this one when it is back"
 SMOOTHING: Final = 0.2
 """Weight of the last batch in the measured rate."""
 
@@ -66,6 +67,11 @@ class _Waiting(Generic[Kind, Request, Answer]):
     deadline: float
     since: float
     done: asyncio.Future[Done[Answer]]
+
+    def refuse(self) -> None:
+        """Say that there will be no answer."""
+        if not self.done.done():
+            self.done.set_exception(Draining(SHUTTING_DOWN))
 
 
 class Batcher(Generic[Kind, Request, Answer]):
@@ -110,12 +116,18 @@ class Batcher(Generic[Kind, Request, Answer]):
         """Begin to answer; inside a running event loop."""
         self._workers = [asyncio.create_task(self._work()) for _ in range(self.limits.workers)]
 
-    async def stop(self) -> None:
-        """Answer what waits and take nothing new."""
+    async def stop(self, seconds: float | None = None) -> None:
+        """Answer what waits and take nothing new; what is not answered after some seconds is refused."""
         self._is_draining = True
         self._changed.set()
-        await asyncio.gather(*self._workers)
-        self._threads.shutdown()
+        late: set[asyncio.Task[None]] = set()
+        if self._workers:
+            _, late = await asyncio.wait(self._workers, timeout=seconds)
+        for worker in late:
+            worker.cancel()
+        for waiting in self._waiting.values():
+            waiting.refuse()
+        self._threads.shutdown(wait=not late, cancel_futures=True)
 
     async def ask(
         self, kind: Kind, request: Request, *, size: int = 1, deadline: float | None = None
@@ -141,7 +153,7 @@ class Batcher(Generic[Kind, Request, Answer]):
             the service is shutting down.
         """
         if self._is_draining:
-            raise Draining("the service is shutting down; ask another one, or this one when it is back")
+            raise Draining(SHUTTING_DOWN)
         if self._waiting and self.waiting_size() + size > self.limits.queue:
             seconds = self.retry_after_seconds()
             raise Overloaded(
@@ -228,6 +240,10 @@ class Batcher(Generic[Kind, Request, Answer]):
             answers = await loop.run_in_executor(self._threads, self._each, batch[0].kind, requests)
         except Exception as error:  # noqa: BLE001  no thread to be had: nobody may wait for ever
             answers = [error] * len(batch)
+        except asyncio.CancelledError:
+            for waiting in batch:
+                waiting.refuse()
+            raise
         finally:
             self.num_running -= 1
         size = sum(waiting.size for waiting in batch)

@@ -12,27 +12,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeAlias
 
 import httpx
 
-from genius.errors import GeniusError, NetworkNeeded
+from genius.errors import NetworkNeeded
+from genius.serve.replies import (
+    Added,
+    Codes,
+    Deleted,
+    Explained,
+    Item,
+    LeftOut,
+    Searched,
+    ServiceProblem,
+    made,
+)
 
-__all__ = [
-    "Added",
-    "Client",
-    "Deleted",
-    "Hit",
-    "Item",
-    "LeftOut",
-    "Part",
-    "Searched",
-    "ServiceProblem",
-    "Took",
-    "Upload",
-]
+__all__ = ["Client", "Part", "ServiceProblem", "Upload"]
 
-Picture = str | Path | bytes
+ModalityName: TypeAlias = Literal["image", "text", "image-text"]
+Picture: TypeAlias = str | Path | bytes
 """A file of a picture, or its contents."""
 
 BATCH_ITEMS: Final = 256
@@ -42,92 +42,6 @@ ATTEMPTS: Final = 6
 LONGEST_WAIT_SECONDS: Final = 60.0
 """Between two attempts, whatever the service asks for."""
 _TRY_AGAIN: Final = frozenset({429, 503})
-
-
-class ServiceProblem(GeniusError):
-    """What the service says instead of an answer (RFC 9457); the message is its detail."""
-
-    def __init__(self, status: int, body: Mapping[str, Any]) -> None:
-        self.status = status
-        self.title = str(body.get("title", ""))
-        self.detail = str(body.get("detail", ""))
-        self.request_id = str(body.get("request_id", ""))
-        """In the service's log."""
-        self.body = dict(body)
-        super().__init__(f"{status} {self.title}: {self.detail}")
-
-
-@dataclass(frozen=True, slots=True)
-class Took:
-    """Where the time of a search went, in milliseconds."""
-
-    queue: float
-    encode: float
-    search: float
-    total: float
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """An item as the service knows it."""
-
-    id: str
-    modality: str
-    text: str | None
-    image: str | None
-    """Path of its picture on the service."""
-    fields: dict[str, Any]
-    codes: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Hit(Item):
-    """An item that was found."""
-
-    rank: int
-    score: float
-    probability: float | None
-    log_probabilities: list[float]
-
-
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """What a search found, best first."""
-
-    request_id: str
-    index: str
-    took_ms: Took
-    good_match: bool | None
-    """Whether anything found is likely what was meant; None where the index is not calibrated."""
-    hits: list[Hit]
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """An item that could not be used."""
-
-    id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Added:
-    """What became of items that were to be added; those not left out are on the disk and found."""
-
-    added: int
-    replaced: int
-    unchanged: int
-    left_out: list[LeftOut]
-    ids: list[str]
-    """Of all of them, in the order given."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deleted:
-    """What deleting did."""
-
-    deleted: int
-    missing: list[str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,7 +116,7 @@ class Client:
         image: Picture | None = None,
         parts: Sequence[Part] = (),
         instruction: str | None = None,
-        modality: Literal["image", "text", "image-text"] | None = None,
+        modality: ModalityName | None = None,
         k: int = 10,
         beam: int | None = None,
         rerank: Literal["none", "codes", "embeddings"] | None = None,
@@ -212,28 +126,21 @@ class Client:
         deadline_ms: int | None = None,
     ) -> Searched:
         """The best items for a text, a picture, both, or several parts; parameters as ``POST /v1/search``."""
-        asked = {
-            **self._named,
-            "text": text,
-            "image": _base64(image),
-            "parts": [_told(part) for part in parts] or None,
-            "instruction": instruction,
-            "modality": modality,
-            "k": k,
-            "beam": beam,
-            "rerank": rerank,
-            "leaves": leaves,
-            "where": list(where) or None,
-            "match": match,
-            "deadline_ms": deadline_ms,
-        }
-        answer = self._ask("POST", "/v1/search", json=_given(asked))
-        return _made(
-            Searched,
-            answer,
-            took_ms=_made(Took, answer["took_ms"]),
-            hits=[_made(Hit, hit) for hit in answer["hits"]],
+        asked = self._query(
+            text,
+            image,
+            parts,
+            instruction=instruction,
+            modality=modality,
+            k=k,
+            beam=beam,
+            rerank=rerank,
+            leaves=leaves,
+            where=list(where) or None,
+            match=match,
+            deadline_ms=deadline_ms,
         )
+        return made(Searched, self._ask("POST", "/v1/search", json=asked))
 
     def add(self, items: Iterable[Upload]) -> Added:
         """Add items, or replace those with the same id; in as many requests as their size asks for.
@@ -253,13 +160,13 @@ class Client:
             added=sum(answer["added"] for answer in answers),
             replaced=sum(answer["replaced"] for answer in answers),
             unchanged=sum(answer["unchanged"] for answer in answers),
-            left_out=[_made(LeftOut, one) for answer in answers for one in answer["left_out"]],
+            left_out=[made(LeftOut, one) for answer in answers for one in answer["left_out"]],
             ids=[one for answer in answers for one in answer["ids"]],
         )
 
     def delete(self, ids: Sequence[str]) -> Deleted:
         """Delete items; no search finds them any more."""
-        return _made(
+        return made(
             Deleted, self._ask("POST", "/v1/items/delete", params=self._named, json={"ids": list(ids)})
         )
 
@@ -271,7 +178,39 @@ class Client:
         ServiceProblem
             it is not there: status 404.
         """
-        return _made(Item, self._ask("GET", "/v1/items", params={**self._named, "id": item_id}))
+        return made(Item, self._ask("GET", "/v1/items", params={**self._named, "id": item_id}))
+
+    def explain(
+        self,
+        item_id: str,
+        text: str | None = None,
+        *,
+        image: Picture | None = None,
+        parts: Sequence[Part] = (),
+        instruction: str | None = None,
+        modality: ModalityName | None = None,
+        where: Sequence[str] = (),
+        match: str | None = None,
+        beam: int | None = None,
+    ) -> Explained:
+        """Why a search finds an item, or does not: its ID level by level."""
+        asked = self._query(
+            text,
+            image,
+            parts,
+            id=item_id,
+            instruction=instruction,
+            modality=modality,
+            where=list(where) or None,
+            match=match,
+            beam=beam,
+        )
+        return made(Explained, self._ask("POST", "/v1/explain", json=asked))
+
+    def codes(self, prefix: Sequence[int] = ()) -> Codes:
+        """What lies below a prefix of IDs; of all items without one."""
+        told = {**self._named, "prefix": ",".join(map(str, prefix))}
+        return made(Codes, self._ask("GET", "/v1/codes", params=told))
 
     def indexes(self) -> list[str]:
         """Names of the indexes."""
@@ -280,6 +219,13 @@ class Client:
     @property
     def _named(self) -> dict[str, str]:
         return {} if self._index is None else {"index": self._index}
+
+    def _query(
+        self, text: str | None, image: Picture | None, parts: Sequence[Part], **rest: object
+    ) -> dict[str, Any]:
+        """What is looked for, as JSON."""
+        told = {"text": text, "image": _base64(image), "parts": [_told(part) for part in parts] or None}
+        return _given({**self._named, **told, **rest})
 
     def _ask(self, method: str, path: str, **what: Any) -> Any:
         """The answer as JSON; asked again while the service says that it is busy.
@@ -306,15 +252,6 @@ class Client:
                 break
             time.sleep(wait)
         raise ServiceProblem(response.status_code, _problem(response))
-
-
-Made = TypeVar("Made")
-
-
-def _made(kind: type[Made], body: Mapping[str, Any], **parts: object) -> Made:
-    """A dataclass from JSON; what a newer service says beside is passed over."""
-    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: parts[name] if name in parts else body[name] for name in names})
 
 
 def _told(part: Part | Upload) -> dict[str, Any]:

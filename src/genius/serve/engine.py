@@ -13,7 +13,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 
@@ -30,6 +30,9 @@ from genius.serve.writing import IndexWriter
 __all__ = ["Answered", "Engine", "EngineSettings", "Took"]
 
 Result = TypeVar("Result")
+
+READERS: Final = 2
+"""Look-ups at the same time: a slow one holds up no picture."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +144,7 @@ class Engine:
             ),
         )
         self._reads: Batcher[None, _Look, Any] = Batcher(
-            self._look_up, BatchLimits(most=1, wait_ms=0.0, queue=settings.max_reads)
+            self._look_up, BatchLimits(most=1, wait_ms=0.0, queue=settings.max_reads, workers=READERS)
         )
         limits = BatchLimits(
             most=settings.max_written, wait_ms=settings.write_wait_ms, queue=settings.max_unwritten
@@ -174,9 +177,8 @@ class Engine:
     async def stop(self) -> None:
         """Answer what waits, for a while, and take nothing new: :class:`genius.serve.refused.Draining`."""
         self.is_ready = False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.drain_seconds):
-                await asyncio.gather(*(part.stop() for part in self._parts))
+        seconds = self.settings.drain_seconds
+        await asyncio.gather(*(part.stop(seconds) for part in self._parts))
 
     async def search(
         self, name: str, request: SearchRequest, config: SearchConfig, *, deadline: float | None = None
@@ -199,7 +201,7 @@ class Engine:
         return self._answered(done, request, config, time.monotonic() - began)
 
     async def read(self, name: str, work: Callable[[Index], Result]) -> Result:
-        """What some work with an index gives that is no search; in a thread of its own, one at a time."""
+        """What some work with an index gives that is no search; in a thread of its own."""
         with self._counting_errors():
             done: Done[Result] = await self._reads.ask(None, _Look(name, work))
         return done.answer

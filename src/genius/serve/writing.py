@@ -59,9 +59,9 @@ class IndexWriter:
         self._tell()
         self._changes.start()
 
-    async def stop(self) -> None:
-        """Write what waits and take nothing new."""
-        await self._changes.stop()
+    async def stop(self, seconds: float | None = None) -> None:
+        """Write what waits and take nothing new; what is not written after some seconds is refused."""
+        await self._changes.stop(seconds)
 
     async def add(self, items: Sequence[NewItem]) -> list[Outcome]:
         """Add items, in one change with what else comes at the same time; what became of each, in order."""

@@ -298,6 +298,25 @@ def test_stopping_answers_what_waits_and_takes_nothing_new():
     asyncio.run(run())
 
 
+def test_what_is_not_answered_in_the_time_to_stop_is_refused():
+    fake = Fake()
+
+    async def run():
+        batcher = Batcher(fake, BatchLimits(most=1, wait_ms=0.0))
+        batcher.start()
+        running = await held(fake, batcher)
+        waiting = asyncio.create_task(batcher.ask("a", 1))
+        await until(lambda: len(batcher) == 1)
+        await batcher.stop(0.05)
+        for task in (running, waiting):
+            with pytest.raises(Draining):
+                await task
+        fake.free.set()
+
+    asyncio.run(run())
+    assert 1 not in fake.ran
+
+
 def test_too_few_answers_are_an_error_for_everybody_and_the_next_batch_runs():
     async def run():
         batcher = Batcher(lambda kind, numbers: numbers if kind == "good" else [], BatchLimits(wait_ms=0.0))

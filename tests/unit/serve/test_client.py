@@ -12,7 +12,8 @@ import pytest
 
 from genius.errors import NetworkNeeded
 from genius.serve import client as module
-from genius.serve.client import BATCH_ITEMS, Client, LeftOut, Part, ServiceProblem, Upload
+from genius.serve.client import BATCH_ITEMS, Client, Part, ServiceProblem, Upload
+from genius.serve.replies import LeftOut
 
 HIT = {
     "rank": 1,
@@ -172,6 +173,39 @@ def test_what_waiting_does_not_mend_is_said_at_once(slept):
     with pytest.raises(ServiceProblem, match="429"):
         client.search("a kite")
     assert slept == []
+
+
+def test_the_client_and_the_service_understand_each_other(writable):
+    def pass_on(request: httpx.Request) -> httpx.Response:
+        headers = {name: request.headers[name] for name in ("Content-Type",) if name in request.headers}
+        said = writable.request(request.method, str(request.url), content=request.content, headers=headers)
+        return httpx.Response(said.status_code, headers=dict(said.headers), content=said.content)
+
+    client = Client("http://localhost")
+    client._http = httpx.Client(base_url="http://localhost", transport=httpx.MockTransport(pass_on))
+    assert client.indexes() == ["things"]
+    added = client.add(
+        [Upload(id="a/b", text="a striped drum", fields={"price": 99}), Upload(id="bad", text=" ")]
+    )
+    assert (added.added, [one.id for one in added.left_out], added.ids) == (1, ["bad"], ["a/b", "bad"])
+    (hit,) = client.search("a drum", where=["price=99"]).hits
+    assert (hit.id, hit.rank, hit.fields) == ("a/b", 1, {"price": 99})
+    parts = [Part(item="a/b"), Part(text="red", weight=-0.5)]
+    assert client.search(parts=parts, k=3, beam=50, deadline_ms=60_000).hits
+    item = client.get("a/b")
+    assert (item.text, item.codes) == ("a striped drum", hit.codes)
+    explained = client.explain("a/b", "a drum")
+    assert [level.code for level in explained.levels] == item.codes
+    assert all(level.siblings for level in explained.levels)
+    root = client.codes()
+    assert root.items == 13
+    assert sum(child.items for child in root.children) == 13
+    assert client.codes(item.codes).examples[0].id == "a/b"
+    with pytest.raises(ServiceProblem, match="404"):
+        client.get("nobody")
+    with pytest.raises(ServiceProblem, match="422"):
+        client.search()
+    assert client.delete(["a/b"]).deleted == 1
 
 
 def test_a_service_that_is_not_there_is_told_by_its_address():
