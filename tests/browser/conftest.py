@@ -126,6 +126,8 @@ def open_page(browser):
             ),
         )
         page.goto(address)
+        if "about:" not in address:
+            playwright.expect(page.locator("#size:not(:empty), dialog")).not_to_have_count(0)
         return page
 
     yield open_at

@@ -7,11 +7,22 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-VIEWS = ["/", "/?q=a+leaf", "/?q=a+leaf&part=-0.5*text:stripes&where=kind%3D%22image%22", "/?q=a+leaf&match=xylophone", "/?view=explore", "/?view=explore&list=collisions", "/?view=explore&list=duplicates&apart=3", "/?view=add"]
+VIEWS = [
+    "/",
+    "/?q=a+leaf",
+    "/?q=a+leaf&part=-0.5*text:stripes&where=kind%3D%22image%22",
+    "/?q=a+leaf&match=xylophone",
+    "/?view=explore",
+    "/?view=explore&list=collisions",
+    "/?view=explore&list=duplicates&apart=3",
+    "/?view=add",
+]
 
 
 def focused(page: Page) -> str:
-    return page.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent")
+    return page.evaluate(
+        "document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent"
+    )
 
 
 @pytest.fixture
@@ -21,7 +32,11 @@ def serious(request):
 
     def find(page: Page) -> list[str]:
         found = axe.Axe().run(page).response["violations"]
-        return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found if one["impact"] in ("serious", "critical")]
+        return [
+            f"{one['id']}: {one['nodes'][0]['html'][:200]}"
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
 
     return find
 
@@ -29,7 +44,9 @@ def serious(request):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_axe_finds_nothing_serious(open_page, server, serious, scheme, width):
-    page = open_page(server.address, color_scheme=scheme, viewport={"width": width, "height": 850}, reduced_motion="reduce")
+    page = open_page(
+        server.address, color_scheme=scheme, viewport={"width": width, "height": 850}, reduced_motion="reduce"
+    )
     for view in VIEWS:
         page.goto(server.address + view)
         expect(page.locator("main")).not_to_be_empty()
@@ -81,7 +98,11 @@ def test_tab_goes_through_the_page_in_its_order_and_skips_to_the_content(page):
         page.keyboard.press("Tab")
         order.append(focused(page))
     assert order[:5] == ["Skip to the content", "genius, a new search", "Search", "Explore", "Add"]
-    assert order[5:8] == ["Keyboard shortcuts", "What to look for", ""]  # the file chooser is named by its label
+    assert order[5:8] == [
+        "Keyboard shortcuts",
+        "What to look for",
+        "",
+    ]  # the file chooser is named by its label
     page.goto(page.url)
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("Tab")
@@ -122,9 +143,20 @@ def test_shortcuts_are_listed_and_can_be_switched_off(page):
     expect(page.get_by_role("heading", name="Codes", level=1)).to_be_visible()
 
 
-@pytest.mark.parametrize("address", ["/", "/?q=a+leaf", "/?view=explore", "/?view=add", "/?q=a+leaf&part=1*text:a+ring&part=-0.5*text:stripes"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/",
+        "/?q=a+leaf",
+        "/?view=explore",
+        "/?view=add",
+        "/?q=a+leaf&part=1*text:a+ring&part=-0.5*text:stripes",
+    ],
+)
 def test_a_phone_does_not_scroll_sideways_and_its_buttons_can_be_hit(open_page, server, address):
-    page = open_page(server.address + address, viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
+    page = open_page(
+        server.address + address, viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True
+    )
     expect(page.locator("main")).not_to_be_empty()
     page.wait_for_load_state("networkidle")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -139,12 +171,14 @@ def test_a_phone_does_not_scroll_sideways_and_its_buttons_can_be_hit(open_page, 
 def test_everything_comes_from_this_server_and_is_small(open_page, server):
     page = open_page("about:blank")
     asked, weight = [], 0
-    page.on("response", lambda response: asked.append(response))
+    page.on("response", asked.append)
     page.goto(f"{server.address}/?view=add")
     page.wait_for_load_state("networkidle")
     assert {response.url.split("/")[2] for response in asked} == {server.address.split("/")[2]}
     for response in asked:
         if "/v1/" not in response.url:
-            assert response.headers["content-security-policy"].startswith("default-src 'self'; img-src 'self' blob: data:;")
+            assert response.headers["content-security-policy"].startswith(
+                "default-src 'self'; img-src 'self' blob: data:;"
+            )
             weight += int(response.headers["content-length"])
     assert weight < 60_000

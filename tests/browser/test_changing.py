@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 
 import pytest
 from PIL import Image, ImageDraw
@@ -21,8 +22,6 @@ def drawn(colour: str) -> bytes:
 @pytest.fixture(scope="module")
 def changing(browser, serve, small_index, tmp_path_factory):
     """A server whose items may be changed."""
-    import shutil
-
     return serve(shutil.copytree(small_index, tmp_path_factory.mktemp("own") / "things.index"))
 
 
@@ -55,7 +54,7 @@ def test_dropped_files_are_shown_named_added_and_found(page):
     rows.get_by_role("textbox", name="Name of disc.png").fill("crimson-disc")
     page.get_by_role("button", name="Add 1 item").click()
     expect(page.locator("#added")).to_contain_text("1 item added")
-    expect(page.get_by_role("status")).to_contain_text("1 item added")
+    expect(page.locator("#status")).to_contain_text("1 item added")
     page.get_by_role("link", name="Find it, and what is like it").click()
     expect(page.locator('.grid [data-id="crimson-disc"]')).to_be_visible()
 
@@ -90,7 +89,7 @@ def test_a_written_text_is_added_and_deleted_again(page):
     page.get_by_role("dialog", name="Item").get_by_role("button", name="Delete").click()
     asking.get_by_role("button", name="Delete").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
-    expect(page.get_by_role("status")).to_contain_text("lighthouse is deleted")
+    expect(page.locator("#status")).to_contain_text("lighthouse is deleted")
     page.get_by_role("textbox", name="What to look for").fill("A lighthouse on a rock.")
     page.get_by_role("button", name="Search", exact=True).click()
     expect(page.get_by_role("heading", name=re.compile("hits in"))).to_be_visible()

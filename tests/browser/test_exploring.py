@@ -30,7 +30,7 @@ def test_branches_show_pictures_counts_and_shares_that_add_up(page, server):
     assert sum(counts) == 36
     assert counts == sorted(counts, reverse=True)
     expect(page.locator(".facts")).to_contain_text(re.compile(r"Entropy\s*[\d.]+ bits"))
-    page.wait_for_function("[...document.querySelectorAll('.mosaic img')].some((i) => i.naturalWidth > 0)")
+    expect(page.locator(".mosaic img").first).not_to_have_js_property("naturalWidth", 0)
 
 
 def test_a_hit_shows_its_path_the_probabilities_and_what_else_could_have_been_written(page):
@@ -40,7 +40,10 @@ def test_a_hit_shows_its_path_the_probabilities_and_what_else_could_have_been_wr
     sheet = page.get_by_role("dialog", name="Item")
     levels = sheet.locator(".levels > li")
     expect(levels.first).to_be_visible()
-    shares = [one.evaluate("e => Number(getComputedStyle(e).getPropertyValue('--share'))") for one in sheet.locator(".levels .meter").all()]
+    shares = [
+        one.evaluate("e => Number(getComputedStyle(e).getPropertyValue('--share'))")
+        for one in sheet.locator(".levels .meter").all()
+    ]
     assert all(0 <= share <= 1 for share in shares)
     levels.nth(1).locator("summary").click()
     link = levels.nth(1).get_by_role("link", name=re.compile("below it"))

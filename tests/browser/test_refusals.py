@@ -39,7 +39,9 @@ def test_a_key_is_asked_for_and_a_server_that_has_gone_is_said_to_be(open_page, 
     asking.get_by_role("textbox", name="API key").fill(key)
     page.keyboard.press("Enter")
     search(page)
-    page.wait_for_function("[...document.querySelectorAll('.grid .frame img')].some((i) => i.src.startsWith('blob:') && i.naturalWidth > 0)")
+    picture = page.locator(".grid .frame img").first
+    expect(picture).to_have_attribute("src", re.compile("^blob:"))
+    expect(picture).not_to_have_js_property("naturalWidth", 0)
     expect(page.get_by_role("link", name="Add", exact=True)).to_be_hidden()  # a key that may only read
     assert page.evaluate("[localStorage.length, Object.values(sessionStorage)]") == [0, [key]]
     assert key not in page.url
@@ -57,8 +59,18 @@ def test_a_busy_server_is_asked_again_when_it_said(page):
         if len(answers) > 1:
             route.continue_()
             return
-        problem = {"title": "Too many requests", "status": 429, "detail": "256 searches wait.", "request_id": "r-1"}
-        route.fulfill(status=429, content_type="application/problem+json", headers={"Retry-After": "1"}, body=json.dumps(problem))
+        problem = {
+            "title": "Too many requests",
+            "status": 429,
+            "detail": "256 searches wait.",
+            "request_id": "r-1",
+        }
+        route.fulfill(
+            status=429,
+            content_type="application/problem+json",
+            headers={"Retry-After": "1"},
+            body=json.dumps(problem),
+        )
 
     page.route("**/v1/search", busy_once)
     search(page)
@@ -96,14 +108,18 @@ def test_no_good_match_is_said_and_the_nearest_are_shown_as_doubtful(page):
     page.route("**/v1/search", doubtful)
     search(page)
     expect(page.get_by_role("heading", name="No good match")).to_be_visible()
-    expect(page.get_by_role("status")).to_contain_text("No good match")
+    expect(page.locator("#status")).to_contain_text("No good match")
     expect(page.locator(".doubtful .card").first).to_contain_text("4.0 %")
 
 
 def test_words_of_an_item_are_never_part_of_the_page(page):
     def hostile(route: Route) -> None:
         answer = route.fetch().json()
-        answer["hits"][0] |= {"text": "<img src=x onerror=document.title='taken'>", "id": '"><script>', "image": None}
+        answer["hits"][0] |= {
+            "text": "<img src=x onerror=document.title='taken'>",
+            "id": '"><script>',
+            "image": None,
+        }
         route.fulfill(json=answer)
 
     page.route("**/v1/search", hostile)

@@ -198,7 +198,7 @@ async function remove(item, dialog) {
   leave();
   forgetAnswer();
   await learnIndexes().then(nameIndex, tell);
-  await go({ item: null }, { replace: true });
+  await go({ item: null, parts: current().parts.filter((part) => part.value !== item.id) }, { replace: true });
   say(`${item.id} is deleted.`);
 }
 
