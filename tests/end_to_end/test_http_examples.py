@@ -44,7 +44,8 @@ def test_every_example_is_answered(trained, tmp_path):
                 check=False,
             )
             assert done.returncode == 0, f"{example}\n{done.stdout[-1000:]}{done.stderr}"
-        assert Image.open(tmp_path / "thumbnail.jpg").size == (128, 85)
+        with Image.open(tmp_path / "thumbnail.jpg") as thumbnail:
+            assert thumbnail.size == (128, 85)
     finally:
         process.terminate()
         assert process.wait(30) == 0

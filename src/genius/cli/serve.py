@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -163,7 +166,18 @@ def _serve(
     )
 
     class Server(uvicorn.Server):
-        """Says when it answers."""
+        """Says when it answers, and ends well when it is told to end."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Unlike uvicorn's own, do not die of the signal once everything has been answered."""
+            kinds = (signal.SIGINT, signal.SIGTERM)
+            before = {kind: signal.signal(kind, self.handle_exit) for kind in kinds}
+            try:
+                yield
+            finally:
+                for kind, handler in before.items():
+                    signal.signal(kind, handler)
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
