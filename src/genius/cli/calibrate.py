@@ -85,6 +85,10 @@ class Calibrate:
             queries=self.queries,
             seed=self.seed,
         )
+        if self.figure is not None:
+            from genius.report.probabilities import check_name
+
+            check_name(self.figure)
         with TerminalProgress() as progress:
             index = Index.open(self.index, model=self.model, device=self.device, download=self.download)
             found = calibrate(index, MBeir(self.data), config, progress=progress)
@@ -107,7 +111,7 @@ def _facts(found: Calibrated) -> dict[str, Any]:
 def _draw(found: Calibrated, path: Path) -> None:
     """The figure, and its numbers beside it."""
     from genius.artifact import write_json
-    from genius.report.reliability import draw_reliability, reliability_facts
+    from genius.report.probabilities import draw_reliability, reliability_facts
 
     draw_reliability(found.held_out, path, threshold=found.calibration.threshold)
     write_json(path.with_suffix(".json"), {**_facts(found), "figure": reliability_facts(found.held_out)})

@@ -21,16 +21,23 @@ LARGEST_MARK: Final = 260.0
 """Area of the mark of a tenth that holds all queries."""
 
 
-def draw_reliability(told: Told, path: Path, *, threshold: float | None) -> None:
-    """Write the figure, an SVG or a PNG by the ending of its name.
+def check_name(path: Path) -> None:
+    """Refuse what no figure can be written to.
 
     Raises
     ------
     UsageError
-        the name ends otherwise.
+        the name ends otherwise than a figure's, or its folder is not there.
     """
-    if path.suffix not in KINDS:
-        raise UsageError(f"{path} is no name of a figure; let it end in {' or '.join(KINDS)}")
+    if path.suffix not in KINDS or not path.parent.is_dir():
+        raise UsageError(
+            f"{path} is no place for a figure: its name ends in {' or '.join(KINDS)}, its folder is there"
+        )
+
+
+def draw_reliability(told: Told, path: Path, *, threshold: float | None) -> None:
+    """Write the figure, an SVG or a PNG by the ending of its name; raises as :func:`check_name`."""
+    check_name(path)
     figure = Figure(figsize=(10, 4.6), dpi=DPI, layout="constrained")
     left, right = figure.subplots(1, 2)
     _reliability(left, told)
