@@ -36,11 +36,6 @@ class Sent(NamedTuple):
     """A picture that came as a file."""
 
 
-def media_type(request: Request) -> str:
-    """What kind of body it says it has."""
-    return request.headers.get("content-type", "").split(";")[0].strip().lower()
-
-
 async def read(request: Request, kind: type[Body]) -> tuple[Body, bytes | None]:
     """A body as JSON or as a form with the same fields; the picture that came as a file.
 
@@ -51,7 +46,7 @@ async def read(request: Request, kind: type[Body]) -> tuple[Body, bytes | None]:
     RequestValidationError
         a field is wrong.
     """
-    match media_type(request):
+    match limits.kind_of(request.headers):
         case "application/json":
             return await read_json(request, kind), None
         case "multipart/form-data":
@@ -64,7 +59,7 @@ async def read(request: Request, kind: type[Body]) -> tuple[Body, bytes | None]:
 
 async def read_json(request: Request, kind: type[Body]) -> Body:
     """A body that can be JSON only."""
-    if media_type(request) != "application/json":
+    if limits.kind_of(request.headers) != "application/json":
         raise wrong_type("application/json")
     try:
         return kind.model_validate_json(await request.body(), strict=True)

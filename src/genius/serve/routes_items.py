@@ -12,7 +12,7 @@ from genius.index import Index
 from genius.search.items import Item
 from genius.serve import limits
 from genius.serve.problems import Problem
-from genius.serve.reading import form_of, media_type, read_json, wrong_type
+from genius.serve.reading import form_of, read_json, wrong_type
 from genius.serve.schemas import AddedAnswer, DeletedAnswer, IdsBody, ItemBody, NewItemsBody
 from genius.serve.service import Here, IndexName, may_read, may_write, problems, send
 from genius.serve.showing import THUMBNAIL, show_item
@@ -117,11 +117,11 @@ async def add_items(request: Request, here: Here, index: IndexName = None) -> Re
     search finds it.
     """
     name = here.resolve(index)
-    match media_type(request):
+    match limits.kind_of(request.headers):
         case "application/json":
             body = await read_json(request, NewItemsBody)
             added = await add(here, name, numbered(body.items))
-        case "application/x-ndjson":
+        case limits.STREAM:
             return Acknowledged(request, here, name)
         case "multipart/form-data":
             async with form_of(request) as form:

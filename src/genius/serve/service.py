@@ -8,6 +8,7 @@ from fastapi import Depends, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from genius.errors import ArtifactError, BadData
 from genius.serve.engine import Engine
 from genius.serve.keys import Keys
 from genius.serve.pictures import Pictures
@@ -74,7 +75,10 @@ def can_write(request: Request, here: Service) -> bool:
         return True
     kind, _, bearer = request.headers.get("authorization", "").partition(" ")
     given = bearer.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
-    key = here.keys.find(given) if given else None
+    try:
+        key = here.keys.find(given) if given else None
+    except BadData as error:  # the server's fault, and names its file
+        raise ArtifactError(str(error)) from None
     if key is None:
         raise Problem(
             401,

@@ -8,6 +8,7 @@ from typing import Final
 
 from fastapi import Request
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -28,7 +29,7 @@ ATTEMPTS: Final = 30
 class Acknowledged(Response):
     """Reads lines while it writes acknowledgements, so that a stream may be longer than any memory."""
 
-    media_type = "application/x-ndjson"
+    media_type = limits.STREAM
 
     def __init__(self, request: Request, here: Service, index: str) -> None:
         super().__init__()
@@ -45,6 +46,8 @@ class Acknowledged(Response):
                 added = await self._add(batch)
                 line = added.model_dump_json().encode() + b"\n"
                 await send({"type": "http.response.body", "body": line, "more_body": True})
+        except ClientDisconnect:
+            raise
         except Exception as error:  # noqa: BLE001  half an answer is out; the last line says what is wrong
             problem = respond(error, self._request.state.request_id, self._here.redact)
             await send({"type": "http.response.body", "body": bytes(problem.body) + b"\n", "more_body": True})

@@ -107,6 +107,17 @@ def test_with_keys_nobody_is_answered_without_one_and_reading_is_not_writing(ser
             assert client.get(path).status_code == 200
 
 
+def test_while_the_file_of_keys_cannot_be_read_nobody_is_answered(served_model, tmp_path):
+    file = tmp_path / "keys"
+    key = add_key(file, name="reader", scope="read")
+    with serving(make_index(tmp_path, served_model), keys=file) as client:
+        assert client.get("/v1/indexes", headers={"X-API-Key": key}).status_code == 200
+        file.write_text("no key at all")
+        response = client.get("/v1/indexes", headers={"X-API-Key": key})
+        is_problem(response, 500)
+        assert str(tmp_path) not in response.text
+
+
 @pytest.mark.parametrize(
     "error", [RuntimeError("secret"), ArtifactMismatch("secret"), OSError(2, "secret", "/secret")]
 )

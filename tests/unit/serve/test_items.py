@@ -195,6 +195,10 @@ def test_too_large_a_body_is_refused_whether_it_says_so_or_not(client, monkeypat
             yield big[start : start + 100]
 
     is_problem(client.post("/v1/search", content=parts(), headers=json_type), 413)
+    both = [("Content-Type", "application/json"), ("Content-Type", "application/x-ndjson")]
+    for kinds in (both, both[::-1]):
+        response = client.post("/v1/search", content=parts(), headers=kinds)
+        assert is_problem(response, response.status_code)["status"] in (413, 415)
     assert client.post("/v1/search", json={"text": "x"}).status_code == 200
 
 
