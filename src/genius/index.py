@@ -387,6 +387,11 @@ class Index:
         self._refresh()
         return self._opened
 
+    @property
+    def seen(self) -> OpenedIndex:
+        """Its state when it was last looked at: for those who cannot wait until a new one is opened."""
+        return self._opened
+
     def keep_settings(self, tuned: Tuned, *, wait_seconds: float = 0.0) -> None:
         """Search with these settings from now on, here and elsewhere, unless a search says otherwise."""
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
@@ -410,7 +415,7 @@ class Index:
 
         Likely enough is what `genius calibrate --precision` was told. No hits are no good match.
         """
-        calibration = self.calibration
+        calibration = self.seen.state.calibration  # that of the search
         if calibration is None or calibration.threshold is None:
             return None
         if not hits:

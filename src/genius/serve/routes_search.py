@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from genius.asking import SearchPart, SearchRequest
-from genius.config import SearchConfig
+from genius.config import USUAL_SEARCH, SearchConfig
 from genius.data.records import Modality
 from genius.index import Index
 from genius.search.filters import Filter
@@ -77,13 +77,14 @@ def config_of(index: Index, body: SearchBody) -> SearchConfig:
     Problem
         what was asked for would change nothing, or cannot be.
     """
-    usual = index.settings
+    state = index.seen.state  # others wait meanwhile, and how it is searched hardly ever changes
+    usual = USUAL_SEARCH if state.tuned is None else state.tuned.search
     config = dataclasses.replace(
         usual,
         rerank=usual.rerank if body.rerank is None else body.rerank,
         leaves=usual.leaves if body.leaves is None else body.leaves,
     )
-    if config.rerank == "embeddings" and index.opened.state.facts.embeddings == "none":
+    if config.rerank == "embeddings" and state.facts.embeddings == "none":
         raise Problem(422, "rerank: this index stores no embeddings; rerank by codes, or not at all")
     if body.leaves and config.rerank == "none":
         raise Problem(422, "leaves: something has to order them; rerank by codes or embeddings")
