@@ -12,6 +12,7 @@ from genius.asking import Asked
 from genius.config import SearchConfig
 from genius.errors import UsageError
 from genius.model import Genius
+from genius.search.duplicates import first_codes
 from genius.search.items import Item
 from genius.search.opened import OpenedIndex
 from genius.search.path import Sought, Step, Watched, keeping_width, path_of, watch
@@ -204,9 +205,12 @@ def sharing(
     page = slice(offset, offset + limit)
     ranges = Ranges(found.ranges.low[page], found.ranges.high[page])
     groups = [
-        SharedGroup(_codes(opened, ranges, number, depth), int(count), own)
-        for number, (count, own) in enumerate(
-            zip(found.items[page], _examples(opened, opened.tree, ranges, most), strict=True)
+        SharedGroup(tuple(codes), int(count), own)
+        for codes, count, own in zip(
+            first_codes(opened.tree, ranges, depth).tolist(),
+            found.items[page],
+            _examples(opened, opened.tree, ranges, most),
+            strict=True,
         )
     ]
     return SharedPage(len(found.items), int(found.items.sum()), groups)
@@ -308,9 +312,3 @@ def _examples(opened: OpenedIndex, tree: CodeTree, ranges: Ranges, most: int) ->
     for owner, item in zip(picked.owner.tolist(), opened.items(picked.parts, picked.rows), strict=True):
         found[owner].append(item)
     return found
-
-
-def _codes(opened: OpenedIndex, ranges: Ranges, number: int, depth: int) -> tuple[int, ...]:
-    """The codes of a prefix that has items."""
-    part = int(np.flatnonzero(ranges.high[number] > ranges.low[number])[0])
-    return tuple(opened.parts[part].table.ids[ranges.low[number, part], :depth].tolist())
