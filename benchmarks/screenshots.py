@@ -1,6 +1,6 @@
 """Pictures of the page for docs/page.md, from an index of the drawn catalogue (`genius demo`, `genius calibrate`).
 
-Usage: python benchmarks/screenshots.py CATALOGUE.index [--model FOLDER] [--out docs/pictures]
+Usage: python benchmarks/screenshots.py CATALOGUE.index [--model FOLDER] [--out docs/pictures] [--only NAME ...]
 
 Starts `genius serve` on a copy of the index and looks at it with Debian's chromium (package playwright).
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 MOST_BYTES = 200_000
 DESKTOP = {"width": 1280, "height": 860}
@@ -43,19 +43,24 @@ class Shot(NamedTuple):
 
 
 SHOTS = (
-    Shot("page-light", "/?q=blue+scales+on+a+sky+background,+in+a+round+frame&find=image", ".rating"),
+    Shot("page-light", "/?q=a+striped+pink+pie+chart+with+a+lavender+backdrop&find=image", ".rating"),
     Shot(
         "page-dark",
-        "/?q=blue+scales+on+a+sky+background,+in+a+round+frame&find=image&part=-0.5*text:a+frame",
+        "/?q=a+striped+pink+pie+chart+with+a+lavender+backdrop&find=image&part=-0.5*text:a+frame",
         ".rating",
         scheme="dark",
         open=(".panels [aria-controls=panel-filters]",),
     ),
-    Shot("page-phone", "/?q=blue+scales+on+a+sky+background,+in+a+round+frame&find=image", ".rating", size=PHONE),
+    Shot(
+        "page-phone",
+        "/?q=a+striped+pink+pie+chart+with+a+lavender+backdrop&find=image",
+        ".rating",
+        size=PHONE,
+    ),
     Shot("page-explorer", "/?view=explore&prefix=0", ".branches"),
     Shot(
         "page-path",
-        "/?q=blue+scales+on+a+sky+background,+in+a+round+frame&find=image",
+        "/?q=a+striped+pink+pie+chart+with+a+lavender+backdrop&find=image",
         ".rating",
         open=(".card .open", ".levels li:nth-child(2) summary"),
         show=".path",
@@ -71,6 +76,7 @@ def main() -> int:
     parser.add_argument("index", type=Path)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=[shot.name for shot in SHOTS])
     given = parser.parse_args()
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -81,7 +87,7 @@ def main() -> int:
         copy = Path(shutil.copytree(given.index, Path(folder) / "catalogue.index"))
         with serving(copy, given.model) as address:
             browser = running.chromium.launch(executable_path=chromium)
-            for shot in SHOTS:
+            for shot in (one for one in SHOTS if one.name in given.only):
                 size = take(browser, address, shot, given.out / f"{shot.name}.png")
                 print(f"{shot.name}.png {size:,} bytes")
             browser.close()
@@ -134,11 +140,12 @@ def take(browser: Browser, address: str, shot: Shot, path: Path) -> int:
 
 
 def settle(page: Page) -> None:
-    """Until the pictures that can be seen are there."""
+    """Until the pictures that can be seen are there; those in what is folded up are never fetched."""
     page.wait_for_load_state("networkidle")
-    page.evaluate(
-        "Promise.all([...document.images].filter((i) => i.getBoundingClientRect().top < innerHeight).map((i) => i.decode().catch(() => {})))"
-    )
+    for picture in page.locator("img:visible").all():
+        box = picture.bounding_box()
+        if box is not None and -box["height"] < box["y"] < page.viewport_size["height"]:
+            expect(picture).not_to_have_js_property("naturalWidth", 0)
 
 
 if __name__ == "__main__":

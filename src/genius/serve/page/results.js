@@ -87,8 +87,8 @@ function draw(place, answer, state, roundTrip) {
 }
 
 function noMatchWords(best, state) {
-  const chance = best.probability === null ? "" : ` The nearest is right with a probability of ${percent(best.probability)}.`;
-  return `Nothing here is likely to be what you asked for.${chance} ${narrowed(state) ? "Fewer filters or other words may help." : "Other words may help; what is nearest stands below."}`;
+  const chance = best.probability === null ? "Nothing here is near enough to be called one." : `The nearest is right with a probability of ${percent(best.probability)}, too little to call it one.`;
+  return `${chance} ${narrowed(state) ? "A wider choice or other words may help." : "Other words may help."}`;
 }
 
 const narrowed = (state) => state.where.length > 0 || state.match || state.modality;
