@@ -72,9 +72,9 @@ def run(script: str, *arguments: object) -> dict:
 
 
 def test_every_answer_to_whatever_is_asked_is_one_that_the_description_names(server):
-    told = run("fuzz_api.py", server.url, "--cases", 440)
+    told = run("fuzz_api.py", server.url, "--cases", 300)
     assert told["failed"] == 0
-    assert told["cases"] >= 400
+    assert told["cases"] >= 290
     assert len(told["answers"]) == len(
         [
             method

@@ -110,7 +110,9 @@ def read_image(
     return _read(Path(name), io.BytesIO(data), max_pixels, shortest_side)
 
 
-def _read(path: Path, file: io.BufferedReader | io.BytesIO, max_pixels: int, shortest_side: int | None) -> Image.Image:
+def _read(
+    path: Path, file: io.BufferedReader | io.BytesIO, max_pixels: int, shortest_side: int | None
+) -> Image.Image:
     try:
         with _quiet():
             opened = Image.open(file, formats=_FORMATS)
