@@ -37,8 +37,9 @@ check: $(VENV)/dev  ## Lint, types, layers, tests
 	$(BIN)/lint-imports
 	$(MAKE) test
 
-docs: $(VENV)/dev  ## Write docs/cli.md and docs/results-published.md anew
+docs: $(VENV)/dev  ## Write docs/cli.md, docs/openapi.json and docs/results-published.md anew
 	$(BIN)/python -m genius.cli.document > docs/cli.md
+	$(BIN)/python -m genius.serve.document > docs/openapi.json
 	$(BIN)/genius repro --list > docs/results-published.md
 
 clean:  ## Remove what the demo made

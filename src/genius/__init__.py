@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from genius.config import FitConfig, SearchConfig, preset
     from genius.data.records import Candidate, Modality, Query
     from genius.errors import GeniusError
-    from genius.index import Index, SearchHit
+    from genius.index import Index, NewItem, SearchHit, SearchPart
     from genius.model import Genius
 
 __version__ = "0.1.0"
@@ -27,9 +27,11 @@ __all__ = [
     "GeniusError",
     "Index",
     "Modality",
+    "NewItem",
     "Query",
     "SearchConfig",
     "SearchHit",
+    "SearchPart",
     "preset",
 ]
 
@@ -40,9 +42,11 @@ _HOMES = {
     "GeniusError": "genius.errors",
     "Index": "genius.index",
     "Modality": "genius.data.records",
+    "NewItem": "genius.index",
     "Query": "genius.data.records",
     "SearchConfig": "genius.config",
     "SearchHit": "genius.index",
+    "SearchPart": "genius.index",
     "preset": "genius.config",
 }
 

@@ -10,13 +10,16 @@ from pathlib import Path
 
 from PIL import Image
 
-from genius.answers import SearchHit, SearchRequest, answer
+from genius.answers import SearchHit, SearchPart, SearchRequest, answer
+from genius.asking import embed_requests
+from genius.codes import CodeNode, Explanation, SharedPage, explain, look_at, sharing
 from genius.config import USUAL_SEARCH, SearchConfig
 from genius.data.features import LeftOut
 from genius.data.records import Modality
 from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius.hub.listing import is_name
 from genius.model import Genius
+from genius.search.calibration import Calibration
 from genius.search.damage import naming_damage
 from genius.search.described import IndexInfo, describe
 from genius.search.embedding_file import EmbeddingType
@@ -30,12 +33,22 @@ from genius.search.tuned import Tuned
 from genius.search.verify import Verified, verify
 from genius.search.work import WORK, remove_work
 from genius.stages.items import NothingReadable, encode_items, read_items, without_unchanged
+from genius.stages.new_items import NewItem, Outcome, add_new_items
 from genius.stages.progress import Progress, Silent
 from genius.stages.pull import find_index, model_folder
 from genius.stages.push import push
 from genius.stages.save import About
 
-__all__ = ["Added", "Index", "IndexInfo", "SearchHit", "SearchRequest"]
+__all__ = [
+    "Added",
+    "Index",
+    "IndexInfo",
+    "NewItem",
+    "Outcome",
+    "SearchHit",
+    "SearchPart",
+    "SearchRequest",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +277,21 @@ class Index:
         self._refresh()
         return Added(done.added, done.replaced, unchanged, (*read.left_out, *new.left_out))
 
+    def add_items(self, items: Sequence[NewItem], *, wait_seconds: float = 0.0) -> list[Outcome]:
+        """Add items that are in memory; what became of each, in order. Searchable at once.
+
+        As :meth:`add`, one whose id is here takes the other's place, and one that has not changed is passed
+        over; of two with one id the last is meant. Pictures are kept in the index. When this returns, all of
+        it is on the disk. An item that cannot be used is left out, and says why.
+
+        >>> index.add_items([NewItem("kite", "a red kite", photo, {"price": 12})])  # doctest: +SKIP
+        """
+        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+            self._refresh()
+            outcomes = add_new_items(writer, self.model, self._opened, items)
+        self._refresh()
+        return outcomes
+
     def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = 0.0) -> Deleted:
         """Delete items, or one; they are not found from now on. Ids that are not here are returned."""
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
@@ -293,6 +321,7 @@ class Index:
         text: str | None = None,
         *,
         image: str | Path | Image.Image | None = None,
+        parts: Sequence[SearchPart] = (),
         instruction: str | None = None,
         modality: str | Modality | None = None,
         where: Sequence[str] | Mapping[str, object] = (),
@@ -300,10 +329,13 @@ class Index:
         k: int = 10,
         config: SearchConfig | None = None,
     ) -> list[SearchHit]:
-        """The ``k`` best items for a text, a picture, or both.
+        """The ``k`` best items for a text, a picture, both, or several parts.
 
         Parameters
         ----------
+        parts
+            texts, pictures and items of the index that count with a weight, which may be negative:
+            ``[SearchPart(item_id="7"), SearchPart(text="in red"), SearchPart(text="a logo", weight=-0.5)]``.
         instruction
             what is wanted, in words. Without one the model's own training instruction for this kind of
             query and the wanted modality is used, if it has one.
@@ -324,6 +356,7 @@ class Index:
         request = SearchRequest(
             text=text,
             image=image,
+            parts=tuple(parts),
             instruction=instruction,
             modality=Modality.parse(modality) if isinstance(modality, str) else modality,
             only=Filter.parse(where, match),
@@ -354,16 +387,94 @@ class Index:
         self._refresh()
         return self._opened
 
+    @property
+    def seen(self) -> OpenedIndex:
+        """Its state when it was last looked at: for those who cannot wait until a new one is opened."""
+        return self._opened
+
     def keep_settings(self, tuned: Tuned, *, wait_seconds: float = 0.0) -> None:
         """Search with these settings from now on, here and elsewhere, unless a search says otherwise."""
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             writer.tune(tuned)
         self._refresh()
 
+    @property
+    def calibration(self) -> Calibration | None:
+        """What its scores are worth, if `genius calibrate` measured it."""
+        self._refresh()
+        return self._opened.state.calibration
+
+    def keep_calibration(self, calibration: Calibration, *, wait_seconds: float = 0.0) -> None:
+        """Give hits probabilities by it from now on."""
+        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+            writer.calibrate(calibration)
+        self._refresh()
+
+    def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
+        """Whether the first of a search's hits is likely enough to answer it; None: that is not known.
+
+        Likely enough is what `genius calibrate --precision` was told. No hits are no good match.
+        """
+        calibration = self.seen.state.calibration  # that of the search
+        if calibration is None or calibration.threshold is None:
+            return None
+        if not hits:
+            return False
+        best = hits[0].probability
+        return None if best is None else calibration.is_good(best)
+
     def info(self) -> IndexInfo:
         """Items, IDs, collisions, bytes."""
         self._refresh()
         return describe(self.folder, self._opened.state)
+
+    def tree(self, prefix: Sequence[int] = (), *, examples: int = 4, most_children: int = 64) -> CodeNode:
+        """What lies below a prefix of IDs: how many items, which codes follow and how they share the items.
+
+        Raises
+        ------
+        UnknownPrefix
+            no ID begins so.
+        """
+        self._refresh()
+        with naming_damage(self.folder):
+            return look_at(
+                self._opened,
+                self.model.quantizer.num_levels,
+                prefix,
+                examples=examples,
+                most_children=most_children,
+            )
+
+    def collisions(self, *, offset: int = 0, limit: int = 50) -> SharedPage:
+        """Items that share their whole ID, a page of groups, largest first."""
+        return self.near_duplicates(0, offset=offset, limit=limit)
+
+    def near_duplicates(self, levels: int = 1, *, offset: int = 0, limit: int = 50) -> SharedPage:
+        """Items that share all codes of their IDs but the last so many, a page of groups, largest first."""
+        num_levels = self.model.quantizer.num_levels
+        if not 0 <= levels < num_levels:
+            raise UsageError(f"all but the last {levels} of {num_levels} codes cannot be shared")
+        self._refresh()
+        with naming_damage(self.folder):
+            return sharing(self._opened, num_levels - levels, offset=offset, limit=limit)
+
+    def explain(
+        self, request: SearchRequest, item_id: str, *, config: SearchConfig | None = None
+    ) -> Explanation:
+        """Why a search finds an item, or does not: its ID's way through the levels, code by code.
+
+        Raises
+        ------
+        UnknownItem
+            it is not here.
+        """
+        self._refresh()
+        with naming_damage(self.folder):
+            wanted = config or self._settings()
+            self._opened.place_of(item_id)  # before anything is encoded
+            (asked,) = embed_requests(self.model, self._opened, [request], wanted)
+            return explain(self.model, self._opened, asked, item_id, wanted)
 
     def _settings(self) -> SearchConfig:
         tuned = self._opened.state.tuned

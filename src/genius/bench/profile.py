@@ -23,14 +23,14 @@ WATCHED: Final = (
     Watched(beam, "_picked", "scores picked"),
     Watched(Frontier, "grown", "beams grown"),
     Watched(Frontier, "take", "beams taken"),
-    Watched(beam._Run, "__init__", "set-up"),  # noqa: SLF001
-    Watched(beam._Run, "decode", "the loop over levels"),  # noqa: SLF001
-    Watched(beam._Run, "_begin", "root"),  # noqa: SLF001
-    Watched(beam._Run, "_continue", "children"),  # noqa: SLF001
-    Watched(beam._Run, "_gained", "scores picked"),  # noqa: SLF001
-    Watched(beam._Run, "_leaves", "leaves"),  # noqa: SLF001
-    Watched(beam._Run, "_finish", "beams finished"),  # noqa: SLF001
-    Watched(beam._Run, "beams", "beams returned"),  # noqa: SLF001
+    Watched(beam.Run, "__init__", "set-up"),
+    Watched(beam.Run, "decode", "the loop over levels"),
+    Watched(beam.Run, "_begin", "root"),
+    Watched(beam.Run, "_continue", "children"),
+    Watched(beam.Run, "_gained", "scores picked"),
+    Watched(beam.Run, "_leaves", "leaves"),
+    Watched(beam.Run, "_finish", "beams finished"),
+    Watched(beam.Run, "beams", "beams returned"),
     Watched(IdTable, "children", "children"),
     Watched(IdTable, "buckets", "items of leaves"),
     Watched(searcher, "_leaves", "rows of leaves"),

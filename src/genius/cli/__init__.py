@@ -20,6 +20,10 @@ from genius.errors import GeniusError
 COMMANDS: Final[dict[str, str]] = {
     "demo": "genius.cli.demo:Demo",
     "search": "genius.cli.search:Search",
+    "explain": "genius.cli.codes:Explain",
+    "codes": "genius.cli.codes:Codes",
+    "serve": "genius.cli.serve:Serve",
+    "keys add": "genius.cli.serve:AddKey",
     "index create": "genius.cli.index:Create",
     "index add": "genius.cli.index:Add",
     "index delete": "genius.cli.index:Delete",
@@ -27,6 +31,7 @@ COMMANDS: Final[dict[str, str]] = {
     "index verify": "genius.cli.index:Verify",
     "index info": "genius.cli.index:Info",
     "tune": "genius.cli.tune:Tune",
+    "calibrate": "genius.cli.calibrate:Calibrate",
     "fit": "genius.cli.train:Fit",
     "evaluate": "genius.cli.evaluate:Evaluate",
     "score": "genius.cli.score:Score",

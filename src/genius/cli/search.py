@@ -125,6 +125,8 @@ class Search:
             )
         elif hits:
             Console().print(_table(hits, with_codes=self.codes))
+            if index.good_match(hits) is False:
+                print("no good match: the first hit is more likely wrong than you want", file=sys.stderr)
         else:
             print("nothing found", file=sys.stderr)
         return 0 if hits else 3
@@ -153,11 +155,16 @@ def _table(hits: list[SearchHit], *, with_codes: bool) -> Table:
     table = Table(box=None, expand=True)
     table.add_column("rank", justify="right", no_wrap=True, min_width=4)
     table.add_column("score", no_wrap=True, min_width=max(len(f"{hit.score:.4f}") for hit in hits))
+    if hits[0].probability is not None:
+        table.add_column("probability", justify="right", no_wrap=True, min_width=11)
     table.add_column("item", no_wrap=True, min_width=max(len(hit.item_id) for hit in hits))
     table.add_column("text or picture", no_wrap=True, overflow="ellipsis", ratio=1)
     for hit in hits:
         shown = " ".join((hit.text or hit.image or "").split())
-        table.add_row(str(hit.rank), f"{hit.score:.4f}", Text(hit.item_id), Text(shown))
+        likely = [] if hit.probability is None else [f"{hit.probability:.3f}"]
+        cells: list[str | Text] = [str(hit.rank), f"{hit.score:.4f}", *likely, Text(hit.item_id)]
+        table.add_row(*cells, Text(shown))
         if with_codes:
-            table.add_row("", "", "", Text(" · ".join(str(code) for code in hit.codes)), style="dim")
+            ids = Text(" · ".join(str(code) for code in hit.codes))
+            table.add_row(*[""] * len(cells), ids, style="dim")
     return table

@@ -67,6 +67,13 @@ class FeatureBatch(NamedTuple):
             torch.from_numpy(text_places != ABSENT),
         )
 
+    @staticmethod
+    def of_shard(shard: Shard) -> FeatureBatch:
+        """The rows of a shard as they would be read back from the disk; raises as :func:`write_shard`."""
+        stored = _to_write(shard)
+        image, text = (torch.from_numpy(packed).float() for packed in (stored.image, stored.text))
+        return FeatureBatch.of(image, text, shard.image_index, shard.text_index)
+
 
 class LeftOut(NamedTuple):
     """A record whose picture could not be read, so that it has no row."""
@@ -86,13 +93,7 @@ def write_shard(folder: Path, number: int, shard: Shard, left_out: Sequence[Left
     ArtifactMismatch
         the folder is gone: it is not made again, since the shards that were in it would be missing.
     """
-    shard = shard._replace(image=_stored(shard.image), text=_stored(shard.text))
-    for name in ("image", "text"):
-        if not _all_finite(getattr(shard, name)):
-            raise BadData(
-                f"shard {number}: {name} features are not finite or too large for 16 bits; "
-                "check the encoder's output"
-            )
+    shard = _to_write(shard)
     temporary = folder / f".shard-{number:06d}"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -212,6 +213,16 @@ class Features:
                 found = np.asarray(arrays[shard][places[here]])
                 output[torch.from_numpy(here)] = torch.from_numpy(found).float()
         return output
+
+
+def _to_write(shard: Shard) -> Shard:
+    shard = shard._replace(image=_stored(shard.image), text=_stored(shard.text))
+    for name in ("image", "text"):
+        if not _all_finite(getattr(shard, name)):
+            raise BadData(
+                f"{name} features are not finite or too large for 16 bits; check the encoder's output"
+            )
+    return shard
 
 
 def _mapped(path: Path) -> np.ndarray:

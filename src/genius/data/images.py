@@ -6,6 +6,7 @@ wants none of that.
 
 from __future__ import annotations
 
+import io
 import threading
 import warnings
 from collections.abc import Iterator
@@ -95,16 +96,34 @@ def open_image(path: Path, *, max_pixels: int = MAX_PIXELS, shortest_side: int |
     _refuse_what_is_no_file(path)
     try:
         with path.open("rb") as file:
-            with _quiet():
-                opened = Image.open(file, formats=_FORMATS)
-            with opened:
-                return _decode(path, opened, max_pixels, shortest_side)
+            return _read(path, file, max_pixels, shortest_side)
+    except OSError as error:
+        raise BadImage(path, f"cannot be read: {_words(error)}") from None
+
+
+def read_image(
+    data: bytes, *, name: str, max_pixels: int = MAX_PIXELS, shortest_side: int | None = None
+) -> Image.Image:
+    """Read a picture that somebody sent, as :func:`open_image` reads a file; errors call it ``name``."""
+    if not data:
+        raise BadImage(Path(name), "is empty (0 bytes)")
+    return _read(Path(name), io.BytesIO(data), max_pixels, shortest_side)
+
+
+def _read(
+    path: Path, file: io.BufferedReader | io.BytesIO, max_pixels: int, shortest_side: int | None
+) -> Image.Image:
+    try:
+        with _quiet():
+            opened = Image.open(file, formats=_FORMATS)
+        with opened:
+            return _decode(path, opened, max_pixels, shortest_side)
     except BadImage:
         raise
     except Image.DecompressionBombError:
         raise TooManyPixels(path, _too_large(None, max_pixels)) from None
     except Exception as error:  # noqa: BLE001  (decoders raise nearly anything on hostile bytes)
-        raise BadImage(path, _reason(path, error)) from None
+        raise BadImage(path, _reason(file, error)) from None
 
 
 def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int | None) -> Image.Image:
@@ -173,12 +192,10 @@ def _refuse_what_is_no_file(path: Path) -> None:
         raise BadImage(path, "is empty (0 bytes)")
 
 
-def _reason(path: Path, error: Exception) -> str:
-    if isinstance(error, PermissionError):
-        return f"cannot be read: {_words(error)}"
-    if isinstance(error, UnidentifiedImageError):
-        with path.open("rb") as file:
-            start = file.read(16)
+def _reason(file: io.BufferedReader | io.BytesIO, error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError) and not file.closed:
+        file.seek(0)
+        start = file.read(16)
         for signature, name in _SIGNATURES.items():
             if start.startswith(signature):
                 return f"starts like a {name} picture but is damaged or cut off"

@@ -71,7 +71,7 @@ def search(
         beam width of each query, instead of ``config.beam``.
     """
     wide = np.full(len(queries), config.beam) if widths is None else np.asarray(widths, dtype=np.int64)
-    run = _Run(decoder, parts, config, level0, restrictions, wide)
+    run = Run(decoder, parts, config, level0, restrictions, wide)
     run.decode(queries)
     return run.beams()
 
@@ -97,8 +97,8 @@ class _Opening(NamedTuple):
         return grown._replace(rows=rows)
 
 
-class _Run:
-    """One batch of queries on its way through the levels."""
+class Run:
+    """One batch of queries on its way through the levels; :func:`search` is one."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class _Run:
             rows = opening.rows if level == 0 else children.parent
             gained = self._gained(hidden, rows, level, children)
             scores = frontier.total.ravel()[children.parent] + gained
-            chosen = self._choose(frontier, children, scores)
+            chosen = self.choose(frontier, children, scores)
             grown = frontier.grown(children, chosen, gained, level)
             if level == 0:
                 grown = opening.moved(grown, chosen)
@@ -219,7 +219,7 @@ class _Run:
             children = children.take(np.flatnonzero(counts))
         return children
 
-    def _choose(
+    def choose(
         self, frontier: Frontier, children: Continuations, scores: Float32[np.ndarray, " children"]
     ) -> Chosen:
         """The best continuations: as many as a beam is wide, or as the leaf budget of a query pays for."""

@@ -29,12 +29,13 @@ MOST_VALUES: Final = 1_000
 MOST_CONDITIONS: Final = 200
 """SQLite takes no query that is nested deeper than a thousand."""
 
-_COLUMNS: Final[Mapping[str, Column]] = {
+COLUMNS: Final[Mapping[str, Column]] = {
     "id": "item_id",
     "modality": "modality",
     "text": "text",
     "image": "image",
 }
+"""What an item has that is no field of its JSON."""
 _OPERATORS: Final[Sequence[Operator]] = get_args(Operator)
 _QUOTED: Final = r"\"[^\"]*\"|'[^']*'"
 _NAME: Final = re.compile(rf"\s*({_QUOTED}|[^\s.=!<>~\"',]+)")
@@ -234,7 +235,7 @@ def _condition(
             f"condition {shown[:80]!r} has {len(values):,} values; give 1 to {MOST_VALUES:,}, and long lists "
             "of items by item_ids"
         )
-    column = _COLUMNS.get(path[0]) if own else None
+    column = COLUMNS.get(path[0]) if own else None
     if how == "~" or column is not None:
         values = [Value("text", value.text) for value in values]
     if column == "modality":

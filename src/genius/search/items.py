@@ -68,6 +68,15 @@ class Item(NamedTuple):
     """Changes whenever its contents do, so that what has not changed need not be indexed again."""
 
 
+def fields_of(source: str | None) -> dict[str, Any]:
+    """What came with an item, by name; nothing if it is no JSON object."""
+    try:
+        found = json.loads(source or "null")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def write_items(folder: Path, items: Iterable[Item]) -> int:
     """Write items in the order of their rows, with their full text; returns how many.
 

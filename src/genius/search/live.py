@@ -22,6 +22,7 @@ from jaxtyping import Int64
 from genius.artifact import MANIFEST, ArtifactWriter, file_fingerprint
 from genius.errors import ArtifactMismatch, BadData, UsageError
 from genius.search.arrays import save_array
+from genius.search.calibration import Calibration
 from genius.search.compact import alive_items, merge_arrays, merge_segments
 from genius.search.items import Item, write_items
 from genius.search.leftovers import make_folder, remove_leftovers, sync
@@ -36,6 +37,7 @@ from genius.search.manifest import (
     read_manifest,
     write_manifest,
 )
+from genius.search.pictures import remove_unused_pictures
 from genius.search.segment import KIND, MEMORY_BYTES, ItemArrays, Segment, check_segment, fill_arrays
 from genius.search.state import IndexState, check_deleted, open_current
 from genius.search.tuned import Tuned
@@ -43,6 +45,10 @@ from genius.search.tuned import Tuned
 LOCK: Final = ".lock"
 MOST_SEGMENTS: Final = 8
 """An index never has more segments than this."""
+
+
+class HeldByAnother(UsageError):
+    """Somebody else holds the index for writing."""
 
 
 class Changed(NamedTuple):
@@ -72,8 +78,10 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
 
     Raises
     ------
+    HeldByAnother
+        another one is writing.
     UsageError
-        another one is writing, the seconds are negative or no number, or the folder cannot be one.
+        the seconds are negative or no number, or the folder cannot be one.
     ArtifactMismatch
         what is there is damaged; nothing is touched then.
     """
@@ -91,7 +99,7 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
     try:
         lock.acquire(timeout=wait_seconds, poll_interval=0.02)
     except Timeout:
-        raise UsageError(
+        raise HeldByAnother(
             f"{folder} is being changed by another process; try again when it is done, or wait for it: "
             "--wait SECONDS (in Python: wait_seconds=)"
         ) from None
@@ -177,13 +185,23 @@ class Writer:
     def tune(self, tuned: Tuned) -> None:
         """Keep settings that searches use from now on unless they say otherwise."""
         self._check_open()
-        manifest = self.state.manifest
+        self._note(self.state.manifest._replace(tuned=tuned))
+
+    def calibrate(self, calibration: Calibration) -> None:
+        """Keep what turns scores into probabilities."""
+        self._check_open()
+        self._note(self.state.manifest._replace(calibration=calibration))
+
+    def _note(self, manifest: IndexManifest) -> None:
+        """Say something else about the index; its items stay."""
         self._state = None
-        write_manifest(self.folder, manifest._replace(generation=manifest.generation + 1, tuned=tuned))
+        write_manifest(self.folder, manifest._replace(generation=manifest.generation + 1))
         sync(self.folder)
 
     def compact(self, *, memory_bytes: int = MEMORY_BYTES) -> None:
         """Merge all segments into one without deleted items; ``memory_bytes`` is for merging the tables.
+
+        Pictures that the index keeps go with their items.
 
         Raises
         ------
@@ -191,13 +209,13 @@ class Writer:
             a file is missing, or is not the one that was written; nothing has changed then.
         """
         state = self.state
-        if len(state.segments) < 2 and not any(len(segment.dead) for segment in state.segments):
-            return
-        self._check_contents(state.manifest.segments)
-        with self._new_segment(state) as draft:
-            merge_segments(draft.path, state.segments, memory_bytes=memory_bytes)
-            new = _finish(draft, state.num_alive)
-        self._commit(state, kept=0, gone={}, new=new)
+        if len(state.segments) > 1 or any(len(segment.dead) for segment in state.segments):
+            self._check_contents(state.manifest.segments)
+            with self._new_segment(state) as draft:
+                merge_segments(draft.path, state.segments, memory_bytes=memory_bytes)
+                new = _finish(draft, state.num_alive)
+            self._commit(state, kept=0, gone={}, new=new)
+        remove_unused_pictures(self.folder, self.state.segments)
 
     def _add(self, state: IndexState, items: Iterable[Item], arrays: ItemArrays) -> Changed:
         _check_fit(state, arrays)

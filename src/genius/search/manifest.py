@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, get_args
 
 from genius.artifact import fingerprint_of, write_json
 from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius.search.calibration import Calibration, calibration_from_json, calibration_to_json
 from genius.search.embedding_file import EmbeddingType
 from genius.search.segment import REMEDY, StoredEmbeddings
 from genius.search.tuned import Tuned, tuned_from_json, tuned_to_json
@@ -71,6 +72,8 @@ class IndexManifest(NamedTuple):
     segments: tuple[SegmentEntry, ...]
     tuned: Tuned | None = None
     """How it is searched unless one says otherwise; None: as any index."""
+    calibration: Calibration | None = None
+    """What its scores are worth, if that was ever measured."""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -81,6 +84,7 @@ class IndexManifest(NamedTuple):
             **self.facts._asdict(),
             "segments": [entry._asdict() for entry in self.segments],
             **({} if self.tuned is None else {"tuned": tuned_to_json(self.tuned)}),
+            **({} if self.calibration is None else {"calibration": calibration_to_json(self.calibration)}),
         }
 
 
@@ -161,7 +165,8 @@ def _parse(body: dict[str, Any]) -> IndexManifest:
     if len({entry.name for entry in entries}) < len(entries):
         raise ValueError("a segment is named twice")
     tuned = tuned_from_json(body["tuned"]) if "tuned" in body else None
-    return IndexManifest(IndexFacts(**texts), int(body["generation"]), entries, tuned)
+    calibration = calibration_from_json(body["calibration"]) if "calibration" in body else None
+    return IndexManifest(IndexFacts(**texts), int(body["generation"]), entries, tuned, calibration)
 
 
 def _entry(told: Any) -> SegmentEntry:

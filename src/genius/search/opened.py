@@ -5,24 +5,40 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int16, Int64
 from torch import Tensor
 
 from genius.data.records import Modality
+from genius.errors import UsageError
 from genius.search.allowed import Allowed, Part
+from genius.search.duplicates import Shared, shared
 from genius.search.filters import Filter
 from genius.search.items import Item
 from genius.search.prefixes import Restriction
 from genius.search.searcher import Vectors
 from genius.search.segment import Segment
 from genius.search.state import IndexState
+from genius.search.tree import CodeTree
 
 FILTERS_KEPT: Final = 16
 """What so many filters allow is kept: about 1.2 bytes an item each."""
+
+
+class UnknownItem(UsageError, LookupError):
+    """An item that is named is not in the index."""
+
+
+class Place(NamedTuple):
+    """Where an item is in a state of an index."""
+
+    part: int
+    """Which segment."""
+    row: int
+    """Which item of it."""
 
 
 class OpenedIndex:
@@ -31,6 +47,7 @@ class OpenedIndex:
     def __init__(self, state: IndexState) -> None:
         self.state = state
         self._restrictions: dict[Filter, Restriction] = {}
+        self._shared: dict[int, Shared] = {}
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -42,6 +59,18 @@ class OpenedIndex:
         """The segments' tables, with what is alive in them."""
         alive = [(segment.table, segment.alive()) for segment in self.segments]
         return [Part(table, None if mask is None else Allowed.of(table, mask)) for table, mask in alive]
+
+    @cached_property
+    def tree(self) -> CodeTree:
+        """The tree of its codes."""
+        return CodeTree(self.parts)
+
+    def shared(self, depth: int) -> Shared:
+        """Prefixes of so many codes that several items share; kept once found."""
+        found = self._shared.get(depth)
+        if found is None:
+            found = self._shared[depth] = shared(self.tree, depth)
+        return found
 
     @property
     def vectors(self) -> list[Vectors] | None:
@@ -77,9 +106,34 @@ class OpenedIndex:
         for number, segment in enumerate(self.segments):
             here = rows[parts == number].tolist()
             found.update(
-                ((number, row), item) for row, item in zip(here, segment.items.get(here), strict=True)
+                ((number, row), _located(segment, item))
+                for row, item in zip(here, segment.items.get(here), strict=True)
             )
         return [found[part, row] for part, row in zip(parts.tolist(), rows.tolist(), strict=True)]
+
+    def place_of(self, item_id: str) -> Place:
+        """Where an item is.
+
+        Raises
+        ------
+        UsageError
+            it is not there.
+        """
+        for number, segment in enumerate(self.segments):
+            for row in segment.items.rows_by_id([item_id]).values():
+                if not segment.is_dead(np.array([row])).any():
+                    return Place(number, row)
+        raise UnknownItem(f"there is no item {item_id!r} in this index")
+
+    def item_at(self, place: Place) -> Item:
+        """The item at a place."""
+        return self.items(np.array([place.part]), np.array([place.row]))[0]
+
+    def id_at(self, place: Place) -> Int16[np.ndarray, " columns"]:
+        """The ID of the item at a place: codes, and its marks behind them."""
+        table = self.segments[place.part].table
+        (listed,) = np.flatnonzero(table.items == place.row)
+        return np.asarray(table.ids[np.searchsorted(table.bucket_starts, listed, side="right") - 1])
 
     def stamps(self, item_ids: Sequence[str]) -> dict[str, str | None]:
         """Stamps of those of these items that are alive."""
@@ -93,6 +147,13 @@ class OpenedIndex:
             here = segment.items.stamps(names)
             stamps |= {name: here[name] for name, dead in zip(names, is_dead, strict=True) if not dead}
         return stamps
+
+
+def _located(segment: Segment, item: Item) -> Item:
+    """Its picture's path from wherever one is: one that is kept in the index is named from there."""
+    if item.image is None:
+        return item
+    return item._replace(image=str(segment.folder.parents[1] / item.image))
 
 
 def _allowed(segment: Segment, wanted: Filter) -> Allowed:

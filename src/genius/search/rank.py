@@ -46,6 +46,10 @@ class CodeRanker:
         products: np.ndarray = (queries.float().cpu() @ self._vectors.T).numpy()
         return products
 
+    def vectors(self, ids: Int16[np.ndarray, "ids columns"]) -> Float[Tensor, "ids dim"]:
+        """What IDs stand for: the sums of their code vectors."""
+        return F.embedding_bag(torch.from_numpy(self._places(ids)), self._vectors, mode="sum")
+
     def look_up(
         self, products: Float32[np.ndarray, " codes"], ids: Integer[np.ndarray, "ids columns"]
     ) -> Float32[np.ndarray, " ids"]:
@@ -65,8 +69,7 @@ class CodeRanker:
             products = self.products(query[None])[0]
             scores: np.ndarray = products[places].sum(axis=1)
         else:
-            vectors = F.embedding_bag(torch.from_numpy(places), self._vectors, mode="sum")
-            scores = (vectors @ query.float().cpu()).numpy()
+            scores = (self.vectors(ids) @ query.float().cpu()).numpy()
         scores -= self.costs(ids, hubness=hubness)
         return scores
 

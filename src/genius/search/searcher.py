@@ -37,6 +37,16 @@ class Answer(NamedTuple):
     touched: int
     """Items under all beams, before the cut."""
 
+    def first(self, count: int) -> Answer:
+        """The best of them only."""
+        return self._replace(
+            parts=self.parts[:count],
+            items=self.items[:count],
+            rows=self.rows[:count],
+            scores=self.scores[:count],
+            beams=self.beams[:count],
+        )
+
 
 class Evidence(NamedTuple):
     """What re-ranking needs; absent parts make that way of ranking an error."""

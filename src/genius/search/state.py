@@ -12,6 +12,7 @@ from jaxtyping import Int64
 from genius.artifact import file_fingerprint
 from genius.errors import ArtifactError, ArtifactMismatch
 from genius.search.arrays import open_array
+from genius.search.calibration import Calibration
 from genius.search.manifest import (
     CURRENT,
     DELETED,
@@ -45,6 +46,11 @@ class IndexState(NamedTuple):
     def tuned(self) -> Tuned | None:
         """How it is searched unless one says otherwise."""
         return self.manifest.tuned
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What its scores are worth, if that was ever measured."""
+        return self.manifest.calibration
 
     @property
     def generation(self) -> int:

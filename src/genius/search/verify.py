@@ -15,6 +15,7 @@ from jaxtyping import Integer
 from genius.errors import ArtifactError, ArtifactMismatch, UsageError
 from genius.search.items import ITEMS_FILE
 from genius.search.manifest import CURRENT, SEGMENTS, IndexManifest, SegmentEntry, read_manifest
+from genius.search.pictures import check_pictures
 from genius.search.segment import REMEDY, Segment, check_segment
 from genius.search.state import MOST_ATTEMPTS, check_deleted, open_state
 from genius.search.table import IdTable
@@ -41,8 +42,8 @@ def verify(folder: Path) -> Verified:
     """Read an index through; it may be in use meanwhile.
 
     Every file is compared with its checksum; then it is checked that tables are sorted and complete, that
-    lists of deleted items lie in range, that item stores are sound and hold as many items as the tables, and
-    that no two items have the same id.
+    lists of deleted items lie in range, that item stores are sound and hold as many items as the tables, that
+    no two items have the same id, and that the pictures kept here are those that were sent.
 
     Raises
     ------
@@ -75,6 +76,7 @@ def _verify(folder: Path, manifest: IndexManifest) -> Verified:
         _check_table(segment.folder, segment.table)
         _check_items(segment)
     _check_unique(state.segments)
+    files += check_pictures(folder, state.segments)
     alive = state.num_alive
     return Verified(
         segments=len(state.segments),

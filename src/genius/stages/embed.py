@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from jaxtyping import Int64
 from PIL import Image
 
 from genius.artifact import ArtifactWriter
@@ -29,7 +30,7 @@ from genius.errors import ArtifactMismatch, BadData
 from genius.stages.embed_shard import SHORTEST_SIDE, FeatureRow, chunks, encode_shard, is_joint
 from genius.stages.progress import Progress
 
-__all__ = ["SHARD_ROWS", "SHORTEST_SIDE", "FeatureRow", "embed", "features_of", "transform"]
+__all__ = ["SHARD_ROWS", "SHORTEST_SIDE", "Content", "FeatureRow", "embed", "features_of", "transform"]
 
 SHARD_ROWS: Final = 8192
 
@@ -81,29 +82,49 @@ def embed(
     return Features.open(folder)
 
 
-def features_of(encoder: Encoder, *, image: Image.Image | None, text: str, key: ItemKey) -> FeatureBatch:
-    """Features of one query or candidate in memory; ``text`` as the encoder shall read it, or empty.
+class Content(NamedTuple):
+    """What an encoder reads of one query or candidate; at least one of image and text."""
+
+    image: Image.Image | None
+    text: str
+    """As the encoder shall read it; empty where there is none."""
+    key: ItemKey
+
+
+def features_of(encoder: Encoder, contents: Sequence[Content]) -> FeatureBatch:
+    """Features of queries or candidates in memory: all their images at once, and all their texts.
 
     Raises
     ------
     BadData
-        there is neither an image nor a text.
+        one has neither an image nor a text.
     """
-    if image is None and not text:
-        raise BadData(f"{key.role} {key.id!r} has neither an image nor a text; it needs one of them")
-    present, absent = np.array([0]), np.array([ABSENT])
+    for image, text, key in contents:
+        if image is None and not text:
+            raise BadData(f"{key.role} {key.id!r} has neither an image nor a text; it needs one of them")
     if is_joint(encoder):
-        both = encoder.joint_features([JointInput(image, text, key, image is not None)])
-        return FeatureBatch.of(both[:0], both, absent, present)
-    pictures = None if image is None else encoder.image_features([ImageInput(image, key)])
-    words = encoder.text_features([TextInput(text, key)]) if text else None
-    nothing = (words if pictures is None else pictures)[:0]  # type: ignore[index]  # one of them is there
+        both = encoder.joint_features(
+            [JointInput(image, text, key, image is not None) for image, text, key in contents]
+        )
+        nowhere = np.full(len(contents), ABSENT)
+        return FeatureBatch.of(both[:0], both, nowhere, np.arange(len(contents)))
+    pictures = [ImageInput(image, key) for image, _, key in contents if image is not None]
+    words = [TextInput(text, key) for _, text, key in contents if text]
+    image_features = encoder.image_features(pictures) if pictures else None
+    text_features = encoder.text_features(words) if words else None
+    nothing = (text_features if image_features is None else image_features)[:0]  # type: ignore[index]  # one is there
     return FeatureBatch.of(
-        nothing if pictures is None else pictures,
-        nothing if words is None else words,
-        absent if pictures is None else present,
-        absent if words is None else present,
+        nothing if image_features is None else image_features,
+        nothing if text_features is None else text_features,
+        _counted([image is not None for image, _, _ in contents]),
+        _counted([bool(text) for _, text, _ in contents]),
     )
+
+
+def _counted(present: Sequence[bool]) -> Int64[np.ndarray, " items"]:
+    """Places of what is present among all that is, in order."""
+    mask = np.array(present)
+    return np.where(mask, np.cumsum(mask) - 1, ABSENT).astype(np.int64)
 
 
 def transform(

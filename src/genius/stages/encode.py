@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from jaxtyping import Int8
 from torch.nn import functional as F
 
 from genius.artifact import ArtifactWriter, write_json
-from genius.data.features import Features
+from genius.data.features import FeatureBatch, Features
 from genius.evaluation.health import Health, examine
 from genius.model import Genius
 from genius.models.marks import DENSITY_STEPS, HALF_NORM_STEPS, NUM_MARKS
@@ -51,6 +52,27 @@ def encode_features(
     return _open(folder, "r", embeddings)
 
 
+def encode_batch(
+    model: Genius,
+    features: FeatureBatch,
+    modality: Int8[np.ndarray, " items"],
+    *,
+    embeddings: StoredEmbeddings,
+) -> ItemArrays:
+    """IDs of some items, and their embeddings if wanted, in memory."""
+    encoded = model.encode(features, modality.astype(np.int64))
+    vectors = None
+    if embeddings != "none":
+        kept = F.normalize(features.total(), dim=-1) if embeddings == "raw" else encoded.embeddings
+        vectors = kept.numpy().astype(np.float16)
+    return ItemArrays(
+        encoded.kept.numpy().astype(np.int16),
+        encoded.typicality.numpy().astype(np.float16),
+        vectors,
+        embeddings,
+    )
+
+
 def examine_items(model: Genius, encoded: Sequence[tuple[Features, ItemArrays]]) -> Health:
     """Examine the IDs that :func:`encode_features` gave for all of these features, each item once."""
     _, first = np.unique(np.concatenate([features.ids for features, _ in encoded]), return_index=True)
@@ -75,13 +97,11 @@ def _fill(
     for number, start in enumerate(starts, start=1):
         rows = np.arange(start, min(start + BATCH, len(features)))
         here = slice(start, start + len(rows))
-        batch = features.gather(rows)
-        encoded = model.encode(batch, features.modality[here].astype(np.int64))
-        arrays.codes[here] = encoded.kept.numpy()
-        arrays.typicality[here] = encoded.typicality.numpy()
+        encoded = encode_batch(model, features.gather(rows), features.modality[here], embeddings=embeddings)
+        arrays.codes[here] = encoded.codes
+        arrays.typicality[here] = encoded.typicality
         if arrays.embeddings is not None:
-            vectors = F.normalize(batch.total(), dim=-1) if embeddings == "raw" else encoded.embeddings
-            arrays.embeddings[here] = vectors.numpy()
+            arrays.embeddings[here] = encoded.embeddings
         if number % SAVED_EVERY == 0 or number == len(starts):
             for array in arrays:
                 if isinstance(array, np.memmap):

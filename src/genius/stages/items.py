@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -120,7 +120,7 @@ def without_unchanged(
     while part := list(islice(items, BATCH)):
         known = stamps([item.item_id for item in part])
         for number, item in enumerate(part, start):
-            is_changed[number] = known.get(item.item_id) != _stamp_of(item)
+            is_changed[number] = known.get(item.item_id) != stamp_of(item)
         start += len(part)
     changed = dataclasses.replace(
         pool,
@@ -144,19 +144,9 @@ def encode_items(
         no item is left; there is nothing to go on with then, and ``.work/`` is gone.
     """
     stamps, state = _stamps_of(pool)
-    rows = (
-        FeatureRow(
-            id=number,
-            key=ItemKey("candidate", item.item_id),
-            modality=item.modality,
-            image=None if item.image is None else Path(item.image),
-            text=format_text(item.text),
-        )
-        for number, item in enumerate(pool)
-    )
     try:
         features = embed(
-            rows,
+            feature_rows(pool, folder),
             model.encoder,
             folder / WORK / "features",
             inputs={"items": state},
@@ -174,6 +164,18 @@ def encode_items(
         model, features, folder / WORK / "codes", embeddings=embeddings, progress=progress
     )
     return EncodedItems(pool, arrays, features.left_out, stamps)
+
+
+def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:
+    """What to embed of each item; pictures that an index keeps are named from its folder."""
+    for number, item in enumerate(items):
+        yield FeatureRow(
+            id=number,
+            key=ItemKey("candidate", item.item_id),
+            modality=item.modality,
+            image=None if item.image is None else folder / item.image,
+            text=format_text(item.text),
+        )
 
 
 def _left_out(work: Path) -> list[LeftOut]:
@@ -221,11 +223,11 @@ def _items(candidates: Iterator[Candidate] | Sequence[Candidate], root: Path) ->
     for candidate in candidates:
         image = None if candidate.image is None else os.path.normpath(root / candidate.image)
         item = Item(candidate.did, candidate.modality, candidate.text, image, candidate.source)
-        _check_characters(item)
+        check_characters(item)
         yield item
 
 
-def _check_characters(item: Item) -> None:
+def check_characters(item: Item) -> None:
     """Refuse what cannot be stored, before anything is embedded."""
     for part in (item.item_id, item.text, item.image, item.source):
         try:
@@ -254,13 +256,13 @@ def _stamps_of(pool: PoolItems) -> tuple[UInt64[np.ndarray, " pool"], str]:
     stamps = [np.empty(0, dtype=np.uint64)]
     items = iter(pool)
     while part := list(islice(items, BATCH)):
-        here = [(item.item_id, _stamp_of(item)) for item in part]
+        here = [(item.item_id, stamp_of(item)) for item in part]
         digest.update(repr(here).encode())
         stamps.append(np.array([int(stamp, 16) for _, stamp in here], dtype=np.uint64))
     return np.concatenate(stamps), digest.hexdigest()
 
 
-def _stamp_of(item: Item) -> str:
+def stamp_of(item: Item) -> str:
     """Changes whenever the item does: its text, its fields, its picture's file."""
     contents = (item.modality.value, item.text, item.source, item.image, _picture_stamp(item))
     return hashlib.sha256(repr(contents).encode()).hexdigest()[:16]

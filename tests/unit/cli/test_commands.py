@@ -94,7 +94,10 @@ def test_info_tells_what_the_index_holds(index, trained, capsys):
 def test_search_answers_in_json_with_everything_about_a_hit(index, photos, capsys):
     hits = told(capsys, "search", index, "a red square", "-k", "2")["hits"]
     assert [hit["rank"] for hit in hits] == [1, 2]
-    expected = {"rank", "item_id", "score", "modality", "text", "image", "codes", "log_probabilities"}
+    expected = {
+        *("rank", "item_id", "score", "probability", "modality", "text", "image", "source"),
+        *("codes", "log_probabilities"),
+    }
     for hit in hits:
         assert set(hit) == expected
         assert hit["modality"] in {"image", "text", "image-text"}

@@ -17,7 +17,7 @@ from genius.encoders.protocol import ItemKey
 from genius.errors import ArtifactMismatch, BadData, BadImage
 from genius.stages import embed as stage
 from genius.stages import embed_shard
-from genius.stages.embed import SHORTEST_SIDE, FeatureRow, embed, features_of, transform
+from genius.stages.embed import SHORTEST_SIDE, Content, FeatureRow, embed, features_of, transform
 from genius.stages.progress import Silent
 
 DIM = 3
@@ -314,17 +314,25 @@ def test_a_joint_encoder_leaves_out_what_has_a_bad_picture(tmp_path, pictures):
     assert [row.id for row in features.left_out] == [2]
 
 
-def test_one_query_in_memory_gets_what_a_row_would(tmp_path, pictures):
+def test_queries_in_memory_get_what_rows_would(tmp_path, pictures):
+    rows = mixed_rows(pictures)
+    contents = [
+        Content(
+            None if row.image is None else open_image(row.image, shortest_side=SHORTEST_SIDE),
+            row.text or "",
+            row.key,
+        )
+        for row in rows
+    ]
     for encoder in (Encoder(), Joint()):
-        for row in mixed_rows(pictures):
-            picture = None if row.image is None else open_image(row.image, shortest_side=SHORTEST_SIDE)
-            found = features_of(encoder, image=picture, text=row.text or "", key=row.key)
-            name = f"{type(encoder).__name__}-{row.id}"
-            expected = run([row], encoder, tmp_path / name).gather(np.array([0]))
-            for one, other in zip(found, expected, strict=True):
-                assert torch.equal(one, other)
+        expected = run(rows, encoder, tmp_path / type(encoder).__name__).gather(np.arange(len(rows)))
+        together = features_of(encoder, contents)
+        alone = [features_of(encoder, [content]) for content in contents]
+        for number, values in enumerate(expected):
+            assert torch.equal(together[number], values)
+            assert torch.equal(torch.cat([one[number] for one in alone]), values)
     with pytest.raises(BadData, match="neither an image nor a text"):
-        features_of(Encoder(), image=None, text="", key=ItemKey("query", ""))
+        features_of(Encoder(), [*contents, Content(None, "", ItemKey("query", ""))])
 
 
 def test_uniirs_embeddings_become_features_without_opening_a_picture(tmp_path):

@@ -1,0 +1,417 @@
+"""Sends a running service pictures and bodies that were made to hurt it.
+
+``python benchmarks/fuzz_uploads.py URL --cases 600 --pid PID`` sends pictures that are cut off, damaged, of
+other kinds, enormous once decoded; JSON that is deep, half or no JSON; forms and streams that break off. Each
+has to be refused with a 4xx and its reason, but those that only look odd, which may also be taken. The service
+has to be alive afterwards, and with ``--pid`` its memory is looked at. Give it a service over a copy of an
+index. ``--key`` is an API key where there are keys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import random
+import socket
+import struct
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import httpx
+from PIL import Image
+
+HOSTILE_PATHS = (
+    "../../etc/passwd",
+    "/etc/passwd",
+    "..\\..\\boot.ini",
+    "a/../../b",
+    "file:///etc/passwd",
+    "~root",
+)
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
+
+
+class Hostile(NamedTuple):
+    """Something to send."""
+
+    name: str
+    send: Callable[[httpx.Client], httpx.Response]
+    may_be_taken: bool = False
+    """It is odd, and not wrong."""
+
+
+class Nasty(NamedTuple):
+    """A picture to send."""
+
+    name: str
+    data: bytes
+    may_be_taken: bool = False
+
+
+def picture(kind: str, size: tuple[int, int] = (48, 32), **more: object) -> bytes:
+    kept = io.BytesIO()
+    noise = Image.effect_noise(size, 80).convert("RGB")
+    noise.save(kept, kind, **more)
+    return kept.getvalue()
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width: int, height: int, rows: bytes, *, extra: bytes = b"") -> bytes:
+    """A PNG of so many pixels of one bit, whatever its rows hold."""
+    head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + png_chunk(b"IHDR", head)
+        + extra
+        + png_chunk(b"IDAT", zlib.compress(rows, 9))
+        + png_chunk(b"IEND", b"")
+    )
+
+
+def bombs() -> Iterator[Nasty]:
+    """Little to send, much to decode; or said to be."""
+    for side in (5_001, 12_000, 30_000, 65_535):
+        yield Nasty(f"PNG of {side} x {side}", png(side, side, b"\0" * (1 << 20)))
+    yield Nasty("PNG of 12,000 x 12,000 whole", png(12_000, 12_000, b"\0" * (12_000 * 1501)))
+    yield Nasty("PNG of 2^31 x 1", png(2**31 - 1, 1, b"\0"))
+    yield Nasty("PNG of 0 x 0", png(0, 0, b""))
+    text = png_chunk(b"zTXt", b"Comment\0\0" + zlib.compress(b"x" * (200 << 20), 9))
+    yield Nasty("PNG with 200 MB of text inside", png(8, 8, b"\0\0" * 8, extra=text))
+    profile = png_chunk(b"iCCP", b"p\0\0" + zlib.compress(b"x" * (200 << 20), 9))
+    yield Nasty("PNG with 200 MB of profile inside", png(8, 8, b"\0\0" * 8, extra=profile), may_be_taken=True)
+    for kind, place, form in (("GIF", 6, "<HH"), ("BMP", 18, "<ii")):
+        data = bytearray(picture(kind))
+        struct.pack_into(form, data, place, *((65_535, 65_535) if kind == "GIF" else (60_000, 60_000)))
+        yield Nasty(f"{kind} said to be enormous", bytes(data))
+    data = bytearray(picture("BMP"))
+    struct.pack_into("<ii", data, 18, -5, -5)
+    yield Nasty("BMP of fewer than no pixels", bytes(data))
+    webp = bytearray(picture("WEBP", lossless=True))
+    webp[21:25] = struct.pack("<I", 0x3FFF | (0x3FFF << 14))
+    yield Nasty("WebP said to be 16,384 x 16,384", bytes(webp))
+    tiff = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(tiff, "TIFF", compression="group4")
+    yield Nasty("TIFF of 20,000 x 20,000 in a few bytes", tiff.getvalue())
+
+
+def others() -> Iterator[Nasty]:
+    """What is no picture here, whatever it says."""
+    svg = '<svg xmlns="http://www.w3.org/2000/svg"><image href="http://169.254.169.254/"/><script>alert(1)</script></svg>'
+    entity = '<?xml version="1.0"?><!DOCTYPE s [<!ENTITY x SYSTEM "file:///etc/passwd">]><svg>&x;</svg>'
+    for name, data in (
+        ("nothing", b""),
+        ("a byte", b"\0"),
+        ("zeros", bytes(10_000)),
+        ("text", b"just words"),
+        ("HTML", b"<!doctype html><script>alert(1)</script>"),
+        ("SVG", svg.encode()),
+        ("SVG with an entity", entity.encode()),
+        ("PDF", b"%PDF-1.7\n1 0 obj<</Type/Catalog>>endobj"),
+        ("PostScript", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(/etc/passwd) (r) file"),
+        ("ZIP", b"PK\x03\x04" + bytes(60)),
+        ("gzip", zlib.compress(b"x" * 1000)),
+        ("ELF", b"\x7fELF" + bytes(60)),
+        ("an icon", b"\0\0\1\0\1\0" + bytes(40)),
+        ("Photoshop", b"8BPS\0\1" + bytes(60)),
+        ("JPEG 2000", b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(60)),
+        ("a playlist", b"#EXTM3U\nhttp://169.254.169.254/\n"),
+        ("XBM", b"#define x_width 9\n#define x_height 9\nstatic char x[]={0};"),
+        ("FITS", b"SIMPLE  =                    T" + b" " * 2850),
+    ):
+        yield Nasty(name, data)
+    for kind, magic in (
+        ("PNG", b"\x89PNG\r\n\x1a\n"),
+        ("JPEG", b"\xff\xd8\xff\xe0"),
+        ("GIF", b"GIF89a"),
+        ("WEBP", b"RIFF\xff\xff\xff\x7fWEBP"),
+        ("TIFF", b"II*\0\xff\xff\xff\xff"),
+        ("BMP", b"BM"),
+    ):
+        yield Nasty(f"only the beginning of {kind}", magic)
+        yield Nasty(f"the beginning of {kind}, then noise", magic + random.Random(3).randbytes(500))
+
+
+def odd() -> Iterator[Nasty]:
+    """Pictures, though with something to them."""
+    frames = [Image.new("RGB", (64, 64), (n % 256, 0, 0)) for n in range(600)]
+    kept = io.BytesIO()
+    frames[0].save(kept, "GIF", save_all=True, append_images=frames[1:])
+    yield Nasty("GIF of 600 frames", kept.getvalue(), may_be_taken=True)
+    jpeg = picture("JPEG")
+    yield Nasty("JPEG and ZIP", jpeg + b"PK\x03\x04" + bytes(100), may_be_taken=True)
+    yield Nasty("JPEG and HTML", jpeg + b"<script>alert(1)</script>", may_be_taken=True)
+    yield Nasty("GIF and JavaScript", picture("GIF") + b"/*;alert(1)//", may_be_taken=True)
+    yield Nasty("PNG of 25,000 x 1", picture("PNG", (25_000, 1)), may_be_taken=True)
+    yield Nasty("PNG of one pixel", picture("PNG", (1, 1)), may_be_taken=True)
+    exif = Image.Exif()
+    exif[0x0112] = 99
+    exif[0x010E] = "x" * 60_000
+    yield Nasty("JPEG with odd EXIF", picture("JPEG", exif=exif), may_be_taken=True)
+
+
+def damaged(number: random.Random) -> Iterator[Nasty]:
+    """Cut off anywhere, or with bytes changed; without end."""
+    whole = {kind: picture(kind, (96, 64)) for kind in FORMATS}
+    while True:
+        kind = number.choice(FORMATS)
+        data = whole[kind]
+        cut = number.randrange(1, len(data) // 2)
+        yield Nasty(f"{kind} cut off after {cut}", data[:cut])
+        changed = bytearray(data)
+        for _ in range(number.randrange(1, 60)):
+            changed[number.randrange(len(changed))] = number.randrange(256)
+        yield Nasty(f"{kind} with changed bytes", bytes(changed), may_be_taken=True)
+
+
+def sent_as_picture(nasty: Nasty, way: int) -> Hostile:
+    """One of the ways in which a picture can come."""
+    text = base64.b64encode(nasty.data).decode()
+    ways: list[tuple[str, Callable[[httpx.Client], httpx.Response]]] = [
+        ("search, JSON", lambda client: client.post("/v1/search", json={"image": text})),
+        (
+            "search, data URL",
+            lambda client: client.post("/v1/search", json={"image": f"data:image/png;base64,{text}"}),
+        ),
+        ("search, form", lambda client: client.post("/v1/search", files={"image": ("x.png", nasty.data)})),
+        ("part, JSON", lambda client: client.post("/v1/search", json={"parts": [{"image": text}]})),
+        (
+            "item, JSON",
+            lambda client: client.post("/v1/items", json={"items": [{"id": "fuzz", "image": text}]}),
+        ),
+        ("item, form", lambda client: client.post("/v1/items", files={"files": ("fuzz.png", nasty.data)})),
+        (
+            "item, line",
+            lambda client: client.post(
+                "/v1/items",
+                content=json.dumps({"id": "fuzz", "image": text}).encode(),
+                headers={"Content-Type": "application/x-ndjson"},
+            ),
+        ),
+    ]
+    name, send = ways[way % len(ways)]
+    return Hostile(f"{name}: {nasty.name}", send, nasty.may_be_taken)
+
+
+def json_bodies() -> Iterator[Hostile]:
+    """Bodies that are no JSON, or JSON that nobody means."""
+    deep = b'{"fields":' * 50_000
+    contents = [
+        b"", b"{", b"nul", b"[]", b'"x"', b"0", b"\xff\xfe{\0}\0", b"\xef\xbb\xbf{}", b"{}" * 100,
+        b'{"text": NaN}', b'{"k": NaN}', b'{"k": Infinity}', b'{"k": 1e400}', b'{"k": -0.5}', b'{"k": ' + b"9" * 10_000 + b"}",
+        b'{"text": "\\ud800"}', b'{"text": "\\udfff x"}', b'{"text": "\xff"}', b'{"text": "\xed\xa0\x80"}', b'{"text": 1}',
+        b'{"text": {"a": 1}}', b'{"text": ["x"]}', b'{"text": "x", "k": true}', b'{"text": "x", "k": "ten"}',
+        b'{"text": "x", "where": {"a": 1}}', b'{"text": "x", "where": ["a"]}', b'{"text": "x", "where": [null]}',
+        b'{"text": "x", "where": ["' + b"a" * 5000 + b'=1"]}', b'{"text": "x", "where": ["a in ' + b"1," * 999 + b'"]}',
+        b'{"text": "x", "where": ["image~/etc"]}', b'{"text": "x", "match": "\\"\\"\\""}', b'{"text": "x", "match": ""}',
+        b'{"text": "x", "index": "../../etc"}', b'{"text": "x", "index": "\\u0000"}', b'{"text": "x", "__proto__": {}}',
+        b'{"parts": [{"item": "\\u0000"}]}', b'{"parts": [{"item": "../../etc/passwd"}]}', b'{"parts": [{"text": "x", "weight": 1e308}]}',
+        b'{"parts": [{"text": "x", "weight": 0}]}', b'{"parts": [[]]}', b'{"parts": ' + b"[" * 1000 + b"]" * 1000 + b"}",
+        deep, b"[" * 200_000, b'{"text": "' + b"x" * 2_000_000 + b'"}', b'{"' + b"k" * 1_000_000 + b'": 1}',
+        b'{"image": "http://169.254.169.254/latest/meta-data"}', b'{"image": "file:///etc/passwd"}', b'{"image": "//evil.example/x"}',
+        b'{"image": "data:text/html;base64,PHNjcmlwdD4="}', b'{"image": "' + b"A" * (23 << 20) + b'"}',
+    ]  # fmt: skip
+    kind = {"Content-Type": "application/json"}
+    for path in ("/v1/search", "/v1/explain", "/v1/items", "/v1/items/delete"):
+        for content in contents:
+            name = f"{path}: {content[:40]!r} of {len(content):,} bytes"
+            yield Hostile(name, lambda client, p=path, c=content: client.post(p, content=c, headers=kind))
+    for fields in ({"a": float("nan")}, {"a": "\ud800"}, {"x" * 70_000: 1}, {"a": list(range(40_000))}):
+        body = json.dumps({"items": [{"id": "fuzz", "text": "x", "fields": fields}]}).encode()
+        yield Hostile(
+            f"fields {str(fields)[:30]!r}",
+            lambda client, c=body: client.post("/v1/items", content=c, headers=kind),
+        )
+    nested: dict[str, object] = {}
+    for _ in range(150):
+        nested = {"a": nested}
+    yield Hostile(
+        "nested fields",
+        lambda client: client.post("/v1/items", json={"items": [{"text": "x", "fields": nested}]}),
+    )
+    for name in ("", "x" * 501, "nul\0"):
+        body = {"items": [{"id": name, "text": "x"}]}
+        yield Hostile(f"id {name[:10]!r}", lambda client, b=body: client.post("/v1/items", json=b))
+    for name in HOSTILE_PATHS:
+        body = {"items": [{"id": name, "text": "x"}]}
+        yield Hostile(
+            f"id {name}", lambda client, b=body: client.post("/v1/items", json=b), may_be_taken=True
+        )
+        yield Hostile(
+            f"get {name}", lambda client, n=name: client.get("/v1/items", params={"id": n, "index": n})
+        )
+        yield Hostile(
+            f"picture {name}",
+            lambda client, n=name: client.get("/v1/items/picture", params={"id": n, "size": 9}),
+        )
+        yield Hostile(f"path {name}", lambda client, n=name: client.get("/assets/" + n.replace("%", "%25")))
+        yield Hostile(
+            f"index {name}", lambda client, n=name: client.get("/v1/indexes/" + n.replace("/", "%2F"))
+        )
+
+
+def forms() -> Iterator[Hostile]:
+    """Forms, streams and requests that break off, or are too much."""
+    form = {"Content-Type": "multipart/form-data; boundary=x"}
+    part = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n'
+    for path in ("/v1/search", "/v1/items"):
+        for content in (
+            b"", b"--x", b"--x--\r\n", b"no form", part, part + b"\x89PNG", b"--y\r\n\r\n", part.replace(b"name", b"nam"),
+            b"--x\r\nContent-Disposition: form-data\r\n\r\nv\r\n--x--\r\n", b"--x\r\n" + b"A: b\r\n" * 5000,
+            b"--x\r\n" + b"H" * 100_000, (part + b"x\r\n") * 1200 + b"--x--\r\n",
+            b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\n' + b"x" * (2 << 20) + b"\r\n--x--\r\n",
+            b'--x\r\nContent-Disposition: form-data; name="parts"\r\n\r\n' + b"[" * 100_000 + b"\r\n--x--\r\n",
+            b'--x\r\nContent-Disposition: form-data; name="fields"\r\n\r\n[1]\r\n--x--\r\n',
+            b'--x\r\nContent-Disposition: form-data; name="image"\r\n\r\nhttp://169.254.169.254/\r\n--x--\r\n',
+        ):  # fmt: skip
+            name = f"{path}, form: {content[:30]!r} of {len(content):,} bytes"
+            yield Hostile(name, lambda client, p=path, c=content: client.post(p, content=c, headers=form))
+        for kind in (
+            "multipart/form-data",
+            "text/plain",
+            "application/xml",
+            "image/png",
+            "",
+            "application/json;" + "x" * 5000,
+        ):
+            yield Hostile(
+                f"{path} as {kind[:30]!r}",
+                lambda client, p=path, k=kind: client.post(p, content=b"{", headers={"Content-Type": k}),
+            )
+        yield Hostile(
+            f"{path}: 40 MB",
+            lambda client, p=path: client.post(
+                p, content=bytes(40 << 20), headers={"Content-Type": "application/json"}
+            ),
+        )
+        yield Hostile(
+            f"{path}: 40 MB in pieces",
+            lambda client, p=path: client.post(
+                p, content=iter([bytes(1 << 20)] * 40), headers={"Content-Type": "application/json"}
+            ),
+        )
+    stream = {"Content-Type": "application/x-ndjson"}
+    for content in (
+        b"{",
+        b"not json\n" * 50,
+        b"\0\n",
+        b"[" * 100_000,
+        b'{"id":"s","image":"http://evil.example/"}',
+        b"x" * (25 << 20),
+    ):
+        name = f"stream {content[:20]!r} of {len(content):,} bytes"
+        yield Hostile(name, lambda client, c=content: client.post("/v1/items", content=c, headers=stream))
+
+
+def everything(cases: int, start: int) -> Iterator[Hostile]:
+    """So many things to send, damaged pictures until there are enough."""
+    number = random.Random(start)
+    fixed = [*json_bodies(), *forms()]
+    for place, nasty in enumerate([*bombs(), *others(), *odd()]):
+        fixed += [sent_as_picture(nasty, place + way) for way in (0, 2, 4)]
+    yield from fixed[:cases] if cases < len(fixed) else fixed
+    for place, nasty in zip(range(cases - len(fixed)), damaged(number), strict=False):
+        yield sent_as_picture(nasty, place)
+
+
+def refused(response: httpx.Response) -> bool:
+    """A clear 4xx; or, for a stream that has begun, lines that say what was wrong with it."""
+    if 400 <= response.status_code < 500:
+        return (
+            bool(response.json()["detail"])
+            and response.json()["request_id"] == response.headers["x-request-id"]
+        )
+    if response.headers.get("content-type") != "application/x-ndjson":
+        return False
+    told = [json.loads(line) for line in response.text.splitlines()]
+    return bool(told) and all(one.get("left_out") or one.get("detail") for one in told)
+
+
+def broken_off(url: str) -> None:
+    """Requests that are never finished, or are none."""
+    place = urlsplit(url)
+    for content in (
+        b"\0" * 100,
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
+        b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"GET /" + b"a" * 200_000,
+    ):
+        with socket.create_connection((place.hostname or "localhost", place.port or 80), timeout=10) as raw:
+            raw.sendall(content)
+
+
+def memory(pid: int | None) -> dict[str, int]:
+    """Memory of the service in MB: now and at its most."""
+    if pid is None:
+        return {}
+    told = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
+    )
+    return {"now_mb": int(told["VmRSS"].split()[0]) // 1024, "most_mb": int(told["VmHWM"].split()[0]) // 1024}
+
+
+def fuzz(url: str, cases: int, start: int, headers: dict[str, str], pid: int | None) -> dict[str, object]:
+    statuses: Counter[int] = Counter()
+    failures = []
+    taken = 0
+    slowest = (0.0, "")
+    before = memory(pid)
+    with httpx.Client(base_url=url, headers=headers, timeout=120) as client:
+        for hostile in everything(cases, start):
+            began = time.monotonic()
+            try:
+                response = hostile.send(client)
+            except httpx.HTTPError as error:  # refused while it was still being sent
+                failures += [] if "40 MB" in hostile.name else [f"{hostile.name}: {error!r}"]
+                statuses[413] += "40 MB" in hostile.name
+                continue
+            slowest = max(slowest, (round(time.monotonic() - began, 2), hostile.name))
+            statuses[response.status_code] += 1
+            is_refused = refused(response)
+            taken += not is_refused
+            if not (is_refused or (hostile.may_be_taken and response.status_code == 200)):
+                failures.append(f"{hostile.name}: {response.status_code} {response.text[:300]}")
+        broken_off(url)
+        alive = client.get("/readyz").status_code == 200
+        found = client.post("/v1/search", json={"text": "a kite"}).status_code == 200
+    return {
+        "cases": cases,
+        "statuses": dict(sorted(statuses.items())),
+        "taken": taken,
+        "alive": alive and found,
+        "slowest": slowest,
+        "memory_before": before,
+        "memory_after": memory(pid),
+        "failures": failures[:20],
+        "failed": len(failures),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("url")
+    parser.add_argument("--cases", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--key")
+    parser.add_argument("--pid", type=int)
+    asked = parser.parse_args()
+    headers = {} if asked.key is None else {"Authorization": f"Bearer {asked.key}"}
+    found = fuzz(asked.url.rstrip("/"), asked.cases, asked.seed, headers, asked.pid)
+    print(json.dumps(found, indent=2))
+    return 0 if found["alive"] and not found["failed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

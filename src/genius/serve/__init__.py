@@ -1,0 +1,23 @@
+"""The HTTP service: an index, or several, behind an API and a page; and its client.
+
+>>> from genius.serve import Client  # doctest: +SKIP
+>>> Client("http://localhost:8000").search("a red leather bag").hits  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from genius.serve.client import Client
+
+__all__ = ["Client"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the client when it is first used: the service needs none."""
+    if name == "Client":
+        from genius.serve.client import Client  # noqa: PLC0415
+
+        return Client
+    raise AttributeError(f"module 'genius.serve' has no attribute {name!r}")

@@ -1,0 +1,188 @@
+// New items: drop files, look at them, name them, send them in parts small enough to be accepted.
+
+import { ask } from "./api.js";
+import { byId, h, icon } from "./elements.js";
+import { nameIndex } from "./main.js";
+import { chosen, learnIndexes } from "./navigation.js";
+import { say, tell } from "./notices.js";
+import { base64 } from "./pictures.js";
+import { forgetAnswer } from "./results.js";
+import { address, START } from "./state.js";
+import { count, items } from "./words.js";
+
+const BYTES_AT_ONCE = 6_000_000;
+const ITEMS_AT_ONCE = 32;
+const MOST_TEXT = 10_000;
+let waiting = [];
+let drawn = false;
+
+export function showAdd() {
+  const place = byId("add");
+  if (!chosen().writable) {
+    drawn = false;
+    place.replaceChildren(h("h1", { id: "add-title", tabindex: "-1" }, "Add items"), h("div", { class: "empty" }, h("h2", {}, "This index is read-only"), h("p", {}, "The server was started so that nothing can be added, or your key may only read.")));
+    return;
+  }
+  if (drawn) return;
+  drawn = true;
+  const files = h("input", { id: "files", type: "file", multiple: true, accept: "image/*,.txt", class: "unseen" });
+  files.addEventListener("change", () => (take([...files.files]), (files.value = "")));
+  const zone = h("label", { class: "zone", for: "files" }, icon("drop"), h("strong", {}, "Drop pictures and texts here"), h("span", { class: "fine" }, "or choose files. A .txt file with the name of a picture becomes its caption."), files);
+  const words = h("textarea", { id: "words", rows: 2, maxlength: 4000, placeholder: "A text to be found" });
+  const addText = () => {
+    if (!words.value.trim()) return;
+    waiting.push({ id: `text-${Date.now().toString(36)}`, text: words.value.trim(), file: null });
+    words.value = "";
+    redraw();
+  };
+  place.replaceChildren(
+    h("h1", { id: "add-title", tabindex: "-1" }, "Add items"),
+    h("p", { class: "lead" }, "They are found by the next search; the model is not trained again. An item with the name of one that is here takes its place."),
+    zone,
+    h("div", { class: "row words" }, h("label", { for: "words" }, "Or write a text"), words, h("button", { type: "button", onclick: addText }, "Put it below")),
+    h("div", { id: "waiting" }),
+    h("div", { id: "added" }),
+  );
+  acceptDrops(place, zone);
+  redraw();
+}
+
+function acceptDrops(place, zone) {
+  const has = (event) => event.dataTransfer.types.includes("Files");
+  place.addEventListener("dragover", (event) => has(event) && (event.preventDefault(), zone.classList.add("over")));
+  place.addEventListener("dragleave", (event) => place.contains(event.relatedTarget) || zone.classList.remove("over"));
+  place.addEventListener("drop", (event) => {
+    if (!has(event)) return;
+    event.preventDefault();
+    zone.classList.remove("over");
+    take([...event.dataTransfer.files]);
+  });
+  document.addEventListener("paste", (event) => {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (files.length && !byId("add").hidden) take(files);
+  });
+}
+
+async function take(files) {
+  const stem = (file) => file.name.replace(/\.[^.]*$/, "");
+  const texts = new Map();
+  const refused = [];
+  for (const file of files.filter(isText)) texts.set(stem(file), (await file.text()).slice(0, MOST_TEXT).trim());
+  for (const file of files.filter((one) => !isText(one))) {
+    if (!file.type.startsWith("image/")) {
+      refused.push(file.name);
+      continue;
+    }
+    waiting = waiting.filter((one) => one.id !== file.name);
+    waiting.push({ id: file.name, text: texts.get(stem(file)) ?? "", file, url: URL.createObjectURL(file) });
+    texts.delete(stem(file));
+  }
+  for (const [name, text] of texts) if (text) waiting.push({ id: `${name}.txt`, text, file: null });
+  redraw();
+  if (refused.length) tell({ status: 422, title: "Not added", message: `${refused.slice(0, 5).join(", ")}${refused.length > 5 ? ` and ${refused.length - 5} more` : ""}: neither a picture nor a .txt file.` });
+  byId("send")?.focus();
+}
+
+const isText = (file) => file.type === "text/plain" || file.name.endsWith(".txt");
+
+function redraw() {
+  const place = byId("waiting");
+  if (!waiting.length) {
+    place.replaceChildren();
+    return;
+  }
+  const send = h("button", { type: "button", class: "primary", id: "send", onclick: sendAll }, `Add ${items(waiting.length)}`);
+  const clear = () => {
+    waiting = [];
+    redraw();
+  };
+  place.replaceChildren(
+    h("div", { class: "actions" }, send, h("button", { type: "button", onclick: clear }, "Clear")),
+    h("ul", { class: "waiting", "aria-label": "To be added" }, waiting.map(row)),
+  );
+  say(`${items(waiting.length)} to be added.`);
+}
+
+function row(one) {
+  const input = (label, name, placeholder) => {
+    const field = h("input", { type: "text", "aria-label": `${label} of ${one.id}`, value: one[name], placeholder, maxlength: name === "id" ? 500 : MOST_TEXT });
+    field.addEventListener("change", () => (one[name] = field.value.trim() || (name === "id" ? one.id : "")));
+    return field;
+  };
+  const drop = () => {
+    waiting = waiting.filter((other) => other !== one);
+    redraw();
+  };
+  return h(
+    "li",
+    {},
+    h("span", { class: "frame" }, one.url ? h("img", { src: one.url, alt: "" }) : h("span", { class: "snippet" }, "Text")),
+    h("span", { class: "entries" }, input("Name", "id", "name"), input("Text", "text", one.file ? "caption, if it has one" : "text")),
+    h("button", { type: "button", class: "icon", "aria-label": `Leave out ${one.id}`, onclick: drop }, icon("close")),
+  );
+}
+
+/** Parts of at most so many items and bytes, in order. */
+function inParts() {
+  const parts = [[]];
+  let bytes = 0;
+  for (const one of waiting) {
+    const size = (one.file?.size ?? 0) + one.text.length;
+    if (parts.at(-1).length && (bytes + size > BYTES_AT_ONCE || parts.at(-1).length >= ITEMS_AT_ONCE)) {
+      parts.push([]);
+      bytes = 0;
+    }
+    parts.at(-1).push(one);
+    bytes += size;
+  }
+  return parts;
+}
+
+async function sendAll() {
+  const total = waiting.length;
+  const sum = { added: 0, replaced: 0, unchanged: 0, left_out: [] };
+  const ids = [];
+  const bar = h("progress", { max: total, value: 0, "aria-label": "Items added" });
+  byId("waiting").querySelector(".actions").replaceChildren(bar, h("span", { class: "fine" }, "Adding …"));
+  for (const part of inParts()) {
+    try {
+      const sent = await Promise.all(part.map(async (one) => ({ id: one.id, text: one.text || undefined, image: one.file ? await base64(one.file, { shrink: false }) : undefined })));
+      const done = await ask("/v1/items", { method: "POST", query: { index: chosen().name }, json: { items: sent } });
+      for (const name of ["added", "replaced", "unchanged"]) sum[name] += done[name];
+      sum.left_out.push(...done.left_out);
+      const out = new Set(done.left_out.map((one) => one.id));
+      ids.push(...part.map((one) => one.id).filter((id) => !out.has(id)));
+    } catch (problem) {
+      if (!problem.leftOut) {
+        redraw();
+        tell(problem, sendAll);
+        break;
+      }
+      sum.left_out.push(...problem.leftOut);
+    }
+    for (const one of part) if (one.url) URL.revokeObjectURL(one.url);
+    waiting = waiting.filter((one) => !part.includes(one));
+    bar.value = total - waiting.length;
+  }
+  forgetAnswer();
+  redraw();
+  drawOutcome(sum, ids);
+  await learnIndexes().then(nameIndex, tell);
+}
+
+function drawOutcome(sum, ids) {
+  const said = [sum.added && `${items(sum.added)} added`, sum.replaced && `${count(sum.replaced)} of them in place of another`, sum.unchanged && `${count(sum.unchanged)} here already`].filter(Boolean).join(", ");
+  if (!said && !sum.left_out.length) return;
+  const find = ids.length > 0 && h("p", { class: "actions" }, h("a", { class: "button", href: address({ ...START, index: chosen().name, parts: [{ kind: "item", value: ids[0], weight: 1 }] }) }, ids.length === 1 ? "Find it, and what is like it" : "Find the first, and what is like it"));
+  byId("added").replaceChildren(
+    h(
+      "div",
+      { class: sum.left_out.length ? "notice" : "notice good" },
+      h("strong", {}, said || "Nothing was added"),
+      sum.left_out.length > 0 && h("p", {}, `${items(sum.left_out.length)} left out:`),
+      sum.left_out.length > 0 && h("ul", {}, sum.left_out.map((one) => h("li", {}, h("b", {}, one.id), `: ${one.reason}`))),
+      find,
+    ),
+  );
+  say(`${said || "Nothing was added"}. ${sum.left_out.length ? `${sum.left_out.length} left out.` : ""}`);
+}

@@ -1,0 +1,245 @@
+// The query: words, a picture, parts with weights; instruction, modality, filters and dials beside it.
+
+import { byId, h, icon } from "./elements.js";
+import { filtersPanel } from "./filters.js";
+import { chosen, current, go } from "./navigation.js";
+import { say, tell } from "./notices.js";
+import { picture, picturesIn } from "./pictures.js";
+import { keepPicture, pictureOf, START } from "./state.js";
+import { count, modalityNames } from "./words.js";
+
+const DRAGGED = "application/x-genius-item";
+const HEAVIEST = 3;
+const BEAMS = [10, 20, 50, 100, 200, 500, 1000];
+const COUNTS = [10, 20, 50, 100];
+const RERANKS = [["", "Usual"], ["none", "None"], ["codes", "By codes"], ["embeddings", "By embeddings"]];
+const FEW_CHIPS = 6;
+
+export function startComposer() {
+  const form = byId("composer");
+  form.addEventListener("submit", (event) => (event.preventDefault(), search({})));
+  byId("file").addEventListener("change", (event) => (bring([...event.target.files]), (event.target.value = "")));
+  for (const button of document.querySelectorAll(".panels button")) button.addEventListener("click", () => openPanel(button));
+  document.addEventListener("paste", (event) => {
+    const files = picturesIn(event.clipboardData);
+    if (files.length && !byId("search").hidden) (event.preventDefault(), bring(files));
+  });
+  acceptDrops(form);
+}
+
+/** Search with what the form says, and these changes. */
+function search(changes) {
+  go({ ...START, ...current(), view: "search", item: null, k: current().k, text: byId("text").value.trim(), ...changes });
+}
+
+function bring(files) {
+  if (!files.length) return;
+  if (!files[0].type.startsWith("image/")) {
+    tell({ status: 422, title: "Not a picture", message: `${files[0].name} is ${files[0].type || "no picture"}; a search takes a picture or words.` });
+    return;
+  }
+  search({ picture: keepPicture(files[0]) });
+}
+
+/** Add an item of the index to the query, or take it away from it. */
+export function compose(item, weight, changes = {}) {
+  const parts = [...current().parts.filter((part) => part.value !== item.id), { kind: "item", value: item.id, weight, item }];
+  search({ parts, ...changes });
+}
+
+export function moreLike(item) {
+  search({ ...START, index: current().index, modality: current().modality, parts: [{ kind: "item", value: item.id, weight: 1, item }], text: "" });
+}
+
+export function thisBut(item) {
+  moreLike(item);
+  const text = byId("text");
+  text.focus();
+  say("Now say what should be different, then press Enter.");
+}
+
+/** Let an element be dragged into the query. */
+export function dragItem(element, item) {
+  element.draggable = true;
+  element.addEventListener("dragstart", (event) => {
+    event.dataTransfer.setData(DRAGGED, JSON.stringify({ id: item.id, image: item.image, text: item.text, modality: item.modality }));
+    event.dataTransfer.effectAllowed = "copy";
+    showDrops(true);
+  });
+  element.addEventListener("dragend", () => showDrops(false));
+}
+
+function showDrops(are) {
+  byId("composer").querySelector(".drops").hidden = !are;
+}
+
+function acceptDrops(form) {
+  const takes = (event) => event.dataTransfer.types.includes(DRAGGED) || event.dataTransfer.types.includes("Files");
+  const inSearch = () => !byId("search").hidden;
+  document.addEventListener("dragover", (event) => takes(event) && inSearch() && event.preventDefault());
+  document.addEventListener("dragenter", (event) => takes(event) && inSearch() && form.classList.add("over"));
+  document.addEventListener("dragleave", (event) => event.relatedTarget === null && form.classList.remove("over"));
+  document.addEventListener("drop", (event) => {
+    form.classList.remove("over");
+    showDrops(false);
+    if (!takes(event) || !inSearch()) return;
+    event.preventDefault();
+    const dragged = event.dataTransfer.getData(DRAGGED);
+    const sign = Number(event.target.closest?.("[data-sign]")?.dataset.sign ?? 1);
+    if (dragged && event.target.closest?.("#composer")) compose(JSON.parse(dragged), sign > 0 ? 1 : -0.5);
+    else if (!dragged) bring(picturesIn(event.dataTransfer).length ? picturesIn(event.dataTransfer) : [...event.dataTransfer.files]);
+  });
+}
+
+function openPanel(button, open = button.getAttribute("aria-expanded") !== "true") {
+  for (const other of document.querySelectorAll(".panels button")) {
+    const isOpen = other === button && open;
+    other.setAttribute("aria-expanded", isOpen);
+    byId(other.getAttribute("aria-controls")).hidden = !isOpen;
+  }
+  if (open) byId(button.getAttribute("aria-controls")).querySelector("input, select, button")?.focus();
+}
+
+/** Show in the form what the state says. */
+export function fill(state) {
+  const text = byId("text");
+  if (document.activeElement !== text || text.value.trim() !== state.text) text.value = state.text;
+  text.placeholder = state.parts.length || pictureOf(state) ? "This, but …" : "Describe it, or drop a picture";
+  fillParts(state);
+  fillModality(state);
+  keepFocus(byId("panel-parts"), () => partsPanel(state));
+  keepFocus(byId("panel-instruction"), () => instructionPanel(state));
+  filtersPanel(byId("panel-filters"), state, search);
+  keepFocus(byId("panel-dials"), () => dialsPanel(state));
+  const marks = { "panel-parts": state.parts.length, "panel-instruction": state.instruction ? 1 : 0, "panel-filters": state.where.length + (state.match ? 1 : 0), "panel-dials": (state.beam ? 1 : 0) + (state.rerank ? 1 : 0) + (state.k === START.k ? 0 : 1) };
+  for (const button of document.querySelectorAll(".panels button")) {
+    const mark = marks[button.getAttribute("aria-controls")];
+    button.querySelector("small")?.remove();
+    if (mark) button.append(h("small", {}, h("span", { class: "unseen" }, ", set: "), mark));
+  }
+}
+
+/** Redraw a panel without taking the focus away from whoever works in it. */
+function keepFocus(panel, draw, otherwise = null) {
+  const name = panel.contains(document.activeElement) ? document.activeElement.id : "";
+  panel.replaceChildren(...draw());
+  if (name) (byId(name) ?? byId(otherwise))?.focus();
+}
+
+function fillParts(state) {
+  const brought = pictureOf(state);
+  const chips = () => [
+    ...(brought ? [h("li", { class: "part" }, h("img", { src: brought.url, alt: "Your picture" }), h("span", {}, "your picture"), remove("picture", "your picture", () => search({ picture: null })))] : []),
+    ...state.parts.map((part, place) => chip(part, place, state)),
+  ];
+  byId("parts").hidden = !brought && !state.parts.length;
+  keepFocus(byId("parts"), chips, "text");
+}
+
+function chip(part, place, state) {
+  const change = (changed) => search({ parts: state.parts.flatMap((other, at) => (at === place ? changed : [other])) });
+  const name = part.kind === "text" ? `“${part.value}”` : part.item?.text || part.value;
+  const thumbnail = part.kind === "item" && (part.item ? part.item.image : `/v1/items/picture?${new URLSearchParams({ index: chosen().name, id: part.value })}`);
+  const step = (by) => change([{ ...part, weight: Math.max(-HEAVIEST, Math.min(HEAVIEST, Math.round((part.weight + by) * 4) / 4 || by)) }]);
+  return h(
+    "li",
+    { class: part.weight < 0 ? "part without" : "part" },
+    thumbnail && picture(thumbnail, "", 96),
+    h("span", { class: "name" }, part.weight < 0 ? h("em", {}, "without ") : "", name),
+    h(
+      "span",
+      { class: "weight", role: "group", "aria-label": `Weight of ${name}` },
+      h("button", { type: "button", class: "icon", id: `less-${place}`, "aria-label": "Less", onclick: () => step(-0.25) }, icon("minus")),
+      h("output", {}, `${part.weight < 0 ? "−" : ""}${Math.abs(part.weight)}`),
+      h("button", { type: "button", class: "icon", id: `more-${place}`, "aria-label": "More", onclick: () => step(0.25) }, icon("plus")),
+    ),
+    remove(place, name, () => change([])),
+  );
+}
+
+function remove(place, name, onclick) {
+  return h("button", { type: "button", class: "icon", id: `remove-${place}`, "aria-label": `Remove ${name}`, onclick }, icon("close"));
+}
+
+function fillModality(state) {
+  const here = Object.keys(chosen().modalities);
+  const legend = byId("modality").querySelector("legend");
+  const options = ["", ...here].map((modality) =>
+    h(
+      "label",
+      {},
+      h("input", { type: "radio", name: "modality", id: `find-${modality || "any"}`, value: modality, checked: state.modality === modality, onchange: () => search({ modality }) }),
+      h("span", {}, modality ? modalityNames(modality) : "Anything", modality && h("small", {}, ` ${count(chosen().modalities[modality])}`)),
+    ),
+  );
+  const focused = byId("modality").contains(document.activeElement) ? document.activeElement.id : "";
+  byId("modality").replaceChildren(legend, ...options);
+  byId("modality").hidden = here.length < 2;
+  if (focused) byId(focused)?.focus();
+}
+
+function partsPanel(state) {
+  const words = h("input", { id: "part-text", type: "text", maxlength: 1000, placeholder: "for example: a ring around it" });
+  const add = (weight) => words.value.trim() && search({ parts: [...state.parts, { kind: "text", value: words.value.trim(), weight }] });
+  words.addEventListener("keydown", (event) => event.key === "Enter" && (event.preventDefault(), add(1)));
+  return [
+    h("div", { class: "row" }, h("label", { for: "part-text" }, "More words, weighed apart"), words, h("button", { type: "button", id: "part-with", onclick: () => add(1) }, "With this"), h("button", { type: "button", id: "part-without", onclick: () => add(-0.5) }, "Without this")),
+    h("p", { class: "fine" }, "Drag results into the query to add them; drop them on “without” to move away from them. − and + change how much a part counts."),
+  ];
+}
+
+function instructionPanel(state) {
+  const known = chosen().instructions.filter((one) => (!state.modality || one.modality === state.modality) && (state.parts.length > 0 || one.query === queryModality(state)));
+  const texts = [...new Set(inTurn(known).map((one) => one.text))];
+  const input = h("input", { id: "instruction", type: "text", maxlength: 1000, value: state.instruction, placeholder: "What is wanted, in your own words; empty: the model’s own" });
+  input.addEventListener("change", () => search({ instruction: input.value.trim() }));
+  const choose = (text, at) => {
+    const isChosen = state.instruction === text;
+    const modality = known.find((one) => one.text === text).modality ?? state.modality;
+    return h("button", { type: "button", class: "chip", id: `chip-${at}`, "aria-pressed": String(isChosen), onclick: () => search(isChosen ? { instruction: "" } : { instruction: text, modality }) }, text);
+  };
+  const chips = texts.map(choose);
+  return [
+    h("div", { class: "row" }, h("label", { for: "instruction" }, "Instruction"), input),
+    texts.length > 0 && h("p", { class: "fine", id: "chips-about" }, "The model was trained with these:"),
+    h("div", { class: "chips", role: "group", "aria-labelledby": "chips-about" }, chips.slice(0, FEW_CHIPS)),
+    chips.length > FEW_CHIPS && h("details", {}, h("summary", {}, `${chips.length - FEW_CHIPS} more`), h("div", { class: "chips" }, chips.slice(FEW_CHIPS))),
+  ].filter(Boolean);
+}
+
+/** What kind of query it is, or will be: words until there is a picture. */
+function queryModality(state) {
+  if (!pictureOf(state)) return "text";
+  return state.text ? "image-text" : "image";
+}
+
+/** One of each modality, then a second of each: the first few show what can be asked for. */
+function inTurn(known) {
+  const places = new Map();
+  const turn = new Map(known.map((one) => [one, places.set(one.modality, (places.get(one.modality) ?? 0) + 1).get(one.modality)]));
+  return [...known].sort((one, other) => turn.get(one) - turn.get(other));
+}
+
+function dialsPanel(state) {
+  const at = state.beam ? BEAMS.findIndex((beam) => beam >= state.beam) + 1 : 0;
+  const usual = chosen().settings;
+  const said = (place) => (place === 0 ? `usual, ${usual.beam}` : String(BEAMS[place - 1]));
+  const output = h("output", { for: "beam" }, said(at));
+  const beam = h("input", { id: "beam", type: "range", min: 0, max: BEAMS.length, step: 1, value: at, "aria-valuetext": said(at) });
+  beam.addEventListener("input", () => ((output.textContent = said(Number(beam.value))), beam.setAttribute("aria-valuetext", output.textContent)));
+  beam.addEventListener("change", () => search({ beam: Number(beam.value) === 0 ? null : BEAMS[Number(beam.value) - 1] }));
+  const rerank = h("select", { id: "rerank", onchange: () => search({ rerank: rerank.value }) }, RERANKS.map(([value, name]) => h("option", { value, disabled: value === "embeddings" && !chosen().stores_embeddings }, value ? name : `Usual, ${RERANKS.find(([one]) => one === usual.rerank)[1].toLowerCase()}`)));
+  rerank.value = state.rerank;
+  const k = h("select", { id: "k", onchange: () => search({ k: Number(k.value) }) }, [...new Set([...COUNTS, state.k])].sort((a, b) => a - b).map((number) => h("option", { value: number }, number)));
+  k.value = state.k;
+  return [
+    h(
+      "div",
+      { class: "row dials" },
+      h("div", {}, h("label", { for: "beam" }, "Beam: how many paths are followed"), h("div", { class: "slider" }, beam, output)),
+      h("div", {}, h("label", { for: "rerank" }, "Re-ranking"), rerank),
+      h("div", {}, h("label", { for: "k" }, "Hits"), k),
+    ),
+    h("p", { class: "fine" }, "A wider beam misses less and takes longer; the time is shown above the hits. It is never narrower than the number of hits."),
+  ];
+}

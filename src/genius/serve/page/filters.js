@@ -1,0 +1,98 @@
+// Conditions on the items' fields, built row by row, and spelt as `genius search --where` reads them.
+
+import { byId, h, icon } from "./elements.js";
+import { chosen } from "./navigation.js";
+
+const OWN = [
+  { name: "text", kind: "text", examples: [] },
+  { name: "id", kind: "text", examples: [] },
+];
+const OPERATORS = {
+  text: [["=", "is"], ["!=", "is not"], ["~", "contains"], ["in", "is one of"]],
+  number: [["<", "below"], ["<=", "at most"], ["=", "is"], [">=", "at least"], [">", "above"], ["!=", "is not"]],
+  truth: [["=", "is"], ["!=", "is not"]],
+};
+const SPELT = /^\s*((?:"[^"]*"|'[^']*'|[^\s.=!<>~"',]+)(?:\.(?:"[^"]*"|'[^']*'|[^\s.=!<>~"',]+))*)\s*(!=|<=|>=|=|<|>|~|in(?=[\s"']))\s*([^]*)$/;
+const NUMBER = /^-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?$/;
+
+/** The rows of the panel, redrawn unless somebody is in the middle of one. */
+export function filtersPanel(panel, state, search) {
+  if (panel.contains(document.activeElement) && document.activeElement.matches("input, select") && spelt(panel).join("\n") === state.where.join("\n")) return;
+  const apply = () => {
+    for (const row of panel.querySelectorAll(".condition")) row.classList.toggle("unfinished", !row.querySelector(".value").value.trim());
+    const where = spelt(panel);
+    const match = panel.querySelector("#match").value.trim();
+    if (where.join("\n") !== state.where.join("\n") || match !== state.match) search({ where, match });
+  };
+  const rows = h("ul", { class: "conditions", "aria-label": "Conditions, all of which hold" }, state.where.map((condition) => conditionRow(condition, apply)));
+  const match = h("input", { id: "match", type: "text", maxlength: 500, value: state.match, placeholder: 'words, "a phrase", begin*', onchange: apply });
+  const add = () => {
+    const row = conditionRow(null, apply);
+    rows.append(row);
+    row.querySelector("select").focus();
+  };
+  panel.replaceChildren(
+    rows,
+    h("div", { class: "row" }, h("button", { type: "button", id: "add-condition", onclick: add }, icon("plus"), "Condition"), state.where.length > 1 || (state.where.length && state.match) ? h("button", { type: "button", onclick: () => search({ where: [], match: "" }) }, "Remove all") : ""),
+    h("div", { class: "row" }, h("label", { for: "match" }, "Words in the text"), match),
+    chosen().fields.length ? "" : h("p", { class: "fine" }, "The items of this index have no fields of their own."),
+  );
+}
+
+function conditionRow(condition, apply) {
+  const [, name = "", operator = "", raw = ""] = SPELT.exec(condition ?? "") ?? [];
+  const fields = [...chosen().fields.filter((field) => field.kind !== "object"), ...OWN];
+  if (name && !fields.some((field) => field.name === name)) fields.push({ name, kind: NUMBER.test(raw) ? "number" : "text", examples: [] });
+  const list = `values-${(rowNumber += 1)}`;
+  const field = h("select", { "aria-label": "Field", class: "field" }, fields.map((one) => h("option", { value: one.name }, shownName(one.name))));
+  field.value = name || fields[0].name;
+  const how = h("select", { "aria-label": "Comparison", class: "how" });
+  const value = h("input", { type: "text", "aria-label": "Value", class: "value", list, value: unquoted(raw, operator), maxlength: 400 });
+  const examples = h("datalist", { id: list });
+  const fit = () => {
+    const { kind, examples: known = [] } = fields.find((one) => one.name === field.value);
+    const before = how.value || operator;
+    how.replaceChildren(...OPERATORS[kind in OPERATORS ? kind : "text"].map(([sign, words]) => h("option", { value: sign }, words)));
+    if ([...how.options].some((option) => option.value === before)) how.value = before;
+    examples.replaceChildren(...known.map((example) => h("option", { value: String(example) })));
+    value.placeholder = known.length ? `for example ${known[0]}` : "a value";
+    value.inputMode = kind === "number" ? "decimal" : "text";
+  };
+  fit();
+  field.addEventListener("change", () => (fit(), apply()));
+  how.addEventListener("change", apply);
+  value.addEventListener("change", apply);
+  const row = h("li", { class: "condition" }, field, how, value, examples);
+  const remove = () => {
+    row.remove();
+    apply();
+    byId("add-condition")?.focus();
+  };
+  row.append(h("button", { type: "button", class: "icon", "aria-label": "Remove this condition", onclick: remove }, icon("close")));
+  return row;
+}
+
+let rowNumber = 0;
+
+/** The finished conditions of the panel, as text. */
+function spelt(panel) {
+  return [...panel.querySelectorAll(".condition")].map((row) => spell(row.querySelector(".field").value, row.querySelector(".how").value, row.querySelector(".value").value.trim())).filter(Boolean);
+}
+
+function spell(name, how, typed) {
+  if (!typed) return null;
+  const kind = chosen().fields.find((field) => field.name === name)?.kind ?? "text";
+  const value = (text) => (kind !== "text" && /^[^\s"',=<>~!]+$/.test(text) ? text : quoted(text));
+  if (how === "in") return `${name} in ${typed.split(",").map((one) => one.trim()).filter(Boolean).map(value).join(",")}`;
+  return `${name}${how}${value(typed)}`;
+}
+
+const quoted = (text) => (text.includes('"') ? `'${text.replaceAll("'", "’")}'` : `"${text}"`);
+
+function unquoted(raw, operator) {
+  const bare = (text) => text.trim().replace(/^(["'])([^]*)\1$/, "$2");
+  if (operator !== "in") return bare(raw);
+  return (raw.match(/"[^"]*"|'[^']*'|[^,]+/g) ?? []).map(bare).join(", ");
+}
+
+const shownName = (name) => name.replaceAll(/["']/g, "");

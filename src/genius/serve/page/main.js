@@ -1,0 +1,127 @@
+// Starts the page: which view is shown, links, Back, the key.
+
+import { showAdd } from "./add.js";
+import { key, onKeyWanted } from "./api.js";
+import { fill, startComposer } from "./composer.js";
+import { byId, h, modal } from "./elements.js";
+import { showExplorer } from "./explore.js";
+import { showItem } from "./item.js";
+import { allIndexes, arrive, chosen, current, go, learnIndexes, onShow } from "./navigation.js";
+import { clearNotice, say, tell } from "./notices.js";
+import { showResults } from "./results.js";
+import { showShortcuts, startShortcuts } from "./shortcuts.js";
+import { read, START } from "./state.js";
+import { items } from "./words.js";
+
+const VIEWS = {
+  search: (state) => (fill(state), showResults(state)),
+  explore: showExplorer,
+  add: showAdd,
+};
+let shown = null;
+
+async function show(state) {
+  const before = shown;
+  shown = state.view;
+  clearNotice();
+  for (const view of Object.keys(VIEWS)) byId(view).hidden = view !== state.view;
+  for (const link of document.querySelectorAll("nav [data-view]")) {
+    if (link.dataset.view === state.view) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  nameIndex();
+  document.title = title(state);
+  const done = VIEWS[state.view](state);
+  if (before && before !== state.view && !state.item) byId(`${state.view}-title`)?.focus();
+  await Promise.all([done, showItem(state)]);
+}
+
+function title({ view, text, prefix }) {
+  if (view === "add") return "Add items · genius";
+  if (view === "explore") return `${prefix.length ? `Codes ${prefix.join(" › ")}` : "Explore the codes"} · genius`;
+  return text ? `${text} · genius` : "genius";
+}
+
+export function nameIndex() {
+  const index = chosen();
+  const several = allIndexes().length > 1;
+  byId("size").textContent = several ? items(index.items) : `${index.name} · ${items(index.items)}`;
+  document.querySelector('nav [data-view="add"]').hidden = !index.writable;
+  const select = byId("indexes").querySelector("select");
+  byId("indexes").hidden = !several;
+  select.replaceChildren(...allIndexes().map(({ name }) => h("option", { value: name }, name)));
+  select.value = index.name;
+}
+
+function askForKey(wasRefused) {
+  return new Promise((resolve) => {
+    const input = h("input", { type: "password", id: "api-key", autocomplete: "off", required: true, "aria-describedby": "api-key-about" });
+    const use = (event) => {
+      event.preventDefault();
+      key.set(input.value.trim());
+      dialog.close("given");
+    };
+    const forget = () => {
+      key.set(null);
+      location.reload();
+    };
+    const dialog = modal(
+      "API key",
+      { class: "small" },
+      h("h2", {}, wasRefused ? "The key was not accepted" : "This server wants a key"),
+      h("p", { id: "api-key-about" }, "Whoever started the server has one. It is kept in this tab until you close it, and sent to this server only."),
+      h(
+        "form",
+        { onsubmit: use },
+        h("label", { for: "api-key" }, "API key"),
+        input,
+        h("div", { class: "actions" }, h("button", { class: "primary" }, "Use this key"), key.get() && h("button", { type: "button", onclick: forget }, "Forget the one in use")),
+      ),
+    );
+    dialog.addEventListener("close", () => {
+      byId("key").hidden = !key.get();
+      resolve(dialog.returnValue === "given");
+    });
+    input.focus();
+  });
+}
+
+/** Links within the page change what is shown; the browser keeps those that open a new tab. */
+function follow(event) {
+  const link = event.target.closest("a[href^='/']");
+  if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  event.preventDefault();
+  const state = current();
+  const next = read(new URL(link.href), link.dataset.view ? null : { picture: state.picture });
+  go({ ...next, index: next.index ?? state.index }, { opened: Boolean(next.item) && !state.item });
+  if (link.classList.contains("brand")) byId("text").focus();
+}
+
+async function learn() {
+  try {
+    await learnIndexes();
+  } catch (problem) {
+    tell(problem, learn);
+    return;
+  }
+  if (!allIndexes().length) {
+    tell({ status: 0, title: "This server has no index", message: "Start it with the folder of one: genius serve photos.index" });
+    return;
+  }
+  await arrive(read(location, history.state));
+  const { view, text, item } = current();
+  if (view === "search" && !text && !item && matchMedia("(hover: hover)").matches) byId("text").focus();
+}
+
+onKeyWanted(askForKey);
+onShow(show);
+document.addEventListener("click", follow);
+window.addEventListener("popstate", (event) => arrive(read(location, event.state)));
+byId("key").hidden = !key.get();
+byId("key").addEventListener("click", async () => (await askForKey(false)) && learn());
+byId("help").addEventListener("click", showShortcuts);
+byId("indexes").querySelector("select").addEventListener("change", (event) => go({ ...START, view: current().view, index: event.target.value }));
+startShortcuts();
+startComposer();
+say("");
+learn();

@@ -1,0 +1,162 @@
+// The hits: a grid of cards, how sure they are, the time taken; or why there are none.
+
+import { ask } from "./api.js";
+import { card } from "./cards.js";
+import { compose, moreLike, thisBut } from "./composer.js";
+import { byId, h, icon } from "./elements.js";
+import { chosen, go } from "./navigation.js";
+import { say, tell } from "./notices.js";
+import { base64 } from "./pictures.js";
+import { asks, pictureOf, START } from "./state.js";
+import { count, itemName, milliseconds, percent } from "./words.js";
+
+const MOST = 200;
+let running = null;
+let answered = { question: null };
+
+/** The search as the server wants it. */
+export async function question(state) {
+  const brought = pictureOf(state);
+  return {
+    index: chosen().name,
+    text: state.text.trim() || undefined,
+    image: brought ? await base64(brought.file, { shrink: true }) : undefined,
+    parts: state.parts.length ? state.parts.map(({ kind, value, weight }) => ({ [kind]: value, weight })) : undefined,
+    instruction: state.instruction || undefined,
+    modality: state.modality || undefined,
+    where: state.where.length ? state.where : undefined,
+    match: state.match || undefined,
+    beam: state.beam ?? undefined,
+    rerank: state.rerank || undefined,
+  };
+}
+
+export async function showResults(state) {
+  if (!asks(state)) {
+    running?.abort();
+    answered = { question: null };
+    await showBeginning(state);
+    return;
+  }
+  const asked = { ...(await question(state)), k: state.k };
+  const spelt = JSON.stringify(asked);
+  if (answered.question === spelt) return;
+  running?.abort();
+  const { signal } = (running = new AbortController());
+  const place = byId("results");
+  place.setAttribute("aria-busy", "true");
+  const begun = performance.now();
+  try {
+    const answer = await ask("/v1/search", { method: "POST", json: asked, signal });
+    answered = { question: spelt };
+    draw(place, answer, state, performance.now() - begun);
+  } catch (problem) {
+    if (problem.name === "AbortError") return;
+    answered = { question: null };
+    tell(problem, () => showResults(state), place);
+  }
+  place.setAttribute("aria-busy", "false");
+}
+
+/** Ask again even if the question is the same: the items have changed. */
+export function forgetAnswer() {
+  answered = { question: null };
+}
+
+function draw(place, answer, state, roundTrip) {
+  const { hits, good_match: isGood } = answer;
+  const found = `${count(hits.length)} ${hits.length === 1 ? "hit" : "hits"} in ${milliseconds(answer.took_ms.total)}`;
+  if (!hits.length) {
+    say(`Nothing found. ${narrowed(state) ? "Filters are set." : ""}`);
+    place.replaceChildren(nothing(state));
+    return;
+  }
+  const held = place.contains(document.activeElement) && (document.activeElement.closest(".card")?.dataset.id ?? "");
+  const list = h("ol", { class: isGood === false ? "grid doubtful" : "grid", "aria-label": "Hits, best first" }, hits.map((hit) => hitCard(hit, state)));
+  const more = hits.length >= state.k && state.k < MOST && h("p", { class: "more" }, h("button", { type: "button", onclick: () => showMore(state) }, "Show more"));
+  place.replaceChildren(
+    ...[
+      h("div", { class: "taken" }, h("h2", {}, found), timeBar(answer, roundTrip)),
+      isGood === false && h("div", { class: "no-match" }, h("h3", {}, "No good match"), h("p", {}, noMatchWords(hits[0], state))),
+      list,
+      more,
+    ].filter(Boolean),
+  );
+  if (held !== false) (list.querySelector(`[data-id="${CSS.escape(held)}"] .open`) ?? list.querySelector(".open")).focus();
+  say(isGood === false ? `No good match. ${found}, all doubtful.` : `${found}. The first: ${itemName(hits[0])}`);
+}
+
+function noMatchWords(best, state) {
+  const chance = best.probability === null ? "Nothing here is near enough to be called one." : `The nearest is right with a probability of ${percent(best.probability)}, too little to call it one.`;
+  return `${chance} ${narrowed(state) ? "A wider choice or other words may help." : "Other words may help."}`;
+}
+
+const narrowed = (state) => state.where.length > 0 || state.match || state.modality;
+
+function nothing(state) {
+  const widen = () => go({ where: [], match: "", modality: "" });
+  return h(
+    "div",
+    { class: "empty" },
+    h("h2", {}, "Nothing found"),
+    h("p", {}, narrowed(state) ? "No item is what the filters and the choice above allow." : "The index has no items yet."),
+    narrowed(state) && h("p", { class: "actions" }, h("button", { type: "button", onclick: widen }, "Search without filters")),
+  );
+}
+
+async function showMore(state) {
+  const before = state.k;
+  await go({ k: Math.min(MOST, state.k < 50 ? 50 : state.k + 50) }, { replace: true });
+  byId("results").querySelectorAll(".card .open")[before]?.focus();
+}
+
+function hitCard(hit, state) {
+  const sure = hit.probability === null ? null : percent(hit.probability);
+  const label = `Hit ${hit.rank}: ${itemName(hit)}${sure ? `, ${sure} likely` : ""}`;
+  const rated = sure
+    ? h("span", { class: "sure", title: `probability that this is right; score ${hit.score.toFixed(4)}` }, h("span", { class: "meter", "--share": hit.probability }), sure)
+    : h("span", { class: "sure score", title: "score" }, hit.score.toFixed(3));
+  return card(
+    hit,
+    { label, state },
+    h("div", { class: "rating", "aria-hidden": "true" }, h("span", { class: "rank" }, hit.rank), rated),
+    h(
+      "div",
+      { class: "acts" },
+      h("button", { type: "button", title: "More like this (M)", onclick: () => moreLike(hit) }, "Similar"),
+      h("button", { type: "button", title: "This, but … (B)", onclick: () => thisBut(hit) }, "But …"),
+      h("button", { type: "button", class: "icon", title: "Add to the query (+)", "aria-label": "Add to the query", onclick: () => compose(hit, 1) }, icon("plus")),
+      h("button", { type: "button", class: "icon", title: "Away from this (−)", "aria-label": "Away from this", onclick: () => compose(hit, -0.5) }, icon("minus")),
+    ),
+  );
+}
+
+/** Where the time went, stage by stage; what is missing to the whole was on the way. */
+function timeBar({ took_ms: took, settings }, roundTrip) {
+  const stages = [["waiting", took.queue], ["encoding", took.encode], ["searching", took.search], ["on the way", Math.max(0, roundTrip - took.total)]];
+  const words = stages.map(([name, value]) => `${name} ${milliseconds(value)}`).join(", ");
+  return h(
+    "div",
+    { class: "time" },
+    h("span", { class: "stages", "aria-hidden": "true" }, stages.map(([name, value], at) => h("span", { class: `stage-${at}`, title: `${name} ${milliseconds(value)}`, "--grow": Math.max(value, 0.01) }))),
+    h("span", { class: "fine" }, `${words}; beam ${settings.beam}, re-ranking ${settings.rerank}`),
+  );
+}
+
+/** Before the first search: what there is to be found. */
+async function showBeginning(state) {
+  const place = byId("results");
+  try {
+    const { examples, items } = await ask("/v1/codes", { query: { index: chosen().name, prefix: "" } });
+    if (!items) {
+      place.replaceChildren(h("div", { class: "empty" }, h("h2", {}, "The index is empty"), h("p", {}, "Add pictures and texts, then search them."), h("p", {}, h("a", { class: "button", href: "/?view=add" }, "Add items"))));
+      return;
+    }
+    place.replaceChildren(
+      h("div", { class: "taken" }, h("h2", {}, "Some of what is here"), h("p", { class: "fine" }, "Open one, drag one into the query, or describe something else.")),
+      h("ul", { class: "grid", "aria-label": "Examples" }, examples.map((item) => card(item, { state: { ...START, index: state.index } }))),
+    );
+  } catch (problem) {
+    tell(problem, () => showBeginning(state), place);
+  }
+}

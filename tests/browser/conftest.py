@@ -1,0 +1,153 @@
+"""A browser and a server for the page: the real one, on a small index whose pictures were drawn."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from genius.data.mbeir import read_candidates
+from genius.data.records import Modality
+from genius.data.writing import write_candidates
+from genius.index import Index
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+
+EACH = 12
+"""Items of each modality."""
+_SERVE = "import sys; from genius.cli import main; sys.exit(main())"
+
+
+class Server(NamedTuple):
+    """A server that was started for the tests."""
+
+    address: str
+    process: subprocess.Popen[str]
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def serve() -> Iterator[Callable[..., Server]]:
+    """Start `genius serve` on an index and wait until it says where it listens."""
+    started = []
+
+    def start(index: Path, *arguments: str) -> Server:
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-c", _SERVE, "serve", str(index), "--port", "0", *arguments],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        said = ""
+        for line in process.stderr:
+            said += line
+            if found := re.search(r"http://\S+:\d+", line):
+                started.append(Server(found[0], process))
+                return started[-1]
+        process.wait()
+        pytest.fail(f"the server did not start:\n{said}")
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def small_index(trained, tmp_path_factory) -> Path:
+    """Twelve items of each modality, whose pictures and texts were drawn."""
+    root = tmp_path_factory.mktemp("browser")
+    pool = list(read_candidates(trained.data / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl"))
+    (root / "mbeir_images").symlink_to(trained.data / "mbeir_images")
+    (root / "cand_pool").mkdir()
+    few = [one for modality in Modality for one in [c for c in pool if c.modality is modality][:EACH]]
+    write_candidates(root / "cand_pool" / "some.jsonl", few)
+    folder = root / "things.index"
+    Index.create(folder, model=trained.model, pool=root / "cand_pool" / "some.jsonl", embeddings="fused")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[playwright.Browser]:
+    """Debian's chromium; the tests are passed over where there is none."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs a chromium in the PATH (Debian: apt-get install chromium)")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=chromium)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="session")
+def server(browser, serve, small_index) -> Server:
+    """One server for all tests that leave its items as they are."""
+    return serve(small_index)
+
+
+@pytest.fixture
+def own_index(small_index, tmp_path) -> Path:
+    """A copy to change."""
+    return Path(shutil.copytree(small_index, tmp_path / "things.index"))
+
+
+@pytest.fixture
+def open_page(browser):
+    """Open the page at an address; a test fails if it breaks its own policy or has an uncaught error."""
+    contexts, broken = [], []
+
+    def open_at(address: str, **context) -> playwright.Page:
+        made = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
+        made.set_default_timeout(15_000)
+        contexts.append(made)
+        page = made.new_page()
+        page.on("pageerror", lambda error: broken.append(str(error)))
+        page.on(
+            "console",
+            lambda message: (
+                broken.append(message.text)
+                if message.type == "error" and "Failed to load resource" not in message.text
+                else None
+            ),
+        )
+        page.goto(address)
+        if "about:" not in address:
+            playwright.expect(page.locator("#size:not(:empty), dialog")).not_to_have_count(0)
+        return page
+
+    yield open_at
+    for context in contexts:
+        context.close()
+    assert broken == []
+
+
+@pytest.fixture
+def page(open_page, server) -> playwright.Page:
+    """The page of the common server, as it is before the first search."""
+    return open_page(server.address)
+
+
+@pytest.fixture(scope="session")
+def items(small_index) -> dict[str, list[dict[str, object]]]:
+    """What is in the index, by modality."""
+    found: dict[str, list[dict[str, object]]] = {}
+    with (small_index.parent / "cand_pool" / "some.jsonl").open(encoding="utf-8") as lines:
+        for line in lines:
+            item = json.loads(line)
+            found.setdefault(item["modality"].replace(",", "-"), []).append(item)
+    return found

@@ -1,0 +1,184 @@
+"""The page without a mouse, with a screen reader, on a phone: keys, names, focus, contrast."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+VIEWS = [
+    "/",
+    "/?q=a+leaf",
+    "/?q=a+leaf&part=-0.5*text:stripes&where=kind%3D%22image%22",
+    "/?q=a+leaf&match=xylophone",
+    "/?view=explore",
+    "/?view=explore&list=collisions",
+    "/?view=explore&list=duplicates&apart=3",
+    "/?view=add",
+]
+
+
+def focused(page: Page) -> str:
+    return page.evaluate(
+        "document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent"
+    )
+
+
+@pytest.fixture
+def serious(request):
+    """Ask axe what is wrong with a page; serious and critical findings only."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
+
+    def find(page: Page) -> list[str]:
+        found = axe.Axe().run(page).response["violations"]
+        return [
+            f"{one['id']}: {one['nodes'][0]['html'][:200]}"
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
+
+    return find
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing_serious(open_page, server, serious, scheme, width):
+    page = open_page(
+        server.address, color_scheme=scheme, viewport={"width": width, "height": 850}, reduced_motion="reduce"
+    )
+    for view in VIEWS:
+        page.goto(server.address + view)
+        expect(page.locator("main")).not_to_be_empty()
+        page.wait_for_load_state("networkidle")
+        assert (view, serious(page)) == (view, [])
+    page.goto(f"{server.address}/?q=a+leaf")
+    for panel in ("With / without", "Instruction", "Filters", "Dials"):
+        page.get_by_role("button", name=panel).click()
+        assert (panel, serious(page)) == (panel, [])
+    page.locator(".card .open").first.click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.wait_for_load_state("networkidle")
+    assert ("item", serious(page)) == ("item", [])
+
+
+def test_a_search_and_a_second_one_from_a_hit_need_no_mouse(page):
+    expect(page.get_by_role("textbox", name="What to look for")).to_be_focused()
+    page.keyboard.type("a leaf")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name=re.compile("hits in"))).to_be_visible()
+    page.keyboard.press("ArrowDown")
+    assert focused(page).startswith("Hit 1: ")
+    page.keyboard.press("ArrowRight")
+    assert focused(page).startswith("Hit 2: ")
+    page.keyboard.press("ArrowDown")
+    across = int(re.match(r"Hit (\d+): ", focused(page))[1]) - 2
+    assert across > 1
+    page.keyboard.press("ArrowUp")
+    assert focused(page).startswith("Hit 2: ")
+    page.keyboard.press("Enter")
+    sheet = page.get_by_role("dialog", name="Item")
+    expect(sheet.get_by_role("button", name="More like this")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(sheet).to_be_hidden()
+    assert focused(page).startswith("Hit 2: ")
+    page.keyboard.press("m")
+    page.wait_for_url("**/?part=*")
+    expect(page.locator(".grid .open:focus")).to_have_count(1)
+    page.keyboard.press("-")
+    page.wait_for_url("**/?*part=-0.5*")
+    page.keyboard.press("/")
+    expect(page.get_by_role("textbox", name="What to look for")).to_be_focused()
+
+
+def test_tab_goes_through_the_page_in_its_order_and_skips_to_the_content(page):
+    page.evaluate("document.activeElement.blur()")
+    order = []
+    for _ in range(9):
+        page.keyboard.press("Tab")
+        order.append(focused(page))
+    assert order[:5] == ["Skip to the content", "genius, a new search", "Search", "Explore", "Add"]
+    assert order[5:8] == [
+        "Keyboard shortcuts",
+        "What to look for",
+        "",
+    ]  # the file chooser is named by its label
+    page.goto(page.url)
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("textbox", name="What to look for")).to_be_focused()
+
+
+def test_what_is_focused_can_be_seen(page):
+    page.evaluate("document.activeElement.blur()")
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        seen = page.evaluate(
+            """() => {
+              for (let one = document.activeElement; one && one !== document.body; one = one.parentElement) {
+                const style = getComputedStyle(one);
+                if (style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2) return true;
+                if (one.matches(".composer") && style.boxShadow !== "none") return true;
+              }
+              return [...(document.activeElement.parentElement?.children ?? [])].some((one) => parseFloat(getComputedStyle(one).outlineWidth) >= 2);
+            }"""
+        )
+        assert seen, focused(page)
+
+
+def test_shortcuts_are_listed_and_can_be_switched_off(page):
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("?")
+    keyboard = page.get_by_role("dialog", name="Keyboard")
+    keyboard.get_by_role("checkbox", name="Single keys do this").uncheck()
+    page.keyboard.press("Escape")
+    page.keyboard.press("e")
+    assert "explore" not in page.url
+    page.get_by_role("button", name="Keyboard shortcuts").click()
+    keyboard.get_by_role("checkbox", name="Single keys do this").check()
+    page.keyboard.press("Escape")
+    page.keyboard.press("e")
+    expect(page.get_by_role("heading", name="Codes", level=1)).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/",
+        "/?q=a+leaf",
+        "/?view=explore",
+        "/?view=add",
+        "/?q=a+leaf&part=1*text:a+ring&part=-0.5*text:stripes",
+    ],
+)
+def test_a_phone_does_not_scroll_sideways_and_its_buttons_can_be_hit(open_page, server, address):
+    page = open_page(
+        server.address + address, viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True
+    )
+    expect(page.locator("main")).not_to_be_empty()
+    page.wait_for_load_state("networkidle")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    small = page.evaluate(
+        """() => [...document.querySelectorAll("main button, nav a")].filter((one) => one.offsetParent)
+          .map((one) => [one.textContent || one.ariaLabel, one.getBoundingClientRect()])
+          .filter(([, box]) => box.width < 24 || box.height < 24).map(([name]) => name)"""
+    )
+    assert small == []
+
+
+def test_everything_comes_from_this_server_and_is_small(open_page, server):
+    page = open_page("about:blank")
+    asked, weight = [], 0
+    page.on("response", asked.append)
+    page.goto(f"{server.address}/?view=add")
+    page.wait_for_load_state("networkidle")
+    assert {response.url.split("/")[2] for response in asked} == {server.address.split("/")[2]}
+    for response in asked:
+        if "/v1/" not in response.url:
+            assert response.headers["content-security-policy"].startswith(
+                "default-src 'self'; img-src 'self' blob: data:;"
+            )
+            weight += int(response.headers["content-length"])
+    assert weight < 60_000

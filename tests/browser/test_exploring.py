@@ -1,0 +1,73 @@
+"""A look inside the codes: the tree, what is alike, and the path of a hit."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import expect
+
+
+def test_the_tree_is_walked_from_modality_to_level_and_back(page):
+    page.get_by_role("link", name="Explore").click()
+    expect(page.get_by_role("heading", name="Codes", level=1)).to_be_focused()
+    expect(page.locator(".facts")).to_contain_text("36")
+    page.locator(".branches a").first.click()
+    expect(page.locator(".trail li")).to_have_count(2)
+    assert re.search(r"prefix=\d+$", page.url)
+    expect(page.locator(".facts")).to_contain_text(re.compile(r"Depth\s*1 of \d+"))
+    page.get_by_role("link", name="All items").click()
+    expect(page.locator(".trail li")).to_have_count(1)
+    page.go_back()
+    expect(page.locator(".trail li")).to_have_count(2)
+
+
+def test_branches_show_pictures_counts_and_shares_that_add_up(page, server):
+    page.goto(f"{server.address}/?view=explore")
+    branches = page.locator(".branches a")
+    expect(branches.first).to_be_visible()
+    names = [one.get_attribute("aria-label") for one in branches.all()]
+    counts = [int(re.search(r": (\d+) items?,", name)[1]) for name in names]
+    assert sum(counts) == 36
+    assert counts == sorted(counts, reverse=True)
+    expect(page.locator(".facts")).to_contain_text(re.compile(r"Entropy\s*[\d.]+ bits"))
+    expect(page.locator(".mosaic img").first).not_to_have_js_property("naturalWidth", 0)
+
+
+def test_a_hit_shows_its_path_the_probabilities_and_what_else_could_have_been_written(page):
+    page.get_by_role("textbox", name="What to look for").fill("a leaf")
+    page.keyboard.press("Enter")
+    page.locator(".grid .open").first.click()
+    sheet = page.get_by_role("dialog", name="Item")
+    levels = sheet.locator(".levels > li")
+    expect(levels.first).to_be_visible()
+    shares = [
+        one.evaluate("e => Number(getComputedStyle(e).getPropertyValue('--share'))")
+        for one in sheet.locator(".levels .meter").all()
+    ]
+    assert all(0 <= share <= 1 for share in shares)
+    levels.nth(1).locator("summary").click()
+    link = levels.nth(1).get_by_role("link", name=re.compile("below it"))
+    expect(link).to_be_visible()
+    link.click()
+    expect(page.locator(".trail li")).to_have_count(3)
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_items_of_the_tree_open_and_lead_to_what_shares_their_codes(page, server):
+    page.goto(f"{server.address}/?view=explore")
+    page.locator(".grid .open").first.click()
+    sheet = page.get_by_role("dialog", name="Item")
+    expect(sheet.get_by_role("heading", name="Its codes")).to_be_visible()
+    sheet.locator(".codes a").first.click()
+    expect(page.locator(".trail li")).to_have_count(2)
+
+
+def test_what_is_alike_and_what_is_the_same_is_listed(page, server):
+    page.goto(f"{server.address}/?view=explore&list=collisions")
+    expect(page.get_by_text(re.compile(r"^\d+ groups?$"))).to_be_visible()
+    page.get_by_role("link", name="Near-duplicates").click()
+    dial = page.get_by_role("slider", name="Last codes that may differ")
+    dial.focus()
+    page.keyboard.press("End")
+    expect(page.locator(".groups > li").first.locator(".card").nth(1)).to_be_visible()
+    expect(dial).to_be_focused()

@@ -1,0 +1,129 @@
+"""What the page says when it cannot have what was asked for, and what it does then."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+from playwright.sync_api import Page, Route, expect
+
+_KEYS = "import sys; from genius.cli import main; sys.exit(main())"
+
+
+def search(page: Page, text: str = "a leaf") -> None:
+    page.get_by_role("textbox", name="What to look for").fill(text)
+    page.get_by_role("button", name="Search", exact=True).click()
+
+
+def make_key(file, scope: str) -> str:
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", _KEYS, "keys", "add", str(file), "--name", scope, "--scope", scope],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_a_key_is_asked_for_and_a_server_that_has_gone_is_said_to_be(open_page, serve, small_index, tmp_path):
+    key = make_key(tmp_path / "keys", "read")
+    server = serve(small_index, "--keys", str(tmp_path / "keys"))
+    page = open_page(server.address)
+    asking = page.get_by_role("dialog", name="API key")
+    expect(asking.get_by_role("textbox", name="API key")).to_be_focused()
+    page.keyboard.type("genius_wrong")
+    page.keyboard.press("Enter")
+    expect(asking).to_contain_text("was not accepted")
+    asking.get_by_role("textbox", name="API key").fill(key)
+    page.keyboard.press("Enter")
+    search(page)
+    picture = page.locator(".grid .frame img").first
+    expect(picture).to_have_attribute("src", re.compile("^blob:"))
+    expect(picture).not_to_have_js_property("naturalWidth", 0)
+    expect(page.get_by_role("link", name="Add", exact=True)).to_be_hidden()  # a key that may only read
+    assert page.evaluate("[localStorage.length, Object.values(sessionStorage)]") == [0, [key]]
+    assert key not in page.url
+    server.stop()
+    search(page, "something else")
+    expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+    expect(page.get_by_role("button", name="Try again")).to_be_visible()
+
+
+def test_a_busy_server_is_asked_again_when_it_said(page):
+    answers = []
+
+    def busy_once(route: Route) -> None:
+        answers.append(route)
+        if len(answers) > 1:
+            route.continue_()
+            return
+        problem = {
+            "title": "Too many requests",
+            "status": 429,
+            "detail": "256 searches wait.",
+            "request_id": "r-1",
+        }
+        route.fulfill(
+            status=429,
+            content_type="application/problem+json",
+            headers={"Retry-After": "1"},
+            body=json.dumps(problem),
+        )
+
+    page.route("**/v1/search", busy_once)
+    search(page)
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("256 searches wait.")
+    expect(alert).to_contain_text("Request r-1")
+    expect(page.get_by_role("heading", name=re.compile("hits in"))).to_be_visible()
+    expect(alert).to_have_count(0)
+    assert len(answers) == 2
+
+
+def test_a_mistake_in_the_search_is_answered_in_the_servers_words(page, server):
+    page.goto(f"{server.address}/?q=leaf&where=price")
+    expect(page.get_by_role("alert")).to_contain_text("expected an operator")
+    search(page)
+    expect(page.get_by_role("alert")).to_be_visible()
+    page.get_by_role("button", name="Filters").click()
+    page.get_by_role("button", name="Remove this condition").click()
+    expect(page.get_by_role("heading", name=re.compile("hits in"))).to_be_visible()
+
+
+def test_an_item_that_is_not_there_is_said_to_be_missing(page, server):
+    page.goto(f"{server.address}/?item=nobody")
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("nobody")
+
+
+def test_no_good_match_is_said_and_the_nearest_are_shown_as_doubtful(page):
+    def doubtful(route: Route) -> None:
+        answer = route.fetch().json()
+        answer["good_match"] = False
+        for hit in answer["hits"]:
+            hit["probability"] = 0.04
+        route.fulfill(json=answer)
+
+    page.route("**/v1/search", doubtful)
+    search(page)
+    expect(page.get_by_role("heading", name="No good match")).to_be_visible()
+    expect(page.locator("#status")).to_contain_text("No good match")
+    expect(page.locator(".doubtful .card").first).to_contain_text("4.0 %")
+
+
+def test_words_of_an_item_are_never_part_of_the_page(page):
+    def hostile(route: Route) -> None:
+        answer = route.fetch().json()
+        answer["hits"][0] |= {
+            "text": "<img src=x onerror=document.title='taken'>",
+            "id": '"><script>',
+            "image": None,
+        }
+        route.fulfill(json=answer)
+
+    page.route("**/v1/search", hostile)
+    search(page)
+    expect(page.locator(".card .text").first).to_have_text("<img src=x onerror=document.title='taken'>")
+    assert page.title() == "a leaf · genius"
+    assert page.locator(".card img[src$=x], .card script").count() == 0

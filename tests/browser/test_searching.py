@@ -1,0 +1,201 @@
+"""Searching with the page: words, a picture, both, parts with weights; filters, dials, the address."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from playwright.sync_api import Page, expect
+
+
+def hits(page: Page):
+    return page.get_by_role("list", name="Hits, best first").get_by_role("listitem")
+
+
+def asked(page: Page) -> dict[str, list[str]]:
+    """What the address says."""
+    return parse_qs(urlsplit(page.url).query)
+
+
+def search(page: Page, text: str) -> None:
+    page.get_by_role("textbox", name="What to look for").fill(text)
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(page.get_by_role("heading", name=re.compile("hits? in"))).to_be_visible()
+
+
+def picture_of(small_index, item):
+    return small_index.parent / item["img_path"]
+
+
+def test_before_the_first_search_the_page_shows_what_there_is(page):
+    expect(page.get_by_role("list", name="Examples").get_by_role("listitem").first).to_be_visible()
+    expect(page.get_by_text("things · 36 items")).to_be_visible()
+    expect(page.get_by_role("textbox", name="What to look for")).to_be_focused()
+
+
+def test_words_find_items_with_their_pictures_and_the_time_taken(page):
+    search(page, "a blue leaf")
+    expect(hits(page)).to_have_count(20)
+    shown = page.locator(".grid .frame img")
+    expect(shown.first).to_be_visible()
+    expect(shown.first).not_to_have_js_property("naturalWidth", 0)
+    expect(page.locator(".time")).to_contain_text(re.compile(r"encoding [\d.]+ m?s, searching [\d.]+ m?s"))
+    expect(page.locator("#status")).to_contain_text("20 hits")
+
+
+def test_the_address_says_the_search_and_back_goes_to_the_one_before(page, open_page):
+    search(page, "a blue leaf")
+    first = hits(page).first.get_by_role("link").get_attribute("aria-label")
+    search(page, "a red anchor")
+    assert asked(page) == {"q": ["a red anchor"]}
+    page.go_back()
+    expect(page.get_by_role("textbox", name="What to look for")).to_have_value("a blue leaf")
+    expect(hits(page).first.get_by_role("link")).to_have_attribute("aria-label", first)
+    again = open_page(page.url)
+    expect(hits(again).first.get_by_role("link")).to_have_attribute("aria-label", first)
+
+
+def test_a_modality_is_all_that_is_found(page):
+    search(page, "a blue leaf")
+    page.get_by_role("radio", name="Texts").check()
+    expect(hits(page)).to_have_count(12)
+    expect(page.locator(".grid .frame")).to_have_count(0)
+    assert asked(page)["find"] == ["text"]
+
+
+def test_a_picture_searches_and_stays_with_the_words(page, small_index, items):
+    page.locator("#file").set_input_files(picture_of(small_index, items["image"][0]))
+    expect(
+        page.get_by_role("list", name="Parts of the query").get_by_role("img", name="Your picture")
+    ).to_be_visible()
+    expect(hits(page).first).to_be_visible()
+    with page.expect_request("**/v1/search") as sent:
+        search(page, "in red")
+    assert sent.value.post_data_json["text"] == "in red"
+    assert sent.value.post_data_json["image"]
+    page.get_by_role("button", name="Remove your picture").click()
+    expect(page.get_by_role("list", name="Parts of the query")).to_be_hidden()
+
+
+def test_a_pasted_picture_searches(page, small_index, items):
+    page.evaluate(
+        """async (bytes) => {
+          const data = new DataTransfer();
+          data.items.add(new File([new Uint8Array(bytes)], "pasted.jpg", { type: "image/jpeg" }));
+          document.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
+        }""",
+        list(picture_of(small_index, items["image"][1]).read_bytes()),
+    )
+    expect(page.get_by_role("img", name="Your picture")).to_be_visible()
+    expect(hits(page).first).to_be_visible()
+
+
+def test_more_like_this_finds_the_item_itself(page, items):
+    search(page, items["text"][0]["txt"])
+    first = hits(page).first
+    item_id = first.get_attribute("data-id")
+    with page.expect_request("**/v1/search") as sent:
+        first.get_by_role("button", name="Similar").click()
+    assert sent.value.post_data_json["parts"] == [{"item": item_id, "weight": 1}]
+    expect(page.get_by_role("heading", name=re.compile("hits in"))).to_be_visible()
+    expect(page.locator(f'.grid [data-id="{item_id}"]')).to_be_visible()
+
+
+def test_this_but_asks_for_the_words_that_differ(page):
+    search(page, "a leaf")
+    item_id = hits(page).first.get_attribute("data-id")
+    hits(page).first.get_by_role("button", name="But …").click()
+    expect(page.get_by_role("textbox", name="What to look for")).to_be_focused()
+    with page.expect_request("**/v1/search") as sent:
+        search(page, "in red")
+    assert sent.value.post_data_json["parts"] == [{"item": item_id, "weight": 1}]
+    assert sent.value.post_data_json["text"] == "in red"
+
+
+def test_a_result_is_dragged_into_the_query_and_weighed(page):
+    search(page, "a leaf")
+    dragged = hits(page).nth(2)
+    item_id = dragged.get_attribute("data-id")
+    dragged.drag_to(page.locator("#composer"))
+    parts = page.get_by_role("list", name="Parts of the query").get_by_role("listitem")
+    expect(parts).to_have_count(1)
+    assert asked(page)["part"] == [f"1*item:{item_id}"]
+    for weight in ("0.75", "0.5", "0.25", "-0.25"):
+        parts.get_by_role("button", name="Less").click()
+        page.wait_for_url(lambda url, weight=weight: f"part={weight}*item" in url)
+    expect(parts).to_contain_text("without")
+    expect(parts.get_by_role("button", name="Less")).to_be_focused()
+
+
+def test_words_can_be_taken_away_from_a_query(page):
+    search(page, "a leaf")
+    page.get_by_role("button", name="With / without").click()
+    page.get_by_role("textbox", name="More words, weighed apart").fill("stripes")
+    with page.expect_request("**/v1/search") as sent:
+        page.get_by_role("button", name="Without this").click()
+    assert sent.value.post_data_json["parts"] == [{"text": "stripes", "weight": -0.5}]
+
+
+def test_an_instruction_chip_sets_what_is_wanted(page):
+    search(page, "a leaf")
+    page.get_by_role("button", name="Instruction").click()
+    chip = page.locator(".chip").first
+    words = chip.text_content()
+    with page.expect_request("**/v1/search") as sent:
+        chip.click()
+    assert sent.value.post_data_json["instruction"] == words
+    expect(page.locator(".chip", has_text=words)).to_have_attribute("aria-pressed", "true")
+
+
+@pytest.mark.parametrize(
+    ("operator", "value", "condition"),
+    [("is", "image", 'kind="image"'), ("is one of", "image, card", 'kind in "image","card"')],
+)
+def test_a_condition_narrows_and_survives_in_the_address(page, open_page, operator, value, condition):
+    search(page, "a leaf")
+    page.get_by_role("button", name="Filters").click()
+    page.get_by_role("button", name="Condition", exact=True).click()
+    page.get_by_role("combobox", name="Field").select_option("kind")
+    page.get_by_role("combobox", name="Comparison").select_option(operator)
+    page.get_by_role("combobox", name="Value").fill(value)
+    with page.expect_request("**/v1/search") as sent:
+        page.keyboard.press("Enter")
+    assert sent.value.post_data_json["where"] == [condition]
+    expect(page.locator(".grid .text.alone")).to_have_count(0)
+    again = open_page(page.url)
+    again.get_by_role("button", name="Filters").click()
+    expect(again.get_by_role("combobox", name="Value")).to_have_value(value)
+
+
+def test_filters_that_nothing_passes_say_so_and_can_be_removed(page):
+    search(page, "a leaf")
+    page.get_by_role("button", name="Filters").click()
+    page.get_by_role("textbox", name="Words in the text").fill("xylophone")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Nothing found")).to_be_visible()
+    page.get_by_role("button", name="Search without filters").click()
+    expect(hits(page)).to_have_count(20)
+
+
+def test_the_beam_is_a_dial_and_the_answer_says_how_it_was_searched(page):
+    search(page, "a leaf")
+    page.get_by_role("button", name="Dials").click()
+    page.get_by_role("slider", name=re.compile("Beam")).focus()
+    for beam in (10, 20, 50, 100):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_url(lambda url, beam=beam: url.endswith(f"beam={beam}"))
+    page.get_by_role("combobox", name="Re-ranking").select_option("embeddings")
+    expect(page.locator(".time")).to_contain_text("beam 100, re-ranking embeddings")
+
+
+def test_an_item_opens_from_the_side_and_back_closes_it(page):
+    search(page, "a leaf")
+    hits(page).nth(1).get_by_role("link").click()
+    sheet = page.get_by_role("dialog", name="Item")
+    expect(sheet.get_by_role("button", name="More like this")).to_be_visible()
+    assert "item" in asked(page)
+    page.go_back()
+    expect(sheet).to_be_hidden()
+    assert "item" not in asked(page)
+    expect(hits(page)).to_have_count(20)

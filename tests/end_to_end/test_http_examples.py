@@ -1,0 +1,52 @@
+"""The examples of docs/http.md, as they stand there, against a service as it is started."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from genius.index import Index
+
+from .test_serve_fuzz import ENVIRONMENT, start
+
+EXAMPLES = re.findall(
+    r"^```bash\n(.*?)^```",
+    (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8"),
+    re.MULTILINE | re.DOTALL,
+)
+STRICT = """
+set -euo pipefail
+curl() { command curl --silent --show-error --fail-with-body --max-time 60 "$@"; echo; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_every_example_is_answered(trained, tmp_path):
+    pool = next((trained.data / "cand_pool" / "global").glob("*test*.jsonl"))
+    Index.create(tmp_path / "photos.index", model=trained.model, pool=pool)
+    Image.effect_noise((300, 200), 90).convert("RGB").save(tmp_path / "umbrella.jpg")
+    process, url = start(tmp_path / "photos.index")
+    try:
+        assert len(EXAMPLES) >= 9
+        for example in EXAMPLES:
+            script = STRICT + example.replace("localhost:8000", url.removeprefix("http://"))
+            done = subprocess.run(  # noqa: S603
+                ["bash", "-c", script],  # noqa: S607
+                cwd=tmp_path,
+                env={**ENVIRONMENT, "KEY": "anything"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, f"{example}\n{done.stdout[-1000:]}{done.stderr}"
+        with Image.open(tmp_path / "thumbnail.jpg") as thumbnail:
+            assert thumbnail.size == (128, 85)
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+        process.stderr.close()

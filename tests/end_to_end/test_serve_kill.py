@@ -1,0 +1,122 @@
+"""A server killed while many add at once has everything that it acknowledged when it is started again.
+
+One kill by default; ``GENIUS_KILLS=20`` makes it twenty.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from genius.data.mbeir import MBeir
+from genius.errors import NetworkNeeded
+from genius.index import Index
+from genius.model import Genius
+from genius.serve.client import Client, Upload
+
+KILLS = int(os.environ.get("GENIUS_KILLS", "1"))
+ADDERS = 6
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server and its address, once it answers; killed at the end."""
+    command = "from genius.cli import main; raise SystemExit(main())"
+    with subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", command, "serve", folder, "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        try:
+            address = re.search(r"http://\S+", said)
+            assert address, said + process.stderr.read()
+            yield process, address[0]
+        finally:
+            process.kill()
+
+
+def photo(number: int) -> bytes:
+    """A picture that no other number has."""
+    written = io.BytesIO()
+    Image.new("RGB", (32, 32), (number % 256, number // 256 % 256, 99)).save(written, "PNG")
+    return written.getvalue()
+
+
+def add_until_killed(
+    address: str, adder: int, kill: int, known: dict[str, str], first: threading.Event
+) -> None:
+    """Add one or a few items at a time, and note each that was acknowledged, with its word."""
+    with Client(address) as client:
+        for number in range(10_000):
+            names = [f"{kill}/{adder}/{number}/{place}" for place in range(1 + number % 3)]
+            word = f"w{kill}x{adder}x{number}"
+            items = [
+                Upload(id=name, text=f"a kite {word}", image=photo(hash(name) % 65536) if adder % 2 else None)
+                for name in names
+            ]
+            try:
+                added = client.add(items)
+            except NetworkNeeded:
+                return
+            assert added.added == len(names)
+            known.update(dict.fromkeys(names, word))
+            first.set()
+
+
+@pytest.fixture
+def folder(trained, tmp_path) -> Path:
+    ((pool,),) = [MBeir(trained.data).global_pool("val")]
+    Index.create(tmp_path / "kites.index", model=trained.model, pool=pool)
+    return tmp_path / "kites.index"
+
+
+def check(address: str, known: dict[str, str]) -> None:
+    """Everything that was acknowledged is there, and searches find it."""
+    with Client(address) as client:
+        words = sorted(set(known.values()))
+        for word in words[-40:]:  # the last before the kill among them
+            found = {hit.id for hit in client.search("a kite", match=word, k=10).hits}
+            assert {name for name, own in known.items() if own == word} <= found
+    with ThreadPoolExecutor(4) as pool, Client(address) as client:
+        assert list(pool.map(lambda name: client.get(name).id, known)) == list(known)
+
+
+def test_what_a_killed_server_acknowledged_is_there_when_it_is_started_again(trained, folder):
+    moments = random.Random(7)
+    known: dict[str, str] = {}
+    for kill in range(KILLS):
+        first = threading.Event()
+        with serving(folder) as (process, address), ThreadPoolExecutor(ADDERS) as pool:
+            check(address, known)
+            adders = [
+                pool.submit(add_until_killed, address, adder, kill, known, first) for adder in range(ADDERS)
+            ]
+            assert first.wait(60)
+            time.sleep(moments.uniform(0.1, 1.5))
+            process.kill()
+            for adder in adders:
+                adder.result()
+    assert known
+    with serving(folder) as (process, address):
+        check(address, known)
+        process.terminate()
+        assert process.wait(30) in (0, -15)
+    index = Index(folder, Genius.open(trained.model))
+    index.verify()
+    assert set(index.opened.stamps(list(known))) == set(known)

@@ -1,0 +1,70 @@
+"""The way of an ID through the levels says what the search itself does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from genius.search.path import Sought, keeping_width, path_of, watch
+from genius.search.tree import CodeTree
+
+
+def sought(plain, case, model, query, codes):
+    level0 = frozenset() if case.level0 is None else case.level0[query]
+    return Sought(
+        model.decoder,
+        CodeTree(case.pool.parts),
+        case.queries[query : query + 1],
+        codes,
+        level0,
+        case.pool.restricted(case.masks[query]),
+    )
+
+
+def cases(plain, **settings):
+    for seed in range(plain.SOME_POOLS):
+        model = plain.model(seed % plain.NUM_MODELS)
+        case = plain.draw_case(seed, model.generator.sizes, **settings)
+        for query in (0, 5):
+            yield case, model, query, sorted(case.ids(query))
+
+
+@pytest.mark.parametrize("scores", ["level", "vocabulary", "children"])
+def test_log_probabilities_are_those_of_the_beam(plain, scores):
+    compared = 0
+    for case, model, query, ids in cases(plain, beam=50, scores=scores):
+        wide = case.only(query)._replace(widths=[1000])
+        for found in case.pool.found(wide.search(model.decoder), 0):
+            assert found.id in ids
+            steps = path_of(sought(plain, case, model, query, found.id), scores)
+            said = [float(step.log_probabilities[step.own]) for step in steps]
+            assert np.allclose(said, found.gained, atol=1e-4)
+            for step in steps:
+                assert step.probabilities.sum() == pytest.approx(1, abs=1e-4)
+                assert 1 <= step.rank <= len(step.items)
+            assert steps[-1].items[steps[-1].own] >= 1
+            compared += 1
+    assert compared > 50
+
+
+def test_an_id_is_lost_where_the_search_does_not_list_it_and_a_wider_beam_keeps_it(plain):
+    lost = 0
+    for case, model, query, ids in cases(plain, scores="level"):
+        width = case.width(query)
+        there = {one.id for one in case.pool.found(case.only(query).search(model.decoder), 0)}
+        for codes in ids[:3]:
+            asked = sought(plain, case, model, query, codes)
+            watched = watch(asked, case.config, width)
+            assert (watched.lost_at is None) == (codes in there)
+            if watched.lost_at is None:
+                continue
+            last = watched.seen[-1]
+            assert last.rank > width
+            assert all(one.is_kept for one in watched.seen[:-1])
+            assert last.rank <= last.weighed
+            wider = keeping_width(asked, case.config, watched)
+            if wider is not None:
+                assert wider > width
+                assert watch(asked, case.config, wider).lost_at is None
+                lost += 1
+    assert lost > 10

@@ -1,0 +1,138 @@
+"""Commands that look inside the codes of an index."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genius.answers import SearchRequest
+from genius.cli import main
+from genius.data.mbeir import MBeir
+from genius.data.records import Modality
+from genius.errors import UsageError
+from genius.index import Index
+from genius.model import Genius
+from genius.search.opened import UnknownItem
+from genius.search.tree import UnknownPrefix
+
+
+@pytest.fixture(scope="module")
+def index(trained, tmp_path_factory) -> Index:
+    """An index in two segments with some items deleted; no test changes it."""
+    pools = MBeir(trained.data)
+    folder = tmp_path_factory.mktemp("codes") / "index"
+    made, _ = Index.create(folder, model=Genius.open(trained.model), pool=pools.global_pool("test")[0])
+    lines = pools.global_pool("test")[0].read_text().splitlines()[:3]
+    again = [{**json.loads(line), "did": f"77:{number}"} for number, line in enumerate(lines)]
+    copies = folder.parent / "copies.jsonl"
+    copies.write_text("".join(json.dumps(line) + "\n" for line in again))
+    made.delete([json.loads(line)["did"] for line in lines[1:2]])
+    _copy_pictures(again, pools.global_pool("test")[0], copies)
+    made.add(copies)
+    return made
+
+
+def _copy_pictures(lines, pool: Path, copies: Path) -> None:
+    """A pool's pictures are named from the data set's folder."""
+    root = pool.parents[2]
+    for line in lines:
+        if line["img_path"]:
+            line["img_path"] = str(root / line["img_path"])
+    copies.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def told(capsys, *words: str | Path, status: int = 0) -> dict[str, Any]:
+    assert main([*(str(word) for word in words), "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_node_says_what_is_below_it(index, trained, capsys):
+    node = told(capsys, "codes", index.folder, "--model", trained.model)
+    assert node["items"] == index.info().items
+    assert sum(child["items"] for child in node["children"]) == node["items"]
+    assert sum(child["share"] for child in node["children"]) == pytest.approx(1)
+    assert 0 <= node["entropy"] <= 2
+    first = node["children"][0]
+    below = told(capsys, "codes", index.folder, str(first["code"]), "--most", "1", "--model", trained.model)
+    assert below["items"] == first["items"]
+    assert below["truncated"] is (below["num_children"] > 1)
+    assert {example["modality"] for example in below["examples"]} <= {"image", "text", "image-text"}
+
+
+def test_a_whole_id_lists_its_items_and_no_codes(index):
+    (hit,) = index.search("a red square", k=1)
+    node = index.tree(hit.codes)
+    assert node.children == []
+    assert hit.item_id in {item.item_id for item in node.examples}
+    with pytest.raises(UsageError, match="the IDs of this index have"):
+        index.tree((*hit.codes, 1))
+    with pytest.raises(UnknownPrefix, match="begins with 99"):
+        index.tree([99])
+
+
+def test_copies_in_another_segment_collide_and_what_was_deleted_does_not(index, trained, capsys):
+    words = ("--collisions", "--most", "1000", "--model", trained.model)
+    found = told(capsys, "codes", index.folder, *words)
+    assert found["total"] == len(found["groups"])
+    assert found["items"] == sum(group["items"] for group in found["groups"])
+    codes = {tuple(group["codes"]) for group in found["groups"]}
+    for number, is_shared in ((0, True), (1, False), (2, True)):  # the original of the second was deleted
+        own = tuple(
+            index.opened.id_at(index.opened.place_of(f"77:{number}"))[: index.model.quantizer.num_levels]
+        )
+        assert index.tree(own).items >= 1 + is_shared
+        assert (own in codes) is (index.tree(own).items > 1)
+    near = index.near_duplicates(1)
+    assert near.items >= found["items"]
+    assert index.near_duplicates(1, offset=1, limit=2).groups == near.groups[1:3]
+    for levels in (-1, 99):
+        with pytest.raises(UsageError, match="cannot be shared"):
+            index.near_duplicates(levels)
+    assert main(["codes", str(index.folder), "1", "--collisions", "--model", str(trained.model)]) == 2
+
+
+def test_the_first_hit_is_explained_as_it_was_found(index, trained, capsys):
+    (hit,) = index.search("a red square", k=1)
+    said = told(
+        capsys, "explain", index.folder, "a red square", "--item", hit.item_id, "--model", trained.model
+    )
+    assert said["rank"] == 1
+    assert said["score"] == pytest.approx(hit.score, abs=1e-5)
+    assert said["lost_at"] is None
+    assert tuple(said["codes"]) == hit.codes == tuple(level["code"] for level in said["levels"])
+    for level, expected in zip(said["levels"], hit.log_probabilities, strict=False):
+        assert level["log_probability"] == pytest.approx(expected, abs=1e-4)
+    assert [level["name"] for level in said["levels"][:2]] == ["modality", "level 1"]
+    for level in said["levels"]:
+        assert 1 <= level["rank"] <= level["num_siblings"]
+        assert level["siblings"][0]["probability"] == max(one["probability"] for one in level["siblings"])
+        assert level["items"] == index.tree(hit.codes[: level["level"] + 1]).items
+
+
+def test_an_item_of_another_modality_is_not_allowed(index):
+    hits = index.search("a red square", modality="image", k=1)
+    found = index.explain(SearchRequest(text="a red square", modality=Modality.TEXT), hits[0].item_id)
+    assert not found.is_allowed
+    assert found.rank is None
+    assert found.lost_at is None
+
+
+def test_explaining_what_is_not_there_is_refused(index):
+    with pytest.raises(UnknownItem, match="1:404"):
+        index.explain(SearchRequest(text="a red square"), "1:404")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["codes"], ["codes", "--collisions"], ["codes", "--duplicates", "2"], ["explain", "a red square"]],
+)
+def test_a_person_gets_a_table(index, trained, capsys, words):
+    command, *rest = words
+    item = ["--item", index.search("a red square", k=1)[0].item_id] if command == "explain" else []
+    assert main([command, str(index.folder), *rest, *item, "--model", str(trained.model)]) == 0
+    said = capsys.readouterr().out
+    assert ("Found: rank 1 of" in said) is (command == "explain")
+    assert len(said.splitlines()) > 2

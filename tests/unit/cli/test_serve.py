@@ -1,0 +1,53 @@
+"""What ``genius serve`` refuses before it loads anything."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from genius.cli import main
+from genius.index import Index
+from genius.serve.keys import add_key
+
+
+@pytest.fixture(scope="module")
+def folder(trained, tmp_path_factory):
+    root = tmp_path_factory.mktemp("photos")
+    (root / "pool").mkdir()
+    (root / "pool" / "kite.txt").write_text("a kite")
+    Index.create(root / "photos.index", model=trained.model, pool=root / "pool")
+    return root / "photos.index"
+
+
+def refused(capsys, *arguments) -> str:
+    assert main(["serve", *map(str, arguments)]) == 2
+    return capsys.readouterr().err
+
+
+def test_an_address_that_others_reach_needs_keys(folder, capsys):
+    for host in ("192.0.2.1", "::", "example.org"):
+        assert "needs API keys" in refused(capsys, folder, "--host", host)
+
+
+def test_an_address_that_is_taken_or_not_here_is_said_at_once(folder, tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"127.0.0.1 port {port} cannot be listened at" in refused(capsys, folder, "--port", port)
+    add_key(tmp_path / "keys", name="one", scope="read")
+    elsewhere = refused(capsys, folder, "--host", "192.0.2.1", "--keys", tmp_path / "keys")
+    assert "192.0.2.1 port 8000 cannot be listened at" in elsewhere
+    for number in (-1, 65536):
+        assert "0 to 65535" in refused(capsys, folder, "--port", number)
+    assert "at least 1" in refused(capsys, folder, "--queue", 0)
+
+
+def test_indexes_are_told_apart_by_their_names(folder, capsys):
+    assert "two indexes are called photos" in refused(capsys, folder, folder, "--port", 0)
+
+
+def test_what_is_not_there_is_said_to_be_missing(folder, tmp_path, capsys):
+    assert main(["serve", str(tmp_path / "none.index"), "--port", "0"]) == 4
+    assert "no index at" in capsys.readouterr().err
+    assert main(["serve", str(folder), "--keys", str(tmp_path / "none"), "--port", "0"]) == 6
+    assert "cannot be read as a file of API keys" in capsys.readouterr().err

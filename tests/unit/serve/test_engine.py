@@ -1,0 +1,278 @@
+"""The engine answers many at once, and searches go on while items come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genius.answers import SearchPart, SearchRequest
+from genius.config import SearchConfig
+from genius.errors import ArtifactError, UsageError
+from genius.index import Index, NewItem
+from genius.model import Genius
+from genius.search.live import one_writer
+from genius.serve import writing
+from genius.serve.engine import Engine, EngineSettings
+from genius.serve.refused import DeadlinePassed, Draining, Overloaded
+
+WIDE = SearchConfig(beam=200)
+NARROW = SearchConfig(beam=20, rerank="none")
+
+
+@pytest.fixture(scope="module")
+def model(trained) -> Genius:
+    return Genius.open(trained.model)
+
+
+@pytest.fixture
+def folder(model, tmp_path) -> Path:
+    """A new index of forty texts."""
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    for number in range(40):
+        (pool / f"{number}.txt").write_text(f"a {('red', 'green', 'blue')[number % 3]} kite, number {number}")
+    Index.create(tmp_path / "kites.index", model=model, pool=pool)
+    return tmp_path / "kites.index"
+
+
+@asynccontextmanager
+async def running(folder: Path, model: Genius, **settings) -> AsyncIterator[Engine]:
+    engine = Engine({"kites": Index(folder, model)}, EngineSettings(**settings))
+    assert not engine.is_ready
+    await engine.start()
+    assert engine.is_ready
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+def measured(engine: Engine, name: str) -> float:
+    """The sum of a metric over its labels."""
+    lines = [line for line in engine.metrics.render().decode().splitlines() if line.startswith(name)]
+    assert lines, name
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def test_requests_at_once_get_what_each_would_alone(folder, model):
+    requests = [SearchRequest(text=f"a green kite, number {n}", k=1 + n % 4) for n in range(24)]
+    configs = [WIDE if n % 3 else NARROW for n in range(24)]
+    index = Index(folder, model)
+    expected = [index.search_many([one], config=c)[0] for one, c in zip(requests, configs, strict=True)]
+
+    async def test():
+        async with running(folder, model, max_batch=8, batch_wait_ms=50.0) as engine:
+            answers = await asyncio.gather(
+                *(engine.search("kites", one, c) for one, c in zip(requests, configs, strict=True))
+            )
+            for answer, hits in zip(answers, expected, strict=True):
+                assert [hit.item_id for hit in answer.hits] == [hit.item_id for hit in hits]
+                assert [hit.score for hit in answer.hits] == pytest.approx(
+                    [hit.score for hit in hits], abs=1e-4
+                )
+                took = answer.took
+                assert took.total_ms >= took.queue_ms + took.encode_ms + took.search_ms - 1
+                assert min(took) >= 0
+            assert measured(engine, "genius_search_batch_size_sum") == 25  # and the one that start() makes
+            assert measured(engine, "genius_search_batch_size_count") == 1 + 1 + 2
+            assert measured(engine, "genius_stage_seconds_count") == 3 * 24
+
+    on_loop(test)
+
+
+def test_a_bad_request_spoils_no_other_in_its_batch(folder, model):
+    bad = [
+        SearchRequest(text=""),
+        SearchRequest(text="half \ud800"),
+        SearchRequest(text="a kite", k=0),
+        SearchRequest(parts=(SearchPart(item_id="nobody"),)),
+    ]
+    good = [SearchRequest(text=f"a blue kite, number {n}", k=3) for n in range(12)]
+    mixed = [*good[:5], *bad[:2], *good[5:], *bad[2:]]
+
+    async def test():
+        async with running(folder, model, batch_wait_ms=50.0) as engine:
+            answers = await asyncio.gather(
+                *(engine.search("kites", one, WIDE) for one in mixed), return_exceptions=True
+            )
+            for request, answer in zip(mixed, answers, strict=True):
+                if request in good:
+                    assert len(answer.hits) == 3
+                else:
+                    assert isinstance(answer, UsageError)
+            assert measured(engine, "genius_errors_total") == len(bad)
+
+    on_loop(test)
+
+
+def test_what_is_added_is_found_at_once_and_what_is_deleted_no_more(folder, model):
+    async def test():
+        async with running(folder, model) as engine:
+            outcomes = await engine.add(
+                "kites",
+                [
+                    NewItem("new", "a striped umbrella", fields={"price": 3}),
+                    NewItem("0.txt", "a drum"),
+                    NewItem("x"),
+                ],
+            )
+            assert [outcome.became for outcome in outcomes] == ["added", "replaced", "left out"]
+            hits = (await engine.search("kites", SearchRequest(text="a striped umbrella", k=50), WIDE)).hits
+            assert {"new", "0.txt"} < {hit.item_id for hit in hits}
+            deleted = await engine.delete("kites", ["new", "nobody", "new"])
+            assert (deleted.deleted, deleted.missing) == (1, ["nobody"])
+            hits = (await engine.search("kites", SearchRequest(text="a striped umbrella", k=50), WIDE)).hits
+            assert "new" not in {hit.item_id for hit in hits}
+            assert measured(engine, 'genius_items{index="kites"}') == 40
+            assert measured(engine, 'genius_items_changed_total{became="added"') == 1
+
+    on_loop(test)
+
+
+def test_adds_at_once_share_one_change_and_each_hears_of_its_own_items(folder, model):
+    async def test():
+        async with running(folder, model, write_wait_ms=200.0) as engine:
+            before = engine.indexes["kites"].info().generation
+            told = await asyncio.gather(
+                *(
+                    engine.add("kites", [NewItem(f"{n}-{m}", f"a drum {n} {m}") for m in range(n)])
+                    for n in range(1, 9)
+                )
+            )
+            for n, outcomes in enumerate(told, 1):
+                assert [(one.item_id, one.became) for one in outcomes] == [
+                    (f"{n}-{m}", "added") for m in range(n)
+                ]
+            assert engine.indexes["kites"].info().generation == before + 1
+            gone = await asyncio.gather(
+                engine.delete("kites", ["1-0", "2-0", "no"]), engine.delete("kites", ["1-0", "3-0"])
+            )
+            assert [(one.deleted, one.missing) for one in gone] == [(2, ["no"]), (1, ["1-0"])]
+            assert engine.indexes["kites"].info().generation == before + 2
+
+    on_loop(test)
+
+
+def test_searches_go_on_while_items_come_and_go_and_the_index_compacts(folder, model):
+    async def test():
+        async with running(folder, model) as engine:
+            is_over = False
+            answered = 0
+
+            async def search_on() -> None:
+                nonlocal answered
+                while not is_over:
+                    hits = (await engine.search("kites", SearchRequest(text="a red kite", k=100), WIDE)).hits
+                    assert {f"{n}.txt" for n in range(20, 40)} <= {hit.item_id for hit in hits}
+                    answered += 1
+
+            async def change() -> None:
+                for n in range(20):
+                    await engine.add("kites", [NewItem(f"drum {n}", f"a drum, number {n}")])
+                    hits = await engine.search("kites", SearchRequest(text="a drum", k=100), WIDE)
+                    assert f"drum {n}" in {hit.item_id for hit in hits.hits}
+                    await engine.delete("kites", [f"{n}.txt"])
+
+            searching = [asyncio.create_task(search_on()) for _ in range(3)]
+            await change()
+            is_over = True
+            await asyncio.gather(*searching)
+            assert answered > 20
+            await engine.stop()  # compaction included
+            assert measured(engine, "genius_compactions_total") >= 1
+            assert measured(engine, 'genius_items{index="kites"}') == 40
+            assert measured(engine, "genius_deleted_items") <= 10  # a fifth of all that is stored
+
+    on_loop(test)
+
+
+def test_an_index_that_another_process_changes_is_busy_for_now(folder, model, monkeypatch):
+    monkeypatch.setattr(writing, "PATIENCE_SECONDS", 0.2)
+
+    async def test():
+        async with running(folder, model, write_wait_ms=50.0) as engine:
+            began = time.monotonic()
+            with one_writer(folder):
+                answers = await asyncio.gather(
+                    *(engine.add("kites", [NewItem(str(n), "a drum")]) for n in range(9)),
+                    return_exceptions=True,
+                )
+            assert all(isinstance(answer, Overloaded) for answer in answers)
+            assert time.monotonic() - began < 2  # once for all nine
+            assert (await engine.add("kites", [NewItem("1", "a drum")]))[0].became == "added"
+
+    on_loop(test)
+
+
+def test_look_ups_run_beside_searches_and_raise_what_they_raise(folder, model):
+    async def test():
+        async with running(folder, model) as engine:
+            assert await engine.read("kites", lambda index: index.info().items) == 40
+            with pytest.raises(ZeroDivisionError):
+                await engine.read("kites", lambda index: 1 // 0)
+            assert measured(engine, 'genius_errors_total{kind="ZeroDivisionError"}') == 1
+
+    on_loop(test)
+
+
+def test_a_deadline_is_kept(folder, model):
+    async def test():
+        async with running(folder, model) as engine:
+            with pytest.raises(DeadlinePassed):
+                await engine.search(
+                    "kites", SearchRequest(text="a kite"), WIDE, deadline=time.monotonic() - 1
+                )
+            soon = time.monotonic() + 60
+            assert (await engine.search("kites", SearchRequest(text="a kite"), WIDE, deadline=soon)).hits
+
+    on_loop(test)
+
+
+def test_stopping_finishes_what_was_asked_and_refuses_the_rest(folder, model):
+    async def test():
+        async with running(folder, model, batch_wait_ms=10_000.0, write_wait_ms=10_000.0) as engine:
+            search = asyncio.create_task(engine.search("kites", SearchRequest(text="a kite"), WIDE))
+            add = asyncio.create_task(engine.add("kites", [NewItem("last", "a drum")]))
+            await asyncio.sleep(0.05)
+            await engine.stop()
+            assert (await search).hits
+            assert (await add)[0].became == "added"
+            for late in (
+                engine.search("kites", SearchRequest(text="a kite"), WIDE),
+                engine.add("kites", [NewItem("late", "a drum")]),
+                engine.read("kites", lambda index: 1),
+            ):
+                with pytest.raises(Draining):
+                    await late
+
+    on_loop(test)
+    assert "last" in {hit.item_id for hit in Index(folder, model).search(text="a drum", k=50, config=WIDE)}
+
+
+def test_a_damaged_index_says_so_to_everybody_and_the_engine_goes_on(folder, model):
+    async def test():
+        async with running(folder, model) as engine:
+            manifest = folder / "index.json"
+            whole = manifest.read_bytes()
+            manifest.write_text("{")
+            answers = await asyncio.gather(
+                *(engine.search("kites", SearchRequest(text="a kite"), WIDE) for _ in range(3)),
+                return_exceptions=True,
+            )
+            assert all(isinstance(answer, ArtifactError) for answer in answers)
+            with pytest.raises(ArtifactError):
+                await engine.add("kites", [NewItem("1", "a drum")])
+            manifest.write_bytes(whole)
+            assert (await engine.search("kites", SearchRequest(text="a kite"), WIDE)).hits
+
+    on_loop(test)

@@ -1,0 +1,161 @@
+"""Who may ask, from where; and what an error tells."""
+
+from __future__ import annotations
+
+import pytest
+
+from genius.errors import ArtifactMismatch, UsageError
+from genius.serve.keys import add_key
+
+from .conftest import make_index, serving
+
+SEARCH = {"text": "a kite"}
+
+
+def is_problem(response, status: int) -> dict:
+    body = response.json()
+    assert response.status_code == status, body
+    assert response.headers["content-type"] == "application/problem+json"
+    assert body["status"] == status
+    assert body["request_id"] == response.headers["x-request-id"]
+    assert {"type", "title", "detail"} <= body.keys()
+    return body
+
+
+def test_every_answer_has_an_id_and_forbids_what_browsers_might_do_with_it(client):
+    for path, status in (("/healthz", 200), ("/v1/indexes", 200), ("/nothing", 404)):
+        response = client.get(path)
+        assert response.status_code == status
+        assert response.headers["x-request-id"]
+        assert response.headers["content-security-policy"].startswith("default-src 'none'")
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["x-frame-options"] == "DENY"
+        assert response.headers["referrer-policy"] == "no-referrer"
+        assert response.headers["cache-control"] == "no-store"
+    given = client.get("/healthz", headers={"X-Request-ID": "mine-17"})
+    assert given.headers["x-request-id"] == "mine-17"
+    odd = client.get("/healthz", headers={"X-Request-ID": "<script>"})
+    assert odd.headers["x-request-id"] != "<script>"
+
+
+def test_what_is_not_there_and_what_cannot_be_done_with_it_are_problems(client):
+    is_problem(client.get("/v1/nothing"), 404)
+    is_problem(client.put("/v1/search"), 405)
+    is_problem(client.get("/v1/items"), 422)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "127.0.0.2", "", "[", "a:b:c"])
+def test_without_keys_only_this_machine_s_own_names_are_answered(client, host):
+    is_problem(client.get("/v1/indexes", headers={"Host": host}), 403)
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:80", "[::1]:8000", "LOCALHOST"])
+def test_this_machine_has_several_names(client, host):
+    assert client.get("/v1/indexes", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:1"},
+        {"Origin": "http://[", "Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_another_site_s_page_can_neither_search_nor_add(client, headers):
+    is_problem(client.post("/v1/search", json=SEARCH, headers=headers), 403)
+    form = {"text": (None, "spam")}
+    is_problem(client.post("/v1/items", files=form, headers=headers), 403)
+
+
+def test_the_server_s_own_page_can(client):
+    own = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
+    assert client.post("/v1/search", json=SEARCH, headers=own).status_code == 200
+
+
+def test_with_keys_nobody_is_answered_without_one_and_reading_is_not_writing(served_model, tmp_path):
+    file = tmp_path / "keys"
+    reader = add_key(file, name="reader", scope="read")
+    writer = add_key(file, name="writer", scope="write")
+    item = {"items": [{"id": "new", "text": "a drum"}]}
+    with serving(make_index(tmp_path, served_model), keys=file, base="https://search.example") as client:
+        for path in ("/v1/indexes", "/v1/items?id=1:1", "/v1/items/picture?id=2:0", "/metrics"):
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {reader}"}):
+                response = client.get(path, headers=headers)
+                is_problem(response, 401)
+                assert response.headers["www-authenticate"] == "Bearer"
+            for headers in (
+                {"Authorization": f"Bearer {reader}"},
+                {"X-API-Key": reader},
+                {"X-API-Key": writer},
+            ):
+                assert client.get(path, headers=headers).status_code == 200
+        is_problem(client.post("/v1/search", content=b"{"), 401)  # before anything is read
+        reads, writes = {"X-API-Key": reader}, {"X-API-Key": writer}
+        assert client.post("/v1/search", json=SEARCH, headers=reads).status_code == 200
+        is_problem(client.post("/v1/items", json=item, headers=reads), 403)
+        is_problem(client.post("/v1/items/delete", json={"ids": ["1:1"]}, headers=reads), 403)
+        is_problem(client.delete("/v1/items?id=1:1", headers=reads), 403)
+        assert client.get("/v1/indexes/things", headers=reads).json()["writable"] is False
+        assert client.get("/v1/indexes/things", headers=writes).json()["writable"] is True
+        assert client.post("/v1/items", json=item, headers=writes).json()["added"] == 1
+        assert client.delete("/v1/items?id=1:1", headers=writes).json()["deleted"] == 1
+        for path in ("/healthz", "/readyz", "/openapi.json", "/"):
+            assert client.get(path).status_code == 200
+
+
+def test_while_the_file_of_keys_cannot_be_read_nobody_is_answered(served_model, tmp_path):
+    file = tmp_path / "keys"
+    key = add_key(file, name="reader", scope="read")
+    with serving(make_index(tmp_path, served_model), keys=file) as client:
+        assert client.get("/v1/indexes", headers={"X-API-Key": key}).status_code == 200
+        file.write_text("no key at all")
+        response = client.get("/v1/indexes", headers={"X-API-Key": key})
+        is_problem(response, 500)
+        assert str(tmp_path) not in response.text
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("secret"), ArtifactMismatch("secret"), OSError(2, "secret", "/secret")]
+)
+def test_what_is_the_server_s_fault_is_logged_and_not_told(client, monkeypatch, caplog, error):
+    async def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(client.app.state.service.engine, "search", fail)
+    response = client.post("/v1/search", json=SEARCH)
+    assert "secret" not in response.text
+    body = is_problem(response, 500)
+    assert body["request_id"] in caplog.text
+    assert "secret" in caplog.text
+
+
+def test_folders_of_the_server_are_taken_out_of_what_is_told(client, monkeypatch):
+    index = client.app.state.service.engine.indexes["things"]
+
+    async def refuse(*_, **__):
+        raise UsageError(f"{index.folder}/items.sqlite has no full text, says {index.model.folder}")
+
+    monkeypatch.setattr(client.app.state.service.engine, "search", refuse)
+    body = is_problem(client.post("/v1/search", json=SEARCH), 422)
+    assert body["detail"] == "things/items.sqlite has no full text, says things"
+
+
+def test_measures_count_every_answer_by_its_route(client):
+    before = client.get("/metrics").text
+    assert 'genius_requests_total{method="GET",route="/metrics",status="200"}' in client.get("/metrics").text
+    client.get("/v1/items?id=nobody")
+    after = client.get("/metrics").text
+    line = 'genius_requests_total{method="GET",route="/v1/items",status="404"}'
+    assert after.count(line) == 1
+    assert before != after
+
+
+def test_a_server_that_is_not_ready_says_so(client, monkeypatch):
+    assert client.get("/readyz").json() == {"status": "ok"}
+    monkeypatch.setattr(client.app.state.service.engine, "is_ready", False)
+    is_problem(client.get("/readyz"), 503)
+    assert client.get("/healthz").status_code == 200

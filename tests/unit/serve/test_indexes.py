@@ -1,0 +1,99 @@
+"""What one is told of an index; and the API's own description."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fastapi.testclient import TestClient
+
+from genius.index import NewItem
+from genius.serve.app import create_app
+from genius.serve.document import document
+from genius.serve.engine import Engine
+
+from .conftest import LOCAL, make_index
+from .test_guard import is_problem
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_an_index_says_what_one_needs_to_search_it(client):
+    (told,) = client.get("/v1/indexes").json()["indexes"]
+    assert client.get("/v1/indexes/things").json() == told
+    assert (told["name"], told["items"], told["modalities"]) == ("things", 12, {"image": 3, "text": 9})
+    assert told["levels"][0] == 3
+    assert {"name": "price", "kind": "number", "examples": [0, 1, 2, 3, 4]} in told["fields"]
+    assert {"name": "size.width", "kind": "number", "examples": [0, 1, 2, 3]} in told["fields"]
+    assert {"query": "text", "modality": "image"}.items() <= told["instructions"][0].items()
+    assert (told["stores_embeddings"], told["calibrated"], told["writable"]) == (False, False, True)
+    assert told["settings"] == {"beam": 50, "leaves": 1000, "rerank": "codes"}
+    assert str(client.app.state.service.engine.indexes["things"].folder.parent) not in json.dumps(told)
+
+
+def test_every_field_that_is_told_can_be_searched_by(writable):
+    index = writable.app.state.service.engine.indexes["things"]
+    odd = {
+        "unit price": 1,
+        "a.b": 2,
+        "text": 3,
+        'say "x"': 4,
+        "deep": {"in side": 5},
+        "list": [6],
+        "yes": True,
+    }
+    index.add_items([NewItem("odd", "a drum", fields=odd)])
+    told = {field["name"]: field for field in writable.get("/v1/indexes/things").json()["fields"]}
+    for name, value in [
+        ('"unit price"', 1),
+        ('"a.b"', 2),
+        ('"text"', 3),
+        ("'say \"x\"'", 4),
+        ('deep."in side"', 5),
+        ("list", 6),
+        ("yes", "true"),
+    ]:
+        assert name in told
+        answered = writable.post(
+            "/v1/search", json={"text": "x", "where": [f"{name}={value}"], "k": 20}
+        ).json()
+        assert "odd" in [hit["id"] for hit in answered["hits"]]
+    assert told["list"]["kind"] == "list"
+    assert told["yes"]["kind"] == "truth"
+
+
+def test_fields_that_are_no_json_for_everybody_are_told_as_some(writable):
+    index = writable.app.state.service.engine.indexes["things"]
+    pool = index.folder.parent / "odd.jsonl"
+    source = '{"nan": NaN, "half": "\\ud800", "deep": ' + "[" * 200 + "]" * 200 + "}"
+    row = {"did": "9:9", "modality": "text", "txt": "a drum", "img_path": None, "src_content": source}
+    pool.write_text(json.dumps(row) + "\n")
+    index.add(pool)
+    shown = writable.get("/v1/items?id=9:9").json()["fields"]
+    assert (shown["nan"], shown["half"]) == (None, "?")
+    assert writable.get("/v1/indexes").status_code == 200
+
+
+def test_of_several_indexes_one_is_named(served_model, tmp_path):
+    one, other = (make_index(tmp_path / name, served_model) for name in ("one", "other"))
+    with TestClient(create_app(Engine({"one": one, "other": other})), base_url=LOCAL) as client:
+        assert [told["name"] for told in client.get("/v1/indexes").json()["indexes"]] == ["one", "other"]
+        assert (
+            "name one of one, other"
+            in is_problem(client.post("/v1/search", json={"text": "x"}), 422)["detail"]
+        )
+        assert client.post("/v1/search", json={"text": "x", "index": "other"}).json()["index"] == "other"
+
+
+def test_the_kept_description_of_the_api_is_what_the_api_says():
+    kept = (DOCS / "openapi.json").read_text(encoding="utf-8")
+    assert kept == document(), "docs/openapi.json is stale: run `make docs`"
+
+
+def test_the_description_names_everything_it_refers_to(client):
+    told = client.get("/openapi.json").json()
+    assert told == json.loads(document())
+    assert told["openapi"].startswith("3.1")
+    text = json.dumps(told)
+    for name in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
+        assert name in told["components"]["schemas"]

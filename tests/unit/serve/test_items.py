@@ -1,0 +1,219 @@
+"""Items over HTTP: seen, added in three forms, replaced, deleted."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from genius.index import Index
+from genius.serve import limits
+from genius.serve.problems import Problem
+
+from .conftest import picture
+from .test_guard import is_problem
+
+
+def add(client, *items, **query):
+    return client.post("/v1/items", json={"items": list(items)}, params=query)
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def test_an_item_is_told_without_its_path(client):
+    assert client.get("/v1/items", params={"id": "1:4"}).json() | {"codes": []} == {
+        "id": "1:4",
+        "modality": "text",
+        "text": "a green boat",
+        "image": None,
+        "fields": {"price": 4, "colour": "green", "size": {"width": 0}},
+        "codes": [],
+    }
+    shown = client.get("/v1/items", params={"id": "2:1", "index": "things"}).json()
+    assert shown["image"] == "/v1/items/picture?index=things&id=2%3A1&size=256"
+    assert len(shown["codes"]) == len(client.get("/v1/indexes/things").json()["levels"])
+    for name in ("nobody", "../../etc/passwd", "\0", "x" * limits.ID_CHARACTERS):
+        is_problem(client.get("/v1/items", params={"id": name}), 404)
+    is_problem(client.get("/v1/items", params={"id": "x" * (limits.ID_CHARACTERS + 1)}), 422)
+
+
+def test_a_picture_is_drawn_anew_small_and_without_exif(writable):
+    exif = Image.Exif()
+    exif[0x010E] = "where I live"
+    assert add(
+        writable, {"id": "photo", "image": b64(picture(size=(900, 600), kind="JPEG", exif=exif))}
+    ).json()["added"]
+    drawn = writable.get("/v1/items/picture", params={"id": "photo", "size": 90})
+    shown = Image.open(io.BytesIO(drawn.content))
+    assert (shown.format, shown.size, dict(shown.getexif())) == ("JPEG", (90, 60), {})
+    assert b"where I live" not in drawn.content
+    tag = drawn.headers["etag"]
+    again = writable.get(
+        "/v1/items/picture", params={"id": "photo", "size": 90}, headers={"If-None-Match": tag}
+    )
+    assert (again.status_code, again.content) == (304, b"")
+    add(writable, {"id": "photo", "image": b64(picture("blue", size=(900, 600)))})
+    changed = writable.get(
+        "/v1/items/picture", params={"id": "photo", "size": 90}, headers={"If-None-Match": tag}
+    )
+    assert changed.status_code == 200
+
+
+def test_a_picture_that_is_not_there_or_too_large_to_draw_is_a_problem(client, writable):
+    is_problem(client.get("/v1/items/picture", params={"id": "1:1"}), 404)
+    is_problem(client.get("/v1/items/picture", params={"id": "nobody"}), 404)
+    for size in (0, 15, 1025, "x", 1e30):
+        is_problem(client.get("/v1/items/picture", params={"id": "2:1", "size": size}), 422)
+    index = writable.app.state.service.engine.indexes["things"]
+    (index.folder.parent / "pool" / "red.png").write_bytes(b"gone")
+    body = is_problem(writable.get("/v1/items/picture", params={"id": "2:0"}), 404)
+    assert str(index.folder.parent) not in json.dumps(body)
+
+
+def test_what_is_added_is_found_and_is_there_after_a_restart(writable, found):
+    added = add(
+        writable,
+        {"id": "a/../b", "text": "a green drum", "fields": {"price": 7.5, "tags": ["x"]}},
+        {"id": "p", "image": b64(picture("green"))},
+        {"text": "a text without an id"},
+    ).json()
+    assert added | {"ids": []} == {"added": 3, "replaced": 0, "unchanged": 0, "left_out": [], "ids": []}
+    assert added["ids"][:2] == ["a/../b", "p"]
+    assert {"a/../b", "p", added["ids"][2]} < found()
+    index = writable.app.state.service.engine.indexes["things"]
+    reopened = Index.open(index.folder, model=index.model)
+    assert reopened.verify().items == 15
+    (hit,) = reopened.search("a drum", where=["price=7.5"])
+    assert hit.item_id == "a/../b"
+
+
+def test_adding_again_changes_nothing_and_another_content_replaces(writable):
+    item = {"id": "new", "text": "a drum"}
+    assert add(writable, item).json()["added"] == 1
+    assert add(writable, item).json()["unchanged"] == 1
+    assert add(writable, {"text": "no id"}).json() == {
+        **add(writable, {"text": "no id"}).json(),
+        "unchanged": 0,
+        "added": 1,
+    }
+    assert add(writable, {**item, "text": "a harp"}).json()["replaced"] == 1
+    assert writable.get("/v1/items?id=new").json()["text"] == "a harp"
+
+
+def test_files_of_a_form_are_items_by_their_names(writable, found):
+    files = [
+        ("files", ("C:\\Users\\me\\photo.png", picture("blue"))),
+        ("files", ("../../notes.txt", b"\xef\xbb\xbfa drum")),
+        ("files", ("bad.png", b"not a picture")),
+        ("files", ("latin.txt", "é".encode("latin-1"))),
+        ("files", ("long.txt", b"x" * (limits.TEXT_CHARACTERS + 1))),
+    ]
+    added = writable.post("/v1/items", files=files).json()
+    assert added["added"] == 2
+    assert [one["id"] for one in added["left_out"]] == ["bad.png", "latin.txt", "long.txt"]
+    assert {"photo.png", "notes.txt"} < found()
+    assert writable.get("/v1/items?id=notes.txt").json()["text"] == "a drum"
+
+
+def test_a_form_can_be_one_item_with_its_fields(writable):
+    form = {
+        "id": (None, "card"),
+        "text": (None, "a drum"),
+        "fields": (None, '{"price": 4}'),
+        "image": ("x", picture()),
+    }
+    assert writable.post("/v1/items", files=form).json()["added"] == 1
+    shown = writable.get("/v1/items?id=card").json()
+    assert (shown["modality"], shown["fields"]) == ("image-text", {"price": 4})
+    is_problem(writable.post("/v1/items", files=[*form.items(), ("files", ("x.png", picture()))]), 422)
+    is_problem(writable.post("/v1/items", files={"fields": (None, "{")}), 422)
+    is_problem(writable.post("/v1/items", files={"other": ("x.png", picture())}), 422)
+
+
+def test_what_cannot_be_used_is_left_out_with_its_reason_and_the_rest_is_added(writable):
+    deep = {"a": 1}
+    for _ in range(limits.FIELDS_DEPTH):
+        deep = {"a": deep}
+    bad = [
+        ({"id": "empty"}, "needs a text"),
+        ({"id": "cut", "image": b64(picture()[:40])}, "cut off"),
+        ({"id": "url", "image": "https://example.com/x.png"}, "not fetched"),
+        ({"id": "deep", "text": "x", "fields": deep}, "nested"),
+        ({"id": "wide", "text": "x", "fields": {"a": "x" * limits.FIELDS_BYTES}}, "more than"),
+        ({"id": "nul\0", "text": "x"}, "NUL"),
+    ]
+    added = add(writable, {"id": "good", "text": "a drum"}, *(item for item, _ in bad)).json()
+    assert added["added"] == 1
+    assert [one["id"] for one in added["left_out"]] == [item["id"] for item, _ in bad]
+    for one, (_, why) in zip(added["left_out"], bad, strict=True):
+        assert why in one["reason"]
+    alone = is_problem(add(writable, bad[0][0]), 422)
+    assert alone["left_out"] == [{"id": "empty", "reason": added["left_out"][0]["reason"]}]
+
+
+def test_a_body_that_is_no_list_of_items_is_refused(client):
+    for body in (
+        {},
+        {"items": []},
+        {"items": [{"id": ""}]},
+        {"items": [{"text": "x", "path": "/etc"}]},
+        {"items": [{"text": "x"}] * (limits.ITEMS + 1)},
+        [],
+        {"items": [{"id": "x", "fields": []}]},
+    ):
+        is_problem(client.post("/v1/items", json=body), 422)
+    is_problem(client.post("/v1/items", content=b"x", headers={"Content-Type": "image/png"}), 415)
+    is_problem(client.post("/v1/items?index=other", json={"items": [{"text": "x"}]}), 404)
+
+
+def test_what_is_deleted_is_found_no_more(writable, found):
+    assert writable.post("/v1/items/delete", json={"ids": ["1:0", "nobody", "2:0"]}).json() == {
+        "deleted": 2,
+        "missing": ["nobody"],
+    }
+    assert writable.delete("/v1/items?id=1:1").json() == {"deleted": 1, "missing": []}
+    is_problem(writable.delete("/v1/items?id=1:1"), 404)
+    assert not {"1:0", "1:1", "2:0"} & found()
+    is_problem(writable.get("/v1/items?id=1:0"), 404)
+    for body in ({}, {"ids": []}, {"ids": ["x"] * (limits.IDS + 1)}, {"ids": [1]}):
+        is_problem(writable.post("/v1/items/delete", json=body), 422)
+
+
+def test_too_large_a_body_is_refused_whether_it_says_so_or_not(client, monkeypatch):
+    monkeypatch.setattr(limits, "BODY_BYTES", 1000)
+    big = json.dumps({"text": "x" * 2000}).encode()
+    json_type = {"Content-Type": "application/json"}
+    is_problem(client.post("/v1/search", content=big, headers=json_type), 413)
+
+    def parts():
+        for start in range(0, len(big), 100):
+            yield big[start : start + 100]
+
+    is_problem(client.post("/v1/search", content=parts(), headers=json_type), 413)
+    both = [("Content-Type", "application/json"), ("Content-Type", "application/x-ndjson")]
+    for kinds in (both, both[::-1]):
+        response = client.post("/v1/search", content=parts(), headers=kinds)
+        assert is_problem(response, response.status_code)["status"] in (413, 415)
+    assert client.post("/v1/search", json={"text": "x"}).status_code == 200
+
+
+def test_too_much_at_once_is_refused_for_a_while(client, monkeypatch):
+    monkeypatch.setattr(limits, "BODIES_BYTES", 10)
+    response = client.post("/v1/search", json={"text": "a long enough text"})
+    is_problem(response, 429)
+    assert response.headers["retry-after"] == "1"
+    monkeypatch.undo()
+    assert client.post("/v1/search", json={"text": "x"}).status_code == 200
+
+
+def test_a_picture_with_too_many_bytes_is_refused(client, monkeypatch):
+    monkeypatch.setattr(limits, "PICTURE_BYTES", 50)
+    is_problem(client.post("/v1/search", json={"image": b64(picture())}), 413)
+    is_problem(client.post("/v1/search", files={"image": ("x.png", picture())}), 413)
+    with pytest.raises(Problem):
+        raise Problem(413, "as a service would")

@@ -1,0 +1,89 @@
+"""API keys: hashes in a file, compared in constant time, revoked by deleting a line."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+import pytest
+
+from genius.cli import main
+from genius.errors import BadData, UsageError
+from genius.serve.keys import Keys, add_key
+
+
+def test_a_key_is_known_by_its_hash_only(tmp_path):
+    file = tmp_path / "keys"
+    reader = add_key(file, name="page", scope="read")
+    writer = add_key(file, name="loader", scope="write")
+    assert reader not in file.read_text()
+    assert hashlib.sha256(writer.encode()).hexdigest() in file.read_text()
+    keys = Keys(file)
+    assert (keys.find(reader).name, keys.find(reader).may_write) == ("page", False)
+    assert (keys.find(writer).name, keys.find(writer).may_write) == ("loader", True)
+    for wrong in (
+        "",
+        "genius_",
+        reader[:-1],
+        reader.upper(),
+        "\ud800",
+        hashlib.sha256(reader.encode()).hexdigest(),
+    ):
+        assert keys.find(wrong) is None
+
+
+def test_every_key_is_compared_whichever_was_given(tmp_path, monkeypatch):
+    file = tmp_path / "keys"
+    given = [add_key(file, name=f"key{number}", scope="read") for number in range(5)]
+    keys = Keys(file)
+    compared = []
+    right = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda one, other: compared.append(one) or right(one, other))
+    for key in (given[0], given[4], "wrong"):
+        compared.clear()
+        keys.find(key)
+        assert len(compared) == 5
+
+
+def test_a_key_whose_line_is_deleted_is_good_for_nothing_any_more(tmp_path):
+    file = tmp_path / "keys"
+    old = add_key(file, name="old", scope="read")
+    keys = Keys(file)
+    new = add_key(file, name="new", scope="read")
+    assert keys.find(new) is not None
+    kept = [line for line in file.read_text().splitlines() if not line.startswith("old ")]
+    file.write_text("\n".join(["# those of today", "", *kept]))
+    assert keys.find(old) is None
+    assert keys.find(new) is not None
+    file.unlink()
+    with pytest.raises(BadData):
+        keys.find(new)
+
+
+def test_a_line_that_is_no_key_is_named(tmp_path):
+    file = tmp_path / "keys"
+    for line in ("x", "name admin " + "0" * 64, "name read abc"):
+        file.write_text(f"\n{line}\n")
+        with pytest.raises(BadData, match=r"keys:2: expected a name"):
+            Keys(file)
+    with pytest.raises(BadData, match="cannot be read"):
+        Keys(tmp_path / "none")
+
+
+def test_a_name_is_given_once_and_fits_on_a_line(tmp_path):
+    file = tmp_path / "keys"
+    add_key(file, name="page", scope="read")
+    with pytest.raises(UsageError, match="has a key named page"):
+        add_key(file, name="page", scope="write")
+    for name in ("", "two words", "line\nbreak", "x" * 65):
+        with pytest.raises(UsageError, match="expected 1 to 64"):
+            add_key(file, name=name, scope="read")
+
+
+def test_the_command_prints_the_key_once_on_stdout(tmp_path, capsys):
+    file = tmp_path / "keys"
+    assert main(["keys", "add", str(file), "--name", "page", "--scope", "write"]) == 0
+    printed = capsys.readouterr()
+    assert Keys(file).find(printed.out.strip()).may_write
+    assert "has its hash" in printed.err
+    assert list(tmp_path.iterdir()) == [file]

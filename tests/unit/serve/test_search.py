@@ -1,0 +1,213 @@
+"""Searching over HTTP gives what searching in Python gives."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+
+import pytest
+from PIL import Image
+from starlette.requests import ClientDisconnect
+
+from genius import SearchPart
+from genius.config import SearchConfig
+from genius.serve import limits
+from genius.serve.reading import unless_gone
+
+from .conftest import picture
+from .test_guard import is_problem
+
+
+def post(client, **body):
+    return client.post("/v1/search", json=body)
+
+
+@pytest.fixture(scope="module")
+def index(client):
+    return client.app.state.service.engine.indexes["things"]
+
+
+def test_a_text_finds_what_it_finds_in_python_and_tells_no_path(client, index):
+    response = post(client, text="a red kite", modality="text", k=4)
+    assert response.status_code == 200
+    body = response.json()
+    expected = index.search("a red kite", modality="text", k=4)
+    assert [hit["id"] for hit in body["hits"]] == [hit.item_id for hit in expected]
+    first, wanted = body["hits"][0], expected[0]
+    assert first["score"] == pytest.approx(wanted.score, abs=1e-6)
+    assert (first["rank"], first["modality"], first["text"]) == (1, "text", wanted.text)
+    assert (first["fields"], first["codes"]) == (wanted.fields, list(wanted.codes))
+    assert body["index"] == "things"
+    assert body["settings"] == {"beam": 50, "leaves": 1000, "rerank": "codes"}
+    assert body["took_ms"].keys() == {"queue", "encode", "search", "total"}
+    assert body["request_id"] == response.headers["x-request-id"]
+
+
+def test_a_hit_with_a_picture_says_where_it_is_to_be_had_here(client, index):
+    hits = post(client, text="something red", modality="image", k=3).json()["hits"]
+    assert {hit["id"] for hit in hits} == {"2:0", "2:1", "2:2"}
+    assert str(index.folder.parent) not in json.dumps(hits)
+    drawn = client.get(hits[0]["image"])
+    assert drawn.headers["content-type"] == "image/jpeg"
+    assert Image.open(io.BytesIO(drawn.content)).size == (40, 30)
+
+
+def test_a_picture_is_the_same_query_as_base64_as_a_data_url_and_as_a_file(client, index):
+    sent = picture("green")
+    text = base64.b64encode(sent).decode()
+    expected = [
+        hit.item_id for hit in index.search(image=Image.open(io.BytesIO(sent)), modality="image", k=3)
+    ]
+    answers = [
+        post(client, image=text, modality="image", k=3),
+        post(client, image=f"data:image/png;base64,{text}", modality="image", k=3),
+        client.post("/v1/search", files={"image": ("x.png", sent)}, data={"modality": "image", "k": "3"}),
+    ]
+    for answer in answers:
+        assert [hit["id"] for hit in answer.json()["hits"]] == expected
+
+
+def test_conditions_words_and_settings_are_heeded(client):
+    cheap = post(client, text="a kite", where=["price<3", "size.width!=1"], k=9).json()["hits"]
+    assert {hit["id"] for hit in cheap} == {"1:0", "1:2"}
+    named = post(client, text="a kite", match="green", k=9).json()["hits"]
+    assert {hit["id"] for hit in named} == {"1:3", "1:4", "1:5"}
+    settings = post(client, text="a kite", beam=7, rerank="none", k=9).json()["settings"]
+    assert settings["beam"] == 9
+    assert settings["rerank"] == "none"
+
+
+def test_parts_are_composed_with_their_weights(client, index):
+    parts = [{"item": "1:0"}, {"text": "green", "weight": 0.5}, {"text": "red", "weight": -0.5}]
+    found = post(client, parts=parts, modality="text", k=9, beam=100).json()["hits"]
+    expected = index.search(
+        parts=[
+            SearchPart(item_id="1:0"),
+            SearchPart(text="green", weight=0.5),
+            SearchPart(text="red", weight=-0.5),
+        ],
+        modality="text",
+        k=9,
+        config=SearchConfig(beam=100, rerank="codes", leaves=1000),
+    )
+    assert [hit["id"] for hit in found] == [hit.item_id for hit in expected]
+    as_form = client.post(
+        "/v1/search", files={"parts": (None, json.dumps(parts)), "k": (None, "9"), "modality": (None, "text")}
+    )
+    assert as_form.json()["hits"][0]["id"] == found[0]["id"]
+    is_problem(post(client, parts=[{"item": "nobody"}]), 404)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({}, "needs a text"),
+        ({"text": " "}, "needs a text"),
+        ({"text": "x", "kk": 1}, "kk"),
+        ({"text": "x", "k": 0}, "k: "),
+        ({"text": "x", "k": True}, "k: "),
+        ({"text": "x", "k": "10"}, "k: "),
+        ({"text": "x", "k": limits.HITS + 1}, "k: "),
+        ({"text": "x", "beam": limits.BEAM + 1}, "beam: "),
+        ({"text": "x", "leaves": limits.LEAVES + 1}, "leaves: "),
+        ({"text": "x", "leaves": 10, "rerank": "none"}, "leaves: "),
+        ({"text": "x", "rerank": "embeddings"}, "stores no embeddings"),
+        ({"text": "x" * (limits.TEXT_CHARACTERS + 1)}, "text: "),
+        ({"text": "x", "modality": "sound"}, "modality: "),
+        ({"text": "x", "where": ["price"]}, "expected an operator"),
+        ({"text": "x", "where": ["price<1"] * (limits.CONDITIONS + 1)}, "where: "),
+        ({"text": "x", "where": ["price in " + ",".join(["1"] * 1001)]}, "where.0"),
+        ({"text": "x", "where": ["image~/home"]}, "image cannot be compared"),
+        ({"text": "x", "match": "!"}, "no word in it"),
+        ({"parts": [{"text": "x"}] * (limits.PARTS + 1)}, "parts: "),
+        ({"parts": [{"text": "x", "weight": 1e9}]}, "parts.0.weight"),
+        ({"parts": [{"text": "x", "item": "1:1"}]}, "or else an item"),
+        ({"image": "http://127.0.0.1/x.png"}, "URLs are not fetched"),
+        ({"image": "file:///etc/passwd"}, "URLs are not fetched"),
+        ({"image": "data:text/html,x"}, "URLs are not fetched"),
+        ({"image": "!!!"}, "not base64"),
+        ({"image": base64.b64encode(b"GIF89a").decode()}, "damaged or cut off"),
+        (
+            {"image": base64.b64encode(picture(size=(6000, 5000), kind="PNG")).decode()},
+            "25,000,000 are allowed",
+        ),
+        ({"text": "x", "deadline_ms": 0}, "deadline_ms"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_asked_is_refused_with_its_reason(client, body, why):
+    assert why in is_problem(post(client, **body), 422)["detail"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"text": NaN}',
+        b'{"text": "\\ud800"}',
+        b'{"k": 1e999}',
+        b'{"text":"\xff"}',
+        b'{"parts":' * 5000,
+        b"[" * 100_000,
+        b'{"k": ' + b"9" * 5000 + b"}",
+        b'{"text":"a","text":',
+    ],
+    ids=lambda content: repr(content[:20]),
+)
+def test_what_is_no_json_or_another_s_is_refused(client, content):
+    is_problem(client.post("/v1/search", content=content, headers={"Content-Type": "application/json"}), 422)
+
+
+def test_a_body_of_another_kind_is_refused(client):
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        is_problem(client.post("/v1/search", content=b"text=x", headers={"Content-Type": kind}), 415)
+    for kind in ("multipart/form-data", "multipart/form-data; boundary=x"):
+        response = client.post("/v1/search", content=b"--y\r\nno form", headers={"Content-Type": kind})
+        assert is_problem(response, response.status_code)["status"] in (400, 422)
+
+
+def test_an_index_that_is_not_there_is_not_found(client):
+    assert "there is things" in is_problem(post(client, index="photos", text="x"), 404)["detail"]
+    assert post(client, index="things", text="x").status_code == 200
+
+
+def test_a_deadline_that_has_passed_is_no_answer(client, monkeypatch):
+    engine = client.app.state.service.engine
+    searched = engine.search
+    given = []
+
+    async def note(name, asked, config, *, deadline):
+        given.append(deadline)
+        return await searched(name, asked, config, deadline=0.0)
+
+    monkeypatch.setattr(engine, "search", note)
+    is_problem(post(client, text="x", deadline_ms=60_000), 504)
+    assert given[0] > 0
+
+
+def test_a_search_that_nobody_waits_for_is_given_up():
+    class Request:
+        async def receive(self):
+            await asyncio.sleep(0.01)
+            return {"type": "http.disconnect"}
+
+    async def scenario() -> None:
+        given_up = asyncio.Event()
+
+        async def work() -> None:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                given_up.set()
+                raise
+
+        with pytest.raises(ClientDisconnect):
+            await unless_gone(Request(), work())
+        await asyncio.wait_for(given_up.wait(), 5)
+
+    asyncio.run(scenario())

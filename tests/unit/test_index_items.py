@@ -1,0 +1,203 @@
+"""Items that come from memory, and searching with several parts."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from genius import NewItem, SearchPart
+from genius.config import SearchConfig
+from genius.data.records import Modality
+from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius.index import Index, Outcome
+from genius.model import Genius
+from genius.search.opened import UnknownItem
+from genius.stages.save import About
+from genius.stages.save_index import save_index
+
+WIDE = SearchConfig(beam=500, rerank="codes")
+
+
+@pytest.fixture(scope="module")
+def model(trained) -> Genius:
+    return Genius.open(trained.model)
+
+
+def picture(colour: str) -> bytes:
+    kept = io.BytesIO()
+    Image.new("RGB", (32, 32), colour).save(kept, "PNG")
+    return kept.getvalue()
+
+
+@pytest.fixture
+def index(model, tmp_path) -> Index:
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    (pool / "kite.txt").write_text("a red kite")
+    made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="fused")
+    return made
+
+
+def by_id(index: Index) -> dict[str, str | None]:
+    return {hit.item_id: hit.text for hit in index.search("a kite", k=100, config=WIDE)}
+
+
+def kept(index: Index) -> list[Path]:
+    return sorted(path for path in (index.folder / "pictures").rglob("*") if path.is_file())
+
+
+def test_items_in_memory_are_found_with_their_fields_and_their_picture(index, model):
+    added = index.add_items(
+        [
+            NewItem("a/../b", "a green boat", picture("green"), {"price": 3}),
+            NewItem("red", image=picture("red")),
+            NewItem("words", "a clock"),
+        ]
+    )
+    assert added == [Outcome("a/../b", "added"), Outcome("red", "added"), Outcome("words", "added")]
+    for opened in (index, Index.open(index.folder, model=model)):
+        (hit,) = opened.search("a boat", where=["price=3"], config=WIDE)
+        assert (hit.item_id, hit.modality, hit.fields) == ("a/../b", Modality.IMAGE_TEXT, {"price": 3})
+        assert Path(hit.image).read_bytes() == picture("green")
+        assert set(by_id(opened)) == {"kite.txt", "a/../b", "red", "words"}
+    assert index.verify().items == 4
+
+
+def test_what_has_not_changed_is_passed_over_and_what_has_is_replaced(index):
+    first = [NewItem("one", "a kite", picture("red")), NewItem("two", "a boat")]
+    assert [outcome.became for outcome in index.add_items(first)] == ["added", "added"]
+    generation = index.info().generation
+    assert [outcome.became for outcome in index.add_items(first)] == ["unchanged", "unchanged"]
+    assert index.info().generation == generation
+    changed = [
+        NewItem("one", "a kite", picture("blue")),
+        NewItem("two", "a boat"),
+        NewItem("kite.txt", "a drum"),
+    ]
+    assert [outcome.became for outcome in index.add_items(changed)] == ["replaced", "unchanged", "replaced"]
+    assert by_id(index)["kite.txt"] == "a drum"
+
+
+def test_of_two_items_with_one_id_the_last_is_meant(index):
+    twice = [NewItem("one", "a kite"), NewItem("one", "a boat")]
+    assert index.add_items(twice) == [Outcome("one", "added")] * 2
+    assert by_id(index)["one"] == "a boat"
+    spoilt = [NewItem("other", "a kite"), NewItem("other")]
+    assert [outcome.became for outcome in index.add_items(spoilt)] == ["left out"] * 2
+    assert "other" not in by_id(index)
+
+
+@pytest.mark.parametrize(
+    ("item", "why"),
+    [
+        (NewItem("", "x"), "1 to 500 characters"),
+        (NewItem("x" * 501, "x"), "1 to 500 characters"),
+        (NewItem("a\0b", "x"), "NUL"),
+        (NewItem("\ud800", "x"), "half a character"),
+        (NewItem("x", "\udc00"), "half a character"),
+        (NewItem("x", "  "), "needs a text, an image"),
+        (NewItem("x", "x", fields={"price": float("nan")}), "not JSON"),
+        (NewItem("x", image=b"no picture"), "is not a picture"),
+    ],
+)
+def test_an_item_that_cannot_be_used_is_left_out_with_its_reason(index, item, why):
+    before = index.info().items
+    bad, good = index.add_items([item, NewItem("good", "a kite")])
+    assert (bad.item_id, bad.became, good) == (item.item_id, "left out", Outcome("good", "added"))
+    assert why in bad.reason
+    assert index.info().items == before + 1
+    (alone,) = index.add_items([item])
+    assert alone == bad
+    assert index.verify().items == before + 1
+
+
+def test_a_picture_is_kept_once_and_goes_with_its_last_item_when_the_index_is_compacted(index):
+    index.add_items([NewItem("one", image=picture("red")), NewItem("two", "x", picture("red"))])
+    (file,) = kept(index)
+    index.delete("one")
+    index.compact()
+    assert kept(index) == [file]
+    index.delete("two")
+    assert kept(index) == [file]
+    index.compact()
+    assert kept(index) == []
+    assert index.verify().items == 1
+
+
+def test_an_index_takes_its_pictures_along_when_it_is_moved(index, model, tmp_path):
+    index.add_items([NewItem("one", image=picture("red"))])
+    moved = Index.open(shutil.move(index.folder, tmp_path / "moved"), model=model)
+    (hit,) = moved.search("x", modality="image", config=WIDE)
+    assert Path(hit.image).read_bytes() == picture("red")
+    assert moved.add_items([NewItem("one", image=picture("red"))])[0].became == "unchanged"
+
+
+def test_verifying_notices_a_kept_picture_that_is_damaged_or_gone(index):
+    index.add_items([NewItem("one", image=picture("red"))])
+    (file,) = kept(index)
+    file.write_bytes(picture("green"))
+    with pytest.raises(ArtifactMismatch, match=file.name):
+        index.verify()
+    file.unlink()
+    with pytest.raises(ArtifactMissing, match=file.name):
+        index.verify()
+
+
+def test_a_published_index_is_whole_without_its_pictures(index, tmp_path, model):
+    index.add_items([NewItem("one", image=picture("red"))])
+    published = save_index(index.folder, tmp_path / "published", About(model=str(model.folder)))
+    assert Index.open(published, model=model).verify().items == 2
+
+
+def test_one_part_alone_is_the_query_itself(index):
+    index.add_items([NewItem(name, f"a {name} boat") for name in ("red", "green", "blue")])
+    plain = index.search("a green boat", modality="text", k=4, config=WIDE)
+    assert index.search(parts=[SearchPart(text="a green boat")], modality="text", k=4, config=WIDE) == plain
+    assert (
+        index.search(parts=[SearchPart(text="a green boat", weight=2.5)], modality="text", k=4, config=WIDE)
+        == plain
+    )
+
+
+@pytest.mark.parametrize("embeddings", ["none", "fused", "raw"])
+def test_an_item_finds_itself_first_and_last_when_it_counts_against(model, tmp_path, embeddings):
+    pool = tmp_path / "pool.jsonl"
+    rows = [
+        {"did": f"1:{number}", "modality": "text", "txt": f"a {colour} {thing}", "img_path": None}
+        for number, (colour, thing) in enumerate(
+            (colour, thing) for colour in ("red", "green", "blue") for thing in ("kite", "boat", "clock")
+        )
+    ]
+    pool.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    index, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings=embeddings)
+    for rerank in ("codes",) if embeddings == "none" else ("codes", "embeddings"):
+        config = SearchConfig(beam=500, rerank=rerank, hubness=0.0)
+        alike = index.search(parts=[SearchPart(item_id="1:4")], modality="text", k=9, config=config)
+        assert "1:4" in [hit.item_id for hit in alike[:2]]
+        away = index.search(
+            parts=[SearchPart(item_id="1:4", weight=-1.0)], modality="text", k=9, config=config
+        )
+        assert "1:4" in [hit.item_id for hit in away[-2:]]
+
+
+def test_parts_that_mean_nothing_are_refused(index):
+    for parts, why in [
+        ([SearchPart()], "needs a text, an image"),
+        ([SearchPart(text="x", item_id="kite.txt")], "or else an item"),
+        ([SearchPart(text="x", weight=float("inf"))], "finite"),
+        ([SearchPart(text="x"), SearchPart(text="x", weight=-1.0)], "cancel each other out"),
+        ([SearchPart(text="x", weight=0.0)], "cancel each other out"),
+    ]:
+        with pytest.raises(UsageError, match=why):
+            index.search(parts=parts)
+    with pytest.raises(UnknownItem, match="'nobody'"):
+        index.search(parts=[SearchPart(item_id="nobody")])
+    index.add_items([NewItem("other", "a boat")])
+    index.delete("kite.txt")
+    with pytest.raises(UnknownItem, match=r"'kite\.txt'"):
+        index.search(parts=[SearchPart(item_id="kite.txt")])
