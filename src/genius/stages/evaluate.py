@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -35,7 +35,7 @@ from genius.stages.embed_records import (
     instructions_for,
     query_row,
 )
-from genius.stages.methods import PoolCandidates, RowQueries, find
+from genius.stages.methods import Found, PoolCandidates, RowQueries, find
 from genius.stages.pools import EvaluationPools, Pool
 from genius.stages.progress import Progress
 
@@ -43,6 +43,8 @@ RESULTS: Final = "results.json"
 KS: Final = (1, 5, 10)
 KS_FASHION: Final = (1, 5, 10, 20, 50)
 """Where M-BEIR looks at rank 10 first, it reports 20 and 50 too (section 2.9)."""
+Answer = Callable[[Sequence[RowQueries], PoolCandidates], Iterator[list[Found]]]
+"""What each of some methods finds in a pool, for the queries of each row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +121,10 @@ def evaluate(
         a positive, a query or a candidate is missing somewhere; never a silent zero.
     """
     config = checked(config)
-    rows = _chosen_rows(data, config)
+    unknown = [method for method in config.methods if method not in METHODS]
+    if unknown:
+        raise UsageError(f"methods {unknown} are not known; choose from {', '.join(METHODS)}")
+    rows = chosen_rows(data, config)
     pools = EvaluationPools(
         data,
         model,
@@ -130,27 +135,55 @@ def evaluate(
         methods=config.methods,
         progress=progress,
     )
+    settings = SearchConfig(
+        beam=config.beam,
+        scores=config.scores,
+        leaves=config.leaves,
+        shortlist=config.shortlist,
+        mix=config.mix,
+        hubness=config.hubness,
+    )
+
+    def answer(queries: Sequence[RowQueries], candidates: PoolCandidates) -> Iterator[list[Found]]:
+        return find(model, queries, candidates, config.methods, settings)
+
     asked = [embed_queries(data, model, row, config, folder, progress) for row in rows]
-    results: list[ResultRow] = []
-    progress.begin("evaluate", len(rows) * len(config.pools))
-    for pool in config.pools:
-        whole = list(zip(rows, asked, strict=True))
-        # The global pool is gone through once for the queries of all rows.
-        for together in [whole] if pool == "global" else [[one] for one in whole]:
-            candidates = pools.of(together[0][0], pool)
-            for lines in _evaluate(model, together, pool, candidates, config, folder):
-                results += lines
-                progress.advance(len(results) // len(config.methods), {})
+    results = evaluate_rows(list(zip(rows, asked, strict=True)), pools, answer, config, folder, progress)
     about = {"model": model.fingerprint, "data": data.name, "split": config.split, "config": asdict(config)}
     result = EvaluationResult(results, pools.health(), about)
     write_json(folder / RESULTS, result.to_json())
     return result
 
 
-def _chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
-    unknown = [method for method in config.methods if method not in METHODS]
-    if unknown:
-        raise UsageError(f"methods {unknown} are not known; choose from {', '.join(METHODS)}")
+def evaluate_rows(
+    asked: Sequence[tuple[EvaluationRow, list[RowQueries]]],
+    pools: EvaluationPools,
+    answer: Answer,
+    config: EvaluationConfig,
+    folder: Path,
+    progress: Progress,
+) -> list[ResultRow]:
+    """Ask each row's queries in each pool, write the runs, and measure them."""
+    results: list[ResultRow] = []
+    progress.begin("evaluate", len(asked) * len(config.pools))
+    for pool in config.pools:
+        # The global pool is gone through once for the queries of all rows.
+        for together in [list(asked)] if pool == "global" else [[one] for one in asked]:
+            candidates = pools.of(together[0][0], pool)
+            for lines in _evaluate(together, pool, candidates, answer, config, folder):
+                results += lines
+                progress.advance(len(results) // len(config.methods), {})
+    return results
+
+
+def chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
+    """The rows of a split that are evaluated.
+
+    Raises
+    ------
+    BadData, UsageError
+        something that they need is missing; a choice is empty or names something twice.
+    """
     for name, chosen in (("pools", config.pools), ("methods", config.methods), ("rows", config.rows)):
         if len(set(chosen)) < len(chosen) or (not chosen and name != "rows"):
             raise UsageError(f"{name} is {list(chosen)}, expected each at most once, and at least one")
@@ -267,10 +300,10 @@ def judgements(row: EvaluationRow, qids: list[str]) -> Qrels:
 
 
 def _evaluate(
-    model: Genius,
     together: list[tuple[EvaluationRow, list[RowQueries]]],
     pool: Pool,
     candidates: PoolCandidates,
+    answer: Answer,
     config: EvaluationConfig,
     folder: Path,
 ) -> Iterator[list[ResultRow]]:
@@ -284,15 +317,7 @@ def _evaluate(
         # As they were cut to the pool: with these any TREC tool measures the runs alike.
         write_qrels(runs / f"{row.name}_{config.split}.{pool}.qrels", judged[row.name])
     asked = [(row, way, queries) for row, ways in together for way, queries in enumerate(ways, start=1)]
-    settings = SearchConfig(
-        beam=config.beam,
-        scores=config.scores,
-        leaves=config.leaves,
-        shortlist=config.shortlist,
-        mix=config.mix,
-        hubness=config.hubness,
-    )
-    answers = find(model, [queries for _, _, queries in asked], candidates, config.methods, settings)
+    answers = answer([queries for _, _, queries in asked], candidates)
     lines: dict[str, list[ResultRow]] = {}
     for (row, way, queries), found in zip(asked, answers, strict=True):
         if way == 1:
