@@ -34,6 +34,7 @@ COMMANDS: Final[dict[str, str]] = {
     "report": "genius.cli.report:Report",
     "baseline fit": "genius.cli.baseline:Fit",
     "baseline evaluate": "genius.cli.baseline:Evaluate",
+    "baseline dense": "genius.cli.baseline_dense:Dense",
     "repro": "genius.cli.repro:Repro",
     "doctor": "genius.cli.evaluate:Doctor",
     "bench decode": "genius.cli.bench:Decode",

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import ConfigDict
@@ -16,9 +16,11 @@ from torch.nn import functional as F
 
 from genius.artifact import fingerprint_of, write_json
 from genius.config import Count, Natural, NonNegative, SearchConfig, checked
+from genius.data.features import FeatureBatch
 from genius.data.mbeir import PAPER_ROWS, EvaluationRow, MBeir, read_queries
 from genius.data.qrels import read_qrels
 from genius.data.records import TASKS, Modality, Query, task_name
+from genius.encoders.protocol import Encoder
 from genius.errors import BadData, UsageError
 from genius.evaluation.health import Health
 from genius.evaluation.measures import evaluate as measure
@@ -35,15 +37,16 @@ from genius.stages.embed_records import (
     instructions_for,
     query_row,
 )
-from genius.stages.methods import Found, PoolCandidates, RowQueries, find
-from genius.stages.pools import EvaluationPools, Pool
+from genius.stages.methods import Found, PoolCandidates, PoolItems, RowQueries, find
+from genius.stages.pools import EvaluationPools, Pool, Pools
 from genius.stages.progress import Progress
 
 RESULTS: Final = "results.json"
 KS: Final = (1, 5, 10)
 KS_FASHION: Final = (1, 5, 10, 20, 50)
 """Where M-BEIR looks at rank 10 first, it reports 20 and 50 too (section 2.9)."""
-Answer = Callable[[Sequence[RowQueries], PoolCandidates], Iterator[list[Found]]]
+Candidates = TypeVar("Candidates", bound=PoolItems)
+Answer = Callable[[Sequence[RowQueries], Candidates], Iterator[list[Found]]]
 """What each of some methods finds in a pool, for the queries of each row."""
 
 
@@ -157,8 +160,8 @@ def evaluate(
 
 def evaluate_rows(
     asked: Sequence[tuple[EvaluationRow, list[RowQueries]]],
-    pools: EvaluationPools,
-    answer: Answer,
+    pools: Pools[Candidates],
+    answer: Answer[Candidates],
     config: EvaluationConfig,
     folder: Path,
     progress: Progress,
@@ -222,6 +225,28 @@ def embed_queries(
     progress: Progress,
 ) -> list[RowQueries]:
     """The queries of a row, once for each way of instructing them: one way, unless all are asked for."""
+    return [
+        RowQueries(asked.qids, F.normalize(asked.features.total(), dim=-1), model.embed(asked.features))
+        for asked in query_features(data, model.encoder, row, config, folder, progress)
+    ]
+
+
+class AskedQueries(NamedTuple):
+    """The queries of a row under one way of instructing them."""
+
+    qids: list[str]
+    features: FeatureBatch
+
+
+def query_features(
+    data: MBeir,
+    encoder: Encoder,
+    row: EvaluationRow,
+    config: EvaluationConfig,
+    folder: Path,
+    progress: Progress,
+) -> list[AskedQueries]:
+    """What an encoder gives for the queries of a row, kept under ``folder``; as :func:`embed_queries`."""
     wanted = TASKS[row.task_id][1]
     chosen = _spread(list(read_queries(row.queries)), config.max_queries)
     twice = [qid for qid, times in Counter(query.qid for query in chosen).items() if times > 1]
@@ -236,7 +261,7 @@ def embed_queries(
             for variant, instructions in enumerate(ways)
             for query, instruction in zip(chosen, instructions, strict=True)
         ),
-        model.encoder,
+        encoder,
         folder
         / f"queries-{fingerprint_of([config.instructions, config.seed, config.max_queries])[:8]}"
         / row.name,
@@ -244,15 +269,12 @@ def embed_queries(
         expected=len(chosen) * len(ways),
         progress=progress,
     )
-    found = []
-    for variant in range(len(ways)):
-        batch = features.gather(np.flatnonzero(features.variant == variant))
-        found.append(
-            RowQueries(
-                [query.qid for query in chosen], F.normalize(batch.total(), dim=-1), model.embed(batch)
-            )
+    return [
+        AskedQueries(
+            [query.qid for query in chosen], features.gather(np.flatnonzero(features.variant == variant))
         )
-    return found
+        for variant in range(len(ways))
+    ]
 
 
 def _ways(
@@ -302,8 +324,8 @@ def judgements(row: EvaluationRow, qids: list[str]) -> Qrels:
 def _evaluate(
     together: list[tuple[EvaluationRow, list[RowQueries]]],
     pool: Pool,
-    candidates: PoolCandidates,
-    answer: Answer,
+    candidates: Candidates,
+    answer: Answer[Candidates],
     config: EvaluationConfig,
     folder: Path,
 ) -> Iterator[list[ResultRow]]:
@@ -347,7 +369,7 @@ def _evaluate(
             yield [_mean(ways) for ways in lines.values()]
 
 
-def _inside(row: EvaluationRow, pool: Pool, candidates: PoolCandidates, qrels: Qrels) -> Qrels:
+def _inside(row: EvaluationRow, pool: Pool, candidates: PoolItems, qrels: Qrels) -> Qrels:
     try:
         return filter_to_pool(qrels, candidates)
     except BadData as error:
