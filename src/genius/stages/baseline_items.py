@@ -17,7 +17,13 @@ from genius.data.mbeir import MBeir, read_pool, read_queries
 from genius.data.records import candidate_number, query_number
 from genius.errors import ArtifactError
 from genius.model import Genius
-from genius.stages.embed_records import TrainingFeatures, embed_pool, embed_training, fingerprint_of_files
+from genius.stages.embed_records import (
+    TrainingFeatures,
+    embed_pool,
+    embed_training,
+    fingerprint_of_files,
+    instruction_files,
+)
 from genius.stages.pools import ALL
 from genius.stages.progress import Progress
 from genius.stages.train_quantizer import encode, fuse
@@ -43,9 +49,12 @@ def pool_items(sources: Sources, split: str, *, with_codes: bool, progress: Prog
 
 def training_features(sources: Sources, folder: Path, *, progress: Progress) -> TrainingFeatures:
     """Features of the training records: those the model was trained on, if it has them still."""
-    own = sources.model.folder / "features"
-    place = own if _is_of(own / "candidates", sources.data.training_pools()) else folder
-    return embed_training(sources.data, sources.model.encoder, place, progress=progress)
+    data, model = sources.data, sources.model
+    own = model.folder / "features"
+    asked = [*data.training_queries(), *instruction_files(data)]
+    if _is_of(own / "candidates", data.training_pools(), model) and _is_of(own / "queries", asked, model):
+        return TrainingFeatures(Features.open(own / "queries"), Features.open(own / "candidates"))
+    return embed_training(data, model.encoder, folder, progress=progress)
 
 
 def training_items(sources: Sources, candidates: Features, *, with_codes: bool) -> Items:
@@ -108,10 +117,11 @@ def _items(sources: Sources, features: Features, files: list[Path], *, with_code
     )
 
 
-def _is_of(folder: Path, files: list[Path]) -> bool:
-    """Whether a finished folder of features was made from these files."""
+def _is_of(folder: Path, files: list[Path], model: Genius) -> bool:
+    """Whether a finished folder of features was made from these files by the model's encoder."""
     try:
         manifest = open_artifact(folder, kind=features_on_disk.KIND)
     except ArtifactError:
         return False
-    return bool(manifest.inputs.get("records") == fingerprint_of_files(files))
+    made_from = {"records": fingerprint_of_files(files), "encoder": model.encoder.fingerprint}
+    return all(manifest.inputs.get(name) == value for name, value in made_from.items())

@@ -1,4 +1,4 @@
-"""``genius baseline evaluate``: a rival's IDs searched with our beam, measured and written as our runs are."""
+"""``genius baseline evaluate``: a rival's IDs under our beam, measured and written as our runs are."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from genius.stages.pools import EvaluationPools
 from genius.stages.progress import Progress
 from genius.stages.train_baseline import Baseline, check_model
 
-SAMPLE: Final = 1000
+SAMPLE: Final = 500
 """Items that are asked for by their own embedding."""
 
 
