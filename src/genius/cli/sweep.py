@@ -28,6 +28,9 @@ class Sweep:
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """A folder for each row and seed: its model, evaluation, log and row.json."""
 
+    encoder: str = "small"
+    """Of all rows, as `genius fit` is told: small, clip:NAME, precomputed:PATH, …"""
+
     encoder_of: Annotated[Path | None, tyro.conf.arg(metavar="MODEL")] = None
     """A model whose encoder and features are taken where they fit, instead of training and embedding."""
 
@@ -48,7 +51,7 @@ class Sweep:
         from genius.stages.recipe import jobs_of, read_recipe
 
         only = [name.strip() for name in self.only.split(",") if name.strip()]
-        jobs = jobs_of(read_recipe(self.recipe), quick=self.quick, only=only)
+        jobs = jobs_of(read_recipe(self.recipe), encoder=self.encoder, quick=self.quick, only=only)
         if self.plan:
             print("\n".join(command for job in jobs for command in job.shown(self.data)))
             return 0

@@ -100,7 +100,7 @@ def codes_figure(groups: Sequence[Group], items: Sequence[Sequence[Shown]], *, t
     for line, (group, shown) in enumerate(zip(groups, items, strict=True)):
         named = ".".join(map(str, group.prefix))
         count = f"{group.size:,} {'item' if group.size == 1 else 'items'}"
-        _words(axes[line, 0], f"level {group.level}\n{named}\n{count}", size=9)
+        _words(axes[line, 0], f"level {group.level}\n{named}\n{count}", size=9.0)
         for place in range(SHOWN):
             panel = axes[line, place + 1]
             if place >= len(shown):

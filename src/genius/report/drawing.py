@@ -1,4 +1,4 @@
-"""How figures look, wherever they are drawn: readable, told apart by the colour-blind, the same each time."""
+"""How figures look, wherever they are drawn: readable, and told apart by the colour-blind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Drawing:
     figure: Figure
 
     def save(self, kind: Literal["png", "svg"]) -> bytes:
-        """The file; the same bytes for the same figure."""
+        """The file, without a date or a program's name."""
         written = io.BytesIO()
         with mpl.rc_context({"svg.hashsalt": self.name}):
             about = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}

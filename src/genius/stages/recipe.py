@@ -3,7 +3,7 @@
 A row fits a model and evaluates it, or evaluates the model of an earlier row, or runs any other command::
 
     [flags]
-    fit = "--encoder small"
+    fit = "--preset small"
     evaluate = "--pools global"
 
     [[row]]
@@ -40,6 +40,7 @@ MODEL_FOLDER: Final = "model"
 EVALUATION: Final = "evaluation"
 """Folders in a row's own."""
 DATA: Final = "{data}"
+ENCODER: Final = "{encoder}"
 MODEL: Final = "{model}"
 OUT: Final = "{out}"
 ROW: Final = "{row}"
@@ -130,21 +131,26 @@ class Job(NamedTuple):
     model: str
     """Folder of its model inside the sweep's; empty when it has none."""
     commands: tuple[tuple[str, ...], ...]
-    """Words behind ``genius``, with ``{data}``, ``{model}`` and ``{out}`` for the folders."""
+    """Words behind ``genius``, with ``{data}``, ``{model}`` and so on for the folders."""
+    encoder: str
+    """As `genius fit` is told."""
     plan: str
     """Fingerprint of the commands and of what they build on: done once is done, until it changes."""
 
     def shown(self, data: Path) -> list[str]:
         """The commands as a person types them, of folders only the last name."""
-        return [f"genius {shlex.join(words)}" for words in self._filled(data.name, "")]
+        kind, colon, place = self.encoder.partition(":")
+        encoder = f"{kind}{colon}{Path(place).name}"
+        return [f"genius {shlex.join(words)}" for words in self._filled(data.name, encoder, "")]
 
     def filled(self, data: Path, root: Path) -> list[list[str]]:
         """The commands' words with the real folders."""
-        return self._filled(str(data), f"{root}/")
+        return self._filled(str(data), self.encoder, f"{root}/")
 
-    def _filled(self, data: str, root: str) -> list[list[str]]:
+    def _filled(self, data: str, encoder: str, root: str) -> list[list[str]]:
         names = {
             DATA: data,
+            ENCODER: encoder,
             MODEL: f"{root}{self.model}",
             OUT: f"{root}{self.place}/{EVALUATION}",
             ROW: f"{root}{self.place}",
@@ -178,10 +184,17 @@ def read_recipe(path: Path) -> Recipe:
     return recipe
 
 
-def jobs_of(recipe: Recipe, *, quick: bool = False, only: Sequence[str] = ()) -> list[Job]:
+def jobs_of(
+    recipe: Recipe, *, encoder: str = "small", quick: bool = False, only: Sequence[str] = ()
+) -> list[Job]:
     """Every row with each of its seeds: the first seed of all rows first, so that tables fill evenly.
 
     ``only`` names rows; what they build on comes along.
+
+    Raises
+    ------
+    UsageError
+        ``only`` names a row that is not there.
     """
     names = [row.name for row in recipe.row]
     unknown = [name for name in only if name not in names]
@@ -194,7 +207,7 @@ def jobs_of(recipe: Recipe, *, quick: bool = False, only: Sequence[str] = ()) ->
     for seed in sorted({seed for row in recipe.row for seed in row.seeds}):
         for row in recipe.row:
             if row.name in wanted and seed in row.seeds and (not quick or seed in recipe.quick.seeds):
-                jobs[row.name, seed] = _job(row, seed, by_name, recipe, jobs, quick=quick)
+                jobs[row.name, seed] = _job(row, seed, by_name, recipe, jobs, encoder, quick=quick)
     return list(jobs.values())
 
 
@@ -204,6 +217,7 @@ def _job(
     by_name: Mapping[str, Row],
     recipe: Recipe,
     earlier: Mapping[tuple[str, int], Job],
+    encoder: str,
     *,
     quick: bool,
 ) -> Job:
@@ -218,7 +232,7 @@ def _job(
             *SEED_FLAGS,
             *(_words(recipe.quick.fit) if quick else ()),
         ]
-        commands.append(("fit", DATA, "--out", MODEL, *words))
+        commands.append(("fit", DATA, "--encoder", ENCODER, "--out", MODEL, *words))
     if row.run:
         commands += [_words(command) for command in (quick and row.quick) or row.run]
     elif model:
@@ -226,8 +240,8 @@ def _job(
         words += _words(recipe.quick.evaluate) if quick else ()
         commands.append(("evaluate", DATA, "--model", MODEL, "--out", OUT, *words))
     filled = tuple(tuple(_filled(words, {SEED: str(seed)})) for words in commands)
-    plan = fingerprint_of([filled, base.plan if base else None])
-    return Job(row, seed, place, model, filled, plan)
+    plan = fingerprint_of([filled, encoder, base.plan if base else None])
+    return Job(row, seed, place, model, filled, encoder, plan)
 
 
 def _words(*texts: str | None) -> tuple[str, ...]:

@@ -39,7 +39,9 @@ def test_answers_that_are_right_or_wrong_are_compared_as_by_scipys_sign_test():
     assert found.difference == pytest.approx(np.mean(first) - np.mean(second))
     assert found.better == np.sum(first & ~second)
     assert found.worse == np.sum(second & ~first)
-    assert found.p == pytest.approx(stats.binomtest(found.better, found.better + found.worse).pvalue, abs=0.015)
+    assert found.p == pytest.approx(
+        stats.binomtest(found.better, found.better + found.worse).pvalue, abs=0.015
+    )
 
 
 def test_values_between_are_compared_as_scipy_compares_them():
