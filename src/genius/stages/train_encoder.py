@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ def train_encoder(
     writer = ArtifactWriter(
         folder,
         kind=KIND,
-        config=to_json(config),
+        config=_plan(config),
         inputs={"records": fingerprint_of_files(sources)},
     )
     torch.manual_seed(config.training.seed)
@@ -103,6 +103,14 @@ def load_trained_encoder(folder: Path, *, device: str = "cpu") -> AnySmallEncode
     """Open a finished encoder."""
     open_artifact(folder, kind=KIND)
     return load_small(folder, device=device)
+
+
+def _plan(config: EncoderConfig) -> dict[str, Any]:
+    """What the training depends on, without what only other kinds know."""
+    told = {**to_json(config), "network": config.network.to_json()}
+    if not config.network.has_momentum:
+        del told["momentum"]
+    return told
 
 
 class _Preparation:
