@@ -105,7 +105,11 @@ class SmallFusion(EmbeddingNetwork):
 
 
 class SmallClipFusion(SmallFusion):
-    """Both towers' tokens through T5 layers, texts first, and averaged."""
+    """Both towers' tokens through T5 layers, and averaged.
+
+    Pictures come first: T5 knows where tokens stand from one another, and padding, which is at the end then,
+    must not move what follows it. (UniIR has texts first, all padded to one length.)
+    """
 
     def __init__(self, config: SmallEncoderConfig, *, vocabulary: int) -> None:
         super().__init__(config, vocabulary=vocabulary)
@@ -124,11 +128,12 @@ class SmallClipFusion(SmallFusion):
     ) -> Float[Tensor, "items dim"]:
         """The mean of all tokens that count."""
         tokens, counts = [], []
-        if words is not None:
-            tokens, counts = [words.tokens], [words.is_word | self.count_padding]
         if picture is not None:
             tokens.append(picture)
             counts.append(torch.ones(picture.shape[:2], dtype=torch.bool, device=picture.device))
+        if words is not None:
+            tokens.append(words.tokens)
+            counts.append(words.is_word | self.count_padding)
         counted = torch.cat(counts, dim=1)
         mixed: Tensor = self.mixer(
             inputs_embeds=torch.cat(tokens, dim=1), attention_mask=counted
@@ -152,8 +157,13 @@ class SmallBlipFusion(SmallFusion):
             positions=config.max_tokens + 1,
             fused=True,
         )
-        dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        self.reader = BlipTextModel(BlipTextConfig(**settings, **dropout))
+        from_scratch = {
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            # BERT's own 0.02 would leave so narrow a network nearly blind for the picture at the start.
+            "initializer_range": config.dim**-0.5,
+        }
+        self.reader = BlipTextModel(BlipTextConfig(**settings, **from_scratch))
         self.reader.embeddings.word_embeddings = nn.Identity()  # it is given vectors, not tokens
 
     def fuse(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from genius.config import EncoderConfig
 from genius.data.features import Features
-from genius.data.pairs import Pairs
+from genius.data.pairs import Batch, Pairs
 from genius.encoders.small_network import EmbeddingNetwork
 from genius.models import parallel
 from genius.models.losses import contrastive_loss
@@ -23,17 +23,34 @@ from genius.stages.loop import Moment, StepResult, random_for
 __all__ = ["Step", "step_of"]
 
 
-class Step(Protocol):
+class Step(ABC):
     """One step, on prepared records."""
 
+    def __init__(self, pairs: Pairs, prepared: TrainingFeatures, config: EncoderConfig) -> None:
+        self.pairs = pairs
+        self.prepared = prepared
+        self.config = config
+
     @property
+    @abstractmethod
     def module(self) -> nn.Module:
         """What is optimised, and kept in checkpoints."""
-        ...
 
+    @abstractmethod
     def __call__(self, moment: Moment) -> StepResult:
         """The loss of a batch."""
-        ...
+
+    def draw(self, moment: Moment) -> Batch:
+        """The batch of a step, of all ranks."""
+        training = self.config.training
+        return self.pairs.draw(moment.step, training.batch_size, seed=training.seed)
+
+    def views(self, network: EmbeddingNetwork, batch: Batch) -> Views:
+        """Unit vectors of a batch, of all ranks."""
+        return Views(
+            parallel.gather(_embedded(network, self.prepared.queries, batch.query_rows)),
+            parallel.gather(_embedded(network, self.prepared.candidates, batch.candidate_rows)),
+        )
 
 
 def step_of(
@@ -45,61 +62,40 @@ def step_of(
     return _ContrastiveStep(network, pairs, prepared, config)
 
 
-class _Drawn(NamedTuple):
-    """A batch: rows of features, and which candidates answer other queries of it."""
-
-    queries: np.ndarray
-    candidates: np.ndarray
-    false_negatives: Tensor
-
-
-class _OnPairs:
-    """What both steps do: draw a batch and embed it."""
-
-    def __init__(self, pairs: Pairs, prepared: TrainingFeatures, config: EncoderConfig) -> None:
-        self.pairs = pairs
-        self.prepared = prepared
-        self.config = config
-
-    def draw(self, moment: Moment, device: torch.device) -> _Drawn:
-        training = self.config.training
-        batch = self.pairs.draw(moment.step, training.batch_size, seed=training.seed)
-        return _Drawn(batch.query_rows, batch.candidate_rows, batch.false_negatives.to(device))
-
-    def views(self, network: EmbeddingNetwork, batch: _Drawn) -> Views:
-        """Unit vectors of a batch, of all ranks."""
-        return Views(
-            parallel.gather(_embedded(network, self.prepared.queries, batch.queries)),
-            parallel.gather(_embedded(network, self.prepared.candidates, batch.candidates)),
-        )
-
-
-class _ContrastiveStep(_OnPairs):
+class _ContrastiveStep(Step):
     """Equation 2."""
 
     def __init__(
         self, network: EmbeddingNetwork, pairs: Pairs, prepared: TrainingFeatures, config: EncoderConfig
     ) -> None:
         super().__init__(pairs, prepared, config)
-        self.module = network
+        self._network = network
+
+    @property
+    def module(self) -> nn.Module:
+        return self._network
 
     def __call__(self, moment: Moment) -> StepResult:
-        batch = self.draw(moment, self.module.device)
-        asked, wanted = self.views(self.module, batch)
+        batch = self.draw(moment)
+        asked, wanted = self.views(self._network, batch)
         loss = contrastive_loss(
-            asked, wanted, batch.false_negatives, temperature=self.config.temperature, direction="both"
+            asked,
+            wanted,
+            batch.false_negatives.to(asked.device),
+            temperature=self.config.temperature,
+            direction="both",
         )
         return StepResult(loss, {})
 
 
-class _MomentumStep(_OnPairs):
+class _MomentumStep(Step):
     """BLIP's."""
 
     def __init__(
         self, network: EmbeddingNetwork, pairs: Pairs, prepared: TrainingFeatures, config: EncoderConfig
     ) -> None:
         super().__init__(pairs, prepared, config)
-        self.module = MomentumPair(
+        self._pair = MomentumPair(
             network,
             dim=network.dim,
             queue=config.momentum.queue,
@@ -108,22 +104,26 @@ class _MomentumStep(_OnPairs):
         ).to(network.device)
         self._steps_per_epoch = len(pairs) / config.training.batch_size
 
+    @property
+    def module(self) -> nn.Module:
+        return self._pair
+
     def __call__(self, moment: Moment) -> StepResult:
-        device = self.module.network.device
-        batch = self.draw(moment, device)
-        self.module.follow()
+        device = self._pair.network.device
+        batch = self.draw(moment)
+        self._pair.follow()
         with torch.no_grad():
-            slow = self.views(self.module.slow, batch)
-        numbers = torch.from_numpy(batch.candidates).to(device)
-        loss = self.module.loss(
-            self.views(self.module.network, batch),
+            slow = self.views(self._pair.slow, batch)
+        numbers = torch.from_numpy(batch.candidate_rows).to(device)
+        loss = self._pair.loss(
+            self.views(self._pair.network, batch),
             slow,
             numbers,
-            batch.false_negatives,
+            batch.false_negatives.to(device),
             temperature=self.config.temperature,
             softness=self.config.momentum.softness * min(1.0, moment.step / self._steps_per_epoch),
         )
-        self.module.remember(slow, numbers)
+        self._pair.remember(slow, numbers)
         return StepResult(loss, {})
 
 
