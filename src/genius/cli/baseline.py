@@ -76,9 +76,8 @@ class Fit:
         )
         with TerminalProgress() as progress:
             model = Genius.open(self.model, download=self.download)
-            fit_baseline(
-                MBeir(self.data), model, self.out, config, evaluation=self.evaluation, progress=progress
-            )
+            features = _features(model.folder, self.model, self.evaluation)
+            fit_baseline(MBeir(self.data), model, self.out, config, evaluation=features, progress=progress)
             progress.say(
                 f"next: genius baseline evaluate {self.data} --baseline {self.out} --model {self.model}"
             )
@@ -150,7 +149,7 @@ class Evaluate:
                 baseline,
                 config,
                 self.out or self.baseline / "evaluation",
-                evaluation=self.evaluation,
+                evaluation=_features(model.folder, self.model, self.evaluation),
                 progress=progress,
             )
         if self.json:
@@ -160,3 +159,15 @@ class Evaluate:
         console.print(tables.to_rich(result.rows))
         for name, value in result.ids._asdict().items():
             console.print(f"{name.replace('_', ' ')}: {value}", highlight=False)
+
+
+def _features(found: Path, named: Path, wanted: Path | None) -> Path:
+    """Where features of the pools go: never into the hub's cache."""
+    from genius.errors import UsageError
+
+    if wanted is None and found != named:
+        raise UsageError(
+            f"{named} is in the hub's cache, and nothing is written there; say where features go with "
+            "--evaluation FOLDER"
+        )
+    return wanted or named / "evaluation"

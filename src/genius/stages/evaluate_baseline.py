@@ -27,8 +27,8 @@ from genius.search.searcher import Evidence, rank_items
 from genius.search.table import IdTable
 from genius.stages.baseline_items import Sources, pool_items, rows_of
 from genius.stages.evaluate import RESULTS, EvaluationConfig, chosen_rows, embed_queries, evaluate_rows
-from genius.stages.methods import DEPTH, SEARCH_BATCH, Found, PoolCandidates, RowQueries
-from genius.stages.pools import EvaluationPools
+from genius.stages.methods import DEPTH, SEARCH_BATCH, Found, PoolItems, RowQueries
+from genius.stages.pools import EmbeddedPools
 from genius.stages.progress import Progress
 from genius.stages.train_baseline import Baseline, check_model
 
@@ -159,22 +159,15 @@ def evaluate_baseline(
     config = dataclasses.replace(checked(config), methods=(rival.name,))
     place = evaluation or model.folder / "evaluation"
     rows = chosen_rows(data, config)
-    pools = EvaluationPools(
-        data,
-        model,
-        rows,
-        place,
-        split=config.split,
-        pools=config.pools,
-        methods=config.methods,
-        progress=progress,
+    pools = EmbeddedPools(
+        data, model.encoder, rows, place, split=config.split, pools=config.pools, progress=progress
     )
     with_codes = TRAITS[baseline.config.kind].needs == "codes"
     items = pool_items(Sources(data, model, place), config.split, with_codes=with_codes, progress=progress)
     asked = [(row, embed_queries(data, model, row, config, place, progress)) for row in rows]
     folder.mkdir(parents=True, exist_ok=True)
 
-    def answer(queries: Sequence[RowQueries], candidates: PoolCandidates) -> Iterator[list[Found]]:
+    def answer(queries: Sequence[RowQueries], candidates: PoolItems) -> Iterator[list[Found]]:
         chosen = rows_of(candidates.dids, items.numbers)
         index = rival.index(_some(items, chosen))
         size = index.table.nbytes / len(candidates)

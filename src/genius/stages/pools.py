@@ -7,6 +7,7 @@ embedded is there for the next; one in the global pool embeds everything, and se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
@@ -36,7 +37,8 @@ ALL: Final = "candidates"
 Candidates = TypeVar("Candidates", bound=PoolItems)
 
 
-class _Opened(NamedTuple, Generic[Candidates]):
+@dataclass(frozen=True, slots=True)  # beartype knows no generic named tuples
+class _Opened(Generic[Candidates]):
     """Candidates that were embedded together, and how some of them become a pool."""
 
     features: Features
