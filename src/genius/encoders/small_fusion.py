@@ -117,7 +117,7 @@ class SmallClipFusion(SmallFusion):
         settings = mixer_settings(
             width=config.dim,
             head=config.dim // heads,
-            hidden=config.dim * 8 // 3,
+            hidden=16 * math.ceil(config.dim / 6),  # 2048 for a width of 768, and quick to multiply for any
             num_heads=heads,
             buckets=BUCKETS,
         )
