@@ -32,6 +32,11 @@ class Answers(NamedTuple):
     promised: Float64[np.ndarray, " queries"] | None
     """Probability of the first hit among the hits that were kept, where scores are log-probabilities."""
 
+    @property
+    def sureness(self) -> Float64[np.ndarray, " queries"]:
+        """What says how sure an answer is: the promise, or else the score."""
+        return self.scores if self.promised is None else self.promised
+
 
 def answers_of(system: System, pool: Pool, method: str, *, label: str) -> Answers:
     """Of all seeds and tasks together; queries without any hit are left out."""
@@ -73,7 +78,7 @@ def reliability_table(found: Sequence[Answers]) -> Table:
                 100 * float(one.right.mean()),
                 None if promised is None else 100 * float(promised.mean()),
                 None if promised is None else 100 * calibration_error(promised, one.right),
-                None if (area := separation(one.scores, one.right)) is None else 100 * area,
+                None if (area := separation(one.sureness, one.right)) is None else 100 * area,
                 100 * accuracy_of_surest(one, 0.5),
             )
         )
@@ -83,8 +88,8 @@ def reliability_table(found: Sequence[Answers]) -> Table:
         note="Of first hits, in percent. Promised: the mean probability of the first hit among those that "
         "were kept (50). Calibration error: "
         f"mean distance between promise and share of right answers over {BINS} bins of equally many queries. "
-        "Separation: how often a right first hit has a higher score than a wrong one (the area under the ROC "
-        "curve; 50 is chance). Only sums of log-probabilities promise anything.",
+        "Separation: how often a right first hit has a higher promise (or score) than a wrong one (the area "
+        "under the ROC curve; 50 is chance). Only sums of log-probabilities promise anything.",
         headings=("system", "method", "right", "promised", "calibration error", "separation",
                   "right among the surest half"),
         lines=lines,
@@ -101,7 +106,7 @@ def reliability_figure(found: Sequence[Answers]) -> Drawing:
         promised = one.promised
         if promised is not None:
             _draw_promises(left, promised, one.right, COLOURS[number], one.label)
-        order = np.argsort(-one.scores, kind="stable")
+        order = np.argsort(-one.sureness, kind="stable")
         kept = np.arange(1, len(order) + 1)
         share = np.cumsum(one.right[order]) / kept
         begin = max(1, len(order) // 20)  # the first few are noise
@@ -144,7 +149,7 @@ def separation(scores: Float64[np.ndarray, " queries"], right: Bool[np.ndarray, 
 
 def accuracy_of_surest(answers: Answers, share: float) -> float:
     """Right answers among the surest so many."""
-    order = np.argsort(-answers.scores, kind="stable")
+    order = np.argsort(-answers.sureness, kind="stable")
     return float(answers.right[order[: max(1, round(share * len(order)))]].mean())
 
 
