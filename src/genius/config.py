@@ -79,13 +79,33 @@ class TrainingConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MomentumConfig:
+    """How BLIP is trained: with a slow copy of the network (M-BEIR, section 3.5)."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    # The authors' 0.995 and 57,960 pairs are for runs of many thousands of steps.
+    decay: Momentum = 0.95
+    """Share of itself that the copy keeps at a step."""
+
+    queue: Count = 4096
+    """Pairs of earlier batches that are compared with."""
+
+    softness: Share = 0.4
+    """Share of the targets that is the copy's own similarities; it grows from 0 in the first epoch."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
     """The encoder trained from scratch (paper, equation 2); pretrained ones need no training."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     network: SmallEncoderConfig = SmallEncoderConfig()
-    """Its sizes."""
+    """Its kind and sizes."""
+
+    momentum: MomentumConfig = MomentumConfig()
+    """Of the kinds blip-sf and blip-ff."""
 
     temperature: Positive = 0.05
     """Divides the cosines in the contrastive loss."""

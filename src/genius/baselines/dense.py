@@ -7,7 +7,7 @@ each costs in bytes is measured on the index as faiss writes it.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -31,6 +31,14 @@ ADDED_AT_ONCE: Final = 65_536
 """Vectors turned into float32 at a time, so that a memory-mapped half-precision array can be given."""
 NOTHING: Final = -1
 """Stands in for an item where an approximate index found fewer than were asked for."""
+
+
+class Counted(NamedTuple):
+    """What a search found, and what it took."""
+
+    found: Nearest
+    compared: int
+    """Items that were compared, of all queries together."""
 
 
 class DenseIndex:
@@ -60,6 +68,16 @@ class DenseIndex:
         if ranks_by_distance(self.kind):
             scores = 1 - (scores + leaves_query_out(self.kind)) / 2
         return Nearest(items.astype(np.int64, copy=False), np.where(items == NOTHING, -np.inf, scores))
+
+    def search_counting(self, queries: Float32[np.ndarray, "queries dim"], k: int) -> Counted:
+        """The same, and how many items were compared: of HNSW every node that was looked at."""
+        if not has_effort(self.kind):
+            return Counted(self.search(queries, k), len(queries) * len(self))
+        counts = imported("faiss").cvar
+        counts = counts.hnsw_stats if isinstance(self.kind, Hnsw) else counts.indexIVF_stats
+        counts.reset()
+        found = self.search(queries, k)
+        return Counted(found, int(counts.ndis))
 
     def set_effort(self, effort: int) -> None:
         """Trade time for recall: how many nodes HNSW keeps in view, or how many lists are looked through.
@@ -98,10 +116,36 @@ class DenseIndex:
         return self.num_bytes() / max(1, len(self))
 
 
-def build(
+class Fitted:
+    """A kind that has learned its centroids and code vectors; it makes an index of any vectors.
+
+    Parameters
+    ----------
+    empty
+        faiss's own object, trained and without items.
+    kind
+        what it was made as.
+    """
+
+    def __init__(self, empty: Any, kind: Kind) -> None:
+        self._empty = empty
+        self.kind = kind
+
+    def index(self, vectors: Float[np.ndarray, "items dim"]) -> DenseIndex:
+        """Index these vectors, of any float type; item rows are their rows. They may be memory-mapped."""
+        index = imported("faiss").clone_index(self._empty)
+        for start in range(0, len(vectors), ADDED_AT_ONCE):
+            index.add(np.ascontiguousarray(vectors[start : start + ADDED_AT_ONCE], dtype=np.float32))
+        built = DenseIndex(index, self.kind)
+        if not isinstance(self.kind, Flat) and has_effort(self.kind):
+            built.set_effort(self.kind.effort)
+        return built
+
+
+def fit(
     vectors: Float[np.ndarray, "items dim"], kind: Kind, *, training_items: int = 65_536, seed: int = 0
-) -> DenseIndex:
-    """Build an index of these vectors; item rows are their rows.
+) -> Fitted:
+    """Learn what a kind needs from vectors like those that will be indexed.
 
     Parameters
     ----------
@@ -123,12 +167,14 @@ def build(
     if not index.is_trained:
         chosen = np.sort(np.random.default_rng(seed).permutation(num_items)[:training_items])
         index.train(vectors[chosen].astype(np.float32))
-    for start in range(0, num_items, ADDED_AT_ONCE):
-        index.add(np.ascontiguousarray(vectors[start : start + ADDED_AT_ONCE], dtype=np.float32))
-    built = DenseIndex(index, kind)
-    if not isinstance(kind, Flat) and has_effort(kind):
-        built.set_effort(kind.effort)
-    return built
+    return Fitted(index, kind)
+
+
+def build(
+    vectors: Float[np.ndarray, "items dim"], kind: Kind, *, training_items: int = 65_536, seed: int = 0
+) -> DenseIndex:
+    """Index vectors by a kind that is fitted on themselves. Raises as :func:`fit` does."""
+    return fit(vectors, kind, training_items=training_items, seed=seed).index(vectors)
 
 
 def use_threads(num_threads: int) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from genius.bench.results import Result, Table
+from genius.bench.results import Result
+from genius.report.table import Table
 
 
 def markdown(result: Result) -> str:
     """Every table that can be read, with its note, and what it was measured on."""
     about = result.about
-    parts = [f"# {result.title}", *(_table(table) for table in result.tables if not table.is_long)]
+    tables = [
+        Table(
+            name=table.name,
+            title=table.title,
+            note=table.note,
+            headings=tuple(heading for _, heading in table.columns),
+            lines=table.lines(),
+        )
+        for table in result.tables
+        if not table.is_long
+    ]
+    parts = [f"# {result.title}", *(table.markdown() for table in tables)]
     parts.append(f"{about.machine}; {about.date}; `{about.command}`; seed {about.seed}")
     return "\n\n".join(parts) + "\n"
-
-
-def _table(table: Table) -> str:
-    lines = [
-        [heading for _, heading in table.columns],
-        ["---", *("---:" for _ in table.columns[1:])],
-        *table.lines(),
-    ]
-    rows = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-    return f"## {table.title}\n\n{table.note}\n\n{rows}"

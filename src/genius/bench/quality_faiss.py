@@ -2,8 +2,7 @@
 
 An ID of the paper's sizes has 12.25 bytes of codes, and two bytes that follow from them: its marks
 (:mod:`genius.models.marks`), which let ours rank by distance. Rivals rank by distance too, and have at least
-as many bytes as all 14.25: residual codes 14 and one for the norm, PQ the next number of parts that divides a
-vector.
+as many bytes as all 14.25 (:mod:`genius.baselines.choices`).
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float32
 
+from genius.baselines.choices import num_lists, pq_of, residual_of
 from genius.baselines.dense import DenseIndex, build
-from genius.baselines.kinds import NORM_BYTES, SMALL_BITS, IvfPq, Residual
-from genius.baselines.needs import imported
+from genius.baselines.kinds import IvfPq, Residual
 from genius.bench.quality_ground import Batch, Ground
 from genius.bench.quality_ways import HITS, Answered, Direct
 from genius.models.marks import NUM_MARKS
@@ -27,12 +26,8 @@ from genius.stages.progress import Progress
 
 NUMBER_BYTES: Final = 8
 """Of an item's number, which faiss keeps beside its code."""
-ITEMS_A_LIST: Final = 32
-MOST_LISTS: Final = 1024
 EFFORTS: Final = (1, 2, 4, 8, 16, 32, 64)
 """Lists looked through, for a curve."""
-WIDTH: Final = 4
-"""Codes that the residual quantizer tries side by side for each level of an item."""
 
 
 class Rival(NamedTuple):
@@ -83,23 +78,17 @@ class Rival(NamedTuple):
 def rivals(ground: Ground, *, seed: int, progress: Progress) -> Iterator[Rival]:
     """IVF-PQ and IVF residual quantizers, trained on the pool's own fused embeddings.
 
-    Residual codes of 8 bits are those that find most, and are slow to search in faiss; twice as many of 4
-    bits take the same bytes and are compared in registers.
-
     That favours them: our codebooks were learned from the training pool. So does that a list's centroid
     explains a part of a vector and costs them no byte, where the first code of an ID is counted.
     """
     vectors = ground.fused.numpy()
-    lists = min(MOST_LISTS, max(1, len(vectors) // ITEMS_A_LIST))
+    num_items, dim = vectors.shape
     num_bytes = math.ceil(ground.code_bytes + NUM_MARKS)
-    codebooks = num_bytes - NORM_BYTES
-    code_bits = min(8, int(math.log2(len(vectors))))  # of a tiny pool not so many codes can be learned
-    dim = vectors.shape[1]
-    parts = next((count for count in range(num_bytes, dim) if dim % count == 0), dim)
-    coarse = Residual(codebooks=codebooks, bits=code_bits, lists=lists, width=WIDTH)
-    fine = Residual(codebooks=2 * codebooks, bits=SMALL_BITS, lists=lists, width=WIDTH)
+    product = pq_of(num_items=num_items, dim=dim, code_bytes=num_bytes)
+    coarse = residual_of(num_items=num_items, code_bytes=num_bytes)
+    fine = residual_of(num_items=num_items, code_bytes=num_bytes, is_fast=True)
     kinds: list[tuple[str, IvfPq | Residual, int]] = [
-        ("IVF-PQ", IvfPq(lists=lists, parts=parts, bits=code_bits), parts),
+        ("IVF-PQ", product, product.parts),
         ("IVF-RQ", coarse, coarse.codebooks),
         ("IVF-RQ fast", fine, fine.codebooks),
     ]
@@ -110,13 +99,12 @@ def rivals(ground: Ground, *, seed: int, progress: Progress) -> Iterator[Rival]:
         progress.say(f"building {name}")
         began = time.process_time()
         dense = build(vectors, kind, seed=seed)
-        yield Rival(name, line, dense, lists, kind.code_bytes, time.process_time() - began)
+        took = time.process_time() - began
+        yield Rival(name, line, dense, num_lists(num_items), kind.code_bytes, took)
 
 
 def answered(index: DenseIndex, queries: Float32[np.ndarray, "queries dim"], lists: int) -> Answered:
     """Ask an index, and count what it compared."""
     index.set_effort(lists)
-    counts = imported("faiss").cvar.indexIVF_stats
-    counts.reset()
-    found = index.search(queries, HITS).items
-    return Answered([items[items >= 0] for items in found], int(counts.ndis))
+    counted = index.search_counting(queries, HITS)
+    return Answered([items[items >= 0] for items in counted.found.items], counted.compared)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from genius.bench.plots import Line, draw
 from genius.bench.results import Figure, Table
-from genius.bench.rival_tables import best_points
 from genius.evaluation.health import Health
+from genius.report.curves import Line, best_points, draw
 
 MEAN: Final = "mean"
 """Stands for a task where all tasks count the same."""

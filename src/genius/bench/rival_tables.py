@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from genius.bench.plots import Line, draw
 from genius.bench.results import Figure, Table
+from genius.report.curves import Line, best_points, draw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +116,3 @@ def rival_figures(rows: Sequence[RivalRow]) -> list[Figure]:
             )
         )
     return figures
-
-
-def best_points(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Of pairs of cost and recall: those whose recall nothing of the same cost or less reaches."""
-    kept: list[tuple[float, float]] = []
-    for cost, recall in sorted(points, key=lambda point: (point[0], -point[1])):
-        if not kept or recall > kept[-1][1]:
-            kept.append((cost, recall))
-    return tuple(kept)

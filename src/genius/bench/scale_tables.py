@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from genius.bench.plots import Line, draw
 from genius.bench.results import Figure, Table
+from genius.report.curves import Line, draw
 
 FULL: Final = "full search"
 LEAF_STOP: Final = "leaf stop"

@@ -25,9 +25,9 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
         kind = ""
     match kind:
         case "small":
-            from genius.encoders.small import SmallEncoder  # noqa: PLC0415  lazily, as said above
+            from genius.encoders.small import load_small  # noqa: PLC0415  lazily, as said above
 
-            return SmallEncoder.load(Path(where).expanduser(), device=device)
+            return load_small(Path(where).expanduser(), device=device)
         case "clip":
             from genius.encoders.clip import ClipEncoder  # noqa: PLC0415
 

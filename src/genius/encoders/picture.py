@@ -36,6 +36,10 @@ DESCRIPTOR_SIZE: Final = (
     sum(grid * grid * ORIENTATIONS for grid in _GRIDS) + _THUMBNAIL * _THUMBNAIL * 3 + 2 * 8**_COLOUR_BITS
 )
 """Numbers per picture."""
+CELLS: Final = _GRIDS[-1] ** 2
+"""Of the coarser grid; what lies in one is a token of feature fusion, as a patch is of a ViT."""
+CELL_SIZE: Final = (DESCRIPTOR_SIZE - 2 * 8**_COLOUR_BITS) // CELLS
+"""Numbers per cell: all but the histograms, which are of the whole picture."""
 
 
 def pixels_of(images: Sequence[ImageInput]) -> list[Image.Image]:
@@ -55,6 +59,23 @@ def describe(images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
     if not images:
         return torch.zeros(0, DESCRIPTOR_SIZE)
     return torch.cat([_describe(images[start : start + _BATCH]) for start in range(0, len(images), _BATCH)])
+
+
+def cells(descriptors: Float[Tensor, "items pixels"]) -> Float[Tensor, "items cells numbers"]:
+    """The parts of descriptions that tell of a place, by the cell they lie in, from left to right and down.
+
+    Of each cell: the edges of its four quarters and of itself, and its four spots of the thumbnail.
+    """
+    fine, coarse = _GRIDS
+    sizes = [ORIENTATIONS * fine * fine, ORIENTATIONS * coarse * coarse, 3 * _THUMBNAIL * _THUMBNAIL]
+    edges, rough, colours = descriptors[:, : sum(sizes)].split(sizes, dim=1)
+    found = [
+        planes.view(len(planes), -1, coarse, side // coarse, coarse, side // coarse)
+        .permute(0, 2, 4, 1, 3, 5)
+        .reshape(len(planes), CELLS, -1)
+        for planes, side in ((edges, fine), (rough, coarse), (colours, _THUMBNAIL))
+    ]
+    return torch.cat(found, dim=2)
 
 
 def _describe(images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:

@@ -13,7 +13,7 @@ from genius.artifact import MANIFEST, open_artifact
 from genius.encoders.checkpoint import need_transformers, read_json
 from genius.encoders.protocol import Encoder
 from genius.errors import ArtifactMismatch, ArtifactMissing
-from genius.published.encoder_weights import EncoderKind
+from genius.published.encoder_kind import EncoderKind
 
 __all__ = ["ARTIFACT", "DESCRIPTION", "FORMAT", "load_uniir", "stored_kind"]
 

@@ -26,7 +26,7 @@ from transformers.models.t5.modeling_t5 import T5Stack
 from genius.encoders.uniir_joint import FusionNetwork
 from genius.errors import ArtifactMismatch
 
-__all__ = ["BlipFusion", "BlipTowers", "ClipFusion", "filled"]
+__all__ = ["BlipFusion", "BlipTowers", "ClipFusion", "filled", "token_mixer"]
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -44,8 +44,7 @@ class ClipFusion(FusionNetwork):
         self.text_model = CLIPTextModel(text)
         self.vision_model = CLIPVisionModel(vision)
         self.visual_projection = nn.Linear(vision.hidden_size, self.dim, bias=False)
-        self.mixer = T5Stack(T5Config(**config["mixer_config"]))
-        self.mixer.embed_tokens = nn.Identity()  # it is given vectors, not tokens
+        self.mixer = token_mixer(config["mixer_config"])
 
     def look(self, pixels: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items patches width"]:
         """Every patch's vector in the space of the text tokens, the class's among them."""
@@ -106,6 +105,13 @@ class BlipTowers(nn.Module):
         """Features of texts as token numbers."""
         features: Tensor = self.text_proj(self.text_encoder(**texts).last_hidden_state[:, 0])
         return features
+
+
+def token_mixer(config: Mapping[str, Any]) -> T5Stack:
+    """T5's encoder layers over vectors that are given, so without a table of tokens."""
+    mixer = T5Stack(T5Config(**config))
+    mixer.embed_tokens = nn.Identity()
+    return mixer
 
 
 def filled(network: Network, folder: Path) -> Network:

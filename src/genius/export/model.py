@@ -109,4 +109,7 @@ def _write_encoder(encoder: Encoder, folder: Path, progress: Progress) -> _Encod
 def _why_not(encoder: Encoder) -> str:
     if not encoder.needs_pixels and encoder.spec.startswith("precomputed:"):
         return f"{encoder.spec} looks features up, and has no network"
-    return f"{encoder.spec} is of a kind that cannot be exported; small, clip and uniir's CLIP-SF can"
+    return (
+        f"{encoder.spec} is of a kind that cannot be exported; small (but clip-ff and blip-ff), clip and "
+        "uniir's CLIP-SF can"
+    )

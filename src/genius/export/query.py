@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from genius.encoders.picture import DESCRIPTOR_SIZE
-from genius.encoders.small import SmallNetwork
+from genius.encoders.small_network import SmallNetwork
 from genius.encoders.words import PADDING
 from genius.export.graph import Graph
 from genius.export.layers import layers, linear, unit

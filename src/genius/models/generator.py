@@ -104,15 +104,19 @@ class Generator(nn.Module):
     """Writes the ID of what a query wants.
 
     The vocabulary is T5's three special rows, then the codes of level 0, level 1, and so on, so that code c
-    of level l is row ``offsets[l] + c``.
+    of level l is row ``offsets[l] + c``; or, where levels share their codes as words of a text do, one
+    alphabet for all of them.
     """
 
-    def __init__(self, dim: int, sizes: tuple[int, ...], config: GeneratorConfig) -> None:
+    def __init__(
+        self, dim: int, sizes: tuple[int, ...], config: GeneratorConfig, *, shares_codes: bool = False
+    ) -> None:
         super().__init__()
         self.config = config
         self.sizes = sizes
-        self.offsets = tuple(NUM_SPECIAL + sum(sizes[:level]) for level in range(len(sizes)))
-        vocabulary = NUM_SPECIAL + sum(sizes)
+        before = [0 if shares_codes else sum(sizes[:level]) for level in range(len(sizes))]
+        self.offsets = tuple(NUM_SPECIAL + rows for rows in before)
+        vocabulary = max(offset + size for offset, size in zip(self.offsets, sizes, strict=True))
         self.prefix_projection = nn.Linear(dim, config.prefixes * config.width)
         self.prefix_norm = RMSNorm(config.width)
         self.embedding = nn.Embedding(vocabulary, config.width)

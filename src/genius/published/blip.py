@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 from torch import Tensor
 
 from genius.published.container import Checkpoint
+from genius.published.encoder_kind import EncoderKind
 from genius.published.encoder_weights import (
-    EncoderKind,
     EncoderWeights,
     depth,
     grid,
@@ -136,6 +136,37 @@ def blip_shapes(architecture: BlipArchitecture, *, fused: bool) -> dict[str, tup
     return shapes | _text_shapes(architecture, fused=fused)
 
 
+def reader_config(
+    *,
+    tokens: int,
+    width: int,
+    seen: int,
+    hidden: int,
+    layers: int,
+    num_heads: int,
+    positions: int,
+    fused: bool,
+) -> dict[str, Any]:
+    """Settings of BLIP's BERT; ``seen`` is the width of the image tokens it looks at when ``fused``."""
+    return {
+        "vocab_size": tokens,
+        "hidden_size": width,
+        "encoder_hidden_size": seen,
+        "intermediate_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": num_heads,
+        "max_position_embeddings": positions,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "sep_token_id": None,
+        "use_cache": False,
+        # Transformers' word for "has attention to images"; nothing is decoded.
+        "is_decoder": fused,
+    }
+
+
 def _text_shapes(architecture: BlipArchitecture, *, fused: bool) -> dict[str, tuple[int, ...]]:
     width, hidden = architecture.text_width, architecture.text_hidden
     shapes: dict[str, tuple[int, ...]] = {
@@ -196,23 +227,16 @@ def _config(architecture: BlipArchitecture, *, fused: bool) -> dict[str, Any]:
     return {
         "architectures": ["BlipFusion" if fused else "BlipTowers"],
         "model_type": "blip",
-        "text_config": {
-            "vocab_size": architecture.tokens,
-            "hidden_size": architecture.text_width,
-            "encoder_hidden_size": architecture.width,
-            "intermediate_size": architecture.text_hidden,
-            "num_hidden_layers": TEXT_LAYERS,
-            "num_attention_heads": heads(architecture.text_width, what="the checkpoint"),
-            "max_position_embeddings": architecture.positions,
-            "hidden_act": "gelu",
-            "layer_norm_eps": 1e-12,
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "sep_token_id": None,
-            "use_cache": False,
-            # Transformers' word for "has attention to images"; nothing is decoded.
-            "is_decoder": fused,
-        },
+        "text_config": reader_config(
+            tokens=architecture.tokens,
+            width=architecture.text_width,
+            seen=architecture.width,
+            hidden=architecture.text_hidden,
+            layers=TEXT_LAYERS,
+            num_heads=heads(architecture.text_width, what="the checkpoint"),
+            positions=architecture.positions,
+            fused=fused,
+        ),
         "vision_config": {
             "hidden_size": architecture.width,
             "intermediate_size": architecture.hidden,

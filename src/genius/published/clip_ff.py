@@ -75,9 +75,16 @@ def mixer_config(tensors: Mapping[str, Tensor], *, what: str) -> dict[str, Any]:
     buckets, num_heads = sizes(tensors, PREFIX + _BIAS, rank=2, what=what)
     inner, width = sizes(tensors, f"{PREFIX}block.0.layer.0.SelfAttention.q.weight", rank=2, what=what)
     hidden, _ = sizes(tensors, f"{PREFIX}block.0.layer.1.DenseReluDense.wi.weight", rank=2, what=what)
+    return mixer_settings(
+        width=width, head=inner // num_heads, hidden=hidden, num_heads=num_heads, buckets=buckets
+    )
+
+
+def mixer_settings(*, width: int, head: int, hidden: int, num_heads: int, buckets: int) -> dict[str, Any]:
+    """Settings of the T5 layers for transformers."""
     return {
         "d_model": width,
-        "d_kv": inner // num_heads,
+        "d_kv": head,
         "d_ff": hidden,
         "num_layers": LAYERS,
         "num_heads": num_heads,

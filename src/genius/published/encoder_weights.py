@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from torch import Tensor
 
 from genius.errors import ArtifactMismatch
-
-EncoderKind = Literal["clip-sf", "clip-ff", "blip-sf", "blip-ff"]
-"""UniIR's models: CLIP or BLIP, fused by summing features (score) or by layers over both (feature)."""
+from genius.published.encoder_kind import EncoderKind
 
 HEAD: Final = 64
 """Numbers per attention head, in all of them."""

@@ -20,6 +20,7 @@ from genius.data.features import (
     KIND,
     FeatureBatch,
     Features,
+    Shard,
     has_shard,
     num_records,
     num_rows,
@@ -131,8 +132,7 @@ def transform(
     source: Features,
     folder: Path,
     *,
-    image: Callable[[np.ndarray], np.ndarray],
-    text: Callable[[np.ndarray], np.ndarray],
+    change: Callable[[Shard], Shard],
     inputs: Mapping[str, str],
     encoder: Encoder,
 ) -> Features:
@@ -144,8 +144,7 @@ def transform(
     for number, shard in enumerate(source.shards()):
         sizes.append(len(shard.ids))
         if not has_shard(writer.path, number):
-            changed = shard._replace(image=image(shard.image), text=text(shard.text))
-            write_shard(writer.path, number, changed, [])
+            write_shard(writer.path, number, change(shard), [])
     _finish(writer, encoder.spec, sizes)
     return Features.open(folder)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import ConfigDict
@@ -16,9 +16,11 @@ from torch.nn import functional as F
 
 from genius.artifact import fingerprint_of, write_json
 from genius.config import Count, Natural, NonNegative, SearchConfig, checked
+from genius.data.features import FeatureBatch
 from genius.data.mbeir import PAPER_ROWS, EvaluationRow, MBeir, read_queries
 from genius.data.qrels import read_qrels
 from genius.data.records import TASKS, Modality, Query, task_name
+from genius.encoders.protocol import Encoder
 from genius.errors import BadData, UsageError
 from genius.evaluation.health import Health
 from genius.evaluation.measures import evaluate as measure
@@ -35,14 +37,17 @@ from genius.stages.embed_records import (
     instructions_for,
     query_row,
 )
-from genius.stages.methods import PoolCandidates, RowQueries, find
-from genius.stages.pools import EvaluationPools, Pool
+from genius.stages.methods import Found, PoolCandidates, PoolItems, RowQueries, find
+from genius.stages.pools import EvaluationPools, Pool, Pools
 from genius.stages.progress import Progress
 
 RESULTS: Final = "results.json"
 KS: Final = (1, 5, 10)
 KS_FASHION: Final = (1, 5, 10, 20, 50)
 """Where M-BEIR looks at rank 10 first, it reports 20 and 50 too (section 2.9)."""
+Candidates = TypeVar("Candidates", bound=PoolItems)
+Answer = Callable[[Sequence[RowQueries], Candidates], Iterator[list[Found]]]
+"""What each of some methods finds in a pool, for the queries of each row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +124,10 @@ def evaluate(
         a positive, a query or a candidate is missing somewhere; never a silent zero.
     """
     config = checked(config)
-    rows = _chosen_rows(data, config)
+    unknown = [method for method in config.methods if method not in METHODS]
+    if unknown:
+        raise UsageError(f"methods {unknown} are not known; choose from {', '.join(METHODS)}")
+    rows = chosen_rows(data, config)
     pools = EvaluationPools(
         data,
         model,
@@ -130,27 +138,55 @@ def evaluate(
         methods=config.methods,
         progress=progress,
     )
+    settings = SearchConfig(
+        beam=config.beam,
+        scores=config.scores,
+        leaves=config.leaves,
+        shortlist=config.shortlist,
+        mix=config.mix,
+        hubness=config.hubness,
+    )
+
+    def answer(queries: Sequence[RowQueries], candidates: PoolCandidates) -> Iterator[list[Found]]:
+        return find(model, queries, candidates, config.methods, settings)
+
     asked = [embed_queries(data, model, row, config, folder, progress) for row in rows]
-    results: list[ResultRow] = []
-    progress.begin("evaluate", len(rows) * len(config.pools))
-    for pool in config.pools:
-        whole = list(zip(rows, asked, strict=True))
-        # The global pool is gone through once for the queries of all rows.
-        for together in [whole] if pool == "global" else [[one] for one in whole]:
-            candidates = pools.of(together[0][0], pool)
-            for lines in _evaluate(model, together, pool, candidates, config, folder):
-                results += lines
-                progress.advance(len(results) // len(config.methods), {})
+    results = evaluate_rows(list(zip(rows, asked, strict=True)), pools, answer, config, folder, progress)
     about = {"model": model.fingerprint, "data": data.name, "split": config.split, "config": asdict(config)}
     result = EvaluationResult(results, pools.health(), about)
     write_json(folder / RESULTS, result.to_json())
     return result
 
 
-def _chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
-    unknown = [method for method in config.methods if method not in METHODS]
-    if unknown:
-        raise UsageError(f"methods {unknown} are not known; choose from {', '.join(METHODS)}")
+def evaluate_rows(
+    asked: Sequence[tuple[EvaluationRow, list[RowQueries]]],
+    pools: Pools[Candidates],
+    answer: Answer[Candidates],
+    config: EvaluationConfig,
+    folder: Path,
+    progress: Progress,
+) -> list[ResultRow]:
+    """Ask each row's queries in each pool, write the runs, and measure them."""
+    results: list[ResultRow] = []
+    progress.begin("evaluate", len(asked) * len(config.pools))
+    for pool in config.pools:
+        # The global pool is gone through once for the queries of all rows.
+        for together in [list(asked)] if pool == "global" else [[one] for one in asked]:
+            candidates = pools.of(together[0][0], pool)
+            for lines in _evaluate(together, pool, candidates, answer, config, folder):
+                results += lines
+                progress.advance(len(results) // len(config.methods), {})
+    return results
+
+
+def chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
+    """The rows of a split that are evaluated.
+
+    Raises
+    ------
+    BadData, UsageError
+        something that they need is missing; a choice is empty or names something twice.
+    """
     for name, chosen in (("pools", config.pools), ("methods", config.methods), ("rows", config.rows)):
         if len(set(chosen)) < len(chosen) or (not chosen and name != "rows"):
             raise UsageError(f"{name} is {list(chosen)}, expected each at most once, and at least one")
@@ -189,6 +225,28 @@ def embed_queries(
     progress: Progress,
 ) -> list[RowQueries]:
     """The queries of a row, once for each way of instructing them: one way, unless all are asked for."""
+    return [
+        RowQueries(asked.qids, F.normalize(asked.features.total(), dim=-1), model.embed(asked.features))
+        for asked in query_features(data, model.encoder, row, config, folder, progress)
+    ]
+
+
+class AskedQueries(NamedTuple):
+    """The queries of a row under one way of instructing them."""
+
+    qids: list[str]
+    features: FeatureBatch
+
+
+def query_features(
+    data: MBeir,
+    encoder: Encoder,
+    row: EvaluationRow,
+    config: EvaluationConfig,
+    folder: Path,
+    progress: Progress,
+) -> list[AskedQueries]:
+    """What an encoder gives for the queries of a row, kept under ``folder``; as :func:`embed_queries`."""
     wanted = TASKS[row.task_id][1]
     chosen = _spread(list(read_queries(row.queries)), config.max_queries)
     twice = [qid for qid, times in Counter(query.qid for query in chosen).items() if times > 1]
@@ -203,7 +261,7 @@ def embed_queries(
             for variant, instructions in enumerate(ways)
             for query, instruction in zip(chosen, instructions, strict=True)
         ),
-        model.encoder,
+        encoder,
         folder
         / f"queries-{fingerprint_of([config.instructions, config.seed, config.max_queries])[:8]}"
         / row.name,
@@ -211,15 +269,12 @@ def embed_queries(
         expected=len(chosen) * len(ways),
         progress=progress,
     )
-    found = []
-    for variant in range(len(ways)):
-        batch = features.gather(np.flatnonzero(features.variant == variant))
-        found.append(
-            RowQueries(
-                [query.qid for query in chosen], F.normalize(batch.total(), dim=-1), model.embed(batch)
-            )
+    return [
+        AskedQueries(
+            [query.qid for query in chosen], features.gather(np.flatnonzero(features.variant == variant))
         )
-    return found
+        for variant in range(len(ways))
+    ]
 
 
 def _ways(
@@ -267,10 +322,10 @@ def judgements(row: EvaluationRow, qids: list[str]) -> Qrels:
 
 
 def _evaluate(
-    model: Genius,
     together: list[tuple[EvaluationRow, list[RowQueries]]],
     pool: Pool,
-    candidates: PoolCandidates,
+    candidates: Candidates,
+    answer: Answer[Candidates],
     config: EvaluationConfig,
     folder: Path,
 ) -> Iterator[list[ResultRow]]:
@@ -284,15 +339,7 @@ def _evaluate(
         # As they were cut to the pool: with these any TREC tool measures the runs alike.
         write_qrels(runs / f"{row.name}_{config.split}.{pool}.qrels", judged[row.name])
     asked = [(row, way, queries) for row, ways in together for way, queries in enumerate(ways, start=1)]
-    settings = SearchConfig(
-        beam=config.beam,
-        scores=config.scores,
-        leaves=config.leaves,
-        shortlist=config.shortlist,
-        mix=config.mix,
-        hubness=config.hubness,
-    )
-    answers = find(model, [queries for _, _, queries in asked], candidates, config.methods, settings)
+    answers = answer([queries for _, _, queries in asked], candidates)
     lines: dict[str, list[ResultRow]] = {}
     for (row, way, queries), found in zip(asked, answers, strict=True):
         if way == 1:
@@ -322,7 +369,7 @@ def _evaluate(
             yield [_mean(ways) for ways in lines.values()]
 
 
-def _inside(row: EvaluationRow, pool: Pool, candidates: PoolCandidates, qrels: Qrels) -> Qrels:
+def _inside(row: EvaluationRow, pool: Pool, candidates: PoolItems, qrels: Qrels) -> Qrels:
     try:
         return filter_to_pool(qrels, candidates)
     except BadData as error:

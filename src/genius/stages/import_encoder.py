@@ -19,7 +19,8 @@ from genius.encoders.uniir_tokens import stored_tokenizer
 from genius.errors import UsageError
 from genius.published import blip, clip_ff, clip_sf
 from genius.published.container import Checkpoint, open_checkpoint
-from genius.published.encoder_weights import EncoderKind, EncoderWeights
+from genius.published.encoder_kind import EncoderKind
+from genius.published.encoder_weights import EncoderWeights
 from genius.stages.progress import Progress
 from genius.weights import write_weights
 

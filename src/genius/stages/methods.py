@@ -55,20 +55,19 @@ FUSED: Final = frozenset(
 """Methods that need every candidate's fused embedding."""
 
 
-class PoolCandidates:
-    """The candidates of one pool; vectors are read from disk when they are asked for.
+class PoolItems:
+    """The candidates of one pool and their features, which are read from disk when they are asked for.
 
     Parameters
     ----------
-    features, arrays
-        of many candidates; both may be memory-mapped.
+    features
+        of many candidates; may be memory-mapped.
     rows
         which of them are in the pool, in its order.
     """
 
-    def __init__(self, features: Features, arrays: ItemArrays, rows: Int64[np.ndarray, " items"]) -> None:
+    def __init__(self, features: Features, rows: Int64[np.ndarray, " items"]) -> None:
         self._features = features
-        self._arrays = arrays
         self._rows = rows
 
     def __len__(self) -> int:
@@ -91,6 +90,30 @@ class PoolCandidates:
     def _sorted_dids(self) -> np.ndarray:
         return np.sort(self.dids)
 
+    @property
+    def modality(self) -> Int8[np.ndarray, " items"]:
+        """Codes of the candidates' modalities."""
+        modality: np.ndarray = self._features.modality[self._rows]
+        return modality
+
+    def raw(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
+        """Unit sums of the encoder's features."""
+        return F.normalize(self._features.gather(self._rows[places]).total(), dim=-1)
+
+
+class PoolCandidates(PoolItems):
+    """The same with their IDs.
+
+    Parameters
+    ----------
+    arrays
+        of as many candidates as there are features; may be memory-mapped.
+    """
+
+    def __init__(self, features: Features, arrays: ItemArrays, rows: Int64[np.ndarray, " items"]) -> None:
+        super().__init__(features, rows)
+        self._arrays = arrays
+
     @cached_property
     def codes(self) -> Int16[np.ndarray, "items columns"]:
         """Codes of the IDs, then their marks."""
@@ -103,12 +126,6 @@ class PoolCandidates:
         cosines: np.ndarray = self._arrays.typicality[self._rows]
         return cosines
 
-    @property
-    def modality(self) -> Int8[np.ndarray, " items"]:
-        """Codes of the candidates' modalities."""
-        modality: np.ndarray = self._features.modality[self._rows]
-        return modality
-
     @cached_property
     def table(self) -> IdTable:
         """The ID table."""
@@ -118,10 +135,6 @@ class PoolCandidates:
     def id_bytes(self) -> float:
         """Bytes of the table's IDs for each candidate."""
         return self.table.nbytes / len(self)
-
-    def raw(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
-        """Unit sums of the encoder's features."""
-        return F.normalize(self._features.gather(self._rows[places]).total(), dim=-1)
 
     def fused(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
         """The unit embeddings that IDs are made from, as stored in 16 bits."""
@@ -137,6 +150,7 @@ class RowQueries(NamedTuple):
     raw: Float[Tensor, "queries dim"]
     """Unit sums of the encoder's features."""
     fused: Float[Tensor, "queries dim"]
+    """What GENIUS searches with; the same for a rival that fuses by the sum alone."""
 
 
 class Found(NamedTuple):
@@ -184,7 +198,7 @@ def find(
         found = []
         for method, everything in nearest.items():
             hits = [
-                _hits(pool, items, scores)
+                hits_of(pool, items, scores)
                 for items, scores in zip(everything.items[here], everything.scores[here], strict=True)
             ]
             found.append(Found(method, hits, sizes.get(method, vector_bytes), float(len(pool))))
@@ -272,7 +286,7 @@ def _search(
                     k=DEPTH,
                     for_codes=asked[query],
                 )
-                hits[method].append(_hits(pool, answer.items, answer.scores))
+                hits[method].append(hits_of(pool, answer.items, answer.scores))
                 touched[method] += answer.touched
     return {method: _Searched(hits[method], touched[method] / len(queries.qids)) for method in methods}
 
@@ -292,7 +306,8 @@ def _beams(by: Literal["generator", "geometry"], config: SearchConfig) -> _Beams
     return _Beams(by, dataclasses.replace(config, rerank="codes" if stops_early else "none"))
 
 
-def _hits(pool: PoolCandidates, items: np.ndarray, scores: np.ndarray) -> list[Hit]:
+def hits_of(pool: PoolItems, items: np.ndarray, scores: np.ndarray) -> list[Hit]:
+    """Items of a pool with their scores, for a run."""
     return [
         Hit(did_of(int(pool.dids[item])), float(score)) for item, score in zip(items, scores, strict=True)
     ]

@@ -1,27 +1,30 @@
-"""``genius train encoder``: the ``small`` encoder from scratch, by the contrastive loss of equation 2."""
+"""``genius train encoder``: the ``small`` encoder from scratch, as CLIP or as BLIP is trained."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
-from torch.nn import functional as F
 
 from genius.artifact import ArtifactWriter, fingerprint_of, open_artifact
 from genius.config import EncoderConfig, checked, to_json
-from genius.data.features import Features
+from genius.data.features import ABSENT, FeatureBatch, Shard
 from genius.data.mbeir import MBeir, read_pool, read_queries
 from genius.data.pairs import Pairs
 from genius.data.records import Query, format_text
 from genius.encoders.protocol import ImageInput, TextInput
-from genius.encoders.small import SmallEncoder, SmallNetwork
-from genius.models import parallel
-from genius.models.losses import contrastive_loss
+from genius.encoders.small import (
+    AnySmallEncoder,
+    SmallEncoder,
+    SmallJointEncoder,
+    create_small,
+    load_small,
+)
 from genius.stages.embed import transform
 from genius.stages.embed_records import (
     TrainingFeatures,
@@ -29,7 +32,8 @@ from genius.stages.embed_records import (
     fingerprint_of_files,
     instruction_files,
 )
-from genius.stages.loop import CHECKPOINT, Moment, StepResult, num_steps, train
+from genius.stages.encoder_steps import step_of
+from genius.stages.loop import CHECKPOINT, num_steps, train
 from genius.stages.progress import Progress
 
 KIND: Final = "encoder"
@@ -39,7 +43,7 @@ FORWARD_BATCH: Final = 2048
 class TrainedEncoder(NamedTuple):
     """The encoder, and the training features it gives."""
 
-    encoder: SmallEncoder
+    encoder: AnySmallEncoder
     features: TrainingFeatures
 
 
@@ -62,7 +66,7 @@ def train_encoder(
     writer = ArtifactWriter(
         folder,
         kind=KIND,
-        config=to_json(config),
+        config=_plan(config),
         inputs={"records": fingerprint_of_files(sources)},
     )
     torch.manual_seed(config.training.seed)
@@ -75,14 +79,13 @@ def train_encoder(
             return TrainedEncoder(encoder, features)
     else:
         progress.say("learning the words of the training texts")
-        encoder = SmallEncoder.create(config.network, _texts(data), seed=config.training.seed)
+        encoder = create_small(config.network, _texts(data), seed=config.training.seed)
     prepared = embed_training(data, _Preparation(encoder), prepared_folder, progress=progress)
     if not done:
         pairs = Pairs(_queries(data), prepared.queries, prepared.candidates)
-        encoder.network.to(device)
-        step = _Step(encoder.network, pairs, prepared, config)
+        step = step_of(encoder.network.to(device), pairs, prepared, config)
         train(
-            encoder.network,
+            step.module,
             step,
             total=num_steps(len(pairs), config.training),
             config=config.training,
@@ -96,10 +99,18 @@ def train_encoder(
     return TrainedEncoder(encoder, _features(encoder, prepared, features_folder))
 
 
-def load_trained_encoder(folder: Path, *, device: str = "cpu") -> SmallEncoder:
+def load_trained_encoder(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
     """Open a finished encoder."""
     open_artifact(folder, kind=KIND)
-    return SmallEncoder.load(folder, device=device)
+    return load_small(folder, device=device)
+
+
+def _plan(config: EncoderConfig) -> dict[str, Any]:
+    """What the training depends on, without what only other kinds know."""
+    told = {**to_json(config), "network": config.network.to_json()}
+    if not config.network.has_momentum:
+        del told["momentum"]
+    return told
 
 
 class _Preparation:
@@ -108,10 +119,10 @@ class _Preparation:
     needs_pixels = True
     spec = "small, not yet trained"
 
-    def __init__(self, encoder: SmallEncoder) -> None:
+    def __init__(self, encoder: AnySmallEncoder) -> None:
         self._encoder = encoder
         self.dim = 0
-        self.fingerprint = fingerprint_of([to_json(encoder.config), encoder.tokenizer.to_str()])
+        self.fingerprint = fingerprint_of([encoder.config.max_tokens, encoder.tokenizer.to_str()])
 
     def image_features(self, images: Sequence[ImageInput]) -> Shaped[Tensor, "items pixels"]:
         return self._encoder.prepare_images([item.image for item in images if item.image is not None])
@@ -120,78 +131,56 @@ class _Preparation:
         return self._encoder.prepare_texts([item.text for item in texts])
 
 
-class _Step:
-    """One step of equation 2, on prepared records."""
-
-    def __init__(
-        self, network: SmallNetwork, pairs: Pairs, prepared: TrainingFeatures, config: EncoderConfig
-    ) -> None:
-        self.network = network
-        self.pairs = pairs
-        self.prepared = prepared
-        self.config = config
-
-    def __call__(self, moment: Moment) -> StepResult:
-        training = self.config.training
-        batch = self.pairs.draw(moment.step, training.batch_size, seed=training.seed)
-        asked = self._embedded(self.prepared.queries, batch.query_rows)
-        wanted = self._embedded(self.prepared.candidates, batch.candidate_rows)
-        loss = contrastive_loss(
-            parallel.gather(asked),
-            parallel.gather(wanted),
-            batch.false_negatives.to(asked.device),
-            temperature=self.config.temperature,
-            direction="both",
-        )
-        return StepResult(loss, {})
-
-    def _embedded(self, features: Features, rows: np.ndarray) -> Float[Tensor, "items dim"]:
-        own = parallel.own_rows(torch.from_numpy(rows)).numpy()
-        batch = features.gather(own)
-        device = self.network.words.weight.device
-        total = torch.zeros(len(own), self.config.network.dim, device=device)
-        for present, read, content in (
-            (batch.has_image, self.network.image, batch.image),
-            (batch.has_text, self.network.text, batch.text.int()),
-        ):
-            places = present.nonzero().squeeze(1)
-            if len(places):
-                total = total.index_add(0, places.to(device), read(content[places].to(device)).float())
-        return F.normalize(total, dim=-1)
-
-
 @torch.no_grad()
-def _features(encoder: SmallEncoder, prepared: TrainingFeatures, folder: Path) -> TrainingFeatures:
+def _features(encoder: AnySmallEncoder, prepared: TrainingFeatures, folder: Path) -> TrainingFeatures:
     """The trained network applied to the prepared training records."""
-    network = encoder.network
-    device = network.words.weight.device
-
-    def image(descriptors: np.ndarray) -> np.ndarray:
-        parts = [
-            network.image(torch.from_numpy(part.astype(np.float32)).to(device)).cpu().numpy()
-            for part in _parts(descriptors)
-        ]
-        return np.concatenate(parts) if parts else np.zeros((0, encoder.dim), dtype=np.float16)
-
-    def text(tokens: np.ndarray) -> np.ndarray:
-        parts = [
-            network.text(torch.from_numpy(part.astype(np.int64)).to(device)).cpu().numpy()
-            for part in _parts(tokens)
-        ]
-        return np.concatenate(parts) if parts else np.zeros((0, encoder.dim), dtype=np.float16)
-
     return TrainingFeatures(
         *(
             transform(
                 source,
                 folder / source.manifest.folder.name,
-                image=image,
-                text=text,
+                change=lambda shard: (
+                    _together(encoder, shard)
+                    if isinstance(encoder, SmallJointEncoder)
+                    else _apart(encoder, shard)
+                ),
                 inputs={"records": source.manifest.inputs["records"]},
                 encoder=encoder,
             )
             for source in prepared
         )
+    )
+
+
+def _apart(encoder: SmallEncoder, shard: Shard) -> Shard:
+    """Features of a shard's pictures and of its texts."""
+    network = encoder.network
+    image = [
+        network.image(torch.from_numpy(part.astype(np.float32)).to(network.device)).cpu().numpy()
+        for part in _parts(shard.image)
+    ]
+    text = [
+        network.text(torch.from_numpy(part.astype(np.int64)).to(network.device)).cpu().numpy()
+        for part in _parts(shard.text)
+    ]
+    nothing = np.zeros((0, encoder.dim), dtype=np.float16)
+    return shard._replace(image=np.concatenate([nothing, *image]), text=np.concatenate([nothing, *text]))
+
+
+def _together(encoder: SmallJointEncoder, shard: Shard) -> Shard:
+    """One vector for each distinct picture and text of a shard; they stand where texts do."""
+    both = np.stack([shard.image_index, shard.text_index], axis=1)
+    distinct, rows = np.unique(both, axis=0, return_inverse=True)
+    image, text = (torch.from_numpy(content.astype(np.float32)) for content in (shard.image, shard.text))
+    vectors = [
+        encoder.network.embedding(FeatureBatch.of(image, text, part[:, 0], part[:, 1])).cpu().numpy()
+        for part in _parts(distinct)
+    ]
+    return shard._replace(
+        image_index=np.full_like(shard.image_index, ABSENT),
+        text_index=rows.astype(np.int64),
+        image=np.zeros((0, encoder.dim), dtype=np.float16),
+        text=np.concatenate(vectors),
     )
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 
 from genius.bench.machine import about
-from genius.bench.plots import Line, draw, tick
 from genius.bench.results import Figure, Result, Table, shown, write
 from genius.errors import UsageError
+from genius.report.curves import Line, draw, tick
 
 
 @dataclass(frozen=True)

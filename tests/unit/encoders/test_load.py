@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from genius.encoders.load import load_encoder
-from genius.encoders.small import SmallEncoder, SmallEncoderConfig
+from genius.encoders.small import SmallEncoderConfig, create_small
 from genius.errors import ArtifactMissing, UsageError
 
 
@@ -23,7 +23,7 @@ def test_an_unknown_form_is_refused_with_the_known_ones(spec):
 
 def test_a_small_encoder_opens_from_its_folder(tmp_path):
     config = SmallEncoderConfig(dim=8, vocabulary=300, pair_buckets=16, text_width=8, image_width=8)
-    SmallEncoder.create(config, ["a red anchor"], seed=0).save(tmp_path)
+    create_small(config, ["a red anchor"], seed=0).save(tmp_path)
     encoder = load_encoder(f"small:{tmp_path}")
     assert (encoder.spec, encoder.dim) == (f"small:{tmp_path}", 8)
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from genius.encoders.picture import DESCRIPTOR_SIZE, describe
 from genius.encoders.protocol import Encoder, ImageInput, ItemKey, TextInput
-from genius.encoders.small import SmallEncoder, SmallEncoderConfig
+from genius.encoders.small import SmallEncoderConfig, create_small, load_small
 from genius.encoders.words import pair_rows, train_tokenizer
 from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
@@ -26,7 +26,7 @@ TEXTS = [f"a {first} bar on {second}" for first in COLOURS for second in COLOURS
 
 @pytest.fixture(scope="module")
 def encoder():
-    return SmallEncoder.create(CONFIG, TEXTS, seed=0)
+    return create_small(CONFIG, TEXTS, seed=0)
 
 
 def noise(seed, size=(64, 64)):
@@ -84,7 +84,7 @@ def test_features_are_those_of_the_network_on_prepared_inputs(encoder):
 
 def test_saving_and_loading_changes_nothing(encoder, tmp_path):
     encoder.save(tmp_path)
-    loaded = SmallEncoder.load(tmp_path)
+    loaded = load_small(tmp_path)
     assert loaded.fingerprint == encoder.fingerprint
     assert loaded.config == encoder.config
     assert loaded.spec == f"small:{tmp_path}"
@@ -94,20 +94,20 @@ def test_saving_and_loading_changes_nothing(encoder, tmp_path):
 
 
 def test_the_same_seed_starts_the_same_and_another_does_not(encoder):
-    assert SmallEncoder.create(CONFIG, TEXTS, seed=0).fingerprint == encoder.fingerprint
-    assert SmallEncoder.create(CONFIG, TEXTS, seed=1).fingerprint != encoder.fingerprint
+    assert create_small(CONFIG, TEXTS, seed=0).fingerprint == encoder.fingerprint
+    assert create_small(CONFIG, TEXTS, seed=1).fingerprint != encoder.fingerprint
 
 
 def test_creating_leaves_the_random_state_alone():
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    SmallEncoder.create(CONFIG, TEXTS, seed=0)
+    create_small(CONFIG, TEXTS, seed=0)
     assert torch.equal(torch.rand(1), expected)
 
 
 def test_the_fingerprint_follows_the_weights():
-    encoder = SmallEncoder.create(CONFIG, TEXTS, seed=0)
+    encoder = create_small(CONFIG, TEXTS, seed=0)
     before = encoder.fingerprint
     with torch.no_grad():
         encoder.network.words.weight[5, 0] += 1
@@ -191,7 +191,7 @@ def test_it_learns_to_find_the_captions_of_pictures_it_has_not_seen():
     ]
     captions = [f"a {first} {'column' if up else 'bar'} on {second}" for first, second, up in combinations]
     config = SmallEncoderConfig(dim=16, vocabulary=400, max_tokens=8, text_width=32, image_width=32)
-    encoder = SmallEncoder.create(config, captions, seed=0)
+    encoder = create_small(config, captions, seed=0)
     tokens = encoder.prepare_texts(captions)
     described = torch.stack(
         [
@@ -229,7 +229,7 @@ def test_a_folder_that_lacks_a_file_is_refused_naming_it(encoder, tmp_path, name
     encoder.save(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(ArtifactMissing, match=f"lacks {name}"):
-        SmallEncoder.load(tmp_path)
+        load_small(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -237,7 +237,7 @@ def test_a_damaged_file_is_refused(encoder, tmp_path, name):
     encoder.save(tmp_path)
     (tmp_path / name).write_bytes(b"{")
     with pytest.raises(ArtifactMismatch, match="cannot be read as a small encoder"):
-        SmallEncoder.load(tmp_path)
+        load_small(tmp_path)
 
 
 def test_weights_of_other_settings_are_refused(encoder, tmp_path):
@@ -245,7 +245,7 @@ def test_weights_of_other_settings_are_refused(encoder, tmp_path):
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**settings, "dim": 13}))
     with pytest.raises(ArtifactMismatch):
-        SmallEncoder.load(tmp_path)
+        load_small(tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [{"dim": 0}, {"max_tokens": 0}, {"vocabulary": 100}])

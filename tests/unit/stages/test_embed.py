@@ -213,16 +213,15 @@ def test_a_transformed_folder_is_what_the_whole_encoder_would_have_written(tmp_p
     source = run(text_rows(6), Encoder(), tmp_path / "prepared")
     calls = []
 
-    def double(text):
-        calls.append(len(text))
-        return text * 2.0
+    def double(shard):
+        calls.append(len(shard.text))
+        return shard._replace(text=shard.text * 2.0)
 
     def change():
         return transform(
             source,
             tmp_path / "f",
-            image=lambda image: image,
-            text=double,
+            change=double,
             inputs={"records": "r"},
             encoder=Encoder(),
         )

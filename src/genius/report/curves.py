@@ -1,4 +1,4 @@
-"""Drawings for the page: logarithmic axes, and a method looks the same wherever it is drawn."""
+"""Lines over a logarithmic axis; a method looks the same wherever it is drawn."""
 
 from __future__ import annotations
 
@@ -12,11 +12,21 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-ORANGE, SKY, BLACK, GREY, WINE = "#E69F00", "#56B4E9", "#000000", "#767676", "#882255"
-"""Okabe and Ito's colours, a grey, and a dark red of Tol's: the colour-blind can tell them."""
-INK: Final = "#33302b"
-DPI: Final = 160
+from genius.report.drawing import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    WINE,
+    blank,
+    quiet,
+)
+
 FEW_DECADES: Final = 3
 """An axis of fewer powers of ten has labels at 2 and 5 too."""
 MILLION: Final = 1e6
@@ -61,8 +71,15 @@ class Line(NamedTuple):
 
 
 def draw(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True) -> bytes:
-    """A PNG of lines over a logarithmic axis; their names stand beside it, the highest line's first."""
-    figure = Figure(figsize=(10, 5), dpi=DPI, layout="constrained")
+    """The same as a PNG file."""
+    written = io.BytesIO()
+    curves(lines, x=x, y=y, log_y=log_y).savefig(written, format="png", metadata={"Software": None})
+    return written.getvalue()
+
+
+def curves(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True) -> Figure:
+    """Lines over a logarithmic axis; their names stand beside it, the highest line's first."""
+    figure = blank(10.0, 5.0)
     axes: Axes = figure.add_subplot()
     for line in sorted(lines, key=_end, reverse=True):
         _draw_line(axes, line)
@@ -71,14 +88,18 @@ def draw(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True) -> bytes:
     if log_y:
         axes.set_yscale("log")
         _label(axes.yaxis, axes.get_ylim())
-    axes.set_xlabel(x, color=INK)
-    axes.set_ylabel(y, color=INK)
-    axes.grid(visible=True, which="major", color="#e4e0d8", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
+    quiet(axes, x=x, y=y)
     figure.legend(loc="outside right upper", frameon=False, fontsize=10)
-    written = io.BytesIO()
-    figure.savefig(written, format="png", metadata={"Software": None})
-    return written.getvalue()
+    return figure
+
+
+def best_points(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Of pairs of cost and recall: those whose recall nothing of the same cost or less reaches."""
+    kept: list[tuple[float, float]] = []
+    for cost, recall in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not kept or recall > kept[-1][1]:
+            kept.append((cost, recall))
+    return tuple(kept)
 
 
 def _draw_line(axes: Axes, line: Line) -> None:

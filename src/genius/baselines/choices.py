@@ -1,0 +1,88 @@
+"""The paper's dense rivals by name, with sizes that follow from the pool and from the bytes of an item.
+
+Codes take at least as many bytes as they are given: residual codes exactly so many, one of them for the norm,
+PQ the next number of parts that divides a vector.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Literal, assert_never
+
+from genius.baselines.kinds import NORM_BYTES, SMALL_BITS, Flat, Hnsw, IvfPq, Kind, Residual
+from genius.errors import UsageError
+
+DenseName = Literal["exact", "hnsw", "ivf-pq", "ivf-rq"]
+
+ITEMS_A_LIST: Final = 32
+MOST_LISTS: Final = 1024
+WIDTH: Final = 4
+"""Codes that the residual quantizer tries side by side for each level of an item."""
+CODE_BITS: Final = 8
+
+
+def dense_kind(name: DenseName, *, num_items: int, dim: int, code_bytes: int, effort: int) -> Kind:
+    """The kind of this name for a pool of so many items.
+
+    Parameters
+    ----------
+    code_bytes
+        of an item, where codes are kept. Exact search and HNSW keep vectors in 16 bits, as features are.
+    effort
+        nodes that HNSW keeps in view, lists of the others that are looked through.
+    """
+    match name:
+        case "exact":
+            return Flat(stored="float16")
+        case "hnsw":
+            return Hnsw(stored="float16", effort=effort)
+        case "ivf-pq":
+            return pq_of(num_items=num_items, dim=dim, code_bytes=code_bytes, effort=effort)
+        case "ivf-rq":
+            return residual_of(num_items=num_items, code_bytes=code_bytes, effort=effort)
+        case _:
+            assert_never(name)
+
+
+def pq_of(*, num_items: int, dim: int, code_bytes: int, effort: int = IvfPq.effort) -> IvfPq:
+    """IVF-PQ of so many bytes or a few more."""
+    parts = next((count for count in range(code_bytes, dim) if dim % count == 0), dim)
+    return IvfPq(lists=num_lists(num_items), parts=parts, bits=_bits(num_items), effort=effort)
+
+
+def residual_of(
+    *, num_items: int, code_bytes: int, effort: int = Residual.effort, is_fast: bool = False
+) -> Residual:
+    """IVF with residual codes and a norm, together of so many bytes.
+
+    Codes of 8 bits find most, and are slow to search in faiss; ``is_fast`` takes twice as many of 4 bits,
+    which are compared in registers.
+
+    Raises
+    ------
+    UsageError
+        there is no room for a code beside the norm.
+    """
+    codebooks = code_bytes - NORM_BYTES
+    if codebooks < 1:
+        raise UsageError(
+            f"{code_bytes} bytes hold no residual code, since {NORM_BYTES} is the norm's; give at least "
+            f"{NORM_BYTES + 1}"
+        )
+    return Residual(
+        codebooks=2 * codebooks if is_fast else codebooks,
+        bits=SMALL_BITS if is_fast else _bits(num_items),
+        lists=num_lists(num_items),
+        effort=effort,
+        width=WIDTH,
+    )
+
+
+def num_lists(num_items: int) -> int:
+    """Lists for so many items."""
+    return min(MOST_LISTS, max(1, num_items // ITEMS_A_LIST))
+
+
+def _bits(num_items: int) -> int:
+    """Of a tiny pool not so many codes can be learned."""
+    return min(CODE_BITS, int(math.log2(num_items)))

@@ -1,0 +1,152 @@
+"""How sure a number is: bootstrap over queries, paired randomisation between systems, Holm's correction.
+
+A system's value of a query is the mean over its seeds; so a test speaks of these trained models and of other
+queries like these. What other seeds would do is told by the standard deviation beside every mean.
+Every task counts the same, however many queries it has, as in the papers' averages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
+from typing import Final, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from genius.errors import BadData
+from genius.evaluation.qrels import some
+from genius.report.table import Estimate
+
+RESAMPLES: Final = 9_999
+BATCH: Final = 200
+"""Resamples held in memory together."""
+LEVEL: Final = 0.95
+
+PerTask = Mapping[str, Mapping[str, float]]
+"""Task -> query -> value."""
+
+
+class Interval(NamedTuple):
+    """Between which values a mean lies, 95 times of 100."""
+
+    low: float
+    high: float
+
+
+class Comparison(NamedTuple):
+    """One system against another on the same queries."""
+
+    difference: float
+    """Of the means over tasks."""
+    p: float
+    """How often signs drawn at random would make a difference as large: two-sided."""
+    better: int
+    worse: int
+    """Queries that the first answers better, or worse."""
+
+
+def over_seeds(values: Sequence[float]) -> Estimate:
+    """Mean and, of several seeds, their standard deviation."""
+    return Estimate(mean(values), stdev(values) if len(values) > 1 else None)
+
+
+def mean_of_tasks(values: PerTask) -> float:
+    """Every task counts the same."""
+    return mean(mean(own.values()) for own in values.values())
+
+
+def mean_of_seeds(seeds: Sequence[PerTask]) -> PerTask:
+    """For each query its mean over seeds, which have to have the same queries.
+
+    Raises
+    ------
+    BadData
+        they have not.
+    """
+    for other in seeds[1:]:
+        _check_same(seeds[0], other)
+    return {
+        task: {qid: mean(seed[task][qid] for seed in seeds) for qid in values}
+        for task, values in seeds[0].items()
+    }
+
+
+def interval(values: PerTask, *, seed: int = 0) -> Interval:
+    """Percentile bootstrap: the queries of each task are drawn anew from themselves (scipy's)."""
+    samples = [np.array(list(own.values())) for own in values.values()]
+    if all(np.ptp(sample) == 0 for sample in samples):
+        value = mean_of_tasks(values)
+        return Interval(value, value)
+
+    def statistic(*drawn: np.ndarray, axis: int) -> np.ndarray:
+        means: np.ndarray = np.mean([np.mean(own, axis=axis) for own in drawn], axis=0)
+        return means
+
+    found = stats.bootstrap(
+        samples,
+        statistic,
+        n_resamples=RESAMPLES,
+        batch=BATCH,
+        vectorized=True,
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Interval(float(found.low), float(found.high))
+
+
+def compare(first: PerTask, second: PerTask, *, seed: int = 0) -> Comparison:
+    """Fisher's paired randomisation (scipy's): whether the two could have been exchanged in each query.
+
+    Raises
+    ------
+    BadData
+        they did not answer the same queries.
+    """
+    _check_same(first, second)
+    differences = [
+        np.array([values[qid] - second[task][qid] for qid in values]) for task, values in first.items()
+    ]
+    # Weighted so that their sum is the difference of the means over tasks.
+    weighted = np.concatenate([own / (len(own) * len(differences)) for own in differences])
+    moved = weighted[weighted != 0]
+    p = 1.0  # also of one query that moved: its sign could have been the other
+    if len(moved) > 1:
+        p = stats.permutation_test(
+            (moved, np.zeros_like(moved)),
+            lambda x, y, axis: np.sum(x - y, axis=axis),
+            permutation_type="samples",
+            vectorized=True,
+            n_resamples=RESAMPLES,
+            batch=BATCH,
+            rng=np.random.default_rng(seed),
+        ).pvalue
+    return Comparison(math.fsum(weighted), float(p), int(np.sum(weighted > 0)), int(np.sum(weighted < 0)))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """The p-values of several comparisons, corrected for how many they are (Holm 1979).
+
+    Any of them below 0.05 is then a false alarm 5 times of 100 at most.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    adjusted = [0.0] * len(values)
+    largest = 0.0
+    for place, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        largest = max(largest, min(1.0, (len(values) - place) * values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def _check_same(first: PerTask, second: PerTask) -> None:
+    for task in {*first, *second}:
+        differing = sorted(first.get(task, {}).keys() ^ second.get(task, {}).keys())
+        if differing:
+            raise BadData(
+                f"{task}: {len(differing)} queries were answered by one system and not by the other "
+                f"({some(differing)}); compare runs over the same queries"
+            )

@@ -1,0 +1,228 @@
+"""``genius baseline evaluate``: a rival's IDs under our beam, measured and written as our runs are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int16, Int64
+from torch import Tensor
+
+from genius.artifact import write_json
+from genius.baselines.id_kinds import TRAITS, Items
+from genius.config import SearchConfig, checked
+from genius.data.mbeir import MBeir
+from genius.data.records import did_of
+from genius.evaluation.runs import Hit
+from genius.evaluation.tables import ResultRow, to_json
+from genius.model import Genius
+from genius.search.allowed import Part
+from genius.search.beam import search as beam_search
+from genius.search.decoder import Decoder
+from genius.search.searcher import Evidence, rank_items
+from genius.search.table import IdTable
+from genius.stages.baseline_items import Sources, pool_items, rows_of
+from genius.stages.evaluate import RESULTS, EvaluationConfig, chosen_rows, embed_queries, evaluate_rows
+from genius.stages.methods import DEPTH, SEARCH_BATCH, Found, PoolItems, RowQueries
+from genius.stages.pools import EmbeddedPools
+from genius.stages.progress import Progress
+from genius.stages.train_baseline import Baseline, check_model
+
+SAMPLE: Final = 500
+"""Items that are asked for by their own embedding."""
+
+
+class BaselineIndex(NamedTuple):
+    """The IDs of a pool, ready to be searched."""
+
+    table: IdTable
+    items: Int64[np.ndarray, " indexed"]
+    """Places in the pool of those that have an ID."""
+    absent: int
+    """Items of the pool that cannot be found, since they have none."""
+
+
+class IdFacts(NamedTuple):
+    """How good the IDs are for finding anything: of all candidates together."""
+
+    candidates: int
+    levels: int
+    distinct_ids: int
+    collision_rate: float
+    """Share of the candidates that share their ID."""
+    largest_bucket: int
+    absent: int
+    """Candidates without an ID."""
+    not_found: float
+    """Share of a sample that is not among the first hits for its own embedding."""
+    pairs_known: float
+    """Share of training queries whose positive's ID is written without a fault."""
+    items_known: float | None
+    """Share of the indexed items whose own ID is; None without indexing."""
+
+
+class BaselineResult(NamedTuple):
+    """Rows of the table, and what the IDs are like."""
+
+    rows: list[ResultRow]
+    ids: IdFacts
+    about: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``genius evaluate`` has it, with ``ids`` in place of ``health``."""
+        return {**self.about, **to_json(self.rows), "ids": self.ids._asdict()}
+
+
+class Rival:
+    """A fitted baseline that answers queries: :meth:`index` a pool, then :meth:`search` it."""
+
+    def __init__(self, baseline: Baseline) -> None:
+        self.baseline = baseline
+        self._decoder = Decoder(baseline.generator)
+
+    @property
+    def name(self) -> str:
+        """Its method in tables and runs."""
+        config = self.baseline.config
+        return config.kind if config.indexing else f"{config.kind}-unindexed"
+
+    def ids(self, items: Items) -> tuple[Int16[np.ndarray, "given levels"], Int64[np.ndarray, " given"]]:
+        """IDs of items, and which of the items have one.
+
+        Known items keep theirs; others get one if it can be read off them, else none.
+        """
+        baseline = self.baseline
+        places = rows_of(items.numbers, baseline.numbers)
+        new = np.flatnonzero(places < 0)
+        codes = np.zeros((len(places), baseline.codes.shape[1]), dtype=np.int16)
+        codes[places >= 0] = baseline.codes[places[places >= 0]]
+        if baseline.giver is None:
+            given = np.flatnonzero(places >= 0)
+            return codes[given], given
+        if len(new):
+            codes[new] = baseline.giver.give(_some(items, new))
+        return codes, np.arange(len(codes))
+
+    def index(self, items: Items) -> BaselineIndex:
+        """A table of the IDs of these items."""
+        codes, given = self.ids(items)
+        return BaselineIndex(
+            IdTable.build(codes, np.zeros(len(codes))), given, len(items.numbers) - len(given)
+        )
+
+    def search(
+        self, index: BaselineIndex, queries: Float[Tensor, "queries dim"], *, beam: int, k: int
+    ) -> Iterator[tuple[Int64[np.ndarray, " hits"], np.ndarray, int]]:
+        """Places of items, scores, and how many were touched, of each query; in the generator's order.
+
+        ``queries`` are the model's fused embeddings.
+        """
+        config = SearchConfig(beam=beam)
+        parts = [Part(index.table)]
+        for batch in queries.split(SEARCH_BATCH):
+            beams = beam_search(self._decoder, parts, batch, config)
+            for query in range(len(batch)):
+                found = rank_items(parts, beams, query, batch[query], config=config, evidence=Evidence(), k=k)
+                yield index.items[found.items], found.scores, found.touched
+
+
+def evaluate_baseline(
+    data: MBeir,
+    model: Genius,
+    baseline: Baseline,
+    config: EvaluationConfig,
+    folder: Path,
+    *,
+    evaluation: Path | None = None,
+    progress: Progress,
+) -> BaselineResult:
+    """Measure a rival as ``genius evaluate`` measures GENIUS; ``folder`` receives runs and results.
+
+    Of ``config`` only rows, pools, split, beam, instructions, and the number of queries count.
+
+    Parameters
+    ----------
+    evaluation
+        of the model: where features are, or go; default: in its folder.
+
+    Raises
+    ------
+    ArtifactMismatch
+        the rival was fitted on another model.
+    """
+    check_model(baseline, model)
+    rival = Rival(baseline)
+    config = dataclasses.replace(checked(config), methods=(rival.name,))
+    place = evaluation or model.folder / "evaluation"
+    rows = chosen_rows(data, config)
+    pools = EmbeddedPools(
+        data, model.encoder, rows, place, split=config.split, pools=config.pools, progress=progress
+    )
+    with_codes = TRAITS[baseline.config.kind].needs == "codes"
+    items = pool_items(Sources(data, model, place), config.split, with_codes=with_codes, progress=progress)
+    asked = [(row, embed_queries(data, model, row, config, place, progress)) for row in rows]
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def answer(queries: Sequence[RowQueries], candidates: PoolItems) -> Iterator[list[Found]]:
+        chosen = rows_of(candidates.dids, items.numbers)
+        index = rival.index(_some(items, chosen))
+        size = index.table.nbytes / len(candidates)
+        for some in queries:
+            answers = list(rival.search(index, some.fused, beam=config.beam, k=DEPTH))
+            hits = [
+                [
+                    Hit(did_of(int(candidates.dids[item])), float(score))
+                    for item, score in zip(found, scores, strict=True)
+                ]
+                for found, scores, _ in answers
+            ]
+            touched = sum(count for _, _, count in answers) / max(1, len(answers))
+            yield [Found(rival.name, hits, size, touched)]
+
+    results = evaluate_rows(asked, pools, answer, config, folder, progress)
+    facts = examine_ids(rival, items, beam=config.beam)
+    about = {
+        "model": model.fingerprint,
+        "baseline": baseline.manifest.fingerprint,
+        "data": data.name,
+        "split": config.split,
+        "config": dataclasses.asdict(config),
+    }
+    result = BaselineResult(results, facts, about)
+    write_json(folder / RESULTS, result.to_json())
+    return result
+
+
+def examine_ids(rival: Rival, items: Items, *, beam: int) -> IdFacts:
+    """Collisions, items without an ID, and items that are not found even by their own embedding."""
+    index = rival.index(items)
+    sizes = np.diff(index.table.bucket_starts)
+    rows = np.linspace(0, len(items.numbers) - 1, min(SAMPLE, len(items.numbers))).astype(np.int64)
+    embeddings = items.embeddings[torch.from_numpy(rows)]
+    found = rival.search(index, embeddings, beam=beam, k=DEPTH)
+    lost = sum(row not in hits for row, (hits, _, _) in zip(rows, found, strict=True))
+    memory = rival.baseline.memory
+    return IdFacts(
+        candidates=len(items.numbers),
+        levels=index.table.num_levels,
+        distinct_ids=len(index.table),
+        collision_rate=float(sizes[sizes > 1].sum() / max(1, len(items.numbers))),
+        largest_bucket=int(sizes.max(initial=0)),
+        absent=index.absent,
+        not_found=lost / max(1, len(rows)),
+        pairs_known=memory.pairs,
+        items_known=memory.items,
+    )
+
+
+def _some(items: Items, rows: Int64[np.ndarray, " rows"]) -> Items:
+    return Items(
+        items.numbers[rows],
+        items.embeddings[torch.from_numpy(rows)],
+        [items.texts[row] for row in rows.tolist()],
+        None if items.codes is None else items.codes[rows],
+    )

@@ -1,0 +1,54 @@
+"""IDs of different lengths, and numbers spelled in codes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genius.baselines.spelled import DIGITS, PIECES, digits_of, numbers, padded, pieces_of
+from genius.errors import UsageError
+
+COUNTS = st.integers(0, 10**8)
+
+
+def test_short_ids_end_in_end_codes():
+    assert padded([[3], [1, 2, 0], []], end=5).tolist() == [[3, 5, 5], [1, 2, 0], [5, 5, 5]]
+    assert padded([[3], [1, 2]], end=5, levels=3).tolist() == [[3, 5, 5], [1, 2, 5]]
+
+
+@given(st.lists(st.lists(st.integers(0, 4), max_size=4), unique_by=tuple, min_size=1))
+def test_padding_keeps_different_ids_apart(rows):
+    assert len(np.unique(padded(rows, end=5), axis=0)) == len(rows)
+
+
+def test_codes_that_no_table_holds_and_ids_that_are_too_long_are_refused():
+    with pytest.raises(UsageError, match="32767"):
+        padded([[1]], end=32_768)
+    with pytest.raises(UsageError, match="3 codes does not fit 2 levels"):
+        padded([[1, 2, 3]], end=5, levels=2)
+
+
+@given(COUNTS)
+def test_digits_spell_the_number(number):
+    assert "".join(map(str, digits_of(number))) == str(number)
+    assert max(digits_of(number)) < DIGITS
+
+
+@given(COUNTS, COUNTS)
+def test_pieces_tell_numbers_apart_and_fit_their_alphabet(one, other):
+    assert (pieces_of(one) == pieces_of(other)) == (one == other)
+    assert len(pieces_of(one)) == -(-len(str(one)) // 3)
+    assert max(pieces_of(one)) < PIECES
+
+
+def test_a_piece_knows_its_length():
+    assert pieces_of(7) == [7]
+    assert pieces_of(1000) == [110 + 100, 0]
+    assert pieces_of(100_007) == [110 + 100, 110 + 7]
+
+
+def test_every_number_is_dealt_out_once_by_the_seed():
+    dealt = numbers(500, seed=3)
+    assert sorted(dealt) == list(range(500))
+    assert dealt == numbers(500, seed=3)
+    assert dealt != numbers(500, seed=4)

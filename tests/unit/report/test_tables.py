@@ -1,0 +1,166 @@
+"""The report's tables of small invented evaluations."""
+
+import numpy as np
+import pytest
+
+from genius.report.ablations import ablation_table, beam_figure, beam_table
+from genius.report.costs import Benchmark, quality_table, speed_figure, speed_table, storage_table
+from genius.report.misses import kind_of, misses_figure, misses_of, misses_table
+from genius.report.recall import first_table, kept_table, task_table
+from genius.report.reliability import (
+    answers_of,
+    calibration_error,
+    first_among,
+    reliability_figure,
+    reliability_table,
+    separation,
+)
+from genius.report.significance import Pair, significance_table
+
+RIGHT = [1, 1, 1, 1]
+HALF = [1, 1, 6, 6]
+
+
+def test_a_line_for_each_system_and_method_a_column_for_each_task(system):
+    table = task_table([system("ours", {"exact-raw": RIGHT, "generative": HALF})], "global")
+    assert table.headings == (
+        "system", "method", "text -> image R@5", "text -> text R@5", "average", "95 % interval",
+    )  # fmt: skip
+    assert table.cells()[0] == ["ours", "exact-raw", "100.0", "100.0", "100.0", "100.0 to 100.0"]
+    assert table.cells()[1][:5] == ["ours", "generative", "50.0", "50.0", "50.0"]
+    assert "One seed" in table.note
+    assert task_table([system("theirs", {"generative": HALF})], "local") is None
+
+
+def test_the_first_hits_are_those_of_text_to_image_where_there_is_such_a_task(system):
+    table = first_table([system("ours", {"generative": [1, 2, 6, 0]})], "global")
+    assert table.cells() == [["toys, text -> image", "ours", "generative", "25.0", "50.0", "75.0"]]
+    table = first_table([system("other", {"generative": HALF}, tasks=("toys_task1",))], "global")
+    assert table.cells()[0][0] == "toys, text -> text"
+
+
+def test_what_is_kept_stands_beside_what_the_paper_keeps(system):
+    table = kept_table([system("ours", {"exact-raw": RIGHT, "generative": HALF})], "global")
+    assert table.cells()[0] == ["ours", "generative", "50.0", "100.0", "50.0"]
+    assert table.cells()[1] == ["GENIUS on M-BEIR, published", "generative", "28.4", "48.9", "58.1"]
+
+
+def test_an_ablation_is_compared_with_the_whole(system):
+    whole = system("whole", {"generative": RIGHT}, {"generative": RIGHT})
+    table = ablation_table("ablations", whole, [system("less", {"generative": HALF}, table="ablations")])
+    assert [line[0] for line in table.cells()] == ["whole", "less"]
+    assert table.cells()[0][1:4] == ["2", "100.0 ± 0.0", "100.0 ± 0.0"]
+    # Four of eight queries are lost: signs drawn at random do that once in 8, and there is one comparison.
+    assert table.cells()[1][-2:] == ["−50.0", "0.125"]
+    assert ablation_table("codes", whole, []) is None
+
+
+def test_beams_stand_in_their_order_whatever_the_recipes(system):
+    wide = system("wide", {"generative": RIGHT}, table="beam", beam=50)
+    narrow = system("narrow", {"generative": HALF}, table="beam", beam=1)
+    assert [line[0] for line in beam_table([wide, narrow]).cells()] == ["1", "50"]
+    assert beam_figure([wide, narrow]).save("png").startswith(b"\x89PNG")
+    assert beam_figure([wide]) is None
+
+
+def test_pairs_are_corrected_together():
+    first = {"task": {f"1:{number}": 1.0 for number in range(20)}}
+    second = {"task": {f"1:{number}": float(number >= 6) for number in range(20)}}
+    alone = significance_table([Pair("a", "b", "R@1", (first, second))], name="n", title="t")
+    assert alone.cells()[0][3:] == ["+30.0", "6", "0", "0.031", "yes"]
+    twice = significance_table([Pair("a", "b", "R@1", (first, second))] * 2, name="n", title="t")
+    assert twice.cells()[0][3:] == ["+30.0", "6", "0", "0.062", "no"]
+    assert significance_table([], name="n", title="t") is None
+
+
+MODALITIES = {f"7:{number}": 0 if number != 91 else 1 for number in range(100)}
+
+
+@pytest.mark.parametrize(
+    ("did", "kind"),
+    [
+        ("7:10", "right"),
+        ("7:91", "wrong modality"),
+        ("8:1", "wrong data set"),
+        ("7:90", "right item further down"),
+    ],
+)
+def test_a_first_hit_is_one_of_these(system, did, kind):
+    one = system("ours", {"generative": [2, 0, 0, 0]}).seeds[0]
+    run, qrels = one.run("global", "generative", "toys_task0"), one.qrels("global", "toys_task0")
+    first = run.hits["7:0"][0]._replace(did=did)
+    changed = type(run)(run.name, {"7:0": [first, *(hit for hit in run.hits["7:0"][1:] if hit.did != did)]})
+    assert kind_of(changed, qrels, "7:0", wanted=0, modalities={**MODALITIES, "8:1": 0}) == kind
+    assert kind_of(run, qrels, "7:1", wanted=0, modalities=MODALITIES) == "another item"
+    assert kind_of(type(run)("none", {}), qrels, "7:1", wanted=0, modalities=MODALITIES) == "nothing found"
+
+
+def test_shares_of_the_first_hits_are_of_all_queries(system):
+    modalities = {**MODALITIES, "7:90": 1}  # what stands first where the right answer does not
+    found = misses_of(system("ours", {"generative": HALF}), "global", "generative", modalities, label="ours")
+    # Task 0 asks for images and gets a text twice; task 1 asks for texts, and its right answers are images.
+    assert found.shares["right"] == 0.5
+    assert found.shares["wrong modality"] == 0.25
+    assert found.shares["right item further down"] == 0.25
+    assert sum(found.shares.values()) == 1.0
+    assert misses_table([found]).cells()[0][:3] == ["ours", "50.0", "25.0"]
+    assert misses_figure([found]).save("svg").startswith(b"<?xml")
+
+
+def test_a_promise_is_the_share_of_the_first_among_what_was_kept(system):
+    assert first_among([-700.0, -700.0]) == pytest.approx(0.5)
+    answers = answers_of(system("ours", {"generative": HALF}), "global", "generative", label="ours")
+    assert len(answers.scores) == 8
+    assert answers.right.mean() == 0.5
+    assert answers.promised == pytest.approx([0.395] * 8, abs=1e-3)
+    codes = answers_of(system("other", {"generative+codes": HALF}), "global", "generative+codes", label="x")
+    assert codes.promised is None
+    cells = reliability_table([answers, codes]).cells()
+    assert cells[0][2:4] == ["50.0", "39.5"]
+    assert cells[1][3:5] == ["–", "–"]
+    assert reliability_figure([answers, codes]).save("png").startswith(b"\x89PNG")
+
+
+def test_calibration_and_separation_of_a_known_case():
+    promised = np.repeat([0.2, 0.8], 50)
+    right = np.concatenate([np.arange(50) < 10, np.arange(50) < 40])
+    # Bins of ten queries are all right or all wrong here, so each is 0.2 or 0.8 off: two of ten by 0.8.
+    assert calibration_error(promised, right) == pytest.approx(0.32)
+    assert separation(promised, right) == pytest.approx(0.8)
+    assert separation(promised, np.ones(100, dtype=bool)) is None
+
+
+def test_bytes_stand_beside_the_papers(system):
+    table = storage_table([system("ours", {"generative": HALF})], "global")
+    assert table.cells()[0] == ["ours", "generative", "12.25", "50.00"]
+    assert table.cells()[1][2] == "12.25"
+    assert table.cells()[2][2] == "3,072.00"
+
+
+def benchmark(kind: str, *rows) -> Benchmark:
+    return Benchmark(kind=kind, rows=rows, machine="a machine", command="genius bench")
+
+
+def test_queries_per_second_follow_from_the_time_of_one():
+    rows = [
+        {"method": "full search", "batch": 1, "items": items, "cpu_ms": 4.0, "bytes_per_item": 30.0,
+         "calculated": items > 1000}
+        for items in (1000, 10_000)
+    ]  # fmt: skip
+    found = benchmark("scale", *rows)
+    assert speed_table(found).cells()[1] == ["full search", "1", "10,000", "250.00", "30.00", "yes"]
+    assert speed_figure(found).save("png").startswith(b"\x89PNG")
+
+
+def test_settings_that_something_cheaper_reaches_are_left_out():
+    rows = [
+        {"task": task, "line": "ours, by codes", "method": f"leaves {ms:.0f}", "recall_1": 0.1,
+         "recall_5": recall, "code_bytes": 12.0, "stored_bytes": 30.0, "touched_share": 0.1,
+         "route_ms": ms, "rank_ms": 0.0}
+        for task in ("a: text -> image", "mean")
+        for ms, recall in ((1.0, 0.3), (2.0, 0.2), (3.0, 0.4))
+    ]  # fmt: skip
+    assert [line[:2] for line in quality_table(benchmark("quality", *rows)).cells()] == [
+        ["mean", "leaves 1"],
+        ["mean", "leaves 3"],
+    ]

@@ -1,0 +1,83 @@
+"""Embedding search measured as GENIUS is: the same rows, runs and numbers as its exact search."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from genius.data.mbeir import MBeir
+from genius.data.qrels import read_qrels
+from genius.errors import UsageError
+from genius.evaluation.measures import evaluate as measure
+from genius.evaluation.runs import read_run
+from genius.evaluation.tables import in_order
+from genius.model import Genius
+from genius.report.evaluated import read_evaluation
+from genius.stages.evaluate import EvaluationConfig, evaluate
+from genius.stages.evaluate_dense import DenseConfig, evaluate_dense
+from genius.stages.fit import reopen_embedded
+from genius.stages.progress import Silent
+
+CONFIG = EvaluationConfig(split="val", max_queries=10)
+LARGE = EvaluationConfig(split="test", pools=("global",), max_queries=10)
+"""A pool of 1,000, which has 31 lists; the smallest local ones have a single list."""
+
+
+@pytest.fixture(scope="module")
+def searched(trained, tmp_path_factory):
+    """Each kind's result and folder; the features of pools and queries are made once."""
+    features = tmp_path_factory.mktemp("features")
+    embedded = reopen_embedded(trained.model)
+
+    def search(dense, config=CONFIG):
+        folder = tmp_path_factory.mktemp(dense.kind)
+        result = evaluate_dense(
+            MBeir(trained.data), embedded, config, dense, folder, evaluation=features, progress=Silent()
+        )
+        return result, folder
+
+    return search
+
+
+def test_exact_search_measures_what_evaluate_calls_exact_raw(searched, trained, tmp_path):
+    found, _ = searched(DenseConfig())
+    config = EvaluationConfig(split="val", max_queries=10, methods=("exact-raw",))
+    model = Genius.open(trained.model)
+    expected = evaluate(MBeir(trained.data), model, config, tmp_path, progress=Silent())
+    assert {(row.pool, row.name) for row in found.rows} == {(row.pool, row.name) for row in expected.rows}
+    for row, other in zip(found.rows, expected.rows, strict=True):
+        assert row.method == "dense-exact"
+        assert (row.name, row.pool, row.queries) == (other.name, other.pool, other.queries)
+        assert row.candidates_touched == row.pool_size == other.pool_size
+        # Vectors are kept in 16 bits, so a near tie may fall the other way.
+        assert row.measures["R@5"] == pytest.approx(other.measures["R@5"], abs=0.11)
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf-pq", "ivf-rq"])
+def test_approximate_search_compares_fewer_and_keeps_most(kind, searched):
+    exact, _ = searched(DenseConfig(), LARGE)
+    found, _ = searched(DenseConfig(kind=kind, effort=4, code_bytes=24), LARGE)
+    for row, best in zip(found.rows, exact.rows, strict=True):
+        assert row.method == f"dense-{kind}"
+        assert 0 < row.candidates_touched < best.candidates_touched
+    mean = sum(row.measures["R@10"] for row in found.rows) / len(found.rows)
+    assert mean > 0.5 * sum(row.measures["R@10"] for row in exact.rows) / len(exact.rows)
+
+
+def test_runs_and_results_are_read_like_those_of_evaluate(searched):
+    result, folder = searched(DenseConfig(kind="hnsw"))
+    for row in result.rows:
+        name = f"{row.name}_val.{row.pool}"
+        run = read_run(folder / "runs" / f"{name}.dense-hnsw.trec")
+        judged = read_qrels(folder / "runs" / f"{name}.qrels", layout="trec")
+        assert measure(judged, run, ks=(5,)).hit_rate[5] == pytest.approx(row.measures["R@5"])
+    assert read_evaluation(folder).rows == tuple(in_order(result.rows))
+    told = json.loads((folder / "results.json").read_text())
+    assert told["dense"] == {"kind": "hnsw", "code_bytes": 14, "effort": 16, "seed": 0}
+    assert [timing["queries"] for timing in told["timings"]] == [row.queries for row in result.rows]
+
+
+def test_bytes_that_hold_no_code_are_refused(searched):
+    with pytest.raises(UsageError, match="give at least 2"):
+        searched(DenseConfig(kind="ivf-rq", code_bytes=1))

@@ -1,0 +1,155 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from genius.cli import main
+from genius.errors import ArtifactMissing, BadData, UsageError
+from genius.evaluation.measures import evaluate as measure
+from genius.evaluation.qrels import write_qrels
+from genius.evaluation.runs import Hit, Run, write_run
+from genius.evaluation.tables import ResultRow, to_json
+from genius.report.table import Table
+from genius.stages.progress import Silent
+from genius.stages.report import gather, report, report_runs
+
+QRELS = {f"q{number}": {f"d{number}": 1} for number in range(20)}
+
+
+def run(name: str, right: int) -> Run:
+    """A run that is right about the first so many queries, and right at rank 2 about the others."""
+    hits = {}
+    for number, qid in enumerate(QRELS):
+        dids = [f"d{number}", "x"] if number < right else ["x", f"d{number}"]
+        hits[qid] = [Hit(dids[0], 2.0), Hit(dids[1], 1.0)]
+    return Run(name, hits)
+
+
+@pytest.fixture
+def runs(tmp_path) -> list[Path]:
+    write_qrels(tmp_path / "qrels.txt", QRELS)
+    write_run(tmp_path / "good.trec", run("good", 20))
+    write_run(tmp_path / "fair.trec", run("fair", 8))
+    return [tmp_path / "good.trec", tmp_path / "fair.trec"]
+
+
+def tables(found) -> dict[str, Table]:
+    return {part.name: part for part in found.parts if isinstance(part, Table)}
+
+
+def test_anybodys_runs_are_measured_and_compared(runs, tmp_path):
+    found = tables(report_runs(runs, tmp_path / "qrels.txt", progress=Silent()))
+    good, fair = found["runs"].cells()
+    assert good[:3] == ["good", "0", "100.0"]
+    assert fair[2:4] == ["40.0", "100.0"]
+    low, high = found["runs"].lines[1][2].low, found["runs"].lines[1][2].high
+    assert low < 40 < high
+    lines = found["significance"].cells()
+    assert [line[2] for line in lines] == ["R@5", "nDCG@10"]
+    assert lines[0][3:7] == ["+0.0", "0", "0", "1.000"]
+    assert lines[1][4:6] == ["12", "0"]
+    assert lines[1][-1] == "yes"
+
+
+def test_a_query_that_a_run_lacks_counts_nothing_and_is_counted(runs, tmp_path):
+    half = run("half", 20)
+    write_run(tmp_path / "half.trec", Run("half", dict(list(half.hits.items())[:10])))
+    found = tables(report_runs([tmp_path / "half.trec"], tmp_path / "qrels.txt", progress=Silent()))
+    assert found["runs"].cells()[0][:3] == ["half", "10", "50.0"]
+    assert "significance" not in found
+
+
+def test_runs_of_other_queries_or_of_one_name_are_refused(runs, tmp_path):
+    write_run(tmp_path / "other.trec", Run("other", {"z": [Hit("d1", 1.0)]}))
+    with pytest.raises(BadData, match="answers none of the 20 queries"):
+        report_runs([tmp_path / "other.trec"], tmp_path / "qrels.txt", progress=Silent())
+    with pytest.raises(UsageError, match="the same file name"):
+        report_runs([runs[0], runs[0]], tmp_path / "qrels.txt", progress=Silent())
+
+
+def test_the_command_writes_the_files_it_names(runs, tmp_path, capsys):
+    out = tmp_path / "report"
+    arguments = ["report", "--runs", *map(str, runs), "--qrels", str(tmp_path / "qrels.txt")]
+    assert main([*arguments, "--out", str(out), "--json"]) == 0
+    files = json.loads(capsys.readouterr().out)["files"]
+    assert files[0] == "report.md"
+    assert all((out / file).exists() for file in files)
+    assert "| good |" in (out / "report.md").read_text()
+
+
+def test_sources_and_runs_are_two_ways_to_ask(tmp_path, capsys):
+    assert main(["report", "--out", str(tmp_path)]) == 2
+    assert main(["report", "here", "--runs", "a", "--qrels", "b", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("give folders to report on, or --runs together with --qrels") == 2
+
+
+def evaluation(folder: Path, right: int) -> Path:
+    (folder / "runs").mkdir(parents=True)
+    qrels = {f"7:{number}": {f"7:{number}": 1} for number in range(10)}
+    rows = []
+    for method in ("exact-fused", "generative"):
+        found = Run(
+            method,
+            {qid: [Hit(qid if number < right else "7:99", -0.1)] for number, qid in enumerate(qrels)},
+        )
+        write_run(folder / "runs" / f"toys_task1_test.global.{method}.trec", found)
+        rows.append(
+            ResultRow(
+                name="toys_task1",
+                dataset="toys",
+                task="text -> text",
+                task_id=1,
+                pool="global",
+                method=method,
+                queries=10,
+                pool_size=100,
+                headline_k=5,
+                measures=measure(qrels, found).flat(),
+                bytes_per_item=12.0,
+                candidates_touched=5.0,
+            )
+        )
+    write_qrels(folder / "runs" / "toys_task1_test.global.qrels", qrels)
+    about = {"data": "toys", "split": "test", "config": {"beam": 3, "scores": "level"}}
+    (folder / "results.json").write_text(json.dumps({**about, **to_json(rows)}))
+    return folder
+
+
+def made_row(folder: Path, name: str, **changed) -> None:
+    row = {
+        "name": name, "title": name, "table": "systems", "seed": 0, "state": "done", "error": "",
+        "commands": [f"genius fit {name}"], "model": "", "seconds": 1.5, "machine": "a machine",
+        "date": "2026-01-01", "plan": "",
+    }  # fmt: skip
+    (folder / "row.json").write_text(json.dumps({**row, **changed}))
+
+
+def test_evaluations_of_one_name_are_its_seeds(tmp_path):
+    places = [str(evaluation(tmp_path / f"seed-{seed}", right)) for seed, right in enumerate((10, 8))]
+    found = tables(report(gather([f"ours={','.join(places)}"]), data=None, progress=Silent()))
+    assert found["recall-global"].cells()[0][:3] == ["ours", "exact-fused", "90.0 ± 14.1"]
+    assert found["significance"].cells()[0][:2] == ["ours: generative", "ours: exact-fused"]
+
+
+def test_a_sweeps_rows_stand_in_their_tables_and_failures_are_shown(tmp_path):
+    for name, changed in (
+        ("whole", {}),
+        ("less", {"table": "ablations"}),
+        ("narrow", {"table": "beam"}),
+        ("broken", {"table": "ablations", "state": "failed", "error": "genius: no"}),
+    ):
+        folder = tmp_path / "rows" / name / "seed-0"
+        folder.mkdir(parents=True)
+        if name != "broken":
+            evaluation(folder / "evaluation", 10 if name == "whole" else 5)
+        made_row(folder, name, **changed)
+    found = tables(report(gather([str(tmp_path / "rows")]), data=None, progress=Silent()))
+    assert [line[0] for line in found["ablations"].cells()] == ["whole", "less"]
+    assert [line[0] for line in found["beam"].cells()] == ["3"]
+    states = {line[0]: line[2] for line in found["rows"].cells()}
+    assert states == {"whole": "done", "less": "done", "narrow": "done", "broken": "failed: genius: no"}
+
+
+def test_a_folder_without_anything_is_said_to_be(tmp_path):
+    with pytest.raises(ArtifactMissing, match=r"holds no results\.json"):
+        gather([str(tmp_path)])

@@ -1,0 +1,91 @@
+"""Training `small` of each kind: same losses for the same seed, and the features that its encoder gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from genius.config import MomentumConfig, preset
+from genius.data.mbeir import MBeir
+from genius.encoders.load import load_encoder
+from genius.stages.embed_records import embed_training
+from genius.stages.progress import Silent
+from genius.stages.train_encoder import train_encoder
+
+STEPS = 4
+KINDS = ("clip-sf", "clip-ff", "blip-sf", "blip-ff")
+
+
+def settings_of(kind):
+    tiny = preset("tiny").encoder
+    return replace(
+        tiny,
+        network=replace(tiny.network, kind=kind, dim=16),
+        momentum=MomentumConfig(queue=48, decay=0.5),
+        training=replace(tiny.training, max_steps=STEPS, batch_size=32, checkpoint_seconds=0.0),
+    )
+
+
+class Killer(Silent):
+    """Interrupts the training, not what prepares it."""
+
+    stage = ""
+
+    def begin(self, stage, total):
+        self.stage = stage
+
+    def advance(self, done, measures):
+        if self.stage == "train encoder" and done == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def train(trained, tmp_path_factory):
+    def run(kind, folder=None, progress=None):
+        place = folder or tmp_path_factory.mktemp(kind)
+        return place, train_encoder(
+            MBeir(trained.data),
+            place / "encoder",
+            settings_of(kind),
+            features_folder=place / "features",
+            progress=progress or Silent(),
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_falls_and_the_saved_encoder_gives_the_features_that_were_written(
+    kind, train, trained, read_losses, tmp_path
+):
+    place, result = train(kind)
+    losses = read_losses(place / "encoder")
+    assert len(losses) == STEPS
+    assert losses[-1] < losses[0]
+    encoder = load_encoder(f"small:{place / 'encoder'}")
+    assert encoder.config.kind == kind
+    embedded = embed_training(MBeir(trained.data), encoder, tmp_path, progress=Silent())
+    for written, anew in zip(result.features, embedded, strict=True):
+        rows = np.arange(len(written))
+        found, expected = written.gather(rows), anew.gather(rows)
+        assert torch.equal(found.has_image, expected.has_image)
+        assert torch.equal(found.has_text, expected.has_text)
+        assert bool(found.has_image.any()) == kind.endswith("sf")
+        torch.testing.assert_close(found.total(), expected.total(), atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("kind", ["clip-ff", "blip-ff"])
+def test_the_same_seed_gives_the_same_encoder(kind, train):
+    assert train(kind)[1].encoder.fingerprint == train(kind)[1].encoder.fingerprint
+
+
+def test_a_killed_training_with_a_slow_copy_goes_on_to_the_same_losses(train, read_losses, tmp_path):
+    whole, _ = train("blip-sf")
+    place = tmp_path / "killed"
+    with pytest.raises(KeyboardInterrupt):
+        train("blip-sf", place, Killer())
+    train("blip-sf", place)
+    assert read_losses(place / "encoder") == read_losses(whole / "encoder")
