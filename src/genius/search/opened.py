@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int16, Int64
+from jaxtyping import Float, Int64, Integer
 from torch import Tensor
 
 from genius.data.records import Modality
@@ -129,7 +129,7 @@ class OpenedIndex:
         """The item at a place."""
         return self.items(np.array([place.part]), np.array([place.row]))[0]
 
-    def id_at(self, place: Place) -> Int16[np.ndarray, " columns"]:
+    def id_at(self, place: Place) -> Integer[np.ndarray, " columns"]:
         """The ID of the item at a place: codes, and its marks behind them."""
         table = self.segments[place.part].table
         (listed,) = np.flatnonzero(table.items == place.row)

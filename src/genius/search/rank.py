@@ -46,7 +46,7 @@ class CodeRanker:
         products: np.ndarray = (queries.float().cpu() @ self._vectors.T).numpy()
         return products
 
-    def vectors(self, ids: Int16[np.ndarray, "ids columns"]) -> Float[Tensor, "ids dim"]:
+    def vectors(self, ids: Integer[np.ndarray, "ids columns"]) -> Float[Tensor, "ids dim"]:
         """What IDs stand for: the sums of their code vectors."""
         return F.embedding_bag(torch.from_numpy(self._places(ids)), self._vectors, mode="sum")
 
