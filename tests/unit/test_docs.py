@@ -135,6 +135,16 @@ def test_every_command_that_is_shown_can_be_parsed(number, problems):
     assert problems[number] is None
 
 
+def test_the_container_copies_what_there_is_and_runs_a_command_that_can_be_parsed():
+    lines = [line.split(maxsplit=1) for line in (ROOT / "Containerfile").read_text().splitlines() if line]
+    said = {word: rest for word, rest in (line for line in lines if len(line) == 2)}
+    assert json.loads(said["ENTRYPOINT"]) == ["genius"]
+    assert json.loads(python("-c", PARSE, input=json.dumps([json.loads(said["CMD"])]))) == [None]
+    copied = [name for word, *rest in lines if word == "COPY" for name in rest[0].split()[:-1]]
+    assert copied
+    assert all((ROOT / name).exists() for name in copied)
+
+
 def test_parsing_notices_what_does_not_exist():
     wrong = [["serch", "x"], ["search", "x", "--colour", "red"], ["fit", "x", "--encoder", "small"]]
     assert None not in json.loads(python("-c", PARSE, input=json.dumps(wrong)))
