@@ -8,7 +8,7 @@ from fastapi import Depends, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from genius.errors import ArtifactError, BadData
+from genius.errors import ArtifactMismatch, BadData
 from genius.serve.engine import Engine
 from genius.serve.keys import Keys
 from genius.serve.pictures import Pictures
@@ -78,7 +78,7 @@ def can_write(request: Request, here: Service) -> bool:
     try:
         key = here.keys.find(given) if given else None
     except BadData as error:  # the server's fault, and names its file
-        raise ArtifactError(str(error)) from None
+        raise ArtifactMismatch(str(error)) from None
     if key is None:
         raise Problem(
             401,

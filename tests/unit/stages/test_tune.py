@@ -167,7 +167,7 @@ def told(capsys, *words: object) -> dict:
 
 
 def test_the_command_keeps_settings_and_flags_of_a_search_win(world, index, capsys):
-    words = ("tune", index.folder, "--data", world.data.root, "--split", "test", "--queries", "6")
+    words = ("tune", index.folder, "--data", world.data.root, "--split", "test", "--queries", "1")
     first = told(capsys, *words, "--recall", "0.2", "--dry-run")
     assert first["kept"] is False
     assert told(capsys, "index", "info", index.folder)["tuned"] is None
@@ -186,7 +186,7 @@ def test_the_command_keeps_settings_and_flags_of_a_search_win(world, index, caps
 
 
 def test_the_command_prints_its_grid(world, index, capsys):
-    words = ["tune", index.folder, "--data", world.data.root, "--split", "test", "--queries", "6"]
+    words = ["tune", index.folder, "--data", world.data.root, "--split", "test", "--queries", "1"]
     words += ["--milliseconds", "1e6", "--dry-run"]
     assert main([str(word) for word in words]) == 0
     shown = capsys.readouterr().out
