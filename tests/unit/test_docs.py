@@ -137,7 +137,7 @@ def test_every_command_that_is_shown_can_be_parsed(number, problems):
 
 def test_the_container_copies_what_there_is_and_runs_a_command_that_can_be_parsed():
     lines = [line.split(maxsplit=1) for line in (ROOT / "Containerfile").read_text().splitlines() if line]
-    said = {word: rest for word, rest in (line for line in lines if len(line) == 2)}
+    said = dict(line for line in lines if len(line) == 2)
     assert json.loads(said["ENTRYPOINT"]) == ["genius"]
     assert json.loads(python("-c", PARSE, input=json.dumps([json.loads(said["CMD"])]))) == [None]
     copied = [name for word, *rest in lines if word == "COPY" for name in rest[0].split()[:-1]]
