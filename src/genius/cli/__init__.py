@@ -30,6 +30,7 @@ COMMANDS: Final[dict[str, str]] = {
     "index compact": "genius.cli.index:Compact",
     "index verify": "genius.cli.index:Verify",
     "index info": "genius.cli.index:Info",
+    "refit": "genius.cli.refit:Refit",
     "tune": "genius.cli.tune:Tune",
     "calibrate": "genius.cli.calibrate:Calibrate",
     "fit": "genius.cli.train:Fit",

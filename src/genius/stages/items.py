@@ -143,7 +143,7 @@ def encode_items(
     NothingReadable
         no item is left; there is nothing to go on with then, and ``.work/`` is gone.
     """
-    stamps, state = _stamps_of(pool)
+    stamps, state = stamps_of(pool)
     try:
         features = embed(
             feature_rows(pool, folder),
@@ -247,7 +247,7 @@ def _data_root(pool: Path) -> Path:
     return pool.resolve().parent
 
 
-def _stamps_of(pool: PoolItems) -> tuple[UInt64[np.ndarray, " pool"], str]:
+def stamps_of(pool: PoolItems) -> tuple[UInt64[np.ndarray, " pool"], str]:
     """The stamp of each item, and what changes whenever one does: left-over work is only reused if it fits.
 
     Eight bytes an item: 45 MB for 5.6 million.
