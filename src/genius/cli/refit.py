@@ -35,7 +35,7 @@ class Refit:
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """Where the new model goes."""
 
-    passes: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 5
+    passes: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 20
     """How often the items are gone through."""
 
     seed: int = 0

@@ -47,7 +47,7 @@ class Refitted(NamedTuple):
 
 
 def refit(
-    model: Genius, pool: Path, folder: Path, *, passes: int = 5, seed: int = 0, progress: Progress
+    model: Genius, pool: Path, folder: Path, *, passes: int = 20, seed: int = 0, progress: Progress
 ) -> Refitted:
     """A copy of a model whose codebooks fit a pool; its IDs are others, so indexes have to be made again.
 
