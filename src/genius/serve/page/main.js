@@ -110,7 +110,8 @@ async function learn() {
   }
   await arrive(read(location, history.state));
   const { view, text, item } = current();
-  if (view === "search" && !text && !item && matchMedia("(hover: hover)").matches) byId("text").focus();
+  const isFree = document.activeElement === document.body; // whoever was quicker keeps the focus
+  if (isFree && view === "search" && !text && !item && matchMedia("(hover: hover)").matches) byId("text").focus();
 }
 
 onKeyWanted(askForKey);
