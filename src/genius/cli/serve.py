@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -76,6 +77,7 @@ class Serve:
                 f"--host {self.host} can be reached from elsewhere, and that needs API keys: make one with "
                 "`genius keys add FILE --name NAME` and give --keys FILE"
             )
+        _check_installed()
         keys = _keys(self.keys)
         listening = _listen(self.host, self.port)
         with listening:
@@ -110,6 +112,22 @@ def _keys(file: Path | None) -> Keys | None:
     from genius.serve.keys import Keys
 
     return None if file is None else Keys(file)
+
+
+def _check_installed() -> None:
+    """Say what is missing before a model is opened."""
+    from genius.errors import MissingExtra
+
+    missing = [
+        name
+        for name in ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
+        if not find_spec(name)
+    ]
+    if missing:
+        raise MissingExtra(
+            f"serving needs {', '.join(missing)}, which is not installed: "
+            "pip install 'genius-retrieval[serve]', or pip install -e '.[serve]' in a clone"
+        )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from genius.errors import MissingExtra
+
 if TYPE_CHECKING:
     from genius.serve.client import Client
 
@@ -17,7 +19,13 @@ __all__ = ["Client"]
 def __getattr__(name: str) -> Any:
     """Import the client when it is first used: the service needs none."""
     if name == "Client":
-        from genius.serve.client import Client  # noqa: PLC0415
-
+        try:
+            from genius.serve.client import Client  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            if error.name != "httpx":
+                raise
+            raise MissingExtra(
+                "the client needs httpx, which is not installed: pip install 'genius-retrieval[serve]'"
+            ) from None
         return Client
     raise AttributeError(f"module 'genius.serve' has no attribute {name!r}")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 
+import genius.serve
 from genius.cli import main
+from genius.errors import MissingExtra
 from genius.index import Index
 from genius.serve.keys import add_key
 
@@ -51,3 +54,17 @@ def test_what_is_not_there_is_said_to_be_missing(folder, tmp_path, capsys):
     assert "no index at" in capsys.readouterr().err
     assert main(["serve", str(folder), "--keys", str(tmp_path / "none"), "--port", "0"]) == 6
     assert "cannot be read as a file of API keys" in capsys.readouterr().err
+
+
+def test_what_is_not_installed_is_said_with_what_installs_it(folder, capsys, monkeypatch):
+    monkeypatch.setattr("genius.cli.serve.find_spec", lambda name: None if name == "uvicorn" else object())
+    assert main(["serve", str(folder)]) == 2
+    assert "serving needs uvicorn" in (said := capsys.readouterr().err)
+    assert "genius-retrieval[serve]" in said
+
+
+def test_the_client_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    monkeypatch.delitem(sys.modules, "genius.serve.client", raising=False)
+    with pytest.raises(MissingExtra, match="httpx"):
+        genius.serve.Client  # noqa: B018
