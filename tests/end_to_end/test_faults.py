@@ -128,6 +128,11 @@ def change(folder: Path, work: Callable[[Writer], object]) -> None:
         work(writer)
 
 
+def is_compact(folder: Path) -> bool:
+    entries = read_manifest(folder).segments
+    return len(entries) == 1 and not entries[0].num_deleted
+
+
 def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
     """Kill that many writers at random moments; whatever they leave is the old state or the new one, whole."""
     assert "torch" not in sys.modules
@@ -143,9 +148,9 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
     while done < kills:
         write += 1
         kind = min(usual, key=lambda kind: (counts[f"{kind} old"] + counts[f"{kind} new"], chance.random()))
-        entries = read_manifest(folder).segments
-        if len(state) < 400 or (kind == "compact" and len(entries) == 1 and not entries[0].num_deleted):
-            change(folder, draw("add", state, write, chance).work)  # so that there is something to do
+        # So that there is something to do. An addition may itself merge everything: then another one.
+        while len(state) < 400 or (kind == "compact" and is_compact(folder)):
+            change(folder, draw("add", state, write, chance).work)
             state = found(folder)
             write += 1
         operation = draw(kind, state, write, chance)

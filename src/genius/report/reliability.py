@@ -11,11 +11,11 @@ from jaxtyping import Bool, Float64
 from matplotlib.axes import Axes
 from scipy import special, stats
 
+from genius.evaluation.reliability import Told, calibration_error, reliability
 from genius.report.drawing import COLOURS, GREY, Drawing, blank, quiet
 from genius.report.evaluated import Pool, System
 from genius.report.table import Cell, Table
 
-BINS: Final = 10
 FEW: Final = 20
 """A bin with fewer queries is drawn without a claim: hollow."""
 PROBABILITIES: Final = ("generative",)
@@ -77,7 +77,9 @@ def reliability_table(found: Sequence[Answers]) -> Table:
                 one.method,
                 100 * float(one.right.mean()),
                 None if promised is None else 100 * float(promised.mean()),
-                None if promised is None else 100 * calibration_error(promised, one.right),
+                None
+                if promised is None
+                else 100 * calibration_error(reliability(_told(promised, one.right))),
                 None if (area := separation(one.sureness, one.right)) is None else 100 * area,
                 100 * accuracy_of_surest(one, 0.5),
             )
@@ -87,7 +89,7 @@ def reliability_table(found: Sequence[Answers]) -> Table:
         title="Reliability of scores",
         note="Of first hits, in percent. Promised: the mean probability of the first hit among those that "
         "were kept (50). Calibration error: "
-        f"mean distance between promise and share of right answers over {BINS} bins of equally many queries. "
+        "mean distance between promise and share of right answers, by tenths of the promise. "
         "Separation: how often a right first hit has a higher promise (or score) than a wrong one (the area "
         "under the ROC curve; 50 is chance). Only sums of log-probabilities promise anything.",
         headings=("system", "method", "right", "promised", "calibration error", "separation",
@@ -131,14 +133,6 @@ def reliability_figure(found: Sequence[Answers]) -> Drawing:
     )
 
 
-def calibration_error(
-    promised: Float64[np.ndarray, " queries"], right: Bool[np.ndarray, " queries"]
-) -> float:
-    """Mean distance of promise and truth over bins of equally many queries, from 0 to 1."""
-    parts = [(len(own), abs(promised[own].mean() - right[own].mean())) for own in _bins(promised) if len(own)]
-    return math.fsum(size * distance for size, distance in parts) / len(promised)
-
-
 def separation(scores: Float64[np.ndarray, " queries"], right: Bool[np.ndarray, " queries"]) -> float | None:
     """Mann and Whitney's statistic (scipy's) as a share of the pairs; nothing without both kinds."""
     if right.all() or not right.any():
@@ -153,8 +147,8 @@ def accuracy_of_surest(answers: Answers, share: float) -> float:
     return float(answers.right[order[: max(1, round(share * len(order)))]].mean())
 
 
-def _bins(promised: Float64[np.ndarray, " queries"]) -> list[np.ndarray]:
-    return np.array_split(np.argsort(promised, kind="stable"), BINS)
+def _told(promised: Float64[np.ndarray, " queries"], right: Bool[np.ndarray, " queries"]) -> Told:
+    return Told(promised, right, np.ones(len(promised)))
 
 
 def _draw_promises(
@@ -165,8 +159,7 @@ def _draw_promises(
     label: str,
 ) -> None:
     """A point for each bin, with the interval of its share."""
-    points = [(promised[own].mean(), right[own].mean(), len(own)) for own in _bins(promised) if len(own)]
-    x, y, sizes = (np.array(values) for values in zip(*points, strict=True))
+    x, y, sizes = map(np.array, zip(*reliability(_told(promised, right)), strict=True))
     errors = 1.96 * np.sqrt(y * (1 - y) / sizes)
     axes.errorbar(
         100 * x,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Annotated, Final, NamedTuple
 
 import numpy as np
 from annotated_types import Gt, Lt
 from jaxtyping import Bool, Float64
 from pydantic import ConfigDict
+from scipy.optimize import LinearConstraint, minimize
+from scipy.special import expit
 
 from genius.config import Count, Natural, SearchConfig, checked
 from genius.data.mbeir import MBeir
@@ -36,7 +37,10 @@ WORTH: Final = 0.03
 FOLDS: Final = 5
 SHRINKAGE: Final = 1.0
 """Half the squared weights, of standardised numbers, are added to the loss."""
-STEPS: Final = 50
+STEPS: Final = 500
+RISES: Final = np.array([[1, 1, 0, 1], [1, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 1]])
+"""Sums of weights that are not negative. So the probability never falls when a score rises (of the first hit, of
+another), and never rises down a list of hits."""
 LIKELY: Final = 0.5
 """No hit that is more likely wrong is called a good match, whatever the hits above it are worth."""
 WITHOUT_CONTRAST: Final = (0, 1, 2)
@@ -174,52 +178,36 @@ def fit(cases: Cases, absent: float) -> Fitted:
 
 
 def _best(cases: Cases, absent: float, used: Sequence[int]) -> Fitted:
-    """Of the regressions over some of these numbers by which a better score is never worth less, the best."""
-    found = [
-        _newton(cases, absent, chosen)
-        for count in range(len(used) + 1)
-        for chosen in combinations(used, count)
-    ]
-    return min(
-        (one for one in found if _rises(one.weights)), key=lambda one: _loss(one, cases, absent, SHRINKAGE)
-    )
-
-
-def _rises(weights: Weights) -> bool:
-    """Whether the probability never falls when a score rises, and never rises down a list of hits."""
-    first = weights.score + weights.ahead + weights.contrast
-    later = weights.score + weights.behind + weights.contrast
-    return min(first, later, first + weights.behind, weights.contrast) >= 0
-
-
-def _newton(cases: Cases, absent: float, chosen: Sequence[int]) -> Fitted:
-    """Logistic regression by Newton's method, with shrunken weights of standardised numbers."""
-    columns = list(chosen)
+    """Of the regressions over these numbers by which a better score is never worth less, the best."""
     weight = cases.weights(absent)
-    mean = cases.numbers[:, columns].mean(axis=0)
-    scale = cases.numbers[:, columns].std(axis=0) + 1e-12
-    design = np.column_stack([np.ones(len(weight)), (cases.numbers[:, columns] - mean) / scale])
-    shrink = np.diag([1e-6, *[SHRINKAGE] * len(columns)])
-    told = np.zeros(design.shape[1])
-    for _ in range(STEPS):
-        probability = 1 / (1 + np.exp(-design @ told))
-        slope = design.T @ (weight * (probability - cases.is_right)) + shrink @ told
-        bend = (design * (weight * probability * (1 - probability))[:, None]).T @ design + shrink
-        step = np.linalg.solve(bend, slope)
-        told -= step / max(1.0, float(np.abs(step).max()))  # a step of more than 1 overshoots
-        if np.abs(step).max() < 1e-8:
-            break
-    raw = np.zeros(len(Weights._fields))
-    raw[columns] = told[1:] / scale
-    return Fitted(float(told[0] - raw[columns] @ mean), Weights(*raw.tolist()))
+    mean, scale = cases.numbers.mean(axis=0), cases.numbers.std(axis=0) + 1e-12
+    design = np.column_stack([np.ones(len(weight)), (cases.numbers - mean) / scale])
+
+    def loss(told: Float64[np.ndarray, " weights"]) -> tuple[float, Float64[np.ndarray, " weights"]]:
+        said = design @ told
+        value = weight @ (np.logaddexp(0, said) - cases.is_right * said)
+        slope = design.T @ (weight * (expit(said) - cases.is_right))
+        value += SHRINKAGE / 2 * (told[1:] ** 2).sum()
+        slope[1:] += SHRINKAGE * told[1:]
+        return value / weight.sum(), slope / weight.sum()
+
+    found = minimize(
+        loss,
+        np.zeros(design.shape[1]),
+        jac=True,
+        method="SLSQP",
+        bounds=[(None, None), *((None, None) if number in used else (0, 0) for number in range(len(scale)))],
+        constraints=LinearConstraint(np.column_stack([np.zeros(len(RISES)), RISES / scale]), 0, np.inf),
+        options={"ftol": 1e-10, "maxiter": STEPS},
+    ).x
+    raw = found[1:] / scale
+    return Fitted(float(found[0] - raw @ mean), Weights(*raw.tolist()))
 
 
-def _loss(fitted: Fitted, cases: Cases, absent: float, shrinkage: float = 0.0) -> float:
-    """Log loss, and what large weights cost."""
+def _loss(fitted: Fitted, cases: Cases, absent: float) -> float:
+    """Log loss."""
     said = fitted.log_odds(cases.numbers)
-    loss = cases.weights(absent) * (np.logaddexp(0, said) - cases.is_right * said)
-    scaled = np.array(fitted.weights) * cases.numbers.std(axis=0)
-    return float(loss.sum() + shrinkage / 2 * (scaled**2).sum())
+    return float(cases.weights(absent) @ (np.logaddexp(0, said) - cases.is_right * said))
 
 
 def _calibrated(

@@ -9,7 +9,6 @@ from genius.report.misses import kind_of, misses_figure, misses_of, misses_table
 from genius.report.recall import first_table, kept_table, task_table
 from genius.report.reliability import (
     answers_of,
-    calibration_error,
     first_among,
     reliability_figure,
     reliability_table,
@@ -121,13 +120,11 @@ def test_a_promise_is_the_share_of_the_first_among_what_was_kept(system):
     assert reliability_figure([answers, codes]).save("png").startswith(b"\x89PNG")
 
 
-def test_calibration_and_separation_of_a_known_case():
-    promised = np.repeat([0.2, 0.8], 50)
+def test_the_separation_of_a_known_case():
+    scores = np.repeat([0.2, 0.8], 50)
     right = np.concatenate([np.arange(50) < 10, np.arange(50) < 40])
-    # Bins of ten queries are all right or all wrong here, so each is 0.2 or 0.8 off: two of ten by 0.8.
-    assert calibration_error(promised, right) == pytest.approx(0.32)
-    assert separation(promised, right) == pytest.approx(0.8)
-    assert separation(promised, np.ones(100, dtype=bool)) is None
+    assert separation(scores, right) == pytest.approx(0.8)
+    assert separation(scores, np.ones(100, dtype=bool)) is None
 
 
 def test_bytes_stand_beside_the_papers(system):
