@@ -39,8 +39,8 @@ SHRINKAGE: Final = 1.0
 """Half the squared weights, of standardised numbers, are added to the loss."""
 STEPS: Final = 500
 RISES: Final = np.array([[1, 1, 0, 1], [1, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 1]])
-"""Sums of weights that are not negative. So the probability never falls when a score rises (of the first hit, of
-another), and never rises down a list of hits."""
+"""Sums of weights that are not negative. So the probability never falls when a score rises (of the first hit,
+of another), and never rises down a list of hits."""
 LIKELY: Final = 0.5
 """No hit that is more likely wrong is called a good match, whatever the hits above it are worth."""
 WITHOUT_CONTRAST: Final = (0, 1, 2)
