@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from genius.cli.terminal import TerminalProgress, print_json
+from genius.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,9 @@ class Sweep:
     only: str = ""
     """Rows to make, and what they build on; commas between."""
 
+    jobs: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Rows made at the same time, each with its share of the cores."""
+
     quick: bool = False
     """With the recipe's flags for a run of minutes, to see that everything works."""
 
@@ -50,6 +54,8 @@ class Sweep:
         """Make the rows."""
         from genius.stages.recipe import jobs_of, read_recipe
 
+        if self.jobs < 1:
+            raise UsageError(f"--jobs {self.jobs}: at least one row has to be made at a time")
         only = [name.strip() for name in self.only.split(",") if name.strip()]
         jobs = jobs_of(read_recipe(self.recipe), encoder=self.encoder, quick=self.quick, only=only)
         if self.plan:
@@ -68,6 +74,7 @@ class Sweep:
                 machine=describe(),
                 progress=progress,
                 encoder_of=self.encoder_of,
+                at_once=self.jobs,
             )
             failed = [job.place for job, row in made if row.state == "failed"]
             progress.say(f"{len(made) - len(failed)} rows are made; failed: {', '.join(failed) or 'none'}")

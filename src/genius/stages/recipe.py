@@ -109,6 +109,9 @@ class Row:
     quick: tuple[str, ...] = ()
     """The same, where everything is to be over in minutes."""
 
+    alone: bool = False
+    """Made after all others and by itself, since it measures time."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:

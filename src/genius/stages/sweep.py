@@ -1,4 +1,4 @@
-"""``genius sweep``: the rows of a recipe, one after the other, each kept with its commands, seed and machine.
+"""``genius sweep``: a recipe's rows, one or a few at a time, each kept with its commands, seed and machine.
 
 Every command runs in a process of its own, so that a row that fails, or is killed, takes no other with it.
 A row is finished when its ``row.json`` says so. Run again, finished rows are passed over; one that was cut
@@ -7,14 +7,14 @@ off goes on where its stages stopped; one whose commands have changed since is m
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -66,8 +66,12 @@ def sweep(
     machine: str,
     progress: Progress,
     encoder_of: Path | None = None,
+    at_once: int = 1,
 ) -> list[tuple[Job, MadeRow]]:
     """Make every row that is not made yet; what failed is in the answer, and nothing is raised for it.
+
+    The first row is made by itself, since the others take its encoder and features. So are, at the end, rows
+    that measure time (``alone`` in the recipe).
 
     Parameters
     ----------
@@ -77,24 +81,62 @@ def sweep(
         receives a folder for each row and seed.
     encoder_of
         a model whose encoder and features are taken where they fit, instead of making them.
+    at_once
+        rows made at the same time, each with its share of the cores.
     """
     root.mkdir(parents=True, exist_ok=True)
-    made = []
     progress.begin("sweep", len(jobs))
-    for number, job in enumerate(jobs, start=1):
-        row = _made(root / job.place, job)
-        if row is None:
-            progress.say(f"{number}/{len(jobs)} {job.place}: {job.row.title or job.row.name}")
-            for other in jobs:
+    made = {job.place: row for job in jobs if (row := _made(root / job.place, job)) is not None}
+    open_jobs = [job for job in jobs if job.place not in made]
+    among = [job for job in open_jobs[1:] if not job.row.alone]
+    alone = [job for job in open_jobs[1:] if job.row.alone]
+    running: set[str] = set()
+
+    async def make(job: Job, environment: Mapping[str, str]) -> None:
+        title = f"{jobs.index(job) + 1}/{len(jobs)} {job.place}"
+        progress.say(f"{title}: {job.row.title or job.row.name}")
+        for other in jobs:
+            if other.place not in running:  # what is being written is not lent
                 _share(root / other.place / MODEL_FOLDER, root / other.place / EVALUATION, root / job.place)
-            if encoder_of is not None:
-                _share(encoder_of, encoder_of / EVALUATION, root / job.place)
-            row = _make(job, data, root, machine)
-            verdict = f"failed: {row.error}; see {root / job.place / LOG}" if row.error else "done"
-            progress.say(f"{number}/{len(jobs)} {job.place}: {verdict} ({row.seconds:.0f} s)")
-        made.append((job, row))
-        progress.advance(number, {})
-    return made
+        if encoder_of is not None:
+            _share(encoder_of, encoder_of / EVALUATION, root / job.place)
+        running.add(job.place)
+        row = await _make(job, data, root, machine, environment)
+        running.discard(job.place)
+        verdict = f"failed: {row.error}; see {root / job.place / LOG}" if row.error else "done"
+        progress.say(f"{title}: {verdict} ({row.seconds:.0f} s)")
+        made[job.place] = row
+        progress.advance(len(made), {})
+
+    async def make_all() -> None:
+        for job in open_jobs[:1]:
+            await make(job, {})
+        await _each(among, make, at_once)
+        for job in alone:
+            await make(job, {})
+
+    progress.advance(len(made), {})
+    asyncio.run(make_all())
+    return [(job, made[job.place]) for job in jobs]
+
+
+async def _each(
+    jobs: Sequence[Job], make: Callable[[Job, Mapping[str, str]], Awaitable[None]], at_once: int
+) -> None:
+    """In this order as far as possible; a row waits for the one whose model it takes."""
+    places = asyncio.Semaphore(at_once)
+    ended = {job.place: asyncio.Event() for job in jobs}
+    cores = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once))} if at_once > 1 else {}
+
+    async def one(job: Job) -> None:
+        base = ended.get(str(Path(job.model).parent))
+        if base is not None and base is not ended[job.place]:
+            await base.wait()
+        async with places:
+            await make(job, cores)
+        ended[job.place].set()
+
+    await asyncio.gather(*map(one, jobs))
 
 
 def read_rows(root: Path) -> list[tuple[Path, MadeRow]]:
@@ -124,7 +166,7 @@ def _made(folder: Path, job: Job) -> MadeRow | None:
     return row if row.state == "done" and row.plan == job.plan else None
 
 
-def _make(job: Job, data: Path, root: Path, machine: str) -> MadeRow:
+async def _make(job: Job, data: Path, root: Path, machine: str, environment: Mapping[str, str]) -> MadeRow:
     folder = root / job.place
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ROW).unlink(missing_ok=True)
@@ -132,7 +174,7 @@ def _make(job: Job, data: Path, root: Path, machine: str) -> MadeRow:
     error = ""
     with (folder / LOG).open("w", encoding="utf-8") as log:
         for words in job.filled(data, root):
-            status = _run(words, log.fileno())
+            status = await _run(words, log.fileno(), environment)
             if status:
                 error = _last_words(folder / LOG) or f"exit status {status}"
                 break
@@ -154,16 +196,23 @@ def _make(job: Job, data: Path, root: Path, machine: str) -> MadeRow:
     return row
 
 
-def _run(words: Sequence[str], log: int) -> int:
+async def _run(words: Sequence[str], log: int, environment: Mapping[str, str]) -> int:
     """One command in a process of its own; it is stopped with this one."""
-    process = subprocess.Popen(  # noqa: S603  our own interpreter and our own command
-        [sys.executable, "-c", START, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        START,
+        *words,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env={**environment, **os.environ},
     )
     try:
-        return process.wait()
+        return await process.wait()
     except BaseException:
         process.terminate()
-        process.wait()
+        await process.wait()
         raise
 
 

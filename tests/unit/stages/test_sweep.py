@@ -130,3 +130,62 @@ def test_a_damaged_row_is_named(tmp_path):
     path.write_text(json.dumps({"name": 3}))
     with pytest.raises(BadData, match="is not what `genius sweep` writes"):
         read_rows(tmp_path / "out")
+
+
+TOGETHER = """
+import os, pathlib, sys, time
+words = sys.argv[1:]
+out = pathlib.Path(words[words.index("--out") + 1]).parent
+root = out.parents[1]
+(out / "threads").write_text(os.environ.get("OMP_NUM_THREADS", "all"))
+(out / "running").touch()
+names = words[words.index("--meet") + 1].split(",") if "--meet" in words else []
+until = time.monotonic() + 20
+while time.monotonic() < until and not all((root / name / "seed-0" / "running").exists() for name in names):
+    time.sleep(0.01)
+(out / "met").write_text(str(time.monotonic() < until))
+"""
+
+
+def test_rows_are_made_side_by_side_but_the_first_and_those_that_measure_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "START", TOGETHER)
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    recipe = Recipe(
+        row=(
+            Row(name="first", table="systems", fit=""),
+            Row(name="timed", table="costs", fit="", alone=True),
+            Row(name="left", table="systems", fit="--meet right"),
+            Row(name="right", table="systems", fit="--meet left"),
+            Row(name="of-left", table="systems", model="left", evaluate=""),
+        )
+    )
+    made = sweep(
+        jobs_of(recipe), tmp_path / "data", tmp_path / "out", machine="a", progress=Silent(), at_once=2
+    )
+    assert [job.row.name for job, _ in made] == ["first", "timed", "left", "right", "of-left"]
+    assert all(row.state == "done" for _, row in made)
+
+    def said(name: str, what: str) -> str:
+        return (tmp_path / "out" / name / "seed-0" / what).read_text()
+
+    assert said("left", "met") == said("right", "met") == "True"
+    assert {name: said(name, "threads") for name in ("first", "left", "of-left", "timed")} == {
+        "first": "all",
+        "left": "3",
+        "of-left": "3",
+        "timed": "all",
+    }
+    ended = {
+        name: (tmp_path / "out" / name / "seed-0" / "row.json").stat().st_mtime_ns
+        for name in ("left", "timed")
+    }
+    began = {
+        name: (tmp_path / "out" / name / "seed-0" / "threads").stat().st_mtime_ns
+        for name in ("of-left", "timed")
+    }
+    assert began["of-left"] >= ended["left"]
+    assert began["timed"] >= max(
+        (tmp_path / "out" / name / "seed-0" / "row.json").stat().st_mtime_ns
+        for name in ("left", "right", "of-left")
+    )
