@@ -53,7 +53,7 @@ def test_every_way_is_measured_on_every_task_and_on_their_mean(found):
             "geometry, one level, 60 leaves + codes",
             "geometry, one level, 60 leaves + embeddings",
         } <= set(ways)  # fmt: skip
-        assert sum(name.startswith("faiss") for name in ways) == 3
+        assert sum(name.startswith("faiss") for name in ways) == 4
         for row in ways.values():
             assert 0 <= row["recall_1"] <= row["recall_5"] <= row["recall_10"] <= 1
             assert 0 < row["touched"] <= row["pool_size"]

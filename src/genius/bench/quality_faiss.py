@@ -1,8 +1,9 @@
-"""faiss's codes at no fewer bytes than our IDs, looking through about as many candidates.
+"""faiss's codes at no fewer bytes than our IDs, looking through about as many candidates; and its graph.
 
 An ID of the paper's sizes has 12.25 bytes of codes, and two bytes that follow from them: its marks
 (:mod:`genius.models.marks`), which let ours rank by distance. Rivals rank by distance too, and have at least
-as many bytes as all 14.25 (:mod:`genius.baselines.choices`).
+as many bytes as all 14.25 (:mod:`genius.baselines.choices`). The graph (HNSW) keeps whole vectors and links:
+it stands here for what time alone can buy.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jaxtyping import Float32
 
 from genius.baselines.choices import num_lists, pq_of, residual_of
 from genius.baselines.dense import DenseIndex, build
-from genius.baselines.kinds import IvfPq, Residual
+from genius.baselines.kinds import Hnsw, IvfPq, Residual
 from genius.bench.quality_ground import Batch, Ground
 from genius.bench.quality_ways import HITS, Answered, Direct
 from genius.models.marks import NUM_MARKS
@@ -28,47 +29,56 @@ NUMBER_BYTES: Final = 8
 """Of an item's number, which faiss keeps beside its code."""
 EFFORTS: Final = (1, 2, 4, 8, 16, 32, 64)
 """Lists looked through, for a curve."""
+HNSW_EFFORTS: Final = (64, 128, 256, 512)
+"""Nodes in view, for a curve; never fewer than the hits that are asked for."""
 
 
 class Rival(NamedTuple):
-    """An index in lists."""
+    """An index of faiss's, which looks at more for more time."""
 
     name: str
     line: str
     """Its name in drawings."""
     dense: DenseIndex
-    lists: int
+    most: int
+    """Of its lists there are so many; so many of its nodes are in view at most."""
     code_bytes: float
+    stored_bytes: float
     build_seconds: float
 
-    def at(self, lists: int) -> Direct:
-        """Looking through so many lists."""
+    @property
+    def is_graph(self) -> bool:
+        """Nodes, not lists."""
+        return isinstance(self.dense.kind, Hnsw)
+
+    def at(self, effort: int) -> Direct:
+        """Looking through so many lists, or at so many nodes."""
 
         def find(batch: Batch) -> Answered:
-            return answered(self.dense, batch.fused.numpy(), lists)
+            return answered(self.dense, batch.fused.numpy(), effort)
 
         return Direct(
-            f"{self.name}, {lists:,} of {self.lists:,} lists",
+            f"{self.name}, {effort:,} {'nodes' if self.is_graph else f'of {self.most:,} lists'}",
             self.line,
             find,
             self.code_bytes,
-            self.code_bytes + NUMBER_BYTES,
-            lists,
+            self.stored_bytes,
+            0 if self.is_graph else effort,
         )
 
     def efforts(self) -> list[int]:
-        """Numbers of lists for a curve."""
-        return [lists for lists in EFFORTS if lists <= self.lists]
+        """Numbers of lists, or nodes, for a curve."""
+        return [effort for effort in (HNSW_EFFORTS if self.is_graph else EFFORTS) if effort <= self.most]
 
     def touching(self, queries: Float32[np.ndarray, "queries dim"], wanted: float) -> Direct:
         """Looking through as many lists as hold about so many candidates for queries like these."""
 
-        def touched(lists: int) -> float:
-            return answered(self.dense, queries, lists).touched / len(queries)
+        def touched(effort: int) -> float:
+            return answered(self.dense, queries, effort).touched / len(queries)
 
         enough = 1
-        while enough < self.lists and touched(enough) < wanted:
-            enough = min(2 * enough, self.lists)
+        while enough < self.most and touched(enough) < wanted:
+            enough = min(2 * enough, self.most)
         fewer = range(enough // 2 + 1, enough + 1)
         more = fewer[min(bisect.bisect_left(fewer, wanted, key=touched), len(fewer) - 1)]
         chosen = min((max(more - 1, 1), more), key=lambda lists: abs(touched(lists) - wanted))
@@ -76,7 +86,7 @@ class Rival(NamedTuple):
 
 
 def rivals(ground: Ground, *, seed: int, progress: Progress) -> Iterator[Rival]:
-    """IVF-PQ and IVF residual quantizers, trained on the pool's own fused embeddings.
+    """IVF-PQ and IVF residual quantizers, trained on the pool's own fused embeddings, and a graph of them.
 
     That favours them: our codebooks were learned from the training pool. So does that a list's centroid
     explains a part of a vector and costs them no byte, where the first code of an ID is counted.
@@ -100,7 +110,14 @@ def rivals(ground: Ground, *, seed: int, progress: Progress) -> Iterator[Rival]:
         began = time.process_time()
         dense = build(vectors, kind, seed=seed)
         took = time.process_time() - began
-        yield Rival(name, line, dense, num_lists(num_items), kind.code_bytes, took)
+        size = kind.code_bytes
+        yield Rival(name, line, dense, num_lists(num_items), size, size + NUMBER_BYTES, took)
+    progress.say("building faiss HNSW")
+    began = time.process_time()
+    graph = build(vectors, Hnsw(), seed=seed)
+    took = time.process_time() - began
+    size = float(dim * vectors.itemsize)
+    yield Rival("faiss HNSW", "HNSW", graph, max(HNSW_EFFORTS), size, graph.bytes_per_item(), took)
 
 
 def answered(index: DenseIndex, queries: Float32[np.ndarray, "queries dim"], lists: int) -> Answered:

@@ -20,6 +20,9 @@ from genius.report.table import Cell, Table
 PUBLISHED_BYTES: Final = (("GENIUS, published (supplement, table 2)", "generative", 12.25),
                           ("CLIP, published (supplement, table 2)", "exact-raw", 3072.0))  # fmt: skip
 
+LATENCIES: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+"""CPU-milliseconds that a query may take."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
@@ -149,6 +152,39 @@ def quality_table(benchmark: Benchmark) -> Table:
         lines=lines,
         decimals=2,
         text_columns=2,
+    )
+
+
+def latency_table(benchmark: Benchmark) -> Table | None:
+    """Of each kind of search the best R@5 that so much time buys, side by side."""
+    kinds = list(dict.fromkeys(line for _, line in _kinds(benchmark) if line))
+    if not kinds:
+        return None
+    tasks = dict.fromkeys(task for task, _ in _kinds(benchmark))
+    found = [
+        (
+            task,
+            limit,
+            *(
+                max((100 * row["recall_5"] for row in benchmark.rows
+                     if (row["task"], row["line"]) == (task, kind) and _milliseconds(row) <= limit),
+                    default=None)
+                for kind in kinds
+            ),
+        )
+        for task in tasks
+        for limit in LATENCIES
+    ]  # fmt: skip
+    return Table(
+        name="latency",
+        title="Recall at equal time",
+        note="The best R@5, in percent, of the settings that take at most so many CPU-milliseconds a query "
+        "(among 64, one core, without the encoder); nothing where none does. "
+        f"{benchmark.machine}; `{benchmark.command}`",
+        headings=("task", "CPU-ms", *kinds),
+        lines=[line for line in found if any(cell is not None for cell in line[2:])],
+        decimals=2,
+        text_columns=1,
     )
 
 

@@ -27,6 +27,7 @@ from genius.report.ablations import TITLES, ablation_table, beam_figure, beam_ta
 from genius.report.codes import Group, Shown, codes_figure, codes_table, groups_of
 from genius.report.costs import (
     Benchmark,
+    latency_table,
     quality_figure,
     quality_table,
     read_benchmark,
@@ -325,6 +326,7 @@ def _costs(found: Gathered) -> Iterator[Table | Drawing | None]:
             yield speed_figure(benchmark)
         else:
             yield quality_table(benchmark)
+            yield latency_table(benchmark)
             yield quality_figure(benchmark)
 
 

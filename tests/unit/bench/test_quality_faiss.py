@@ -33,7 +33,7 @@ def test_candidates_are_counted_whatever_the_index(kind):
 @pytest.mark.parametrize("wanted", [1, 130, 400, 5_000])
 def test_as_many_lists_are_looked_through_as_hold_about_so_many_candidates(wanted):
     index = build(VECTORS, IvfPq(lists=20, parts=4, bits=4))
-    rival = Rival("faiss", "IVF-PQ", index, 20, 2.0, 0.0)
+    rival = Rival("faiss", "IVF-PQ", index, 20, 2.0, 10.0, 0.0)
     chosen = rival.touching(QUERIES, float(wanted)).lists
     touched = {lists: answered(index, QUERIES, lists).touched / 20 for lists in range(1, 21)}
     best = min(touched, key=lambda lists: abs(touched[lists] - wanted))

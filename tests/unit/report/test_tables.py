@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from genius.report.ablations import ablation_table, beam_figure, beam_table
-from genius.report.costs import Benchmark, quality_table, speed_figure, speed_table, storage_table
+from genius.report.costs import (
+    Benchmark,
+    latency_table,
+    quality_table,
+    speed_figure,
+    speed_table,
+    storage_table,
+)
 from genius.report.misses import kind_of, misses_figure, misses_of, misses_table
 from genius.report.recall import first_table, kept_table, task_table
 from genius.report.reliability import (
@@ -161,3 +168,19 @@ def test_settings_that_something_cheaper_reaches_are_left_out():
         ["mean", "leaves 1"],
         ["mean", "leaves 3"],
     ]
+
+
+def test_so_much_time_buys_so_much_recall_of_each_kind():
+    rows = [
+        {"task": "mean", "line": line, "recall_5": recall, "route_ms": route, "rank_ms": 0.1}
+        for line, route, recall in (("ours", 0.3, 0.9), ("ours", 0.8, 0.7), ("ours", 3.0, 0.95), ("HNSW", 0.0, 0.8))
+    ]  # fmt: skip
+    table = latency_table(benchmark("quality", *rows))
+    assert table is not None
+    assert table.headings == ("task", "CPU-ms", "ours", "HNSW")
+    cells = {line[1]: line[2:] for line in table.lines}
+    assert cells == {
+        0.1: (None, 80), 0.2: (None, 80), 0.5: (90, 80), 1.0: (90, 80), 2.0: (90, 80), 5.0: (95, 80),
+        10.0: (95, 80), 20.0: (95, 80),
+    }  # fmt: skip
+    assert latency_table(benchmark("quality", {**rows[0], "line": ""})) is None
