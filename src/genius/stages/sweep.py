@@ -8,10 +8,12 @@ off goes on where its stages stopped; one whose commands have changed since is m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -88,8 +90,9 @@ def sweep(
     progress.begin("sweep", len(jobs))
     made = {job.place: row for job in jobs if (row := _made(root / job.place, job)) is not None}
     open_jobs = [job for job in jobs if job.place not in made]
-    among = [job for job in open_jobs[1:] if not job.row.alone]
-    alone = [job for job in open_jobs[1:] if job.row.alone]
+    first = [] if made else open_jobs[:1]
+    among = [job for job in open_jobs if job not in first and not job.row.alone]
+    alone = [job for job in open_jobs if job not in first and job.row.alone]
     running: set[str] = set()
 
     async def make(job: Job, environment: Mapping[str, str]) -> None:
@@ -109,14 +112,21 @@ def sweep(
         progress.advance(len(made), {})
 
     async def make_all() -> None:
-        for job in open_jobs[:1]:
+        task = asyncio.current_task()
+        if task is not None:
+            with contextlib.suppress(NotImplementedError, RuntimeError):  # Windows; not the main thread
+                asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        for job in first:
             await make(job, {})
         await _each(among, make, at_once)
         for job in alone:
             await make(job, {})
 
     progress.advance(len(made), {})
-    asyncio.run(make_all())
+    try:
+        asyncio.run(make_all())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None  # terminated: its commands were, too
     return [(job, made[job.place]) for job in jobs]
 
 

@@ -1,6 +1,7 @@
 """The sweep's commands are replaced by a small program; what `genius` does is tested elsewhere."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,26 @@ def test_a_damaged_row_is_named(tmp_path):
     path.write_text(json.dumps({"name": 3}))
     with pytest.raises(BadData, match="is not what `genius sweep` writes"):
         read_rows(tmp_path / "out")
+
+
+SLOW = """
+import os, pathlib, sys, time
+words = sys.argv[1:]
+out = pathlib.Path(words[words.index("--out") + 1])
+(out.parent / "pid").write_text(str(os.getpid()))
+os.kill(os.getppid(), 15)
+time.sleep(60)
+"""
+
+
+def test_a_sweep_that_is_terminated_takes_its_commands_along(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "START", SLOW)
+    with pytest.raises(KeyboardInterrupt):
+        make(rows("", ""), tmp_path)
+    pid = int((tmp_path / "out" / "row-0" / "seed-0" / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not read_rows(tmp_path / "out")
 
 
 TOGETHER = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -160,12 +161,20 @@ def test_what_was_chosen_is_how_the_index_is_searched(world, index):
     assert [hit.item_id for hit in again.search("a red kite", config=USUAL_SEARCH)] == plain
 
 
+@pytest.fixture
+def _few_settings(monkeypatch):
+    """The command tries a few settings instead of its whole grid."""
+    few = functools.partial(TuneConfig, beams=FEW["beams"], leaves=FEW["leaves"], mixes=FEW["mixes"])
+    monkeypatch.setattr("genius.stages.tune.TuneConfig", few)
+
+
 def told(capsys, *words: object) -> dict:
     """What a command says as JSON."""
     assert main([*map(str, words), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.usefixtures("_few_settings")
 def test_the_command_keeps_settings_and_flags_of_a_search_win(world, index, capsys):
     words = ("tune", index.folder, "--data", world.data.root, "--split", "test", "--queries", "1")
     first = told(capsys, *words, "--recall", "0.2", "--dry-run")
@@ -185,6 +194,7 @@ def test_the_command_keeps_settings_and_flags_of_a_search_win(world, index, caps
     assert alone[0]["score"] < 0 < by_codes[0]["score"]
 
 
+@pytest.mark.usefixtures("_few_settings")
 def test_the_command_prints_its_grid(world, index, capsys):
     words = ["tune", index.folder, "--data", world.data.root, "--split", "test", "--queries", "1"]
     words += ["--milliseconds", "1e6", "--dry-run"]
