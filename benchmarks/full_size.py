@@ -25,11 +25,11 @@ from pathlib import Path
 
 import numpy as np
 
-from genius.config import preset
 from genius.data.mbeir import MBeir, read_candidates, read_queries
 from genius.data.records import candidate_number, query_number
 from genius.encoders.load import load_encoder
 from genius.model import Genius
+from genius.presets import preset
 from genius.stages.fit import fit
 from genius.stages.progress import Silent
 from genius.stages.train_generator import load_generator

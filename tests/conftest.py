@@ -31,7 +31,7 @@ class Trained(NamedTuple):
 _TRAIN = """
 import sys
 from pathlib import Path
-from genius.config import preset
+from genius.presets import preset
 from genius.data.catalogue import draw_catalogue
 from genius.data.mbeir import MBeir
 from genius.stages.fit import fit

@@ -12,11 +12,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from genius.config import FitConfig, SearchConfig, preset
+    from genius.config import FitConfig, SearchConfig
     from genius.data.records import Candidate, Modality, Query
     from genius.errors import GeniusError
     from genius.index import Index, NewItem, SearchHit, SearchPart
     from genius.model import Genius
+    from genius.presets import preset
 
 __version__ = "0.1.0"
 
@@ -47,7 +48,7 @@ _HOMES = {
     "SearchConfig": "genius.config",
     "SearchHit": "genius.index",
     "SearchPart": "genius.index",
-    "preset": "genius.config",
+    "preset": "genius.presets",
 }
 
 

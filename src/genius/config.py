@@ -1,6 +1,6 @@
 """Settings: one frozen dataclass per stage, each field documented, saved beside the weights it made.
 
-Defaults are the paper's values where the paper has one; the presets at the end say what else is usual.
+Defaults are the paper's values where the paper has one; :mod:`genius.presets` says what else is usual.
 Nothing here imports torch, so that the command line can build its help from these classes at once.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -19,7 +19,6 @@ from genius.errors import UsageError
 Settings = TypeVar("Settings")
 
 Level0 = Literal["learned", "assigned", "classifier", "none"]
-PresetName = Literal["tiny", "small", "base", "paper", "reference"]
 
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
@@ -343,147 +342,6 @@ def from_json(kind: type[Settings], value: Mapping[str, Any]) -> Settings:
 def to_json(config: Any) -> dict[str, Any]:
     """Settings as a JSON-able dictionary."""
     return dataclasses.asdict(config)
-
-
-def preset(name: str) -> FitConfig:
-    """Settings of a preset: ``tiny`` (tests), ``small`` (laptops), ``base``, ``paper``, ``reference``.
-
-    ``paper`` follows the paper's text, ``reference`` the authors' released code where the two differ.
-    """
-    match name:
-        case "tiny":
-            return _TINY
-        case "small":
-            return _SMALL
-        case "base":
-            return _BASE
-        case "paper":
-            return FitConfig()
-        case "reference":
-            return _REFERENCE
-        case _:
-            raise UsageError(f"preset {name!r} is not one of {', '.join(get_args(PresetName))}")
-
-
-_TINY = FitConfig(
-    encoder=EncoderConfig(
-        network=SmallEncoderConfig(dim=48, vocabulary=1024, pair_buckets=1024, text_width=64, image_width=96),
-        training=TrainingConfig(batch_size=128, learning_rate=6e-3, epochs=3.0, weight_decay=0.05),
-    ),
-    quantizer=QuantizerConfig(
-        levels=3,
-        codebook_size=32,
-        level0="assigned",
-        contrastive="both",
-        fusion=FusionConfig(hidden=64),
-        training=TrainingConfig(batch_size=128, learning_rate=1e-3, epochs=2.0),
-    ),
-    generator=GeneratorConfig(
-        layers=1,
-        width=64,
-        feedforward=128,
-        heads=2,
-        head_width=32,
-        prefixes=4,
-        dropout=0.0,
-        softmax="level",
-        plain_share=0.5,
-        training=TrainingConfig(batch_size=128, learning_rate=2e-3, epochs=3.0),
-    ),
-)
-
-# Deviation 7: small and base follow a slower average and revive fewer codes than the released code.
-_SMALL = FitConfig(
-    quantizer=QuantizerConfig(
-        levels=12,
-        codebook_size=256,
-        level0="assigned",
-        contrastive="both",
-        temperature=0.05,
-        decay=0.98,
-        dead_below=0.25,
-        kmeans_samples=8192,
-        codebook_start=100,
-        encoding_beam=8,
-        fusion=FusionConfig(hidden=384, dropout=0.4, start="sum"),
-        training=TrainingConfig(batch_size=512, learning_rate=1e-3, epochs=6.0),
-    ),
-    generator=GeneratorConfig(
-        layers=1,
-        width=128,
-        feedforward=256,
-        heads=4,
-        head_width=32,
-        prefixes=4,
-        dropout=0.1,
-        softmax="level",
-        guide="geometry",
-        plain_share=0.5,
-        training=TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=6.0, warmup_steps=50),
-    ),
-)
-
-_BASE = FitConfig(
-    encoder=EncoderConfig(
-        network=SmallEncoderConfig(dim=256, text_width=512, image_width=1024),
-        training=TrainingConfig(
-            epochs=20.0,
-            batch_size=1024,
-            learning_rate=3e-3,
-            warmup_steps=100,
-            weight_decay=0.05,
-            beta2=0.98,
-        ),
-    ),
-    quantizer=QuantizerConfig(
-        levels=12,
-        codebook_size=256,
-        level0="assigned",
-        contrastive="both",
-        temperature=0.05,
-        decay=0.98,
-        dead_below=0.25,
-        kmeans_samples=32768,
-        codebook_start=100,
-        encoding_beam=8,
-        fusion=FusionConfig(hidden=1024, dropout=0.4, start="sum"),
-        training=TrainingConfig(batch_size=1024, learning_rate=5e-4, epochs=20.0),
-    ),
-    generator=GeneratorConfig(
-        layers=3,
-        width=256,
-        feedforward=1024,
-        heads=4,
-        prefixes=16,
-        softmax="level",
-        guide="geometry",
-        plain_share=0.5,
-        training=TrainingConfig(batch_size=1024, learning_rate=1e-3, epochs=30.0, warmup_steps=200),
-    ),
-)
-
-_REFERENCE = FitConfig(
-    quantizer=QuantizerConfig(
-        gradient="per-level",
-        contrastive="both",
-        kmeans_iterations=1000,
-        training=TrainingConfig(
-            epochs=21.0, batch_size=8000, epsilon=1e-6, weight_decay=0.2, final_share=0.1, precision="bf16"
-        ),
-    ),
-    generator=GeneratorConfig(
-        augmentation="reference",
-        training=TrainingConfig(
-            epochs=31.0,
-            batch_size=1024,
-            beta2=0.98,
-            epsilon=1e-6,
-            weight_decay=1e-4,
-            warmup_steps=500,
-            precision="bf16",
-        ),
-    ),
-)
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from genius.config import preset
 from genius.data.records import TASKS
 from genius.evaluation.tables import METHODS
+from genius.presets import preset
 from genius.stages.demo import DemoConfig, demo
 from genius.stages.progress import Silent
 

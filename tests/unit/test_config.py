@@ -15,17 +15,16 @@ from genius.config import (
     FitConfig,
     FusionConfig,
     GeneratorConfig,
-    PresetName,
     QuantizerConfig,
     SearchConfig,
     TrainingConfig,
     checked,
     from_json,
-    preset,
     to_json,
 )
 from genius.encoders.small_config import SmallEncoderConfig
 from genius.errors import UsageError
+from genius.presets import PresetName, preset
 
 counts = st.integers(1, 10_000)
 positive = st.floats(1e-12, 1e6)

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 import tyro
 
 from genius import __version__
-from genius.config import preset
 from genius.errors import GeniusError
+from genius.presets import preset
 
 COMMANDS: Final[dict[str, str]] = {
     "demo": "genius.cli.demo:Demo",

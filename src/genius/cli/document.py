@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, get_args
 
 from genius.cli import COMMANDS, find, run
-from genius.config import PresetName, preset, to_json
+from genius.config import to_json
+from genius.presets import PresetName, preset
 
 WIDTH: Final = 80
 """Columns of the captured help, whatever the terminal has."""

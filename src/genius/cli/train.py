@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar
 import tyro
 
 from genius.cli.terminal import TerminalProgress
-from genius.config import EncoderConfig, FitConfig, GeneratorConfig, PresetName, QuantizerConfig
+from genius.config import EncoderConfig, FitConfig, GeneratorConfig, QuantizerConfig
+from genius.presets import PresetName
 
 Data = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
 

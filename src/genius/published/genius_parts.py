@@ -14,8 +14,9 @@ from typing import Final, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from genius.config import FusionConfig, GeneratorConfig, QuantizerConfig, checked, preset
+from genius.config import FusionConfig, GeneratorConfig, QuantizerConfig, checked
 from genius.errors import ArtifactMismatch, UsageError
+from genius.presets import preset
 from genius.published.container import Checkpoint
 from genius.published.names import check_names, is_tolerated
 from genius.published.numbers import sound

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from pydantic import ConfigDict
 
-from genius.config import USUAL_SEARCH, Count, FitConfig, Natural, checked, preset
+from genius.config import USUAL_SEARCH, Count, FitConfig, Natural, checked
 from genius.data.catalogue import draw_catalogue
 from genius.data.mbeir import EvaluationRow, MBeir, read_queries
 from genius.data.records import TASKS, Query, task_name
@@ -19,6 +19,7 @@ from genius.evaluation.health import Health
 from genius.evaluation.tables import ResultRow
 from genius.index import Index, SearchHit
 from genius.model import Genius
+from genius.presets import preset
 from genius.report.page import Fact, HitShown, ResultsPage, SearchShown, write_page
 from genius.stages.embed_records import choose_instruction
 from genius.stages.evaluate import EvaluationConfig, evaluate

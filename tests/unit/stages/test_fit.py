@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from genius.config import preset
 from genius.data.mbeir import MBeir
 from genius.errors import ArtifactMissing, TrainingFailed, UsageError
 from genius.index import Index
 from genius.model import Genius
+from genius.presets import preset
 from genius.stages import train_quantizer as stage
 from genius.stages.fit import embed_with, fit, reopen_embedded
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from genius.config import MomentumConfig, preset
+from genius.config import MomentumConfig
 from genius.data.mbeir import MBeir
 from genius.encoders.load import load_encoder
+from genius.presets import preset
 from genius.stages.embed_records import embed_training
 from genius.stages.progress import Silent
 from genius.stages.train_encoder import train_encoder
