@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -58,6 +58,8 @@ class MadeRow:
     machine: str
     date: str
     plan: str
+    order: int = 0
+    """Place in the recipe."""
 
 
 def sweep(
@@ -88,7 +90,11 @@ def sweep(
     """
     root.mkdir(parents=True, exist_ok=True)
     progress.begin("sweep", len(jobs))
-    made = {job.place: row for job in jobs if (row := _made(root / job.place, job)) is not None}
+    made = {
+        job.place: row
+        for order, job in enumerate(jobs)
+        if (row := _made(root / job.place, job, order)) is not None
+    }
     open_jobs = [job for job in jobs if job.place not in made]
     first = [] if made else open_jobs[:1]
     among = [job for job in open_jobs if job not in first and not job.row.alone]
@@ -96,7 +102,8 @@ def sweep(
     running: set[str] = set()
 
     async def make(job: Job, environment: Mapping[str, str]) -> None:
-        title = f"{jobs.index(job) + 1}/{len(jobs)} {job.place}"
+        order = jobs.index(job)
+        title = f"{order + 1}/{len(jobs)} {job.place}"
         progress.say(f"{title}: {job.row.title or job.row.name}")
         for other in jobs:
             if other.place not in running:  # what is being written is not lent
@@ -104,7 +111,7 @@ def sweep(
         if encoder_of is not None:
             _share(encoder_of, encoder_of / EVALUATION, root / job.place)
         running.add(job.place)
-        row = await _make(job, data, root, machine, environment)
+        row = await _make(job, order, data, root, machine, environment)
         running.discard(job.place)
         verdict = f"failed: {row.error}; see {root / job.place / LOG}" if row.error else "done"
         progress.say(f"{title}: {verdict} ({row.seconds:.0f} s)")
@@ -150,7 +157,7 @@ async def _each(
 
 
 def read_rows(root: Path) -> list[tuple[Path, MadeRow]]:
-    """The rows of a sweep that were made, or failed, with their folders; oldest first.
+    """The rows of a sweep that were made, or failed, with their folders; in the recipe's order.
 
     Raises
     ------
@@ -158,25 +165,32 @@ def read_rows(root: Path) -> list[tuple[Path, MadeRow]]:
         a row's file is not what a sweep writes.
     """
     found = []
-    for path in sorted(root.glob(f"*/*/{ROW}"), key=lambda path: path.stat().st_mtime_ns):
+    for path in sorted(root.glob(f"*/*/{ROW}")):
         try:
             row = TypeAdapter(MadeRow).validate_python(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, ValidationError) as error:
             raise BadData(f"{path} is not what `genius sweep` writes: {error}") from None
         found.append((path.parent, row))
-    return found
+    return sorted(found, key=lambda one: one[1].order)
 
 
-def _made(folder: Path, job: Job) -> MadeRow | None:
-    """The finished row, if it was made by these very commands."""
+def _made(folder: Path, job: Job, order: int) -> MadeRow | None:
+    """The finished row, if it was made by these very commands; it takes its place in the recipe."""
     try:
         row = TypeAdapter(MadeRow).validate_python(json.loads((folder / ROW).read_text(encoding="utf-8")))
     except (OSError, ValueError, ValidationError):
         return None
-    return row if row.state == "done" and row.plan == job.plan else None
+    if row.state != "done" or row.plan != job.plan:
+        return None
+    if row.order != order:
+        row = replace(row, order=order)
+        write_json(folder / ROW, asdict(row))
+    return row
 
 
-async def _make(job: Job, data: Path, root: Path, machine: str, environment: Mapping[str, str]) -> MadeRow:
+async def _make(
+    job: Job, order: int, data: Path, root: Path, machine: str, environment: Mapping[str, str]
+) -> MadeRow:
     folder = root / job.place
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ROW).unlink(missing_ok=True)
@@ -201,6 +215,7 @@ async def _make(job: Job, data: Path, root: Path, machine: str, environment: Map
         machine=machine,
         date=dt.datetime.now(tz=dt.UTC).date().isoformat(),
         plan=job.plan,
+        order=order,
     )
     write_json(folder / ROW, asdict(row))
     return row

@@ -125,6 +125,14 @@ def test_a_model_lends_its_encoder_and_no_locks(tmp_path):
     assert not (made / "features" / ".queries.lock").exists()
 
 
+def test_rows_come_in_the_order_of_the_recipe_also_when_that_changes(tmp_path):
+    recipe = rows("", "--beam 3", "--beam 5")
+    for those in (recipe, Recipe(row=recipe.row[::-1])):
+        make(those, tmp_path)
+        assert [row.name for _, row in read_rows(tmp_path / "out")] == [row.name for row in those.row]
+    assert times(tmp_path, "row-1/seed-0/evaluation") == "evaluate "
+
+
 def test_a_damaged_row_is_named(tmp_path):
     make(rows(""), tmp_path)
     path = tmp_path / "out" / "row-0" / "seed-0" / "row.json"
