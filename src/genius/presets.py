@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, get_args
 
 from genius.config import (
@@ -108,29 +109,19 @@ _BASE = FitConfig(
             beta2=0.98,
         ),
     ),
-    quantizer=QuantizerConfig(
-        levels=12,
-        codebook_size=256,
-        level0="assigned",
-        contrastive="both",
-        temperature=0.05,
-        decay=0.98,
-        dead_below=0.25,
+    quantizer=replace(
+        _SMALL.quantizer,
         kmeans_samples=32768,
-        codebook_start=100,
-        encoding_beam=8,
-        fusion=FusionConfig(hidden=1024, dropout=0.4, start="sum"),
+        fusion=replace(_SMALL.quantizer.fusion, hidden=1024),
         training=TrainingConfig(batch_size=1024, learning_rate=5e-4, epochs=20.0),
     ),
-    generator=GeneratorConfig(
+    generator=replace(
+        _SMALL.generator,
         layers=3,
         width=256,
         feedforward=1024,
-        heads=4,
+        head_width=64,
         prefixes=16,
-        softmax="level",
-        guide="geometry",
-        plain_share=0.5,
         training=TrainingConfig(batch_size=1024, learning_rate=1e-3, epochs=30.0, warmup_steps=200),
     ),
 )
