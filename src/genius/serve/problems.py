@@ -6,6 +6,7 @@ here under the request's id and not told.
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,7 @@ _TITLES: Final = {
     500: "Server error",
     503: "Unavailable",
     504: "Deadline passed",
+    507: "Disk full",
 }
 """Kinds of errors; programs may rely on them."""
 
@@ -131,6 +133,9 @@ def _problem_of(error: Exception) -> Problem | None:
             return _wrong_fields(error.errors())
         case HTTPException():
             return Problem(error.status_code, str(error.detail), headers=error.headers)
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            log.error("the disk is full: %s", error)
+            return Problem(507, "the server's disk is full; nothing was changed, so try again when there is room")
         case GeniusError():
             status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), None)
             return None if status is None else Problem(status, str(error))

@@ -105,7 +105,7 @@ async def get_picture(
                 }
             }
         },
-        **problems(404, 408, 413, 415),
+        **problems(404, 408, 413, 415, 507),
     },
     openapi_extra=_BODY,
     dependencies=[Depends(may_write)],
@@ -142,7 +142,7 @@ async def add_items(request: Request, here: Here, index: IndexName = None) -> Re
     "/delete",
     summary="Delete items",
     response_model=DeletedAnswer,
-    responses=problems(404, 408, 413, 415),
+    responses=problems(404, 408, 413, 415, 507),
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -163,7 +163,7 @@ async def delete_items(request: Request, here: Here, index: IndexName = None) ->
     "",
     summary="Delete an item",
     response_model=DeletedAnswer,
-    responses=problems(404),
+    responses=problems(404, 507),
     dependencies=[Depends(may_write)],
 )
 async def delete_item(here: Here, item_id: ItemName, index: IndexName = None) -> Response:

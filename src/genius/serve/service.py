@@ -116,4 +116,5 @@ _MEANING: Final = {
     500: "An error of the server; its log tells more under the request_id.",
     503: "The server is starting or shutting down.",
     504: "The deadline has passed.",
+    507: "The server's disk is full; nothing was changed.",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from genius.errors import ArtifactMismatch, UsageError
@@ -159,3 +161,23 @@ def test_a_server_that_is_not_ready_says_so(client, monkeypatch):
     monkeypatch.setattr(client.app.state.service.engine, "is_ready", False)
     is_problem(client.get("/readyz"), 503)
     assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_said_and_nothing_has_changed(writable, monkeypatch, caplog, code):
+    def fail(*_, **__):
+        raise OSError(code, "full", "/secret")
+
+    before = writable.get("/v1/indexes").json()
+    with monkeypatch.context() as patch:
+        patch.setattr("genius.search.live.write_manifest", fail)
+        for response in (
+            writable.post("/v1/items", json={"items": [{"id": "new", "text": "a kite"}]}),
+            writable.post("/v1/items/delete", json={"ids": ["1:1"]}),
+            writable.delete("/v1/items", params={"id": "1:1"}),
+        ):
+            assert "secret" not in response.text
+            is_problem(response, 507)
+    assert "the disk is full" in caplog.text
+    assert writable.get("/v1/indexes").json() == before
+    assert writable.get("/v1/items", params={"id": "new"}).status_code == 404
