@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from genius.bench.memory import peak_bytes, resident_bytes
-from genius.bench.pools import SyntheticPool
+from genius.bench.pools import Pool
 from genius.search.merge import TableWriter
 
 
@@ -24,14 +24,14 @@ class Built(NamedTuple):
     system does not say."""
 
 
-def build_apart(pool: SyntheticPool, folder: Path, *, memory_bytes: int) -> Built:
+def build_apart(pool: Pool, folder: Path, *, memory_bytes: int) -> Built:
     """Build a pool's table in a folder, within a memory budget; open it afterwards."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as executor:
         return executor.submit(build_here, pool, folder, memory_bytes=memory_bytes).result()
 
 
-def build_here(pool: SyntheticPool, folder: Path, *, memory_bytes: int) -> Built:
+def build_here(pool: Pool, folder: Path, *, memory_bytes: int) -> Built:
     """The same in this process."""
     next(pool.blocks())  # what drawing needs stays out of the count
     before = resident_bytes()

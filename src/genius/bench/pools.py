@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, assert_never
+from typing import Final, Literal, NamedTuple, Protocol, assert_never, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float16, Int16, UInt64
@@ -34,6 +34,42 @@ class Block(NamedTuple):
 
     codes: Int16[np.ndarray, "items levels"]
     typicality: Float16[np.ndarray, " items"]
+
+
+@runtime_checkable
+class Pool(Protocol):
+    """Items that are drawn block by block."""
+
+    @property
+    def items(self) -> int:
+        """How many."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Codes at each level."""
+
+    def blocks(self) -> Iterator[Block]:
+        """All items, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberedPool:
+    """Items whose IDs are their numbers, digit by digit: GRACE's numeric IDs."""
+
+    items: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Ten digits in each place."""
+        return (10,) * len(str(self.items - 1))
+
+    def blocks(self) -> Iterator[Block]:
+        """All items, in order."""
+        places = 10 ** np.arange(len(self.sizes))[::-1]
+        for start in range(0, self.items, BLOCK):
+            numbers = np.arange(start, min(start + BLOCK, self.items))
+            codes = (numbers[:, None] // places % 10).astype(np.int16)
+            yield Block(codes, np.ones(len(codes), dtype=np.float16))
 
 
 @dataclass(frozen=True, kw_only=True)

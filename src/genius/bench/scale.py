@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,13 @@ from genius.baselines.dense import build as build_dense
 from genius.baselines.kinds import Flat
 from genius.bench.building import Built, build_apart
 from genius.bench.memory import available_bytes
-from genius.bench.pools import PoolKind, SyntheticPool
+from genius.bench.pools import NumberedPool, PoolKind, SyntheticPool
 from genius.bench.results import Figure, Table
 from genius.bench.scale_tables import (
     EXACT,
     FULL,
     LEAF_STOP,
+    NUMBERS,
     SHALLOW,
     BuildRow,
     QueryRow,
@@ -119,8 +120,18 @@ def bench_scale(settings: ScaleSettings, folder: Path, *, progress: Progress) ->
         table = IdTable.open(place)
         build = _build_row(table, items, built, open_ms)
         builds.append(build)
-        rows += _search_rows(settings, table, large, small, build)
+        rows += _search_rows(settings, _ways(settings, table, large, small), items)
         del table
+        shutil.rmtree(place)
+        numbered = NumberedPool(items=items)
+        build_apart(numbered, place, memory_bytes=int(settings.memory_gib * GIB))
+        digits = _Way(
+            stand_in("reference", seed=settings.seed, sizes=numbered.sizes),
+            IdTable.open(place),
+            SearchConfig(beam=settings.beam),
+        )
+        rows += _search_rows(settings, {NUMBERS: digits}, items)
+        del digits
         shutil.rmtree(place)
         if settings.flat_items:
             rows.append(_exact(settings, items, [row for row in rows if row.method == EXACT]))
@@ -129,7 +140,8 @@ def bench_scale(settings: ScaleSettings, folder: Path, *, progress: Progress) ->
     ways = (
         f"{FULL}: decoder of the paper's size, beam {settings.beam}, all levels. {LEAF_STOP}: the same, "
         f"until {_at_stop(settings)} IDs are left, ranked by codes. {SHALLOW}: one layer of width 128, beam "
-        f"{settings.small_beam}, until {settings.small_leaves:,} IDs are left, ranked by codes. {EXACT}: "
+        f"{settings.small_beam}, until {settings.small_leaves:,} IDs are left, ranked by codes. {NUMBERS}: "
+        f"{FULL} for the items' numbers, a level for each digit. {EXACT}: "
         f"faiss, all vectors of {DIM} numbers."
     )
     tables = [
@@ -154,8 +166,11 @@ def _opening(folder: Path) -> float:
     return float(np.median(took))
 
 
+def _bytes_per_item(table: IdTable, items: int) -> float:
+    return (table.nbytes + table.bucket_starts.nbytes + table.items.nbytes) / items
+
+
 def _build_row(table: IdTable, items: int, built: Built, open_ms: float) -> BuildRow:
-    everything = table.nbytes + table.bucket_starts.nbytes + table.items.nbytes
     return BuildRow(
         items=items,
         ids=len(table),
@@ -164,30 +179,34 @@ def _build_row(table: IdTable, items: int, built: Built, open_ms: float) -> Buil
         peak_mib=None if built.peak_bytes is None else built.peak_bytes / 2**20,
         open_ms=open_ms,
         bytes_per_id=table.nbytes / len(table),
-        bytes_per_item=everything / items,
+        bytes_per_item=_bytes_per_item(table, items),
     )
 
 
 class _Way(NamedTuple):
     subject: Subject
+    table: IdTable
     config: SearchConfig
 
 
-def _search_rows(
-    settings: ScaleSettings, table: IdTable, large: Subject, small: Subject, build: BuildRow
-) -> list[QueryRow]:
-    parts = [Part(table)]
-    ways = {
-        FULL: _Way(large, SearchConfig(beam=settings.beam)),
-        LEAF_STOP: _Way(large, SearchConfig(beam=settings.beam, leaves=_at_stop(settings), rerank="codes")),
-        SHALLOW: _Way(
-            small, SearchConfig(beam=settings.small_beam, leaves=settings.small_leaves, rerank="codes")
-        ),
+def _ways(settings: ScaleSettings, table: IdTable, large: Subject, small: Subject) -> dict[str, _Way]:
+    """Of searching one table."""
+    stopped = SearchConfig(beam=settings.beam, leaves=_at_stop(settings), rerank="codes")
+    budget = SearchConfig(beam=settings.small_beam, leaves=settings.small_leaves, rerank="codes")
+    return {
+        FULL: _Way(large, table, SearchConfig(beam=settings.beam)),
+        LEAF_STOP: _Way(large, table, stopped),
+        SHALLOW: _Way(small, table, budget),
     }
+
+
+def _search_rows(settings: ScaleSettings, ways: Mapping[str, _Way], items: int) -> list[QueryRow]:
+    """Time ways side by side, the small decoder's with more queries."""
     count = max(settings.queries, settings.small_queries, settings.batch)
     queries = random_queries(count, DIM, seed=settings.seed + 1)
 
     def answer(way: _Way, asked: Float[Tensor, "queries dim"]) -> None:
+        parts = [Part(way.table)]
         beams = search(way.subject.decoder, parts, asked, way.config)
         evidence = Evidence(way.subject.ranker)
         for number, query in enumerate(asked):
@@ -196,10 +215,9 @@ def _search_rows(
     def single(way: _Way) -> Callable[[int], None]:
         return lambda number: answer(way, queries[number : number + 1])
 
-    by_one = {
-        **latencies({name: single(ways[name]) for name in (FULL, LEAF_STOP)}, settings.queries),
-        **latencies({SHALLOW: single(ways[SHALLOW])}, settings.small_queries),
-    }
+    small = {name: single(way) for name, way in ways.items() if name == SHALLOW}
+    large = {name: single(way) for name, way in ways.items() if name != SHALLOW}
+    by_one = {**latencies(large, settings.queries), **latencies(small, settings.small_queries)}
     together = queries[: settings.batch]
     by_batch = interleaved(
         {name: partial(answer, way, together) for name, way in ways.items()},
@@ -211,12 +229,12 @@ def _search_rows(
         one, many = by_one[name], by_batch[name]
         alone = QueryRow(
             method=name,
-            items=build.items,
+            items=items,
             batch=1,
             cpu_ms=one.cpu_ms,
             p50_ms=one.p50_ms,
             p99_ms=one.p99_ms,
-            bytes_per_item=build.bytes_per_item,
+            bytes_per_item=_bytes_per_item(ways[name].table, items),
             calculated=False,
         )
         rows.append(alone)

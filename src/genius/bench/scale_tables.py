@@ -12,6 +12,7 @@ from genius.report.curves import Line, draw
 FULL: Final = "full search"
 LEAF_STOP: Final = "leaf stop"
 SHALLOW: Final = "small decoder, leaf budget"
+NUMBERS: Final = "numbers as IDs (GRACE)"
 EXACT: Final = "exact search (32-bit vectors)"
 
 

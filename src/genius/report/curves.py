@@ -55,6 +55,7 @@ STYLES: Final = {
     "full search": Style(VERMILION, "s"),
     "leaf stop": Style(BLUE, "^"),
     "small decoder, leaf budget": Style(GREEN, "D"),
+    "numbers as IDs (GRACE)": Style(PURPLE, "v"),
     "IDs alone": Style(ORANGE, "v"),
     "IDs and items": Style(PURPLE, "h"),
 }

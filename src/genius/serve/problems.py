@@ -6,7 +6,6 @@ here under the request's id and not told.
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from starlette.responses import JSONResponse
 from genius.errors import BadData, GeniusError, UsageError
 from genius.search.opened import UnknownItem
 from genius.search.tree import UnknownPrefix
-from genius.serve.refused import DeadlinePassed, Draining, Overloaded
+from genius.serve.refused import DeadlinePassed, DiskFull, Draining, Overloaded
 
 MEDIA_TYPE: Final = "application/problem+json"
 HIDDEN: Final = "something went wrong here; the server's log tells more under this request_id"
@@ -35,6 +34,7 @@ _STATUS: Final[Mapping[type[GeniusError], int]] = {
     Overloaded: 429,
     Draining: 503,
     DeadlinePassed: 504,
+    DiskFull: 507,
 }
 """Errors that a request can do something about."""
 
@@ -133,9 +133,6 @@ def _problem_of(error: Exception) -> Problem | None:
             return _wrong_fields(error.errors())
         case HTTPException():
             return Problem(error.status_code, str(error.detail), headers=error.headers)
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            log.error("the disk is full: %s", error)
-            return Problem(507, "the server's disk is full; nothing was changed, so try again when there is room")
         case GeniusError():
             status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), None)
             return None if status is None else Problem(status, str(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from genius.errors import GeniusError
 
-__all__ = ["DeadlinePassed", "Draining", "Overloaded", "Refused"]
+__all__ = ["DeadlinePassed", "DiskFull", "Draining", "Overloaded", "Refused"]
 
 
 class Refused(GeniusError):
@@ -25,3 +25,7 @@ class DeadlinePassed(Refused):
 
 class Draining(Refused):
     """The service is shutting down: it finishes what it has and takes nothing new."""
+
+
+class DiskFull(Refused):
+    """There is no room for a change, so nothing has changed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from genius.index import Index, NewItem, Outcome
 from genius.search.live import Deleted, HeldByAnother
 from genius.serve.batching import Batcher, BatchLimits
 from genius.serve.metrics import Metrics
-from genius.serve.refused import Overloaded, Refused
+from genius.serve.refused import DiskFull, Overloaded, Refused
 
 __all__ = ["IndexWriter"]
 
@@ -26,6 +27,7 @@ PATIENCE_SECONDS: Final = 10.0
 """How long to wait while another process changes the index."""
 COUNTED_EVERY_SECONDS: Final = 60.0
 """Collisions are counted no more often than this, because every ID is looked at."""
+DISK_FULL: Final = "the server's disk is full; nothing was changed, so try again when there is room"
 
 _Job: TypeAlias = Literal["add", "delete", "compact"]
 
@@ -92,6 +94,9 @@ class IndexWriter:
             again = Overloaded(str(held), retry_after_seconds=PATIENCE_SECONDS)
             return [again] * len(requests)
         except (ArtifactError, OSError) as error:  # it is not one of the requests that is wrong
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                _log.error("the disk is full", exc_info=error)
+                return [DiskFull(DISK_FULL)] * len(requests)
             return [error] * len(requests)
         self._tell()
         return answers

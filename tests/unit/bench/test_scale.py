@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from genius.bench.building import build_apart, build_here
-from genius.bench.pools import SyntheticPool
+from genius.bench.pools import NumberedPool, SyntheticPool
 from genius.bench.results import Table
 from genius.bench.scale import ScaleSettings, bench_scale
-from genius.bench.scale_tables import EXACT, FULL, LEAF_STOP, SHALLOW
+from genius.bench.scale_tables import EXACT, FULL, LEAF_STOP, NUMBERS, SHALLOW
 from genius.errors import UsageError
 from genius.search.table import IdTable
 from genius.stages.progress import Silent
@@ -42,7 +43,7 @@ def test_every_size_is_searched_in_every_way_alone_and_in_batches(found):
     ours = {(row.method, row.items, row.batch) for row in rows if row.method != EXACT}
     assert ours == {
         (name, items, batch)
-        for name in (FULL, LEAF_STOP, SHALLOW)
+        for name in (FULL, LEAF_STOP, SHALLOW, NUMBERS)
         for items in SETTINGS.sizes
         for batch in (1, 2)
     }
@@ -70,6 +71,19 @@ def test_what_cannot_be_measured_is_refused_before_anything_is():
         ScaleSettings(sizes=(200,), flat_items=100)
     with pytest.raises(UsageError, match="expected one size or more"):
         ScaleSettings(sizes=())
+
+
+def test_numbers_are_spelled_digit_by_digit():
+    pool = NumberedPool(items=70_000)
+    codes = np.concatenate([block.codes for block in pool.blocks()])
+    assert pool.sizes == (10,) * 5
+    assert codes[[0, 7, 65_536, 69_999]].tolist() == [
+        [0] * 5,
+        [0, 0, 0, 0, 7],
+        [6, 5, 5, 3, 6],
+        [6, 9, 9, 9, 9],
+    ]
+    assert len(np.unique(codes, axis=0)) == len(codes) == 70_000
 
 
 def test_a_table_built_apart_is_the_same(tmp_path):
