@@ -18,6 +18,7 @@ from genius import Index, SearchHit
 from genius.cli.document import help_of
 from genius.index import Added
 from genius.model import Genius
+from genius.stages.recipe import jobs_of, read_recipe
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "genius"
@@ -133,6 +134,16 @@ def problems():
 @pytest.mark.parametrize("number", [pytest.param(n, id=shown.id) for n, shown in enumerate(commands_shown())])
 def test_every_command_that_is_shown_can_be_parsed(number, problems):
     assert problems[number] is None
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_every_command_of_the_papers_recipe_can_be_parsed(quick):
+    jobs = jobs_of(read_recipe(ROOT / "recipes" / "paper.toml"), quick=quick)
+    commands = [words for job in jobs for words in job.filled(Path("data"), Path("rows"))]
+    for words, problem in zip(
+        commands, json.loads(python("-c", PARSE, input=json.dumps(commands))), strict=True
+    ):
+        assert problem is None, words
 
 
 def test_the_container_copies_what_there_is_and_runs_a_command_that_can_be_parsed():

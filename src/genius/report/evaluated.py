@@ -123,7 +123,7 @@ class System:
         by_seed = [
             [_value(one.row(pool, method, task.name), measure) for task in tasks] for one in self.seeds
         ]
-        if not by_seed or any(value is None for values in by_seed for value in values):
+        if not tasks or not by_seed or any(value is None for values in by_seed for value in values):
             return None
         found = over_seeds(
             [100 * sum(value for value in values if value is not None) / len(values) for values in by_seed]

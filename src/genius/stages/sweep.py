@@ -269,5 +269,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _last_words(log: Path) -> str:
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1][-LAST_WORDS:] if lines else ""
+    """The last line that says something; a frame around errors does not."""
+    lines = (line.strip(" │╭╮╰╯─") for line in log.read_text(encoding="utf-8", errors="replace").splitlines())
+    said = [line for line in lines if line]
+    return said[-1][-LAST_WORDS:] if said else ""

@@ -113,6 +113,13 @@ def test_shares_of_the_first_hits_are_of_all_queries(system):
     assert misses_figure([found]).save("svg").startswith(b"<?xml")
 
 
+def test_a_system_that_was_not_evaluated_in_a_pool_has_no_line_there(system):
+    ours = system("ours", {"exact-raw": RIGHT, "generative": HALF})
+    assert kept_table([ours], "global") is not None
+    assert ours.average("local", "exact-raw") is None
+    assert kept_table([ours], "local") is None
+
+
 def test_a_promise_is_the_share_of_the_first_among_what_was_kept(system):
     assert first_among([-700.0, -700.0]) == pytest.approx(0.5)
     answers = answers_of(system("ours", {"generative": HALF}), "global", "generative", label="ours")

@@ -84,6 +84,14 @@ def test_a_row_that_fails_is_recorded_stops_no_other_and_is_tried_again(tmp_path
     assert times(tmp_path, "row-1/seed-0/evaluation") == "evaluate "
 
 
+def test_a_frame_around_an_error_is_not_the_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        module, "START", "print('╭── no ──╮\\n│ no such flag │\\n╰────────╯'); raise SystemExit(2)"
+    )
+    ((_, row),) = make(rows(""), tmp_path)
+    assert row.error == "no such flag"
+
+
 def test_a_command_that_is_killed_fails_its_row_alone(tmp_path):
     (_, killed), (_, other) = make(rows("--kill", ""), tmp_path)
     assert killed.error == "exit status -9"
