@@ -28,7 +28,7 @@ demo: $(VENV)/run  ## Draw a catalogue, train, index, search; leaves demo/index.
 	$(BIN)/genius demo --out $(OUT)
 
 test: $(VENV)/dev  ## Run the tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations 25 --durations-min 8 -m 'not slow and not gpu'
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 8 -m 'not slow and not gpu'
 
 check: $(VENV)/dev  ## Lint, types, layers, tests
 	$(BIN)/ruff format --check src tests

@@ -82,9 +82,12 @@ def small_index(trained, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[playwright.Browser]:
-    """Debian's chromium; the tests are passed over where there is none."""
+    """Debian's chromium; the tests are passed over where there is none.
+
+    Of one file: as long as it is there an event loop runs, and what starts one of its own in other files would fail.
+    """
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("needs a chromium in the PATH (Debian: apt-get install chromium)")
@@ -95,7 +98,7 @@ def browser() -> Iterator[playwright.Browser]:
 
 
 @pytest.fixture(scope="session")
-def server(browser, serve, small_index) -> Server:
+def server(serve, small_index) -> Server:
     """One server for all tests that leave its items as they are."""
     return serve(small_index)
 

@@ -238,7 +238,7 @@ def test_a_killed_index_create_leaves_no_index_or_the_whole_one(trained, model, 
 
     command = ("index", "create", folder, "--model", trained.model, "--pool", pools[0])
     kills = max(1, KILLS - 1)
-    kill_until_enough(kills, created.seconds, command, check=check, begin_again=begin_again)
+    kill_until_enough(kills, seconds, command, check=check, begin_again=begin_again)
     run_whole(*command)
     assert check()
     assert not (folder / WORK).exists()
@@ -248,7 +248,7 @@ def test_a_killed_index_add_leaves_the_old_items_or_the_new_ones(model, pools, c
     folder = tmp_path / "index"
     old = contents(Index.open(created.folder, model=model))
     shutil.copytree(created.folder, tmp_path / "whole")
-    Index.open(tmp_path / "whole", model=model).add(pools[1])
+    seconds = run_whole("index", "add", tmp_path / "whole", pools[1])
     new = contents(Index.open(tmp_path / "whole", model=model))
     assert len(new) == len(old) + 250
     shutil.copytree(created.folder, folder)
