@@ -238,7 +238,7 @@ def test_a_killed_index_create_leaves_no_index_or_the_whole_one(trained, model, 
 
     command = ("index", "create", folder, "--model", trained.model, "--pool", pools[0])
     kills = max(1, KILLS - 1)
-    kill_until_enough(kills, seconds, command, check=check, begin_again=begin_again)
+    kill_until_enough(kills, created.seconds, command, check=check, begin_again=begin_again)
     run_whole(*command)
     assert check()
     assert not (folder / WORK).exists()
@@ -266,7 +266,7 @@ def test_a_killed_index_add_leaves_the_old_items_or_the_new_ones(model, pools, c
 
     command = ("index", "add", folder, pools[1])
     kills = max(1, KILLS - 1)
-    kill_until_enough(kills, created.seconds, command, check=check, begin_again=begin_again)
+    kill_until_enough(kills, seconds, command, check=check, begin_again=begin_again)
     run_whole(*command)
     assert check()
     assert not (folder / WORK).exists()
