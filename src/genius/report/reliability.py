@@ -158,16 +158,21 @@ def _draw_promises(
     colour: str,
     label: str,
 ) -> None:
-    """A point for each bin, with the interval of its share."""
+    """A point for each bin, with the interval of its share (Wilson's, 95 %)."""
     x, y, sizes = map(np.array, zip(*reliability(_told(promised, right)), strict=True))
-    errors = 1.96 * np.sqrt(y * (1 - y) / sizes)
-    axes.errorbar(
-        100 * x,
-        100 * y,
-        yerr=100 * errors,
+    bounds = [
+        stats.binomtest(round(share * size), round(size)).proportion_ci(method="wilson")
+        for share, size in zip(y, sizes, strict=True)
+    ]
+    errors = np.abs([[bound.low, bound.high] for bound in bounds] - y[:, None]).T
+    axes.errorbar(100 * x, 100 * y, yerr=100 * errors, color=colour, marker="o", capsize=2, label=label)
+    few = sizes < FEW
+    axes.plot(
+        100 * x[few],
+        100 * y[few],
         color=colour,
         marker="o",
-        capsize=2,
-        markerfacecolor=colour if sizes.min() >= FEW else "white",
-        label=label,
+        markerfacecolor="white",
+        linestyle="none",
+        zorder=5,
     )
