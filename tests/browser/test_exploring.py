@@ -36,7 +36,7 @@ def test_branches_show_pictures_counts_and_shares_that_add_up(page, server):
 def test_a_hit_shows_its_path_the_probabilities_and_what_else_could_have_been_written(page):
     page.get_by_role("textbox", name="What to look for").fill("a leaf")
     page.keyboard.press("Enter")
-    page.locator(".grid .open").first.click()
+    page.get_by_role("list", name="Hits, best first").locator(".open").first.click()
     sheet = page.get_by_role("dialog", name="Item")
     levels = sheet.locator(".levels > li")
     expect(levels.first).to_be_visible()

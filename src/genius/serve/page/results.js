@@ -32,18 +32,18 @@ export async function question(state) {
 }
 
 export async function showResults(state) {
+  running?.abort(); // whatever is asked already, hits or the beginning, must not come after what is asked now
+  const { signal } = (running = new AbortController());
+  const place = byId("results");
+  place.setAttribute("aria-busy", "false");
   if (!asks(state)) {
-    running?.abort();
     answered = { question: null };
-    await showBeginning(state);
+    await showBeginning(state, signal);
     return;
   }
   const asked = { ...(await question(state)), k: state.k };
   const spelt = JSON.stringify(asked);
-  if (answered.question === spelt) return;
-  running?.abort();
-  const { signal } = (running = new AbortController());
-  const place = byId("results");
+  if (signal.aborted || answered.question === spelt) return;
   place.setAttribute("aria-busy", "true");
   const begun = performance.now();
   try {
@@ -144,10 +144,10 @@ function timeBar({ took_ms: took, settings }, roundTrip) {
 }
 
 /** Before the first search: what there is to be found. */
-async function showBeginning(state) {
+async function showBeginning(state, signal) {
   const place = byId("results");
   try {
-    const { examples, items } = await ask("/v1/codes", { query: { index: chosen().name, prefix: "" } });
+    const { examples, items } = await ask("/v1/codes", { query: { index: chosen().name, prefix: "" }, signal });
     if (!items) {
       place.replaceChildren(h("div", { class: "empty" }, h("h2", {}, "The index is empty"), h("p", {}, "Add pictures and texts, then search them."), h("p", {}, h("a", { class: "button", href: "/?view=add" }, "Add items"))));
       return;
@@ -157,6 +157,6 @@ async function showBeginning(state) {
       h("ul", { class: "grid", "aria-label": "Examples" }, examples.map((item) => card(item, { state: { ...START, index: state.index } }))),
     );
   } catch (problem) {
-    tell(problem, () => showBeginning(state), place);
+    tell(problem, () => showResults(state), place);
   }
 }
