@@ -8,12 +8,13 @@ the distance between q and v, by which the quantizer chose the codes.
 push better ones down. Cross-domain similarity local scaling takes an item's mean similarity to its nearest
 queries from its score (Conneau et al., "Word translation without parallel data", 2018), and nearest-neighbour
 normalisation does so for retrieval with a bank of queries (Chowdhury et al., 2024). Here no queries are
-needed: the vectors of the first semantic codes lie where a pool's items do, so the mean of the few largest
-cosines between v and these says how crowded it is around an item.
+needed: the mean of the few largest cosines between v and a sample of the pool's IDs says how crowded it is
+around an item. A model that was not refitted to a pool has no such sample; then the vectors of the first
+semantic codes stand for it, since they lie where items do.
 
-Both follow from the codes alone. So they are computed once, when an item is encoded, and are kept in a byte
-each beside its codes, where they never tell two equal IDs apart. Without keeping them, the second would cost
-every search as many inner products as the first level has codes, for each ID it looks at.
+Both follow from the codes and the model alone. So they are computed once, when an item is encoded, and are
+kept in a byte each beside its codes, where they never tell two equal IDs apart. Without keeping them, the
+second would cost every search thousands of inner products for each ID it looks at.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from torch.nn import functional as F
 NUM_MARKS: Final = 2
 """Columns that follow an ID's codes: half norm, density."""
 NEIGHBOURS: Final = 4
-"""First codes whose cosines make a density."""
+"""Of what an ID is compared with, the nearest, whose cosines make a density."""
+ITSELF: Final = 1 - 1e-9
+"""From this cosine on a sampled ID is the one that is compared with it, and not a neighbour."""
 LARGEST: Final = 255
 """A mark fills a byte."""
 HALF_NORM_STEPS: Final = 160
@@ -51,42 +54,57 @@ class Measured(NamedTuple):
 
 @torch.no_grad()
 def measured(
-    tables: Sequence[Float[Tensor, "_ dim"]], codes: Int[Tensor, "ids levels"], *, has_modality_level: bool
+    tables: Sequence[Float[Tensor, "_ dim"]],
+    codes: Int[Tensor, "ids levels"],
+    *,
+    has_modality_level: bool,
+    sample: Int[Tensor, "sampled levels"] | None = None,
 ) -> Measured:
-    """Half the squared norm of each ID's vector, and how near the first semantic codes' vectors are to it.
-
-    Where IDs begin with a modality code, its vector is added to each of these: they are compared as prefixes
-    of the ID's own modality.
+    """Half the squared norm of each ID's vector, and how near a pool's other IDs are to it.
 
     Parameters
     ----------
     tables
         the code vectors of each level.
+    sample
+        different IDs of a pool. Without them, and where hardly one has an ID's modality, the vectors of the
+        first semantic codes take their place.
+    has_modality_level
+        whether IDs begin with a modality code. Then they are compared with those of their own modality only,
+        and its vector is added to those of first codes.
     """
     # In double precision: a product in single precision depends on what is multiplied along with it, so
     # equal IDs could get different marks in different batches. Apple's devices have no doubles.
     place = torch.device("cpu") if tables[0].device.type == "mps" else tables[0].device
     levels = [table.to(place) for table in tables]
     codes = codes.to(place)
+    if sample is None:
+        sample = torch.empty(0, len(tables), dtype=torch.int64)
     half_norms = torch.zeros(len(codes), dtype=torch.float64, device=place)
     densities = torch.zeros_like(half_norms)
-    for prefixes, members in _groups(levels, codes, has_modality_level=has_modality_level):
-        for rows in members.split(max(1, SCORES_AT_ONCE // len(prefixes))):
-            vectors = torch.zeros(len(rows), prefixes.shape[1], dtype=torch.float64, device=place)
-            for level, table in enumerate(levels):
-                vectors += table[codes[rows, level]].double()
-            cosines = F.normalize(vectors, dim=1) @ prefixes.T
-            nearest = cosines.topk(min(NEIGHBOURS, len(prefixes)), dim=1).values
+    for around, members in _groups(
+        levels, codes, sample.to(place).long(), has_modality_level=has_modality_level
+    ):
+        for rows in members.split(max(1, SCORES_AT_ONCE // len(around.directions))):
+            vectors = _summed(levels, codes[rows])
+            cosines = F.normalize(vectors, dim=1) @ around.directions.T
+            if around.are_ids:
+                cosines = cosines.masked_fill(cosines > ITSELF, -1.0)
+            nearest = cosines.topk(min(NEIGHBOURS, cosines.shape[1]), dim=1).values
             densities[rows] = nearest.mean(dim=1)
             half_norms[rows] = vectors.square().sum(dim=1) / 2
     return Measured(half_norms, densities)
 
 
 def marks_of(
-    tables: Sequence[Float[Tensor, "_ dim"]], codes: Int[Tensor, "ids levels"], *, has_modality_level: bool
+    tables: Sequence[Float[Tensor, "_ dim"]],
+    codes: Int[Tensor, "ids levels"],
+    *,
+    has_modality_level: bool,
+    sample: Int[Tensor, "sampled levels"] | None = None,
 ) -> Int16[Tensor, "ids marks"]:
     """The two numbers as an index keeps them, 0 … 255: what goes beyond is cut off."""
-    found = measured(tables, codes, has_modality_level=has_modality_level)
+    found = measured(tables, codes, has_modality_level=has_modality_level, sample=sample)
     steps = torch.stack([found.half_norms * HALF_NORM_STEPS, found.densities * DENSITY_STEPS], dim=1)
     return steps.round().clamp(0, LARGEST).short()
 
@@ -101,14 +119,46 @@ def densities(marks: Integer[np.ndarray, "ids marks"]) -> Float32[np.ndarray, " 
     return np.asarray(marks[:, 1] / np.float32(DENSITY_STEPS), dtype=np.float32)
 
 
+class _Around(NamedTuple):
+    """What IDs are compared with."""
+
+    directions: Float64[Tensor, "others dim"]
+    are_ids: bool
+    """Whether an ID may be among them."""
+
+
 def _groups(
-    levels: Sequence[Float[Tensor, "_ dim"]], codes: Int[Tensor, "ids levels"], *, has_modality_level: bool
-) -> Iterator[tuple[Float64[Tensor, "codes dim"], Int[Tensor, " members"]]]:
-    """The directions that IDs are compared with, and the rows of the IDs that are compared with them."""
+    levels: Sequence[Float[Tensor, "_ dim"]],
+    codes: Int[Tensor, "ids levels"],
+    sample: Int[Tensor, "sampled levels"],
+    *,
+    has_modality_level: bool,
+) -> Iterator[tuple[_Around, Int[Tensor, " members"]]]:
+    """The IDs by modality: what they are compared with, and their rows."""
     if not has_modality_level:
-        yield F.normalize(levels[0].double(), dim=1), torch.arange(len(codes), device=codes.device)
+        yield _around(levels, sample, levels[0].double()), torch.arange(len(codes), device=codes.device)
         return
     first = codes[:, 0]
     for code in first.unique():
         prefixes = levels[0][code].double() + levels[1].double()
-        yield F.normalize(prefixes, dim=1), (first == code).nonzero()[:, 0]
+        yield _around(levels, sample[sample[:, 0] == code], prefixes), (first == code).nonzero()[:, 0]
+
+
+def _around(
+    levels: Sequence[Float[Tensor, "_ dim"]],
+    sample: Int[Tensor, "sampled levels"],
+    prefixes: Float64[Tensor, "codes dim"],
+) -> _Around:
+    if len(sample) <= NEIGHBOURS:
+        return _Around(F.normalize(prefixes, dim=1), are_ids=False)
+    return _Around(F.normalize(_summed(levels, sample), dim=1), are_ids=True)
+
+
+def _summed(
+    levels: Sequence[Float[Tensor, "_ dim"]], codes: Int[Tensor, "ids levels"]
+) -> Float64[Tensor, "ids dim"]:
+    """The vectors that IDs stand for."""
+    vectors = torch.zeros(len(codes), levels[0].shape[1], dtype=torch.float64, device=codes.device)
+    for level, table in enumerate(levels):
+        vectors += table[codes[:, level]].double()
+    return vectors

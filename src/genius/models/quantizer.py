@@ -115,6 +115,9 @@ class Quantizer(nn.Module):
     """Fusion and codebooks: features in, unit embeddings and IDs out."""
 
     level0_modality: Tensor
+    pool_sample: Int16[Tensor, "sampled levels"]
+    """Different IDs of the pool that the codebooks were refitted to; empty where they were not. Says how
+    crowded it is around an ID (:mod:`genius.models.marks`)."""
 
     def __init__(self, dim: int, config: QuantizerConfig) -> None:
         super().__init__()
@@ -136,6 +139,8 @@ class Quantizer(nn.Module):
         self.register_buffer(
             "level0_modality", torch.arange(3) if known else torch.full((NUM_MODALITIES,), -1)
         )
+        nothing = torch.empty(0, self.num_levels, dtype=torch.int16)
+        self.register_buffer("pool_sample", nothing, persistent=False)  # of any length, so it is kept apart
 
     @property
     def has_modality_level(self) -> bool:
@@ -203,7 +208,9 @@ class Quantizer(nn.Module):
 
     def marks(self, codes: Int[Tensor, "items levels"]) -> Int16[Tensor, "items marks"]:
         """What follows from IDs and ranking needs, a byte each: half norm and density."""
-        return marks_of(self.tables(), codes, has_modality_level=self.has_modality_level)
+        return marks_of(
+            self.tables(), codes, has_modality_level=self.has_modality_level, sample=self.pool_sample
+        )
 
     @torch.no_grad()
     def encode_items(

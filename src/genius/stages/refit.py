@@ -3,6 +3,7 @@
 What is unlike the training data crowds under few codes, and those explain it badly; fusion suffers less. So
 the code vectors take up their moving average again, over the items that will be searched. They move little
 at a time, and each goes on meaning what it meant, so the generator can stay: its guide gets the new vectors.
+A sample of the pool's IDs is kept with them: it says how crowded it is around an item.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Int16
 from torch import Tensor
 
 from genius.artifact import ArtifactWriter
+from genius.data.features import Features
+from genius.data.records import Modality
 from genius.encoders.load import load_encoder
 from genius.encoders.protocol import Encoder
 from genius.errors import UsageError
@@ -29,10 +33,12 @@ from genius.stages.items import feature_rows, read_items, stamps_of
 from genius.stages.model_file import MODEL_FILE
 from genius.stages.progress import Progress
 from genius.stages.train_generator import write_generator
-from genius.stages.train_quantizer import fuse, measure_health, write_quantizer
+from genius.stages.train_quantizer import encode, fuse, measure_health, write_quantizer
 
 BATCH: Final = 2048
 """Items in a step of the moving average."""
+SAMPLED: Final = 8192
+"""Items of a modality, at most, whose IDs are kept: what each new item is compared with."""
 FEATURES: Final = "features"
 """Of the pool, until the model is finished."""
 
@@ -87,6 +93,7 @@ def refit(
     embeddings = fuse(quantizer, features)
     _follow(quantizer, embeddings, features.modality, passes=passes, seed=seed, progress=progress)
     after = measure_health(quantizer, features)
+    quantizer.pool_sample = _sample(quantizer, features, seed=seed)
     source = {"pool": features.manifest.fingerprint, "passes": str(passes), "seed": str(seed)}
     ours = write_quantizer(
         ArtifactWriter(
@@ -139,6 +146,18 @@ def _follow(
             )
             quantizer.follow(found, generator=generator)
         progress.advance(done, {})
+
+
+def _sample(quantizer: Quantizer, features: Features, *, seed: int) -> Int16[Tensor, "sampled levels"]:
+    """Different IDs of items drawn from each modality."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn: list[Tensor] = []
+    for modality in Modality:
+        rows = np.flatnonzero(features.modality == modality.code)
+        chosen = torch.randperm(len(rows), generator=generator)[:SAMPLED].numpy()
+        if len(chosen):
+            drawn.append(encode(quantizer, features, np.sort(rows[chosen])).codes.short())
+    return torch.cat(drawn).unique(dim=0)
 
 
 def _encoder(model: Genius, folder: Path) -> Encoder:

@@ -29,6 +29,8 @@ from genius.weights import write_weights
 
 KIND: Final = "quantizer"
 WEIGHTS: Final = "quantizer.safetensors"
+POOL_SAMPLE: Final = "pool_sample"
+"""Name among the weights; only a refitted quantizer has it."""
 HEALTH_SAMPLE: Final = 16_384
 HEALTH_CHECKS: Final = 5
 FUSE_BATCH: Final = 4096
@@ -102,7 +104,9 @@ def load_quantizer(folder: Path, *, device: str = "cpu") -> TrainedQuantizer:
     manifest = open_artifact(folder, kind=KIND)
     config = from_json(QuantizerConfig, manifest.config)
     quantizer = Quantizer(int(manifest.facts["dim"]), config)
-    quantizer.load_state_dict(_shared(quantizer, load_file(folder / WEIGHTS)))
+    tensors = load_file(folder / WEIGHTS)
+    quantizer.pool_sample = tensors.pop(POOL_SAMPLE, quantizer.pool_sample)
+    quantizer.load_state_dict(_shared(quantizer, tensors))
     return TrainedQuantizer(quantizer.to(device).eval(), manifest)
 
 
@@ -270,9 +274,9 @@ class _Trainer:
 
 
 def _tensors(quantizer: Quantizer) -> dict[str, Tensor]:
-    """Weights by name; a shared codebook is written once."""
+    """Weights by name; a shared codebook is written once, and a pool's sample where there is one."""
     seen: set[int] = set()
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {POOL_SAMPLE: quantizer.pool_sample} if len(quantizer.pool_sample) else {}
     for name, tensor in quantizer.state_dict().items():
         if tensor.data_ptr() not in seen:
             tensors[name] = tensor

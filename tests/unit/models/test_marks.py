@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -51,6 +52,32 @@ def test_half_norm_and_density_are_what_they_are_said_to_be(has_modality_level, 
         np.testing.assert_allclose(torch.stack([*found], dim=1).numpy(), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("has_modality_level", [True, False])
+def test_with_a_sample_of_the_pool_density_is_the_mean_cosine_to_the_four_nearest_others(has_modality_level):
+    tables, codes, sample = drawn(1), drawn_codes(2, 60), drawn_codes(3, 80).unique(dim=0)
+    found = measured(tables, codes, has_modality_level=has_modality_level, sample=sample.short()).densities
+    vectors = {tuple(one): sum(t[c] for t, c in zip(tables, one, strict=True)) for one in sample.tolist()}
+    for code, density in zip(codes.tolist(), found.tolist(), strict=True):
+        own = sum(table[at] for table, at in zip(tables, code, strict=True))
+        cosines = [
+            torch.cosine_similarity(own, other, dim=0).item()
+            for one, other in vectors.items()
+            if one != tuple(code) and (not has_modality_level or one[0] == code[0])
+        ]
+        assert density == pytest.approx(np.mean(sorted(cosines)[-4:]), abs=1e-5)
+    assert any(tuple(code) in vectors for code in codes.tolist())  # an ID is no neighbour of its own
+
+
+def test_a_modality_that_the_sample_hardly_has_is_compared_with_first_codes():
+    tables, codes = drawn(1), drawn_codes(2, 40)
+    sample = drawn_codes(3, 60).unique(dim=0)
+    few = torch.cat([sample[sample[:, 0] == 0], sample[sample[:, 0] == 1][:3]])
+    found = measured(tables, codes, has_modality_level=True, sample=few).densities
+    without = measured(tables, codes, has_modality_level=True).densities
+    assert torch.equal(found[codes[:, 0] != 0], without[codes[:, 0] != 0])
+    assert not torch.isclose(found[codes[:, 0] == 0], without[codes[:, 0] == 0]).any()
+
+
 def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
     tables, codes = [table / 3 for table in drawn(3)], drawn_codes(4, 200)
     found = measured(tables, codes, has_modality_level=True)
@@ -79,13 +106,15 @@ def test_an_item_among_the_first_codes_is_in_a_denser_place_than_one_far_from_th
     assert densities[1] < 0.5
 
 
-def test_equal_ids_get_equal_marks_whatever_they_are_computed_with():
+@pytest.mark.parametrize("sampled", [0, 300])
+def test_equal_ids_get_equal_marks_whatever_they_are_computed_with(sampled):
     tables = drawn(5, (3, 200, 60), 64)
     codes = drawn_codes(6, 500, (3, 200, 60))
-    together = marks_of(tables, codes, has_modality_level=True)
-    alone = torch.cat([marks_of(tables, code[None], has_modality_level=True) for code in codes[:100]])
+    marked = functools.partial(marks_of, tables, has_modality_level=True, sample=codes[:sampled])
+    together = marked(codes)
+    alone = torch.cat([marked(code[None]) for code in codes[:100]])
     assert torch.equal(alone, together[:100])
-    backwards = marks_of(tables, codes.flip(0), has_modality_level=True)
+    backwards = marked(codes.flip(0))
     assert torch.equal(backwards.flip(0), together)
 
 

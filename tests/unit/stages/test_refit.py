@@ -11,10 +11,12 @@ import torch
 
 from genius.cli import main
 from genius.config import GeneratorConfig, from_json, to_json
+from genius.data.records import Modality
 from genius.errors import UsageError
 from genius.index import Index
 from genius.model import Genius
 from genius.models.generator import Generator
+from genius.models.marks import marks_of
 from genius.stages.progress import Silent
 from genius.stages.refit import refit
 
@@ -61,6 +63,20 @@ def test_the_same_seed_gives_the_same_model(trained, pool, tmp_path):
     model = Genius.open(trained.model)
     made = [refit(model, pool, tmp_path / name, passes=2, progress=Silent()).model for name in "ab"]
     assert made[0].fingerprint == made[1].fingerprint
+
+
+def test_a_sample_of_the_pool_says_how_crowded_it_is_around_an_item(trained, pool, tmp_path):
+    model = Genius.open(trained.model)
+    refit(model, pool, tmp_path / "new", passes=2, progress=Silent())
+    assert len(model.quantizer.pool_sample) == 0
+    quantizer = Genius.open(tmp_path / "new").quantizer
+    sample = quantizer.pool_sample.long()
+    assert 1 < len(sample) <= 108
+    assert (sample[:, 0] == Modality.TEXT.code).all()
+    tables = quantizer.tables()
+    expected = marks_of(tables, sample, has_modality_level=True, sample=sample)
+    assert torch.equal(quantizer.marks(sample), expected)
+    assert not torch.equal(expected, marks_of(tables, sample, has_modality_level=True))
 
 
 def test_a_guide_is_given_the_new_vectors(trained, pool, tmp_path):
