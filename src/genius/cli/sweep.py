@@ -38,6 +38,9 @@ class Sweep:
     only: str = ""
     """Rows to make, and what they build on; commas between."""
 
+    skip: str = ""
+    """Rows to leave out, such as those that need pictures where there are none; commas between."""
+
     jobs: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Rows made at the same time, each with its share of the cores."""
 
@@ -56,8 +59,13 @@ class Sweep:
 
         if self.jobs < 1:
             raise UsageError(f"--jobs {self.jobs}: at least one row has to be made at a time")
-        only = [name.strip() for name in self.only.split(",") if name.strip()]
-        jobs = jobs_of(read_recipe(self.recipe), encoder=self.encoder, quick=self.quick, only=only)
+        jobs = jobs_of(
+            read_recipe(self.recipe),
+            encoder=self.encoder,
+            quick=self.quick,
+            only=_names(self.only),
+            skip=_names(self.skip),
+        )
         if self.plan:
             print("\n".join(command for job in jobs for command in job.shown(self.data)))
             return 0
@@ -83,3 +91,7 @@ class Sweep:
             shown = ("title", "table", "seed", "state", "error", "seconds", "commands")
             print_json([{"row": row.name, **{name: getattr(row, name) for name in shown}} for _, row in made])
         return 1 if failed else 0
+
+
+def _names(spelt: str) -> list[str]:
+    return [name.strip() for name in spelt.split(",") if name.strip()]

@@ -188,23 +188,33 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def jobs_of(
-    recipe: Recipe, *, encoder: str = "small", quick: bool = False, only: Sequence[str] = ()
+    recipe: Recipe,
+    *,
+    encoder: str = "small",
+    quick: bool = False,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
 ) -> list[Job]:
     """Every row with each of its seeds: the first seed of all rows first, so that tables fill evenly.
 
-    ``only`` names rows; what they build on comes along.
+    ``only`` names rows; what they build on comes along. ``skip`` names rows that are left out.
 
     Raises
     ------
     UsageError
-        ``only`` names a row that is not there.
+        a row is named that is not there, nothing is left, or what is left builds on a row that is skipped.
     """
     names = [row.name for row in recipe.row]
-    unknown = [name for name in only if name not in names]
+    unknown = [name for name in (*only, *skip) if name not in names]
     if unknown:
         raise UsageError(f"the recipe has no row {unknown[0]!r}; it has: {', '.join(names)}")
     by_name = {row.name: row for row in recipe.row}
-    wanted = set(only or names)
+    wanted = set(only or names) - set(skip)
+    if not wanted:
+        raise UsageError("every row is skipped")
+    for name in sorted(wanted, key=names.index):
+        if by_name[name].model in skip:
+            raise UsageError(f"row {name!r} builds on {by_name[name].model!r}, which is skipped")
     wanted |= {by_name[name].model for name in wanted}
     jobs: dict[tuple[str, int], Job] = {}
     for seed in sorted({seed for row in recipe.row for seed in row.seeds}):

@@ -109,6 +109,18 @@ def test_some_rows_bring_along_what_they_build_on(tmp_path):
         jobs_of(recipe(tmp_path), only=["beam-2"])
 
 
+def test_rows_can_be_left_out_but_not_what_others_build_on(tmp_path):
+    places = [job.place for job in jobs_of(recipe(tmp_path), skip=["beam-1", "no-l.cl"])]
+    assert places == ["paper/seed-0", "rival/seed-0", "paper/seed-1"]
+    for skip, problem in (
+        (["beam-2"], "no row 'beam-2'; it has: paper"),
+        (["paper"], "row 'beam-1' builds on 'paper', which is skipped"),
+        (["paper", "no-l.cl", "beam-1", "rival"], "every row is skipped"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            jobs_of(recipe(tmp_path), skip=skip)
+
+
 def test_an_encoder_is_named_by_its_last_name_and_changes_the_plan(tmp_path):
     (first, *_), (other, *_) = (
         jobs_of(recipe(tmp_path), encoder=spec) for spec in ("small", "precomputed:/a/features.npy")
