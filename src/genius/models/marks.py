@@ -52,61 +52,98 @@ class Measured(NamedTuple):
     densities: Float64[Tensor, " ids"]
 
 
-@torch.no_grad()
-def measured(
-    tables: Sequence[Float[Tensor, "_ dim"]],
-    codes: Int[Tensor, "ids levels"],
-    *,
-    has_modality_level: bool,
-    sample: Int[Tensor, "sampled levels"] | None = None,
-) -> Measured:
-    """Half the squared norm of each ID's vector, and how near a pool's other IDs are to it.
+class _Around(NamedTuple):
+    """What IDs are compared with."""
+
+    directions: Float64[Tensor, "others dim"]
+    are_ids: bool
+    """Whether an ID may be among them."""
+
+
+class Marker:
+    """Measures the IDs of one quantizer, whose code vectors must not change meanwhile.
 
     Parameters
     ----------
     tables
         the code vectors of each level.
-    sample
-        different IDs of a pool. Without them, and where hardly one has an ID's modality, the vectors of the
-        first semantic codes take their place.
     has_modality_level
         whether IDs begin with a modality code. Then they are compared with those of their own modality only,
         and its vector is added to those of first codes.
+    sample
+        different IDs of a pool. Without them, and where hardly one has an ID's modality, the vectors of the
+        first semantic codes take their place.
     """
-    # In double precision: a product in single precision depends on what is multiplied along with it, so
-    # equal IDs could get different marks in different batches. Apple's devices have no doubles.
-    place = torch.device("cpu") if tables[0].device.type == "mps" else tables[0].device
-    levels = [table.to(place) for table in tables]
-    codes = codes.to(place)
-    if sample is None:
-        sample = torch.empty(0, len(tables), dtype=torch.int64)
-    half_norms = torch.zeros(len(codes), dtype=torch.float64, device=place)
-    densities = torch.zeros_like(half_norms)
-    for around, members in _groups(
-        levels, codes, sample.to(place).long(), has_modality_level=has_modality_level
-    ):
-        for rows in members.split(max(1, SCORES_AT_ONCE // len(around.directions))):
-            vectors = _summed(levels, codes[rows])
-            cosines = F.normalize(vectors, dim=1) @ around.directions.T
-            if around.are_ids:
-                cosines = cosines.masked_fill(cosines > ITSELF, -1.0)
-            nearest = cosines.topk(min(NEIGHBOURS, cosines.shape[1]), dim=1).values
-            densities[rows] = nearest.mean(dim=1)
-            half_norms[rows] = vectors.square().sum(dim=1) / 2
-    return Measured(half_norms, densities)
 
+    def __init__(
+        self,
+        tables: Sequence[Float[Tensor, "_ dim"]],
+        *,
+        has_modality_level: bool,
+        sample: Int[Tensor, "sampled levels"] | None = None,
+    ) -> None:
+        # In double precision: a product in single precision depends on what is multiplied along with it, so
+        # equal IDs could get different marks in different batches. Apple's devices have no doubles.
+        self._place = torch.device("cpu") if tables[0].device.type == "mps" else tables[0].device
+        self._tables = [table.to(self._place) for table in tables]
+        self._has_modality_level = has_modality_level
+        nothing = torch.empty(0, len(tables), dtype=torch.int64)
+        self._sample = (nothing if sample is None else sample).to(self._place).long()
+        self._around: dict[int, _Around] = {}
+        """By modality code; kept, for thousands of sampled IDs take longer than a few new ones."""
 
-def marks_of(
-    tables: Sequence[Float[Tensor, "_ dim"]],
-    codes: Int[Tensor, "ids levels"],
-    *,
-    has_modality_level: bool,
-    sample: Int[Tensor, "sampled levels"] | None = None,
-) -> Int16[Tensor, "ids marks"]:
-    """The two numbers as an index keeps them, 0 … 255: what goes beyond is cut off."""
-    found = measured(tables, codes, has_modality_level=has_modality_level, sample=sample)
-    steps = torch.stack([found.half_norms * HALF_NORM_STEPS, found.densities * DENSITY_STEPS], dim=1)
-    return steps.round().clamp(0, LARGEST).short()
+    @torch.no_grad()
+    def measure(self, codes: Int[Tensor, "ids levels"]) -> Measured:
+        """Half the squared norm of each ID's vector, and how near a pool's other IDs are to it."""
+        codes = codes.to(self._place)
+        half_norms = torch.zeros(len(codes), dtype=torch.float64, device=self._place)
+        densities = torch.zeros_like(half_norms)
+        for around, members in self._groups(codes):
+            for rows in members.split(max(1, SCORES_AT_ONCE // len(around.directions))):
+                vectors = self._vectors(codes[rows])
+                cosines = F.normalize(vectors, dim=1) @ around.directions.T
+                if around.are_ids:
+                    cosines = cosines.masked_fill(cosines > ITSELF, -1.0)
+                nearest = cosines.topk(min(NEIGHBOURS, cosines.shape[1]), dim=1).values
+                densities[rows] = nearest.mean(dim=1)
+                half_norms[rows] = vectors.square().sum(dim=1) / 2
+        return Measured(half_norms, densities)
+
+    def marks(self, codes: Int[Tensor, "ids levels"]) -> Int16[Tensor, "ids marks"]:
+        """The two numbers as an index keeps them, 0 … 255: what goes beyond is cut off."""
+        found = self.measure(codes)
+        steps = torch.stack([found.half_norms * HALF_NORM_STEPS, found.densities * DENSITY_STEPS], dim=1)
+        return steps.round().clamp(0, LARGEST).short()
+
+    def _groups(self, codes: Int[Tensor, "ids levels"]) -> Iterator[tuple[_Around, Int[Tensor, " members"]]]:
+        """The IDs by modality: what they are compared with, and their rows."""
+        if not self._has_modality_level:
+            yield self._compared(0, self._sample), torch.arange(len(codes), device=self._place)
+            return
+        first = codes[:, 0]
+        for code in map(int, first.unique()):
+            own = self._sample[self._sample[:, 0] == code]
+            yield self._compared(code, own), (first == code).nonzero()[:, 0]
+
+    def _compared(self, code: int, sample: Int[Tensor, "sampled levels"]) -> _Around:
+        if code not in self._around:
+            are_ids = len(sample) > NEIGHBOURS
+            vectors = self._vectors(sample) if are_ids else self._prefixes(code)
+            self._around[code] = _Around(F.normalize(vectors, dim=1), are_ids)
+        return self._around[code]
+
+    def _prefixes(self, code: int) -> Float64[Tensor, "codes dim"]:
+        """What the first semantic codes stand for, in this modality."""
+        if not self._has_modality_level:
+            return self._tables[0].double()
+        return self._tables[0][code].double() + self._tables[1].double()
+
+    def _vectors(self, codes: Int[Tensor, "ids levels"]) -> Float64[Tensor, "ids dim"]:
+        """What IDs stand for: the sums of their code vectors."""
+        vectors = torch.zeros(len(codes), self._tables[0].shape[1], dtype=torch.float64, device=self._place)
+        for level, table in enumerate(self._tables):
+            vectors += table[codes[:, level]].double()
+        return vectors
 
 
 def half_norms(marks: Integer[np.ndarray, "ids marks"]) -> Float32[np.ndarray, " ids"]:
@@ -117,48 +154,3 @@ def half_norms(marks: Integer[np.ndarray, "ids marks"]) -> Float32[np.ndarray, "
 def densities(marks: Integer[np.ndarray, "ids marks"]) -> Float32[np.ndarray, " ids"]:
     """Densities, from what is kept."""
     return np.asarray(marks[:, 1] / np.float32(DENSITY_STEPS), dtype=np.float32)
-
-
-class _Around(NamedTuple):
-    """What IDs are compared with."""
-
-    directions: Float64[Tensor, "others dim"]
-    are_ids: bool
-    """Whether an ID may be among them."""
-
-
-def _groups(
-    levels: Sequence[Float[Tensor, "_ dim"]],
-    codes: Int[Tensor, "ids levels"],
-    sample: Int[Tensor, "sampled levels"],
-    *,
-    has_modality_level: bool,
-) -> Iterator[tuple[_Around, Int[Tensor, " members"]]]:
-    """The IDs by modality: what they are compared with, and their rows."""
-    if not has_modality_level:
-        yield _around(levels, sample, levels[0].double()), torch.arange(len(codes), device=codes.device)
-        return
-    first = codes[:, 0]
-    for code in first.unique():
-        prefixes = levels[0][code].double() + levels[1].double()
-        yield _around(levels, sample[sample[:, 0] == code], prefixes), (first == code).nonzero()[:, 0]
-
-
-def _around(
-    levels: Sequence[Float[Tensor, "_ dim"]],
-    sample: Int[Tensor, "sampled levels"],
-    prefixes: Float64[Tensor, "codes dim"],
-) -> _Around:
-    if len(sample) <= NEIGHBOURS:
-        return _Around(F.normalize(prefixes, dim=1), are_ids=False)
-    return _Around(F.normalize(_summed(levels, sample), dim=1), are_ids=True)
-
-
-def _summed(
-    levels: Sequence[Float[Tensor, "_ dim"]], codes: Int[Tensor, "ids levels"]
-) -> Float64[Tensor, "ids dim"]:
-    """The vectors that IDs stand for."""
-    vectors = torch.zeros(len(codes), levels[0].shape[1], dtype=torch.float64, device=codes.device)
-    for level, table in enumerate(levels):
-        vectors += table[codes[:, level]].double()
-    return vectors

@@ -18,7 +18,7 @@ from genius.models import parallel
 from genius.models.encoding import nearest_sums
 from genius.models.fusion import Fusion
 from genius.models.kmeans import assign, kmeans
-from genius.models.marks import marks_of
+from genius.models.marks import Marker
 
 NUM_MODALITIES = 3
 
@@ -141,6 +141,7 @@ class Quantizer(nn.Module):
         )
         nothing = torch.empty(0, self.num_levels, dtype=torch.int16)
         self.register_buffer("pool_sample", nothing, persistent=False)  # of any length, so it is kept apart
+        self._marker: Marker | None = None
 
     @property
     def has_modality_level(self) -> bool:
@@ -208,9 +209,16 @@ class Quantizer(nn.Module):
 
     def marks(self, codes: Int[Tensor, "items levels"]) -> Int16[Tensor, "items marks"]:
         """What follows from IDs and ranking needs, a byte each: half norm and density."""
-        return marks_of(
-            self.tables(), codes, has_modality_level=self.has_modality_level, sample=self.pool_sample
-        )
+        if self._marker is None:
+            self._marker = Marker(
+                self.tables(), has_modality_level=self.has_modality_level, sample=self.pool_sample
+            )
+        return self._marker.marks(codes)
+
+    def keep_sample(self, ids: Int[Tensor, "sampled levels"]) -> None:
+        """Let these IDs, all different, say how crowded it is around others."""
+        self.pool_sample = ids.to(self.device, torch.int16)
+        self._marker = None
 
     @torch.no_grad()
     def encode_items(
@@ -235,6 +243,7 @@ class Quantizer(nn.Module):
         generator: torch.Generator,
     ) -> None:
         """K-means, level by level on the residuals; counts are scaled to one batch of queries and targets."""
+        self._marker = None
         residual = embeddings
         scale = 2 * batch_size / len(embeddings)
         seen: set[int] = set()
@@ -264,6 +273,7 @@ class Quantizer(nn.Module):
         All ranks do the same: sums are over ranks and revival draws from the gathered residuals with a
         generator that every rank seeds alike.
         """
+        self._marker = None
         revived = 0
         for level, book in enumerate(self._books()):
             residuals = quantized.residuals[level]

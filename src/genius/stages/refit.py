@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int16
+from jaxtyping import Int
 from torch import Tensor
 
 from genius.artifact import ArtifactWriter
@@ -93,7 +93,7 @@ def refit(
     embeddings = fuse(quantizer, features)
     _follow(quantizer, embeddings, features.modality, passes=passes, seed=seed, progress=progress)
     after = measure_health(quantizer, features)
-    quantizer.pool_sample = _sample(quantizer, features, seed=seed)
+    quantizer.keep_sample(_sample(quantizer, features, seed=seed))
     source = {"pool": features.manifest.fingerprint, "passes": str(passes), "seed": str(seed)}
     ours = write_quantizer(
         ArtifactWriter(
@@ -148,7 +148,7 @@ def _follow(
         progress.advance(done, {})
 
 
-def _sample(quantizer: Quantizer, features: Features, *, seed: int) -> Int16[Tensor, "sampled levels"]:
+def _sample(quantizer: Quantizer, features: Features, *, seed: int) -> Int[Tensor, "sampled levels"]:
     """Different IDs of items drawn from each modality."""
     generator = torch.Generator().manual_seed(seed)
     drawn: list[Tensor] = []
@@ -156,8 +156,9 @@ def _sample(quantizer: Quantizer, features: Features, *, seed: int) -> Int16[Ten
         rows = np.flatnonzero(features.modality == modality.code)
         chosen = torch.randperm(len(rows), generator=generator)[:SAMPLED].numpy()
         if len(chosen):
-            drawn.append(encode(quantizer, features, np.sort(rows[chosen])).codes.short())
-    return torch.cat(drawn).unique(dim=0)
+            drawn.append(encode(quantizer, features, np.sort(rows[chosen])).codes)
+    ids: Tensor = torch.cat(drawn).unique(dim=0)
+    return ids
 
 
 def _encoder(model: Genius, folder: Path) -> Encoder:

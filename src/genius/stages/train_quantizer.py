@@ -105,7 +105,7 @@ def load_quantizer(folder: Path, *, device: str = "cpu") -> TrainedQuantizer:
     config = from_json(QuantizerConfig, manifest.config)
     quantizer = Quantizer(int(manifest.facts["dim"]), config)
     tensors = load_file(folder / WEIGHTS)
-    quantizer.pool_sample = tensors.pop(POOL_SAMPLE, quantizer.pool_sample)
+    quantizer.keep_sample(tensors.pop(POOL_SAMPLE, quantizer.pool_sample))
     quantizer.load_state_dict(_shared(quantizer, tensors))
     return TrainedQuantizer(quantizer.to(device).eval(), manifest)
 

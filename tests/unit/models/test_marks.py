@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import functools
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import torch
 
 from genius.config import QuantizerConfig
 from genius.models import marks
-from genius.models.marks import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST, marks_of, measured
+from genius.models.marks import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST, Marker
 from genius.models.quantizer import Quantizer
 
 DIM = 5
@@ -48,14 +48,16 @@ def test_half_norm_and_density_are_what_they_are_said_to_be(has_modality_level, 
     )
     for at_once in (marks.SCORES_AT_ONCE, 20):  # all together, and a few at a time
         monkeypatch.setattr(marks, "SCORES_AT_ONCE", at_once)
-        found = measured(tables, codes, has_modality_level=has_modality_level)
+        found = Marker(tables, has_modality_level=has_modality_level).measure(codes)
         np.testing.assert_allclose(torch.stack([*found], dim=1).numpy(), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("has_modality_level", [True, False])
 def test_with_a_sample_of_the_pool_density_is_the_mean_cosine_to_the_four_nearest_others(has_modality_level):
     tables, codes, sample = drawn(1), drawn_codes(2, 60), drawn_codes(3, 80).unique(dim=0)
-    found = measured(tables, codes, has_modality_level=has_modality_level, sample=sample.short()).densities
+    found = (
+        Marker(tables, has_modality_level=has_modality_level, sample=sample.short()).measure(codes).densities
+    )
     vectors = {tuple(one): sum(t[c] for t, c in zip(tables, one, strict=True)) for one in sample.tolist()}
     for code, density in zip(codes.tolist(), found.tolist(), strict=True):
         own = sum(table[at] for table, at in zip(tables, code, strict=True))
@@ -72,16 +74,16 @@ def test_a_modality_that_the_sample_hardly_has_is_compared_with_first_codes():
     tables, codes = drawn(1), drawn_codes(2, 40)
     sample = drawn_codes(3, 60).unique(dim=0)
     few = torch.cat([sample[sample[:, 0] == 0], sample[sample[:, 0] == 1][:3]])
-    found = measured(tables, codes, has_modality_level=True, sample=few).densities
-    without = measured(tables, codes, has_modality_level=True).densities
+    found = Marker(tables, has_modality_level=True, sample=few).measure(codes).densities
+    without = Marker(tables, has_modality_level=True).measure(codes).densities
     assert torch.equal(found[codes[:, 0] != 0], without[codes[:, 0] != 0])
     assert not torch.isclose(found[codes[:, 0] == 0], without[codes[:, 0] == 0]).any()
 
 
 def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
     tables, codes = [table / 3 for table in drawn(3)], drawn_codes(4, 200)
-    found = measured(tables, codes, has_modality_level=True)
-    kept = marks_of(tables, codes, has_modality_level=True)
+    found = Marker(tables, has_modality_level=True).measure(codes)
+    kept = Marker(tables, has_modality_level=True).marks(codes)
     assert kept.dtype == torch.int16
     assert kept.min() >= 0
     assert kept.max() < LARGEST  # nothing was cut off
@@ -93,7 +95,7 @@ def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
 
 def test_what_does_not_fit_a_byte_is_cut_off():
     tables = [torch.tensor([[100.0, 0.0]])]
-    kept = marks_of(tables, torch.zeros(1, 1, dtype=torch.int64), has_modality_level=False)
+    kept = Marker(tables, has_modality_level=False).marks(torch.zeros(1, 1, dtype=torch.int64))
     assert kept.tolist() == [[LARGEST, LARGEST]]
     assert marks.densities(kept.numpy()).tolist() == [1.0]
 
@@ -101,7 +103,7 @@ def test_what_does_not_fit_a_byte_is_cut_off():
 def test_an_item_among_the_first_codes_is_in_a_denser_place_than_one_far_from_them():
     crowd = torch.tensor([1.0, 0.0]) + 0.05 * torch.tensor([[0.0, step] for step in range(-3, 4)])
     tables = [torch.cat([crowd, torch.tensor([[0.0, 1.0]])])]
-    densities = measured(tables, torch.tensor([[3], [7]]), has_modality_level=False).densities
+    densities = Marker(tables, has_modality_level=False).measure(torch.tensor([[3], [7]])).densities
     assert densities[0] > 0.99
     assert densities[1] < 0.5
 
@@ -110,7 +112,7 @@ def test_an_item_among_the_first_codes_is_in_a_denser_place_than_one_far_from_th
 def test_equal_ids_get_equal_marks_whatever_they_are_computed_with(sampled):
     tables = drawn(5, (3, 200, 60), 64)
     codes = drawn_codes(6, 500, (3, 200, 60))
-    marked = functools.partial(marks_of, tables, has_modality_level=True, sample=codes[:sampled])
+    marked = Marker(tables, has_modality_level=True, sample=codes[:sampled]).marks
     together = marked(codes)
     alone = torch.cat([marked(code[None]) for code in codes[:100]])
     assert torch.equal(alone, together[:100])
@@ -121,8 +123,8 @@ def test_equal_ids_get_equal_marks_whatever_they_are_computed_with(sampled):
 def test_code_vectors_of_nothing_and_no_ids_at_all_do_no_harm():
     tables = [torch.zeros(size, DIM) for size in SIZES]
     codes = drawn_codes(7, 3)
-    assert not measured(tables, codes, has_modality_level=True).densities.any()
-    assert marks_of(tables, codes[:0], has_modality_level=True).shape == (0, 2)
+    assert not Marker(tables, has_modality_level=True).measure(codes).densities.any()
+    assert Marker(tables, has_modality_level=True).marks(codes[:0]).shape == (0, 2)
 
 
 @pytest.mark.parametrize("level0", ["assigned", "learned", "none"])
@@ -133,6 +135,30 @@ def test_an_encoded_item_comes_with_the_marks_of_its_id(level0):
         table.copy_(torch.randn_like(table) / 4)
     features = torch.randn(20, 8)
     found = quantizer.encode_items(features, torch.zeros(20, 8), torch.zeros(20, dtype=torch.int64))
-    expected = marks_of(quantizer.tables(), found.codes, has_modality_level=level0 != "none")
+    expected = Marker(quantizer.tables(), has_modality_level=level0 != "none").marks(found.codes)
     assert torch.equal(found.marks, expected)
     assert torch.equal(found.kept, torch.cat([found.codes, expected], dim=1).short())
+
+
+def test_marks_follow_when_code_vectors_or_the_sample_change():
+    torch.manual_seed(0)
+    quantizer = Quantizer(8, QuantizerConfig(levels=2, codebook_size=6, level0="none"))
+    for table in quantizer.tables():
+        table.copy_(torch.randn_like(table) / 4)
+    codes = drawn_codes(8, 30, (6, 6))
+    seen = [quantizer.marks(codes)]
+    quantizer.keep_sample(codes[:20].unique(dim=0))
+    seen.append(quantizer.marks(codes))
+    residuals = torch.randn(64, 8)
+    quantizer.follow(quantizer.quantize(residuals), generator=torch.Generator().manual_seed(0))
+    seen.append(quantizer.marks(codes))
+    quantizer.start_codebooks(
+        residuals,
+        torch.zeros(64, dtype=torch.int64),
+        batch_size=8,
+        generator=torch.Generator().manual_seed(0),
+    )
+    seen.append(quantizer.marks(codes))
+    assert not any(torch.equal(one, other) for one, other in pairwise(seen))
+    expected = Marker(quantizer.tables(), has_modality_level=False, sample=codes[:20].unique(dim=0))
+    assert torch.equal(seen[-1], expected.marks(codes))

@@ -12,7 +12,7 @@ from genius.baselines.routing import CodeRouter
 from genius.config import GeneratorConfig, SearchConfig
 from genius.models import marks
 from genius.models.generator import Generator
-from genius.models.marks import marks_of
+from genius.models.marks import Marker
 from genius.search.allowed import Allowed, Part
 from genius.search.beam import search
 from genius.search.decoder import Decoder
@@ -46,7 +46,7 @@ def codes(random) -> torch.Tensor:
 @pytest.fixture
 def marked(tables, codes) -> np.ndarray:
     """Items' codes and marks."""
-    own = marks_of(tables, codes, has_modality_level=True)
+    own = Marker(tables, has_modality_level=True).marks(codes)
     return torch.cat([codes.short(), own], dim=1).numpy()
 
 

@@ -16,7 +16,7 @@ from genius.errors import UsageError
 from genius.index import Index
 from genius.model import Genius
 from genius.models.generator import Generator
-from genius.models.marks import marks_of
+from genius.models.marks import Marker
 from genius.stages.progress import Silent
 from genius.stages.refit import refit
 
@@ -74,9 +74,9 @@ def test_a_sample_of_the_pool_says_how_crowded_it_is_around_an_item(trained, poo
     assert 1 < len(sample) <= 108
     assert (sample[:, 0] == Modality.TEXT.code).all()
     tables = quantizer.tables()
-    expected = marks_of(tables, sample, has_modality_level=True, sample=sample)
+    expected = Marker(tables, has_modality_level=True, sample=sample).marks(sample)
     assert torch.equal(quantizer.marks(sample), expected)
-    assert not torch.equal(expected, marks_of(tables, sample, has_modality_level=True))
+    assert not torch.equal(expected, Marker(tables, has_modality_level=True).marks(sample))
 
 
 def test_a_guide_is_given_the_new_vectors(trained, pool, tmp_path):
