@@ -157,9 +157,9 @@ def main() -> None:
                 "--out",
                 models[name],
             )
-    print("R@5 about unknown photos, then about the others;", len(unknown), "photos are unknown")
+    print(f"R@5 of queries about the {len(unknown):,} unknown photos, and about the others\n")
     print(
-        f"| model | {' | '.join(f'{method} | ' for method in METHODS)}| cosine to ID | largest first code |"
+        f"| model | {' | '.join(f'{method} | others' for method in METHODS)} | cosine to ID | largest first code |"
     )
     print("|---" * (3 + 2 * len(METHODS)) + "|")
     for name, model in models.items():

@@ -120,7 +120,7 @@ def beam_figure(beams: Sequence[System]) -> Drawing | None:
     axes.set_xticks(widths, [str(width) for width in widths])
     axes.minorticks_off()
     quiet(axes, x="beam: IDs kept at each level", y="mean over tasks, %")
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="best")
     return Drawing(
         name="beam",
         title="Recall and the beam's width",
