@@ -139,8 +139,8 @@ class Quantizer(nn.Module):
         self.register_buffer(
             "level0_modality", torch.arange(3) if known else torch.full((NUM_MODALITIES,), -1)
         )
-        nothing = torch.empty(0, self.num_levels, dtype=torch.int16)
-        self.register_buffer("pool_sample", nothing, persistent=False)  # of any length, so it is kept apart
+        # No buffer, since its length is no setting; on the CPU, also where the weights come later ("meta").
+        self.pool_sample = torch.empty(0, self.num_levels, dtype=torch.int16, device="cpu")
         self._marker: Marker | None = None
 
     @property
@@ -217,7 +217,7 @@ class Quantizer(nn.Module):
 
     def keep_sample(self, ids: Int[Tensor, "sampled levels"]) -> None:
         """Let these IDs, all different, say how crowded it is around others."""
-        self.pool_sample = ids.to(self.device, torch.int16)
+        self.pool_sample = ids.to("cpu", torch.int16)
         self._marker = None
 
     @torch.no_grad()
