@@ -23,6 +23,7 @@ from genius.data.features import Features
 from genius.data.records import Modality, did_of
 from genius.evaluation.health import examine
 from genius.model import Genius
+from genius.report.evaluated import read_evaluation
 from genius.stages.train_quantizer import encode
 
 POOL = Path("cand_pool/global/mbeir_union_test_cand_pool.jsonl")
@@ -37,7 +38,6 @@ METHODS = (
     "generative+embeddings",
 )
 PASSES = (1, 5, 20)
-DEPTH = 5
 
 
 def genius(*words: object) -> None:
@@ -84,31 +84,17 @@ def write_without(data: Path, folder: Path, photos: set[int]) -> None:
             target.symlink_to(file.resolve())
 
 
-def found_by(folder: Path, method: str) -> dict[str, bool]:
-    """For each query whether one of its first five hits is right."""
-    (run,) = folder.glob(f"runs/*.global.{method}.trec")
-    (qrels,) = folder.glob("runs/*.global.qrels")
-    right: dict[str, set[str]] = {}
-    for line in qrels.read_text().splitlines():
-        query, _, item, relevance = line.split()[:4]
-        if int(relevance) > 0:
-            right.setdefault(query, set()).add(item)
-    found = dict.fromkeys(right, False)
-    for line in run.read_text().splitlines():
-        query, _, item, rank = line.split()[:4]
-        if int(rank) <= DEPTH and item in right.get(query, ()):
-            found[query] = True
-    return found
-
-
 def row_of(name: str, model: Path, evaluation: Path, unknown: set[int]) -> str:
     """A line of the table."""
     cells = []
+    evaluated = read_evaluation(evaluation)
+    task = evaluated.rows[0].name
     for method in METHODS:
-        found = found_by(evaluation, method)
-        about = {query: photo_of({"qid": query}) in unknown for query in found}
+        found = evaluated.measures("global", method, task).per_query
         for wanted in (True, False):
-            hits = [hit for query, hit in found.items() if about[query] is wanted]
+            hits = [
+                one["R@5"] for query, one in found.items() if (photo_of({"qid": query}) in unknown) is wanted
+            ]
             cells.append(f"{np.mean(hits):.3f}")
     opened = Genius.open(model)
     features = Features.open(evaluation / "candidates" / "features")
