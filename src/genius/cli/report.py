@@ -46,7 +46,9 @@ class Report:
         from genius.data.mbeir import MBeir
         from genius.errors import UsageError
         from genius.report.document import write
-        from genius.stages.report import gather, report, report_runs
+        from genius.stages.gather import gather
+        from genius.stages.report import report
+        from genius.stages.report_runs import report_runs
 
         if bool(self.sources) == bool(self.runs) or bool(self.runs) != (self.qrels is not None):
             raise UsageError("give folders to report on, or --runs together with --qrels")

@@ -36,14 +36,14 @@ def _nearest(
 ) -> Int[Tensor, "items levels"]:
     items, dim = residuals.shape
     left = residuals[:, None]  # of each partial ID
+    halves = residuals.square().sum(dim=1, keepdim=True) / 2  # of the squared length of what is left
     codes = torch.zeros(items, 1, 0, dtype=torch.int64, device=residuals.device)
     for table in tables:
         width = left.shape[1]
-        # Squared distances, less that of the item itself, which its partial IDs have in common.
-        distances = left.square().sum(dim=2, keepdim=True) + (
-            table.square().sum(dim=1) - 2 * (left.flatten(0, 1) @ table.T).view(items, width, len(table))
-        )
-        best = distances.flatten(1).topk(min(beam, width * len(table)), dim=1, largest=False).indices
+        nearer = torch.addmm(table.square().sum(dim=1) / 2, left.flatten(0, 1), table.T, alpha=-1)
+        grown = nearer.view(items, width, len(table)).add_(halves[..., None])
+        kept = min(beam, width * len(table))
+        halves, best = grown.flatten(1).topk(kept, dim=1, largest=False)
         came_from, chosen = best // len(table), best % len(table)
         left = left.gather(1, came_from[..., None].expand(-1, -1, dim)) - table[chosen]
         codes = codes.gather(1, came_from[..., None].expand(-1, -1, codes.shape[2]))

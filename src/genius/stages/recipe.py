@@ -140,6 +140,21 @@ class Job(NamedTuple):
     plan: str
     """Fingerprint of the commands and of what they build on: done once is done, until it changes."""
 
+    @property
+    def quantizer(self) -> tuple[str, ...]:
+        """What decides its quantizer: the words of `genius fit` but those of the generator; empty without."""
+        words = self.commands[0]
+        if words[0] != "fit":
+            return ()
+        deciding: list[str] = []
+        is_generators = False
+        for word in words:
+            if word.startswith("--"):
+                is_generators = word.startswith("--generator.")
+            if not is_generators:
+                deciding.append(word)
+        return tuple(deciding)
+
     def shown(self, data: Path) -> list[str]:
         """The commands as a person types them, of folders only the last name."""
         kind, colon, place = self.encoder.partition(":")

@@ -32,6 +32,7 @@ ROW: Final = "row.json"
 LOG: Final = "log.txt"
 SHARED: Final = {MODEL_FOLDER: ("encoder", "features"), EVALUATION: ("candidates*/features", "queries-*")}
 """In a row's folders, what depends on the encoder and the data only. Whoever opens it checks that it fits."""
+WITH_QUANTIZER: Final = {**SHARED, MODEL_FOLDER: (*SHARED[MODEL_FOLDER], "quantizer")}
 LAST_WORDS: Final = 300
 """Characters of a failed command's last line that are kept."""
 START: Final = "from genius.cli import main; raise SystemExit(main())"
@@ -74,8 +75,9 @@ def sweep(
 ) -> list[tuple[Job, MadeRow]]:
     """Make every row that is not made yet; what failed is in the answer, and nothing is raised for it.
 
-    The first row is made by itself, since the others take its encoder and features. So are, at the end, rows
-    that measure time (``alone`` in the recipe).
+    The first row is made by itself, unless there is a model to take them from, since the others take its
+    encoder and features. So are, at the end, rows that measure time (``alone`` in the recipe). A row whose
+    flags differ from another's in the generator only takes that one's quantizer.
 
     Parameters
     ----------
@@ -96,7 +98,7 @@ def sweep(
         if (row := _made(root / job.place, job, order)) is not None
     }
     open_jobs = [job for job in jobs if job.place not in made]
-    first = [] if made else open_jobs[:1]
+    first = [] if made or encoder_of is not None else open_jobs[:1]
     among = [job for job in open_jobs if job not in first and not job.row.alone]
     alone = [job for job in open_jobs if job not in first and job.row.alone]
     running: set[str] = set()
@@ -107,9 +109,11 @@ def sweep(
         progress.say(f"{title}: {job.row.title or job.row.name}")
         for other in jobs:
             if other.place not in running:  # what is being written is not lent
-                _share(root / other.place / MODEL_FOLDER, root / other.place / EVALUATION, root / job.place)
+                is_alike = job.quantizer and job.quantizer == other.quantizer
+                there, wanted = root / other.place, WITH_QUANTIZER if is_alike else SHARED
+                _share(there / MODEL_FOLDER, there / EVALUATION, root / job.place, wanted)
         if encoder_of is not None:
-            _share(encoder_of, encoder_of / EVALUATION, root / job.place)
+            _share(encoder_of, encoder_of / EVALUATION, root / job.place, SHARED)
         running.add(job.place)
         row = await _make(job, order, data, root, machine, environment)
         running.discard(job.place)
@@ -241,13 +245,13 @@ async def _run(words: Sequence[str], log: int, environment: Mapping[str, str]) -
         raise
 
 
-def _share(model: Path, evaluation: Path, here: Path) -> None:
-    """Link what another row has made with the encoder, where this one has none of it.
+def _share(model: Path, evaluation: Path, here: Path, wanted: Mapping[str, Sequence[str]]) -> None:
+    """Link what another row has made, where this one has none of it.
 
     Nobody writes into such folders: a stage that needs another replaces the whole folder.
     """
     for name, there in ((MODEL_FOLDER, model), (EVALUATION, evaluation)):
-        for source in (path for pattern in SHARED[name] for path in sorted(there.glob(pattern))):
+        for source in (path for pattern in wanted[name] for path in sorted(there.glob(pattern))):
             target = here / name / source.relative_to(there)
             if target.exists():
                 continue

@@ -31,7 +31,8 @@ KIND: Final = "quantizer"
 WEIGHTS: Final = "quantizer.safetensors"
 POOL_SAMPLE: Final = "pool_sample"
 """Name among the weights; only a refitted quantizer has it."""
-HEALTH_SAMPLE: Final = 16_384
+HEALTH_SAMPLE: Final = 4_096
+"""Candidates whose IDs are looked at while training goes on; all are when it has ended."""
 HEALTH_CHECKS: Final = 5
 FUSE_BATCH: Final = 4096
 

@@ -10,8 +10,10 @@ from genius.evaluation.qrels import write_qrels
 from genius.evaluation.runs import Hit, Run, write_run
 from genius.evaluation.tables import ResultRow, to_json
 from genius.report.table import Table
+from genius.stages.gather import gather
 from genius.stages.progress import Silent
-from genius.stages.report import gather, report, report_runs
+from genius.stages.report import report
+from genius.stages.report_runs import report_runs
 
 QRELS = {f"q{number}": {f"d{number}": 1} for number in range(20)}
 

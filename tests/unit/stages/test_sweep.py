@@ -20,6 +20,9 @@ out.mkdir(parents=True, exist_ok=True)
 with (out / "times.txt").open("a") as file:
     file.write(words[0] + " ")
 if words[0] == "fit":
+    (out / "quantizer").mkdir(exist_ok=True)
+    if not (out / "quantizer" / "maker").exists():
+        (out / "quantizer" / "maker").write_text("/".join(out.parts[-3:-1]))
     (out / "encoder").mkdir(exist_ok=True)
     (out / "features" / "queries").mkdir(parents=True, exist_ok=True)
     made = out / "encoder" / "weights"
@@ -133,6 +136,25 @@ def test_a_model_lends_its_encoder_and_no_locks(tmp_path):
     assert not (made / "features" / ".queries.lock").exists()
 
 
+def test_rows_that_differ_in_the_generator_take_each_others_quantizer(tmp_path):
+    flags = {
+        "first": "--quantizer.levels 3",
+        "wider": "--quantizer.levels 3 --generator.width 64 --generator.layers 2",
+        "deeper": "--quantizer.levels 4",
+    }
+    recipe = Recipe(
+        row=tuple(Row(name=name, table="systems", seeds=(0, 1), fit=fit) for name, fit in flags.items())
+    )
+    make(recipe, tmp_path)
+
+    def maker(place: str) -> str:
+        return (tmp_path / "out" / place / "model" / "quantizer" / "maker").read_text()
+
+    assert maker("wider/seed-0") == "first/seed-0"
+    assert maker("wider/seed-1") == "first/seed-1"
+    assert maker("deeper/seed-0") == "deeper/seed-0"
+
+
 def test_rows_come_in_the_order_of_the_recipe_also_when_that_changes(tmp_path):
     recipe = rows("", "--beam 3", "--beam 5")
     for those in (recipe, Recipe(row=recipe.row[::-1])):
@@ -159,16 +181,6 @@ time.sleep(60)
 """
 
 
-def test_a_sweep_that_is_terminated_takes_its_commands_along(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "START", SLOW)
-    with pytest.raises(KeyboardInterrupt):
-        make(rows("", ""), tmp_path)
-    pid = int((tmp_path / "out" / "row-0" / "seed-0" / "pid").read_text())
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-    assert not read_rows(tmp_path / "out")
-
-
 TOGETHER = """
 import os, pathlib, sys, time
 words = sys.argv[1:]
@@ -182,6 +194,37 @@ while time.monotonic() < until and not all((root / name / "seed-0" / "running").
     time.sleep(0.01)
 (out / "met").write_text(str(time.monotonic() < until))
 """
+
+
+def test_where_a_model_lends_its_encoder_no_row_goes_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "START", TOGETHER)
+    (tmp_path / "model" / "encoder").mkdir(parents=True)
+    recipe = Recipe(
+        row=(
+            Row(name="left", table="systems", fit="--meet right"),
+            Row(name="right", table="systems", fit="--meet left"),
+        )
+    )
+    sweep(
+        jobs_of(recipe),
+        tmp_path / "data",
+        tmp_path / "out",
+        machine="a",
+        progress=Silent(),
+        encoder_of=tmp_path / "model",
+        at_once=2,
+    )
+    assert (tmp_path / "out" / "left" / "seed-0" / "met").read_text() == "True"
+
+
+def test_a_sweep_that_is_terminated_takes_its_commands_along(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "START", SLOW)
+    with pytest.raises(KeyboardInterrupt):
+        make(rows("", ""), tmp_path)
+    pid = int((tmp_path / "out" / "row-0" / "seed-0" / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not read_rows(tmp_path / "out")
 
 
 def test_rows_are_made_side_by_side_but_the_first_and_those_that_measure_time(tmp_path, monkeypatch):
