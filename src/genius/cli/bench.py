@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
-from genius.cli.terminal import TerminalProgress, print_json
-
-if TYPE_CHECKING:
-    from genius.bench.results import Figure, Result
-    from genius.bench.results import Table as Figures
+from genius.cli.bench_results import counts, finish, keep_to_one_thread
+from genius.cli.terminal import TerminalProgress
 
 Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+PROFILED: Final = 200
+"""Queries whose time is taken apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +72,7 @@ class Decode:
 
     def run(self) -> None:
         """Measure and print."""
-        _keep_to_one_thread()
+        keep_to_one_thread()
         from genius.bench.decode import DecodeSettings, bench_decode
         from genius.bench.stand_ins import stand_in, subject_of
         from genius.bench.timing import one_thread
@@ -105,7 +99,7 @@ class Decode:
                 else subject_of(Genius.open(self.model))
             )
             tables = bench_decode(settings, subject, progress=progress)
-        _finish(self, self.out, "Decoding", tables, [], as_json=self.json)
+        finish(self, "decode", self.out, "Decoding", tables, [], as_json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,13 +151,13 @@ class Scale:
 
     def run(self) -> None:
         """Measure and print."""
-        _keep_to_one_thread()
+        keep_to_one_thread()
         from genius.bench.scale import ScaleSettings, bench_scale
         from genius.bench.timing import one_thread
 
         one_thread()
         settings = ScaleSettings(
-            sizes=_counts("--sizes", self.sizes),
+            sizes=counts("--sizes", self.sizes),
             pool=self.pool,
             beam=self.beam,
             small_beam=self.small_beam,
@@ -178,8 +172,14 @@ class Scale:
         )
         with TerminalProgress() as progress:
             found = bench_scale(settings, self.out, progress=progress)
-        _finish(
-            self, self.out, "Against the size of the pool", found.tables, found.figures, as_json=self.json
+        finish(
+            self,
+            "scale",
+            self.out,
+            "Against the size of the pool",
+            found.tables,
+            found.figures,
+            as_json=self.json,
         )
 
 
@@ -242,7 +242,7 @@ class Rivals:
 
     def run(self) -> None:
         """Measure and print."""
-        _keep_to_one_thread()
+        keep_to_one_thread()
         from genius.bench.methods import FAMILIES
         from genius.bench.rivals import RivalSettings, bench_rivals
         from genius.bench.timing import one_thread
@@ -268,7 +268,7 @@ class Rivals:
         with TerminalProgress() as progress:
             model = Genius.open(self.model, download=self.download)
             found = bench_rivals(MBeir(self.data), model, settings, self.out, progress=progress)
-        _finish(self, self.out, "Beside its rivals", found.tables, found.figures, as_json=self.json)
+        finish(self, "rivals", self.out, "Beside its rivals", found.tables, found.figures, as_json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,7 +337,9 @@ class Quality:
 
     def run(self) -> None:
         """Measure and print."""
-        _keep_to_one_thread()
+        keep_to_one_thread()
+        from genius.artifact import write_file
+        from genius.bench.markdown import markdown
         from genius.bench.quality import QualitySettings, bench_quality
         from genius.bench.timing import one_thread
         from genius.data.mbeir import MBeir
@@ -352,9 +354,9 @@ class Quality:
             beam=self.beam,
             leaves=self.leaves,
             mix=self.mix,
-            budgets=_counts("--budgets", self.budgets),
-            grid_beams=_counts("--grid-beams", self.grid_beams),
-            grid_leaves=_counts("--grid-leaves", self.grid_leaves),
+            budgets=counts("--budgets", self.budgets),
+            grid_beams=counts("--grid-beams", self.grid_beams),
+            grid_leaves=counts("--grid-leaves", self.grid_leaves),
             grid_queries=self.grid_queries,
             faiss=not self.no_faiss,
             seed=self.seed,
@@ -362,89 +364,7 @@ class Quality:
         with TerminalProgress() as progress:
             model = Genius.open(self.model, download=self.download)
             found = bench_quality(MBeir(self.data), model, settings, self.out, progress=progress)
-        _finish(self, self.out, "Quality of the IDs", found.tables, found.figures, as_json=self.json)
-
-
-PROFILED: Final = 200
-"""Queries whose time is taken apart."""
-WIDEST: Final = 124
-"""Columns of the widest table."""
-
-
-def _keep_to_one_thread() -> None:
-    """Libraries read this when they are imported; what follows in this process is the measuring alone."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
-
-
-def _counts(flag: str, text: str) -> tuple[int, ...]:
-    from genius.errors import UsageError
-
-    try:
-        return tuple(int(float(size)) for size in text.split(","))
-    except (ValueError, OverflowError):
-        raise UsageError(f"{flag} {text!r}: expected numbers with commas between, such as 1e4,1e6") from None
-
-
-def command_of(command: Any, name: str) -> str:
-    """What was typed, of paths only the last name, defaults left out."""
-    words = ["genius", "bench", name]
-    for field in dataclasses.fields(command):
-        value = getattr(command, field.name)
-        flag = f"--{field.name.replace('_', '-')}"
-        if value == field.default or field.name in ("out", "json"):
-            continue
-        match value:
-            case bool():
-                words.append(flag if value else f"--no-{flag[2:]}")
-            case Path():
-                words += [value.name] if field.name == "data" else [flag, value.name]
-            case _:
-                words += [flag, str(value)]
-    return " ".join(words)
-
-
-def _finish(
-    command: Decode | Scale | Rivals | Quality,
-    folder: Path,
-    title: str,
-    tables: list[Figures],
-    figures: list[Figure],
-    *,
-    as_json: bool,
-) -> None:
-    """Write the files, and print the tables."""
-    from genius.artifact import write_file
-    from genius.bench.machine import about
-    from genius.bench.markdown import markdown
-    from genius.bench.results import Result, write
-
-    typed = command_of(command, type(command).__name__.lower())
-    result = Result(
-        title=title, about=about(typed, seed=command.seed), tables=tuple(tables), figures=tuple(figures)
-    )
-    write(folder, result)
-    if isinstance(command, Quality):
-        write_file(folder / "quality.md", markdown(result).encode())
-    if as_json:
-        print_json(result.to_json())
-        return
-    _print(result)
-    print(f"all columns: index.html and results.json in {folder}", file=sys.stderr)
-
-
-def _print(result: Result) -> None:
-    console = Console()
-    for full in result.tables:
-        if full.is_long:
-            continue
-        table = full.in_brief()
-        shown = Table(title=table.title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        for number, (_, heading) in enumerate(table.columns):
-            shown.add_column(heading, justify="right" if number else "left", no_wrap=True)
-        for line in table.lines():
-            shown.add_row(*line)
-        Console(width=max(console.width, WIDEST)).print(shown)  # a cell cut short is no figure
-        console.print(table.note, highlight=False)
-        console.print()
-    console.print(f"{result.about.machine}; {result.about.date}; {result.about.command}", highlight=False)
+        result = finish(
+            self, "quality", self.out, "Quality of the IDs", found.tables, found.figures, as_json=self.json
+        )
+        write_file(self.out / "quality.md", markdown(result).encode())

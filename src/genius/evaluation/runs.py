@@ -101,9 +101,11 @@ def write_run(path: Path, run: Run) -> None:
     The scores are written :func:`falling`, so that every tool sees the ranking that we measure.
     TREC has no line for an empty ranking: such a query is missing when the file is read again.
     """
-    name = trec_word(run.name)
+    words = {run.name, *run.hits, *(hit.did for ranking in run.hits.values() for hit in ranking)}
+    for word in words:
+        trec_word(word)
     lines = [
-        f"{trec_word(qid)} Q0 {trec_word(hit.did)} {rank} {score!s} {name}\n"
+        f"{qid} Q0 {hit.did} {rank} {score!s} {run.name}\n"
         for qid, ranking in run.hits.items()
         for rank, (hit, score) in enumerate(
             zip(ranking, falling([hit.score for hit in ranking]), strict=True), start=1
