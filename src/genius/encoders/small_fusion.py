@@ -76,11 +76,12 @@ class SmallFusion(EmbeddingNetwork):
     def embedding(self, batch: FeatureBatch) -> Float[Tensor, "items dim"]:
         """One vector for each item."""
         total = torch.zeros(len(batch.image), self.dim, device=self.device)
+        shortest_first = (batch.text != PADDING).sum(dim=1).argsort(stable=True)  # little padding together
         for has_image, has_text in ((True, True), (True, False), (False, True)):
             alike = (batch.has_image == has_image) & (batch.has_text == has_text)
             if self.count_padding:
                 alike = torch.full_like(alike, has_image and has_text)
-            for places in alike.nonzero().squeeze(1).split(TOGETHER):
+            for places in shortest_first[alike[shortest_first]].split(TOGETHER):
                 if len(places):
                     words = self.words(batch.text[places]) if has_text else None
                     picture = self.picture(batch.image[places]) if has_image else None
