@@ -94,7 +94,8 @@ def find(model: Genius, opened: OpenedIndex, asked: Sequence[Asked], config: Sea
         restrictions=[one.restriction for one in asked],
         widths=[max(request.beam or config.beam, request.k) for request in requests],
     )
-    evidence = Evidence(model.ranker, opened.vectors, is_raw=opened.state.facts.embeddings == "raw")
+    is_raw = opened.state.facts.embeddings == "raw"
+    evidence = Evidence(model.ranker, opened.vectors, is_raw, opened.densities)
     calibration = opened.state.calibration
     if calibration is not None and not calibration.applies_to(config):
         calibration = None

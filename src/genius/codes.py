@@ -245,7 +245,9 @@ def explain(
         0,
         asked.evidence,
         config=config,
-        evidence=Evidence(model.ranker, opened.vectors, is_raw=opened.state.facts.embeddings == "raw"),
+        evidence=Evidence(
+            model.ranker, opened.vectors, opened.state.facts.embeddings == "raw", opened.densities
+        ),
         k=max(1, opened.state.num_alive),
         restriction=asked.restriction,
         for_codes=asked.embedding[0],

@@ -143,6 +143,7 @@ class MtebModel:
             len(corpus),
             levels=model.quantizer.num_levels + NUM_MARKS,
             dim=model.dim if self.method in RAW | FUSED else None,
+            keeps_densities=self.method in FUSED,
         )
         modalities = task_metadata.get_modalities(PromptType.document)
         for batch in read_columns(corpus, modalities, encode_kwargs.get("batch_size", BATCH)):
@@ -153,7 +154,16 @@ class MtebModel:
                 kinds = [one.modality for one in contents]
                 encoded = model.encode(features, np.array([kind.code for kind in kinds]))
                 vectors = _raw(features) if self.method in RAW else encoded.embeddings
-                writer.add([one.id for one in contents], kinds, encoded.kept, encoded.typicality, vectors)
+                writer.add(
+                    [one.id for one in contents],
+                    kinds,
+                    encoded.kept,
+                    encoded.typicality,
+                    vectors,
+                    model.quantizer.crowding(encoded.embeddings, encoded.codes)
+                    if self.method in FUSED
+                    else None,
+                )
         self._pool = writer.finish()
         if self._pool.left_out:
             logger.warning(
@@ -268,7 +278,7 @@ class MtebModel:
         settings = dataclasses.replace(self._config, beam=beam, rerank=WAYS[self.method].rerank)
         parts = [Part(pool.table)]
         beams = beam_search(self.model.decoder, parts, fused, settings)
-        evidence = Evidence(self.model.ranker, [pool.vectors], is_raw=self.method in RAW)
+        evidence = Evidence(self.model.ranker, [pool.vectors], self.method in RAW, [pool.densities])
         answers = [
             rank_items(
                 parts,

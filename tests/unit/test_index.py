@@ -114,11 +114,12 @@ def test_the_numbers_of_info_are_counted_right(shared):
         "ids": pytest.approx(((levels + 2) * distinct + 4 * (distinct - 1)) / 36),
         "buckets": pytest.approx(4 * (distinct + 1 + 36) / 36),
         "typicality": sizes["typicality.npy"] / 36,
-        "embeddings": sizes["embeddings.npy"] / 36,
+        "embeddings": (sizes["embeddings.npy"] + sizes["embedding_densities.npy"]) / 36,
         "items": sizes["items.sqlite"] / 36,
         "deleted": 0,
     }
-    assert info.bytes_per_item["embeddings"] == pytest.approx(2 * shared.model.dim, abs=4)
+    headers = 2 * 128 / 36  # of two files
+    assert info.bytes_per_item["embeddings"] == pytest.approx(2 * shared.model.dim + 1 + headers)
     assert info.embeddings == "fused, float16"
     assert [(one.items, one.deleted, one.ids) for one in info.segments] == [(36, 0, distinct)]
     assert info.generation == 1

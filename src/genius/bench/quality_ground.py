@@ -9,13 +9,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from genius.data.mbeir import EvaluationRow
 from genius.data.records import candidate_number, did_of, task_name
 from genius.evaluation.qrels import Qrels
 from genius.model import Genius
+from genius.models.marks import measured
 from genius.search.allowed import Part
 from genius.search.searcher import Evidence
 from genius.search.table import IdTable
@@ -77,9 +78,17 @@ class Ground:
         return len(self.candidates)
 
     @cached_property
+    def densities(self) -> Float32[np.ndarray, " items"]:
+        """How crowded it is around the items."""
+        if self.candidates.densities is None:
+            raise ValueError("fused embeddings were not kept")
+        return measured(self.candidates.densities)
+
+    @cached_property
     def evidence(self) -> Evidence:
         """What orders items: codes, and fused embeddings."""
-        return Evidence(self.model.ranker, [lambda rows: self.fused[torch.from_numpy(rows)]])
+        vectors = [lambda rows: self.fused[torch.from_numpy(rows)]]
+        return Evidence(self.model.ranker, vectors, densities=[self.candidates.densities])
 
     @cached_property
     def code_bytes(self) -> float:

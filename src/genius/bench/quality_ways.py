@@ -87,8 +87,7 @@ class Direct(NamedTuple):
 
 def direct(ground: Ground) -> list[Direct]:
     """Exact search over whole vectors; with a byte more each, less what crowded places cost."""
-    densities = ground.model.ranker.densities(ground.candidates.codes)
-    uncrowded = less(ground.fused, SearchConfig().hubness * densities)
+    uncrowded = less(ground.fused, np.float32(SearchConfig().hubness) * ground.densities)
 
     def exact(name: str, vectors: Tensor, queries: Callable[[Batch], Tensor], more: int = 0) -> Direct:
         size = ground.vector_bytes + more

@@ -12,9 +12,13 @@ needed: the mean of the few largest cosines between v and a sample of the pool's
 around an item. A model that was not refitted to a pool has no such sample; then the vectors of the first
 semantic codes stand for it, since they lie where items do.
 
-Both follow from the codes and the model alone. So they are computed once, when an item is encoded, and are
-kept in a byte each beside its codes, where they never tell two equal IDs apart. Without keeping them, the
-second would cost every search thousands of inner products for each ID it looks at.
+An item whose embedding is stored is ranked by that, and then the density around the embedding itself is what
+counts, which the one around its ID tells less well: :meth:`Marker.crowding`, a byte an item, kept beside the
+embeddings.
+
+The marks of an ID follow from the codes and the model alone. So they are computed once, when an item is
+encoded, and are kept in a byte each beside its codes, where they never tell two equal IDs apart. Without
+keeping them, the second would cost every search thousands of inner products for each ID it looks at.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Float64, Int, Int16, Integer
+from jaxtyping import Float, Float32, Float64, Int, Int16, Int64, Integer, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,8 +36,6 @@ NUM_MARKS: Final = 2
 """Columns that follow an ID's codes: half norm, density."""
 NEIGHBOURS: Final = 4
 """Of what an ID is compared with, the nearest, whose cosines make a density."""
-ITSELF: Final = 1 - 1e-9
-"""From this cosine on a sampled ID is the one that is compared with it, and not a neighbour."""
 LARGEST: Final = 255
 """A mark fills a byte."""
 HALF_NORM_STEPS: Final = 160
@@ -41,6 +43,8 @@ HALF_NORM_STEPS: Final = 160
 DENSITY_STEPS: Final = LARGEST
 """The same for densities: up to 1, with an error of at most 1/510. Below 0, far from every first code, it is
 as good as empty; where IDs begin with a modality code, densities differ by hundredths, so steps are short."""
+KEY_BASE: Final = 0x9E3779B97F4A7C15
+"""Odd and without a pattern in its bits, as multiplicative hashing wants it."""
 SCORES_AT_ONCE: Final = 1 << 22
 """Cosines in memory at once: 32 MiB."""
 
@@ -56,8 +60,9 @@ class _Around(NamedTuple):
     """What IDs are compared with."""
 
     directions: Float64[Tensor, "others dim"]
-    are_ids: bool
-    """Whether an ID may be among them."""
+    keys: Int64[Tensor, " others"] | None
+    """Of the IDs whose directions they are, so that none is a neighbour of its own; None where they are of
+    no IDs."""
 
 
 class Marker:
@@ -101,13 +106,24 @@ class Marker:
         for around, members in self._groups(codes):
             for rows in members.split(max(1, SCORES_AT_ONCE // len(around.directions))):
                 vectors = self._vectors(codes[rows])
-                cosines = F.normalize(vectors, dim=1) @ around.directions.T
-                if around.are_ids:
-                    cosines = cosines.masked_fill(cosines > ITSELF, -1.0)
-                nearest = cosines.topk(min(NEIGHBOURS, cosines.shape[1]), dim=1).values
-                densities[rows] = nearest.mean(dim=1)
+                densities[rows] = _density(vectors, codes[rows], around)
                 half_norms[rows] = vectors.square().sum(dim=1) / 2
         return Measured(half_norms, densities)
+
+    @torch.no_grad()
+    def crowding(
+        self, embeddings: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
+    ) -> UInt8[Tensor, " items"]:
+        """The density around items themselves, as an index keeps it: 0 … 255.
+
+        They are compared with what their IDs would be compared with.
+        """
+        codes, vectors = codes.to(self._place), embeddings.to(self._place).double()
+        densities = torch.zeros(len(codes), dtype=torch.float64, device=self._place)
+        for around, members in self._groups(codes):
+            for rows in members.split(max(1, SCORES_AT_ONCE // len(around.directions))):
+                densities[rows] = _density(vectors[rows], codes[rows], around)
+        return (densities * DENSITY_STEPS).round().clamp(0, LARGEST).to("cpu", torch.uint8)
 
     def marks(self, codes: Int[Tensor, "ids levels"]) -> Int16[Tensor, "ids marks"]:
         """The two numbers as an index keeps them, 0 … 255: what goes beyond is cut off."""
@@ -129,7 +145,7 @@ class Marker:
         if code not in self._around:
             are_ids = len(sample) > NEIGHBOURS
             vectors = self._vectors(sample) if are_ids else self._prefixes(code)
-            self._around[code] = _Around(F.normalize(vectors, dim=1), are_ids)
+            self._around[code] = _Around(F.normalize(vectors, dim=1), _keys(sample) if are_ids else None)
         return self._around[code]
 
     def _prefixes(self, code: int) -> Float64[Tensor, "codes dim"]:
@@ -146,11 +162,32 @@ class Marker:
         return vectors
 
 
+def _density(
+    vectors: Float64[Tensor, "items dim"], codes: Int[Tensor, "items levels"], around: _Around
+) -> Float64[Tensor, " items"]:
+    """Mean cosine to the nearest of what is around, less the item's own ID."""
+    cosines = F.normalize(vectors, dim=1) @ around.directions.T
+    if around.keys is not None:
+        cosines = cosines.masked_fill(_keys(codes)[:, None] == around.keys, -1.0)
+    return cosines.topk(min(NEIGHBOURS, cosines.shape[1]), dim=1).values.mean(dim=1)
+
+
+def _keys(codes: Int[Tensor, "ids levels"]) -> Int64[Tensor, " ids"]:
+    """A number for each ID, by which it is known again: equal for equal IDs, and else all but never."""
+    powers = [pow(KEY_BASE, level, 1 << 63) for level in range(1, codes.shape[1] + 1)]
+    return (codes.long() * torch.tensor(powers, device=codes.device)).sum(dim=1)
+
+
 def half_norms(marks: Integer[np.ndarray, "ids marks"]) -> Float32[np.ndarray, " ids"]:
     """Half norms, from what is kept."""
     return np.asarray(marks[:, 0] / np.float32(HALF_NORM_STEPS), dtype=np.float32)
 
 
 def densities(marks: Integer[np.ndarray, "ids marks"]) -> Float32[np.ndarray, " ids"]:
-    """Densities, from what is kept."""
-    return np.asarray(marks[:, 1] / np.float32(DENSITY_STEPS), dtype=np.float32)
+    """Densities around IDs, from what is kept."""
+    return measured(marks[:, 1])
+
+
+def measured(kept: Integer[np.ndarray, " items"]) -> Float32[np.ndarray, " items"]:
+    """Densities around items, from what is kept."""
+    return np.asarray(kept / np.float32(DENSITY_STEPS), dtype=np.float32)

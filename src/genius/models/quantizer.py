@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Int16
+from jaxtyping import Float, Int, Int16, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -209,11 +209,13 @@ class Quantizer(nn.Module):
 
     def marks(self, codes: Int[Tensor, "items levels"]) -> Int16[Tensor, "items marks"]:
         """What follows from IDs and ranking needs, a byte each: half norm and density."""
-        if self._marker is None:
-            self._marker = Marker(
-                self.tables(), has_modality_level=self.has_modality_level, sample=self.pool_sample
-            )
-        return self._marker.marks(codes)
+        return self._known_marker().marks(codes)
+
+    def crowding(
+        self, embeddings: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
+    ) -> UInt8[Tensor, " items"]:
+        """How crowded it is around items themselves, for who ranks by embeddings: a byte each."""
+        return self._known_marker().crowding(embeddings, codes)
 
     def keep_sample(self, ids: Int[Tensor, "sampled levels"]) -> None:
         """Let these IDs, all different, say how crowded it is around others."""
@@ -292,6 +294,13 @@ class Quantizer(nn.Module):
             raise ValueError("this quantizer has no modality classifier")
         logits: Tensor = self.classifier(embeddings)
         return logits
+
+    def _known_marker(self) -> Marker:
+        if self._marker is None:
+            self._marker = Marker(
+                self.tables(), has_modality_level=self.has_modality_level, sample=self.pool_sample
+            )
+        return self._marker
 
     def _books(self) -> list[Codebook]:
         return [book for book in self.codebooks if isinstance(book, Codebook)]

@@ -17,6 +17,7 @@ from genius.search.embedding_file import EmbeddingType, EmbeddingWriter, read_bl
 from genius.search.items import Item, write_items
 from genius.search.merge import Source, merge_tables
 from genius.search.segment import (
+    DENSITIES,
     EMBEDDINGS,
     MEMORY_BYTES,
     SCALES,
@@ -76,6 +77,11 @@ def _merge(folder: Path, parts: Sequence[_Part], memory_bytes: int) -> None:
             file.append(part.typicality if part.alive is None else part.typicality[part.alive])
     if (parts[0].folder / EMBEDDINGS).exists():
         _merge_embeddings(folder, parts)
+    if all((part.folder / DENSITIES).exists() for part in parts):
+        with closing(GrowingArray(folder / DENSITIES, np.uint8)) as file:
+            for part in parts:
+                densities = open_array(part.folder / DENSITIES, np.uint8)
+                file.append(densities if part.alive is None else densities[part.alive])
 
 
 def _merge_embeddings(folder: Path, parts: Sequence[_Part]) -> None:

@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from genius.data.records import Modality
 from genius.search.damage import naming_damage
 from genius.search.items import ITEMS_FILE
-from genius.search.segment import EMBEDDINGS, SCALES, TYPICALITY, Segment
+from genius.search.segment import DENSITIES, EMBEDDINGS, SCALES, TYPICALITY, Segment
 from genius.search.state import IndexState
 from genius.search.table import IdTable
 from genius.search.tuned import Tuned
@@ -128,7 +128,7 @@ def _bytes_per_item(segments: Sequence[Segment]) -> dict[str, float]:
             "ids": table.nbytes,
             "buckets": table.bucket_starts.nbytes + table.items.nbytes,
             "typicality": _size(segment.folder / TYPICALITY),
-            "embeddings": _size(segment.folder / EMBEDDINGS) + _size(segment.folder / SCALES),
+            "embeddings": sum(_size(segment.folder / name) for name in (EMBEDDINGS, SCALES, DENSITIES)),
             "items": _size(segment.folder / ITEMS_FILE),
         }
         share = segment.num_alive / max(1, table.num_items)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Float32, Int, Int16, Int64
+from jaxtyping import Float, Float16, Float32, Int, Int16, Int64, UInt8
 from torch import Tensor
 
 from genius.data.records import Modality
@@ -25,6 +25,8 @@ class MemoryPool(NamedTuple):
     """Of the IDs, then their marks."""
     typicality: Float32[np.ndarray, " items"]
     embeddings: Float16[np.ndarray, "items dim"] | None
+    densities: UInt8[np.ndarray, " items"] | None
+    """How crowded it is around each, beside fused embeddings."""
     usual: Modality
     """The most frequent modality."""
     left_out: frozenset[str]
@@ -63,6 +65,7 @@ class MemoryPool(NamedTuple):
             codes=codes,
             typicality=typicality,
             embeddings=None if self.embeddings is None else self.embeddings[rows],
+            densities=None if self.densities is None else self.densities[rows],
             rows={self.ids[row]: place for place, row in enumerate(rows)},
             table=IdTable.build(codes, typicality),
         )
@@ -77,15 +80,18 @@ class MemoryPoolWriter:
         the most candidates there can be.
     dim
         width of the embeddings; None keeps none.
+    keeps_densities
+        whether they are fused ones, around which densities are kept.
     """
 
-    def __init__(self, size: int, *, levels: int, dim: int | None) -> None:
+    def __init__(self, size: int, *, levels: int, dim: int | None, keeps_densities: bool = False) -> None:
         self._rows: dict[str, int] = {}
         self._left_out: list[str] = []
         self._counts = dict.fromkeys(Modality, 0)
         self._codes = np.zeros((size, levels), dtype=np.int16)
         self._typicality = np.zeros(size, dtype=np.float32)
         self._embeddings = None if dim is None else np.zeros((size, dim), dtype=np.float16)
+        self._densities = np.zeros(size, dtype=np.uint8) if keeps_densities else None
 
     def add(
         self,
@@ -94,8 +100,9 @@ class MemoryPoolWriter:
         codes: Int[Tensor, "items columns"],
         typicality: Float[Tensor, " items"],
         embeddings: Float[Tensor, "items dim"],
+        densities: UInt8[Tensor, " items"] | None = None,
     ) -> None:
-        """Add candidates; their embeddings are kept if the pool keeps any.
+        """Add candidates; their embeddings and densities are kept if the pool keeps any.
 
         Raises
         ------
@@ -112,6 +119,8 @@ class MemoryPoolWriter:
         self._typicality[here] = typicality.numpy()
         if self._embeddings is not None:
             self._embeddings[here] = embeddings.numpy()
+        if self._densities is not None and densities is not None:
+            self._densities[here] = densities.numpy()
 
     def leave_out(self, ids: Sequence[str]) -> None:
         """Remember candidates that have no content."""
@@ -134,6 +143,7 @@ class MemoryPoolWriter:
             codes=codes,
             typicality=typicality,
             embeddings=None if self._embeddings is None else self._embeddings[:size],
+            densities=None if self._densities is None else self._densities[:size],
             usual=max(self._counts, key=lambda modality: self._counts[modality]),
             left_out=frozenset(self._left_out),
             rows=self._rows,

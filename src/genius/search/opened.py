@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, Integer
+from jaxtyping import Float, Int64, Integer, UInt8
 from torch import Tensor
 
 from genius.data.records import Modality
@@ -78,6 +78,11 @@ class OpenedIndex:
         if self.state.facts.embeddings == "none":
             return None
         return [_vectors(segment) for segment in self.segments]
+
+    @property
+    def densities(self) -> list[UInt8[np.ndarray, " items"] | None]:
+        """How crowded it is around items, part by part; None where that was not kept."""
+        return [segment.densities for segment in self.segments]
 
     @cached_property
     def usual_modality(self) -> Modality:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float32, Int16, Int64
+from jaxtyping import Float, Float32, Int16, Int64, UInt8
 from torch import Tensor
 
 from genius.config import SearchConfig
 from genius.errors import UsageError
+from genius.models import marks
 from genius.search.allowed import Part, rows_inside
 from genius.search.beam import Beams
 from genius.search.highest import highest
@@ -56,6 +57,9 @@ class Evidence(NamedTuple):
     """Of each part."""
     is_raw: bool = False
     """Whether the embeddings are the encoder's features and not the fused ones that IDs are made from."""
+    densities: Sequence[UInt8[np.ndarray, " items"] | None] | None = None
+    """How crowded it is around the items of each part, by row. Where it is not known, it is taken from their
+    IDs, which know it less well."""
 
 
 class _Leaves(NamedTuple):
@@ -91,8 +95,9 @@ def rank_items(
     of its beam. All beams of a query were decoded equally deep, so what is added is comparable: it is that
     of the prefix where decoding stopped, and nothing for a query that was settled before the first code.
 
-    Both orders, by codes and by fused embeddings, take ``config.hubness`` times the density around an ID from
-    its score, where its marks are known; by raw embeddings the order is the paper's.
+    Both orders, by codes and by fused embeddings, take ``config.hubness`` times a density from each score,
+    where it is known: that around an ID, and that around the item itself. By raw embeddings the order is
+    the paper's.
 
     Raises
     ------
@@ -214,7 +219,17 @@ def _by_embeddings(
     for number, part_vectors in enumerate(evidence.embeddings or ()):
         here = np.flatnonzero(found.parts == number)
         scores[here] = embedding_scores(embedding, part_vectors(found.items[here]))
-    if config.hubness and evidence.codes is not None and not evidence.is_raw:
-        ids = _ids(parts, found.parts, found.rows)
-        scores -= np.float32(config.hubness) * evidence.codes.densities(ids)
+        if config.hubness and not evidence.is_raw:
+            crowded = _densities(parts[number], number, found.take(here), evidence)
+            scores[here] -= np.float32(config.hubness) * crowded
     return scores
+
+
+def _densities(
+    part: Part, number: int, found: _Found, evidence: Evidence
+) -> Float32[np.ndarray, " items"] | float:
+    """How crowded it is around items of one part."""
+    of_items = None if evidence.densities is None else evidence.densities[number]
+    if of_items is not None:
+        return marks.measured(of_items[found.items])
+    return 0.0 if evidence.codes is None else evidence.codes.densities(part.table.ids[found.rows])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float16, Float32, Int8, Int16, Int64
+from jaxtyping import Bool, Float16, Float32, Int8, Int16, Int64, UInt8
 
 from genius.artifact import MANIFEST, file_fingerprint, open_artifact
 from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
@@ -29,6 +29,7 @@ REMEDY: Final = "put back a copy of it, or create the index again"
 TYPICALITY: Final = "typicality.npy"
 EMBEDDINGS: Final = "embeddings.npy"
 SCALES: Final = "embedding_scales.npy"
+DENSITIES: Final = "embedding_densities.npy"
 
 MEMORY_BYTES: Final = 1 << 30
 """What sorting and merging tables may take unless told."""
@@ -48,6 +49,8 @@ class ItemArrays(NamedTuple):
     """Unit vectors, only when they are stored."""
     stored: StoredEmbeddings
     """What they are."""
+    densities: UInt8[np.ndarray, " items"] | None = None
+    """How crowded it is around each, with fused embeddings (:meth:`genius.models.marks.Marker.crowding`)."""
 
 
 class Segment(NamedTuple):
@@ -61,6 +64,8 @@ class Segment(NamedTuple):
     embeddings: Float16[np.ndarray, "items dim"] | Int8[np.ndarray, "items dim"] | None
     scales: Float16[np.ndarray, " items"] | None
     """What to multiply each embedding with, where they are stored as 8-bit integers."""
+    densities: UInt8[np.ndarray, " items"] | None
+    """How crowded it is around items; None also where an earlier version, which kept none, wrote them."""
     dead: Int64[np.ndarray, " rows"]
     """Deleted items' rows, ascending."""
 
@@ -114,6 +119,8 @@ def fill_arrays(folder: Path, arrays: ItemArrays, kind: EmbeddingType) -> None:
             EmbeddingWriter(folder / EMBEDDINGS, folder / SCALES, dim=dim, kind=kind)
         ) as out:
             out.append(arrays.embeddings)
+    if arrays.densities is not None:
+        save_array(folder / DENSITIES, arrays.densities)
 
 
 def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> Segment:
@@ -133,7 +140,10 @@ def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> S
             embeddings = open_array(folder / EMBEDDINGS, np.int8, dimensions=2)
         elif (folder / EMBEDDINGS).exists():
             embeddings = open_array(folder / EMBEDDINGS, np.float16, dimensions=2)
-    for file, array in ((TYPICALITY, typicality), (EMBEDDINGS, embeddings), (SCALES, scales)):
+        has_densities = (folder / DENSITIES).exists()
+        densities = open_array(folder / DENSITIES, np.uint8) if has_densities else None
+    arrays = {TYPICALITY: typicality, EMBEDDINGS: embeddings, SCALES: scales, DENSITIES: densities}
+    for file, array in arrays.items():
         if array is not None and len(array) != table.num_items:
             raise ArtifactMismatch(
                 f"{folder / file} has {len(array)} rows, the table beside it {table.num_items} items; "
@@ -145,7 +155,7 @@ def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> S
         if not (folder / ITEMS_FILE).exists():
             raise ArtifactMissing(f"{folder / ITEMS_FILE} is missing; {REMEDY}") from None
         raise ArtifactMismatch(f"{folder / ITEMS_FILE} is damaged ({error}); {REMEDY}") from None
-    return Segment(name, folder, table, store, typicality, embeddings, scales, dead)
+    return Segment(name, folder, table, store, typicality, embeddings, scales, densities, dead)
 
 
 @contextlib.contextmanager

@@ -295,7 +295,7 @@ def _found(
     is_absent: bool,
 ) -> Iterator[Cases]:
     is_raw = opened.state.facts.embeddings == "raw"
-    evidence = Evidence(index.model.ranker, opened.vectors, is_raw=is_raw)
+    evidence = Evidence(index.model.ranker, opened.vectors, is_raw, opened.densities)
     fused = asked.fused[here]
     beams = search(
         index.model.decoder,

@@ -25,8 +25,10 @@ from genius.search.segment import ItemArrays, StoredEmbeddings
 from genius.stages.progress import Progress
 
 KIND: Final = "codes"
-COLUMNS: Final = f"codes, half norm / {HALF_NORM_STEPS}, density / {DENSITY_STEPS}"
-"""What ``codes.npy`` holds of each item; encoded by another version, it is encoded again."""
+COLUMNS: Final = (
+    f"codes, half norm / {HALF_NORM_STEPS}, density / {DENSITY_STEPS}; densities of items / {DENSITY_STEPS}"
+)
+"""What is kept of each item; encoded by another version, it is encoded again."""
 BATCH: Final = 4096
 SAVED_EVERY: Final = 64
 """Batches between the points from which a killed run goes on."""
@@ -61,7 +63,9 @@ def encode_batch(
 ) -> ItemArrays:
     """IDs of some items, and their embeddings if wanted, in memory."""
     encoded = model.encode(features, modality.astype(np.int64))
-    vectors = None
+    vectors = densities = None
+    if embeddings == "fused":
+        densities = model.quantizer.crowding(encoded.embeddings, encoded.codes).numpy()
     if embeddings != "none":
         kept = F.normalize(features.total(), dim=-1) if embeddings == "raw" else encoded.embeddings
         vectors = kept.numpy().astype(np.float16)
@@ -70,6 +74,7 @@ def encode_batch(
         encoded.typicality.numpy().astype(np.float16),
         vectors,
         embeddings,
+        densities,
     )
 
 
@@ -102,6 +107,8 @@ def _fill(
         arrays.typicality[here] = encoded.typicality
         if arrays.embeddings is not None:
             arrays.embeddings[here] = encoded.embeddings
+        if arrays.densities is not None:
+            arrays.densities[here] = encoded.densities
         if number % SAVED_EVERY == 0 or number == len(starts):
             for array in arrays:
                 if isinstance(array, np.memmap):
@@ -125,6 +132,8 @@ def _create(model: Genius, rows: int, folder: Path, embeddings: StoredEmbeddings
     }
     if embeddings != "none":
         shapes["embeddings"] = (np.float16, (rows, model.dim))
+    if embeddings == "fused":
+        shapes["densities"] = (np.uint8, (rows,))
     for name, (kind, shape) in shapes.items():
         path = folder / f"{name}.npy"
         np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=shape)
@@ -155,4 +164,5 @@ def _open(folder: Path, mode: str, embeddings: StoredEmbeddings) -> ItemArrays:
         np.load(folder / "typicality.npy", mmap_mode=mode),  # type: ignore[arg-type]
         np.load(folder / "embeddings.npy", mmap_mode=mode) if embeddings != "none" else None,  # type: ignore[arg-type]
         embeddings,
+        np.load(folder / "densities.npy", mmap_mode=mode) if embeddings == "fused" else None,  # type: ignore[arg-type]
     )

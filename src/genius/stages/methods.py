@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Int8, Int16, Int64
+from jaxtyping import Float, Float16, Int8, Int16, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,6 +18,7 @@ from genius.data.features import Features
 from genius.data.records import candidate_number, did_of
 from genius.evaluation.runs import Hit
 from genius.model import Genius
+from genius.models.marks import measured
 from genius.search.allowed import Part
 from genius.search.beam import search
 from genius.search.exact import exact_search, less, with_one
@@ -142,6 +143,12 @@ class PoolCandidates(PoolItems):
             raise ValueError("fused embeddings were not kept")
         return torch.from_numpy(self._arrays.embeddings[self._rows[places]]).float()
 
+    @cached_property
+    def densities(self) -> UInt8[np.ndarray, " items"] | None:
+        """How crowded it is around candidates, where their fused embeddings are kept."""
+        kept = self._arrays.densities
+        return None if kept is None else kept[self._rows]
+
 
 class RowQueries(NamedTuple):
     """The queries of one row of the table, embedded."""
@@ -222,8 +229,9 @@ def _exact(model: Genius, pool: PoolCandidates, settings: SearchConfig) -> list[
     """Inner products, and less what the ranking by codes and by embeddings takes from an item's score."""
 
     def crowded(rows: slice) -> Tensor:
-        densities = model.ranker.densities(pool.codes[rows])
-        return less(pool.fused(rows), settings.hubness * densities)
+        if pool.densities is None:
+            raise ValueError("fused embeddings were not kept")
+        return less(pool.fused(rows), np.float32(settings.hubness) * measured(pool.densities[rows]))
 
     def of_codes(rows: slice) -> Tensor:
         codes = pool.codes[rows]
@@ -260,7 +268,7 @@ def _search(
     """Search, and order what was found in each way."""
     parts = [Part(pool.table)]
     evidence = {
-        False: Evidence(model.ranker, [pool.fused]),
+        False: Evidence(model.ranker, [pool.fused], densities=[pool.densities]),
         True: Evidence(model.ranker, [pool.raw], is_raw=True),
     }
     configs = {method: _config(WAYS[method], settings) for method in methods}

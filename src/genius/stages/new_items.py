@@ -129,9 +129,11 @@ def _write(writer: Writer, model: Genius, opened: OpenedIndex, items: Sequence[I
 
 def _joined(parts: Sequence[ItemArrays]) -> ItemArrays:
     vectors = [part.embeddings for part in parts if part.embeddings is not None]
+    densities = [part.densities for part in parts if part.densities is not None]
     return ItemArrays(
         np.concatenate([part.codes for part in parts]),
         np.concatenate([part.typicality for part in parts]),
         np.concatenate(vectors) if vectors else None,
         parts[0].stored,
+        np.concatenate(densities) if densities else None,
     )

@@ -221,7 +221,7 @@ def _rank(
 ) -> _Tally:
     """Order what is under the beams of some queries."""
     is_raw = opened.state.facts.embeddings == "raw"
-    evidence = Evidence(index.model.ranker, opened.vectors, is_raw=is_raw)
+    evidence = Evidence(index.model.ranker, opened.vectors, is_raw, opened.densities)
     began = time.process_time()
     answers = [
         rank_items(opened.parts, beams, number, query, config=setting, evidence=evidence, k=K)

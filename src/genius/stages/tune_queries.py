@@ -9,13 +9,14 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from genius.config import SearchConfig
 from genius.data.mbeir import MBeir
 from genius.errors import BadData
 from genius.index import Index
+from genius.models.marks import measured
 from genius.search.exact import exact_search, less, with_one
 from genius.search.searcher import Evidence, Vectors, rank_items
 from genius.search.segment import Segment
@@ -116,7 +117,7 @@ def order_everything(index: Index, asked: Asked, config: SearchConfig) -> float:
             segment,
             vectors,
             asked.evidence,
-            config.hubness * index.model.ranker.densities(segment.table.ids) if is_crowded else None,
+            np.float32(config.hubness) * _densities(index, segment) if is_crowded else None,
         )
         for number, (segment, vectors) in enumerate(zip(opened.segments, opened.vectors or (), strict=True))
     ]
@@ -125,6 +126,15 @@ def order_everything(index: Index, asked: Asked, config: SearchConfig) -> float:
     parts = np.take_along_axis(together.parts, order, 1)
     items = np.take_along_axis(together.items, order, 1)
     return sum(map(is_found, asked.right, parts, items)) / len(order)
+
+
+def _densities(index: Index, segment: Segment) -> Float32[np.ndarray, " items"]:
+    """How crowded it is around the items of a part; around their IDs, where no more is known."""
+    if segment.densities is not None:
+        return measured(segment.densities)
+    table = segment.table
+    found: np.ndarray = index.model.ranker.densities(table.ids)[table.rows()]
+    return found
 
 
 class _Nearest(NamedTuple):
@@ -138,15 +148,14 @@ class _Nearest(NamedTuple):
 def _nearest(
     number: int, segment: Segment, vectors: Vectors, queries: Tensor, costs: np.ndarray | None
 ) -> _Nearest:
-    """By inner product, less what each ID of the part's table costs its items."""
+    """By inner product, less what each item costs."""
     alive = segment.alive()
     rows = np.arange(segment.table.num_items) if alive is None else alive.nonzero()[0]
     if costs is None:
         found = exact_search(queries, lambda here: vectors(rows[here]), len(rows), k=FIRST)
     else:
-        of_items = costs[segment.table.rows()[rows]]
         found = exact_search(
-            with_one(queries), lambda here: less(vectors(rows[here]), of_items[here]), len(rows), k=FIRST
+            with_one(queries), lambda here: less(vectors(rows[here]), costs[rows[here]]), len(rows), k=FIRST
         )
     return _Nearest(found.scores, np.full_like(found.items, number), rows[found.items])
 

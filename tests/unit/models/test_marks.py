@@ -70,6 +70,39 @@ def test_with_a_sample_of_the_pool_density_is_the_mean_cosine_to_the_four_neares
     assert any(tuple(code) in vectors for code in codes.tolist())  # an ID is no neighbour of its own
 
 
+@pytest.mark.parametrize("has_modality_level", [True, False])
+@pytest.mark.parametrize("sampled", [0, 80])
+def test_crowding_is_the_mean_cosine_of_an_embedding_to_what_its_id_is_compared_with(
+    has_modality_level, sampled, monkeypatch
+):
+    tables, codes = drawn(1), drawn_codes(2, 60)
+    sample = torch.cat([codes[:20], drawn_codes(3, sampled)]).unique(dim=0) if sampled else codes[:0]
+    embeddings = torch.nn.functional.normalize(
+        torch.randn(60, DIM, generator=torch.Generator().manual_seed(9)), dim=1
+    )
+    expected = []
+    for embedding, code in zip(embeddings, codes.tolist(), strict=True):
+        if sampled:
+            others = [
+                one
+                for one in sample.tolist()
+                if one != code and one[: int(has_modality_level)] == code[: int(has_modality_level)]
+            ]
+            near = [sum(t[c] for t, c in zip(tables, one, strict=True)) for one in others]
+        else:
+            near = (
+                [tables[0][code[0]] + first for first in tables[1]] if has_modality_level else list(tables[0])
+            )
+        cosines = sorted(torch.cosine_similarity(embedding, one, dim=0).item() for one in near)
+        expected.append(min(max(np.mean(cosines[-4:]), 0), 1) * DENSITY_STEPS)
+    for at_once in (marks.SCORES_AT_ONCE, 20):
+        monkeypatch.setattr(marks, "SCORES_AT_ONCE", at_once)
+        marker = Marker(tables, has_modality_level=has_modality_level, sample=sample)
+        kept = marker.crowding(embeddings, codes)
+        assert kept.dtype == torch.uint8
+        np.testing.assert_allclose(kept.numpy(), expected, atol=0.51)
+
+
 def test_a_modality_that_the_sample_hardly_has_is_compared_with_first_codes():
     tables, codes = drawn(1), drawn_codes(2, 40)
     sample = drawn_codes(3, 60).unique(dim=0)

@@ -29,7 +29,8 @@ def drawn(count: int, seed: int, *, stored: bool = True) -> tuple[list[Item], It
         random.integers(0, 3, (count, 3)).astype(np.int16),
         random.integers(0, 4, count).astype(np.float16),  # many alike
         random.standard_normal((count, 5)).astype(np.float16) if stored else None,
-        "raw" if stored else "none",
+        "fused" if stored else "none",
+        random.integers(0, 256, count).astype(np.uint8) if stored else None,
     )
 
 
@@ -46,14 +47,14 @@ def together(parts: list[tuple[tuple[list[Item], ItemArrays], list[int]]]) -> tu
     """What is alive in some parts, in their order."""
     kept = [np.setdiff1d(np.arange(len(given[0])), dead) for given, dead in parts]
     pairs = [(given, rows) for (given, _), rows in zip(parts, kept, strict=True)]
-    columns = [
+    codes, typicality, embeddings, densities = (
         None
-        if pairs[0][0][1][place] is None
-        else np.concatenate([given[1][place][rows] for given, rows in pairs])
-        for place in range(3)
-    ]
+        if getattr(pairs[0][0][1], name) is None
+        else np.concatenate([getattr(given[1], name)[rows] for given, rows in pairs])
+        for name in ("codes", "typicality", "embeddings", "densities")
+    )
     items = [given[0][row] for given, rows in pairs for row in rows]
-    return items, ItemArrays(*columns, pairs[0][0][1].stored)
+    return items, ItemArrays(codes, typicality, embeddings, pairs[0][0][1].stored, densities)
 
 
 def same(segment: Segment, expected: tuple[list[Item], ItemArrays]) -> None:
@@ -62,6 +63,10 @@ def same(segment: Segment, expected: tuple[list[Item], ItemArrays]) -> None:
     for name in ("ids", "starts", "level_bounds", "bucket_starts", "items"):
         assert np.array_equal(getattr(segment.table, name), getattr(table, name)), name
     assert np.array_equal(segment.typicality, arrays.typicality)
+    if arrays.densities is None:
+        assert segment.densities is None
+    else:
+        assert np.array_equal(segment.densities, arrays.densities)
     assert list(segment.items.all()) == items
 
 

@@ -21,6 +21,7 @@ from genius.search.geometry import GeometricDecoder
 from genius.search.rank import CodeRanker
 from genius.search.searcher import Answer, Evidence, rank_items
 from genius.search.table import IdTable
+from genius.search.whole import everything
 
 SIZES = (3, 6, 5)
 DIM = 6
@@ -140,6 +141,35 @@ def test_fused_embeddings_are_corrected_by_their_ids_density_and_raw_ones_are_no
         answer = all_ranked(table, queries[0], evidence, rerank="embeddings", hubness=hubness)
         np.testing.assert_allclose(answer.scores, expected[answer.items], atol=1e-6)
         assert answer.items.tolist() == np.argsort(-expected, kind="stable").tolist()
+
+
+def test_fused_embeddings_are_corrected_by_their_own_density_where_that_is_known(
+    tables, marked, embeddings, queries
+):
+    first, second = built(marked[:40]), built(marked[40:])
+    known = np.arange(40, dtype=np.uint8) * 6
+    cosines = (embeddings @ queries[0]).numpy()
+    of_ids = marks.densities(marked[:, len(SIZES) :])
+    expected = cosines - HUBNESS * np.concatenate([known / np.float32(255), of_ids[40:]])
+    whole = rank_items(
+        [Part(first), Part(second)],
+        everything([Part(first), Part(second)], 1),
+        0,
+        queries[0],
+        config=SearchConfig(rerank="embeddings", hubness=HUBNESS),
+        evidence=Evidence(
+            CodeRanker(tables),
+            [
+                lambda items: embeddings[torch.from_numpy(items)],
+                lambda items: embeddings[torch.from_numpy(items + 40)],
+            ],
+            densities=[known, None],  # the second part is of an earlier version
+        ),
+        k=len(marked),
+    )
+    found = whole.items + 40 * whole.parts
+    np.testing.assert_allclose(whole.scores, expected[found], atol=1e-6)
+    assert found.tolist() == np.argsort(-expected, kind="stable").tolist()
 
 
 def test_the_generators_own_order_knows_no_hubness(marked, queries, decoders):

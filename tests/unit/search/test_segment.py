@@ -25,6 +25,7 @@ def new(count: int, *, dim: int | None = 6, seed: int = 0) -> tuple[list[Item], 
         random.random(count).astype(np.float16),
         None if dim is None else random.standard_normal((count, dim)).astype(np.float16),
         "none" if dim is None else "fused",
+        None if dim is None else random.integers(0, 256, count).astype(np.uint8),
     )
 
 
@@ -52,6 +53,13 @@ def test_a_segment_comes_back_as_it_was_written(tmp_path, kind, monkeypatch):
         else (error <= np.abs(expected).max(axis=1)[:, None] / 250).all()
     )
     assert segment.vectors(np.empty(0, dtype=np.int64)).shape == (0, 6)
+    assert np.array_equal(segment.densities, given_arrays.densities)
+
+
+def test_a_segment_of_an_earlier_version_has_no_densities_of_items(tmp_path):
+    fill(tmp_path, *new(6), "float16")
+    (tmp_path / "embedding_densities.npy").unlink()
+    assert load_segment(tmp_path, "000001", NOTHING).densities is None
 
 
 def test_eight_bits_take_half_the_room_of_sixteen(tmp_path):
@@ -96,7 +104,9 @@ def test_deleted_items_are_known_as_such(tmp_path):
     assert not whole.is_dead(np.arange(6)).any()
 
 
-@pytest.mark.parametrize("name", ["typicality.npy", "embeddings.npy", "embedding_scales.npy", "ids.npy"])
+@pytest.mark.parametrize(
+    "name", ["typicality.npy", "embeddings.npy", "embedding_scales.npy", "embedding_densities.npy", "ids.npy"]
+)
 def test_files_of_different_segments_do_not_open_together(tmp_path, name):
     for folder, count in (("a", 20), ("b", 21)):
         (tmp_path / folder).mkdir()

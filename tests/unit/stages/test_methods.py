@@ -30,6 +30,7 @@ def pool(model, make_features) -> PoolCandidates:
         np.zeros(150, dtype=np.float16),
         model.embed(batch).half().numpy(),
         "fused",
+        model.quantizer.crowding(encoded.embeddings, encoded.codes).numpy(),
     )
     return PoolCandidates(features, arrays, np.arange(150))
 

@@ -86,7 +86,7 @@ def test_looking_at_everything_is_the_ceiling(world, index, rerank):
     assert result.left_out > 0
 
 
-@pytest.mark.parametrize("hubness", [0.0, 4.0])
+@pytest.mark.parametrize("hubness", [0.0, 1.0])
 def test_the_ceiling_takes_hubness_from_embeddings_as_a_search_does(world, index, hubness):
     asked = answerable(
         index,
@@ -98,7 +98,7 @@ def test_the_ceiling_takes_hubness_from_embeddings_as_a_search_does(world, index
     )
     config = SearchConfig(beam=10**6, rerank="embeddings", hubness=hubness)
     opened = index.opened
-    evidence = Evidence(index.model.ranker, opened.vectors)
+    evidence = Evidence(index.model.ranker, opened.vectors, densities=opened.densities)
     beams = search(index.model.decoder, opened.parts, asked.fused, config)
     found = [
         rank_items(opened.parts, beams, number, query, config=config, evidence=evidence, k=5)
