@@ -56,7 +56,8 @@ def measure(ground: Ground, task: Task, ways: Sequence[Routed], others: Sequence
     ]
     for way in ways:
         for order in way.orders:
-            vectors = ground.vector_bytes if order.rerank == "embeddings" else 0.0
+            is_by_vectors = order.rerank == "embeddings"
+            vectors = ground.vector_bytes + 1 if is_by_vectors else 0.0  # with a byte of density
             rows.append(
                 _row(
                     ground,

@@ -196,7 +196,8 @@ def find(
         for rival in _exact(model, pool, settings)
         if rival.method in methods
     }
-    sizes = {"exact-codes": pool.id_bytes, "exact-fused+hubness": vector_bytes + 1}
+    crowded_bytes = vector_bytes + 1  # the density around it is a byte
+    sizes = {"exact-codes": pool.id_bytes, "exact-fused+hubness": crowded_bytes}
     searching = [method for method in WAYS if method in methods]
     start = 0
     for queries in rows:
@@ -212,7 +213,9 @@ def find(
         if searching:
             searched = _search(model, queries, pool, searching, settings)
             for method in searching:
-                size = pool.id_bytes + (vector_bytes if WAYS[method].rerank == "embeddings" else 0.0)
+                size = pool.id_bytes
+                if WAYS[method].rerank == "embeddings":
+                    size += vector_bytes if WAYS[method].is_raw else crowded_bytes
                 found.append(Found(method, searched[method].hits, size, searched[method].touched))
         yield found
 
