@@ -176,8 +176,8 @@ def test_embeddings_of_8_bits_rank_nearly_as_those_of_16(model, pool, tmp_path):
         found.append({hit.item_id: hit.score for hit in hits})
         info = made.info()
         assert info.embeddings == f"fused, {kind}"
-        width = 2 * model.dim if kind == "float16" else model.dim + 2
-        assert info.bytes_per_item["embeddings"] == pytest.approx(width, abs=8)  # heads of files
+        width = 1 + (2 * model.dim if kind == "float16" else model.dim + 2)  # one for the density
+        assert info.bytes_per_item["embeddings"] == pytest.approx(width, abs=12)  # heads of files
         again = Index.open(made.folder, model=model).search("a red kite", k=100, config=config)
         assert again == hits
     wide, narrow = (np.array([scores[name] for name in found[0]]) for scores in found)
@@ -198,7 +198,9 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, 
     made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings=kind)
     (table,) = (part.table for part in made.opened.parts)
     levels = model.quantizer.num_levels
-    density = {tuple(row[:levels]): row[levels + 1] / 255 for row in table.ids.tolist()}
+    of_ids = {tuple(row[:levels]): row[levels + 1] / 255 for row in table.ids.tolist()}
+    (of_items,) = made.opened.densities
+    assert (of_items is not None) == (kind == "fused")
     for rerank, is_corrected in (("codes", True), ("embeddings", kind == "fused"), ("none", False)):
         plain, other = (
             {
@@ -210,7 +212,10 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, 
             for hubness in (0.0, 0.25)
         )
         for name in plain.keys() & other.keys():
-            taken = 0.25 * density[plain[name].codes] if is_corrected else 0.0
+            density = of_ids[plain[name].codes]
+            if rerank == "embeddings" and of_items is not None:
+                density = of_items[made.opened.place_of(name).row] / 255
+            taken = 0.25 * density if is_corrected else 0.0
             assert other[name].score == pytest.approx(plain[name].score - taken, abs=1e-5)
             assert len(other[name].codes) == levels
 
