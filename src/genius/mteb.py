@@ -143,7 +143,6 @@ class MtebModel:
             len(corpus),
             levels=model.quantizer.num_levels + NUM_MARKS,
             dim=model.dim if self.method in RAW | FUSED else None,
-            keeps_densities=self.method in FUSED,
         )
         modalities = task_metadata.get_modalities(PromptType.document)
         for batch in read_columns(corpus, modalities, encode_kwargs.get("batch_size", BATCH)):
@@ -154,16 +153,11 @@ class MtebModel:
                 kinds = [one.modality for one in contents]
                 encoded = model.encode(features, np.array([kind.code for kind in kinds]))
                 vectors = _raw(features) if self.method in RAW else encoded.embeddings
-                writer.add(
-                    [one.id for one in contents],
-                    kinds,
-                    encoded.kept,
-                    encoded.typicality,
-                    vectors,
-                    model.quantizer.crowding(encoded.embeddings, encoded.codes)
-                    if self.method in FUSED
-                    else None,
-                )
+                densities = None
+                if self.method == "generative+embeddings":
+                    densities = model.quantizer.crowding(encoded.embeddings, encoded.codes)
+                names = [one.id for one in contents]
+                writer.add(names, kinds, encoded.kept, encoded.typicality, vectors, densities)
         self._pool = writer.finish()
         if self._pool.left_out:
             logger.warning(
@@ -278,7 +272,8 @@ class MtebModel:
         settings = dataclasses.replace(self._config, beam=beam, rerank=WAYS[self.method].rerank)
         parts = [Part(pool.table)]
         beams = beam_search(self.model.decoder, parts, fused, settings)
-        evidence = Evidence(self.model.ranker, [pool.vectors], self.method in RAW, [pool.densities])
+        densities = None if pool.densities is None else [pool.densities]
+        evidence = Evidence(self.model.ranker, [pool.vectors], self.method in RAW, densities)
         answers = [
             rank_items(
                 parts,

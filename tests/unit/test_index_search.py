@@ -16,6 +16,7 @@ from genius.errors import UsageError
 from genius.index import Index, SearchHit, SearchRequest
 from genius.model import Genius
 from genius.search.filters import Filter
+from genius.search.opened import OpenedIndex
 
 WIDE = SearchConfig(beam=500)
 COLOURS = ("red", "green", "blue", "white", "black")
@@ -199,7 +200,7 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, 
     (table,) = (part.table for part in made.opened.parts)
     levels = model.quantizer.num_levels
     of_ids = {tuple(row[:levels]): row[levels + 1] / 255 for row in table.ids.tolist()}
-    (of_items,) = made.opened.densities
+    of_items = made.opened.densities
     assert (of_items is not None) == (kind == "fused")
     for rerank, is_corrected in (("codes", True), ("embeddings", kind == "fused"), ("none", False)):
         plain, other = (
@@ -214,10 +215,19 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, 
         for name in plain.keys() & other.keys():
             density = of_ids[plain[name].codes]
             if rerank == "embeddings" and of_items is not None:
-                density = of_items[made.opened.place_of(name).row] / 255
+                density = of_items[0][made.opened.place_of(name).row] / 255
             taken = 0.25 * density if is_corrected else 0.0
             assert other[name].score == pytest.approx(plain[name].score - taken, abs=1e-5)
             assert len(other[name].codes) == levels
+
+
+def test_where_a_part_has_no_densities_of_items_no_part_is_ranked_by_its_own(model, pool, tmp_path):
+    made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="fused")
+    (segment,) = made.opened.segments
+    earlier = segment._replace(densities=None)  # as an earlier version wrote it
+    for segments, is_known in (((segment, segment), True), ((segment, earlier), False)):
+        opened = OpenedIndex(made.opened.state._replace(segments=segments))
+        assert (opened.densities is not None) == is_known
 
 
 def test_a_shortlist_is_never_shorter_than_the_hits_that_are_asked_for(index):

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from genius.data.mbeir import EvaluationRow
@@ -80,15 +80,19 @@ class Ground:
     @cached_property
     def densities(self) -> Float32[np.ndarray, " items"]:
         """How crowded it is around the items."""
+        return measured(self._kept_densities)
+
+    @property
+    def _kept_densities(self) -> UInt8[np.ndarray, " items"]:
         if self.candidates.densities is None:
             raise ValueError("fused embeddings were not kept")
-        return measured(self.candidates.densities)
+        return self.candidates.densities
 
     @cached_property
     def evidence(self) -> Evidence:
         """What orders items: codes, and fused embeddings."""
         vectors = [lambda rows: self.fused[torch.from_numpy(rows)]]
-        return Evidence(self.model.ranker, vectors, densities=[self.candidates.densities])
+        return Evidence(self.model.ranker, vectors, densities=[self._kept_densities])
 
     @cached_property
     def code_bytes(self) -> float:

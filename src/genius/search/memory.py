@@ -80,18 +80,16 @@ class MemoryPoolWriter:
         the most candidates there can be.
     dim
         width of the embeddings; None keeps none.
-    keeps_densities
-        whether they are fused ones, around which densities are kept.
     """
 
-    def __init__(self, size: int, *, levels: int, dim: int | None, keeps_densities: bool = False) -> None:
+    def __init__(self, size: int, *, levels: int, dim: int | None) -> None:
         self._rows: dict[str, int] = {}
         self._left_out: list[str] = []
         self._counts = dict.fromkeys(Modality, 0)
         self._codes = np.zeros((size, levels), dtype=np.int16)
         self._typicality = np.zeros(size, dtype=np.float32)
         self._embeddings = None if dim is None else np.zeros((size, dim), dtype=np.float16)
-        self._densities = np.zeros(size, dtype=np.uint8) if keeps_densities else None
+        self._densities: list[np.ndarray] = []
 
     def add(
         self,
@@ -102,7 +100,7 @@ class MemoryPoolWriter:
         embeddings: Float[Tensor, "items dim"],
         densities: UInt8[Tensor, " items"] | None = None,
     ) -> None:
-        """Add candidates; their embeddings and densities are kept if the pool keeps any.
+        """Add candidates; their embeddings are kept if the pool keeps any, densities if all have them.
 
         Raises
         ------
@@ -119,8 +117,8 @@ class MemoryPoolWriter:
         self._typicality[here] = typicality.numpy()
         if self._embeddings is not None:
             self._embeddings[here] = embeddings.numpy()
-        if self._densities is not None and densities is not None:
-            self._densities[here] = densities.numpy()
+        if densities is not None:
+            self._densities.append(densities.numpy())
 
     def leave_out(self, ids: Sequence[str]) -> None:
         """Remember candidates that have no content."""
@@ -138,12 +136,13 @@ class MemoryPoolWriter:
         if not size:
             raise BadData(f"no candidate has any content ({len(self._left_out)} were given)")
         codes, typicality = self._codes[:size], self._typicality[:size]
+        densities = np.concatenate([np.zeros(0, dtype=np.uint8), *self._densities])
         return MemoryPool(
             ids=list(self._rows),
             codes=codes,
             typicality=typicality,
             embeddings=None if self._embeddings is None else self._embeddings[:size],
-            densities=None if self._densities is None else self._densities[:size],
+            densities=densities if len(densities) == size else None,
             usual=max(self._counts, key=lambda modality: self._counts[modality]),
             left_out=frozenset(self._left_out),
             rows=self._rows,

@@ -80,9 +80,13 @@ class OpenedIndex:
         return [_vectors(segment) for segment in self.segments]
 
     @property
-    def densities(self) -> list[UInt8[np.ndarray, " items"] | None]:
-        """How crowded it is around items, part by part; None where that was not kept."""
-        return [segment.densities for segment in self.segments]
+    def densities(self) -> list[UInt8[np.ndarray, " items"]] | None:
+        """How crowded it is around items, part by part; None where that of some was not kept.
+
+        Around IDs it is more crowded, so scores of parts that know one or the other would not compare.
+        """
+        known = [segment.densities for segment in self.segments if segment.densities is not None]
+        return known if len(known) == len(self.segments) else None
 
     @cached_property
     def usual_modality(self) -> Modality:

@@ -57,7 +57,7 @@ class Evidence(NamedTuple):
     """Of each part."""
     is_raw: bool = False
     """Whether the embeddings are the encoder's features and not the fused ones that IDs are made from."""
-    densities: Sequence[UInt8[np.ndarray, " items"] | None] | None = None
+    densities: Sequence[UInt8[np.ndarray, " items"]] | None = None
     """How crowded it is around the items of each part, by row. Where it is not known, it is taken from their
     IDs, which know it less well."""
 
@@ -229,7 +229,6 @@ def _densities(
     part: Part, number: int, found: _Found, evidence: Evidence
 ) -> Float32[np.ndarray, " items"] | float:
     """How crowded it is around items of one part."""
-    of_items = None if evidence.densities is None else evidence.densities[number]
-    if of_items is not None:
-        return marks.measured(of_items[found.items])
+    if evidence.densities is not None:
+        return marks.measured(evidence.densities[number][found.items])
     return 0.0 if evidence.codes is None else evidence.codes.densities(part.table.ids[found.rows])

@@ -271,7 +271,9 @@ def _search(
     """Search, and order what was found in each way."""
     parts = [Part(pool.table)]
     evidence = {
-        False: Evidence(model.ranker, [pool.fused], densities=[pool.densities]),
+        False: Evidence(
+            model.ranker, [pool.fused], densities=None if pool.densities is None else [pool.densities]
+        ),
         True: Evidence(model.ranker, [pool.raw], is_raw=True),
     }
     configs = {method: _config(WAYS[method], settings) for method in methods}

@@ -117,7 +117,7 @@ def order_everything(index: Index, asked: Asked, config: SearchConfig) -> float:
             segment,
             vectors,
             asked.evidence,
-            np.float32(config.hubness) * _densities(index, segment) if is_crowded else None,
+            np.float32(config.hubness) * _densities(index, number) if is_crowded else None,
         )
         for number, (segment, vectors) in enumerate(zip(opened.segments, opened.vectors or (), strict=True))
     ]
@@ -128,11 +128,11 @@ def order_everything(index: Index, asked: Asked, config: SearchConfig) -> float:
     return sum(map(is_found, asked.right, parts, items)) / len(order)
 
 
-def _densities(index: Index, segment: Segment) -> Float32[np.ndarray, " items"]:
+def _densities(index: Index, part: int) -> Float32[np.ndarray, " items"]:
     """How crowded it is around the items of a part; around their IDs, where no more is known."""
-    if segment.densities is not None:
-        return measured(segment.densities)
-    table = segment.table
+    if index.opened.densities is not None:
+        return measured(index.opened.densities[part])
+    table = index.opened.segments[part].table
     found: np.ndarray = index.model.ranker.densities(table.ids)[table.rows()]
     return found
 

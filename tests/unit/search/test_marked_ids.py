@@ -147,10 +147,9 @@ def test_fused_embeddings_are_corrected_by_their_own_density_where_that_is_known
     tables, marked, embeddings, queries
 ):
     first, second = built(marked[:40]), built(marked[40:])
-    known = np.arange(40, dtype=np.uint8) * 6
+    known = np.arange(len(marked)).astype(np.uint8) * np.uint8(2)
     cosines = (embeddings @ queries[0]).numpy()
-    of_ids = marks.densities(marked[:, len(SIZES) :])
-    expected = cosines - HUBNESS * np.concatenate([known / np.float32(255), of_ids[40:]])
+    expected = cosines - HUBNESS * known / np.float32(255)
     whole = rank_items(
         [Part(first), Part(second)],
         everything([Part(first), Part(second)], 1),
@@ -163,7 +162,7 @@ def test_fused_embeddings_are_corrected_by_their_own_density_where_that_is_known
                 lambda items: embeddings[torch.from_numpy(items)],
                 lambda items: embeddings[torch.from_numpy(items + 40)],
             ],
-            densities=[known, None],  # the second part is of an earlier version
+            densities=[known[:40], known[40:]],
         ),
         k=len(marked),
     )
