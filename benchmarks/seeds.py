@@ -1,6 +1,6 @@
 """Several evaluations of one recipe with different seeds, as one table: mean, spread, shares of exact search.
 
-Usage: python benchmarks/seeds.py NAME=FOLDER,FOLDER,FOLDER ... > docs/results.md
+Usage: python benchmarks/seeds.py NAME=FOLDER,FOLDER,FOLDER ... > docs/results/seeds.md
 A folder is what `genius evaluate --out` wrote, for one seed.
 """
 
@@ -62,12 +62,12 @@ def _cell(values: Sequence[float]) -> str:
 
 def main() -> None:
     """Print the page."""
-    print("# Results\n")
+    print("# Three seeds of one preset\n")
     print("Written by `benchmarks/seeds.py` from evaluations of models that differ in their seed only")
     print(
-        "(`recipes/seeds.sh`). Mean ± standard deviation. What the methods are: [tutorial](tutorial.md); what"
+        "(`recipes/seeds.sh`). Mean ± standard deviation. What the methods are: [tutorial](../tutorial.md); what"
     )
-    print("closes the gap to exact search: [quality](quality.md).\n")
+    print("closes the gap to exact search: [quality](../quality.md).\n")
     for argument in sys.argv[1:]:
         name, _, folders = argument.partition("=")
         print("\n".join(lines_of(name, [Path(folder) for folder in folders.split(",")])))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The preset `small` with three seeds on Flickr8k's captions and on the catalogue of `make demo` (whose encoder and features
-# are used again), and what each finds: the table of docs/results.md.
+# are used again), and what each finds: docs/results/seeds.md.
 # Usage: recipes/seeds.sh FLICKR8K [DEMO] [OUT]
 set -euo pipefail
 flickr8k=$1
@@ -28,4 +28,4 @@ python benchmarks/seeds.py \
   "Flickr8k, caption to caption"="$out/flickr8k-0.evaluation,$out/flickr8k-1.evaluation,$out/flickr8k-2.evaluation" \
   "Flickr8k, codebooks refitted to the pool"="$out/flickr8k-0-refitted.evaluation,$out/flickr8k-1-refitted.evaluation,$out/flickr8k-2-refitted.evaluation" \
   "Catalogue, mean of eight tasks"="$out/catalogue-0.evaluation,$out/catalogue-1.evaluation,$out/catalogue-2.evaluation" \
-  > "$out/results.md"
+  > "$out/seeds.md"

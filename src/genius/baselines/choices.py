@@ -7,7 +7,7 @@ PQ the next number of parts that divides a vector.
 from __future__ import annotations
 
 import math
-from typing import Final, Literal, assert_never
+from typing import Final, Literal, assert_never, get_args
 
 from genius.baselines.kinds import NORM_BYTES, SMALL_BITS, Flat, Hnsw, IvfPq, Kind, Residual
 from genius.errors import UsageError
@@ -19,6 +19,26 @@ MOST_LISTS: Final = 1024
 WIDTH: Final = 4
 """Codes that the residual quantizer tries side by side for each level of an item."""
 CODE_BITS: Final = 8
+
+
+def kinds_of(text: str) -> tuple[DenseName, ...]:
+    """``exact,hnsw`` as a tuple; ``all`` is every kind.
+
+    Raises
+    ------
+    UsageError
+        a name is no kind, or stands there twice.
+    """
+    known: tuple[DenseName, ...] = get_args(DenseName)
+    if text == "all":
+        return known
+    names = [name.strip() for name in text.split(",")]
+    kinds = tuple(kind for name in names for kind in known if kind == name)
+    if len(kinds) < len(names) or len(set(kinds)) < len(kinds):
+        raise UsageError(
+            f"--kinds {text!r}: expected some of {', '.join(known)}, each once with commas between, or all"
+        )
+    return kinds
 
 
 def dense_kind(name: DenseName, *, num_items: int, dim: int, code_bytes: int, effort: int) -> Kind:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -29,8 +29,9 @@ class Dense:
     encoder_model: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """What `genius train encoder`, `genius embed` or `genius fit` was given as --out."""
 
-    kind: Literal["exact", "hnsw", "ivf-pq", "ivf-rq"] = "exact"
-    """Compare with every item; a graph of neighbours; product codes in lists; residual codes in lists."""
+    kinds: str = "exact"
+    """Of index: exact (compare with every item), hnsw (a graph of neighbours), ivf-pq (product codes in
+    lists), ivf-rq (residual codes in lists); several with commas between, or all."""
 
     code_bytes: int = 14
     """Of an item, where codes are kept: as many as an ID of the preset small with its marks; ivf-pq takes the
@@ -58,7 +59,7 @@ class Dense:
     """Where features of pools and queries are or go; default: evaluation/ in the encoder's folder."""
 
     out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Where runs and results.json go; default: dense-KIND/ in the encoder's folder."""
+    """Where runs and results.json go; default: dense/ in the encoder's folder."""
 
     device: str = "cpu"
     """Or cuda, for the encoder."""
@@ -71,6 +72,7 @@ class Dense:
 
     def run(self) -> None:
         """Index, search, measure, print the table."""
+        from genius.baselines.choices import kinds_of
         from genius.data.mbeir import MBeir
         from genius.evaluation import tables
         from genius.stages.evaluate import EvaluationConfig
@@ -89,8 +91,10 @@ class Dense:
                     max_queries=self.max_queries,
                     seed=self.seed,
                 ),
-                DenseConfig(kind=self.kind, code_bytes=self.code_bytes, effort=self.effort, seed=self.seed),
-                self.out or self.encoder_model / f"dense-{self.kind}",
+                DenseConfig(
+                    kinds=kinds_of(self.kinds), code_bytes=self.code_bytes, effort=self.effort, seed=self.seed
+                ),
+                self.out or self.encoder_model / "dense",
                 evaluation=self.evaluation or self.encoder_model / "evaluation",
                 progress=progress,
             )
@@ -99,9 +103,10 @@ class Dense:
             return
         console = Console()
         console.print(tables.to_rich(result.rows))
-        times = Table("candidates", "fit, s", "index, s", "queries", "ms a query", box=None)
+        times = Table("method", "candidates", "fit, s", "index, s", "queries", "ms a query", box=None)
         for timing in result.timings:
             times.add_row(
+                timing.method,
                 f"{timing.pool_size:,}",
                 f"{timing.fit_seconds:.2f}",
                 f"{timing.index_seconds:.2f}",

@@ -33,9 +33,9 @@ READ_AT_ONCE: Final = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class DenseConfig:
-    """Which index."""
+    """Which indexes."""
 
-    kind: DenseName = "exact"
+    kinds: tuple[DenseName, ...] = ("exact",)
     """Of index."""
 
     code_bytes: Count = 14
@@ -48,14 +48,15 @@ class DenseConfig:
     """Of the sample that centroids and codes are learned from."""
 
     @property
-    def method(self) -> str:
-        """Its name in tables and runs."""
-        return f"dense-{self.kind}"
+    def methods(self) -> tuple[str, ...]:
+        """Their names in tables and runs."""
+        return tuple(map(_method, self.kinds))
 
 
 class Timing(NamedTuple):
     """What one pool took, in processor time."""
 
+    method: str
     pool_size: int
     fit_seconds: float
     """0 where a kind was fitted for a pool of this size before."""
@@ -78,7 +79,7 @@ class DenseResult(NamedTuple):
 
 
 class DenseRival:
-    """Fits a kind of index on an encoder's training candidates, and indexes pools with it."""
+    """Fits kinds of index on an encoder's training candidates, and indexes pools with them."""
 
     def __init__(self, training: Features, config: DenseConfig) -> None:
         self._training = training
@@ -86,11 +87,11 @@ class DenseRival:
         self._fitted: dict[object, Fitted] = {}
         self.timings: list[Timing] = []
 
-    def fit(self, num_items: int) -> Fitted:
+    def fit(self, name: DenseName, num_items: int) -> Fitted:
         """A kind for pools of so many items: how many lists there are follows from that."""
         config = self._config
         kind = dense_kind(
-            config.kind,
+            name,
             num_items=num_items,
             dim=self._training.dim,
             code_bytes=config.code_bytes,
@@ -101,13 +102,19 @@ class DenseRival:
         return self._fitted[kind]
 
     def answer(self, rows: Sequence[RowQueries], pool: PoolItems) -> Iterator[list[Found]]:
-        """Index a pool and ask it the queries of each row."""
+        """Index a pool in every way and ask each the queries of each row."""
+        # One kind after the other, so that one index at a time is in memory.
+        answers = [list(self._answer(kind, rows, pool)) for kind in self._config.kinds]
+        return map(list, zip(*answers, strict=True))
+
+    def _answer(self, kind: DenseName, rows: Sequence[RowQueries], pool: PoolItems) -> Iterator[Found]:
         began = time.process_time()
-        fitted = self.fit(len(pool))
+        fitted = self.fit(kind, len(pool))
         ready = time.process_time()
         index = fitted.index(pool.raw(slice(None)).numpy())
         built = time.process_time()
         size = index.bytes_per_item()
+        method = _method(kind)
         for queries in rows:
             asked = time.process_time()
             counted = index.search_counting(queries.raw.numpy(), DEPTH)
@@ -118,8 +125,10 @@ class DenseRival:
                 for items, scores in zip(found.items, found.scores, strict=True)
             ]
             count = len(queries.qids)
-            self.timings.append(Timing(len(pool), ready - began, built - ready, count, 1000 * took / count))
-            yield [Found(self._config.method, hits, size, counted.compared / count)]
+            self.timings.append(
+                Timing(method, len(pool), ready - began, built - ready, count, 1000 * took / count)
+            )
+            yield Found(method, hits, size, counted.compared / count)
 
 
 def evaluate_dense(
@@ -132,7 +141,7 @@ def evaluate_dense(
     evaluation: Path,
     progress: Progress,
 ) -> DenseResult:
-    """Measure an index of an encoder's embeddings; ``folder`` receives runs and results.
+    """Measure indexes of an encoder's embeddings; ``folder`` receives runs and results.
 
     Image and text features are summed and normalised, as UniIR does. Of ``config`` only rows, pools, split,
     instructions, seed and the number of queries count.
@@ -147,14 +156,14 @@ def evaluate_dense(
     Raises
     ------
     UsageError
-        the index cannot be made so: too few training candidates, too few bytes.
+        an index cannot be made so: too few training candidates, too few bytes.
     MissingExtra
         faiss is not installed.
     BadData
         as ``genius evaluate``.
     """
     dense = checked(dense)
-    config = dataclasses.replace(checked(config), methods=(dense.method,))
+    config = dataclasses.replace(checked(config), methods=dense.methods)
     rows = chosen_rows(data, config)
     encoder = embedded.encoder
     pools = EmbeddedPools(
@@ -178,6 +187,10 @@ def evaluate_dense(
     result = DenseResult(results, rival.timings, about)
     write_json(folder / RESULTS, result.to_json())
     return result
+
+
+def _method(kind: DenseName) -> str:
+    return f"dense-{kind}"
 
 
 def _unit_sums(features: Features) -> Float32[np.ndarray, "items dim"]:

@@ -81,11 +81,24 @@ def report(found: Gathered, *, data: MBeir | None, progress: Progress) -> Report
     names = sorted({one.data for system in found.systems for one in system.seeds})
     machines = sorted({row.machine for _, row in found.made})
     about = (
-        f"Data: {', '.join(names) or 'none'}."
-        + (" The commands that made the numbers are in the last table." if found.made else ""),
+        f"Data: {', '.join(names) or 'none'}.",
+        *_made(found),
         *(f"Machine: {machine}." for machine in machines),
     )
     return Report(title="Report", about=about, parts=tuple(parts))
+
+
+def _made(found: Gathered) -> Iterator[str]:
+    """What a sweep took, where the numbers are of one."""
+    rows = [row for _, row in found.made]
+    if rows:
+        hours = sum(row.seconds for row in rows) / 3600
+        dates = " to ".join(sorted({min(row.date for row in rows), max(row.date for row in rows)}))
+        failed = sum(row.state != "done" for row in rows)
+        yield (
+            f"{len(rows)} rows, {failed or 'none'} failed; {hours:.1f} hours of work, {dates}. "
+            "The commands that made the numbers are in the last table."
+        )
 
 
 def _recall(found: Gathered) -> Iterator[Table | Drawing | None]:
@@ -114,8 +127,7 @@ def _significance(found: Gathered) -> Iterator[Table | Drawing | None]:
             if method in first.methods(pool) and method in second.methods(pool)
         ]
     for rival in systems[1:]:
-        own = [method for method in rival.methods(pool) if method not in METHODS]
-        compared += [((systems[0], "generative"), (rival, method)) for method in own]
+        compared += [((systems[0], "generative"), (rival, own)) for own in _of_rivals(rival, pool)]
     pairs = [
         Pair(
             f"{one.title}: {a}",
@@ -169,7 +181,7 @@ def _misses(found: Gathered) -> Iterator[Table | Drawing | None]:
         (system, method)
         for system in systems
         for method in system.methods(pool)
-        if method in ("exact-fused", "generative", "generative+codes") or method not in METHODS
+        if method in (*ACROSS, *_of_rivals(system, pool)[:1])
     ]
     chosen += [
         (system, "generative")
@@ -248,6 +260,11 @@ def _rows(found: Gathered) -> Iterator[Table | Drawing | None]:
                 for _, row in found.made
             ]
         )
+
+
+def _of_rivals(system: System, pool: Pool) -> list[str]:
+    """Methods that `genius evaluate` does not have; of an encoder exact search comes first."""
+    return [method for method in system.methods(pool) if method not in METHODS]
 
 
 def _pools(systems: Sequence[System]) -> list[Pool]:

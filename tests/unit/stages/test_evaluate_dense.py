@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from genius.baselines.choices import kinds_of
 from genius.data.mbeir import MBeir
 from genius.data.qrels import read_qrels
 from genius.errors import UsageError
@@ -31,7 +32,7 @@ def searched(trained, tmp_path_factory):
     embedded = reopen_embedded(trained.model)
 
     def search(dense, config=CONFIG):
-        folder = tmp_path_factory.mktemp(dense.kind)
+        folder = tmp_path_factory.mktemp("-".join(dense.kinds))
         result = evaluate_dense(
             MBeir(trained.data), embedded, config, dense, folder, evaluation=features, progress=Silent()
         )
@@ -57,7 +58,7 @@ def test_exact_search_measures_what_evaluate_calls_exact_raw(searched, trained, 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf-pq", "ivf-rq"])
 def test_approximate_search_compares_fewer_and_keeps_most(kind, searched):
     exact, _ = searched(DenseConfig(), LARGE)
-    found, _ = searched(DenseConfig(kind=kind, effort=4, code_bytes=24), LARGE)
+    found, _ = searched(DenseConfig(kinds=(kind,), effort=4, code_bytes=24), LARGE)
     for row, best in zip(found.rows, exact.rows, strict=True):
         assert row.method == f"dense-{kind}"
         assert 0 < row.candidates_touched < best.candidates_touched
@@ -66,7 +67,7 @@ def test_approximate_search_compares_fewer_and_keeps_most(kind, searched):
 
 
 def test_runs_and_results_are_read_like_those_of_evaluate(searched):
-    result, folder = searched(DenseConfig(kind="hnsw"))
+    result, folder = searched(DenseConfig(kinds=("hnsw",)))
     for row in result.rows:
         name = f"{row.name}_val.{row.pool}"
         run = read_run(folder / "runs" / f"{name}.dense-hnsw.trec")
@@ -74,10 +75,25 @@ def test_runs_and_results_are_read_like_those_of_evaluate(searched):
         assert measure(judged, run, ks=(5,)).hit_rate[5] == pytest.approx(row.measures["R@5"])
     assert read_evaluation(folder).rows == tuple(in_order(result.rows))
     told = json.loads((folder / "results.json").read_text())
-    assert told["dense"] == {"kind": "hnsw", "code_bytes": 14, "effort": 16, "seed": 0}
+    assert told["dense"] == {"kinds": ["hnsw"], "code_bytes": 14, "effort": 16, "seed": 0}
     assert [timing["queries"] for timing in told["timings"]] == [row.queries for row in result.rows]
 
 
 def test_bytes_that_hold_no_code_are_refused(searched):
     with pytest.raises(UsageError, match="give at least 2"):
-        searched(DenseConfig(kind="ivf-rq", code_bytes=1))
+        searched(DenseConfig(kinds=("ivf-rq",), code_bytes=1))
+
+
+def test_several_kinds_at_once_find_what_each_finds_alone(searched):
+    together, _ = searched(DenseConfig(kinds=kinds_of("all")), LARGE)
+    assert {timing.method for timing in together.timings} == {row.method for row in together.rows}
+    for kind in kinds_of("all"):
+        alone, _ = searched(DenseConfig(kinds=(kind,)), LARGE)
+        assert [row for row in together.rows if row.method == f"dense-{kind}"] == alone.rows
+
+
+def test_kinds_are_read_and_refused_by_name():
+    assert kinds_of("hnsw, exact") == ("hnsw", "exact")
+    for wrong in ("", "flat", "exact,flat", "exact,exact"):
+        with pytest.raises(UsageError, match="each once with commas between, or all"):
+            kinds_of(wrong)

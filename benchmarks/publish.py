@@ -1,0 +1,34 @@
+"""A report as a page of the documentation: its Markdown, and its figures small enough for a repository.
+
+Usage: python benchmarks/publish.py REPORT docs/results.md
+REPORT is what `genius report --out` wrote. The figures go into a folder that has the page's name.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+from genius.report.document import DOCUMENT
+
+WIDTH = 1600
+"""Pixels; a page shows no more."""
+COLOURS = 128
+
+
+def publish(report: Path, page: Path) -> None:
+    """Write the page, and replace the figures beside it."""
+    text = (report / DOCUMENT).read_text(encoding="utf-8")
+    figures = page.with_suffix("")
+    figures.mkdir(parents=True, exist_ok=True)
+    for path in sorted((report / "figures").glob("*.png")):
+        figure = Image.open(path).convert("RGB")
+        figure.thumbnail((WIDTH, figure.height))
+        figure.quantize(COLOURS).save(figures / path.name, optimize=True)
+    page.write_text(text.replace("](figures/", f"]({figures.name}/"), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    publish(*map(Path, sys.argv[1:]))
