@@ -77,7 +77,7 @@ def misses_figure(found: Sequence[Misses]) -> Drawing:
         axes.barh(places, widths, left=left, color=KINDS[kind], edgecolor="white", height=0.72, label=kind)
         left = [before + width for before, width in zip(left, widths, strict=True)]
     axes.set_yticks(places, [one.label for one in found])
-    axes.invert_yaxis()
+    axes.set_ylim(len(found) - 0.5, -0.5)  # the first on top, no room above or below
     axes.set_xlim(0, 100)
     quiet(axes, x="queries, %", y="")
     axes.grid(visible=False, axis="y")

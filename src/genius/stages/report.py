@@ -50,7 +50,9 @@ WITHIN: Final = (
     ("generative+raw", "generative"),
 )
 """Methods of one system that are tested against each other."""
-ACROSS: Final = ("exact-fused", "generative", "generative+codes")
+BY_CODES: Final = "generative+codes"
+"""What is tested against indexes that keep codes or links, too."""
+ACROSS: Final = ("exact-fused", "generative", BY_CODES)
 """Methods on which systems are tested against each other."""
 
 
@@ -126,8 +128,17 @@ def _significance(found: Gathered) -> Iterator[Table | Drawing | None]:
             for method in ACROSS
             if method in first.methods(pool) and method in second.methods(pool)
         ]
-    for rival in systems[1:]:
-        compared += [((systems[0], "generative"), (rival, own)) for own in _of_rivals(rival, pool)]
+    base = next((system for system in systems if "generative" in system.methods(pool)), None)
+    for rival in systems:
+        own = _of_rivals(rival, pool)
+        compared += [((base, "generative"), (rival, method)) for method in own[:1] if base is not None]
+        if rival.name in found.models:  # indexes of these systems' own encoder
+            compared += [
+                ((system, BY_CODES), (rival, method))
+                for method in own[1:]
+                for system in systems
+                if BY_CODES in system.methods(pool)
+            ]
     pairs = [
         Pair(
             f"{one.title}: {a}",

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -85,11 +86,11 @@ def test_sources_and_runs_are_two_ways_to_ask(tmp_path, capsys):
     assert capsys.readouterr().err.count("give folders to report on, or --runs together with --qrels") == 2
 
 
-def evaluation(folder: Path, right: int) -> Path:
+def evaluation(folder: Path, right: int, methods: Sequence[str] = ("exact-fused", "generative")) -> Path:
     (folder / "runs").mkdir(parents=True)
     qrels = {f"7:{number}": {f"7:{number}": 1} for number in range(10)}
     rows = []
-    for method in ("exact-fused", "generative"):
+    for method in methods:
         found = Run(
             method,
             {qid: [Hit(qid if number < right else "7:99", -0.1)] for number, qid in enumerate(qrels)},
@@ -145,11 +146,32 @@ def test_a_sweeps_rows_stand_in_their_tables_and_failures_are_shown(tmp_path):
         if name != "broken":
             evaluation(folder / "evaluation", 10 if name == "whole" else 5)
         made_row(folder, name, **changed)
-    found = tables(report(gather([str(tmp_path / "rows")]), data=None, progress=Silent()))
+    whole = report(gather([str(tmp_path / "rows")]), data=None, progress=Silent())
+    assert "4 rows, 1 failed; 0.0 hours of work, 2026-01-01." in whole.about[1]
+    found = tables(whole)
     assert [line[0] for line in found["ablations"].cells()] == ["whole", "less"]
     assert [line[0] for line in found["beam"].cells()] == ["3"]
     states = {line[0]: line[2] for line in found["rows"].cells()}
     assert states == {"whole": "done", "less": "done", "narrow": "done", "broken": "failed: genius: no"}
+
+
+def test_indexes_of_the_systems_own_encoder_are_tested_against_its_codes(tmp_path):
+    kinds = ("dense-exact", "dense-ivf-pq")
+    for name, methods, changed in (
+        ("another-encoder", kinds, {}),
+        ("indexes", kinds, {"model": "ours/seed-0/model"}),
+        ("ours", ("generative", "generative+codes"), {"model": "ours/seed-0/model"}),
+    ):
+        folder = tmp_path / "rows" / name / "seed-0"
+        folder.mkdir(parents=True)
+        evaluation(folder / "evaluation", 10, methods)
+        made_row(folder, name, **changed)
+    found = tables(report(gather([str(tmp_path / "rows")]), data=None, progress=Silent()))
+    assert {tuple(line[:2]) for line in found["significance"].cells()} == {
+        ("ours: generative", "indexes: dense-exact"),
+        ("ours: generative+codes", "indexes: dense-ivf-pq"),
+        ("ours: generative", "another-encoder: dense-exact"),
+    }
 
 
 def test_a_folder_without_anything_is_said_to_be(tmp_path):
