@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 import torch
 
+from genius.baselines.id_kinds import Kind as IdKind
 from genius.data.mbeir import MBeir
 from genius.data.records import Modality, did_of
 from genius.evaluation.tables import METHODS
@@ -41,6 +42,8 @@ WITHOUT_CONTRASTIVE: Final = "no-contrastive"
 """The recipe's row whose vectors are drawn beside those of the whole system."""
 CLOUD: Final = 3000
 """Items in a drawing of vectors."""
+CONTROL: Final = "genius"
+"""Our IDs, trained as the rivals' are: what differs from theirs is the ID alone."""
 TESTED: Final = ("R@1", "R@5")
 WITHIN: Final = (
     ("generative", "exact-fused"),
@@ -139,6 +142,10 @@ def _significance(found: Gathered) -> Iterator[Table | Drawing | None]:
                 for system in systems
                 if BY_CODES in system.methods(pool)
             ]
+    by_kind = {kind: one for one in systems for kind in one.methods(pool) if kind in get_args(IdKind)}
+    if CONTROL in by_kind:
+        control = (by_kind[CONTROL], CONTROL)
+        compared += [(control, (rival, kind)) for kind, rival in by_kind.items() if kind != CONTROL]
     pairs = [
         Pair(
             f"{one.title}: {a}",

@@ -177,3 +177,19 @@ def test_indexes_of_the_systems_own_encoder_are_tested_against_its_codes(tmp_pat
 def test_a_folder_without_anything_is_said_to_be(tmp_path):
     with pytest.raises(ArtifactMissing, match=r"holds no results\.json"):
         gather([str(tmp_path)])
+
+
+def test_the_control_is_tested_against_each_rival(tmp_path):
+    for kind in ("genius", "irgen", "nci"):
+        evaluation(tmp_path / kind, 10, (kind,))
+    found = tables(
+        report(
+            gather([str(tmp_path / kind) for kind in ("genius", "irgen", "nci")]),
+            data=None,
+            progress=Silent(),
+        )
+    )
+    assert {tuple(line[:2]) for line in found["significance"].cells()} == {
+        ("genius: genius", "irgen: irgen"),
+        ("genius: genius", "nci: nci"),
+    }
