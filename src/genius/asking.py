@@ -194,8 +194,8 @@ def _of_item(model: Genius, opened: OpenedIndex, place: Place, *, is_raw: bool) 
 
 
 def _together(parts: Sequence[tuple[float, _Vectors]]) -> _Vectors:
-    """The weighted sum, as unit vectors; what is one part alone stays as it is."""
-    if len(parts) == 1 and parts[0][0] == 1:
+    """The weighted sum, as unit vectors; what is one part alone, however much it weighs, stays as it is."""
+    if len(parts) == 1 and parts[0][0] > 0:
         return parts[0][1]
     weights = torch.tensor([weight for weight, _ in parts])
     sums = [weights @ torch.stack(space) for space in zip(*(one for _, one in parts), strict=True)]

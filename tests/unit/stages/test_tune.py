@@ -176,7 +176,7 @@ def told(capsys, *words: object) -> dict:
 
 @pytest.mark.usefixtures("_few_settings")
 def test_the_command_keeps_settings_and_flags_of_a_search_win(world, index, capsys):
-    words = ("tune", index.folder, "--data", world.data.root, "--split", "test", "--queries", "1")
+    words = ("tune", index.folder, "--data", world.data.root, "--split", "test", "--queries", "6")
     first = told(capsys, *words, "--recall", "0.2", "--dry-run")
     assert first["kept"] is False
     assert told(capsys, "index", "info", index.folder)["tuned"] is None
