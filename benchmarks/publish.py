@@ -19,7 +19,7 @@ COLOURS = 128
 
 
 def publish(report: Path, page: Path) -> None:
-    """Write the page, and replace the figures beside it."""
+    """Write the page, and its figures beside it."""
     text = (report / DOCUMENT).read_text(encoding="utf-8")
     figures = page.with_suffix("")
     figures.mkdir(parents=True, exist_ok=True)
