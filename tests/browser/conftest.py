@@ -145,6 +145,29 @@ def page(open_page, server) -> playwright.Page:
     return open_page(server.address)
 
 
+@pytest.fixture
+def hold() -> Callable[[playwright.Page, str], Callable[[], None]]:
+    """Keep requests waiting until what it answers is called; that returns when their answers had time to be shown."""
+
+    def hold_at(page: playwright.Page, address: str) -> Callable[[], None]:
+        held: list[playwright.Route] = []
+
+        def keep(route: playwright.Route) -> None:
+            held.append(route)
+
+        def release() -> None:
+            assert held
+            for one in held:
+                one.continue_()
+            page.unroute(address)
+            page.wait_for_timeout(300)
+
+        page.route(address, keep)
+        return release
+
+    return hold_at
+
+
 @pytest.fixture(scope="session")
 def items(small_index) -> dict[str, list[dict[str, object]]]:
     """What is in the index, by modality."""

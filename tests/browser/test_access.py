@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -57,9 +58,33 @@ def test_axe_finds_nothing_serious(open_page, server, serious, scheme, width):
         page.get_by_role("button", name=panel).click()
         assert (panel, serious(page)) == (panel, [])
     page.locator(".card .open").first.click()
-    expect(page.get_by_role("dialog")).to_be_visible()
-    page.wait_for_load_state("networkidle")
+    expect(page.get_by_role("dialog").get_by_role("heading", name="Its path")).to_be_visible()
+    expect(page.locator("[aria-busy=true]")).to_have_count(0)
     assert ("item", serious(page)) == ("item", [])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_while_an_answer_is_awaited(open_page, server, serious, hold, scheme):
+    page = open_page(f"{server.address}/?q=a+leaf", color_scheme=scheme)
+    waiting = page.locator("[aria-busy=true]")
+    expect(page.get_by_role("heading", name=re.compile("hits in"))).to_be_visible()
+
+    def while_waiting(address: str, ask: Callable[[], None]) -> list[str]:
+        release = hold(page, address)
+        ask()
+        expect(waiting).to_have_count(1)
+        page.wait_for_timeout(400)  # what fades has faded
+        found = serious(page)
+        release()
+        expect(waiting).to_have_count(0)
+        return found
+
+    page.get_by_role("textbox", name="What to look for").fill("a ring")
+    assert while_waiting("**/v1/search", lambda: page.keyboard.press("Enter")) == []
+    assert while_waiting("**/v1/explain", page.locator(".card .open").first.click) == []
+    page.keyboard.press("Escape")
+    assert while_waiting("**/v1/codes?*", page.get_by_role("link", name="Explore").click) == []
+    assert while_waiting("**/v1/codes/*", page.get_by_role("link", name="Near-duplicates").click) == []
 
 
 def test_a_search_and_a_second_one_from_a_hit_need_no_mouse(page):

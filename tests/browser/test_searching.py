@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
 
 def hits(page: Page):
@@ -25,23 +24,6 @@ def search(page: Page, text: str) -> None:
     expect(page.get_by_role("heading", name=re.compile("hits? in"))).to_be_visible()
 
 
-def hold(page: Page, address: str) -> Callable[[], None]:
-    """Keep requests waiting until the answer is called; it returns when their answers had time to be shown."""
-    held: list[Route] = []
-
-    def keep(route: Route) -> None:
-        held.append(route)
-
-    def release() -> None:
-        assert held
-        for one in held:
-            one.continue_()
-        page.wait_for_timeout(300)
-
-    page.route(address, keep)
-    return release
-
-
 def picture_of(small_index, item):
     return small_index.parent / item["img_path"]
 
@@ -52,7 +34,7 @@ def test_before_the_first_search_the_page_shows_what_there_is(page):
     expect(page.get_by_role("textbox", name="What to look for")).to_be_focused()
 
 
-def test_examples_that_come_late_do_not_take_the_place_of_the_hits(page):
+def test_examples_that_come_late_do_not_take_the_place_of_the_hits(page, hold):
     release = hold(page, "**/v1/codes?*")
     page.reload()
     expect(page.get_by_text("things · 36 items")).to_be_visible()
@@ -62,7 +44,7 @@ def test_examples_that_come_late_do_not_take_the_place_of_the_hits(page):
     expect(page.get_by_role("list", name="Examples")).to_have_count(0)
 
 
-def test_hits_that_come_late_do_not_take_the_place_of_those_one_went_back_to(page):
+def test_hits_that_come_late_do_not_take_the_place_of_those_one_went_back_to(page, hold):
     search(page, "a blue leaf")
     first = hits(page).first.get_by_role("link").get_attribute("aria-label")
     release = hold(page, "**/v1/search")
