@@ -111,7 +111,21 @@ def absolute_spec(spec: str) -> str:
 
 
 def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False) -> Embedded:
-    """What :func:`embed_with` left in a model's folder."""
+    """What :func:`embed_with` left in a model's folder.
+
+    Raises
+    ------
+    UsageError
+        it left nothing there: the model was imported, refitted or pulled, or the folder is not its own.
+    ArtifactMismatch
+        the encoder is no longer what it was.
+    """
+    if not (folder / "features").is_dir():
+        raise UsageError(
+            f"{folder} has no features of training data, expected in its folder features/. `genius embed`, "
+            "`genius train encoder` and `genius fit` leave them; a model that was imported, refitted or "
+            "pulled has none: name the folder that it was trained in"
+        )
     features = TrainingFeatures(
         Features.open(folder / "features" / "queries"), Features.open(folder / "features" / "candidates")
     )

@@ -56,6 +56,13 @@ def test_another_encoder_file_elsewhere_is_found_from_anywhere(trained, copied, 
     assert reopened.encoder.fingerprint == Genius.open(copied).encoder.fingerprint
 
 
+def test_a_model_without_features_of_training_data_is_refused_with_where_they_are(tmp_path):
+    with pytest.raises(
+        UsageError, match="refitted or pulled has none: name the folder that it was trained in"
+    ):
+        reopen_embedded(tmp_path)
+
+
 def test_features_are_the_same_wherever_they_are_made(trained, tmp_path):
     data = MBeir(trained.data)
     spec = f"small:{trained.model / 'encoder'}"
