@@ -248,10 +248,10 @@ def test_a_file_one_may_not_read_is_refused(tmp_path):
 @pytest.mark.parametrize("size", [(9_000, 9_000), (11_000, 11_000), (65_000, 65_000)])
 def test_a_decompression_bomb_is_refused_before_it_is_decoded(tmp_path, size):
     path = bomb_png(tmp_path / "bomb.png", *size)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(TooManyPixels, match="pixels"):
         open_image(path)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_the_limit_is_the_last_size_allowed(tmp_path):

@@ -197,7 +197,7 @@ def test_searches_go_on_while_items_come_and_go_and_the_index_compacts(folder, m
 
 
 def test_an_index_that_another_process_changes_is_busy_for_now(folder, model, monkeypatch):
-    monkeypatch.setattr(writing, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(writing, "PATIENCE_SECONDS", 1.0)
 
     async def test():
         async with running(folder, model, write_wait_ms=50.0) as engine:
@@ -208,7 +208,7 @@ def test_an_index_that_another_process_changes_is_busy_for_now(folder, model, mo
                     return_exceptions=True,
                 )
             assert all(isinstance(answer, Overloaded) for answer in answers)
-            assert time.monotonic() - began < 2  # once for all nine
+            assert time.monotonic() - began < 6  # once for all nine
             assert (await engine.add("kites", [NewItem("1", "a drum")]))[0].became == "added"
 
     on_loop(test)
