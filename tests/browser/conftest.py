@@ -91,7 +91,7 @@ def browser() -> Iterator[playwright.Browser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("needs a chromium in the PATH (Debian: apt-get install chromium)")
-    playwright.expect.set_options(timeout=15_000)  # as long as an action waits; 5 s are short on a busy machine
+    playwright.expect.set_options(timeout=15_000)  # as long as an action waits
     with playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=chromium)
         yield opened
