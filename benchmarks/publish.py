@@ -6,6 +6,7 @@ REPORT is what `genius report --out` wrote. The figures go into a folder that ha
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -23,7 +24,9 @@ def publish(report: Path, page: Path) -> None:
     text = (report / DOCUMENT).read_text(encoding="utf-8")
     figures = page.with_suffix("")
     figures.mkdir(parents=True, exist_ok=True)
-    for path in sorted((report / "figures").glob("*.png")):
+    # Only those that are shown: a folder may hold the figures of an earlier report, too.
+    for name in sorted(set(re.findall(r"\]\(figures/([^)]+\.png)\)", text))):
+        path = report / "figures" / name
         figure = Image.open(path).convert("RGB")
         figure.thumbnail((WIDTH, figure.height))
         figure.quantize(COLOURS).save(figures / path.name, optimize=True)

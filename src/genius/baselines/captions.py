@@ -64,9 +64,21 @@ class Vocabulary:
 
 @torch.no_grad()
 def nearest(items: Float[Tensor, "items dim"], known: Float[Tensor, "texts dim"]) -> Tensor:
-    """For each item the known text whose embedding has the largest inner product."""
-    parts = [(chunk @ known.T).argmax(dim=1) for chunk in items.split(CHUNK)]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+    """For each item the known text whose embedding has the largest inner product.
+
+    Raises
+    ------
+    BadData
+        no text is known.
+    """
+    if not len(items):
+        return torch.zeros(0, dtype=torch.int64)
+    if not len(known):
+        raise BadData(
+            f"{len(items):,} items have no text of their own and no training query has one that they could "
+            "take over; take another kind of ID"
+        )
+    return torch.cat([(chunk @ known.T).argmax(dim=1) for chunk in items.split(CHUNK)])
 
 
 def _words(text: str) -> list[str]:

@@ -7,6 +7,7 @@ PQ the next number of parts that divides a vector.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final, Literal, assert_never, get_args
 
 from genius.baselines.kinds import NORM_BYTES, SMALL_BITS, Flat, Hnsw, IvfPq, Kind, Residual
@@ -41,11 +42,15 @@ def kinds_of(text: str) -> tuple[DenseName, ...]:
     return kinds
 
 
-def dense_kind(name: DenseName, *, num_items: int, dim: int, code_bytes: int, effort: int) -> Kind:
+def dense_kind(
+    name: DenseName, *, num_items: int, num_training: int, dim: int, code_bytes: int, effort: int
+) -> Kind:
     """The kind of this name for a pool of so many items.
 
     Parameters
     ----------
+    num_training
+        vectors that there are to learn from: no more lists, and no more codes, can be learned.
     code_bytes
         of an item, where codes are kept. Exact search and HNSW keep vectors in 16 bits, as features are.
     effort
@@ -57,9 +62,14 @@ def dense_kind(name: DenseName, *, num_items: int, dim: int, code_bytes: int, ef
         case "hnsw":
             return Hnsw(stored="float16", effort=effort)
         case "ivf-pq":
-            return pq_of(num_items=num_items, dim=dim, code_bytes=code_bytes, effort=effort)
+            product = pq_of(num_items=num_items, dim=dim, code_bytes=code_bytes, effort=effort)
+            return replace(
+                product, lists=min(product.lists, num_training), bits=_fewer(product, num_training)
+            )
         case "ivf-rq":
-            return residual_of(num_items=num_items, code_bytes=code_bytes, effort=effort)
+            residual = residual_of(num_items=num_items, code_bytes=code_bytes, effort=effort)
+            lists = min(num_lists(num_items), num_training)
+            return replace(residual, lists=lists, bits=_fewer(residual, num_training))
         case _:
             assert_never(name)
 
@@ -105,4 +115,8 @@ def num_lists(num_items: int) -> int:
 
 def _bits(num_items: int) -> int:
     """Of a tiny pool not so many codes can be learned."""
-    return min(CODE_BITS, int(math.log2(num_items)))
+    return min(CODE_BITS, max(1, int(math.log2(max(1, num_items)))))
+
+
+def _fewer(kind: IvfPq | Residual, num_training: int) -> int:
+    return min(kind.bits, _bits(num_training))

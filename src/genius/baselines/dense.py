@@ -82,6 +82,8 @@ class DenseIndex:
     def set_effort(self, effort: int) -> None:
         """Trade time for recall: how many nodes HNSW keeps in view, or how many lists are looked through.
 
+        More lists than there are means all: told of more, faiss's fast scan (1.15.1) returns wrong items.
+
         Raises
         ------
         UsageError
@@ -92,9 +94,10 @@ class DenseIndex:
         if isinstance(self.kind, Hnsw):
             self._index.hnsw.efSearch = effort
         elif isinstance(self.kind, Refined):
-            imported("faiss").downcast_index(self._index.base_index).nprobe = effort
+            base = imported("faiss").downcast_index(self._index.base_index)
+            base.nprobe = min(effort, base.nlist)
         else:
-            self._index.nprobe = effort
+            self._index.nprobe = min(effort, self._index.nlist)
 
     def num_bytes(self) -> int:
         """Bytes of the index as faiss writes it, counted without holding them."""

@@ -52,6 +52,8 @@ class Report:
 
         if bool(self.sources) == bool(self.runs) or bool(self.runs) != (self.qrels is not None):
             raise UsageError("give folders to report on, or --runs together with --qrels")
+        if self.out.exists() and not self.out.is_dir():
+            raise UsageError(f"--out {self.out} is a file; give a folder, which need not exist")
         with TerminalProgress() as progress:
             if self.qrels is not None:
                 found = report_runs(self.runs, self.qrels, progress=progress)

@@ -16,8 +16,9 @@ from genius.errors import UsageError
 class Sweep:
     """Make every row of a recipe (ablations, baselines, beams, sizes, seeds); `genius report` shows them.
 
-    Run again after an interruption it goes on; finished rows are passed over, failed ones tried again. Rows
-    share the encoder and its features. Exit status 1 when a row failed.
+    Run again after an interruption it goes on; finished rows are passed over, failed ones tried again, and
+    those made anew whose flags or data have changed. Rows share the encoder and its features. Exit status 1
+    when a row failed.
     """
 
     recipe: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
@@ -59,9 +60,15 @@ class Sweep:
 
         if self.jobs < 1:
             raise UsageError(f"--jobs {self.jobs}: at least one row has to be made at a time")
+        from genius.data.mbeir import MBeir
+        from genius.stages.sweep import records_of, sweep
+
+        # A wrong folder is said at once, not by every row.
+        records = "" if self.plan else records_of(MBeir(self.data))
         jobs = jobs_of(
             read_recipe(self.recipe),
             encoder=self.encoder,
+            data=records,
             quick=self.quick,
             only=_names(self.only),
             skip=_names(self.skip),
@@ -70,10 +77,7 @@ class Sweep:
             print("\n".join(command for job in jobs for command in job.shown(self.data)))
             return 0
         from genius.bench.machine import describe
-        from genius.data.mbeir import MBeir
-        from genius.stages.sweep import sweep
 
-        MBeir(self.data)  # a wrong folder is said at once, not by every row
         with TerminalProgress() as progress:
             made = sweep(
                 jobs,

@@ -7,8 +7,8 @@ from typing import Final
 
 from genius.report.drawing import COLOURS, MARKERS, Drawing, blank, quiet
 from genius.report.evaluated import Pool, System
-from genius.report.significance import Pair, shown_p, tested
-from genius.report.table import Cell, Estimate, Table
+from genius.report.significance import Pair, Tested, compared, shown_p
+from genius.report.table import Cell, Table
 
 POOL: Final[Pool] = "global"
 TITLES: Final = {
@@ -20,6 +20,7 @@ SHOWN: Final = (
     ("generative", "R@1"),
     ("generative", "R@5"),
     ("generative+raw", "R@5"),
+    ("exact-codes", "R@1"),
     ("exact-codes", "R@5"),
     ("exact-fused", "R@5"),
 )
@@ -27,21 +28,25 @@ TESTED: Final = ("generative", "R@5")
 """What differences are tested on: the paper's measure of the paper's search."""
 
 
-def ablation_table(kind: str, whole: System, changed: Sequence[System]) -> Table | None:
-    """The whole system, and each with one change; nothing where nothing was changed."""
-    changed = [system for system in changed if "generative" in system.methods(POOL)]
+def ablation_table(kind: str, whole: System | None, changed: Sequence[System]) -> Table | None:
+    """The whole system, and each with one change; nothing where nothing was changed.
+
+    Without the whole system, which failed or was not made, there is nothing to compare with.
+    """
+    changed = [system for system in changed if TESTED[0] in system.methods(POOL)]
     if not changed:
         return None
     method, measure = TESTED
-    before = whole.per_query(POOL, method, measure)
-    pairs = [
-        Pair(system.title, whole.title, measure, (system.per_query(POOL, method, measure), before))
-        for system in changed
-    ]
-    found = {one.pair.first: one for one in tested(pairs)}
+    rows: list[tuple[System, Tested | None]] = [(system, None) for system in changed]
+    if whole is not None:
+        before = whole.per_query(POOL, method, measure)
+        pairs = [
+            Pair(system.title, whole.title, measure, (system.per_query(POOL, method, measure), before))
+            for system in changed
+        ]
+        rows = [(whole, None), *zip(changed, compared(pairs), strict=True)]
     lines: list[tuple[Cell, ...]] = []
-    for system in (whole, *changed):
-        test = found.get(system.title)
+    for system, test in rows:
         difference = None if test is None else f"{100 * test.found.difference:+.1f}".replace("-", "−")
         lines.append(
             (
@@ -55,9 +60,13 @@ def ablation_table(kind: str, whole: System, changed: Sequence[System]) -> Table
     return Table(
         name=kind,
         title=TITLES[kind],
-        note="Mean over the tasks of the global pool, in percent, ± standard deviation of seeds. Difference: "
-        f"{measure} of {method} against the first line, in points; p of the paired randomisation test, "
-        "corrected by Holm for the lines of this table.",
+        note="Mean over the tasks of the global pool, in percent, ± standard deviation of seeds. "
+        + (
+            "The row that these are changes of is not there, so nothing is compared."
+            if whole is None
+            else f"Difference: {measure} of {method} against the first line, in points; p of the paired "
+            "randomisation test, corrected by Holm for the lines of this table."
+        ),
         headings=(
             "system",
             "seeds",
@@ -72,9 +81,9 @@ def ablation_table(kind: str, whole: System, changed: Sequence[System]) -> Table
 def beam_table(beams: Sequence[System]) -> Table | None:
     """Recall by the beam's width."""
     beams = _in_order(beams)
-    if not beams:
+    methods = _by_beam(beams)
+    if not methods:
         return None
-    methods = beams[0].methods(POOL)
     return Table(
         name="beam",
         title="The beam's width",
@@ -99,20 +108,24 @@ def beam_table(beams: Sequence[System]) -> Table | None:
 def beam_figure(beams: Sequence[System]) -> Drawing | None:
     """The same drawn, the seeds' spread as bars."""
     beams = _in_order(beams)
-    if len(beams) < 2:
+    shown = [(method, measure) for method in _by_beam(beams) for measure in ("R@1", "R@5")]
+    if len(beams) < 2 or not shown:
         return None
     figure = blank()
     axes = figure.add_subplot()
     widths = [system.seeds[0].beam for system in beams]
-    shown = [(method, measure) for method in beams[0].methods(POOL) for measure in ("R@1", "R@5")]
     for number, (method, measure) in enumerate(shown):
-        found = [system.average(POOL, method, measure) or Estimate(0.0) for system in beams]
+        found = [
+            (width, estimate)
+            for width, system in zip(widths, beams, strict=True)
+            if (estimate := system.average(POOL, method, measure)) is not None
+        ]
         axes.errorbar(
-            widths,
-            [one.value for one in found],
-            yerr=[one.sd or 0.0 for one in found],
-            color=COLOURS[number],
-            marker=MARKERS[number],
+            [width for width, _ in found],
+            [one.value for _, one in found],
+            yerr=[one.sd or 0.0 for _, one in found],
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],
             capsize=3,
             label=f"{method}, {measure}",
         )
@@ -132,6 +145,16 @@ def beam_figure(beams: Sequence[System]) -> Drawing | None:
 def _in_order(beams: Sequence[System]) -> list[System]:
     found = [system for system in beams if system.methods(POOL)]
     return sorted(found, key=lambda system: system.seeds[0].beam)
+
+
+def _by_beam(beams: Sequence[System]) -> list[str]:
+    """Methods that a beam decides, and that all of these were evaluated with."""
+    return [
+        method
+        for method in (beams[0].methods(POOL) if beams else ())
+        if method.startswith(("generative", "routing"))
+        and all(method in system.methods(POOL) for system in beams)
+    ]
 
 
 def _touched(system: System, method: str) -> float:

@@ -149,4 +149,8 @@ def _draw(axes: Axes, shown: Shown) -> None:
 
 def _words(axes: Axes, text: str, *, size: float) -> None:
     axes.axis("off")
-    axes.text(0.0, 0.5, text, fontsize=size, color=INK, ha="left", va="center", transform=axes.transAxes)
+    # Two dollars in a caption are prices, not a formula.
+    axes.text(
+        0.0, 0.5, text, fontsize=size, color=INK, ha="left", va="center", transform=axes.transAxes,
+        parse_math=False,
+    )  # fmt: skip

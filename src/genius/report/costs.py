@@ -73,9 +73,9 @@ def storage_table(systems: Sequence[System], pool: Pool) -> Table | None:
     return Table(
         name="storage",
         title="Storage",
-        note=f"Bytes kept of an item in the {pool} pool (the ID table with its lists of items; vectors "
-        "in 16 bits), and candidates scored for a query, in percent of the pool. The published count the "
-        "bits of an ID, and a vector of 768 numbers in 32 bits.",
+        note=f"Bytes kept of an item in the {pool} pool (codes and where each ID's items begin; their "
+        "numbers, eight bytes each, are apart; vectors in 16 bits), and candidates scored for a query, in "
+        "percent of the pool. The published count the bits of an ID, and a vector of 768 numbers in 32 bits.",
         headings=("system", "method", "bytes an item", "touched, %"),
         lines=lines,
         decimals=2,

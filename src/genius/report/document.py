@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,7 @@ def write(folder: Path, report: Report) -> list[Path]:
     (folder / "figures").mkdir(exist_ok=True)
     blocks = [f"# {report.title}", *report.about]
     files: list[tuple[Path, bytes]] = []
-    for part in report.parts:
+    for part in _named(report.parts):
         match part:
             case Table():
                 files += [
@@ -48,6 +49,15 @@ def write(folder: Path, report: Report) -> list[Path]:
     for path, data in files:
         write_file(path, data)
     return [path for path, _ in files]
+
+
+def _named(parts: Sequence[Table | Drawing]) -> Iterator[Table | Drawing]:
+    """Each with files of its own: the second table of a name is ``name-2``."""
+    seen: Counter[tuple[type, str]] = Counter()
+    for part in parts:
+        seen[type(part), part.name] += 1
+        count = seen[type(part), part.name]
+        yield part if count == 1 else replace(part, name=f"{part.name}-{count}")
 
 
 def appendix(lines: Sequence[tuple[str, str, str, str, str]]) -> Table:

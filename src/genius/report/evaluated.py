@@ -95,10 +95,13 @@ class System:
     seeds: tuple[Evaluated, ...]
     failed: Mapping[int, str] = field(default_factory=dict)
     """Seed -> why there is no evaluation."""
+    like: str = ""
+    """Name of the system that this one is a change of."""
 
     def methods(self, pool: Pool) -> list[str]:
         """Evaluated in this pool with every seed, in the order of tables."""
-        found = {row.method for row in self.seeds[0].rows if row.pool == pool} if self.seeds else set()
+        by_seed = [{row.method for row in one.rows if row.pool == pool} for one in self.seeds]
+        found = set.intersection(*by_seed) if by_seed else set()
         known = [method for method in METHODS if method in found]
         return known + sorted(found - set(known))
 
@@ -108,6 +111,10 @@ class System:
         for row in in_order([row for row in self.seeds[0].rows if row.pool == pool]) if self.seeds else ():
             found.setdefault(row.name, row)
         return list(found.values())
+
+    def questions(self, pool: Pool) -> dict[str, int]:
+        """How many queries of each task were asked: systems of others cannot be laid beside this one."""
+        return {row.name: row.queries for row in self.tasks(pool)}
 
     def estimate(self, pool: Pool, method: str, task: str, measure: str = HEADLINE) -> Estimate | None:
         """Percent, over seeds."""
@@ -147,6 +154,29 @@ class System:
                 for one in self.seeds
             ]
         )
+
+
+def check_seeds(system: System) -> None:
+    """Seeds of one system must have answered the same.
+
+    Raises
+    ------
+    BadData
+        they have not.
+    """
+
+    def asked(one: Evaluated) -> set[tuple[str, str, int]]:
+        return {(row.pool, row.name, row.queries) for row in one.rows}
+
+    first, *others = system.seeds or (None,)
+    for other in others:
+        if first is not None and other is not None and asked(first) != asked(other):
+            task = min(asked(first) ^ asked(other))
+            raise BadData(
+                f"{first.folder} and {other.folder} were evaluated on different queries ({task[1]}, "
+                f"{task[0]} pool), so they cannot be two seeds of {system.title!r}; evaluate one of them "
+                "again as the other"
+            )
 
 
 def read_evaluation(folder: Path, *, seed: int = 0) -> Evaluated:
@@ -198,7 +228,8 @@ def _value(row: ResultRow | None, measure: str) -> float | None:
 
 @lru_cache(maxsize=64)
 def _read_run(path: Path, _task: str) -> Run:
-    return read_run(path)
+    # A method that found nothing for any query leaves a file without a line.
+    return read_run(path) if path.stat().st_size else Run("", {})
 
 
 @lru_cache(maxsize=4096)

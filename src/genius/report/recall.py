@@ -25,6 +25,7 @@ def task_table(systems: Sequence[System], pool: Pool) -> Table | None:
     if not systems:
         return None
     tasks = systems[0].tasks(pool)
+    apart = _asked_otherwise(systems, pool)
     headings = [f"{task.task} {task.headline}" for task in tasks]
     if len({task.dataset for task in tasks}) > 1:
         headings = [f"{task.dataset} {heading}" for task, heading in zip(tasks, headings, strict=True)]
@@ -33,7 +34,7 @@ def task_table(systems: Sequence[System], pool: Pool) -> Table | None:
             system.title,
             method,
             *(system.estimate(pool, method, task.name) for task in tasks),
-            average := system.average(pool, method, with_interval=True),
+            average := (system.average(pool, method, with_interval=True) if system not in apart else None),
             None if average is None else f"{average.low:.1f} to {average.high:.1f}",
         )
         for system in systems
@@ -52,7 +53,7 @@ def task_table(systems: Sequence[System], pool: Pool) -> Table | None:
         title=SETTINGS[pool],
         note=f"Share of queries with a right answer among the first hits, percent; {candidates} candidates, "
         f"{sum(task.queries for task in tasks):,} queries. "
-        f"{_seeds(systems)}. The interval is a bootstrap over queries (95 %). {beside}",
+        f"{_seeds(systems)}. The interval is a bootstrap over queries (95 %). {beside}{_warning(apart)}",
         headings=("system", "method", *headings, "average", "95 % interval"),
         lines=[*lines, *published],
         text_columns=2,
@@ -60,13 +61,27 @@ def task_table(systems: Sequence[System], pool: Pool) -> Table | None:
 
 
 def first_table(systems: Sequence[System], pool: Pool) -> Table | None:
-    """R@1, R@5 and R@10 of text to image; of every task where there is no such task."""
+    """R@1, R@5 and R@10: means over all tasks, then text to image; every task where there is no such task."""
     systems = [system for system in systems if system.methods(pool)]
     if not systems:
         return None
-    tasks = systems[0].tasks(pool)
-    tasks = [task for task in tasks if task.task_id == TEXT_TO_IMAGE] or tasks
-    lines: list[tuple[Cell, ...]] = [
+    every = systems[0].tasks(pool)
+    apart = _asked_otherwise(systems, pool)
+    tasks = [task for task in every if task.task_id == TEXT_TO_IMAGE] or every
+    lines: list[tuple[Cell, ...]] = []
+    if len(every) > 1:
+        lines += [
+            (
+                f"mean of {len(every)} tasks",
+                system.title,
+                method,
+                *(system.average(pool, method, measure) for measure in MEASURES),
+            )
+            for system in systems
+            if system not in apart
+            for method in system.methods(pool)
+        ]
+    lines += [
         (
             f"{task.dataset}, {task.task}",
             system.title,
@@ -85,7 +100,8 @@ def first_table(systems: Sequence[System], pool: Pool) -> Table | None:
     return Table(
         name=f"first-hits-{pool}",
         title=f"The first 1, 5 and 10 hits, {pool} pool",
-        note=f"In percent. {_seeds(systems)}. Published numbers stand here for Flickr30K and COCO only.",
+        note=f"In percent. {_seeds(systems)}. Published numbers stand here for Flickr30K and COCO only."
+        + _warning(apart),
         headings=("task", "system", "method", *MEASURES),
         lines=lines,
         text_columns=3,
@@ -148,6 +164,18 @@ def _published(tasks: Sequence[ResultRow]) -> Iterator[tuple[Cell, ...]]:
 
 def _with(task: ResultRow, method: str) -> ResultRow:
     return replace(task, method=method)
+
+
+def _asked_otherwise(systems: Sequence[System], pool: Pool) -> list[System]:
+    """Those that answered other queries than the first: their averages are not of the same tasks."""
+    return [system for system in systems if system.questions(pool) != systems[0].questions(pool)]
+
+
+def _warning(apart: Sequence[System]) -> str:
+    if not apart:
+        return ""
+    titles = ", ".join(system.title for system in apart)
+    return f" Evaluated on other tasks or queries than the first, so not to be compared with it: {titles}."
 
 
 def _seeds(systems: Sequence[System]) -> str:

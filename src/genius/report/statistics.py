@@ -79,6 +79,8 @@ def mean_of_seeds(seeds: Sequence[PerTask]) -> PerTask:
 def interval(values: PerTask, *, seed: int = 0) -> Interval:
     """Percentile bootstrap: the queries of each task are drawn anew from themselves (scipy's)."""
     samples = [np.array(list(own.values())) for own in values.values()]
+    # Whatever is drawn from a single query is that query; scipy wants two.
+    samples = [np.repeat(sample, 2) if len(sample) == 1 else sample for sample in samples]
     if all(np.ptp(sample) == 0 for sample in samples):
         value = mean_of_tasks(values)
         return Interval(value, value)
@@ -127,6 +129,13 @@ def compare(first: PerTask, second: PerTask, *, seed: int = 0) -> Comparison:
             rng=np.random.default_rng(seed),
         ).pvalue
     return Comparison(math.fsum(weighted), float(p), int(np.sum(weighted > 0)), int(np.sum(weighted < 0)))
+
+
+def same_queries(first: PerTask, second: PerTask) -> bool:
+    """Whether two systems answered the same, so that they can be compared query by query."""
+    return {task: own.keys() for task, own in first.items()} == {
+        task: own.keys() for task, own in second.items()
+    }
 
 
 def holm(values: Sequence[float]) -> list[float]:

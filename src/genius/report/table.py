@@ -31,6 +31,10 @@ LATEX: Final = {
     "≤": r"$\leq$",
     "λ": r"$\lambda$",
     "–": "--",
+    "\0": "{}",
+    "[": "{[}",
+    "]": "{]}",
+    "*": "{*}",
     "·": r"$\cdot$",
 }
 """What LaTeX reads otherwise than it is written."""
@@ -127,7 +131,8 @@ class Table:
 
 def escaped(text: str) -> str:
     r"""Text as LaTeX prints it: ``50 % of a_b`` becomes ``50 \% of a\_b``."""
-    return "".join(LATEX.get(character, character) for character in text)
+    parted = text.replace("--", "-\0-")  # flags keep both dashes
+    return "".join(LATEX.get(character, character) for character in parted)
 
 
 def _shown(cell: Cell, decimals: int) -> str:

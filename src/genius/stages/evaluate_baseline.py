@@ -13,10 +13,11 @@ from jaxtyping import Float, Int16, Int64
 from torch import Tensor
 
 from genius.artifact import write_json
-from genius.baselines.id_kinds import TRAITS, Items
+from genius.baselines.id_kinds import NUMBERED, TRAITS, Items
 from genius.config import SearchConfig, checked
 from genius.data.mbeir import MBeir
 from genius.data.records import did_of
+from genius.errors import UsageError
 from genius.evaluation.runs import Hit
 from genius.evaluation.tables import ResultRow, to_json
 from genius.model import Genius
@@ -84,11 +85,22 @@ class Rival:
         self.baseline = baseline
         self._decoder = Decoder(baseline.generator)
 
-    @property
-    def name(self) -> str:
-        """Its method in tables and runs."""
+    def name(self, split: str) -> str:
+        """Its method in tables and runs, of a split's pools: whether their items were learned is told.
+
+        Raises
+        ------
+        UsageError
+            they were not, and such IDs cannot be given to new items.
+        """
         config = self.baseline.config
-        return config.kind if config.indexing else f"{config.kind}-unindexed"
+        is_known = config.indexing and config.split == split
+        if not is_known and config.kind in NUMBERED:
+            raise UsageError(
+                f"{config.kind} IDs were given to the pools of split {config.split!r} and cannot be given to "
+                f"other items; evaluate that split, or fit again with --split {split}"
+            )
+        return config.kind if is_known else f"{config.kind}-unindexed"
 
     def ids(self, items: Items) -> tuple[Int16[np.ndarray, "given levels"], Int64[np.ndarray, " given"]]:
         """IDs of items, and which of the items have one.
@@ -153,10 +165,13 @@ def evaluate_baseline(
     ------
     ArtifactMismatch
         the rival was fitted on another model.
+    UsageError
+        it knows no item of this split, and can give none an ID.
     """
     check_model(baseline, model)
     rival = Rival(baseline)
-    config = dataclasses.replace(checked(config), methods=(rival.name,))
+    method = rival.name(checked(config).split)
+    config = dataclasses.replace(checked(config), methods=(method,))
     place = evaluation or model.folder / "evaluation"
     rows = chosen_rows(data, config)
     pools = EmbeddedPools(
@@ -181,7 +196,7 @@ def evaluate_baseline(
                 for found, scores, _ in answers
             ]
             touched = sum(count for _, _, count in answers) / max(1, len(answers))
-            yield [Found(rival.name, hits, size, touched)]
+            yield [Found(method, hits, size, touched)]
 
     results = evaluate_rows(asked, pools, answer, config, folder, progress)
     facts = examine_ids(rival, items, beam=config.beam)

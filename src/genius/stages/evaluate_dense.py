@@ -93,6 +93,7 @@ class DenseRival:
         kind = dense_kind(
             name,
             num_items=num_items,
+            num_training=len(self._training),
             dim=self._training.dim,
             code_bytes=config.code_bytes,
             effort=config.effort,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from genius.errors import ArtifactMissing
+from genius.errors import ArtifactMissing, UsageError
 from genius.report.costs import Benchmark, read_benchmark
-from genius.report.evaluated import RESULTS, Evaluated, System, read_evaluation
+from genius.report.evaluated import RESULTS, Evaluated, System, check_seeds, read_evaluation
 from genius.stages.model_file import MODEL_FILE
 from genius.stages.recipe import EVALUATION
 from genius.stages.sweep import ROW, MadeRow, read_rows
@@ -27,7 +28,7 @@ class Gathered:
     made: Sequence[tuple[Path, MadeRow]] = ()
     """Rows of a sweep."""
     models: Mapping[str, Path] = field(default_factory=dict)
-    """Name of a system -> folder of its first seed's model."""
+    """Name of a system -> folder of the model of its first seed that is finished."""
 
     def of(self, table: str) -> list[System]:
         """Those that stand in one table."""
@@ -41,38 +42,62 @@ def gather(sources: Sequence[str], *, model: Path | None = None) -> Gathered:
     ------
     ArtifactMissing
         a folder holds none of these.
+    UsageError
+        two systems have one name.
+    BadData
+        seeds of one system were evaluated on different queries.
     """
     systems: list[System] = []
     benchmarks: list[Benchmark] = []
     made: list[tuple[Path, MadeRow]] = []
     models: dict[str, Path] = {}
     for source in sources:
-        name, is_named, folders = source.partition("=")
-        places = [Path(place) for place in (folders if is_named else source).split(",")]
-        if not is_named and any(places[0].glob(f"*/*/{ROW}")):
+        name, places = _places(source)
+        if not name and any(places[0].glob(f"*/*/{ROW}")):
             rows = read_rows(places[0])
             made += rows
-            models |= {row.name: places[0] / row.model for _, row in reversed(rows) if row.model}
+            models |= {
+                row.name: places[0] / row.model
+                for _, row in sorted(rows, key=lambda one: -one[1].seed)
+                if row.model and row.state == "done"
+            }
             systems += _systems_of(rows)
             benchmarks += _benchmarks_of(rows)
             continue
         if not (places[0] / RESULTS).exists() and (places[0] / MODEL_FILE).exists():
-            models[name] = places[0]
             places = [place / EVALUATION for place in places]
         benchmark = read_benchmark(places[0]) if (places[0] / RESULTS).exists() else None
         if benchmark is not None:
             benchmarks.append(benchmark)
             continue
-        title = name if is_named else places[0].resolve().name
+        is_models = (places[0].parent / MODEL_FILE).exists()
+        title = name or (places[0].parent if is_models else places[0]).resolve().name
         seeds = tuple(read_evaluation(place, seed=seed) for seed, place in enumerate(places))
         systems.append(System(name=title, title=title, table=SYSTEMS, seeds=seeds))
-        if (places[0].parent / MODEL_FILE).exists():
+        if is_models:
             models[title] = places[0].parent
+    _check(systems)
     if model is not None and systems:
         models[systems[0].name] = model
     if not systems and not benchmarks:
         raise ArtifactMissing(f"there is nothing to report on in {', '.join(sources)}: no row is finished")
     return Gathered(systems=systems, benchmarks=benchmarks, made=made, models=models)
+
+
+def _places(source: str) -> tuple[str, list[Path]]:
+    """``NAME=FOLDER,FOLDER`` as name and folders; one folder has no name."""
+    name, is_named, folders = source.partition("=")
+    if not (name and is_named) or Path(source).exists():  # a folder's name may have such a sign itself
+        return "", [Path(source)]
+    return name, [Path(place) for place in folders.split(",")]
+
+
+def _check(systems: Sequence[System]) -> None:
+    twice = [name for name, count in Counter(system.name for system in systems).items() if count > 1]
+    if twice:
+        raise UsageError(f"two systems are named {twice[0]!r}; give them others, as NAME=FOLDER")
+    for system in systems:
+        check_seeds(system)
 
 
 def _systems_of(rows: Sequence[tuple[Path, MadeRow]]) -> list[System]:
@@ -92,7 +117,14 @@ def _systems_of(rows: Sequence[tuple[Path, MadeRow]]) -> list[System]:
                 failed[row.seed] = row.error
         first = own[0][1]
         systems.append(
-            System(name=name, title=first.title, table=first.table, seeds=tuple(seeds), failed=failed)
+            System(
+                name=name,
+                title=first.title,
+                table=first.table,
+                seeds=tuple(seeds),
+                failed=failed,
+                like=first.like,
+            )
         )
     return systems
 

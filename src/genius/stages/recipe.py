@@ -28,7 +28,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from annotated_types import Ge
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -48,6 +48,7 @@ EVALUATED: Final = "{evaluation}"
 SEED: Final = "{seed}"
 SEED_FLAGS: Final = ("--quantizer.training.seed", SEED, "--generator.training.seed", SEED)
 """What a seed changes of a model; the encoder, whose features the rows share, keeps its own."""
+TableName = Literal["systems", "ablations", "beam", "decoder", "codes", "costs"]
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
@@ -84,14 +85,15 @@ class Row:
     title: str = ""
     """In tables; the name if it is left out."""
 
-    table: str
-    """Which table it stands in: systems, ablations, beam, decoder, codes, costs."""
+    table: TableName
+    """Which table it stands in."""
 
     seeds: tuple[Annotated[int, Ge(0)], ...] = (0,)
     """The row is made once with each."""
 
     like: str = ""
-    """An earlier row: its flags of `genius fit` and `genius evaluate` come before this row's own."""
+    """An earlier row: its flags of `genius fit` and `genius evaluate` (with those of the row that it is like
+    itself) come before this row's own. In tables of changes it is the row that this one is compared with."""
 
     fit: str | None = None
     """Flags of `genius fit`; the row has a model of its own."""
@@ -138,7 +140,7 @@ class Job(NamedTuple):
     encoder: str
     """As `genius fit` is told."""
     plan: str
-    """Fingerprint of the commands and of what they build on: done once is done, until it changes."""
+    """Fingerprint of the commands, the data and what they build on: done once is done, until it changes."""
 
     @property
     def quantizer(self) -> tuple[str, ...]:
@@ -190,13 +192,15 @@ def read_recipe(path: Path) -> Recipe:
         recipe = TypeAdapter(Recipe).validate_python(found)
     except FileNotFoundError:
         raise BadData(f"{path}: there is no such recipe") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise BadData(f"{path} cannot be read: {error.strerror}; expected a file of rows (TOML)") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadData(f"{path} is not TOML: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise BadData(f"{path}: {where}: {first['msg'].lower()}") from None
-    problem = _problem(recipe.row)
+    problem = _problem(recipe)
     if problem:
         raise BadData(f"{path}: {problem}")
     return recipe
@@ -206,13 +210,15 @@ def jobs_of(
     recipe: Recipe,
     *,
     encoder: str = "small",
+    data: str = "",
     quick: bool = False,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
 ) -> list[Job]:
     """Every row with each of its seeds: the first seed of all rows first, so that tables fill evenly.
 
-    ``only`` names rows; what they build on comes along. ``skip`` names rows that are left out.
+    ``data`` is the data set's fingerprint: with another, rows have to be made anew. ``only`` names rows; what
+    they build on comes along. ``skip`` names rows that are left out.
 
     Raises
     ------
@@ -235,7 +241,12 @@ def jobs_of(
     for seed in sorted({seed for row in recipe.row for seed in row.seeds}):
         for row in recipe.row:
             if row.name in wanted and seed in row.seeds and (not quick or seed in recipe.quick.seeds):
-                jobs[row.name, seed] = _job(row, seed, by_name, recipe, jobs, encoder, quick=quick)
+                jobs[row.name, seed] = _job(row, seed, by_name, recipe, jobs, encoder, data, quick=quick)
+    if not jobs:
+        raise UsageError(
+            f"--quick makes rows with seeds {list(recipe.quick.seeds)} only, and no row here has one of "
+            "them; give [quick] in the recipe other seeds"
+        )
     return list(jobs.values())
 
 
@@ -246,17 +257,18 @@ def _job(
     recipe: Recipe,
     earlier: Mapping[tuple[str, int], Job],
     encoder: str,
+    data: str,
     *,
     quick: bool,
 ) -> Job:
     place = f"{row.name}/seed-{seed}"
     base = earlier[row.model, seed] if row.model else None
     model = f"{place}/{MODEL_FOLDER}" if row.fit is not None else base.model if base else ""
-    like = by_name.get(row.like)
+    line = _line(row, by_name)
     commands = []
     if row.fit is not None:
         words = [
-            *_words(recipe.flags.fit, like.fit if like else "", row.fit),
+            *_words(recipe.flags.fit, *(one.fit for one in line)),
             *SEED_FLAGS,
             *(_words(recipe.quick.fit) if quick else ()),
         ]
@@ -264,12 +276,20 @@ def _job(
     if row.run:
         commands += [_words(command) for command in (quick and row.quick) or row.run]
     elif model:
-        words = [*_words(recipe.flags.evaluate, like.evaluate if like else "", row.evaluate)]
+        words = [*_words(recipe.flags.evaluate, *(one.evaluate for one in line))]
         words += _words(recipe.quick.evaluate) if quick else ()
         commands.append(("evaluate", DATA, "--model", MODEL, "--out", OUT, *words))
     filled = tuple(tuple(_filled(words, {SEED: str(seed)})) for words in commands)
-    plan = fingerprint_of([filled, encoder, base.plan if base else None])
+    plan = fingerprint_of([filled, encoder, data, base.plan if base else None])
     return Job(row, seed, place, model, filled, encoder, plan)
+
+
+def _line(row: Row, by_name: Mapping[str, Row]) -> list[Row]:
+    """The row behind what it is like, and what that is like in turn."""
+    line = [row]
+    while line[0].like:
+        line.insert(0, by_name[line[0].like])
+    return line
 
 
 def _words(*texts: str | None) -> tuple[str, ...]:
@@ -284,15 +304,37 @@ def _filled(words: Sequence[str], names: Mapping[str, str]) -> list[str]:
     return filled
 
 
-def _problem(rows: Sequence[Row]) -> str | None:
+def _problem(recipe: Recipe) -> str | None:
     """Why these rows cannot be made one after the other, or nothing."""
+    for section, flags in (("flags", recipe.flags), ("quick", recipe.quick)):
+        wrong = _unreadable(flags.fit, flags.evaluate)
+        if wrong is not None:
+            return f"[{section}]: {wrong}"
     before: dict[str, Row] = {}
-    for row in rows:
+    for row in recipe.row:
         wrong = next(_wrong(row, before), None)
         if wrong is not None:
             return f"row {row.name!r}: {wrong}"
         before[row.name] = row
     return None
+
+
+def _unreadable(*texts: str | None) -> str | None:
+    """Which of these texts a shell could not read."""
+    for text in texts:
+        try:
+            shlex.split(text or "")
+        except ValueError as error:
+            return f"{text!r} cannot be split into words: {str(error).lower()}"
+    return None
+
+
+def _wrong_words(row: Row) -> Iterator[str]:
+    unreadable = _unreadable(row.fit, row.evaluate, *row.run, *row.quick)
+    if unreadable is not None:
+        yield unreadable
+    elif not all(map(_words, (*row.run, *row.quick))):
+        yield "a command of run or quick is empty"
 
 
 def _wrong(row: Row, before: Mapping[str, Row]) -> Iterator[str]:
@@ -301,6 +343,7 @@ def _wrong(row: Row, before: Mapping[str, Row]) -> Iterator[str]:
         yield "a name is small letters, digits, full stops, plus and minus signs"
     if row.name in before:
         yield "it is there twice"
+    yield from _wrong_words(row)
     for field, other in (("like", row.like), ("model", row.model)):
         if other and other not in before:
             yield f"{field} is {other!r}, which is not the name of a row before it"

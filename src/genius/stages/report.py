@@ -125,13 +125,13 @@ def _significance(found: Gathered) -> Iterator[Table | Drawing | None]:
     for system in systems:
         methods = system.methods(pool)
         compared += [((system, a), (system, b)) for a, b in WITHIN if a in methods and b in methods]
+    base = next((system for system in systems if "generative" in system.methods(pool)), None)
     for first, second in pairwise(systems):
         compared += [
             ((second, method), (first, method))
-            for method in ACROSS
+            for method in (*ACROSS, *(_of_rivals(first, pool)[:1] if base is None else ()))
             if method in first.methods(pool) and method in second.methods(pool)
         ]
-    base = next((system for system in systems if "generative" in system.methods(pool)), None)
     for rival in systems:
         own = _of_rivals(rival, pool)
         compared += [((base, "generative"), (rival, method)) for method in own[:1] if base is not None]
@@ -160,10 +160,12 @@ def _significance(found: Gathered) -> Iterator[Table | Drawing | None]:
 
 
 def _ablations(found: Gathered) -> Iterator[Table | Drawing | None]:
-    systems = found.of(SYSTEMS)
-    if systems:
-        for kind in TITLES:
-            yield ablation_table(kind, systems[0], found.of(kind))
+    for kind in TITLES:
+        by_base: dict[str, list[System]] = {}
+        for system in found.of(kind):
+            by_base.setdefault(system.like, []).append(system)
+        for like, changed in by_base.items():
+            yield ablation_table(kind, _whole(found, like), changed)
     yield beam_table(found.of(BEAM))
     yield beam_figure(found.of(BEAM))
 
@@ -226,6 +228,7 @@ def _reliability(found: Gathered) -> Iterator[Table | Drawing | None]:
         for method in ("generative", "generative+codes")
         if method in system.methods(pool) and system.seeds[0].scores == "level"
     ]
+    answers = [one for one in answers if len(one.scores)]  # some find nothing for any query
     if answers:
         yield reliability_table(answers)
         yield reliability_figure(answers)
@@ -278,6 +281,14 @@ def _rows(found: Gathered) -> Iterator[Table | Drawing | None]:
                 for _, row in found.made
             ]
         )
+
+
+def _whole(found: Gathered, like: str) -> System | None:
+    """The system that others are changes of; where they do not say, the first that generates."""
+    finished = [system for system in found.systems if "generative" in system.methods("global")]
+    if like:
+        return next((system for system in finished if system.name == like), None)
+    return next((system for system in finished if system.table == SYSTEMS), None)
 
 
 def _of_rivals(system: System, pool: Pool) -> list[str]:

@@ -13,7 +13,8 @@ from genius.artifact import open_artifact
 from genius.data.features import Features
 from genius.data.images import open_image
 from genius.data.mbeir import MBeir, read_pool
-from genius.data.records import Candidate, candidate_number
+from genius.data.records import Candidate, candidate_number, did_of
+from genius.errors import BadData
 from genius.models.marks import NUM_MARKS
 from genius.report.codes import Group, Shown
 from genius.stages.encode import KIND as CODES
@@ -42,13 +43,24 @@ def encoded_pool(evaluation: Path) -> EncodedPool | None:
 
 
 def shown_items(data: MBeir, split: str, features: Features, groups: Sequence[Group]) -> list[list[Shown]]:
-    """The items of groups, with their pictures."""
+    """The items of groups, with their pictures.
+
+    Raises
+    ------
+    BadData
+        the data set is not the one that was evaluated.
+    """
     wanted = {int(features.ids[row]) for group in groups for row in group.rows}
     found = {
         number: _item(data, candidate)
         for candidate in read_pool([*data.global_pool(split), *data.local_pools_of(split)])
         if (number := candidate_number(candidate.did)) in wanted
     }
+    if len(found) < len(wanted):
+        raise BadData(
+            f"{data.root} has no candidate {did_of(min(wanted - found.keys()))}, which was evaluated; give "
+            "--data the data set of the evaluations, or leave it out"
+        )
     return [[found[int(features.ids[row])] for row in group.rows] for group in groups]
 
 

@@ -28,11 +28,17 @@ def report_runs(runs: Sequence[Path], qrels: Path, *, progress: Progress) -> Rep
     ------
     UsageError
         no run, two of one name, or too many.
+    BadData
+        the qrels have no right answer, or a run answers none of their queries.
     """
     if not 0 < len(runs) <= MOST_RUNS:
         raise UsageError(f"{len(runs)} runs; expected between 1 and {MOST_RUNS}")
     judged = read_qrels(qrels, layout="trec")
     judged = {qid: answers for qid, answers in judged.items() if any(value > 0 for value in answers.values())}
+    if not judged:
+        raise BadData(
+            f"{qrels} has no query with a right answer (a relevance above 0), so nothing can be measured"
+        )
     names = [path.stem for path in runs]
     if len(set(names)) < len(names):
         raise UsageError("two runs have the same file name, which is their name in tables; rename one")
@@ -76,6 +82,12 @@ def report_runs(runs: Sequence[Path], qrels: Path, *, progress: Progress) -> Rep
         for one in ("R@5", "nDCG@10")
         for first, second in combinations(names, 2)
     ]
-    tests = significance_table(pairs, name="significance", title="Paired tests")
+    progress.begin("tests", len(pairs))
+    tests = significance_table(
+        pairs,
+        name="significance",
+        title="Paired tests",
+        advance=lambda done: progress.advance(done, {}),
+    )
     parts = (table, tests) if tests is not None else (table,)
     return Report(title="Report of runs", about=(), parts=parts)

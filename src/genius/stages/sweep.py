@@ -2,7 +2,7 @@
 
 Every command runs in a process of its own, so that a row that fails, or is killed, takes no other with it.
 A row is finished when its ``row.json`` says so. Run again, finished rows are passed over; one that was cut
-off goes on where its stages stopped; one whose commands have changed since is made anew.
+off goes on where its stages stopped; one whose commands or data have changed since is made anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Final, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from genius.artifact import write_json
+from genius.artifact import file_fingerprint, fingerprint_of, write_json
+from genius.data.mbeir import MBeir
 from genius.errors import BadData
 from genius.stages.progress import Progress
 from genius.stages.recipe import EVALUATION, MODEL_FOLDER, Job
@@ -33,6 +34,8 @@ LOG: Final = "log.txt"
 SHARED: Final = {MODEL_FOLDER: ("encoder", "features"), EVALUATION: ("candidates*/features", "queries-*")}
 """In a row's folders, what depends on the encoder and the data only. Whoever opens it checks that it fits."""
 WITH_QUANTIZER: Final = {**SHARED, MODEL_FOLDER: (*SHARED[MODEL_FOLDER], "quantizer")}
+RECORDS: Final = ("query", "cand_pool", "qrels", "instructions")
+"""Folders of a data set."""
 LAST_WORDS: Final = 300
 """Characters of a failed command's last line that are kept."""
 START: Final = "from genius.cli import main; raise SystemExit(main())"
@@ -61,6 +64,8 @@ class MadeRow:
     plan: str
     order: int = 0
     """Place in the recipe."""
+    like: str = ""
+    """The row that this one is a change of."""
 
 
 def sweep(
@@ -160,6 +165,12 @@ async def _each(
     await asyncio.gather(*map(one, jobs))
 
 
+def records_of(data: MBeir) -> str:
+    """Fingerprint of a data set's queries, pools, right answers and instructions; pictures are not read."""
+    files = [path for name in RECORDS for path in sorted((data.root / name).rglob("*")) if path.is_file()]
+    return fingerprint_of([[str(path.relative_to(data.root)), file_fingerprint(path)] for path in files])
+
+
 def read_rows(root: Path) -> list[tuple[Path, MadeRow]]:
     """The rows of a sweep that were made, or failed, with their folders; in the recipe's order.
 
@@ -220,6 +231,7 @@ async def _make(
         date=dt.datetime.now(tz=dt.UTC).date().isoformat(),
         plan=job.plan,
         order=order,
+        like=job.row.like,
     )
     write_json(folder / ROW, asdict(row))
     return row

@@ -30,17 +30,20 @@ def test_lists_and_codes_follow_from_the_pool():
 
 def test_residual_codes_without_room_beside_the_norm_are_refused():
     with pytest.raises(UsageError, match="give at least 2"):
-        dense_kind("ivf-rq", num_items=1_000, dim=16, code_bytes=1, effort=4)
+        dense_kind("ivf-rq", num_items=1_000, num_training=1_000, dim=16, code_bytes=1, effort=4)
 
 
 def test_exact_and_graph_keep_vectors_whatever_the_bytes_of_codes():
-    kinds = [dense_kind(name, num_items=99, dim=16, code_bytes=3, effort=7) for name in ("exact", "hnsw")]
+    kinds = [
+        dense_kind(name, num_items=99, num_training=99, dim=16, code_bytes=3, effort=7)
+        for name in ("exact", "hnsw")
+    ]
     assert kinds == [Flat(stored="float16"), Hnsw(stored="float16", effort=7)]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_index_of_other_vectors_than_it_was_fitted_on_finds_them(name):
-    kind = dense_kind(name, num_items=500, dim=16, code_bytes=16, effort=64)
+    kind = dense_kind(name, num_items=500, num_training=500, dim=16, code_bytes=16, effort=64)
     fitted = fit(VECTORS[:500], kind)
     index = fitted.index(VECTORS[500:])
     found = index.search(VECTORS[500:520], 10).items
@@ -51,10 +54,28 @@ def test_an_index_of_other_vectors_than_it_was_fitted_on_finds_them(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_compared_items_are_counted(name):
-    kind = dense_kind(name, num_items=1_000, dim=16, code_bytes=8, effort=2)
+    kind = dense_kind(name, num_items=1_000, num_training=1_000, dim=16, code_bytes=8, effort=2)
     counted = build(VECTORS, kind).search_counting(VECTORS[:20], 5)
     assert counted.found.items.shape == (20, 5)
     if name == "exact":
         assert counted.compared == 20 * 1_000
     else:
         assert 20 * 5 <= counted.compared < 20 * 600
+
+
+@pytest.mark.parametrize("name", ["ivf-pq", "ivf-rq"])
+@pytest.mark.parametrize("items", [1, 3, 20, 40])
+def test_small_pools_are_searched_whole(name, items):
+    kind = dense_kind(name, num_items=items, num_training=1_000, dim=16, code_bytes=14, effort=16)
+    found = fit(VECTORS, kind).index(VECTORS[:items]).search(VECTORS[:items], items)
+    assert (np.sort(found.items, axis=1) == np.arange(items)).all()
+    assert found.scores.max() < 1.2
+    if items >= 20:
+        assert (found.items[:, 0] == np.arange(items)).mean() > 0.5
+
+
+def test_no_more_is_learned_than_there_are_vectors_to_learn_from():
+    for name in ("ivf-pq", "ivf-rq"):
+        kind = dense_kind(name, num_items=10_400, num_training=300, dim=16, code_bytes=14, effort=16)
+        assert (kind.lists, kind.bits) == (300, 8)
+        assert fit(VECTORS[:300], kind).index(VECTORS).search(VECTORS[:5], 3).items.shape == (5, 3)

@@ -100,6 +100,13 @@ def test_an_item_without_a_text_takes_over_the_nearest_known_one():
     assert made.codes[0].tolist()[: len(words)] == words
 
 
+def test_without_a_known_text_only_items_that_have_one_are_served():
+    nothing = torch.zeros(0, DIM)
+    assert nearest(nothing, nothing).tolist() == []
+    with pytest.raises(BadData, match="150 items have no text of their own"):
+        nearest(items().embeddings, nothing)
+
+
 def test_what_a_kind_needs_is_asked_for():
     with pytest.raises(UsageError, match="training texts"):
         make_ids("grace-semantic", items(), seed=0)

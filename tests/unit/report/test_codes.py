@@ -3,6 +3,7 @@ import numpy as np
 from genius.report.codes import Shown, codes_figure, codes_table, groups_of
 from genius.report.document import Report, write
 from genius.report.embeddings import Cloud, clouds_figure, principal
+from genius.report.table import Table
 
 CODES = np.array(
     [
@@ -46,6 +47,7 @@ def test_items_are_shown_by_picture_or_by_words(tmp_path):
         [Shown(image=picture if PICTURES[row] else None, text="a red kite") for row in group.rows]
         for group in groups
     ]
+    items[0][0] = Shown(image=None, text="a $50% off^ $ deal")  # prices, not a formula
     table = codes_table(groups, items)
     assert table.cells()[2] == ["1", "0.5", "a red kite; a red kite; a red kite", "3"]
     figure = codes_figure(groups, items, title="Codes")
@@ -57,6 +59,16 @@ def test_items_are_shown_by_picture_or_by_words(tmp_path):
         "codes-by-level.csv", "codes-by-level.tex", "codes.png", "codes.svg", "report.md",
     ]  # fmt: skip
     assert files[0].parent / "figures" / "codes.png" in files
+
+
+def test_two_tables_of_one_name_have_files_of_their_own(tmp_path):
+    tables = tuple(
+        Table(name="speed", title=title, headings=("a",), lines=[(title,)]) for title in ("first", "second")
+    )
+    files = write(tmp_path, Report(title="Report", about=(), parts=tables))
+    assert len(set(files)) == len(files) == 5
+    assert "first" in (tmp_path / "tables" / "speed.csv").read_text()
+    assert "second" in (tmp_path / "tables" / "speed-2.csv").read_text()
 
 
 def test_the_principal_components_hold_what_varies_most():

@@ -28,6 +28,13 @@ def test_tasks_count_the_same_and_are_drawn_apart():
     assert (high - low) / 2 == pytest.approx(0.5 * 1.96 * 0.5 / np.sqrt(20), abs=0.03)
 
 
+def test_a_task_of_one_query_is_that_query_however_it_is_drawn():
+    alone = {"large": queries([0.0, 1.0] * 50), "single": queries([1.0])}
+    low, high = interval(alone)
+    low_without, high_without = interval({"large": alone["large"]})
+    assert (low, high) == pytest.approx(((low_without + 1) / 2, (high_without + 1) / 2), abs=0.02)
+
+
 def test_what_never_differs_has_no_width():
     assert interval({"task": queries([1.0] * 5)}) == (1.0, 1.0)
 

@@ -40,3 +40,7 @@ def test_every_special_sign_of_latex_is_escaped_once():
     assert escaped("\\ { } & % $ # _ ~ ^ < >") == (
         r"\textbackslash{} \{ \} \& \% \$ \# \_ \textasciitilde{} \textasciicircum{} \textless{} \textgreater{}"
     )
+
+
+def test_latex_keeps_both_dashes_of_a_flag_and_no_line_begins_with_an_argument():
+    assert escaped("[ours] --beam 3 – or*") == "{[}ours{]} -{}-beam 3 -- or{*}"

@@ -1,5 +1,7 @@
 """The report's tables of small invented evaluations."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -38,9 +40,14 @@ def test_a_line_for_each_system_and_method_a_column_for_each_task(system):
     assert task_table([system("theirs", {"generative": HALF})], "local") is None
 
 
-def test_the_first_hits_are_those_of_text_to_image_where_there_is_such_a_task(system):
+def test_the_first_hits_are_those_of_all_tasks_and_of_text_to_image_where_there_is_such_a_task(system):
     table = first_table([system("ours", {"generative": [1, 2, 6, 0]})], "global")
-    assert table.cells() == [["toys, text -> image", "ours", "generative", "25.0", "50.0", "75.0"]]
+    assert table.cells() == [
+        ["mean of 2 tasks", "ours", "generative", "25.0", "50.0", "75.0"],
+        ["toys, text -> image", "ours", "generative", "25.0", "50.0", "75.0"],
+    ]
+    table = first_table([system("alone", {"generative": [1, 2, 6, 0]}, tasks=("toys_task0",))], "global")
+    assert table.cells() == [["toys, text -> image", "alone", "generative", "25.0", "50.0", "75.0"]]
     table = first_table([system("other", {"generative": HALF}, tasks=("toys_task1",))], "global")
     assert table.cells()[0][0] == "toys, text -> text"
 
@@ -61,6 +68,45 @@ def test_an_ablation_is_compared_with_the_whole(system):
     assert ablation_table("codes", whole, []) is None
 
 
+def test_without_the_whole_nothing_is_compared(system):
+    table = ablation_table("ablations", None, [system("less", {"generative": HALF}, table="ablations")])
+    assert [line[-2:] for line in table.cells()] == [["–", "–"]]
+    assert "is not there" in table.note
+
+
+def test_two_changes_of_one_title_are_two_lines(system):
+    whole = system("whole", {"generative": RIGHT})
+    less = [
+        replace(system(name, {"generative": places}, table="ablations"), title="less")
+        for name, places in (("a", [1, 1, 1, 6]), ("b", HALF))
+    ]
+    table = ablation_table("ablations", whole, less)
+    assert [line[-2] for line in table.cells()[1:]] == ["−25.0", "−50.0"]
+
+
+def test_a_system_of_other_tasks_has_no_average_beside_the_others(system):
+    systems = [
+        system("ours", {"generative": RIGHT}),
+        system("theirs", {"generative": HALF}, tasks=("toys_task1",)),
+    ]
+    table = task_table(systems, "global")
+    assert table.cells()[1][2:] == ["–", "50.0", "–", "–"]
+    assert "not to be compared with it: theirs" in table.note
+    means = [line for line in first_table(systems, "global").cells() if line[0] == "mean of 2 tasks"]
+    assert [line[1] for line in means] == ["ours"]
+
+
+def test_a_beam_without_a_method_of_the_others_leaves_it_out(system):
+    every = ("exact-fused", "routing+codes", "generative", "generative+codes", "generative+embeddings",
+             "generative+raw")  # fmt: skip
+    wide = system("wide", dict.fromkeys(every, RIGHT), table="beam", beam=50)
+    narrow = system("narrow", dict.fromkeys(every[:-1], HALF), table="beam", beam=1)
+    table = beam_table([wide, narrow])
+    assert not [heading for heading in table.headings if "raw" in heading or "exact" in heading]
+    assert all("–" not in line for line in table.cells())
+    assert beam_figure([wide, narrow, system("middle", dict.fromkeys(every, HALF), beam=5)]) is not None
+
+
 def test_beams_stand_in_their_order_whatever_the_recipes(system):
     wide = system("wide", {"generative": RIGHT}, table="beam", beam=50)
     narrow = system("narrow", {"generative": HALF}, table="beam", beam=1)
@@ -77,6 +123,16 @@ def test_pairs_are_corrected_together():
     twice = significance_table([Pair("a", "b", "R@1", (first, second))] * 2, name="n", title="t")
     assert twice.cells()[0][3:] == ["+30.0", "6", "0", "0.062", "no"]
     assert significance_table([], name="n", title="t") is None
+
+
+def test_systems_that_answered_other_queries_are_named_and_not_tested():
+    first = {"task": {f"1:{number}": float(number % 2) for number in range(20)}}
+    fewer = {"task": dict(list(first["task"].items())[:10])}
+    table = significance_table(
+        [Pair("a", "b", "R@1", (first, fewer)), Pair("a", "c", "R@1", (first, first))], name="n", title="t"
+    )
+    assert [line[:2] for line in table.cells()] == [["a", "c"]]
+    assert "different queries: a against b." in table.note
 
 
 MODALITIES = {f"7:{number}": 0 if number != 91 else 1 for number in range(100)}

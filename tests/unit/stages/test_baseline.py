@@ -84,7 +84,7 @@ def test_search_finds_items_of_the_pool_each_once_best_first(place, fitted, kind
 def test_without_indexing_the_pool_gets_ids_that_are_read_off(place, fitted, kind):
     rival = Rival(fitted[kind])
     assert not np.isin(place.items(kind).numbers, fitted[kind].numbers).any()
-    assert rival.name == f"{kind}-unindexed"
+    assert rival.name("test") == f"{kind}-unindexed"
     assert fitted[kind].memory.items is None
 
 
@@ -96,6 +96,13 @@ def test_items_whose_number_was_never_learned_cannot_be_found(place, fitted):
     assert index.items.min() == 4
     with pytest.raises(UsageError, match="say nothing"):
         place.fit("grace-string", indexing=False)
+
+
+def test_pools_of_another_split_were_not_indexed(fitted):
+    assert Rival(fitted["genius"]).name("test") == "genius"
+    assert Rival(fitted["genius"]).name("val") == "genius-unindexed"
+    with pytest.raises(UsageError, match="given to the pools of split 'test'"):
+        Rival(fitted["grace-numeric"]).name("val")
 
 
 def test_the_seed_decides_and_what_is_done_is_opened(place, tmp_path):

@@ -78,6 +78,23 @@ def test_an_ablation_adds_its_flag_to_those_of_the_row_it_is_like(tmp_path):
     assert evaluate.endswith("--pools global --beam 50")
 
 
+def test_what_is_like_a_change_keeps_that_change(tmp_path):
+    further = (
+        WHOLE
+        + """
+[[row]]
+name = "further"
+table = "ablations"
+like = "no-l.cl"
+fit = "--generator.layers 3"
+"""
+    )
+    (job,) = [job for job in jobs_of(recipe(tmp_path, further)) if job.place == "further/seed-0"]
+    fit, evaluate = job.shown(Path("catalogue"))
+    assert "--generator.guide none --quantizer.contrastive-weight 0 --generator.layers 3" in fit
+    assert evaluate.endswith("--pools global --beam 50")
+
+
 def test_a_row_without_a_model_of_its_own_takes_that_of_the_same_seed(tmp_path):
     (evaluate,) = commands(tmp_path, "beam-1/seed-1")
     assert evaluate.startswith("genius evaluate catalogue --model paper/seed-1/model --out beam-1/seed-1/")
@@ -121,6 +138,17 @@ def test_rows_can_be_left_out_but_not_what_others_build_on(tmp_path):
             jobs_of(recipe(tmp_path), skip=skip)
 
 
+def test_no_row_with_a_quick_seed_is_refused(tmp_path):
+    late = '[[row]]\nname = "a"\ntable = "systems"\nseeds = [1, 2]\nfit = ""\n'
+    with pytest.raises(UsageError, match=r"seeds \[0\] only, and no row here has one"):
+        jobs_of(recipe(tmp_path, late), quick=True)
+
+
+def test_other_data_change_every_plan(tmp_path):
+    first, other = (jobs_of(recipe(tmp_path), data=data) for data in ("a", "b"))
+    assert all(one.plan != two.plan for one, two in zip(first, other, strict=True))
+
+
 def test_an_encoder_is_named_by_its_last_name_and_changes_the_plan(tmp_path):
     (first, *_), (other, *_) = (
         jobs_of(recipe(tmp_path), encoder=spec) for spec in ("small", "precomputed:/a/features.npy")
@@ -144,13 +172,23 @@ def test_a_changed_row_changes_the_plans_of_those_that_build_on_it(tmp_path):
     [
         ("[[row]\n", "is not TOML"),
         ('[[row]]\nname = "a"\n', "table: field required"),
-        ('[[row]]\nname = "a"\ntable = "t"\nfits = ""\n', "fits"),
-        ('[[row]]\nname = "A B"\ntable = "t"\nfit = ""\n', "small letters"),
-        ('[[row]]\nname = "a"\ntable = "t"\n', "does nothing"),
-        ('[[row]]\nname = "a"\ntable = "t"\nmodel = "b"\n', "not the name of a row before it"),
-        ('[[row]]\nname = "a"\ntable = "t"\nfit = ""\n' * 2, "there twice"),
+        ('[[row]]\nname = "a"\ntable = "systems"\nfits = ""\n', "fits"),
         (
-            '[[row]]\nname = "a"\ntable = "t"\nfit = ""\n[[row]]\nname = "b"\ntable = "t"\nmodel = "a"\nseeds = [0, 1]\n',
+            '[[row]]\nname = "a"\ntable = "ablation"\nfit = ""\n',
+            "table: input should be 'systems', 'ablations'",
+        ),
+        ('[[row]]\nname = "a"\ntable = "systems"\nfit = "--beam \\"3"\n', "cannot be split into words"),
+        (
+            '[flags]\nfit = "it\'s"\n[[row]]\nname = "a"\ntable = "systems"\nfit = ""\n',
+            r"\[flags\]: .*cannot be split",
+        ),
+        ('[[row]]\nname = "a"\ntable = "systems"\nrun = [""]\n', "a command of run or quick is empty"),
+        ('[[row]]\nname = "A B"\ntable = "systems"\nfit = ""\n', "small letters"),
+        ('[[row]]\nname = "a"\ntable = "systems"\n', "does nothing"),
+        ('[[row]]\nname = "a"\ntable = "systems"\nmodel = "b"\n', "not the name of a row before it"),
+        ('[[row]]\nname = "a"\ntable = "systems"\nfit = ""\n' * 2, "there twice"),
+        (
+            '[[row]]\nname = "a"\ntable = "systems"\nfit = ""\n[[row]]\nname = "b"\ntable = "systems"\nmodel = "a"\nseeds = [0, 1]\n',
             r"'a' has only \[0\]",
         ),
     ],
@@ -158,6 +196,14 @@ def test_a_changed_row_changes_the_plans_of_those_that_build_on_it(tmp_path):
 def test_a_recipe_that_cannot_be_made_is_refused_at_once(tmp_path, text, problem):
     with pytest.raises(BadData, match=problem):
         recipe(tmp_path, text)
+
+
+def test_what_is_no_text_file_is_no_recipe(tmp_path):
+    with pytest.raises(BadData, match="cannot be read: Is a directory"):
+        read_recipe(tmp_path)
+    (tmp_path / "recipe.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadData, match="is not TOML"):
+        read_recipe(tmp_path / "recipe.toml")
 
 
 def test_the_papers_recipe_can_be_read():

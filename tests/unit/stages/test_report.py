@@ -2,18 +2,24 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from genius.cli import main
+from genius.data.features import Features
+from genius.data.mbeir import MBeir
 from genius.errors import ArtifactMissing, BadData, UsageError
 from genius.evaluation.measures import evaluate as measure
 from genius.evaluation.qrels import write_qrels
 from genius.evaluation.runs import Hit, Run, write_run
 from genius.evaluation.tables import ResultRow, to_json
+from genius.report.codes import groups_of
 from genius.report.table import Table
 from genius.stages.gather import gather
+from genius.stages.model_file import MODEL_FILE
 from genius.stages.progress import Silent
 from genius.stages.report import report
+from genius.stages.report_items import shown_items
 from genius.stages.report_runs import report_runs
 
 QRELS = {f"q{number}": {f"d{number}": 1} for number in range(20)}
@@ -172,6 +178,94 @@ def test_indexes_of_the_systems_own_encoder_are_tested_against_its_codes(tmp_pat
         ("ours: generative+codes", "indexes: dense-ivf-pq"),
         ("ours: generative", "another-encoder: dense-exact"),
     }
+
+
+def test_changes_are_compared_with_the_row_that_they_are_like(tmp_path):
+    for name, right, changed in (
+        ("first", 2, {}),
+        ("whole", 10, {}),
+        ("less", 5, {"table": "ablations", "like": "whole"}),
+        ("lost", 5, {"table": "codes", "like": "never-made"}),
+    ):
+        folder = tmp_path / "rows" / name / "seed-0"
+        folder.mkdir(parents=True)
+        evaluation(folder / "evaluation", right)
+        made_row(folder, name, **changed)
+    found = tables(report(gather([str(tmp_path / "rows")]), data=None, progress=Silent()))
+    assert [line[0] for line in found["ablations"].cells()] == ["whole", "less"]
+    assert found["ablations"].cells()[1][-2] == "−50.0"
+    assert [line[0] for line in found["codes"].cells()] == ["lost"]
+    assert "not there" in found["codes"].note
+
+
+def test_the_model_is_that_of_the_first_seed_that_is_finished(tmp_path):
+    for seed, state in ((0, "failed"), (1, "done"), (2, "done")):
+        folder = tmp_path / "rows" / "paper" / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        if state == "done":
+            evaluation(folder / "evaluation", 10)
+        made_row(folder, "paper", seed=seed, state=state, model=f"paper/seed-{seed}/model")
+    found = gather([str(tmp_path / "rows")])
+    assert [one.seed for one in found.systems[0].seeds] == [1, 2]
+    assert found.models == {"paper": tmp_path / "rows" / "paper/seed-1/model"}
+
+
+def test_models_are_systems_of_their_folders_names(tmp_path):
+    for name in ("lr=0.1", "lr=0.2"):
+        evaluation(tmp_path / name / "evaluation", 10)
+        (tmp_path / name / MODEL_FILE).write_text("{}")
+    found = gather([str(tmp_path / "lr=0.1"), str(tmp_path / "lr=0.2" / "evaluation")])
+    assert [system.name for system in found.systems] == ["lr=0.1", "lr=0.2"]
+    assert found.models == {name: tmp_path / name for name in ("lr=0.1", "lr=0.2")}
+    with pytest.raises(UsageError, match=r"two systems are named 'lr=0\.1'"):
+        gather([str(tmp_path / "lr=0.1")] * 2)
+
+
+def test_seeds_that_answered_other_queries_are_refused(tmp_path):
+    places = [evaluation(tmp_path / name, 10) for name in "ab"]
+    results = json.loads((places[1] / "results.json").read_text())
+    results["rows"][0]["queries"] = 5
+    (places[1] / "results.json").write_text(json.dumps(results))
+    with pytest.raises(BadData, match="cannot be two seeds of 'ours'"):
+        gather([f"ours={places[0]},{places[1]}"])
+
+
+def test_a_method_that_finds_nothing_counts_nothing(tmp_path):
+    place = evaluation(tmp_path / "ours", 10)
+    (place / "runs" / "toys_task1_test.global.generative.trec").write_text("")
+    lines = tables(report(gather([str(place)]), data=None, progress=Silent()))["significance"].cells()
+    assert lines[0][:4] == ["ours: generative", "ours: exact-fused", "R@1", "−100.0"]
+
+
+def test_encoders_alone_are_tested_against_each_other(tmp_path):
+    for name, right in (("clip", 10), ("blip", 4)):
+        evaluation(tmp_path / name, right, ("dense-exact",))
+    sources = [str(tmp_path / name) for name in ("clip", "blip")]
+    found = tables(report(gather(sources), data=None, progress=Silent()))
+    assert {tuple(line[:2]) for line in found["significance"].cells()} == {
+        ("blip: dense-exact", "clip: dense-exact")
+    }
+
+
+def test_qrels_without_a_right_answer_are_refused(runs, tmp_path):
+    write_qrels(tmp_path / "none.txt", {"q0": {"d0": 0}})
+    with pytest.raises(BadData, match=r"none\.txt has no query with a right answer"):
+        report_runs(runs, tmp_path / "none.txt", progress=Silent())
+
+
+def test_a_file_in_the_reports_place_is_refused_before_any_work(tmp_path, capsys):
+    (tmp_path / "report").touch()
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "report")]) == 2
+    assert "is a file; give a folder" in capsys.readouterr().err
+
+
+def test_pictures_of_another_data_set_are_refused(trained):
+    features = Features.open(
+        trained.model / "features" / "candidates"
+    )  # of training, and those of test are others
+    groups = groups_of(np.zeros((len(features), 2), np.int16), np.ones(len(features), bool), first=0)
+    with pytest.raises(BadData, match=r"has no candidate \S+, which was evaluated"):
+        shown_items(MBeir(trained.data), "test", features, groups)
 
 
 def test_a_folder_without_anything_is_said_to_be(tmp_path):

@@ -2,15 +2,17 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from genius.data.mbeir import MBeir
 from genius.errors import BadData
 from genius.stages import sweep as module
 from genius.stages.progress import Silent
 from genius.stages.recipe import Recipe, Row, jobs_of
-from genius.stages.sweep import read_rows, sweep
+from genius.stages.sweep import read_rows, records_of, sweep
 
 FAKE = """
 import os, pathlib, sys
@@ -113,6 +115,15 @@ def test_a_row_whose_flags_changed_is_made_again(tmp_path):
     make(rows(""), tmp_path)
     make(rows("--beam 3"), tmp_path)
     assert times(tmp_path, "row-0/seed-0/evaluation") == "evaluate evaluate "
+
+
+def test_records_are_those_of_a_data_set_not_of_its_pictures(trained, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(trained.data, copy, ignore=shutil.ignore_patterns("mbeir_images"))
+    assert records_of(MBeir(copy)) == records_of(MBeir(trained.data))
+    first = min((copy / "query" / "test").iterdir())
+    first.write_bytes(first.read_bytes() + b"\n")
+    assert records_of(MBeir(copy)) != records_of(MBeir(trained.data))
 
 
 def test_rows_share_the_encoder_of_the_first_without_a_copy(tmp_path):
