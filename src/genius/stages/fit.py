@@ -19,7 +19,7 @@ from genius.data.pairs import Pairs
 from genius.data.records import Query
 from genius.encoders.load import load_encoder
 from genius.encoders.protocol import Encoder
-from genius.errors import ArtifactMismatch, BadData, UsageError
+from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius.model import Genius, KnownInstruction
 from genius.models.device import usable
 from genius.stages.embed_records import TrainingFeatures, embed_training
@@ -115,13 +115,13 @@ def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False
 
     Raises
     ------
-    UsageError
+    ArtifactMissing
         it left nothing there: the model was imported, refitted or pulled, or the folder is not its own.
     ArtifactMismatch
         the encoder is no longer what it was.
     """
     if not (folder / "features").is_dir():
-        raise UsageError(
+        raise ArtifactMissing(
             f"{folder} has no features of training data, expected in its folder features/. `genius embed`, "
             "`genius train encoder` and `genius fit` leave them; a model that was imported, refitted or "
             "pulled has none: name the folder that it was trained in"

@@ -58,7 +58,7 @@ def test_another_encoder_file_elsewhere_is_found_from_anywhere(trained, copied, 
 
 def test_a_model_without_features_of_training_data_is_refused_with_where_they_are(tmp_path):
     with pytest.raises(
-        UsageError, match="refitted or pulled has none: name the folder that it was trained in"
+        ArtifactMissing, match="refitted or pulled has none: name the folder that it was trained in"
     ):
         reopen_embedded(tmp_path)
 
