@@ -56,17 +56,17 @@ class Sweep:
 
     def run(self) -> int:
         """Make the rows."""
+        from genius.data.mbeir import MBeir
         from genius.stages.recipe import jobs_of, read_recipe
+        from genius.stages.sweep import records_of, sweep
 
         if self.jobs < 1:
             raise UsageError(f"--jobs {self.jobs}: at least one row has to be made at a time")
-        from genius.data.mbeir import MBeir
-        from genius.stages.sweep import records_of, sweep
-
+        recipe = read_recipe(self.recipe)
         # A wrong folder is said at once, not by every row.
         records = "" if self.plan else records_of(MBeir(self.data))
         jobs = jobs_of(
-            read_recipe(self.recipe),
+            recipe,
             encoder=self.encoder,
             data=records,
             quick=self.quick,

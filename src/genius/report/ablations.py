@@ -65,7 +65,8 @@ def ablation_table(kind: str, whole: System | None, changed: Sequence[System]) -
             "The row that these are changes of is not there, so nothing is compared."
             if whole is None
             else f"Difference: {measure} of {method} against the first line, in points; p of the paired "
-            "randomisation test, corrected by Holm for the lines of this table."
+            "randomisation test, corrected by Holm for the lines of this table; – where other queries were "
+            "answered."
         ),
         headings=(
             "system",

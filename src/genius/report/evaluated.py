@@ -168,9 +168,9 @@ def check_seeds(system: System) -> None:
     def asked(one: Evaluated) -> set[tuple[str, str, int]]:
         return {(row.pool, row.name, row.queries) for row in one.rows}
 
-    first, *others = system.seeds or (None,)
-    for other in others:
-        if first is not None and other is not None and asked(first) != asked(other):
+    for other in system.seeds[1:]:
+        first = system.seeds[0]
+        if asked(first) != asked(other):
             task = min(asked(first) ^ asked(other))
             raise BadData(
                 f"{first.folder} and {other.folder} were evaluated on different queries ({task[1]}, "
