@@ -167,7 +167,12 @@ async def _each(
 
 def records_of(data: MBeir) -> str:
     """Fingerprint of a data set's queries, pools, right answers and instructions; pictures are not read."""
-    files = [path for name in RECORDS for path in sorted((data.root / name).rglob("*")) if path.is_file()]
+    files = [
+        path
+        for name in RECORDS
+        for path in sorted((data.root / name).rglob("[!.]*"))  # names with a dot are a file browser's
+        if path.is_file()
+    ]
     return fingerprint_of([[str(path.relative_to(data.root)), file_fingerprint(path)] for path in files])
 
 

@@ -74,6 +74,26 @@ def test_small_pools_are_searched_whole(name, items):
         assert (found.items[:, 0] == np.arange(items)).mean() > 0.5
 
 
+def test_more_lists_than_there_are_mean_all_of_them():
+    # Told of 16 lists where there is one, faiss's fast scan finds wrong items in about half of such draws.
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        vectors = random.standard_normal((2_040, 32)).astype(np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        pool, queries, training = np.split(vectors, [20, 40])
+        one, sixteen = (
+            fit(
+                training,
+                dense_kind("ivf-rq", num_items=20, num_training=2_000, dim=32, code_bytes=14, effort=effort),
+            )
+            .index(pool)
+            .search(queries, 20)
+            for effort in (1, 16)
+        )
+        np.testing.assert_array_equal(one.items, sixteen.items)
+        np.testing.assert_allclose(one.scores, sixteen.scores, atol=1e-5)
+
+
 def test_no_more_is_learned_than_there_are_vectors_to_learn_from():
     for name in ("ivf-pq", "ivf-rq"):
         kind = dense_kind(name, num_items=10_400, num_training=300, dim=16, code_bytes=14, effort=16)

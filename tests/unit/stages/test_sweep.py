@@ -121,6 +121,8 @@ def test_records_are_those_of_a_data_set_not_of_its_pictures(trained, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(trained.data, copy, ignore=shutil.ignore_patterns("mbeir_images"))
     assert records_of(MBeir(copy)) == records_of(MBeir(trained.data))
+    (copy / "query" / ".DS_Store").touch()
+    assert records_of(MBeir(copy)) == records_of(MBeir(trained.data))
     first = min((copy / "query" / "test").iterdir())
     first.write_bytes(first.read_bytes() + b"\n")
     assert records_of(MBeir(copy)) != records_of(MBeir(trained.data))
