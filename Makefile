@@ -38,8 +38,8 @@ check: $(VENV)/dev  ## Lint, types, layers, tests
 	$(MAKE) test
 
 docs: $(VENV)/dev  ## Write docs/cli.md, docs/openapi.json and docs/results-published.md anew
-	$(BIN)/python -m genius.cli.document > docs/cli.md
-	$(BIN)/python -m genius.serve.document > docs/openapi.json
+	$(BIN)/python -m genius_search.cli.document > docs/cli.md
+	$(BIN)/python -m genius_search.serve.document > docs/openapi.json
 	$(BIN)/genius repro --list > docs/results-published.md
 
 clean:  ## Remove what the demo made

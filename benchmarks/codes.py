@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from genius.index import Index, SearchRequest
+from genius_search.index.index import Index
+from genius_search.query import SearchRequest
 
 CALLS = 20
 

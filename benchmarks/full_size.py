@@ -25,15 +25,15 @@ from pathlib import Path
 
 import numpy as np
 
-from genius.data.mbeir import MBeir, read_candidates, read_queries
-from genius.data.records import candidate_number, query_number
-from genius.encoders.load import load_encoder
-from genius.model import Genius
-from genius.presets import preset
-from genius.stages.fit import fit
-from genius.stages.progress import Silent
-from genius.stages.train_generator import load_generator
-from genius.stages.train_quantizer import load_quantizer
+from genius_search.config import preset
+from genius_search.data.mbeir import MBeir, read_candidates, read_queries
+from genius_search.encoders.base import load_encoder
+from genius_search.model import Genius
+from genius_search.progress import Silent
+from genius_search.records import candidate_number, query_number
+from genius_search.training.fit import fit
+from genius_search.training.generator import load_generator
+from genius_search.training.quantizer import load_quantizer
 
 DIM = 768
 BLOCK = 65_536

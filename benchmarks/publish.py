@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from genius.report.document import DOCUMENT
+from genius_search.lab.report.report import DOCUMENT
 
 WIDTH = 1600
 """Pixels; a page shows no more."""

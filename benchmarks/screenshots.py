@@ -25,7 +25,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 MOST_BYTES = 200_000
 DESKTOP = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 780}
-SERVE = "import sys; from genius.cli import main; sys.exit(main())"
+SERVE = "import sys; from genius_search.cli import main; sys.exit(main())"
 
 
 class Shot(NamedTuple):

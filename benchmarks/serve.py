@@ -32,13 +32,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from genius.search.opened import OpenedIndex
-from genius.search.state import open_current
+from genius_search.index.snapshot import OpenedIndex
+from genius_search.index.store import open_current
 
 ADDED_AT_ONCE = 50
 ADDERS = 4
 TICKS = os.sysconf("SC_CLK_TCK")
-COMMAND = [sys.executable, "-c", "from genius.cli import main; raise SystemExit(main())", "serve"]
+COMMAND = [sys.executable, "-c", "from genius_search.cli import main; raise SystemExit(main())", "serve"]
 
 
 class Answer(NamedTuple):

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
-from genius.data.features import Features
-from genius.data.records import Modality, did_of
-from genius.evaluation.health import examine
-from genius.model import Genius
-from genius.report.evaluated import read_evaluation
-from genius.stages.train_quantizer import encode
+from genius_search.data.features import Features
+from genius_search.lab.report.evaluated import read_evaluation
+from genius_search.model import Genius
+from genius_search.nn.health import examine
+from genius_search.records import Modality, did_of
+from genius_search.training.quantizer import encode
 
 POOL = Path("cand_pool/global/mbeir_union_test_cand_pool.jsonl")
 CAPTIONS = 5
@@ -44,7 +44,7 @@ def genius(*words: object) -> None:
     """Run a command as a person does."""
     command = [str(word) for word in words]
     print("genius", *command, file=sys.stderr, flush=True)
-    start = "import sys; from genius.cli import main; sys.exit(main())"
+    start = "import sys; from genius_search.cli import main; sys.exit(main())"
     subprocess.run([sys.executable, "-c", start, *command], check=True, stdout=sys.stderr)
 
 

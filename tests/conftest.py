@@ -31,11 +31,11 @@ class Trained(NamedTuple):
 _TRAIN = """
 import sys
 from pathlib import Path
-from genius.presets import preset
-from genius.data.catalogue import draw_catalogue
-from genius.data.mbeir import MBeir
-from genius.stages.fit import fit
-from genius.stages.progress import Silent
+from genius_search.config import preset
+from genius_search.lab.synth.catalogue import draw_catalogue
+from genius_search.data.mbeir import MBeir
+from genius_search.training.fit import fit
+from genius_search.progress import Silent
 
 data, model = map(Path, sys.argv[1:])
 draw_catalogue(data, items=1_000, train_products=60, queries_per_task=12, workers=1)

@@ -14,16 +14,15 @@ from typing import NamedTuple
 
 import pytest
 
-from genius.data.mbeir import read_candidates
-from genius.data.records import Modality
-from genius.data.writing import write_candidates
-from genius.index import Index
+from genius_search.data.mbeir import read_candidates, write_candidates
+from genius_search.index.index import Index
+from genius_search.records import Modality
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
 
 EACH = 12
 """Items of each modality."""
-_SERVE = "import sys; from genius.cli import main; sys.exit(main())"
+_SERVE = "import sys; from genius_search.cli import main; sys.exit(main())"
 
 
 class Server(NamedTuple):

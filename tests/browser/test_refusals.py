@@ -9,7 +9,7 @@ import sys
 
 from playwright.sync_api import Page, Route, expect
 
-_KEYS = "import sys; from genius.cli import main; sys.exit(main())"
+_KEYS = "import sys; from genius_search.cli import main; sys.exit(main())"
 
 
 def search(page: Page, text: str = "a leaf") -> None:

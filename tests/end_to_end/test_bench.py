@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from genius.cli import main
+from genius_search.cli import main
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from genius.cli import main
+from genius_search.cli import main
 
 
 @pytest.fixture(autouse=True)

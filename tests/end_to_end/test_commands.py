@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from genius.cli import main
-from genius.evaluation.tables import METHODS
+from genius_search.cli import main
+from genius_search.lab.results import METHODS
 
 
 def run(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:

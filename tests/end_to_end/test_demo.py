@@ -6,11 +6,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from genius.data.records import TASKS
-from genius.evaluation.tables import METHODS
-from genius.presets import preset
-from genius.stages.demo import DemoConfig, demo
-from genius.stages.progress import Silent
+from genius_search.config import preset
+from genius_search.lab.demo import DemoConfig, demo
+from genius_search.lab.results import METHODS
+from genius_search.progress import Silent
+from genius_search.records import TASKS
 
 
 @pytest.fixture(scope="module")

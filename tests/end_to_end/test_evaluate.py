@@ -12,21 +12,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius.data.features import Features
-from genius.data.mbeir import MBeir, read_candidates, read_queries
-from genius.data.qrels import read_qrels
-from genius.data.records import TASKS, candidate_number, query_number, task_name
-from genius.errors import BadData, UsageError
-from genius.evaluation.measures import evaluate as measure
-from genius.evaluation.runs import read_run
-from genius.evaluation.tables import METHODS, ResultRow
-from genius.model import Genius
-from genius.stages import encode
-from genius.stages.doctor import doctor
-from genius.stages.encode import encode_features
-from genius.stages.evaluate import EvaluationConfig, EvaluationResult, evaluate
-from genius.stages.methods import DEPTH
-from genius.stages.progress import Silent
+from genius_search import encode
+from genius_search.data.features import Features
+from genius_search.data.mbeir import MBeir, read_candidates, read_qrels, read_queries
+from genius_search.encode import encode_features
+from genius_search.errors import BadData, UsageError
+from genius_search.lab.evaluate import DEPTH, EvaluationConfig, EvaluationResult, doctor, evaluate
+from genius_search.lab.results import METHODS, ResultRow
+from genius_search.lab.runs import evaluate as measure
+from genius_search.lab.runs import read_run
+from genius_search.model import Genius
+from genius_search.progress import Silent
+from genius_search.records import TASKS, candidate_number, query_number, task_name
 
 QUERIES = 12
 

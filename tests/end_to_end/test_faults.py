@@ -23,14 +23,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from genius.data.records import Modality
-from genius.errors import UsageError
-from genius.search.items import Item
-from genius.search.live import Writer, one_writer
-from genius.search.manifest import IndexFacts, read_manifest
-from genius.search.segment import ItemArrays
-from genius.search.state import open_current
-from genius.search.verify import verify
+from genius_search.errors import UsageError
+from genius_search.index.items import Item
+from genius_search.index.store import IndexFacts, ItemArrays, open_current, read_manifest
+from genius_search.index.verify import verify
+from genius_search.index.writer import Writer, one_writer
+from genius_search.records import Modality
 
 FACTS = IndexFacts("/somewhere/model", "f" * 64, "fused", "int8")
 LEVELS, DIM = 4, 32

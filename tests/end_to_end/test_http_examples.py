@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from genius.index import Index
+from genius_search.index.index import Index
 
 from .test_serve_fuzz import ENVIRONMENT, start
 

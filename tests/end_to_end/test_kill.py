@@ -19,13 +19,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from genius.artifact import open_artifact
-from genius.data.mbeir import MBeir
-from genius.errors import ArtifactMismatch, ArtifactMissing
-from genius.index import Index
-from genius.model import Genius
-from genius.search.items import Item
-from genius.stages.items import WORK
+from genius_search.artifact import open_artifact
+from genius_search.data.mbeir import MBeir
+from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.index.index import Index
+from genius_search.index.items import Item
+from genius_search.index.writer import WORK
+from genius_search.model import Genius
 
 KILLS = int(os.environ.get("GENIUS_KILLS", "2"))
 PARTS = ("encoder", "quantizer", "generator")
@@ -34,7 +34,7 @@ PARTS = ("encoder", "quantizer", "generator")
 def genius(*arguments: str | Path) -> subprocess.Popen[bytes]:
     """Start a command of its own process."""
     return subprocess.Popen(  # noqa: S603
-        [sys.executable, "-c", "from genius.cli import main; raise SystemExit(main())", *arguments],
+        [sys.executable, "-c", "from genius_search.cli import main; raise SystemExit(main())", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

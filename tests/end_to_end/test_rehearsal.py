@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from genius.data.mbeir import PAPER_ROWS, MBeir, read_queries
-from genius.data.records import Query
-from genius.errors import BadData
-from genius.model import Genius
-from genius.stages.evaluate import EvaluationConfig, evaluate
-from genius.stages.progress import Silent
+from genius_search.data.mbeir import PAPER_ROWS, MBeir, read_queries
+from genius_search.errors import BadData
+from genius_search.lab.evaluate import EvaluationConfig, evaluate
+from genius_search.model import Genius
+from genius_search.progress import Silent
+from genius_search.records import Query
 
 QUICK = (
     "--preset=tiny",
@@ -30,7 +30,7 @@ K = 10
 
 _RUN = """
 import contextlib, json, sys
-from genius.cli import main
+from genius_search.cli import main
 
 *first, last = json.loads(sys.argv[1])
 with contextlib.redirect_stdout(sys.stderr):

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from genius.index import Index
+from genius_search.index.index import Index
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-GENIUS = "import sys; from genius.cli import main; sys.exit(main())"
+GENIUS = "import sys; from genius_search.cli import main; sys.exit(main())"
 
 
 class Server(NamedTuple):

@@ -21,11 +21,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from genius.data.mbeir import MBeir
-from genius.errors import NetworkNeeded
-from genius.index import Index
-from genius.model import Genius
-from genius.serve.client import Client, Upload
+from genius_search.data.mbeir import MBeir
+from genius_search.errors import NetworkNeeded
+from genius_search.index.index import Index
+from genius_search.model import Genius
+from genius_search.serve.client import Client, Upload
 
 KILLS = int(os.environ.get("GENIUS_KILLS", "1"))
 ADDERS = 6
@@ -34,7 +34,7 @@ ADDERS = 6
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server and its address, once it answers; killed at the end."""
-    command = "from genius.cli import main; raise SystemExit(main())"
+    command = "from genius_search.cli import main; raise SystemExit(main())"
     with subprocess.Popen(  # noqa: S603
         [sys.executable, "-c", command, "serve", folder, "--port", "0"],
         stderr=subprocess.PIPE,

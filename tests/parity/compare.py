@@ -23,18 +23,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius.config import SearchConfig
-from genius.data.features import FeatureBatch
-from genius.model import Genius
-from genius.models.losses import alignment_loss, contrastive_loss
-from genius.models.quantizer import Quantizer
-from genius.published.genius_parts import GENERATOR_FILE, INSIDE, QUANTIZER_FILE, SHARED, TIED
-from genius.search.allowed import Part
-from genius.search.beam import search
-from genius.search.decoder import Decoder
-from genius.search.table import IdTable
-from genius.stages.import_model import import_genius
-from genius.stages.progress import Silent
+from genius_search.config import SearchConfig
+from genius_search.data.features import FeatureBatch
+from genius_search.lab.published.models import (
+    GENERATOR_FILE,
+    INSIDE,
+    QUANTIZER_FILE,
+    SHARED,
+    TIED,
+    import_genius,
+)
+from genius_search.model import Genius
+from genius_search.nn.losses import alignment_loss, contrastive_loss
+from genius_search.nn.quantizer import Quantizer
+from genius_search.progress import Silent
+from genius_search.search.beam import Part, search
+from genius_search.search.decoder import Decoder
+from genius_search.search.table import IdTable
 
 WIDTHS = (1, 10, 50)
 CLOSE = 2e-4

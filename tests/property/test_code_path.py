@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius.search.path import Sought, keeping_width, path_of, watch
-from genius.search.tree import CodeTree
+from genius_search.search.tree import CodeTree, Sought, keeping_width, path_of, watch
 
 
 def sought(plain, case, model, query, codes):

@@ -7,8 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from genius.search.duplicates import shared
-from genius.search.tree import CodeTree, Ranges, UnknownPrefix
+from genius_search.search.tree import CodeTree, Ranges, UnknownPrefix, shared
 
 
 def pools(plain):

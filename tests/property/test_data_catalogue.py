@@ -8,9 +8,20 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.data import catalogue_wordings as wordings
-from genius.data.catalogue_words import BACKGROUND_WORDS, COLOUR_WORDS, FILL_WORDS, FRAME_WORDS, SHAPES
-from genius.data.catalogue_world import ATTRIBUTES, FACT_KINDS, NUM_CODES, VALUES, Product, facts_of
+from genius_search.lab.synth import wordings
+from genius_search.lab.synth.world import (
+    ATTRIBUTES,
+    BACKGROUND_WORDS,
+    COLOUR_WORDS,
+    FACT_KINDS,
+    FILL_WORDS,
+    FRAME_WORDS,
+    NUM_CODES,
+    SHAPES,
+    VALUES,
+    Product,
+    facts_of,
+)
 
 PHRASES: dict[str, tuple[str, str]] = {
     **{noun.lower(): ("shape", shape.nouns[0]) for shape in SHAPES for noun in shape.nouns},

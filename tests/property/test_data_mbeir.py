@@ -5,12 +5,18 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.data.ids import IdSet
-from genius.data.lines import BadLines
-from genius.data.mbeir import read_candidates, read_pool, read_queries
-from genius.data.qrels import read_qrels
-from genius.data.records import TASKS, Candidate, Modality, Query
-from genius.data.writing import write_candidates, write_qrels, write_queries
+from genius_search.data.mbeir import (
+    BadLines,
+    IdSet,
+    read_candidates,
+    read_pool,
+    read_qrels,
+    read_queries,
+    write_candidates,
+    write_qrels,
+    write_queries,
+)
+from genius_search.records import TASKS, Candidate, Modality, Query
 
 words = st.text(min_size=1, max_size=20).filter(str.strip)
 ids = st.builds("{}:{}".format, st.integers(0, 60), st.integers(0, 3_000))

@@ -5,8 +5,7 @@ import pytrec_eval
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.evaluation.measures import evaluate
-from genius.evaluation.runs import Hit, Run
+from genius_search.lab.runs import Hit, Run, evaluate
 
 KS = (1, 2, 5, 10)
 POOL = [f"9:{number}" for number in range(14)]

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from genius.config import GeneratorConfig
-from genius.models.generator import Generator
-from genius.search.decoder import OPENING_CODES, Decoder
+from genius_search.config import GeneratorConfig
+from genius_search.nn.generator import Generator
+from genius_search.search.decoder import OPENING_CODES, Decoder
 
 DIM = 5
 

@@ -11,9 +11,9 @@ from decimal import Decimal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius.data.records import Modality
-from genius.search.filters import Filter
-from genius.search.items import Item, ItemStore, write_items
+from genius_search.index.filters import Filter
+from genius_search.index.items import Item, ItemStore, write_items
+from genius_search.records import Modality
 
 CHARACTERS = st.characters(exclude_categories=("Cs",))
 KEYS = st.sampled_from(["a", "b", "a b", "a.b", "é", 'q"q', "back\\slash", "", "1", "$", "a[0]"])

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from genius.search.rank import CodeRanker
-from genius.search.searcher import Evidence, rank_items
+from genius_search.search.rank import CodeRanker, Evidence, rank_items
 
 
 def leaves(case, beams, query: int) -> set[tuple[int, int]]:

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius.search import chunks, keys, merge, table
-from genius.search.merge import Source, TableWriter, merge_tables
-from genius.search.table import IdTable
+from genius_search.search import table
+from genius_search.search import table as chunks
+from genius_search.search import table as keys
+from genius_search.search import table as merge
+from genius_search.search.table import IdTable, Source, TableWriter, merge_tables
 
 
 class Part(NamedTuple):

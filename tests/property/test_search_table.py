@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius.search.table import IdTable
+from genius_search.search.table import IdTable
 
 
 @st.composite

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from genius.artifact import ArtifactWriter
-from genius.data.features import ABSENT, Features, Shard, write_shard
-from genius.data.pairs import Pairs
-from genius.data.records import Modality, Query, candidate_number, query_number
+from genius_search.artifact import ArtifactWriter
+from genius_search.data.features import ABSENT, Features, Pairs, Shard, write_shard
+from genius_search.records import Modality, Query, candidate_number, query_number
 
 DIM = 16
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from genius import artifact
-from genius.artifact import ArtifactWriter, fingerprint_of, open_artifact, write_file
-from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search import artifact
+from genius_search.artifact import ArtifactWriter, fingerprint_of, open_artifact, write_file
+from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 
 KIND = "thing"
 
@@ -265,7 +265,7 @@ def test_a_folder_that_genius_did_not_make_is_never_replaced(tmp_path):
 _HOLD = """
 import sys
 from pathlib import Path
-from genius.artifact import ArtifactWriter
+from genius_search.artifact import ArtifactWriter
 
 writer = ArtifactWriter(Path(sys.argv[1]), kind="thing", config={"version": "new"}, inputs={"from": "x"})
 (writer.path / "shard").write_text("theirs")

@@ -10,21 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.config import (
+from genius_search.config import (
     EncoderConfig,
     FitConfig,
     FusionConfig,
     GeneratorConfig,
+    PresetName,
     QuantizerConfig,
     SearchConfig,
+    SmallEncoderConfig,
     TrainingConfig,
     checked,
     from_json,
+    preset,
     to_json,
 )
-from genius.encoders.small_config import SmallEncoderConfig
-from genius.errors import UsageError
-from genius.presets import PresetName, preset
+from genius_search.errors import UsageError
 
 counts = st.integers(1, 10_000)
 positive = st.floats(1e-12, 1e6)

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from genius import Index, SearchHit
-from genius.cli.document import help_of
-from genius.index import Added
-from genius.model import Genius
-from genius.stages.recipe import jobs_of, read_recipe
+from genius_search import Index, SearchHit
+from genius_search.cli.document import help_of
+from genius_search.index.index import Added
+from genius_search.lab.sweep import jobs_of, read_recipe
+from genius_search.model import Genius
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "genius"
+SOURCE = ROOT / "src" / "genius_search"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
 TEXTS = sorted(
     path
@@ -73,7 +73,7 @@ def anchors(path):
 
 PARSE = """
 import contextlib, io, json, sys
-from genius.cli import COMMANDS, find, run
+from genius_search.cli import COMMANDS, find, run
 
 for kind in map(find, COMMANDS):
     kind.run = lambda self: 0
@@ -100,7 +100,7 @@ def python(*arguments, **options):
 
 def test_the_document_of_the_commands_is_what_the_commands_say():
     written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    said = python("-X", "utf8", "-m", "genius.cli.document")
+    said = python("-X", "utf8", "-m", "genius_search.cli.document")
     assert written == said, "docs/cli.md is stale: run `make docs`"
 
 
@@ -234,7 +234,7 @@ def test_the_library_neither_asserts_nor_prints():
 
 def test_every_place_that_names_the_version_names_the_same():
     places = {
-        "src/genius/__init__.py": r'^__version__ = "(.+)"$',
+        "src/genius_search/__init__.py": r'^__version__ = "(.+)"$',
         "pyproject.toml": r'^version = "(.+)"$',
         "CITATION.cff": r"^version: (.+)$",
         "CHANGELOG.md": r"^## (\S+)",

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from genius import errors
-from genius.artifact import ArtifactWriter, open_artifact
-from genius.config import TrainingConfig
-from genius.data.images import open_image
-from genius.data.mbeir import MBeir, read_candidates
-from genius.data.records import parse_id
-from genius.encoders.load import load_encoder
-from genius.index import Index
-from genius.stages.loop import StepResult, train
-from genius.stages.progress import Silent
+from genius_search import errors
+from genius_search.artifact import ArtifactWriter, open_artifact
+from genius_search.config import TrainingConfig
+from genius_search.data.images import open_image
+from genius_search.data.mbeir import MBeir, read_candidates
+from genius_search.encoders.base import load_encoder
+from genius_search.index.index import Index
+from genius_search.progress import Silent
+from genius_search.records import parse_id
+from genius_search.training.loop import StepResult, train
 
 
 def asks_for_something_unknown(folder: Path) -> None:

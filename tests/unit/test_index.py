@@ -12,19 +12,18 @@ import pytest
 import torch
 from PIL import Image
 
-from genius import answers
-from genius import index as index_module
-from genius.config import SearchConfig
-from genius.data.mbeir import read_candidates
-from genius.data.records import Candidate, Modality, format_text, instructed
-from genius.data.writing import write_candidates
-from genius.encoders.protocol import ItemKey, TextInput
-from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
-from genius.index import Index, SearchHit
-from genius.model import Genius
-from genius.search.manifest import read_manifest, write_manifest
-from genius.search.searcher import rank_items
-from genius.stages.items import encode_items
+from genius_search.config import SearchConfig
+from genius_search.data.mbeir import read_candidates, write_candidates
+from genius_search.encoders.base import ItemKey, TextInput
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
+from genius_search.index import index as answers
+from genius_search.index import index as index_module
+from genius_search.index.adding import encode_items
+from genius_search.index.index import Index, SearchHit
+from genius_search.index.store import read_manifest, write_manifest
+from genius_search.model import Genius
+from genius_search.records import Candidate, Modality, format_text, instructed
+from genius_search.search.rank import rank_items
 
 
 @pytest.fixture(scope="module")

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from genius import index as index_module
-from genius.config import SearchConfig
-from genius.data.records import Modality
-from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
-from genius.index import Added, Index
-from genius.model import Genius
-from genius.search.items import ItemStore
-from genius.search.live import Deleted, one_writer
-from genius.search.manifest import read_manifest, write_manifest
-from genius.stages.items import encode_items
+from genius_search.config import SearchConfig
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
+from genius_search.index import index as index_module
+from genius_search.index.adding import encode_items
+from genius_search.index.index import Added, Index
+from genius_search.index.items import ItemStore
+from genius_search.index.store import read_manifest, write_manifest
+from genius_search.index.writer import Deleted, one_writer
+from genius_search.model import Genius
+from genius_search.records import Modality
 
 WIDE = SearchConfig(beam=500)
 COLOURS = ("red", "green", "blue", "white", "black", "yellow")
@@ -328,7 +328,7 @@ def test_an_item_that_cannot_be_stored_is_named_before_anything_is_embedded(mode
     (tmp_path / "pool.jsonl").write_text(json.dumps({**row, "did": "1:1", "src_content": "é"}) + "\n")
     with (tmp_path / "pool.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
-    monkeypatch.setattr("genius.stages.items.embed", None)
+    monkeypatch.setattr("genius_search.index.adding.embed", None)
     with pytest.raises(BadData, match=r"item '1:2' holds half a character"):
         Index.create(tmp_path / "index", model=model, pool=tmp_path / "pool.jsonl")
     assert not (tmp_path / "index").exists()

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from genius import NewItem, SearchPart
-from genius.config import SearchConfig
-from genius.data.records import Modality
-from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius.index import Index, Outcome
-from genius.model import Genius
-from genius.search.opened import UnknownItem
-from genius.stages.save import About
-from genius.stages.save_index import save_index
+from genius_search import NewItem, SearchPart
+from genius_search.config import SearchConfig
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.hub.push import About, save_index
+from genius_search.index.adding import Outcome
+from genius_search.index.index import Index
+from genius_search.index.snapshot import UnknownItem
+from genius_search.model import Genius
+from genius_search.records import Modality
 
 WIDE = SearchConfig(beam=500, rerank="codes")
 

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from genius.config import SearchConfig
-from genius.data.records import Modality
-from genius.errors import UsageError
-from genius.index import Index, SearchHit, SearchRequest
-from genius.model import Genius
-from genius.search.filters import Filter
-from genius.search.opened import OpenedIndex
+from genius_search.config import SearchConfig
+from genius_search.errors import UsageError
+from genius_search.index.filters import Filter
+from genius_search.index.index import Index, SearchHit
+from genius_search.index.snapshot import OpenedIndex
+from genius_search.model import Genius
+from genius_search.query import SearchRequest
+from genius_search.records import Modality
 
 WIDE = SearchConfig(beam=500)
 COLOURS = ("red", "green", "blue", "white", "black")

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from genius.data.features import Features
-from genius.data.records import Modality
-from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius.model import MODEL_FILE, Genius
+from genius_search.data.features import Features
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.model import Genius
+from genius_search.model_file import MODEL_FILE
+from genius_search.records import Modality
 
 
 @pytest.fixture(scope="module")

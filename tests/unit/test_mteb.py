@@ -16,16 +16,15 @@ import pytest
 import torch
 from PIL import Image
 
-from genius.config import SearchConfig
-from genius.data.images import open_image
-from genius.data.mbeir import MBeir, read_candidates, read_queries
-from genius.data.qrels import read_qrels
-from genius.data.records import Modality, instructed
-from genius.errors import BadData, MissingExtra, UsageError
-from genius.model import Genius
-from genius.mteb import MtebModel
-from genius.stages.evaluate import EvaluationConfig, evaluate
-from genius.stages.progress import Silent
+from genius_search.config import SearchConfig
+from genius_search.data.images import open_image
+from genius_search.data.mbeir import MBeir, read_candidates, read_qrels, read_queries
+from genius_search.errors import BadData, MissingExtra, UsageError
+from genius_search.lab.evaluate import EvaluationConfig, evaluate
+from genius_search.lab.mteb import MtebModel
+from genius_search.model import Genius
+from genius_search.progress import Silent
+from genius_search.records import Modality, instructed
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("mteb") is None, reason="needs genius-retrieval[mteb]"
@@ -233,7 +232,7 @@ def test_rows_without_content_are_left_out_and_that_is_said(mteb, model, caplog)
         {"id": "nothing", "image": None, "text": ""},
         {"id": "both", "image": picture(2), "text": "a blue kite"},
     ]
-    with caplog.at_level(logging.WARNING, "genius.mteb"):
+    with caplog.at_level(logging.WARNING, "genius_search.lab.mteb"):
         index(searching, "t2it", *rows)
         found = search(searching, "t2it", {"id": "q", "text": "a kite"}, {"id": "void", "text": ""})
     assert set(found["q"]) == {"picture", "text", "both"}

@@ -3,10 +3,17 @@
 import numpy as np
 import pytest
 
-from genius.baselines.choices import dense_kind, num_lists, pq_of, residual_of
-from genius.baselines.dense import build, fit
-from genius.baselines.kinds import Flat, Hnsw
-from genius.errors import UsageError
+from genius_search.errors import UsageError
+from genius_search.lab.baselines.dense import (
+    Flat,
+    Hnsw,
+    build,
+    dense_kind,
+    fit,
+    num_lists,
+    pq_of,
+    residual_of,
+)
 
 NAMES = ("exact", "hnsw", "ivf-pq", "ivf-rq")
 RANDOM = np.random.default_rng(0)

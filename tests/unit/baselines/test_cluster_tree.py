@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius.baselines.cluster_tree import ClusterTree
-from genius.errors import BadData, UsageError
+from genius_search.errors import BadData, UsageError
+from genius_search.lab.baselines.ids import ClusterTree
 
 
 def draw(items, seed=0, dim=6):

@@ -4,10 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from genius.baselines.dense import NOTHING, build, use_threads
-from genius.baselines.kinds import SMALL_BITS, Flat, Hnsw, Ivf, IvfPq, Refined, Residual
-from genius.errors import MissingExtra, UsageError
-from genius.search.exact import Nearest, exact_search
+from genius_search.errors import MissingExtra, UsageError
+from genius_search.lab.baselines.dense import (
+    NOTHING,
+    SMALL_BITS,
+    Flat,
+    Hnsw,
+    Ivf,
+    IvfPq,
+    Refined,
+    Residual,
+    build,
+    use_threads,
+)
+from genius_search.search.rank import Nearest, exact_search
 
 DIM, NUM_ITEMS, K = 16, 2_000, 10
 ROUGH = IvfPq(lists=20, effort=20, parts=2)
@@ -212,7 +222,7 @@ def test_bytes_are_those_of_the_file_faiss_writes(vectors, tmp_path):
 
 
 def test_half_precision_vectors_are_as_good(vectors, queries, exact, monkeypatch):
-    monkeypatch.setattr("genius.baselines.dense.ADDED_AT_ONCE", 300)
+    monkeypatch.setattr("genius_search.lab.baselines.dense.ADDED_AT_ONCE", 300)
     assert recall(build(vectors.astype(np.float16), Flat()).search(queries, K), exact) > 0.98
 
 

@@ -6,14 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius.baselines.hf_generate import NOTHING, HfGenerate
-from genius.config import GeneratorConfig, SearchConfig
-from genius.errors import MissingExtra
-from genius.models.generator import Generator
-from genius.search.allowed import Part
-from genius.search.beam import search
-from genius.search.decoder import Decoder
-from genius.search.table import IdTable
+from genius_search.config import GeneratorConfig, SearchConfig
+from genius_search.errors import MissingExtra
+from genius_search.lab.baselines.generate import NOTHING, HfGenerate
+from genius_search.nn.generator import Generator
+from genius_search.search.beam import Part, search
+from genius_search.search.decoder import Decoder
+from genius_search.search.table import IdTable
 
 DIM = 5
 TOLERANCE = 1e-4

@@ -5,11 +5,19 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius.baselines.captions import LONGEST, Vocabulary, nearest
-from genius.baselines.id_kinds import TRAITS, Items, KnownTexts, giver_of, make_ids
-from genius.baselines.retrieval_tokenizer import RetrievalTokenizer
-from genius.errors import BadData, UsageError
-from genius.search.table import IdTable
+from genius_search.errors import BadData, UsageError
+from genius_search.lab.baselines.ids import (
+    LONGEST,
+    TRAITS,
+    Items,
+    KnownTexts,
+    RetrievalTokenizer,
+    Vocabulary,
+    giver_of,
+    make_ids,
+    nearest,
+)
+from genius_search.search.table import IdTable
 
 DIM = 8
 UNIQUE = ("grace-numeric", "grace-string", "grace-structured", "dsi", "nci")

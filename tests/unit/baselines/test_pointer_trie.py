@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.baselines.pointer_trie import PointerTrie
-from genius.search.table import IdTable
+from genius_search.lab.baselines.generate import PointerTrie
+from genius_search.search.table import IdTable
 
 
 @given(

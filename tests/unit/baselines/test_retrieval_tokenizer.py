@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-from genius.baselines.retrieval_tokenizer import RetrievalTokenizer
+from genius_search.lab.baselines.ids import RetrievalTokenizer
 
 DIM = 12
 

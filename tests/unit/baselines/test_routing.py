@@ -4,13 +4,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius.baselines.routing import CodeRouter
-from genius.config import SearchConfig
-from genius.errors import UsageError
-from genius.search.allowed import Part
-from genius.search.rank import CodeRanker
-from genius.search.searcher import Evidence, rank_items
-from genius.search.table import IdTable
+from genius_search.config import SearchConfig
+from genius_search.errors import UsageError
+from genius_search.lab.baselines.routing import CodeRouter
+from genius_search.search.beam import Part
+from genius_search.search.rank import CodeRanker, Evidence, rank_items
+from genius_search.search.table import IdTable
 
 DIM = 4
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from genius.config import GeneratorConfig
-from genius.models.generator import NUM_SPECIAL, Generator
-from genius.search.decoder import Decoder
+from genius_search.config import GeneratorConfig
+from genius_search.nn.generator import NUM_SPECIAL, Generator
+from genius_search.search.decoder import Decoder
 
 CONFIG = GeneratorConfig(
     layers=2, width=16, feedforward=32, heads=2, head_width=8, prefixes=3, dropout=0.0, softmax="level"

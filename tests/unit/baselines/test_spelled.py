@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.baselines.spelled import DIGITS, PIECES, digits_of, numbers, padded, pieces_of
-from genius.errors import UsageError
+from genius_search.errors import UsageError
+from genius_search.lab.baselines.ids import DIGITS, PIECES, digits_of, numbers, padded, pieces_of
 
 COUNTS = st.integers(0, 10**8)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from genius.bench.agreement import Agreement, Ranking, agreement
+from genius_search.lab.bench.decode import Agreement, Ranking, agreement
 
 IDS = np.array([[0, 1], [0, 2], [1, 1]])
 

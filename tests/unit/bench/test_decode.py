@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius.bench.decode import HF, DecodeSettings, bench_decode, share_found
-from genius.bench.results import Table
-from genius.bench.stand_ins import stand_in
-from genius.search.beam import Beams
-from genius.stages.progress import Silent
+from genius_search.lab.bench.decode import HF, DecodeSettings, bench_decode, share_found
+from genius_search.lab.bench.results import Table
+from genius_search.lab.bench.stand_ins import stand_in
+from genius_search.progress import Silent
+from genius_search.search.beam import Beams
 
 SETTINGS = DecodeSettings(
     items=400, queries=3, beam=6, rounds=1, compared=7, small_beam=3, small_leaves=20, profiled=2

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from genius.bench.machine import About
-from genius.bench.markdown import markdown
-from genius.bench.results import Result, Table
+from genius_search.lab.bench.results import Result, Table, markdown
+from genius_search.lab.bench.timing import About
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from genius.bench.pools import BLOCK, SyntheticPool
-from genius.errors import UsageError
+from genius_search.errors import UsageError
+from genius_search.lab.bench.stand_ins import BLOCK, SyntheticPool
 
 SIZES = (3, 64, 64, 64, 64)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius.baselines.dense import build
-from genius.baselines.kinds import IvfPq, Residual
-from genius.bench.quality_faiss import Rival, answered
+from genius_search.lab.baselines.dense import IvfPq, Residual, build
+from genius_search.lab.bench.quality import Rival, answered
 
 RANDOM = np.random.default_rng(0)
 VECTORS = RANDOM.standard_normal((1_000, 8)).astype(np.float32)

@@ -7,11 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.bench.quality_leaves import Prefixes
-from genius.bench.quality_ways import filled
-from genius.search.beam import Beams
-from genius.search.geometry import GeometricDecoder
-from genius.search.table import IdTable
+from genius_search.lab.bench.quality import Prefixes, filled
+from genius_search.search.beam import Beams
+from genius_search.search.decoder import GeometricDecoder
+from genius_search.search.table import IdTable
 
 SIZES = (2, 5, 4, 3)
 

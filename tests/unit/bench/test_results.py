@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from genius.bench.machine import about
-from genius.bench.results import Figure, Result, Table, shown, write
-from genius.errors import UsageError
-from genius.report.curves import Line, draw, tick
+from genius_search.errors import UsageError
+from genius_search.lab.bench.results import Figure, Result, Table, shown, write
+from genius_search.lab.bench.timing import about
+from genius_search.lab.report.table import Line, draw, tick
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius.bench.building import build_apart, build_here
-from genius.bench.pools import NumberedPool, SyntheticPool
-from genius.bench.results import Table
-from genius.bench.scale import ScaleSettings, bench_scale
-from genius.bench.scale_tables import EXACT, FULL, LEAF_STOP, NUMBERS, SHALLOW
-from genius.errors import UsageError
-from genius.search.table import IdTable
-from genius.stages.progress import Silent
+from genius_search.errors import UsageError
+from genius_search.lab.bench.results import Table
+from genius_search.lab.bench.scale import (
+    EXACT,
+    FULL,
+    LEAF_STOP,
+    NUMBERS,
+    SHALLOW,
+    ScaleSettings,
+    bench_scale,
+    build_apart,
+    build_here,
+)
+from genius_search.lab.bench.stand_ins import NumberedPool, SyntheticPool
+from genius_search.progress import Silent
+from genius_search.search.table import IdTable
 
 SETTINGS = ScaleSettings(
     sizes=(900, 300), beam=3, small_beam=2, small_leaves=10, queries=1, small_queries=2, batch=2, rounds=1,

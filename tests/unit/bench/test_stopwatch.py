@@ -5,14 +5,11 @@ import types
 import numpy as np
 import pytest
 
-from genius.bench.pools import SyntheticPool
-from genius.bench.profile import WATCHED
-from genius.bench.stand_ins import random_queries, stand_in
-from genius.bench.stopwatch import Stopwatch, Watched, WatchedDecoder
-from genius.config import SearchConfig
-from genius.search.allowed import Part
-from genius.search.beam import search
-from genius.search.table import IdTable
+from genius_search.config import SearchConfig
+from genius_search.lab.bench.stand_ins import SyntheticPool, random_queries, stand_in
+from genius_search.lab.bench.timing import WATCHED, Stopwatch, Watched, WatchedDecoder
+from genius_search.search.beam import Part, search
+from genius_search.search.table import IdTable
 
 
 def busy(times: int = 30_000) -> int:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from genius.bench.timing import TURN, interleaved, latencies
-from genius.errors import UsageError
+from genius_search.errors import UsageError
+from genius_search.lab.bench.timing import TURN, interleaved, latencies
 
 
 def test_variants_take_turns_and_the_first_turn_does_not_count():

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from genius.cli import main
-from genius.cli.bench import Decode, Rivals, Scale
-from genius.cli.bench_results import command_of
+from genius_search.cli import main
+from genius_search.lab.cli.bench import Decode, Rivals, Scale
+from genius_search.lab.cli.bench_results import command_of
 
 
 def test_a_command_is_told_without_folders_and_defaults():

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from genius.answers import SearchRequest
-from genius.cli import main
-from genius.data.mbeir import MBeir
-from genius.data.records import Modality
-from genius.errors import UsageError
-from genius.index import Index
-from genius.model import Genius
-from genius.search.opened import UnknownItem
-from genius.search.tree import UnknownPrefix
+from genius_search.cli import main
+from genius_search.data.mbeir import MBeir
+from genius_search.errors import UsageError
+from genius_search.index.index import Index
+from genius_search.index.snapshot import UnknownItem
+from genius_search.model import Genius
+from genius_search.query import SearchRequest
+from genius_search.records import Modality
+from genius_search.search.tree import UnknownPrefix
 
 
 @pytest.fixture(scope="module")

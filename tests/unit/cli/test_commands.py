@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from genius.cli import main
+from genius_search.cli import main
 
 
 def run(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:

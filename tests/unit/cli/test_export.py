@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from genius.cli import main
+from genius_search.cli import main
 
 
 def run(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genius.cli import main
-from genius.search.live import one_writer
+from genius_search.cli import main
+from genius_search.index.writer import one_writer
 
 
 def run(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from genius import __version__, cli, errors
-from genius.cli import COMMANDS, main
+from genius_search import __version__, cli, errors
+from genius_search.cli import COMMANDS, main
 
 
 def fails_with(monkeypatch, error: BaseException) -> None:
@@ -163,7 +163,7 @@ HEAVY = {"torch", "transformers", "matplotlib", "scipy", "pandas", "sklearn", "i
 def test_help_imports_nothing_heavy(words):
     code = f"""
 import sys
-from genius.cli import main
+from genius_search.cli import main
 try:
     main({words!r})
 except SystemExit:
@@ -179,7 +179,9 @@ def test_importing_the_package_imports_nothing_heavy():
 
 
 def test_no_colour_is_written_where_none_is_wanted():
-    shown = alone("from genius.cli import main; main(['search', '--help'])", NO_COLOR="1", FORCE_COLOR="")
+    shown = alone(
+        "from genius_search.cli import main; main(['search', '--help'])", NO_COLOR="1", FORCE_COLOR=""
+    )
     assert shown.returncode == 0
     assert "\x1b[3" not in shown.stdout
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from genius.cli import main
+from genius_search.cli import main
 
 RUN = """\
 cat Q0 photos/1.jpg 1 -0.5 bm25

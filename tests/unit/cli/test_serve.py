@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-import genius.serve
-from genius.cli import main
-from genius.errors import MissingExtra
-from genius.index import Index
-from genius.serve.keys import add_key
+import genius_search.serve
+from genius_search.cli import main
+from genius_search.errors import MissingExtra
+from genius_search.index.index import Index
+from genius_search.serve.keys import add_key
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,9 @@ def test_what_is_not_there_is_said_to_be_missing(folder, tmp_path, capsys):
 
 
 def test_what_is_not_installed_is_said_with_what_installs_it(folder, capsys, monkeypatch):
-    monkeypatch.setattr("genius.cli.serve.find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setattr(
+        "genius_search.cli.serve.find_spec", lambda name: None if name == "uvicorn" else object()
+    )
     assert main(["serve", str(folder)]) == 2
     assert "serving needs uvicorn" in (said := capsys.readouterr().err)
     assert "genius-retrieval[serve]" in said
@@ -65,6 +67,6 @@ def test_what_is_not_installed_is_said_with_what_installs_it(folder, capsys, mon
 
 def test_the_client_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "httpx", None)
-    monkeypatch.delitem(sys.modules, "genius.serve.client", raising=False)
+    monkeypatch.delitem(sys.modules, "genius_search.serve.client", raising=False)
     with pytest.raises(MissingExtra, match="httpx"):
-        genius.serve.Client  # noqa: B018
+        genius_search.serve.Client  # noqa: B018

@@ -3,12 +3,12 @@ import json
 import pytest
 from PIL import Image
 
-from genius.data import captions as captions_module
-from genius.data.captions import convert_karpathy
-from genius.data.check import check
-from genius.data.mbeir import MBeir, read_candidates, read_pool, read_queries
-from genius.data.records import Modality
-from genius.errors import BadData, UsageError
+from genius_search.data import captions as captions_module
+from genius_search.data.captions import convert_karpathy
+from genius_search.data.check import check
+from genius_search.data.mbeir import MBeir, read_candidates, read_pool, read_queries
+from genius_search.errors import BadData, UsageError
+from genius_search.records import Modality
 
 
 def row(name, split, *captions, **more):

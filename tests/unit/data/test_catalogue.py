@@ -9,15 +9,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from genius.data import catalogue_drawing as drawing
-from genius.data.catalogue import _plan_splits, draw_catalogue
-from genius.data.catalogue_rows import KINDS, PER_PRODUCT
-from genius.data.catalogue_words import COLOUR_WORDS, SHAPES
-from genius.data.catalogue_world import ATTRIBUTES, COLOURS, VALUES, Product, changes, possible_products
-from genius.data.mbeir import MBeir, read_candidates, read_pool, read_queries
-from genius.data.qrels import read_qrels
-from genius.data.records import TASKS
-from genius.errors import MissingExtra, UsageError
+from genius_search.data.mbeir import MBeir, read_candidates, read_pool, read_qrels, read_queries
+from genius_search.errors import MissingExtra, UsageError
+from genius_search.lab.synth import catalogue as drawing
+from genius_search.lab.synth.catalogue import KINDS, PER_PRODUCT, _plan_splits, draw_catalogue
+from genius_search.lab.synth.world import (
+    ATTRIBUTES,
+    COLOUR_WORDS,
+    COLOURS,
+    SHAPES,
+    VALUES,
+    Product,
+    changes,
+    possible_products,
+)
+from genius_search.records import TASKS
 
 SMALL = {"items": 1_003, "train_products": 60, "queries_per_task": 25}
 

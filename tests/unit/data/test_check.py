@@ -4,11 +4,16 @@ import json
 import pytest
 from PIL import Image
 
-from genius.data.check import check
-from genius.data.instructions import InstructionRow, write_instructions
-from genius.data.records import Candidate, Modality, Query
-from genius.data.writing import write_candidates, write_qrels, write_queries
-from genius.errors import BadData
+from genius_search.data.check import check
+from genius_search.data.mbeir import (
+    InstructionRow,
+    write_candidates,
+    write_instructions,
+    write_qrels,
+    write_queries,
+)
+from genius_search.errors import BadData
+from genius_search.records import Candidate, Modality, Query
 
 TEXT, IMAGE = Modality.TEXT, Modality.IMAGE
 

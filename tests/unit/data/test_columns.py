@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from genius.data.columns import Content, read_columns
-from genius.data.records import Modality
-from genius.errors import BadData
+from genius_search.errors import BadData
+from genius_search.lab.mteb import Content, read_columns
+from genius_search.records import Modality
 
 
 class Columns:

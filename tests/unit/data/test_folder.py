@@ -4,10 +4,10 @@ import os
 import pytest
 from PIL import Image
 
-from genius.data.folder import MAX_TEXT_BYTES, read_folder
-from genius.data.images import open_image
-from genius.data.records import Modality
-from genius.errors import BadData, BadImage, BadRecord
+from genius_search.data.folder import MAX_TEXT_BYTES, read_folder
+from genius_search.data.images import open_image
+from genius_search.errors import BadData, BadImage, BadRecord
+from genius_search.records import Modality
 
 
 def picture(path, colour="red"):

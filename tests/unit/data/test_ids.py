@@ -1,7 +1,7 @@
 import pytest
 
-from genius.data.ids import IdSet, NameSet
-from genius.errors import BadData
+from genius_search.data.mbeir import IdSet, NameSet
+from genius_search.errors import BadData
 
 
 def test_an_id_set_takes_only_ids():

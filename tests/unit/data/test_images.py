@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from genius.data.images import MAX_PIXELS, TooManyPixels, is_image_file, open_image
-from genius.errors import BadImage
+from genius_search.data.images import MAX_PIXELS, TooManyPixels, is_image_file, open_image
+from genius_search.errors import BadImage
 
 RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
 

@@ -1,8 +1,8 @@
 import pytest
 
-from genius.data.instructions import InstructionKey, InstructionRow, Instructions, write_instructions
-from genius.data.records import Modality
-from genius.errors import BadData, BadRecord
+from genius_search.data.mbeir import InstructionKey, InstructionRow, Instructions, write_instructions
+from genius_search.errors import BadData, BadRecord
+from genius_search.records import Modality
 
 TEXT, IMAGE, BOTH = Modality.TEXT, Modality.IMAGE, Modality.IMAGE_TEXT
 

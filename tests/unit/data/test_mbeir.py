@@ -3,10 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from genius.data.lines import BadLines
-from genius.data.mbeir import PAPER_ROWS, MBeir, read_candidates, read_pool, read_queries
-from genius.data.records import Candidate, Modality, Query
-from genius.errors import BadData, BadRecord
+from genius_search.data.mbeir import PAPER_ROWS, BadLines, MBeir, read_candidates, read_pool, read_queries
+from genius_search.errors import BadData, BadRecord
+from genius_search.records import Candidate, Modality, Query
 
 TEXT, IMAGE, BOTH = Modality.TEXT, Modality.IMAGE, Modality.IMAGE_TEXT
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from genius.data.qrels import read_qrels
-from genius.errors import BadData, BadRecord
+from genius_search.data.mbeir import read_qrels
+from genius_search.errors import BadData, BadRecord
 
 
 def qrels_file(path: Path, *rows: bytes) -> Path:

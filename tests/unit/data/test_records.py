@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.data.records import parse_id
-from genius.encoders.precomputed_table import numbers_of
-from genius.encoders.protocol import ItemKey
-from genius.errors import BadData
+from genius_search.encoders.base import ItemKey
+from genius_search.encoders.precomputed_table import numbers_of
+from genius_search.errors import BadData
+from genius_search.records import parse_id
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**9))

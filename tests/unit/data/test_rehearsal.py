@@ -10,15 +10,19 @@ from typing import NamedTuple
 import pytest
 from PIL import Image
 
-from genius.cli import main
-from genius.data.check import check
-from genius.data.instructions import Instructions
-from genius.data.mbeir import PAPER_ROWS, MBeir, read_candidates, read_queries
-from genius.data.qrels import read_qrels
-from genius.data.records import TASKS, Modality, parse_id
-from genius.data.rehearsal import draw_rehearsal
-from genius.data.rehearsal_sizes import LONGEST_SIDE, LONGEST_TEXT, ROWS, UPSAMPLED
-from genius.errors import BadData, UsageError
+from genius_search.cli import main
+from genius_search.data.check import check
+from genius_search.data.mbeir import (
+    PAPER_ROWS,
+    Instructions,
+    MBeir,
+    read_candidates,
+    read_qrels,
+    read_queries,
+)
+from genius_search.errors import BadData, UsageError
+from genius_search.lab.synth.rehearsal import LONGEST_SIDE, LONGEST_TEXT, ROWS, UPSAMPLED, draw_rehearsal
+from genius_search.records import TASKS, Modality, parse_id
 
 SHARE = 0.0001
 

@@ -1,9 +1,8 @@
 import pytest
 
-from genius.data.mbeir import read_candidates
-from genius.data.records import Candidate, Modality, Query
-from genius.data.writing import write_candidates, write_qrels, write_queries
-from genius.errors import BadData
+from genius_search.data.mbeir import read_candidates, write_candidates, write_qrels, write_queries
+from genius_search.errors import BadData
+from genius_search.records import Candidate, Modality, Query
 
 TEXT, BOTH = Modality.TEXT, Modality.IMAGE_TEXT
 

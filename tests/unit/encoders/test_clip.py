@@ -15,11 +15,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from genius.encoders import checkpoint
-from genius.encoders.clip import ClipEncoder
-from genius.encoders.protocol import Encoder, ImageInput, ItemKey, TextInput
-from genius.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, NetworkNeeded, UsageError
-from genius.hub import reach
+from genius_search.encoders import pretrained as checkpoint
+from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
+from genius_search.encoders.pretrained import ClipEncoder
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, NetworkNeeded, UsageError
+from genius_search.hub import files as reach
 
 KEY = ItemKey("candidate", "9:1")
 TEXTS = ["a red anchor", "a green anchor on a red ground", "anchor"]

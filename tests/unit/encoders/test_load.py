@@ -6,9 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from genius.encoders.load import load_encoder
-from genius.encoders.small import SmallEncoderConfig, create_small
-from genius.errors import ArtifactMissing, UsageError
+from genius_search.config import SmallEncoderConfig
+from genius_search.encoders.base import load_encoder
+from genius_search.encoders.small import create_small
+from genius_search.errors import ArtifactMissing, UsageError
 
 
 @pytest.mark.parametrize(
@@ -41,14 +42,14 @@ def test_an_absent_folder_is_refused_whatever_the_kind(kind, tmp_path):
 
 def test_loading_a_small_encoder_does_not_import_transformers(tmp_path):
     code = (
-        "import sys; from genius.encoders.load import load_encoder; import genius.encoders.small, "
-        "genius.encoders.precomputed, genius.encoders.clip; print('transformers' in sys.modules)"
+        "import sys; from genius_search.encoders.base import load_encoder; import genius_search.encoders.small, "
+        "genius_search.encoders.precomputed, genius_search.encoders.pretrained; print('transformers' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
     assert found.stdout.strip() == "False"
 
 
 def test_the_settings_of_the_small_encoder_need_no_torch():
-    code = "import sys; import genius.encoders.small_config; print('torch' in sys.modules)"
+    code = "import sys; import genius_search.config; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
     assert found.stdout.strip() == "False"

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from genius.data.records import candidate_number, query_number
-from genius.encoders.precomputed import open_precomputed
-from genius.encoders.protocol import Encoder, ImageInput, ItemKey, TextInput
-from genius.errors import ArtifactMissing, BadData, UsageError
+from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
+from genius_search.encoders.precomputed import open_precomputed
+from genius_search.errors import ArtifactMissing, BadData, UsageError
+from genius_search.records import candidate_number, query_number
 
 
 def text(role, identifier):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from genius.data.records import candidate_number, query_number
-from genius.encoders.precomputed import PrecomputedEncoder, PrecomputedJointEncoder, open_precomputed
-from genius.encoders.protocol import Encoder, ImageInput, ItemKey, JointEncoder, JointInput, TextInput
-from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
+from genius_search.encoders.base import Encoder, ImageInput, ItemKey, JointEncoder, JointInput, TextInput
+from genius_search.encoders.precomputed import PrecomputedEncoder, PrecomputedJointEncoder, open_precomputed
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
+from genius_search.records import candidate_number, query_number
 
 DIM = 3
 

@@ -11,9 +11,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch.nn import functional as F
 
-from genius.encoders.protocol import Encoder, ImageInput, ItemKey, TextInput
-from genius.encoders.sentences import SentenceEncoder
-from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
+from genius_search.encoders.sentence import SentenceEncoder
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
 KEY = ItemKey("candidate", "9:1")
 MODULES = "sentence_transformers.models"

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from PIL import Image
 from torch.nn import functional as F
 
-from genius.encoders.picture import DESCRIPTOR_SIZE, describe
-from genius.encoders.protocol import Encoder, ImageInput, ItemKey, TextInput
-from genius.encoders.small import SmallEncoderConfig, create_small, load_small
-from genius.encoders.words import pair_rows, train_tokenizer
-from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.config import SmallEncoderConfig
+from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
+from genius_search.encoders.pixels import DESCRIPTOR_SIZE, describe
+from genius_search.encoders.small import create_small, load_small, pair_rows, train_tokenizer
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
 KEY = ItemKey("candidate", "9:1")
 CONFIG = SmallEncoderConfig(

@@ -6,13 +6,13 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from genius.data.features import FeatureBatch
-from genius.encoders.load import load_encoder
-from genius.encoders.picture import CELL_SIZE, CELLS, DESCRIPTOR_SIZE, ORIENTATIONS, cells, describe
-from genius.encoders.protocol import ImageInput, ItemKey, JointEncoder, JointInput, TextInput
-from genius.encoders.small import SmallEncoder, SmallEncoderConfig, SmallJointEncoder, create_small
-from genius.errors import MissingExtra, UsageError
-from genius.stages.embed_shard import is_joint
+from genius_search.config import SmallEncoderConfig
+from genius_search.data.features import FeatureBatch
+from genius_search.embed import is_joint
+from genius_search.encoders.base import ImageInput, ItemKey, JointEncoder, JointInput, TextInput, load_encoder
+from genius_search.encoders.pixels import CELL_SIZE, CELLS, DESCRIPTOR_SIZE, ORIENTATIONS, cells, describe
+from genius_search.encoders.small import SmallEncoder, SmallJointEncoder, create_small
+from genius_search.errors import MissingExtra, UsageError
 
 KEY = ItemKey("candidate", "9:1")
 TEXTS = ["a red bar on green", "a blue bar", "green", "the yellow bar beside the red one"]

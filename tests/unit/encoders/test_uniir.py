@@ -12,15 +12,14 @@ import torch
 from PIL import Image
 from torch import nn
 
-from genius.data.records import format_text, instructed
-from genius.encoders.clip import ClipEncoder
-from genius.encoders.load import load_encoder
-from genius.encoders.protocol import Encoder, ImageInput, ItemKey, JointEncoder, TextInput
-from genius.encoders.uniir_pixels import middle_square
-from genius.encoders.uniir_tokens import END, token_rows
-from genius.errors import ArtifactMismatch, ArtifactMissing
-from genius.stages.import_encoder import import_encoder
-from genius.stages.progress import Silent
+from genius_search.encoders.base import Encoder, ImageInput, ItemKey, JointEncoder, TextInput, load_encoder
+from genius_search.encoders.pixels import middle_square
+from genius_search.encoders.pretrained import ClipEncoder
+from genius_search.encoders.uniir_clip import END, token_rows
+from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.lab.published.encoders import import_encoder
+from genius_search.progress import Silent
+from genius_search.records import format_text, instructed
 
 KEY = ItemKey("candidate", "9:1")
 TEXTS = [

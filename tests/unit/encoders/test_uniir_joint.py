@@ -7,12 +7,19 @@ import shutil
 import pytest
 import torch
 
-from genius.encoders.load import load_encoder
-from genius.encoders.protocol import Encoder, ImageInput, ItemKey, JointEncoder, JointInput, TextInput
-from genius.encoders.uniir_tokens import token_rows
-from genius.errors import ArtifactMismatch, UsageError
-from genius.stages.import_encoder import import_encoder
-from genius.stages.progress import Silent
+from genius_search.encoders.base import (
+    Encoder,
+    ImageInput,
+    ItemKey,
+    JointEncoder,
+    JointInput,
+    TextInput,
+    load_encoder,
+)
+from genius_search.encoders.uniir_clip import token_rows
+from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.lab.published.encoders import import_encoder
+from genius_search.progress import Silent
 
 KEY = ItemKey("query", "9:1")
 BLANK = torch.zeros(3, 224, 224)

@@ -7,8 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.encoders.uniir_tokens import CONTEXT, END, START, VOCABULARY, clean, stored_tokenizer, token_rows
-from genius.errors import MissingExtra
+from genius_search.encoders.uniir_clip import (
+    CONTEXT,
+    END,
+    START,
+    VOCABULARY,
+    clean,
+    stored_tokenizer,
+    token_rows,
+)
+from genius_search.errors import MissingExtra
 
 # Made once with the tokenizer of OpenAI's CLIP.
 GOLDEN = [

@@ -2,9 +2,8 @@ import math
 
 import pytest
 
-from genius.errors import BadData, UsageError
-from genius.evaluation.measures import evaluate
-from genius.evaluation.runs import Hit, Run
+from genius_search.errors import BadData, UsageError
+from genius_search.lab.runs import Hit, Run, evaluate
 
 QRELS = {"9:1": {"9:7": 1, "9:8": 1}, "9:2": {"9:5": 1}}
 

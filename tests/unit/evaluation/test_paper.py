@@ -4,11 +4,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from genius.data.mbeir import PAPER_ROWS
-from genius.data.records import task_name
-from genius.evaluation.paper import applies_to, paper_tables, to_markdown, to_rich
-from genius.evaluation.published import SIZES, UNION_SIZE, references
-from genius.evaluation.tables import METHODS, ResultRow
+from genius_search.data.mbeir import PAPER_ROWS
+from genius_search.lab.published_numbers import SIZES, UNION_SIZE, references
+from genius_search.lab.results import METHODS, ResultRow, applies_to, paper_tables
+from genius_search.lab.results import paper_to_markdown as to_markdown
+from genius_search.lab.results import paper_to_rich as to_rich
+from genius_search.records import task_name
 
 
 def row(name: str, method: str, pool: str = "local", score: float = 0.5) -> ResultRow:

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from genius.data.mbeir import PAPER_ROWS
-from genius.evaluation.published import (
+from genius_search.data.mbeir import PAPER_ROWS
+from genius_search.lab.published_numbers import (
     AVERAGE,
     CAPTION_RESULTS,
     COMPARABLE,
@@ -14,10 +14,11 @@ from genius.evaluation.published import (
     UNION_SIZE,
     is_comparable,
     misprint_of,
+    page,
     references,
+    to_json,
 )
-from genius.evaluation.published_page import page, to_json
-from genius.evaluation.tables import METHODS
+from genius_search.lab.results import METHODS
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "results-published.md"
 

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from genius.data.qrels import read_qrels
-from genius.errors import BadData
-from genius.evaluation.qrels import filter_to_pool, write_qrels
+from genius_search.data.mbeir import read_qrels
+from genius_search.errors import BadData
+from genius_search.lab.runs import filter_to_pool, write_qrels
 
 ANSWERS = {"9:1": {"9:7": 1, "9:3": 2}, "9:2": {"4:0": 1}}
 

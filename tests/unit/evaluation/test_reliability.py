@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius.evaluation.reliability import Told, accept, brier, calibration_error, reliability, threshold_for
+from genius_search.calibrate import Told, accept, brier, calibration_error, reliability, threshold_for
 
 
 def told(probability, is_right, weight=None) -> Told:

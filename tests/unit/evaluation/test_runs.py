@@ -8,11 +8,9 @@ import pytrec_eval
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.data.records import candidate_number, query_number
-from genius.errors import BadData, BadRecord
-from genius.evaluation.measures import evaluate
-from genius.evaluation.qrels import write_qrels
-from genius.evaluation.runs import Hit, Run, falling, read_run, write_run
+from genius_search.errors import BadData, BadRecord
+from genius_search.lab.runs import Hit, Run, evaluate, falling, read_run, write_qrels, write_run
+from genius_search.records import candidate_number, query_number
 
 RUN = Run(
     "generative", {"9:2": [Hit("9:7", -0.1), Hit("9:1", -0.1), Hit("9:3", -4.0)], "9:1": [Hit("9:3", 1e-9)]}

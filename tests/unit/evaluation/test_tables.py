@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from genius.evaluation.tables import (
+from genius_search.lab.results import (
     METHODS,
     ResultRow,
     averages,

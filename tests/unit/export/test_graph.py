@@ -5,11 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from genius.errors import UsageError
-from genius.export import graph as graph_module
-from genius.export.graph import Graph
-from genius.export.layers import layers, unit
-from genius.search.onnx_decoder import Runner, open_session
+from genius_search.errors import UsageError
+from genius_search.onnx import export as graph_module
+from genius_search.onnx.export import Graph, layers, unit
+from genius_search.onnx.run import Runner, open_session
 
 
 def test_a_graph_keeps_its_weights_and_names_the_sizes_that_vary(tmp_path):

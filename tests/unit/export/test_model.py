@@ -8,17 +8,16 @@ import pytest
 import torch
 from PIL import Image
 
-from genius.config import SearchConfig
-from genius.data.features import FeatureBatch, Features
-from genius.encoders.protocol import Encoder, ImageInput, ItemKey, TextInput
-from genius.errors import MissingExtra, UsageError
-from genius.export.agreement import Contender, agreement, drawn_trial, trial_of
-from genius.export.model import export_onnx
-from genius.export.query_encoder import OnnxFusion, OnnxQueryEncoder
-from genius.model import Genius
-from genius.search.decoder import Decoder
-from genius.search.onnx_decoder import OnnxDecoder
-from genius.stages.progress import Silent
+from genius_search.config import SearchConfig
+from genius_search.data.features import FeatureBatch, Features
+from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
+from genius_search.errors import MissingExtra, UsageError
+from genius_search.model import Genius
+from genius_search.onnx.agreement import Contender, agreement, drawn_trial, trial_of
+from genius_search.onnx.export import export_onnx
+from genius_search.onnx.run import OnnxDecoder, OnnxFusion, OnnxQueryEncoder
+from genius_search.progress import Silent
+from genius_search.search.decoder import Decoder
 
 KEY = ItemKey("query", "1:1")
 

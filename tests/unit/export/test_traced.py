@@ -15,15 +15,13 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from genius.artifact import ArtifactWriter
-from genius.encoders.clip import ClipEncoder
-from genius.encoders.protocol import ImageInput, ItemKey, TextInput
-from genius.errors import MissingExtra, UsageError
-from genius.export import traced
-from genius.export.places import READER
-from genius.export.query_encoder import OnnxQueryEncoder
-from genius.export.traced import copy_reader, write_towers
-from genius.search.onnx_decoder import KIND
+from genius_search.artifact import ArtifactWriter
+from genius_search.encoders.base import ImageInput, ItemKey, TextInput
+from genius_search.encoders.pretrained import ClipEncoder
+from genius_search.errors import MissingExtra, UsageError
+from genius_search.onnx import export as traced
+from genius_search.onnx.export import copy_reader, write_towers
+from genius_search.onnx.run import KIND, READER, OnnxQueryEncoder
 
 KEY = ItemKey("query", "1:1")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from genius import Index
-from genius.artifact import fingerprint_of
-from genius.cli import main
-from genius.errors import (
+from genius_search import Index
+from genius_search.artifact import fingerprint_of
+from genius_search.cli import main
+from genius_search.errors import (
     ArtifactError,
     ArtifactMismatch,
     ArtifactMissing,
@@ -22,11 +22,10 @@ from genius.errors import (
     NetworkNeeded,
     UsageError,
 )
-from genius.hub.originals import ORIGINALS
-from genius.model import Genius
-from genius.stages.pull import find_index, plan_pull, pull
-from genius.stages.push import push
-from genius.stages.save import About, save_model
+from genius_search.hub.files import ORIGINALS
+from genius_search.hub.pull import find_index, plan_pull, pull
+from genius_search.hub.push import About, push, save_model
+from genius_search.model import Genius
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +173,7 @@ def test_a_file_that_rotted_in_the_cache_is_fetched_again(hub, saved):
 
 def test_a_pull_that_has_no_room_is_refused_before_it_begins(hub, saved, monkeypatch):
     hub.hold("me/model", saved)
-    monkeypatch.setattr("genius.stages.pull.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("genius_search.hub.pull.free_bytes", lambda _: 1000)
     with pytest.raises(UsageError, match="only 1,000 are free"):
         pull(plan_pull("me/model"))
     assert heavy(hub) == []

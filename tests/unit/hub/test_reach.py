@@ -9,14 +9,13 @@ import time
 
 import pytest
 
-from genius.cli import main
-from genius.encoders.checkpoint import find_checkpoint
-from genius.errors import MissingExtra, NetworkNeeded
-from genius.hub import reach
-from genius.hub.listing import is_place, stays_inside
-from genius.hub.originals import ORIGINALS
-from genius.model import Genius
-from genius.stages.pull import plan_pull
+from genius_search.cli import main
+from genius_search.encoders.pretrained import find_checkpoint
+from genius_search.errors import MissingExtra, NetworkNeeded
+from genius_search.hub import files as reach
+from genius_search.hub.files import ORIGINALS, is_place, stays_inside
+from genius_search.hub.pull import plan_pull
+from genius_search.model import Genius
 
 
 @pytest.fixture
@@ -105,8 +104,8 @@ def test_an_address_that_is_none_counts_as_unreachable(monkeypatch):
 def test_an_absent_model_is_said_without_importing_torch():
     script = (
         "import sys\n"
-        "from genius.errors import NetworkNeeded\n"
-        "from genius.pretrained import Genius\n"
+        "from genius_search.errors import NetworkNeeded\n"
+        "from genius_search.pretrained import Genius\n"
         "try:\n    Genius.from_pretrained('some/repo')\n"
         "except NetworkNeeded as error:\n    print('torch' in sys.modules, error)"
     )

@@ -12,12 +12,11 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 from huggingface_hub.cli.hf import app
 
-from genius.cli import COMMANDS, find, main
-from genius.data.mbeir import PAPER_ROWS
-from genius.hub import originals
-from genius.stages import pull
-from genius.stages.repro_needs import DATA_REPOSITORY
-from genius.stages.repro_plan import plan
+from genius_search.cli import COMMANDS, find, main
+from genius_search.data.mbeir import PAPER_ROWS
+from genius_search.hub import files as originals
+from genius_search.hub import pull
+from genius_search.lab.repro import DATA_REPOSITORY, plan
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import itertools
 import pytest
 import torch
 
-from genius.models.encoding import nearest_sums
-from genius.models.kmeans import assign
+from genius_search.nn.quantizer import assign, nearest_sums
 
 
 def drawn(seed: int, sizes: tuple[int, ...], items: int, dim: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -55,7 +54,7 @@ def test_a_wider_beam_explains_more() -> None:
 def test_items_are_encoded_alike_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     residuals, tables = drawn(3, (8, 8, 8), items=50, dim=8)
     whole = nearest_sums(residuals, tables, beam=4)
-    monkeypatch.setattr("genius.models.encoding.DISTANCES_AT_ONCE", 7 * 4 * 8)
+    monkeypatch.setattr("genius_search.nn.quantizer.DISTANCES_AT_ONCE", 7 * 4 * 8)
     assert torch.equal(nearest_sums(residuals, tables, beam=4), whole)
 
 

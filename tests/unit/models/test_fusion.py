@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from genius.config import FusionConfig
-from genius.models.fusion import Fusion
+from genius_search.config import FusionConfig
+from genius_search.nn.fusion import Fusion
 
 DIM = 6
 

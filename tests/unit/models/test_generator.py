@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius.config import GeneratorConfig
-from genius.models.generator import CODE_ROW_STD, NUM_SPECIAL, Generator, _bucket
+from genius_search.config import GeneratorConfig
+from genius_search.nn.generator import CODE_ROW_STD, NUM_SPECIAL, Generator, _bucket
 
 DIM = 6
 SIZES = (3, 5, 4, 6)

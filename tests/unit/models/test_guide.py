@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius.config import GeneratorConfig
-from genius.errors import UsageError
-from genius.models.generator import Generator
-from genius.models.guide import Guide
-from genius.search.decoder import Decoder
-from genius.search.guided import GuidedDecoder
+from genius_search.config import GeneratorConfig
+from genius_search.errors import UsageError
+from genius_search.nn.generator import Generator, Guide
+from genius_search.search.decoder import Decoder, GuidedDecoder
 
 SIZES = (3, 8, 8, 5)
 DIM = 12

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.models.kmeans import assign, kmeans
+from genius_search.nn.quantizer import assign, kmeans
 
 
 def seeded(seed):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from genius.models.losses import alignment_loss, contrastive_loss
+from genius_search.nn.losses import alignment_loss, contrastive_loss
 
 TEMPERATURE = 0.07
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from genius.config import QuantizerConfig
-from genius.models import marks
-from genius.models.marks import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST, Marker
-from genius.models.quantizer import Quantizer
+from genius_search.config import QuantizerConfig
+from genius_search.nn import density as marks
+from genius_search.nn.density import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST, Marker
+from genius_search.nn.quantizer import Quantizer
 
 DIM = 5
 SIZES = (3, 9, 7)

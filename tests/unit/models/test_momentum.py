@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from genius.models.momentum import NOBODY, MomentumPair, Views
+from genius_search.training.encoder import NOBODY, MomentumPair, Views
 
 DIM, BATCH, QUEUE = 6, 3, 7
 

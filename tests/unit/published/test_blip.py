@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from genius.errors import ArtifactMismatch
-from genius.published.blip import BlipArchitecture, blip_shapes, convert_feature_fusion, convert_score_fusion
-from genius.published.container import Checkpoint
+from genius_search.encoders.pickles import Checkpoint
+from genius_search.encoders.uniir_weights import (
+    BlipArchitecture,
+    blip_shapes,
+    convert_feature_fusion,
+    convert_score_fusion,
+)
+from genius_search.errors import ArtifactMismatch
 
 LARGE = BlipArchitecture(
     layers=24,

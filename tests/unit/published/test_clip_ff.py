@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from genius.errors import ArtifactMismatch
-from genius.published.clip_ff import convert, mixer_shapes
-from genius.published.clip_sf import ClipArchitecture, Tower, clip_shapes
-from genius.published.container import Checkpoint
+from genius_search.encoders.pickles import Checkpoint
+from genius_search.encoders.uniir_weights import ClipArchitecture, Tower, clip_shapes, mixer_shapes
+from genius_search.encoders.uniir_weights import clip_ff_convert as convert
+from genius_search.errors import ArtifactMismatch
 
 MIXER = {"d_model": 768, "d_kv": 64, "d_ff": 2048, "num_heads": 12, "relative_attention_num_buckets": 32}
 

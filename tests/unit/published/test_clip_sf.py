@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from genius.errors import ArtifactMismatch
-from genius.published.clip_sf import Tower, clip_architecture, clip_shapes, convert
-from genius.published.container import Checkpoint
+from genius_search.encoders.pickles import Checkpoint
+from genius_search.encoders.uniir_weights import Tower, clip_architecture, clip_shapes, convert
+from genius_search.errors import ArtifactMismatch
 
 
 def block(prefix, width):

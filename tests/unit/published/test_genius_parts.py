@@ -9,11 +9,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from genius.errors import ArtifactMismatch
-from genius.models.generator import Generator
-from genius.models.quantizer import Quantizer
-from genius.published.container import Checkpoint
-from genius.published.genius_parts import generator_parts, quantizer_parts
+from genius_search.encoders.pickles import Checkpoint
+from genius_search.errors import ArtifactMismatch
+from genius_search.lab.published.models import generator_parts, quantizer_parts
+from genius_search.nn.generator import Generator
+from genius_search.nn.quantizer import Quantizer
 
 BLOCK = "id_generator.decoder.block.0.layer."
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.errors import ArtifactMismatch
-from genius.published.names import check_names
+from genius_search.encoders.uniir_weights import check_names
+from genius_search.errors import ArtifactMismatch
 
 SHAPES = {f"layer.{number}": (number, 2) for number in range(1, 20)}
 NAMES = st.sets(st.sampled_from(sorted(SHAPES)))

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.errors import ArtifactMismatch
-from genius.published.numbers import all_sound, sound
+from genius_search.encoders.uniir_weights import all_sound, sound
+from genius_search.errors import ArtifactMismatch
 
 
 def test_single_precision_stays_in_the_files_own_memory():

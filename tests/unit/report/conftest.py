@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from genius.evaluation.measures import evaluate as measure
-from genius.evaluation.qrels import write_qrels
-from genius.evaluation.runs import Hit, Run, write_run
-from genius.evaluation.tables import ResultRow, to_json
-from genius.report.evaluated import System, read_evaluation
+from genius_search.lab.report.evaluated import System, read_evaluation
+from genius_search.lab.results import ResultRow, to_json
+from genius_search.lab.runs import Hit, Run, write_qrels, write_run
+from genius_search.lab.runs import evaluate as measure
 
 TASKS = {"toys_task0": (0, "text -> image"), "toys_task1": (1, "text -> text")}
 QUERIES = 4

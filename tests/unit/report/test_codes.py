@@ -1,9 +1,16 @@
 import numpy as np
 
-from genius.report.codes import Shown, codes_figure, codes_table, groups_of
-from genius.report.document import Report, write
-from genius.report.embeddings import Cloud, clouds_figure, principal
-from genius.report.table import Table
+from genius_search.lab.report.parts import (
+    Cloud,
+    Shown,
+    clouds_figure,
+    codes_figure,
+    codes_table,
+    groups_of,
+    principal,
+)
+from genius_search.lab.report.report import Report, write
+from genius_search.lab.report.table import Table
 
 CODES = np.array(
     [

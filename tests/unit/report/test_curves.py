@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from genius.report.curves import best_points
+from genius_search.lab.report.table import best_points
 
 
 def test_a_line_holds_the_settings_that_nothing_cheaper_reaches():

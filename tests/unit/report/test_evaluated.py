@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from genius.errors import ArtifactMissing, BadData
-from genius.report.evaluated import read_evaluation
+from genius_search.errors import ArtifactMissing, BadData
+from genius_search.lab.report.evaluated import read_evaluation
 
 
 def test_an_estimate_is_the_mean_of_the_seeds_and_their_spread(system):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from genius.errors import BadData
-from genius.evaluation.tables import METHODS, ResultRow
-from genius.report.page import Fact, HitShown, ResultsPage, SearchShown, write_page
+from genius_search.errors import BadData
+from genius_search.lab.report.page import Fact, HitShown, ResultsPage, SearchShown, write_page
+from genius_search.lab.results import METHODS, ResultRow
 
 VOID = {"meta", "img", "br", "hr", "input", "link"}
 

@@ -4,8 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from genius.errors import BadData
-from genius.report.statistics import compare, holm, interval, mean_of_seeds, mean_of_tasks, over_seeds
+from genius_search.errors import BadData
+from genius_search.lab.report.statistics import (
+    compare,
+    holm,
+    interval,
+    mean_of_seeds,
+    mean_of_tasks,
+    over_seeds,
+)
 
 
 def queries(values) -> dict[str, float]:

@@ -1,7 +1,7 @@
 import csv
 import io
 
-from genius.report.table import Estimate, Table, escaped
+from genius_search.lab.report.table import Estimate, Table, escaped
 
 TABLE = Table(
     name="recall",

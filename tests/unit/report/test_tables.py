@@ -5,25 +5,30 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from genius.report.ablations import ablation_table, beam_figure, beam_table
-from genius.report.costs import (
+from genius_search.lab.report.parts import (
     Benchmark,
-    latency_table,
-    quality_table,
-    speed_figure,
-    speed_table,
-    storage_table,
-)
-from genius.report.misses import kind_of, misses_figure, misses_of, misses_table
-from genius.report.recall import first_table, kept_table, task_table
-from genius.report.reliability import (
+    ablation_table,
     answers_of,
+    beam_figure,
+    beam_table,
     first_among,
+    first_table,
+    kept_table,
+    kind_of,
+    latency_table,
+    misses_figure,
+    misses_of,
+    misses_table,
+    quality_table,
     reliability_figure,
     reliability_table,
     separation,
+    speed_figure,
+    speed_table,
+    storage_table,
+    task_table,
 )
-from genius.report.significance import Pair, significance_table
+from genius_search.lab.report.statistics import Pair, significance_table
 
 RIGHT = [1, 1, 1, 1]
 HALF = [1, 1, 6, 6]

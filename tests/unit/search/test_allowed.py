@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius.search.allowed import Allowed, RankedBits, rows_inside
-from genius.search.table import IdTable
+from genius_search.search.beam import Allowed, RankedBits, rows_inside
+from genius_search.search.table import IdTable
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 127, 128, 129, 1000])

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from genius.config import GeneratorConfig, SearchConfig
-from genius.models.generator import Generator
-from genius.search.allowed import Allowed, Part
-from genius.search.beam import Beams, search
-from genius.search.decoder import Decoder
-from genius.search.table import IdTable
+from genius_search.config import GeneratorConfig, SearchConfig
+from genius_search.nn.generator import Generator
+from genius_search.search.beam import Allowed, Beams, Part, search
+from genius_search.search.decoder import Decoder
+from genius_search.search.table import IdTable
 
 SIZES = (3, 4, 4)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.config import SearchConfig
-from genius.search.calibration import (
+from genius_search.config import SearchConfig
+from genius_search.index.store import (
     DEPTH,
     Bin,
     Calibration,

@@ -6,14 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genius.data.records import Modality
-from genius.search import embedding_file
-from genius.search.compact import merge_arrays, merge_segments
-from genius.search.embedding_file import EmbeddingType
-from genius.search.items import Item, write_items
-from genius.search.segment import ItemArrays, Segment, fill_arrays, load_segment
-from genius.search.state import NOTHING
-from genius.search.table import IdTable
+from genius_search.index import store as embedding_file
+from genius_search.index.items import Item, write_items
+from genius_search.index.store import NOTHING, EmbeddingType, ItemArrays, Segment, fill_arrays, load_segment
+from genius_search.index.writer import merge_arrays, merge_segments
+from genius_search.records import Modality
+from genius_search.search.table import IdTable
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from genius.config import GeneratorConfig
-from genius.errors import UsageError
-from genius.models.generator import Generator
-from genius.search.decoder import OPENING_CODES, Decoder
+from genius_search.config import GeneratorConfig
+from genius_search.errors import UsageError
+from genius_search.nn.generator import Generator
+from genius_search.search.decoder import OPENING_CODES, Decoder
 
 DIM = 6
 SIZES = (3, 5, 4, 6)
@@ -153,9 +153,9 @@ def test_a_state_can_be_continued_twice():
 
 _TRACE = """
 import torch
-from genius.config import GeneratorConfig
-from genius.models.generator import Generator
-from genius.search.decoder import OPENING_CODES, Decoder
+from genius_search.config import GeneratorConfig
+from genius_search.nn.generator import Generator
+from genius_search.search.decoder import OPENING_CODES, Decoder
 
 for first in (3, OPENING_CODES + 1):
     config = GeneratorConfig(layers=2, width=12, feedforward=20, heads=3, head_width=4, prefixes=5)

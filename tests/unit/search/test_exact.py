@@ -4,9 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.errors import BadData
-from genius.search import exact
-from genius.search.exact import exact_search
+from genius_search.errors import BadData
+from genius_search.search import rank as exact
+from genius_search.search.rank import exact_search
 
 
 @given(

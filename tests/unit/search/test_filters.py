@@ -5,11 +5,10 @@ import sys
 
 import pytest
 
-from genius.data.records import Modality
-from genius.errors import UsageError
-from genius.search.conditions import Condition, Value
-from genius.search.filters import Filter, full_text_query
-from genius.search.items import Item, ItemStore, write_items
+from genius_search.errors import UsageError
+from genius_search.index.filters import Condition, Filter, Value, full_text_query
+from genius_search.index.items import Item, ItemStore, write_items
+from genius_search.records import Modality
 
 BAG = Item(
     "1", Modality.IMAGE_TEXT, "A red bag with a leather strap", "/photos/bag.jpg",
@@ -224,7 +223,7 @@ def test_json_that_only_python_reads_is_searched_like_other_json(tmp_path):
 
 
 def test_filters_need_no_torch():
-    check = "import sys, genius.search.items; sys.exit('torch' in sys.modules)"
+    check = "import sys, genius_search.index.items; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0  # noqa: S603
 
 
@@ -242,8 +241,8 @@ def test_a_field_without_an_operator_is_refused():
 
 def test_a_name_that_is_no_text_is_refused():
     program = """
-from genius.errors import UsageError
-from genius.search.filters import Filter
+from genius_search.errors import UsageError
+from genius_search.index.filters import Filter
 try:
     Filter.parse({1: 2})
 except UsageError as error:

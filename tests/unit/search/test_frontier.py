@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from genius.search.frontier import Frontier, best, everything
-from genius.search.prefixes import Continuations
+from genius_search.search.beam import Continuations, Frontier, best, everything
 
 OWNER = np.array([0, 0, 0, 2, 2])
 SCORES = np.array([-3, -1, -3, -np.inf, -5], dtype=np.float32)

@@ -9,14 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius.baselines.routing import CodeRouter
-from genius.config import SearchConfig
-from genius.errors import UsageError
-from genius.search.allowed import Allowed, Part
-from genius.search.beam import Beams, search
-from genius.search.decoding import Decoding, DecodingState, DecodingStep
-from genius.search.geometry import GeometricDecoder, GeometricState
-from genius.search.table import IdTable
+from genius_search.config import SearchConfig
+from genius_search.errors import UsageError
+from genius_search.lab.baselines.routing import CodeRouter
+from genius_search.search.beam import Allowed, Beams, Part, search
+from genius_search.search.decoder import (
+    Decoding,
+    DecodingState,
+    DecodingStep,
+    GeometricDecoder,
+    GeometricState,
+)
+from genius_search.search.table import IdTable
 
 SIZES = (3, 5, 4)
 DIM = 6

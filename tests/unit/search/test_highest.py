@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius.search.highest import highest
+from genius_search.search.beam import highest
 
 
 def by_sorting(scores: np.ndarray, count: int) -> list[int]:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius.data.records import Modality
-from genius.errors import ArtifactMismatch, BadData, UsageError
-from genius.search import items as items_module
-from genius.search.filters import Filter
-from genius.search.items import ITEMS_FILE, Item, ItemStore, write_items
+from genius_search.errors import ArtifactMismatch, BadData, UsageError
+from genius_search.index import items as items_module
+from genius_search.index.filters import Filter
+from genius_search.index.items import ITEMS_FILE, Item, ItemStore, write_items
+from genius_search.records import Modality
 
 TEXTS = st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)

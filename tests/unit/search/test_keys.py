@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius.search.keys import PIECE, descending_bits, sorted_order
+from genius_search.search.table import PIECE, descending_bits, sorted_order
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32])

@@ -18,16 +18,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius.artifact import fingerprint_of
-from genius.data.records import Modality
-from genius.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
-from genius.search import live
-from genius.search.items import Item
-from genius.search.live import MOST_SEGMENTS, Changed, Writer, one_writer
-from genius.search.manifest import CURRENT, FORMAT, IndexFacts, read_facts, read_manifest
-from genius.search.segment import ItemArrays
-from genius.search.state import open_current
-from genius.search.verify import verify
+from genius_search.artifact import fingerprint_of
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
+from genius_search.index import writer as live
+from genius_search.index.items import Item
+from genius_search.index.store import (
+    CURRENT,
+    FORMAT,
+    IndexFacts,
+    ItemArrays,
+    open_current,
+    read_facts,
+    read_manifest,
+)
+from genius_search.index.verify import verify
+from genius_search.index.writer import MOST_SEGMENTS, Changed, Writer, one_writer
+from genius_search.records import Modality
 
 FACTS = IndexFacts("/somewhere/model", "f" * 64, "fused", "int8")
 
@@ -439,13 +445,13 @@ def test_a_reader_that_opens_while_a_writer_removes_what_it_opens_tries_again(tm
         writer.add(*given_items({"c": 3}))
     answers = iter([outdated])
     monkeypatch.setattr(
-        "genius.search.state.read_manifest", lambda folder: next(answers, None) or read_manifest(folder)
+        "genius_search.index.store.read_manifest", lambda folder: next(answers, None) or read_manifest(folder)
     )
     assert open_current(tmp_path).num_alive == 3
 
 
 def test_opening_an_index_needs_no_torch():
-    program = "import sys, genius.search.live, genius.search.verify; raise SystemExit('torch' in sys.modules)"
+    program = "import sys, genius_search.index.writer, genius_search.index.verify; raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0  # noqa: S603
 
 
@@ -532,7 +538,7 @@ def test_a_disk_that_is_full_when_a_segment_begins_leaves_nothing_behind(tmp_pat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("genius.artifact.write_json", full)
+        patch.setattr("genius_search.artifact.write_json", full)
         with pytest.raises(OSError, match="No space left"):
             make_bigger(tmp_path)
     assert present_names(tmp_path) == before

@@ -7,21 +7,25 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius.baselines.hf_generate import HfGenerate
-from genius.baselines.routing import CodeRouter
-from genius.config import GeneratorConfig, SearchConfig
-from genius.models import marks
-from genius.models.generator import Generator
-from genius.models.marks import Marker
-from genius.search.allowed import Allowed, Part
-from genius.search.beam import search
-from genius.search.decoder import Decoder
-from genius.search.exact import exact_search, less, with_one
-from genius.search.geometry import GeometricDecoder
-from genius.search.rank import CodeRanker
-from genius.search.searcher import Answer, Evidence, rank_items
-from genius.search.table import IdTable
-from genius.search.whole import everything
+from genius_search.config import GeneratorConfig, SearchConfig
+from genius_search.lab.baselines.generate import HfGenerate
+from genius_search.lab.baselines.routing import CodeRouter
+from genius_search.nn import density as marks
+from genius_search.nn.density import Marker
+from genius_search.nn.generator import Generator
+from genius_search.search.beam import Allowed, Part, search
+from genius_search.search.decoder import Decoder, GeometricDecoder
+from genius_search.search.rank import (
+    Answer,
+    CodeRanker,
+    Evidence,
+    everything,
+    exact_search,
+    less,
+    rank_items,
+    with_one,
+)
+from genius_search.search.table import IdTable
 
 SIZES = (3, 6, 5)
 DIM = 6
@@ -95,7 +99,7 @@ def test_marks_never_tell_equal_ids_apart(codes, marked):
 def test_by_codes_an_id_scores_its_inner_product_less_half_norm_and_hubness(
     tables, codes, marked, queries, few, monkeypatch
 ):
-    monkeypatch.setattr("genius.search.rank.FEW", few)  # the few and the many go different ways
+    monkeypatch.setattr("genius_search.search.rank.FEW", few)  # the few and the many go different ways
     own = marked[:, len(SIZES) :]
     vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
     products = (queries[0] @ vectors.T).numpy()

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genius.errors import BadData
-from genius.search.merge import RUNS, Source, TableWriter, merge_tables
-from genius.search.table import IdTable
+from genius_search.errors import BadData
+from genius_search.search.table import RUNS, IdTable, Source, TableWriter, merge_tables
 
 
 def source(items: int, *, levels: int = 3, seed: int = 0, largest: int = 50) -> Source:

@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from genius.artifact import ArtifactWriter
-from genius.config import GeneratorConfig, SearchConfig
-from genius.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, UsageError
-from genius.export.decoder import write_decoder
-from genius.models.generator import Generator
-from genius.search.allowed import Part
-from genius.search.beam import search
-from genius.search.decoder import Decoder
-from genius.search.onnx_decoder import KIND, OnnxDecoder, open_session
-from genius.search.table import IdTable
+from genius_search.artifact import ArtifactWriter
+from genius_search.config import GeneratorConfig, SearchConfig
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, UsageError
+from genius_search.nn.generator import Generator
+from genius_search.onnx.export import write_decoder
+from genius_search.onnx.run import KIND, OnnxDecoder, open_session
+from genius_search.search.beam import Part, search
+from genius_search.search.decoder import Decoder
+from genius_search.search.table import IdTable
 
 SIZES = (3, 12, 9, 20)
 DIM = 24

@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius.search.allowed import Allowed, Part
-from genius.search.prefixes import continuations, count_ids
-from genius.search.table import IdTable
+from genius_search.search.beam import Allowed, Part, continuations, count_ids
+from genius_search.search.table import IdTable
 
 
 def part_of(ids: list[tuple[int, ...]]) -> Part:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius.search.rank import CodeRanker, embedding_scores
+from genius_search.search.rank import CodeRanker, embedding_scores
 
 SIZES = (2, 40, 30)
 DIM = 6

@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius.config import SearchConfig
-from genius.errors import UsageError
-from genius.search.allowed import Allowed, Part
-from genius.search.beam import Beams
-from genius.search.rank import CodeRanker
-from genius.search.searcher import Answer, Evidence, rank_items
-from genius.search.table import IdTable
+from genius_search.config import SearchConfig
+from genius_search.errors import UsageError
+from genius_search.search.beam import Allowed, Beams, Part
+from genius_search.search.rank import Answer, CodeRanker, Evidence, rank_items
+from genius_search.search.table import IdTable
 
 SIZES = (2, 4, 3)
 DIM = 6

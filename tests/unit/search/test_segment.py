@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from genius.data.records import Modality
-from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius.search import embedding_file
-from genius.search.embedding_file import EmbeddingType, quantize
-from genius.search.items import Item, write_items
-from genius.search.segment import ItemArrays, fill_arrays, load_segment
-from genius.search.state import NOTHING
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.index import store as embedding_file
+from genius_search.index.items import Item, write_items
+from genius_search.index.store import NOTHING, EmbeddingType, ItemArrays, fill_arrays, load_segment, quantize
+from genius_search.records import Modality
 
 
 def new(count: int, *, dim: int | None = 6, seed: int = 0) -> tuple[list[Item], ItemArrays]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genius.errors import ArtifactMismatch, ArtifactMissing, BadData
-from genius.search.table import LARGEST_CODE, IdTable
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData
+from genius_search.search.table import LARGEST_CODE, IdTable
 
 FILES = ("ids", "starts", "level_bounds", "bucket_starts", "items")
 

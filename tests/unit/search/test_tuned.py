@@ -7,16 +7,22 @@ import json
 import numpy as np
 import pytest
 
-import genius.search.live as live
-from genius.artifact import fingerprint_of
-from genius.config import SearchConfig
-from genius.data.records import Modality
-from genius.errors import ArtifactMismatch, UsageError
-from genius.search.items import Item
-from genius.search.live import one_writer
-from genius.search.manifest import CURRENT, IndexFacts, read_manifest
-from genius.search.segment import ItemArrays
-from genius.search.tuned import Tuned, tuned_from_json, tuned_to_json
+from genius_search.artifact import fingerprint_of
+from genius_search.config import SearchConfig
+from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.index import writer as live
+from genius_search.index.items import Item
+from genius_search.index.store import (
+    CURRENT,
+    IndexFacts,
+    ItemArrays,
+    Tuned,
+    read_manifest,
+    tuned_from_json,
+    tuned_to_json,
+)
+from genius_search.index.writer import one_writer
+from genius_search.records import Modality
 
 TUNED = Tuned(
     search=SearchConfig(beam=20, leaves=600, rerank="codes", mix=0.01),

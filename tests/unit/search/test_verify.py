@@ -10,16 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genius.artifact import MANIFEST, file_fingerprint, fingerprint_of
-from genius.data.records import Modality
-from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
-from genius.search import verify as verify_module
-from genius.search.items import Item
-from genius.search.live import one_writer
-from genius.search.manifest import CURRENT, IndexFacts, read_manifest, write_manifest
-from genius.search.segment import ItemArrays
-from genius.search.state import open_current
-from genius.search.verify import Verified, verify
+from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of
+from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.index import verify as verify_module
+from genius_search.index.items import Item
+from genius_search.index.store import (
+    CURRENT,
+    IndexFacts,
+    ItemArrays,
+    open_current,
+    read_manifest,
+    write_manifest,
+)
+from genius_search.index.verify import Verified, verify
+from genius_search.index.writer import one_writer
+from genius_search.records import Modality
 
 FACTS = IndexFacts("/somewhere/model", "f" * 64, "raw", "int8")
 

@@ -13,11 +13,11 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from genius.index import Index
-from genius.model import Genius
-from genius.serve.app import create_app
-from genius.serve.engine import Engine, EngineSettings
-from genius.serve.keys import Keys
+from genius_search.index.index import Index
+from genius_search.model import Genius
+from genius_search.serve.app import create_app
+from genius_search.serve.engine import Engine, EngineSettings
+from genius_search.serve.keys import Keys
 
 COLOURS = ("red", "green", "blue")
 THINGS = ("kite", "boat", "clock")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius.serve.batching import Batcher, BatchLimits
-from genius.serve.refused import DeadlinePassed, Draining, Overloaded
+from genius_search.serve.engine import Batcher, BatchLimits
+from genius_search.serve.problems import DeadlinePassed, Draining, Overloaded
 
 
 class Bad(Exception):

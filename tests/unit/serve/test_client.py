@@ -10,10 +10,9 @@ import sys
 import httpx
 import pytest
 
-from genius.errors import NetworkNeeded
-from genius.serve import client as module
-from genius.serve.client import BATCH_ITEMS, Client, Part, ServiceProblem, Upload
-from genius.serve.replies import LeftOut
+from genius_search.errors import NetworkNeeded
+from genius_search.serve import client as module
+from genius_search.serve.client import BATCH_ITEMS, Client, LeftOut, Part, ServiceProblem, Upload
 
 HIT = {
     "rank": 1,
@@ -218,7 +217,7 @@ def test_a_service_that_is_not_there_is_told_by_its_address():
 
 def test_the_client_needs_neither_pytorch_nor_fastapi():
     code = (
-        "import sys; from genius.serve import Client; "
+        "import sys; from genius_search.serve import Client; "
         "print(sorted({'torch', 'fastapi', 'starlette', 'numpy', 'PIL'} & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from genius.answers import SearchRequest
-from genius.data.records import Modality
+from genius_search.query import SearchRequest
+from genius_search.records import Modality
 
 from .test_guard import is_problem
 

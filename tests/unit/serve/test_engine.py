@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from genius.answers import SearchPart, SearchRequest
-from genius.config import SearchConfig
-from genius.errors import ArtifactError, UsageError
-from genius.index import Index, NewItem
-from genius.model import Genius
-from genius.search.live import one_writer
-from genius.serve import writing
-from genius.serve.engine import Engine, EngineSettings
-from genius.serve.refused import DeadlinePassed, Draining, Overloaded
+from genius_search.config import SearchConfig
+from genius_search.errors import ArtifactError, UsageError
+from genius_search.index.adding import NewItem
+from genius_search.index.index import Index
+from genius_search.index.writer import one_writer
+from genius_search.model import Genius
+from genius_search.query import SearchPart, SearchRequest
+from genius_search.serve import engine as writing
+from genius_search.serve.engine import Engine, EngineSettings
+from genius_search.serve.problems import DeadlinePassed, Draining, Overloaded
 
 WIDE = SearchConfig(beam=200)
 NARROW = SearchConfig(beam=20, rerank="none")

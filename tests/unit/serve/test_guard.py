@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from genius.errors import ArtifactMismatch, UsageError
-from genius.serve.keys import add_key
+from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.serve.keys import add_key
 
 from .conftest import make_index, serving
 
@@ -170,7 +170,7 @@ def test_a_full_disk_is_said_and_nothing_has_changed(writable, monkeypatch, capl
 
     before = writable.get("/v1/indexes").json()
     with monkeypatch.context() as patch:
-        patch.setattr("genius.search.live.write_manifest", fail)
+        patch.setattr("genius_search.index.writer.write_manifest", fail)
         for response in (
             writable.post("/v1/items", json={"items": [{"id": "new", "text": "a kite"}]}),
             writable.post("/v1/items/delete", json={"ids": ["1:1"]}),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from fastapi.testclient import TestClient
 
-from genius.index import NewItem
-from genius.serve.app import create_app
-from genius.serve.document import document
-from genius.serve.engine import Engine
+from genius_search.index.adding import NewItem
+from genius_search.serve.app import create_app
+from genius_search.serve.document import document
+from genius_search.serve.engine import Engine
 
 from .conftest import LOCAL, make_index
 from .test_guard import is_problem

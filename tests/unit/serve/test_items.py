@@ -9,9 +9,9 @@ import json
 import pytest
 from PIL import Image
 
-from genius.index import Index
-from genius.serve import limits
-from genius.serve.problems import Problem
+from genius_search.index.index import Index
+from genius_search.serve import limits
+from genius_search.serve.problems import Problem
 
 from .conftest import picture
 from .test_guard import is_problem

@@ -7,9 +7,9 @@ import hmac
 
 import pytest
 
-from genius.cli import main
-from genius.errors import BadData, UsageError
-from genius.serve.keys import Keys, add_key
+from genius_search.cli import main
+from genius_search.errors import BadData, UsageError
+from genius_search.serve.keys import Keys, add_key
 
 
 def test_a_key_is_known_by_its_hash_only(tmp_path):

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from starlette.requests import Request
 
-from genius.serve import limits
-from genius.serve.limits import LimitBodies
-from genius.serve.problems import Problem
+from genius_search.serve import limits
+from genius_search.serve.limits import LimitBodies
+from genius_search.serve.problems import Problem
 
 SCOPE = {"type": "http", "headers": [(b"content-type", b"application/json")]}
 

@@ -6,7 +6,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from genius.serve.page import page_files, page_router
+from genius_search.serve.app import page_files, page_router
 
 
 @pytest.fixture(scope="module")

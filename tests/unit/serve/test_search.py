@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from starlette.requests import ClientDisconnect
 
-from genius import SearchPart
-from genius.config import SearchConfig
-from genius.serve import limits
-from genius.serve.reading import unless_gone
+from genius_search import SearchPart
+from genius_search.config import SearchConfig
+from genius_search.serve import limits
+from genius_search.serve.reading import unless_gone
 
 from .conftest import picture
 from .test_guard import is_problem

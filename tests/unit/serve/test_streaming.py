@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from genius.serve import limits, streaming
-from genius.serve.refused import Draining, Overloaded
+from genius_search.serve import limits
+from genius_search.serve import reading as streaming
+from genius_search.serve.problems import Draining, Overloaded
 
 LINES = {"Content-Type": "application/x-ndjson"}
 

@@ -8,14 +8,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from genius.config import QuantizerConfig, from_json
-from genius.data.features import Features
-from genius.data.pairs import Pairs
-from genius.data.records import Modality, Query
-from genius.models.quantizer import Quantizer
-from genius.stages.loop import Moment, StepResult, train
-from genius.stages.progress import Silent
-from genius.stages.train_quantizer import _Trainer
+from genius_search.config import QuantizerConfig, from_json
+from genius_search.data.features import Features, Pairs
+from genius_search.nn.quantizer import Quantizer
+from genius_search.progress import Silent
+from genius_search.records import Modality, Query
+from genius_search.training.loop import Moment, StepResult, train
+from genius_search.training.quantizer import _Trainer
 
 
 def main(plan_file: Path, folder: Path, rank: int, ranks: int) -> None:

@@ -12,24 +12,27 @@ import numpy as np
 import pytest
 import torch
 
-from genius.baselines.id_kinds import TRAITS
-from genius.data.mbeir import MBeir
-from genius.errors import ArtifactMismatch, UsageError
-from genius.evaluation.runs import read_run
-from genius.model import Genius
-from genius.stages.baseline_items import Sources, pool_items, rows_of, together
-from genius.stages.evaluate import EvaluationConfig
-from genius.stages.evaluate_baseline import Rival, evaluate_baseline
-from genius.stages.progress import Silent
-from genius.stages.train_baseline import (
+from genius_search.data.mbeir import MBeir
+from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.lab.baselines.evaluate import Rival, evaluate_baseline
+from genius_search.lab.baselines.ids import TRAITS
+from genius_search.lab.baselines.train import (
     BaselineConfig,
+    Sources,
     check_model,
     drawn,
     fit_baseline,
     generator_config,
     load_baseline,
+    pool_items,
+    rows_of,
+    together,
     writes,
 )
+from genius_search.lab.evaluate import EvaluationConfig
+from genius_search.lab.runs import read_run
+from genius_search.model import Genius
+from genius_search.progress import Silent
 
 SEEN = ("grace-numeric", "grace-semantic", "genius")
 UNSEEN = ("grace-structured", "irgen")

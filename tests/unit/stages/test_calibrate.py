@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genius.cli import main
-from genius.config import SearchConfig, checked
-from genius.data.mbeir import MBeir
-from genius.errors import BadData, UsageError
-from genius.index import Index
-from genius.model import Genius
-from genius.search.calibration import numbers
-from genius.stages.calibrate import CalibrateConfig, Cases, calibrate, fit
-from genius.stages.progress import Silent
+from genius_search.calibrate import CalibrateConfig, Cases, calibrate, fit
+from genius_search.cli import main
+from genius_search.config import SearchConfig, checked
+from genius_search.data.mbeir import MBeir
+from genius_search.errors import BadData, UsageError
+from genius_search.index.index import Index
+from genius_search.index.store import numbers
+from genius_search.model import Genius
+from genius_search.progress import Silent
 
 
 def drawn_cases(*, queries: int, contrast: float, seed: int = 0) -> Cases:

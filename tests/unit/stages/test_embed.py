@@ -9,16 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-from genius.data.features import Features
-from genius.data.images import open_image
-from genius.data.records import CANDIDATE_CAP, Modality, did_of
-from genius.encoders.precomputed import open_precomputed
-from genius.encoders.protocol import ItemKey
-from genius.errors import ArtifactMismatch, BadData, BadImage
-from genius.stages import embed as stage
-from genius.stages import embed_shard
-from genius.stages.embed import SHORTEST_SIDE, Content, FeatureRow, embed, features_of, transform
-from genius.stages.progress import Silent
+from genius_search import embed as embed_shard
+from genius_search import embed as stage
+from genius_search.data.features import Features
+from genius_search.data.images import open_image
+from genius_search.embed import SHORTEST_SIDE, Content, FeatureRow, embed, features_of, transform
+from genius_search.encoders.base import ItemKey
+from genius_search.encoders.precomputed import open_precomputed
+from genius_search.errors import ArtifactMismatch, BadData, BadImage
+from genius_search.progress import Silent
+from genius_search.records import CANDIDATE_CAP, Modality, did_of
 
 DIM = 3
 

@@ -8,14 +8,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from genius.data.mbeir import MBeir, read_queries
-from genius.data.pairs import Pairs
-from genius.data.records import Modality, query_number
-from genius.encoders.precomputed import PrecomputedEncoder, open_precomputed
-from genius.encoders.protocol import ItemKey
-from genius.errors import BadData
-from genius.stages.embed_records import count_lines, embed_training, query_row
-from genius.stages.progress import Silent
+from genius_search.data.features import Pairs
+from genius_search.data.mbeir import MBeir, read_queries
+from genius_search.embed import count_lines, embed_training, query_row
+from genius_search.encoders.base import ItemKey
+from genius_search.encoders.precomputed import PrecomputedEncoder, open_precomputed
+from genius_search.errors import BadData
+from genius_search.progress import Silent
+from genius_search.records import Modality, query_number
 
 
 def write_lines(path, rows):

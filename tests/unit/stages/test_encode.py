@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
-from genius.cli import _failed
-from genius.stages.encode import _reserve
+from genius_search.cli import _failed
+from genius_search.encode import _reserve
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve room")

@@ -6,19 +6,18 @@ import json
 
 import pytest
 
-from genius.baselines.choices import kinds_of
-from genius.data.mbeir import MBeir
-from genius.data.qrels import read_qrels
-from genius.errors import UsageError
-from genius.evaluation.measures import evaluate as measure
-from genius.evaluation.runs import read_run
-from genius.evaluation.tables import in_order
-from genius.model import Genius
-from genius.report.evaluated import read_evaluation
-from genius.stages.evaluate import EvaluationConfig, evaluate
-from genius.stages.evaluate_dense import DenseConfig, evaluate_dense
-from genius.stages.fit import reopen_embedded
-from genius.stages.progress import Silent
+from genius_search.data.mbeir import MBeir, read_qrels
+from genius_search.errors import UsageError
+from genius_search.lab.baselines.dense import kinds_of
+from genius_search.lab.baselines.evaluate import DenseConfig, evaluate_dense
+from genius_search.lab.evaluate import EvaluationConfig, evaluate
+from genius_search.lab.report.evaluated import read_evaluation
+from genius_search.lab.results import in_order
+from genius_search.lab.runs import evaluate as measure
+from genius_search.lab.runs import read_run
+from genius_search.model import Genius
+from genius_search.progress import Silent
+from genius_search.training.fit import reopen_embedded
 
 CONFIG = EvaluationConfig(split="val", max_queries=10)
 LARGE = EvaluationConfig(split="test", pools=("global",), max_queries=10)

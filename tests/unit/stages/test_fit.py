@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from genius.data.mbeir import MBeir
-from genius.errors import ArtifactMissing, TrainingFailed, UsageError
-from genius.index import Index
-from genius.model import Genius
-from genius.presets import preset
-from genius.stages import train_quantizer as stage
-from genius.stages.fit import embed_with, fit, reopen_embedded
+from genius_search.config import preset
+from genius_search.data.mbeir import MBeir
+from genius_search.errors import ArtifactMissing, TrainingFailed, UsageError
+from genius_search.index.index import Index
+from genius_search.model import Genius
+from genius_search.training import quantizer as stage
+from genius_search.training.fit import embed_with, fit, reopen_embedded
 
 
 class Recorder:

@@ -8,16 +8,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from genius.artifact import open_artifact
-from genius.cli import main
-from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius.published.blip import BlipArchitecture, blip_shapes
-from genius.published.clip_ff import mixer_shapes
-from genius.published.clip_sf import PUBLISHED, ClipArchitecture, Tower, clip_shapes
-from genius.published.container import open_checkpoint
-from genius.stages import import_encoder as stage
-from genius.stages.import_encoder import import_encoder, look
-from genius.stages.progress import Silent
+from genius_search.artifact import open_artifact
+from genius_search.cli import main
+from genius_search.encoders.pickles import open_checkpoint
+from genius_search.encoders.uniir_weights import (
+    PUBLISHED,
+    BlipArchitecture,
+    ClipArchitecture,
+    Tower,
+    blip_shapes,
+    clip_shapes,
+    mixer_shapes,
+)
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.lab.published import encoders as stage
+from genius_search.lab.published.encoders import import_encoder, look
+from genius_search.progress import Silent
 
 NARROW = ClipArchitecture(
     Tower("transformer.resblocks.", "", 12, 64, 64),

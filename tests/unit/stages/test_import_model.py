@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from genius.artifact import ArtifactWriter
-from genius.cli import main
-from genius.data.features import Features
-from genius.data.mbeir import MBeir
-from genius.data.records import Modality
-from genius.errors import ArtifactMismatch, BadData, UsageError
-from genius.model import Genius
-from genius.stages.import_model import import_genius
-from genius.stages.progress import Silent
+from genius_search.artifact import ArtifactWriter
+from genius_search.cli import main
+from genius_search.data.features import Features
+from genius_search.data.mbeir import MBeir
+from genius_search.errors import ArtifactMismatch, BadData, UsageError
+from genius_search.lab.published.models import import_genius
+from genius_search.model import Genius
+from genius_search.progress import Silent
+from genius_search.records import Modality
 
 DIM = 6
 IMAGE, TEXT = torch.eye(DIM)[:2]

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from genius.config import SearchConfig
-from genius.model import Genius
-from genius.search.segment import ItemArrays
-from genius.stages.methods import WAYS, Found, PoolCandidates, RowQueries, find
+from genius_search.config import SearchConfig
+from genius_search.index.store import ItemArrays
+from genius_search.lab.evaluate import WAYS, Found, PoolCandidates, RowQueries, find
+from genius_search.model import Genius
 
 QUERIES = 12
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from genius.index import Index, NewItem, Outcome
-from genius.model import Genius
-from genius.search.work import WORK
-from genius.stages import new_items
+from genius_search.index import adding as new_items
+from genius_search.index.adding import NewItem, Outcome
+from genius_search.index.index import Index
+from genius_search.index.writer import WORK
+from genius_search.model import Genius
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from genius.artifact import ArtifactWriter
-from genius.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius.hub.card import IndexCard, index_card
-from genius.model import Genius
-from genius.stages.pulled import check_pulled
-from genius.stages.push import staged
-from genius.stages.save import About, save_model
+from genius_search.artifact import ArtifactWriter
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.hub.card import IndexCard, index_card
+from genius_search.hub.pull import check_pulled
+from genius_search.hub.push import About, save_model, staged
+from genius_search.model import Genius
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +194,7 @@ def test_a_failure_leaves_the_saved_model_as_it_was(copied, trained, monkeypatch
     def full(*_):
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr("genius.stages.save.shutil.copyfile", full)
+    monkeypatch.setattr("genius_search.hub.push.shutil.copyfile", full)
     with pytest.raises(UsageError, match="No space"):
         save_model(trained.model, copied, About(license="mit"))
     assert {entry.name for entry in copied.parent.iterdir()} == {copied.name}
@@ -426,7 +425,7 @@ def test_a_save_killed_between_its_renames_loses_nothing(copied, trained, monkey
             save_model(trained.model, copied, About(license="mit"))
     assert not copied.exists()
     with monkeypatch.context() as full:
-        full.setattr("genius.stages.save.shutil.copyfile", no_room)
+        full.setattr("genius_search.hub.push.shutil.copyfile", no_room)
         with pytest.raises(UsageError, match="No space"):
             save_model(trained.model, copied, About(license="mit"))
     assert Genius.open(copied).fingerprint

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from genius.errors import BadData, UsageError
-from genius.stages.recipe import jobs_of, read_recipe
+from genius_search.errors import BadData, UsageError
+from genius_search.lab.sweep import jobs_of, read_recipe
 
 WHOLE = """
 [flags]

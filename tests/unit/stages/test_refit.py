@@ -9,16 +9,16 @@ from itertools import product
 import pytest
 import torch
 
-from genius.cli import main
-from genius.config import GeneratorConfig, from_json, to_json
-from genius.data.records import Modality
-from genius.errors import UsageError
-from genius.index import Index
-from genius.model import Genius
-from genius.models.generator import Generator
-from genius.models.marks import Marker
-from genius.stages.progress import Silent
-from genius.stages.refit import refit
+from genius_search.cli import main
+from genius_search.config import GeneratorConfig, from_json, to_json
+from genius_search.errors import UsageError
+from genius_search.index.index import Index
+from genius_search.model import Genius
+from genius_search.nn.density import Marker
+from genius_search.nn.generator import Generator
+from genius_search.progress import Silent
+from genius_search.records import Modality
+from genius_search.refit import refit
 
 WORDS = (
     ["invoice", "letter", "ledger", "receipt"],

@@ -5,22 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genius.cli import main
-from genius.data.features import Features
-from genius.data.mbeir import MBeir
-from genius.errors import ArtifactMissing, BadData, UsageError
-from genius.evaluation.measures import evaluate as measure
-from genius.evaluation.qrels import write_qrels
-from genius.evaluation.runs import Hit, Run, write_run
-from genius.evaluation.tables import ResultRow, to_json
-from genius.report.codes import groups_of
-from genius.report.table import Table
-from genius.stages.gather import gather
-from genius.stages.model_file import MODEL_FILE
-from genius.stages.progress import Silent
-from genius.stages.report import report
-from genius.stages.report_items import shown_items
-from genius.stages.report_runs import report_runs
+from genius_search.cli import main
+from genius_search.data.features import Features
+from genius_search.data.mbeir import MBeir
+from genius_search.errors import ArtifactMissing, BadData, UsageError
+from genius_search.lab.report.parts import groups_of
+from genius_search.lab.report.report import gather, report, report_runs, shown_items
+from genius_search.lab.report.table import Table
+from genius_search.lab.results import ResultRow, to_json
+from genius_search.lab.runs import Hit, Run, write_qrels, write_run
+from genius_search.lab.runs import evaluate as measure
+from genius_search.model_file import MODEL_FILE
+from genius_search.progress import Silent
 
 QRELS = {f"q{number}": {f"d{number}": 1} for number in range(20)}
 

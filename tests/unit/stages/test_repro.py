@@ -9,26 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from genius.cli import COMMANDS, main
-from genius.data.mbeir import PAPER_ROWS, MBeir
-from genius.data.records import TASKS, Modality
-from genius.errors import ArtifactMissing, UsageError
-from genius.evaluation.published import SIZES, UNION_SIZE
-from genius.evaluation.tables import ResultRow
-from genius.stages.repro import nothing_compared, verdicts
-from genius.stages.repro_checks import checks
-from genius.stages.repro_needs import (
+from genius_search.cli import COMMANDS, main
+from genius_search.data.mbeir import PAPER_ROWS, MBeir
+from genius_search.errors import ArtifactMissing, UsageError
+from genius_search.lab.published_numbers import SIZES, UNION_SIZE
+from genius_search.lab.repro import (
+    CAPTION_SETS,
     IMAGE_FOLDERS,
     MACHINES,
     MTEB,
+    NAMES,
     UNION_POOL,
+    checks,
     image_folders,
+    nothing_compared,
+    plan,
     pool_file,
     qrels_file,
     query_file,
+    verdicts,
     work_of,
 )
-from genius.stages.repro_plan import CAPTION_SETS, NAMES, plan
+from genius_search.lab.results import ResultRow
+from genius_search.records import TASKS, Modality
 
 CIRR = ResultRow(
     name="cirr_task7",
@@ -87,9 +90,7 @@ def test_an_unknown_row_is_refused_with_the_names_there_are(tmp_path):
 
 
 def test_the_nearest_row_is_suggested_and_torch_is_not_imported_for_it():
-    code = (
-        "import sys; from genius.cli import main; main(['repro', 'cir_task7']); print('torch' in sys.modules)"
-    )
+    code = "import sys; from genius_search.cli import main; main(['repro', 'cir_task7']); print('torch' in sys.modules)"
     done = subprocess.run(  # noqa: S603  our own line
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

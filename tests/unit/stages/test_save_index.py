@@ -10,19 +10,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genius.artifact import file_fingerprint
-from genius.data.records import Modality
-from genius.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
-from genius.search.items import Item
-from genius.search.live import one_writer
-from genius.search.manifest import IndexFacts, read_manifest, write_manifest
-from genius.search.segment import ItemArrays, StoredEmbeddings
-from genius.search.state import open_current
-from genius.search.verify import verify
-from genius.stages.pulled import Damaged, check_pulled, is_whole
-from genius.stages.push import staged
-from genius.stages.save import About
-from genius.stages.save_index import save_index
+from genius_search.artifact import file_fingerprint
+from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.hub.pull import Damaged, check_pulled, is_whole
+from genius_search.hub.push import About, save_index, staged
+from genius_search.index.items import Item
+from genius_search.index.store import (
+    IndexFacts,
+    ItemArrays,
+    StoredEmbeddings,
+    open_current,
+    read_manifest,
+    write_manifest,
+)
+from genius_search.index.verify import verify
+from genius_search.index.writer import one_writer
+from genius_search.records import Modality
 
 MODEL = "/srv/somebody/models/secret"
 
@@ -145,7 +148,7 @@ def test_an_index_that_changes_while_it_is_saved_is_saved_as_it_was_or_as_it_is(
                 writer.compact()
         copy(source, target)
 
-    monkeypatch.setattr("genius.stages.save.shutil.copyfile", disturbed)
+    monkeypatch.setattr("genius_search.hub.push.shutil.copyfile", disturbed)
     saved = save_index(index, tmp_path / "saved", About())
     assert len(calls) > 3
     assert contents(saved) == contents(index) != before

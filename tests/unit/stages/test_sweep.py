@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from genius.data.mbeir import MBeir
-from genius.errors import BadData
-from genius.stages import sweep as module
-from genius.stages.progress import Silent
-from genius.stages.recipe import Recipe, Row, jobs_of
-from genius.stages.sweep import read_rows, records_of, sweep
+from genius_search.data.mbeir import MBeir
+from genius_search.errors import BadData
+from genius_search.lab import sweep as module
+from genius_search.lab.sweep import Recipe, Row, jobs_of, read_rows, records_of, sweep
+from genius_search.progress import Silent
 
 FAKE = """
 import os, pathlib, sys

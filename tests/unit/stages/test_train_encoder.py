@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from genius.config import MomentumConfig
-from genius.data.mbeir import MBeir
-from genius.encoders.load import load_encoder
-from genius.presets import preset
-from genius.stages.embed_records import embed_training
-from genius.stages.progress import Silent
-from genius.stages.train_encoder import train_encoder
+from genius_search.config import MomentumConfig, preset
+from genius_search.data.mbeir import MBeir
+from genius_search.embed import embed_training
+from genius_search.encoders.base import load_encoder
+from genius_search.progress import Silent
+from genius_search.training.encoder import train_encoder
 
 STEPS = 4
 KINDS = ("clip-sf", "clip-ff", "blip-sf", "blip-ff")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius.config import FusionConfig, GeneratorConfig, QuantizerConfig, TrainingConfig
-from genius.stages.progress import Silent
-from genius.stages.train_generator import augment, load_generator, train_generator
-from genius.stages.train_quantizer import train_quantizer
+from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, TrainingConfig
+from genius_search.progress import Silent
+from genius_search.training.generator import augment, load_generator, train_generator
+from genius_search.training.quantizer import train_quantizer
 
 TRAINING = TrainingConfig(
     epochs=2.0, batch_size=12, learning_rate=5e-3, max_steps=20, checkpoint_seconds=0.0, seed=1

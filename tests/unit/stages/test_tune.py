@@ -11,18 +11,17 @@ from typing import NamedTuple
 
 import pytest
 
-from genius.cli import main
-from genius.config import USUAL_SEARCH, SearchConfig
-from genius.data.mbeir import MBeir
-from genius.errors import BadData, UsageError
-from genius.index import Index
-from genius.model import Genius
-from genius.search.beam import search
-from genius.search.searcher import Evidence, rank_items
-from genius.stages.evaluate import EvaluationConfig
-from genius.stages.progress import Silent
-from genius.stages.tune import TuneConfig, tune
-from genius.stages.tune_queries import answerable, is_found, order_everything
+from genius_search.cli import main
+from genius_search.config import USUAL_SEARCH, SearchConfig
+from genius_search.data.mbeir import MBeir
+from genius_search.errors import BadData, UsageError
+from genius_search.index.index import Index
+from genius_search.lab.evaluate import EvaluationConfig
+from genius_search.model import Genius
+from genius_search.progress import Silent
+from genius_search.search.beam import search
+from genius_search.search.rank import Evidence, rank_items
+from genius_search.tune import TuneConfig, answerable, is_found, order_everything, tune
 
 FEW = {"split": "test", "queries": 6, "beams": (10, 40), "leaves": (0, 60), "mixes": (0.0, 0.1)}
 
@@ -134,7 +133,7 @@ def test_wishes_that_cannot_be_met_are_refused(world, index, wished, advice):
 
 
 def test_too_much_recall_names_the_best_there_is(world, index, monkeypatch):
-    monkeypatch.setattr("genius.stages.tune.order_everything", lambda *_: 1.0)
+    monkeypatch.setattr("genius_search.tune.order_everything", lambda *_: 1.0)
     with pytest.raises(UsageError, match=r"the best reach 0\.\d+ \(beam"):
         found(world, index, recall=1.0, beams=(10,), mixes=(0.0,))
 
@@ -165,7 +164,7 @@ def test_what_was_chosen_is_how_the_index_is_searched(world, index):
 def _few_settings(monkeypatch):
     """The command tries a few settings instead of its whole grid."""
     few = functools.partial(TuneConfig, beams=FEW["beams"], leaves=FEW["leaves"], mixes=FEW["mixes"])
-    monkeypatch.setattr("genius.stages.tune.TuneConfig", few)
+    monkeypatch.setattr("genius_search.tune.TuneConfig", few)
 
 
 def told(capsys, *words: object) -> dict:

@@ -1,0 +1,60 @@
+"""GENIUS: generative multimodal search. A model generates the ID of what matches a query.
+
+>>> from genius import Index  # doctest: +SKIP
+>>> index = Index.open("photos.index")  # doctest: +SKIP
+>>> for hit in index.search(text="a red leather bag", modality="image", k=3):  # doctest: +SKIP
+...     print(hit.item_id, hit.score)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from genius_search.config import FitConfig, SearchConfig, preset
+    from genius_search.errors import GeniusError
+    from genius_search.index.adding import NewItem
+    from genius_search.index.index import Index, SearchHit
+    from genius_search.model import Genius
+    from genius_search.query import SearchPart
+    from genius_search.records import Candidate, Modality, Query
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Candidate",
+    "FitConfig",
+    "Genius",
+    "GeniusError",
+    "Index",
+    "Modality",
+    "NewItem",
+    "Query",
+    "SearchConfig",
+    "SearchHit",
+    "SearchPart",
+    "preset",
+]
+
+_HOMES = {
+    "Candidate": "genius_search.records",
+    "FitConfig": "genius_search.config",
+    "Genius": "genius_search.pretrained",  # without PyTorch, until a model is opened
+    "GeniusError": "genius_search.errors",
+    "Index": "genius_search.index.index",
+    "Modality": "genius_search.records",
+    "NewItem": "genius_search.index.index",
+    "Query": "genius_search.records",
+    "SearchConfig": "genius_search.config",
+    "SearchHit": "genius_search.index.index",
+    "SearchPart": "genius_search.index.index",
+    "preset": "genius_search.config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that ``import genius`` stays light."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'genius' has no attribute {name!r}")

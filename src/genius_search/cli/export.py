@@ -1,0 +1,123 @@
+"""``genius export``: models for other runtimes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from genius_search.cli.terminal import TerminalProgress, print_json
+
+if TYPE_CHECKING:
+    from genius_search.model import Genius
+    from genius_search.onnx.agreement import Agreement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Onnx:
+    """Write a model as ONNX files: its encoder where possible, its fusion and its decoder; measure them.
+
+    What is measured, in one run on one core: how far searches with the written decoders agree with PyTorch's,
+    and the processor time of each.
+    """
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Folder of the model."""
+
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """Folder to write."""
+
+    int8: bool = False
+    """Write files with 8-bit matrix products too: smaller; faster for large decoders. Scores differ a
+    little."""
+
+    check: Annotated[Path | None, tyro.conf.arg(metavar="FEATURES")] = None
+    """Measure with real queries: a folder that `genius embed` wrote, or MODEL/features. Default: drawn
+    queries against drawn IDs, which tell what a search costs, and less about how well real ones agree."""
+
+    queries: int = 200
+    """Queries to measure with; 0 measures nothing."""
+
+    beam: int = 50
+    """IDs kept at each level while measuring."""
+
+    json: bool = False
+    """Say what was written and measured as JSON on stdout."""
+
+    def run(self) -> None:
+        """Write and measure."""
+        from genius_search.errors import UsageError
+        from genius_search.model import Genius
+        from genius_search.onnx.export import export_onnx
+
+        if self.queries < 0 or self.beam < 1:
+            raise UsageError(
+                f"--queries {self.queries} --beam {self.beam}: expected at least 0 and at least 1"
+            )
+        with TerminalProgress() as progress:
+            model = Genius.open(self.model)
+            manifest = export_onnx(model, self.out, int8=self.int8, progress=progress)
+            files = [
+                (path.relative_to(self.out).as_posix(), path.stat().st_size)
+                for path in sorted(self.out.rglob("*.onnx"))
+            ]
+            progress.say(f"written to {self.out}: {sum(count for _, count in files) / 1e6:.1f} MB")
+            encoder = manifest.facts["encoder"]
+            if encoder["kind"] is None:
+                progress.say(f"without the encoder: {encoder['why_not']}")
+            measured = self._measure(model, progress) if self.queries else []
+        if self.json:
+            print_json(
+                {
+                    "folder": str(self.out),
+                    "model": model.fingerprint,
+                    "encoder": encoder,
+                    "files": [{"path": path, "bytes": count} for path, count in files],
+                    "queries": "none" if not measured else "drawn" if self.check is None else str(self.check),
+                    "measured": [row._asdict() for row in measured],
+                }
+            )
+        elif measured:
+            from genius_search.lab.bench.results import shown
+
+            print(f"{'decoder':<14} {'same best':>9} {'of 10':>7} {'of 50':>7} {'CPU-ms a query':>15}")
+            for row in measured:
+                shares = f"{row.top1:>9.1%} {row.overlap_10:>7.1%} {row.overlap_50:>7.1%}"
+                print(f"{row.name:<14} {shares} {shown(row.cpu_ms):>15}")
+
+    def _measure(self, model: Genius, progress: TerminalProgress) -> list[Agreement]:
+        import torch
+
+        from genius_search.config import SearchConfig
+        from genius_search.data.features import Features
+        from genius_search.onnx.agreement import Contender, agreement, drawn_trial, trial_of
+        from genius_search.onnx.run import OnnxDecoder, Precision
+
+        if self.check is None:
+            trial = drawn_trial(model.generator.sizes, model.dim, num_queries=self.queries)
+            asked = "drawn vectors"
+        else:
+            asked = f"queries of {self.check}"
+            trial = trial_of(
+                model,
+                Features.open(self.check / "queries"),
+                Features.open(self.check / "candidates"),
+                num_queries=self.queries,
+            )
+        progress.say(
+            f"measuring: {len(trial.queries)} {asked} against {len(trial.table)} IDs, beam {self.beam}"
+        )
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            precisions: tuple[Precision, ...] = ("fp32", "int8") if self.int8 else ("fp32",)
+            written = [
+                Contender(f"ONNX {precision}", OnnxDecoder.open(self.out, precision=precision))
+                for precision in precisions
+            ]
+            contenders = [Contender("PyTorch", model.decoder), *written]
+            return agreement(contenders, trial, SearchConfig(beam=self.beam))
+        finally:
+            torch.set_num_threads(threads)

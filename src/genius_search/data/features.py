@@ -1,0 +1,388 @@
+"""Which queries belong to which candidates: what both training stages draw their batches from.
+
+Everything is integer arrays over rows of features, so M-BEIR's 1.3 million training lines take some 50 MB.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int8, Int16, Int64, Shaped
+from torch import Tensor
+
+from genius_search.artifact import Manifest, open_artifact
+from genius_search.errors import ArtifactMismatch, BadData
+from genius_search.records import Query, candidate_number, query_number
+
+KIND: Final = "features"
+ABSENT: Final = -1
+LEFT_OUT: Final = "left_out.json"
+
+
+class Shard(NamedTuple):
+    """Rows that are written together."""
+
+    ids: Int64[np.ndarray, " rows"]
+    """The item's integer: UniIR's hash for M-BEIR ids, else the row number."""
+    variant: Int16[np.ndarray, " rows"]
+    """Which instruction a query row was given; −1 for none."""
+    modality: Int8[np.ndarray, " rows"]
+    """Code of the item's own modality."""
+    wanted: Int8[np.ndarray, " rows"]
+    """Code of the modality that a query row asks for; −1 for candidates."""
+    image_index: Int64[np.ndarray, " rows"]
+    """Row of ``image``, −1 without one."""
+    text_index: Int64[np.ndarray, " rows"]
+    """Row of ``text``, −1 without one."""
+    image: Shaped[np.ndarray, "images image_dim"]
+    """Stored as 16-bit floats (deviation 21); whole numbers (tokens) as they come."""
+    text: Shaped[np.ndarray, "texts text_dim"]
+
+
+class FeatureBatch(NamedTuple):
+    """Features of some rows, zero where a modality is absent."""
+
+    image: Float[Tensor, "items image_dim"]
+    text: Float[Tensor, "items text_dim"]
+    has_image: Bool[Tensor, " items"]
+    has_text: Bool[Tensor, " items"]
+
+    def total(self) -> Float[Tensor, "items dim"]:
+        """The encoder's own score fusion: the unnormalised sum (UniIR's CLIP-SF)."""
+        return self.image + self.text
+
+    @staticmethod
+    def of(image: Tensor, text: Tensor, image_places: np.ndarray, text_places: np.ndarray) -> FeatureBatch:
+        """Spread packed features over rows; a place of −1 is an absent modality."""
+        return FeatureBatch(
+            _spread(image, image_places),
+            _spread(text, text_places),
+            torch.from_numpy(image_places != ABSENT),
+            torch.from_numpy(text_places != ABSENT),
+        )
+
+    @staticmethod
+    def of_shard(shard: Shard) -> FeatureBatch:
+        """The rows of a shard as they would be read back from the disk; raises as :func:`write_shard`."""
+        stored = _to_write(shard)
+        image, text = (torch.from_numpy(packed).float() for packed in (stored.image, stored.text))
+        return FeatureBatch.of(image, text, shard.image_index, shard.text_index)
+
+
+class LeftOut(NamedTuple):
+    """A record whose picture could not be read, so that it has no row."""
+
+    id: int
+    file: str
+    reason: str
+
+
+def write_shard(folder: Path, number: int, shard: Shard, left_out: Sequence[LeftOut]) -> None:
+    """Write one shard in one step: it is there whole or not at all.
+
+    Raises
+    ------
+    BadData
+        features are not finite.
+    ArtifactMismatch
+        the folder is gone: it is not made again, since the shards that were in it would be missing.
+    """
+    shard = _to_write(shard)
+    temporary = folder / f".shard-{number:06d}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+    except FileNotFoundError:
+        raise ArtifactMismatch(
+            f"{folder} was moved or removed by another writer meanwhile; run the same again"
+        ) from None
+    for name, array in shard._asdict().items():
+        np.save(temporary / f"{name}.npy", array)
+    (temporary / LEFT_OUT).write_text(json.dumps(left_out))
+    temporary.rename(folder / _shard_name(number))
+
+
+def has_shard(folder: Path, number: int) -> bool:
+    """Whether this shard was finished."""
+    return (folder / _shard_name(number)).is_dir()
+
+
+def num_records(folder: Path) -> dict[int, int]:
+    """Finished shards by number, and how many records each stands for: its rows, and what was left out."""
+    return {
+        int(path.name.rpartition("-")[2]): len(np.load(path / "ids.npy", mmap_mode="r"))
+        + len(json.loads((path / LEFT_OUT).read_text()))
+        for path in folder.glob("shard-*")
+    }
+
+
+def num_rows(folder: Path) -> int:
+    """Rows in the finished shards of a folder."""
+    return sum(len(np.load(path, mmap_mode="r")) for path in folder.glob("shard-*/ids.npy"))
+
+
+class Features:
+    """A finished folder of features, memory-mapped.
+
+    >>> features = Features.open(Path("features/candidates"))  # doctest: +SKIP
+    >>> features.gather(np.array([0, 5])).total().shape  # doctest: +SKIP
+    torch.Size([2, 768])
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.image_dim = int(manifest.facts["image_dim"])
+        self.text_dim = int(manifest.facts["text_dim"])
+        paths = sorted(path for path in manifest.folder.glob("shard-*") if path.is_dir())
+        self._image = [_mapped(path / "image.npy") for path in paths]
+        self._text = [_mapped(path / "text.npy") for path in paths]
+        ids = [np.load(path / "ids.npy") for path in paths]
+        self._starts = np.cumsum([0, *(len(part) for part in ids)], dtype=np.int64)
+        self.ids = np.concatenate([np.zeros(0, np.int64), *ids])
+        self.variant = _joined(paths, "variant", np.int16)
+        self.modality = _joined(paths, "modality", np.int8)
+        self.wanted = _joined(paths, "wanted", np.int8)
+        # Places within a shard, so that 32 bits are plenty: at 5.6 million rows all of this is 110 MB.
+        self._image_index = _joined(paths, "image_index", np.int32)
+        self._text_index = _joined(paths, "text_index", np.int32)
+        self.left_out = [
+            LeftOut(*fields) for path in paths for fields in json.loads((path / LEFT_OUT).read_text())
+        ]
+        """Records that were skipped, with the reason."""
+        if len(self.ids) != manifest.facts["rows"]:
+            raise ArtifactMismatch(
+                f"{manifest.folder} holds {len(self.ids)} rows, its manifest says {manifest.facts['rows']}"
+            )
+
+    @staticmethod
+    def open(folder: Path) -> Features:
+        """Open a finished folder."""
+        return Features(open_artifact(folder, kind=KIND))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def dim(self) -> int:
+        """Width of image and text features alike."""
+        if self.image_dim != self.text_dim:
+            raise ArtifactMismatch(
+                f"{self.manifest.folder}: image features have {self.image_dim} numbers and text features "
+                f"{self.text_dim}; one space needs one width"
+            )
+        return self.image_dim
+
+    def gather(self, rows: Int64[np.ndarray, " items"]) -> FeatureBatch:
+        """Features of these rows, as float32."""
+        return FeatureBatch(
+            image=self._packed(rows, self._image, self._image_index, self.image_dim),
+            text=self._packed(rows, self._text, self._text_index, self.text_dim),
+            has_image=torch.from_numpy(self._image_index[rows] != ABSENT),
+            has_text=torch.from_numpy(self._text_index[rows] != ABSENT),
+        )
+
+    def shards(self) -> Iterator[Shard]:
+        """The shards as they were written."""
+        for path in sorted(self.manifest.folder.glob("shard-*")):
+            yield Shard(*(np.load(path / f"{name}.npy", mmap_mode="r") for name in Shard._fields))
+
+    def batches(self, size: int) -> Iterator[tuple[slice, FeatureBatch]]:
+        """All rows in order, so many at a time."""
+        for start in range(0, len(self), size):
+            rows = np.arange(start, min(start + size, len(self)))
+            yield slice(start, start + len(rows)), self.gather(rows)
+
+    def _packed(
+        self, rows: np.ndarray, arrays: list[np.ndarray], index: np.ndarray, dim: int
+    ) -> Float[Tensor, "items dim"]:
+        output = torch.zeros(len(rows), dim)
+        places = index[rows]
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(shards, kind="stable")  # at once for rows in order
+        bounds = np.searchsorted(shards[order], np.arange(len(arrays) + 1))
+        for shard in np.unique(shards).tolist():
+            here = order[bounds[shard] : bounds[shard + 1]]
+            here = here[places[here] != ABSENT]
+            if len(here):
+                found = np.asarray(arrays[shard][places[here]])
+                output[torch.from_numpy(here)] = torch.from_numpy(found).float()
+        return output
+
+
+def _to_write(shard: Shard) -> Shard:
+    shard = shard._replace(image=_stored(shard.image), text=_stored(shard.text))
+    for name in ("image", "text"):
+        if not _all_finite(getattr(shard, name)):
+            raise BadData(
+                f"{name} features are not finite or too large for 16 bits; check the encoder's output"
+            )
+    return shard
+
+
+def _mapped(path: Path) -> np.ndarray:
+    return np.load(path, mmap_mode="r").view(np.ndarray)  # type: ignore[no-any-return]
+
+
+def _stored(features: np.ndarray) -> np.ndarray:
+    """Floats as 16 bits; through torch, since numpy takes ten times as long."""
+    if not np.issubdtype(features.dtype, np.floating) or features.dtype == np.float16:
+        return features
+    half: np.ndarray = torch.from_numpy(np.require(features, requirements="W")).half().numpy()
+    return half
+
+
+def _all_finite(features: np.ndarray) -> bool:
+    """A sum of 16-bit floats is finite where each of them is, and much faster than a flag for each."""
+    if features.dtype != np.float16:
+        return True
+    total = torch.from_numpy(np.require(features, requirements="W")).sum(dtype=torch.float64)
+    return bool(total.isfinite())
+
+
+def _spread(packed: Tensor, places: np.ndarray) -> Tensor:
+    output = torch.zeros(len(places), packed.shape[1])
+    present = np.flatnonzero(places != ABSENT)
+    output[torch.from_numpy(present)] = packed[torch.from_numpy(places[present])].float()
+    return output
+
+
+def _joined(paths: list[Path], name: str, kind: type[np.generic]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, kind), *(np.load(path / f"{name}.npy") for path in paths)], dtype=kind)
+
+
+def _shard_name(number: int) -> str:
+    return f"shard-{number:06d}"
+
+
+NUM_MODALITIES = 3
+
+
+class Batch(NamedTuple):
+    """Rows of features that belong together, pair by pair."""
+
+    query_rows: Int64[np.ndarray, " batch"]
+    """A query under one of its instructions."""
+    candidate_rows: Int64[np.ndarray, " batch"]
+    """One of its positives."""
+    false_negatives: Bool[Tensor, "batch batch"]
+    """Marks, for each query, the other rows whose candidate answers it too."""
+
+
+class Pairs:
+    """Training queries with their positives, as rows of the query and the candidate features."""
+
+    def __init__(self, queries: Iterable[Query], query_features: Features, candidates: Features) -> None:
+        numbers: list[int] = []
+        positives: list[int] = []
+        counts: list[int] = []
+        for query in queries:
+            if not query.positives:
+                raise BadData(f"training query {query.qid} has no positive; leave it out or name one")
+            numbers.append(query_number(query.qid))
+            positives.extend(candidate_number(did) for did in query.positives)
+            counts.append(len(query.positives))
+        if not numbers:
+            raise BadData("there are no training queries; give a query file that has some")
+        order = np.argsort(candidates.ids, kind="stable")
+        self._positives, found = _look_up(candidates.ids, order, np.array(positives, dtype=np.int64))
+        if not found.all():
+            missing = int((~found).sum())
+            example = positives[int(np.flatnonzero(~found)[0])]
+            raise BadData(
+                f"{missing} positives of the training queries are not in the training pool, the first has "
+                f"number {example}; run `genius data check` on the data set"
+            )
+        self._counts = np.array(counts, dtype=np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(self._counts)[:-1]]).astype(np.int64)
+        self._modality = candidates.modality
+        self._first, self._variants = _variants(query_features, np.array(numbers, dtype=np.int64))
+        owner = np.repeat(np.arange(len(counts)), counts)
+        lacking = owner[self._variants[owner, self._modality[self._positives]] == 0]
+        if len(lacking):
+            raise BadData(
+                f"{len(np.unique(lacking))} training queries have no features for the modality of a "
+                f"positive, the first has number {numbers[lacking[0]]}; embed them again"
+            )
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def epoch_order(self, seed: int, epoch: int) -> Int64[np.ndarray, " pairs"]:
+        """The order in which an epoch goes through the queries."""
+        return np.random.default_rng([seed, epoch]).permutation(len(self))
+
+    def draw(self, step: int, batch_size: int, *, seed: int) -> Batch:
+        """The batch of a step: a positive and an instruction drawn afresh for each query, seeded.
+
+        Deviation 9: the released code draws one of each per query and keeps them for all epochs.
+        """
+        places = np.arange(step * batch_size, (step + 1) * batch_size)
+        epochs = places // len(self)
+        lines = np.concatenate(
+            [
+                self._order(seed, int(epoch))[places[epochs == epoch] % len(self)]
+                for epoch in np.unique(epochs)
+            ]
+        )
+        random = np.random.default_rng([seed, step, 1])
+        share = random.random((2, batch_size))
+        positive = self._starts[lines] + (share[0] * self._counts[lines]).astype(np.int64)
+        candidate_rows = self._positives[positive]
+        wanted = self._modality[candidate_rows]
+        variants = self._variants[lines, wanted]
+        query_rows = self._first[lines, wanted] + (share[1] * variants).astype(np.int64)
+        return Batch(query_rows, candidate_rows, self._false_negatives(lines, candidate_rows))
+
+    def _order(self, seed: int, epoch: int) -> np.ndarray:
+        if getattr(self, "_cached_epoch", None) != (seed, epoch):
+            self._cached_order = self.epoch_order(seed, epoch)
+            self._cached_epoch = (seed, epoch)
+        return self._cached_order
+
+    def _false_negatives(self, lines: np.ndarray, candidate_rows: np.ndarray) -> Tensor:
+        """Compare every query's positives with the batch's candidates, without a cube of comparisons."""
+        unique, inverse = np.unique(candidate_rows, return_inverse=True)
+        counts = self._counts[lines]
+        owner = np.repeat(np.arange(len(lines)), counts)
+        offsets = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows = self._positives[np.repeat(self._starts[lines], counts) + offsets]
+        place = np.searchsorted(unique, rows).clip(max=len(unique) - 1)
+        hit = unique[place] == rows
+        mask = np.zeros((len(lines), len(unique)), dtype=bool)
+        mask[owner[hit], place[hit]] = True
+        mask = mask[:, inverse]
+        np.fill_diagonal(mask, val=False)
+        return torch.from_numpy(mask)
+
+
+def _look_up(ids: np.ndarray, order: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the wanted ids, and which of them exist."""
+    place = np.searchsorted(ids, wanted, sorter=order).clip(max=max(0, len(ids) - 1))
+    rows = order[place]
+    return rows, ids[rows] == wanted
+
+
+def _variants(features: Features, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the rows of each query and wanted modality begin, and how many there are.
+
+    The embedding stage writes the instructions of one query and modality next to one another.
+    """
+    key = features.ids * NUM_MODALITIES + features.wanted
+    starts = (
+        np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])) if len(key) else np.zeros(0, np.int64)
+    )
+    counts = np.diff(np.concatenate([starts, [len(key)]]))
+    order = np.argsort(key[starts], kind="stable")
+    first = np.zeros((len(numbers), NUM_MODALITIES), dtype=np.int64)
+    variants = np.zeros((len(numbers), NUM_MODALITIES), dtype=np.int64)
+    for modality in range(NUM_MODALITIES):
+        place, found = _look_up(key[starts], order, numbers * NUM_MODALITIES + modality)
+        first[:, modality] = np.where(found, starts[place], 0)
+        variants[:, modality] = np.where(found, counts[place], 0)
+    return first, variants

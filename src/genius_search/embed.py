@@ -1,0 +1,538 @@
+"""Turn M-BEIR's records into rows of features: which text the encoder reads, under which instruction."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeGuard, TypeVar
+
+import numpy as np
+from jaxtyping import Int64, Shaped
+from PIL import Image
+from torch import Tensor
+
+from genius_search.artifact import ArtifactWriter, file_fingerprint, fingerprint_of
+from genius_search.data.features import (
+    ABSENT,
+    KIND,
+    FeatureBatch,
+    Features,
+    LeftOut,
+    Shard,
+    has_shard,
+    num_records,
+    num_rows,
+    write_shard,
+)
+from genius_search.data.images import open_image
+from genius_search.data.mbeir import IdSet, Instructions, MBeir, read_pool, read_queries
+from genius_search.encoders.base import Encoder, ImageInput, ItemKey, JointEncoder, JointInput, TextInput
+from genius_search.errors import ArtifactMismatch, BadData, BadImage
+from genius_search.progress import Progress
+from genius_search.records import (
+    Candidate,
+    Modality,
+    Query,
+    candidate_number,
+    format_text,
+    instructed,
+    parse_id,
+    query_number,
+)
+
+Item = TypeVar("Item")
+
+ENCODE_BATCH: Final = 256
+LOOK_UP_BATCH: Final = 2048
+"""What is looked up needs no forward pass, only memory."""
+SHORTEST_SIDE: Final = 256
+"""Pictures are decoded no smaller than this; M-BEIR's are stored at it (deviation 22)."""
+_CODES: Final = {modality: modality.code for modality in Modality} | {None: ABSENT}
+
+
+class FeatureRow(NamedTuple):
+    """One row to be embedded."""
+
+    id: int
+    key: ItemKey
+    modality: Modality
+    image: Path | None = None
+    text: str | None = None
+    """As the encoder shall read it, instruction included."""
+    variant: int = ABSENT
+    wanted: Modality | None = None
+
+
+class EncodedShard(NamedTuple):
+    """A shard to write, and the rows that are not in it."""
+
+    shard: Shard
+    left_out: list[LeftOut]
+
+
+class _Encoded(NamedTuple):
+    """Packed features of one modality (or of both together), and which keys have which."""
+
+    packed: Shaped[np.ndarray, "items dim"]
+    places: Mapping[Hashable, int]
+
+
+def is_joint(encoder: Encoder) -> TypeGuard[JointEncoder]:
+    """Whether it gives one vector for image and text together.
+
+    Unlike ``isinstance``, this does not compute the encoder's fingerprint in passing.
+    """
+    return hasattr(encoder, "joint_features")
+
+
+def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_images: bool) -> EncodedShard:
+    """Encode rows, without those whose picture cannot be read.
+
+    Raises
+    ------
+    BadImage
+        the first picture that cannot be read, unless ``skip_bad_images``.
+    """
+    # Where the encoder looks features up, the item decides; where it computes them, the content does.
+    looks_up = not encoder.needs_pixels
+    bad = _Bad(skip=skip_bad_images)
+    image_keys: list[Hashable]
+    if is_joint(encoder):
+        image_keys = [None] * len(rows)
+        text_keys: list[Hashable] = [row.key if looks_up else (row.image, row.text or "") for row in rows]
+        image, text = _nothing(encoder), _encode_together(rows, text_keys, encoder, bad)
+    else:
+        image_keys = [None if row.image is None else (row.key if looks_up else row.image) for row in rows]
+        text_keys = [None if not row.text else (row.key if looks_up else row.text) for row in rows]
+        image, text = (
+            _encode_images(rows, image_keys, encoder, bad),
+            _encode_texts(rows, text_keys, encoder),
+        )
+    lost = [bad.found.get(row.image) if bad.found else None for row in rows]
+    kept = [place for place, reason in enumerate(lost) if reason is None]
+    chosen = rows if len(kept) == len(rows) else [rows[place] for place in kept]
+    shard = Shard(
+        ids=np.array([row.id for row in chosen], dtype=np.int64),
+        variant=np.array([row.variant for row in chosen], dtype=np.int16),
+        modality=np.array([_CODES[row.modality] for row in chosen], dtype=np.int8),
+        wanted=np.array([_CODES[row.wanted] for row in chosen], dtype=np.int8),
+        image_index=_places(image_keys, image.places, kept),
+        text_index=_places(text_keys, text.places, kept),
+        image=image.packed,
+        text=text.packed,
+    )
+    left_out = [
+        LeftOut(row.id, str(reason.file), reason.reason)
+        for row, reason in zip(rows, lost, strict=True)
+        if reason is not None
+    ]
+    return EncodedShard(shard, left_out)
+
+
+def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """So many at a time."""
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
+
+
+class _Bad:
+    """Pictures that cannot be read: collected, or the first one raised."""
+
+    def __init__(self, *, skip: bool) -> None:
+        self._skip = skip
+        self.found: dict[Path | None, BadImage] = {}
+
+    def add(self, row: FeatureRow, error: BadImage) -> None:
+        if not self._skip:
+            raise BadImage(
+                error.file,
+                f"{error.reason}; {row.key.role} {row.key.id} needs it. Restore it, or look for all "
+                "such with `genius data check`",
+            )
+        self.found[row.image] = error
+
+
+def _encode_images(
+    rows: Sequence[FeatureRow], keys: Sequence[Hashable], encoder: Encoder, bad: _Bad
+) -> _Encoded:
+    def encode(batch: list[tuple[FeatureRow, Image.Image | None]]) -> Tensor:
+        return encoder.image_features([ImageInput(picture, row.key) for row, picture in batch])
+
+    return _encode(_distinct(rows, keys), encoder, encode, bad)
+
+
+def _encode_texts(rows: Sequence[FeatureRow], keys: Sequence[Hashable], encoder: Encoder) -> _Encoded:
+    distinct = _distinct(rows, keys)
+    parts = [
+        encoder.text_features([TextInput(row.text or "", row.key) for row in batch]).cpu().numpy()
+        for batch in chunks(distinct.values(), _batch_size(encoder))
+    ]
+    return _join(parts, distinct, encoder)
+
+
+def _encode_together(
+    rows: Sequence[FeatureRow], keys: Sequence[Hashable], encoder: JointEncoder, bad: _Bad
+) -> _Encoded:
+    def encode(batch: list[tuple[FeatureRow, Image.Image | None]]) -> Tensor:
+        return encoder.joint_features(
+            [JointInput(picture, row.text or "", row.key, row.image is not None) for row, picture in batch]
+        )
+
+    return _encode(_distinct(rows, keys), encoder, encode, bad)
+
+
+def _encode(
+    distinct: dict[Hashable, FeatureRow],
+    encoder: Encoder,
+    encode: Callable[[list[tuple[FeatureRow, Image.Image | None]]], Tensor],
+    bad: _Bad,
+) -> _Encoded:
+    """Encode what has pictures, which are decoded two at a time if the encoder looks at them."""
+    parts: list[np.ndarray] = []
+    good: list[Hashable] = []
+    with ThreadPoolExecutor(2) as pool:
+        for batch in chunks(distinct.items(), _batch_size(encoder)):
+            opened = pool.map(_decode, [row.image for _, row in batch]) if encoder.needs_pixels else None
+            readable: list[tuple[FeatureRow, Image.Image | None]] = []
+            for key, row in batch:
+                picture = None if opened is None else next(opened)
+                if isinstance(picture, BadImage):
+                    bad.add(row, picture)
+                else:
+                    readable.append((row, picture))
+                    good.append(key)
+            if readable:
+                parts.append(encode(readable).cpu().numpy())
+    return _join(parts, good, encoder)
+
+
+def _decode(path: Path | None) -> Image.Image | BadImage | None:
+    if path is None:
+        return None
+    try:
+        return open_image(path, shortest_side=SHORTEST_SIDE)
+    except BadImage as error:
+        return error
+
+
+def _distinct(rows: Sequence[FeatureRow], keys: Sequence[Hashable]) -> dict[Hashable, FeatureRow]:
+    return {key: row for key, row in zip(keys, rows, strict=True) if key is not None}
+
+
+def _batch_size(encoder: Encoder) -> int:
+    return ENCODE_BATCH if encoder.needs_pixels else LOOK_UP_BATCH
+
+
+def _join(parts: list[np.ndarray], keys: Iterable[Hashable], encoder: Encoder) -> _Encoded:
+    if not parts:
+        return _nothing(encoder)
+    packed = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return _Encoded(packed, {key: place for place, key in enumerate(keys)})
+
+
+def _nothing(encoder: Encoder) -> _Encoded:
+    return _Encoded(np.zeros((0, encoder.dim), dtype=np.float16), {})
+
+
+def _places(keys: Sequence[Hashable], places: Mapping[Hashable, int], kept: Sequence[int]) -> np.ndarray:
+    return np.array([places.get(keys[index], ABSENT) for index in kept], dtype=np.int64)
+
+
+__all__ = ["SHARD_ROWS", "SHORTEST_SIDE", "Content", "FeatureRow", "embed", "features_of", "transform"]
+
+SHARD_ROWS: Final = 8192
+
+
+def embed(
+    rows: Iterable[FeatureRow],
+    encoder: Encoder,
+    folder: Path,
+    *,
+    inputs: Mapping[str, str],
+    expected: int,
+    progress: Progress,
+    skip_bad_images: bool = False,
+) -> Features:
+    """Embed rows into ``folder``; a finished folder of the same inputs is opened as it is.
+
+    Parameters
+    ----------
+    rows
+        streamed; the same rows in the same order for the same ``inputs``.
+    expected
+        about how many rows there will be, for the progress display.
+    skip_bad_images
+        leave out rows whose picture cannot be read and list them in :attr:`Features.left_out`; otherwise
+        the first such picture is an error.
+
+    Raises
+    ------
+    BadData
+        there is nothing to embed, or features are not finite.
+    BadImage
+        a picture cannot be read.
+    ArtifactMismatch
+        the records changed since a killed run, or somebody else took away what was written.
+    """
+    writer = _writer(folder, inputs, encoder)
+    if writer.finished() is not None:
+        return Features.open(folder)
+    progress.begin(f"embed {folder.name}", expected)
+    sizes: list[int] = []
+    for number, chunk in enumerate(chunks(rows, SHARD_ROWS)):
+        if not has_shard(writer.path, number):
+            encoded = encode_shard(chunk, encoder, skip_bad_images=skip_bad_images)
+            write_shard(writer.path, number, encoded.shard, encoded.left_out)
+        sizes.append(len(chunk))
+        progress.advance(min(expected - 1, number * SHARD_ROWS + len(chunk)), {})
+    _finish(writer, encoder.spec, sizes)
+    progress.advance(expected, {})
+    return Features.open(folder)
+
+
+class Content(NamedTuple):
+    """What an encoder reads of one query or candidate; at least one of image and text."""
+
+    image: Image.Image | None
+    text: str
+    """As the encoder shall read it; empty where there is none."""
+    key: ItemKey
+
+
+def features_of(encoder: Encoder, contents: Sequence[Content]) -> FeatureBatch:
+    """Features of queries or candidates in memory: all their images at once, and all their texts.
+
+    Raises
+    ------
+    BadData
+        one has neither an image nor a text.
+    """
+    for image, text, key in contents:
+        if image is None and not text:
+            raise BadData(f"{key.role} {key.id!r} has neither an image nor a text; it needs one of them")
+    if is_joint(encoder):
+        both = encoder.joint_features(
+            [JointInput(image, text, key, image is not None) for image, text, key in contents]
+        )
+        nowhere = np.full(len(contents), ABSENT)
+        return FeatureBatch.of(both[:0], both, nowhere, np.arange(len(contents)))
+    pictures = [ImageInput(image, key) for image, _, key in contents if image is not None]
+    words = [TextInput(text, key) for _, text, key in contents if text]
+    image_features = encoder.image_features(pictures) if pictures else None
+    text_features = encoder.text_features(words) if words else None
+    nothing = (text_features if image_features is None else image_features)[:0]  # type: ignore[index]  # one is there
+    return FeatureBatch.of(
+        nothing if image_features is None else image_features,
+        nothing if text_features is None else text_features,
+        _counted([image is not None for image, _, _ in contents]),
+        _counted([bool(text) for _, text, _ in contents]),
+    )
+
+
+def _counted(present: Sequence[bool]) -> Int64[np.ndarray, " items"]:
+    """Places of what is present among all that is, in order."""
+    mask = np.array(present)
+    return np.where(mask, np.cumsum(mask) - 1, ABSENT).astype(np.int64)
+
+
+def transform(
+    source: Features,
+    folder: Path,
+    *,
+    change: Callable[[Shard], Shard],
+    inputs: Mapping[str, str],
+    encoder: Encoder,
+) -> Features:
+    """What :func:`embed` would write for ``encoder``, from what its first half gave for the same records."""
+    writer = _writer(folder, inputs, encoder)
+    if writer.finished() is not None:
+        return Features.open(folder)
+    sizes: list[int] = []
+    for number, shard in enumerate(source.shards()):
+        sizes.append(len(shard.ids))
+        if not has_shard(writer.path, number):
+            write_shard(writer.path, number, change(shard), [])
+    _finish(writer, encoder.spec, sizes)
+    return Features.open(folder)
+
+
+def _writer(folder: Path, inputs: Mapping[str, str], encoder: Encoder) -> ArtifactWriter:
+    return ArtifactWriter(
+        folder,
+        kind=KIND,
+        config={"shard_rows": SHARD_ROWS},
+        inputs={**inputs, "encoder": encoder.fingerprint},
+    )
+
+
+def _finish(writer: ArtifactWriter, spec: str, sizes: Sequence[int]) -> None:
+    """Finish a folder whose shards are all there and stand for so many records each."""
+    found = num_records(writer.path)
+    if found != dict(enumerate(sizes)):
+        raise ArtifactMismatch(
+            f"{writer.path} holds {sum(found.values()):,} of {sum(sizes):,} records, in {len(found)} of "
+            f"{len(sizes)} shards: the records changed, or another writer took some away; remove it and run "
+            "the same again"
+        )
+    rows = num_rows(writer.path)
+    if rows == 0:
+        raise BadData(f"nothing to embed into {writer.folder}: there is no record that can be read")
+    # A shard without pictures (or texts) cannot know how wide they are; the widest one does.
+    widths = {
+        name: max(np.load(path, mmap_mode="r").shape[1] for path in writer.path.glob(f"shard-*/{name}.npy"))
+        for name in ("image", "text")
+    }
+    writer.finish(
+        facts={
+            "rows": rows,
+            "image_dim": widths["image"],
+            "text_dim": widths["text"],
+        },
+        notes={"encoder": spec},
+    )
+
+
+InstructionChoice = Literal["hashed", "first", "none", "all"]
+
+
+class TrainingFeatures(NamedTuple):
+    """Features of a data set's training queries and training pool."""
+
+    queries: Features
+    candidates: Features
+
+
+def embed_training(data: MBeir, encoder: Encoder, folder: Path, *, progress: Progress) -> TrainingFeatures:
+    """Embed the training pool, and each training query once under each of its instructions."""
+    candidates = embed_pool(data, data.training_pools(), encoder, folder / "candidates", progress=progress)
+    queries = embed(
+        _training_query_rows(data, candidates),
+        encoder,
+        folder / "queries",
+        inputs={"records": fingerprint_of_files([*data.training_queries(), *instruction_files(data)])},
+        expected=count_lines(data.training_queries()) * _usual_number(data.instructions),
+        progress=progress,
+    )
+    return TrainingFeatures(queries, candidates)
+
+
+def embed_pool(
+    data: MBeir, pools: Sequence[Path], encoder: Encoder, folder: Path, *, progress: Progress
+) -> Features:
+    """Embed the candidates of some pool files, each candidate once."""
+    rows = (candidate_row(data, candidate) for candidate in read_pool(pools))
+    return embed(
+        rows,
+        encoder,
+        folder,
+        inputs={"records": fingerprint_of_files(pools)},
+        expected=count_lines(pools),
+        progress=progress,
+    )
+
+
+def candidate_row(data: MBeir, candidate: Candidate) -> FeatureRow:
+    """A candidate as the encoder shall see it: never with an instruction."""
+    return FeatureRow(
+        id=candidate_number(candidate.did),
+        key=ItemKey("candidate", candidate.did),
+        modality=candidate.modality,
+        image=None if candidate.image is None else data.image_path(candidate.image),
+        text=format_text(candidate.text),
+    )
+
+
+def query_row(
+    data: MBeir, query: Query, wanted: Modality, instruction: str | None, variant: int, *, split: str
+) -> FeatureRow:
+    """A query of a split under one instruction."""
+    return FeatureRow(
+        id=query_number(query.qid),
+        key=ItemKey("query", query.qid, split),
+        modality=query.modality,
+        image=None if query.image is None else data.image_path(query.image),
+        text=instructed(instruction, query.text),
+        variant=variant,
+        wanted=wanted,
+    )
+
+
+def choose_instruction(
+    instructions: Instructions,
+    query: Query,
+    wanted: Modality,
+    choice: Literal["hashed", "first", "none"],
+    *,
+    seed: int,
+) -> str | None:
+    """One instruction for a query, the same on every run and machine.
+
+    Deviation 25: UniIR draws it at random.
+    """
+    if choice == "none":
+        return None
+    offered = instructions_for(instructions, query, wanted)
+    if not offered:
+        return None
+    if choice == "first":
+        return offered[0]
+    digest = hashlib.sha256(f"{seed} {query.qid}".encode()).digest()
+    return offered[int.from_bytes(digest[:8], "big") % len(offered)]
+
+
+def instructions_for(instructions: Instructions, query: Query, wanted: Modality) -> tuple[str, ...]:
+    """Every instruction that fits a query and what it asks for."""
+    return instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
+
+
+def instruction_files(data: MBeir) -> list[Path]:
+    """The data set's instructions, if it has any."""
+    return [data.instructions_file] if data.instructions_file.exists() else []
+
+
+def _usual_number(instructions: Instructions) -> int:
+    """About how many instructions a query has."""
+    counts = [len(texts) for texts in instructions.rows.values()]
+    return max(1, round(sum(counts) / len(counts))) if counts else 1
+
+
+def count_lines(files: Sequence[Path]) -> int:
+    """Records of some files: their lines, blank ones left out, whether or not the last one ends."""
+    total = 0
+    for path in files:
+        with path.open("rb") as file:
+            total += sum(not line.isspace() for line in file)
+    return total
+
+
+def fingerprint_of_files(files: Sequence[Path]) -> str:
+    """Fingerprint of the contents of some files, whatever their folder."""
+    return fingerprint_of([[path.name, file_fingerprint(path)] for path in files])
+
+
+def _training_query_rows(data: MBeir, candidates: Features) -> Iterator[FeatureRow]:
+    order = np.argsort(candidates.ids, kind="stable")
+    ids = candidates.ids[order]
+    modalities = list(Modality)
+    seen = IdSet()
+    for path in data.training_queries():
+        for query in read_queries(path):
+            if not seen.add(query.qid):  # the upsampled training file repeats queries
+                continue
+            positives = np.array([candidate_number(did) for did in query.positives], dtype=np.int64)
+            place = np.searchsorted(ids, positives).clip(max=len(ids) - 1)
+            if not (ids[place] == positives).all():
+                absent = query.positives[int(np.flatnonzero(ids[place] != positives)[0])]
+                raise BadData(
+                    f"{path}: query {query.qid} has the positive {absent}, which is not in the training "
+                    "pool; run `genius data check` on the data set"
+                )
+            for code in np.unique(candidates.modality[order[place]]):
+                wanted = modalities[int(code)]
+                offered = instructions_for(data.instructions, query, wanted)
+                for variant, instruction in enumerate(offered or (None,)):
+                    yield query_row(data, query, wanted, instruction, variant, split="train")

@@ -1,0 +1,324 @@
+"""A look inside the codes of an index: the tree, items that share codes, and why an item is found or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from genius_search.config import SearchConfig
+from genius_search.errors import UsageError
+from genius_search.index.items import Item
+from genius_search.index.snapshot import OpenedIndex
+from genius_search.model import Genius
+from genius_search.query import Asked
+from genius_search.search.rank import Evidence, rank_items
+from genius_search.search.tree import (
+    CodeTree,
+    Ranges,
+    Sought,
+    Step,
+    Watched,
+    first_codes,
+    keeping_width,
+    path_of,
+    watch,
+)
+
+MOST_CHILDREN: Final = 64
+EXAMPLES: Final = 4
+SIBLINGS: Final = 8
+SHARING: Final = 20
+"""Of what may be large so much is shown unless one asks for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeChild:
+    """A code that continues a prefix."""
+
+    code: int
+    items: int
+    """So many lie below it."""
+    share: float
+    """Of the items below the prefix."""
+    examples: list[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeNode:
+    """A prefix of IDs, and what lies below it; deleted items do not count."""
+
+    prefix: tuple[int, ...]
+    level: int
+    """Codes in the prefix: the level that its children are of."""
+    items: int
+    share: float
+    """Of all items."""
+    entropy: float
+    """Bits that the next code says of the items here."""
+    num_children: int
+    children: list[CodeChild]
+    """Those of most items first."""
+    examples: list[Item]
+    """Spread evenly over what lies below."""
+    truncated: bool
+    """Whether there are more children than are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedGroup:
+    """Items whose IDs begin with the same codes."""
+
+    codes: tuple[int, ...]
+    """What they share."""
+    items: int
+    examples: list[Item]
+    """All of them, unless there are many."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPage:
+    """Some of the groups of an index, largest first."""
+
+    total: int
+    """Groups there are."""
+    items: int
+    """Items in all of them."""
+    groups: list[SharedGroup]
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """A code that might have come instead."""
+
+    code: int
+    log_probability: float
+    probability: float
+    """Among the codes that exist there and may be found."""
+    items: int
+    examples: list[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class LevelStep:
+    """What the generator says of one code of an item's ID."""
+
+    level: int
+    name: str
+    code: int
+    log_probability: float
+    """What it adds to the score of a beam."""
+    probability: float
+    """Among the codes that exist there and may be found."""
+    rank: int
+    """Among them, from 1."""
+    num_siblings: int
+    """How many they are, with itself."""
+    items: int
+    """So many share the ID up to here."""
+    siblings: list[Sibling]
+    """The most probable, the item's own code among them if it is one of those."""
+    beam_rank: int | None
+    """Where the prefix up to here stood among all that the beam weighed; None: it was not weighed."""
+    is_kept: bool | None
+    """Whether the beam kept it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a search finds an item, or does not."""
+
+    item: Item
+    codes: tuple[int, ...]
+    is_allowed: bool
+    """Whether modality and conditions of the request let it be found."""
+    rank: int | None
+    """Among all items that the search looked at; None: it was not reached."""
+    score: float | None
+    touched: int
+    """Items that the search looked at."""
+    beam: int
+    """How wide it was."""
+    lost_at: int | None
+    """The level at which the beam dropped it."""
+    kept_by_beam: int | None
+    """The narrowest beam found to keep it, where this one does not; None: none that was tried does."""
+    levels: list[LevelStep]
+
+
+def look_at(
+    opened: OpenedIndex,
+    num_levels: int,
+    prefix: Sequence[int] = (),
+    *,
+    examples: int = EXAMPLES,
+    most_children: int = MOST_CHILDREN,
+) -> CodeNode:
+    """A prefix and its children.
+
+    Raises
+    ------
+    UnknownPrefix
+        no item has such an ID.
+    UsageError
+        it is longer than an ID.
+    """
+    if len(prefix) > num_levels:
+        raise UsageError(f"{len(prefix)} codes are given; the IDs of this index have {num_levels}")
+    tree = opened.tree
+    ranges = tree.find(prefix)
+    items = int(tree.count(ranges)[0])
+    total = int(tree.count(tree.root())[0])
+    if len(prefix) == num_levels:  # a whole ID; what stands behind it continues nothing
+        children, counts = tree.children(Ranges(ranges.low[:0], ranges.high[:0]), 0)
+    else:
+        children, counts = tree.children(ranges, len(prefix))
+    shares = counts / max(1, items)
+    largest = np.argsort(-counts, kind="stable")[:most_children]
+    below = children.take(largest)
+    shown = _examples(opened, tree, Ranges(below.low, below.high), examples)
+    return CodeNode(
+        prefix=tuple(prefix),
+        level=len(prefix),
+        items=items,
+        share=items / max(1, total),
+        entropy=float(-(shares * np.log2(shares)).sum()) + 0.0,  # no −0
+        num_children=len(counts),
+        children=[
+            CodeChild(int(code), int(count), float(share), own)
+            for code, count, share, own in zip(
+                below.code, counts[largest], shares[largest], shown, strict=True
+            )
+        ],
+        examples=_examples(opened, tree, ranges, examples)[0],
+        truncated=len(counts) > len(largest),
+    )
+
+
+def sharing(
+    opened: OpenedIndex, depth: int, *, offset: int = 0, limit: int = 50, most: int = SHARING
+) -> SharedPage:
+    """Groups of items that share their first so many codes.
+
+    Raises
+    ------
+    UsageError
+        the page is none, or nothing is to be shared.
+    """
+    if offset < 0 or limit < 0:
+        raise UsageError(f"a page from {offset} of {limit} groups is asked for; give 0 or more")
+    found = opened.shared(depth)
+    page = slice(offset, offset + limit)
+    ranges = Ranges(found.ranges.low[page], found.ranges.high[page])
+    groups = [
+        SharedGroup(tuple(codes), int(count), own)
+        for codes, count, own in zip(
+            first_codes(opened.tree, ranges, depth).tolist(),
+            found.items[page],
+            _examples(opened, opened.tree, ranges, most),
+            strict=True,
+        )
+    ]
+    return SharedPage(len(found.items), int(found.items.sum()), groups)
+
+
+def explain(
+    model: Genius, opened: OpenedIndex, asked: Asked, item_id: str, config: SearchConfig
+) -> Explanation:
+    """The way of an item's ID through the levels, for what is asked.
+
+    Raises
+    ------
+    UnknownItem
+        it is not in the index.
+    """
+    place = opened.place_of(item_id)
+    num_levels = model.quantizer.num_levels
+    codes = tuple(opened.id_at(place)[:num_levels].tolist())
+    allowed = None if asked.restriction is None else asked.restriction[place.part]
+    is_allowed = (allowed is None or bool(allowed.items[place.row])) and (
+        not asked.level0 or codes[0] in asked.level0
+    )
+    request = asked.request
+    width = max(request.beam or config.beam, request.k)
+    sought = Sought(model.decoder, opened.tree, asked.embedding, codes, asked.level0, asked.restriction)
+    steps = path_of(sought, config.scores)
+    watched = watch(sought, config, width)
+    lost_at = watched.lost_at
+    found = rank_items(
+        opened.parts,
+        watched.beams,
+        0,
+        asked.evidence,
+        config=config,
+        evidence=Evidence(
+            model.ranker, opened.vectors, opened.state.facts.embeddings == "raw", opened.densities
+        ),
+        k=max(1, opened.state.num_alive),
+        restriction=asked.restriction,
+        for_codes=asked.embedding[0],
+    )
+    there = np.flatnonzero((found.parts == place.part) & (found.items == place.row))
+    return Explanation(
+        item=opened.item_at(place),
+        codes=codes,
+        is_allowed=is_allowed,
+        rank=1 + int(there[0]) if len(there) else None,
+        score=float(found.scores[there[0]]) if len(there) else None,
+        touched=found.touched,
+        beam=width,
+        lost_at=lost_at,
+        kept_by_beam=None if lost_at is None else keeping_width(sought, config, watched),
+        levels=_levels(model, opened, steps, watched),
+    )
+
+
+def _levels(model: Genius, opened: OpenedIndex, steps: Sequence[Step], watched: Watched) -> list[LevelStep]:
+    """Each level with its best siblings; the items of all of them are looked up together."""
+    best = [np.argsort(-step.log_probabilities, kind="stable")[:SIBLINGS] for step in steps]
+    chosen = [step.children.take(places) for step, places in zip(steps, best, strict=True)]
+    ranges = Ranges(
+        np.concatenate([children.low for children in chosen]),
+        np.concatenate([children.high for children in chosen]),
+    )
+    shown = iter(_examples(opened, opened.tree, ranges, EXAMPLES))
+    first_is_modality = model.quantizer.has_modality_level
+    levels = []
+    for level, (step, places) in enumerate(zip(steps, best, strict=True)):
+        seen = watched.seen[level] if level < len(watched.seen) else None
+        levels.append(
+            LevelStep(
+                level=level,
+                name="modality" if first_is_modality and level == 0 else f"level {level}",
+                code=int(step.children.code[step.own]),
+                log_probability=float(step.log_probabilities[step.own]),
+                probability=float(step.probabilities[step.own]),
+                rank=step.rank,
+                num_siblings=len(step.items),
+                items=int(step.items[step.own]),
+                siblings=[
+                    Sibling(
+                        int(step.children.code[sibling]),
+                        float(step.log_probabilities[sibling]),
+                        float(step.probabilities[sibling]),
+                        int(step.items[sibling]),
+                        next(shown),
+                    )
+                    for sibling in places
+                ],
+                beam_rank=None if seen is None else seen.rank,
+                is_kept=None if seen is None else seen.is_kept,
+            )
+        )
+    return levels
+
+
+def _examples(opened: OpenedIndex, tree: CodeTree, ranges: Ranges, most: int) -> list[list[Item]]:
+    """Items below each prefix."""
+    picked = tree.pick(ranges, most)
+    found: list[list[Item]] = [[] for _ in range(len(ranges.low))]
+    for owner, item in zip(picked.owner.tolist(), opened.items(picked.parts, picked.rows), strict=True):
+        found[owner].append(item)
+    return found

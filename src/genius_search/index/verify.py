@@ -1,0 +1,346 @@
+"""What an index holds, and what each part of it costs; no model is needed to say."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from genius_search.errors import ArtifactError, ArtifactMismatch, GeniusError, UsageError
+from genius_search.index.items import ITEMS_FILE
+from genius_search.index.store import (
+    CURRENT,
+    DENSITIES,
+    EMBEDDINGS,
+    MOST_ATTEMPTS,
+    REMEDY,
+    SCALES,
+    SEGMENTS,
+    TYPICALITY,
+    IndexManifest,
+    IndexState,
+    Segment,
+    SegmentEntry,
+    Tuned,
+    check_deleted,
+    check_segment,
+    open_state,
+    read_manifest,
+)
+from genius_search.index.writer import check_pictures, work_bytes
+from genius_search.records import Modality
+from genius_search.search.table import IdTable
+
+ROWS: Final = 1 << 18
+"""Rows of a table that are looked at together."""
+NAMES: Final = 50_000
+"""Item ids that are looked up together."""
+
+
+class Verified(NamedTuple):
+    """What was read and found whole."""
+
+    segments: int
+    items: int
+    """Those that are not deleted."""
+    deleted: int
+    """Deleted items that still take room."""
+    files: int
+    bytes: int
+
+
+def verify(folder: Path) -> Verified:
+    """Read an index through; it may be in use meanwhile.
+
+    Every file is compared with its checksum; then it is checked that tables are sorted and complete, that
+    lists of deleted items lie in range, that item stores are sound and hold as many items as the tables, that
+    no two items have the same id, and that the pictures kept here are those that were sent.
+
+    Raises
+    ------
+    ArtifactMissing, ArtifactMismatch
+        something is missing or damaged; the message names the file and says what to do.
+    UsageError
+        it changes faster than it can be read.
+    """
+    manifest = read_manifest(folder)
+    for _ in range(MOST_ATTEMPTS):
+        try:
+            return _verify(folder, manifest)
+        except (ArtifactError, OSError, sqlite3.Error):
+            now = read_manifest(folder)
+            if now == manifest:  # it is not that a writer removed it meanwhile
+                raise
+            manifest = now
+    raise UsageError(
+        f"{folder} changed {MOST_ATTEMPTS} times while it was read; verify it when it is quieter, or verify "
+        "a copy"
+    )
+
+
+def _verify(folder: Path, manifest: IndexManifest) -> Verified:
+    files = [folder / CURRENT]  # its own checksum is checked whenever it is read
+    for entry in manifest.segments:
+        files += _check_contents(folder, entry)
+    state = open_state(folder, manifest)
+    for segment in state.segments:
+        _check_table(segment.folder, segment.table)
+        _check_items(segment)
+    _check_unique(state.segments)
+    files += check_pictures(folder, state.segments)
+    alive = state.num_alive
+    return Verified(
+        segments=len(state.segments),
+        items=alive,
+        deleted=sum(segment.table.num_items for segment in state.segments) - alive,
+        files=len(files),
+        bytes=sum(file.stat().st_size for file in files),
+    )
+
+
+def _check_contents(folder: Path, entry: SegmentEntry) -> list[Path]:
+    """Every file's checksum; returns the files."""
+    place = folder / SEGMENTS / entry.name
+    files = check_segment(place, manifest=entry.manifest, verify=True)
+    for path in place.rglob("*"):
+        if path.is_file() and path not in files:
+            raise ArtifactMismatch(f"{path} is no part of the index; move it away")
+    return files + check_deleted(folder, entry)
+
+
+def _check_table(folder: Path, table: IdTable) -> None:
+    """IDs are sorted and distinct, prefixes begin where they say, buckets and items are complete."""
+    place = table.level_bounds[:-1].tolist()
+    for rows, levels in _first_differences(folder, table):
+        for level in range(table.num_levels):
+            expected = rows[levels == level]
+            found = table.starts[place[level] : place[level] + len(expected)]
+            if not np.array_equal(found, expected):
+                raise _wrong(folder / "starts.npy", f"prefixes of level {level} do not begin where it says")
+            place[level] += len(expected)
+    if place != table.level_bounds[1:].tolist():
+        raise _wrong(folder / "level_bounds.npy", "its groups are not those of the IDs")
+    bounds = table.bucket_starts
+    if bounds[0] != 0 or bounds[-1] != table.num_items or not _is_rising(bounds):
+        raise _wrong(folder / "bucket_starts.npy", "an ID without items, or items without an ID")
+    if not _is_permutation(table.items):
+        raise _wrong(folder / "items.npy", "an item is listed twice or not at all")
+
+
+def _first_differences(folder: Path, table: IdTable) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows of a table but the first, and the level at which each differs from the row before it."""
+    for start in range(1, len(table), ROWS):
+        block = table.ids[start - 1 : start + ROWS]
+        steps = block[1:].astype(np.int32) - block[:-1]
+        levels = (steps != 0).argmax(axis=1)
+        first = np.take_along_axis(steps, levels[:, None], axis=1)
+        if (first <= 0).any() or block.min() < 0:
+            raise _wrong(folder / "ids.npy", "IDs are not sorted and distinct")
+        yield np.arange(start, start + len(steps)), levels
+
+
+def _is_rising(numbers: Integer[np.ndarray, " rows"]) -> bool:
+    return all(
+        (
+            numbers[start + 1 : start + ROWS + 1] > numbers[start : start + ROWS][: len(numbers) - start - 1]
+        ).all()
+        for start in range(0, len(numbers) - 1, ROWS)
+    )
+
+
+def _is_permutation(items: Integer[np.ndarray, " items"]) -> bool:
+    if len(items) and not (items.min() >= 0 and items.max() < len(items)):
+        return False
+    seen = np.zeros(len(items), dtype=bool)
+    for start in range(0, len(items), ROWS):
+        seen[items[start : start + ROWS]] = True
+    return bool(seen.all())
+
+
+def _check_items(segment: Segment) -> None:
+    """The item store is sound, and has rows 0, 1, … for the items of the table."""
+    path = segment.folder / ITEMS_FILE
+    uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
+            (answer,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+            count, low, high = database.execute("SELECT COUNT(*), MIN(row), MAX(row) FROM items").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise _wrong(path, str(error)) from None
+    if answer != "ok":
+        raise _wrong(path, answer)
+    if (count, low, high) != (segment.table.num_items, 0, segment.table.num_items - 1):
+        raise _wrong(path, f"it has {count} items (rows {low} … {high}), the table {segment.table.num_items}")
+
+
+def _check_unique(segments: tuple[Segment, ...]) -> None:
+    """No two items that are alive have the same id; inside a segment the item store sees to that."""
+    for place, segment in enumerate(segments[1:], start=1):
+        alive = segment.alive()
+        ids = (item.item_id for item in segment.items.all())
+        names = ids if alive is None else itertools.compress(ids, alive.tolist())
+        while some := list(itertools.islice(names, NAMES)):
+            for other in segments[:place]:
+                found = other.items.rows_by_id(some)
+                rows = np.fromiter(found.values(), dtype=np.int64, count=len(found))
+                twice = np.flatnonzero(~other.is_dead(rows))
+                if len(twice):
+                    raise _wrong(
+                        segment.folder / ITEMS_FILE,
+                        f"item {list(found)[twice[0]]!r} is in segment {other.name} too",
+                    )
+
+
+def _wrong(path: Path, why: str) -> ArtifactMismatch:
+    return ArtifactMismatch(f"{path} is damaged ({why}); {REMEDY}")
+
+
+@contextlib.contextmanager
+def naming_damage(folder: Path) -> Iterator[None]:
+    """Where an index breaks what it is used for, say which file of it is damaged.
+
+    The whole index is verified then. If it is sound the error is a bug, and goes on as it is.
+
+    Raises
+    ------
+    ArtifactMismatch, ArtifactMissing
+        a file is damaged or gone; the message names it.
+    """
+    try:
+        yield
+    except GeniusError:
+        raise
+    except (LookupError, ValueError, sqlite3.Error):
+        verify(folder)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """One of the parts that an index is stored in."""
+
+    name: str
+    items: int
+    """Deleted ones included."""
+    deleted: int
+    ids: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexInfo:
+    """What an index holds."""
+
+    folder: str
+    model: str
+    model_fingerprint: str
+    generation: int
+    """How often it has changed."""
+    items: int
+    by_modality: dict[str, int]
+    distinct_ids: int
+    collision_rate: float
+    """Share of the items whose ID is shared."""
+    bytes_per_item: dict[str, float]
+    """On disk, by part: ``ids`` (codes, and where prefixes begin), ``buckets`` (which items each ID stands
+    for), ``typicality``, ``embeddings``, ``items`` (the store of texts and fields), and ``deleted``: what
+    deleted items still take until `genius index compact`."""
+    embeddings: str
+    """What is stored for re-ranking, and how."""
+    tuned: Tuned | None
+    """How it is searched unless one says otherwise, as `genius tune` chose it."""
+    segments: list[SegmentInfo]
+    work_bytes: int
+    """What a `genius index add` that was killed, or is running, keeps to go on from."""
+
+
+def describe(folder: Path, state: IndexState) -> IndexInfo:
+    """Describe an open state of the index in a folder.
+
+    Raises
+    ------
+    ArtifactMismatch
+        it is damaged.
+    """
+    with naming_damage(folder):
+        return _described(folder, state)
+
+
+def _described(folder: Path, state: IndexState) -> IndexInfo:
+    sizes = _bucket_sizes(state.segments)
+    facts, count = state.facts, state.num_alive
+    return IndexInfo(
+        folder=str(folder),
+        model=facts.model,
+        model_fingerprint=facts.model_fingerprint,
+        generation=state.generation,
+        items=count,
+        by_modality={
+            modality.label: number for modality, number in count_by_modality(state.segments).items()
+        },
+        distinct_ids=len(sizes),
+        collision_rate=float(sizes[sizes > 1].sum() / max(1, count)),
+        bytes_per_item=_bytes_per_item(state.segments),
+        embeddings=facts.embeddings
+        if facts.embeddings == "none"
+        else f"{facts.embeddings}, {facts.embedding_type}",
+        tuned=state.tuned,
+        segments=[
+            SegmentInfo(segment.name, segment.table.num_items, len(segment.dead), len(segment.table))
+            for segment in state.segments
+        ],
+        work_bytes=work_bytes(folder),
+    )
+
+
+def count_by_modality(segments: Sequence[Segment]) -> dict[Modality, int]:
+    """How many items of each modality are alive; none that has none."""
+    counts: Counter[Modality] = Counter()
+    for segment in segments:
+        counts.update(segment.items.count_by_modality())
+        counts.subtract(Counter(item.modality for item in segment.items.get(segment.dead.tolist())))
+    return {modality: count for modality, count in counts.items() if count}
+
+
+def _bucket_sizes(segments: Sequence[Segment]) -> Int64[np.ndarray, " ids"]:
+    """How many items that are alive share each ID."""
+    if len(segments) == 1 and not len(segments[0].dead):
+        return np.diff(segments[0].table.bucket_starts).astype(np.int64)
+    found = [np.zeros((0, segments[0].table.num_levels if segments else 1), dtype=np.int16)]
+    for segment in segments:
+        table, alive = segment.table, segment.alive()
+        codes = np.repeat(table.ids, np.diff(table.bucket_starts), axis=0)
+        found.append(codes if alive is None else codes[alive[table.items]])
+    codes = np.concatenate(found)
+    table = IdTable.build(codes, np.zeros(len(codes), dtype=np.float16))
+    return np.diff(table.bucket_starts).astype(np.int64)
+
+
+def _bytes_per_item(segments: Sequence[Segment]) -> dict[str, float]:
+    parts = dict.fromkeys(("ids", "buckets", "typicality", "embeddings", "items", "deleted"), 0.0)
+    for segment in segments:
+        table = segment.table
+        sizes = {
+            "ids": table.nbytes,
+            "buckets": table.bucket_starts.nbytes + table.items.nbytes,
+            "typicality": _size(segment.folder / TYPICALITY),
+            "embeddings": sum(_size(segment.folder / name) for name in (EMBEDDINGS, SCALES, DENSITIES)),
+            "items": _size(segment.folder / ITEMS_FILE),
+        }
+        share = segment.num_alive / max(1, table.num_items)
+        for part, size in sizes.items():
+            parts[part] += size * share
+            parts["deleted"] += size * (1 - share)
+    count = max(1, sum(segment.num_alive for segment in segments))
+    return {part: size / count for part, size in parts.items()}
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

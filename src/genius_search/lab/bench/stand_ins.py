@@ -1,0 +1,299 @@
+"""A real pool, padded with invented neighbours, so that speed can be measured at sizes that nobody labelled.
+
+A neighbour is a real embedding with noise, encoded by the model's own quantizer. It is never a right answer:
+recall on a padded pool says how well a method finds the same answers among more that look like them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, Protocol, assert_never, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float16, Float32, Int16, UInt64
+from torch import Tensor
+from torch.nn import functional as F
+
+from genius_search.config import GeneratorConfig
+from genius_search.errors import UsageError
+from genius_search.model import Genius
+from genius_search.nn.generator import Generator
+from genius_search.nn.quantizer import NUM_MODALITIES
+from genius_search.search.decoder import Decoder, Decoding
+from genius_search.search.rank import CodeRanker
+from genius_search.search.table import IdTable
+
+DIM: Final = 768
+"""Width of the embeddings of CLIP's large model, which the paper uses."""
+LEVELS: Final = 8
+"""Semantic ones; the modality's is on top."""
+REFERENCE_SIZES: Final = (NUM_MODALITIES, *[4096] * LEVELS)
+TINY_SIZES: Final = (NUM_MODALITIES, *[256] * LEVELS)
+TINY: Final = GeneratorConfig(
+    layers=1, width=128, feedforward=256, heads=4, head_width=32, prefixes=8, dropout=0.0
+)
+
+DecoderName = Literal["reference", "tiny"]
+
+
+class Subject(NamedTuple):
+    """Something to search with."""
+
+    name: str
+    generator: Generator
+    decoder: Decoding
+    ranker: CodeRanker
+    dim: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Codes at each level."""
+        return self.decoder.sizes
+
+    def fixed_bytes(self) -> int:
+        """What is stored once, however large the pool: the generator's weights and the code vectors."""
+        weights = sum(weight.nbytes for weight in self.generator.parameters())
+        return weights + 4 * self.dim * sum(self.sizes)
+
+
+def stand_in(name: DecoderName, *, seed: int, sizes: tuple[int, ...] | None = None) -> Subject:
+    """A decoder of the paper's size (T5-small's), or of one narrow layer.
+
+    Parameters
+    ----------
+    sizes
+        codes at each level, if other than the decoder usually goes with.
+    """
+    match name:
+        case "reference":
+            config, usual = GeneratorConfig(), REFERENCE_SIZES
+        case "tiny":
+            config, usual = TINY, TINY_SIZES
+        case _:
+            assert_never(name)
+    sizes = sizes or usual
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        generator = Generator(DIM, sizes, config).eval()
+        tables = [torch.randn(size, DIM) * (0.5 / DIM**0.5) * 0.7**level for level, size in enumerate(sizes)]
+    return Subject(name, generator, Decoder(generator), CodeRanker(tables), DIM)
+
+
+def subject_of(model: Genius) -> Subject:
+    """A trained model."""
+    return Subject(
+        f"model {model.fingerprint[:12]}", model.generator.eval(), model.decoder, model.ranker, model.dim
+    )
+
+
+def random_queries(count: int, dim: int, *, seed: int) -> Float[Tensor, "queries dim"]:
+    """Unit vectors that ask for nothing."""
+    random = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(count, dim, generator=random), dim=-1)
+
+
+BLOCK: Final = 65_536
+"""Items drawn at a time."""
+NEAR_SHARE: Final = 0.10
+"""Of a skewed pool's items: like an earlier one up to the last levels."""
+COPY_SHARE: Final = 0.02
+"""Of a skewed pool's items: the same ID as an earlier one."""
+OWN_LEVELS: Final = 2
+"""Levels at the end in which near-duplicates go their own way."""
+STEPS: Final = 1 << 16
+"""Codes are drawn through a table of so many places, one for each number of 16 bits."""
+
+PoolKind = Literal["uniform", "skewed"]
+
+
+class Block(NamedTuple):
+    """Neighbouring items."""
+
+    codes: Int16[np.ndarray, "items levels"]
+    typicality: Float16[np.ndarray, " items"]
+
+
+@runtime_checkable
+class Pool(Protocol):
+    """Items that are drawn block by block."""
+
+    @property
+    def items(self) -> int:
+        """How many."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Codes at each level."""
+
+    def blocks(self) -> Iterator[Block]:
+        """All items, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberedPool:
+    """Items whose IDs are their numbers, digit by digit: GRACE's numeric IDs."""
+
+    items: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Ten digits in each place."""
+        return (10,) * len(str(self.items - 1))
+
+    def blocks(self) -> Iterator[Block]:
+        """All items, in order."""
+        places = 10 ** np.arange(len(self.sizes))[::-1]
+        for start in range(0, self.items, BLOCK):
+            numbers = np.arange(start, min(start + BLOCK, self.items))
+            codes = (numbers[:, None] // places % 10).astype(np.int16)
+            yield Block(codes, np.ones(len(codes), dtype=np.float16))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticPool:
+    """A pool that nobody embedded.
+
+    ``uniform``: every code of a level is as likely as any other, whatever stands before it. ``skewed``, which
+    is more like real pools: at each level few codes hold most items (Zipf), which codes depends on the
+    prefix, and some items are near-duplicates or exact copies of earlier ones.
+    """
+
+    items: int
+    sizes: tuple[int, ...]
+    """Codes at each level."""
+    kind: PoolKind = "skewed"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.items < 1 or not self.sizes or min(self.sizes) < 1 or max(self.sizes) > 32_768:
+            raise UsageError(
+                f"a pool of {self.items} items with {self.sizes} codes a level; expected 1 item or more, and "
+                "levels of 1 to 32,768 codes"
+            )
+
+    def blocks(self) -> Iterator[Block]:
+        """All items, in order."""
+        for number, start in enumerate(range(0, self.items, BLOCK)):
+            random = np.random.default_rng([self.seed, number])
+            codes = self._codes(random)
+            typicality = (0.5 + 0.5 * random.random(BLOCK, dtype=np.float32)).astype(np.float16)
+            count = min(BLOCK, self.items - start)
+            yield Block(codes[:count], typicality[:count])
+
+    def _codes(self, random: np.random.Generator) -> Int16[np.ndarray, "items levels"]:
+        match self.kind:
+            case "uniform":
+                return np.stack([random.integers(size, size=BLOCK) for size in self.sizes], axis=1).astype(
+                    np.int16
+                )
+            case "skewed":
+                return self._skewed(random)
+            case _:
+                assert_never(self.kind)
+
+    def _skewed(self, random: np.random.Generator) -> Int16[np.ndarray, "items levels"]:
+        codes = np.empty((BLOCK, len(self.sizes)), dtype=np.int16)
+        copied = random.random(BLOCK) < NEAR_SHARE + COPY_SHARE
+        is_near = random.random(BLOCK) < NEAR_SHARE / (NEAR_SHARE + COPY_SHARE)
+        source = np.where(
+            copied, (random.random(BLOCK) * np.arange(BLOCK)).astype(np.int64), np.arange(BLOCK)
+        )
+        prefix = np.zeros(BLOCK, dtype=np.uint64)
+        for level, size in enumerate(self.sizes):
+            rank = _zipf(size)[random.integers(STEPS, size=BLOCK, dtype=np.uint16)]
+            drawn = (rank + prefix % np.uint64(size)).astype(np.int64) % size
+            if level < len(self.sizes) - OWN_LEVELS:
+                drawn = drawn[source]
+            else:
+                drawn = np.where(is_near, drawn, drawn[source])
+            codes[:, level] = drawn
+            prefix = _mixed(prefix, drawn)
+        return codes
+
+
+def _zipf(size: int) -> UInt64[np.ndarray, " places"]:
+    """The code of each place, so that code c has a share in proportion to 1 / (c + 1)."""
+    shares = 1 / np.arange(1, size + 1)
+    places = (np.arange(STEPS) + 0.5) / STEPS
+    found: np.ndarray = np.searchsorted(np.cumsum(shares) / shares.sum(), places).clip(max=size - 1)
+    return found.astype(np.uint64)
+
+
+def _mixed(prefix: UInt64[np.ndarray, " items"], codes: np.ndarray) -> UInt64[np.ndarray, " items"]:
+    """A number for each prefix with one code more: equal prefixes stay equal, others part."""
+    mixed: np.ndarray = (prefix ^ (codes.astype(np.uint64) + np.uint64(1))) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    return mixed
+
+
+PADDING_BLOCK: Final = 8_192
+"""Neighbours encoded at a time."""
+LEAST_NOISE: Final = 0.5
+MOST_NOISE: Final = 1.0
+"""Length of the noise added to a unit vector: cosines to the real one from 0.89 down to 0.71."""
+
+
+class PaddedPool(NamedTuple):
+    """Real candidates first, then their invented neighbours."""
+
+    names: Sequence[str]
+    """Candidate ids of the real ones; the others have none."""
+    vectors: Float32[np.ndarray, "items dim"]
+    """Fused unit embeddings."""
+    codes: Int16[np.ndarray, "items columns"]
+    """Of the IDs, then their marks."""
+    table: IdTable
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def name(self, item: int) -> str:
+        """Of a candidate, or one that no candidate has."""
+        return self.names[item] if item < len(self.names) else f"padding {item}"
+
+
+def padded(
+    model: Genius,
+    names: Sequence[str],
+    vectors: Float32[np.ndarray, "items dim"],
+    codes: Int16[np.ndarray, "items columns"],
+    typicality: Float16[np.ndarray, " items"],
+    modalities: np.ndarray,
+    *,
+    items: int,
+    seed: int,
+) -> PaddedPool:
+    """A pool of so many items; with 0, or as many as there are, the real one.
+
+    Parameters
+    ----------
+    modalities
+        of the real candidates; a neighbour has that of the candidate it was made from.
+    """
+    real = len(vectors)
+    if items and items < real:
+        raise UsageError(f"the pool has {real:,} candidates already; it cannot be padded to {items:,}")
+    size = max(items, real)
+    all_vectors = np.empty((size, vectors.shape[1]), dtype=np.float32)
+    all_codes = np.empty((size, codes.shape[1]), dtype=np.int16)
+    all_typicality = np.empty(size, dtype=np.float16)
+    all_vectors[:real], all_codes[:real], all_typicality[:real] = vectors, codes, typicality
+    for number, start in enumerate(range(real, size, PADDING_BLOCK)):
+        here = slice(start, min(start + PADDING_BLOCK, size))
+        random = np.random.default_rng([seed, number])
+        source = random.integers(real, size=here.stop - here.start)
+        noise = random.standard_normal((len(source), vectors.shape[1]), dtype=np.float32)
+        length = random.uniform(LEAST_NOISE, MOST_NOISE, size=(len(source), 1)).astype(np.float32)
+        noise *= length / np.linalg.norm(noise, axis=1, keepdims=True)
+        made = F.normalize(torch.from_numpy(vectors[source] + noise), dim=1)
+        with torch.no_grad():
+            own = torch.from_numpy(modalities[source].astype(np.int64)).to(model.quantizer.device)
+            found = model.quantizer.quantize(made.to(model.quantizer.device), own)
+            stands_for = model.quantizer.decode(found.codes).cpu()
+            marks = model.quantizer.marks(found.codes)
+        all_vectors[here] = made.numpy()
+        all_codes[here] = torch.cat([found.codes, marks], dim=1).cpu().numpy()
+        all_typicality[here] = F.cosine_similarity(made, stands_for).numpy()
+    return PaddedPool(names, all_vectors, all_codes, IdTable.build(all_codes, all_typicality))

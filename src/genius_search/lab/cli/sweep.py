@@ -1,0 +1,100 @@
+"""``genius sweep``: every row of a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from genius_search.cli.terminal import TerminalProgress, print_json
+from genius_search.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Make every row of a recipe (ablations, baselines, beams, sizes, seeds); `genius report` shows them.
+
+    Run again after an interruption it goes on; finished rows are passed over, failed ones tried again, and
+    those made anew whose flags or data have changed. Rows share the encoder and its features. Exit status 1
+    when a row failed.
+    """
+
+    recipe: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
+    """File of rows, such as recipes/paper.toml."""
+
+    data: Path
+    """Folder of the data set, in M-BEIR's layout."""
+
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """A folder for each row and seed: its model, evaluation, log and row.json."""
+
+    encoder: str = "small"
+    """Of all rows, as `genius fit` is told: small, clip:NAME, precomputed:PATH, …"""
+
+    encoder_of: Annotated[Path | None, tyro.conf.arg(metavar="MODEL")] = None
+    """A model whose encoder and features are taken where they fit, instead of training and embedding."""
+
+    only: str = ""
+    """Rows to make, and what they build on; commas between."""
+
+    skip: str = ""
+    """Rows to leave out, such as those that need pictures where there are none; commas between."""
+
+    jobs: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Rows made at the same time, each with its share of the cores."""
+
+    quick: bool = False
+    """With the recipe's flags for a run of minutes, to see that everything works."""
+
+    plan: bool = False
+    """Print the commands and run none."""
+
+    json: bool = False
+    """As JSON: [{"row", "seed", "state", "error", "seconds", "commands"}, …]."""
+
+    def run(self) -> int:
+        """Make the rows."""
+        from genius_search.data.mbeir import MBeir
+        from genius_search.lab.sweep import jobs_of, read_recipe, records_of, sweep
+
+        if self.jobs < 1:
+            raise UsageError(f"--jobs {self.jobs}: at least one row has to be made at a time")
+        recipe = read_recipe(self.recipe)
+        # A wrong folder is said at once, not by every row.
+        records = "" if self.plan else records_of(MBeir(self.data))
+        jobs = jobs_of(
+            recipe,
+            encoder=self.encoder,
+            data=records,
+            quick=self.quick,
+            only=_names(self.only),
+            skip=_names(self.skip),
+        )
+        if self.plan:
+            print("\n".join(command for job in jobs for command in job.shown(self.data)))
+            return 0
+        from genius_search.lab.bench.timing import describe
+
+        with TerminalProgress() as progress:
+            made = sweep(
+                jobs,
+                self.data,
+                self.out,
+                machine=describe(),
+                progress=progress,
+                encoder_of=self.encoder_of,
+                at_once=self.jobs,
+            )
+            failed = [job.place for job, row in made if row.state == "failed"]
+            progress.say(f"{len(made) - len(failed)} rows are made; failed: {', '.join(failed) or 'none'}")
+            progress.say(f"next: genius report {self.out} --out REPORT")
+        if self.json:
+            shown = ("title", "table", "seed", "state", "error", "seconds", "commands")
+            print_json([{"row": row.name, **{name: getattr(row, name) for name in shown}} for _, row in made])
+        return 1 if failed else 0
+
+
+def _names(spelt: str) -> list[str]:
+    return [name.strip() for name in spelt.split(",") if name.strip()]

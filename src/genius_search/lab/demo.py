@@ -1,0 +1,173 @@
+"""``genius demo``: the whole method on the embedded catalogue, from nothing to a page of pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pydantic import ConfigDict
+
+from genius_search.config import USUAL_SEARCH, Count, FitConfig, Natural, checked, preset
+from genius_search.data.mbeir import EvaluationRow, MBeir, read_queries
+from genius_search.embed import choose_instruction
+from genius_search.errors import UsageError
+from genius_search.index.index import Index, SearchHit
+from genius_search.lab.evaluate import EvaluationConfig, evaluate
+from genius_search.lab.report.page import Fact, HitShown, ResultsPage, SearchShown, write_page
+from genius_search.lab.results import ResultRow
+from genius_search.lab.synth.catalogue import draw_catalogue
+from genius_search.model import Genius
+from genius_search.nn.health import Health
+from genius_search.progress import Progress
+from genius_search.records import TASKS, Query, task_name
+from genius_search.training.fit import fit
+
+PAGE: Final = "index.html"
+SEARCHES_PER_TASK: Final = 4
+HITS_SHOWN: Final = 5
+LEAF_SHARE: Final = 20
+"""One item in so many is ranked by its code; the others are not looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """How large a demo."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    items: int = 10_400
+    """Candidates in the catalogue's global pool."""
+
+    train_products: int = 4000
+    """Products to learn from; none of them is in the pool."""
+
+    queries_per_task: int = 200
+    """Test queries of each of the eight tasks."""
+
+    beam: Count = 50
+    """IDs kept at each level."""
+
+    seed: Natural = 0
+    """Of the drawing and the training."""
+
+
+class DemoResult(NamedTuple):
+    """What the demo found."""
+
+    rows: list[ResultRow]
+    health: Health
+    page: Path
+    index_folder: Path
+    searches: list[SearchShown]
+
+
+def demo(
+    out: Path, config: DemoConfig, *, progress: Progress, settings: FitConfig | None = None
+) -> DemoResult:
+    """Draw, train, index, evaluate, search, and write the page; what is done already is not done again."""
+    config = checked(config)
+    began = time.monotonic()
+    progress.say("drawing the catalogue")
+    draw_catalogue(
+        out / "catalogue",
+        items=config.items,
+        seed=config.seed,
+        train_products=config.train_products,
+        queries_per_task=config.queries_per_task,
+    )
+    data = MBeir(out / "catalogue")
+    model = fit(data, "small", out / "model", settings or preset("small"), progress=progress)
+    folder = out / "catalogue.index"
+    if (folder / "index.json").exists():
+        index = Index.open(folder, model=model)
+        if index.info().items != config.items:
+            raise UsageError(f"{folder} was added to since the demo; remove it, or choose another --out")
+    else:
+        pool = data.global_pool("test")[0]
+        index, _ = Index.create(folder, model=model, pool=pool, embeddings="fused", progress=progress)
+    result = evaluate(
+        data,
+        model,
+        EvaluationConfig(
+            pools=("global",), beam=config.beam, leaves=config.items // LEAF_SHARE, seed=config.seed
+        ),
+        out / "model" / "evaluation",
+        progress=progress,
+    )
+    searches = [
+        _search(data, index, row, query, config)
+        for row in data.rows("test")
+        for query in _samples(row, SEARCHES_PER_TASK)
+    ]
+    page = out / PAGE
+    write_page(
+        page,
+        ResultsPage(
+            title="GENIUS found these",
+            subtitle="A model wrote where to look, and one item in twenty was ranked there by its ID; "
+            "no query was compared with the pool.",
+            facts=_facts(index, model, result.health, time.monotonic() - began),
+            rows=tuple(result.rows),
+            searches=tuple(searches),
+        ),
+    )
+    return DemoResult(result.rows, result.health, page, folder, searches)
+
+
+def _samples(row: EvaluationRow, count: int) -> list[Query]:
+    """The first queries of a task; they are in random order already."""
+    found = []
+    for query in read_queries(row.queries):
+        found.append(query)
+        if len(found) == count:
+            break
+    return found
+
+
+def _search(data: MBeir, index: Index, row: EvaluationRow, query: Query, config: DemoConfig) -> SearchShown:
+    wanted = TASKS[row.task_id][1]
+    instruction = choose_instruction(data.instructions, query, wanted, "hashed", seed=config.seed)
+    image = None if query.image is None else data.image_path(query.image)
+    hits = index.search(
+        query.text,
+        image=image,
+        instruction=instruction,
+        k=HITS_SHOWN,
+        config=dataclasses.replace(USUAL_SEARCH, beam=config.beam, leaves=config.items // LEAF_SHARE),
+    )
+    return SearchShown(
+        task=task_name(row.task_id),
+        instruction=instruction or "",
+        query_text=query.text,
+        query_image=None if image is None else image.read_bytes(),
+        hits=tuple(_shown(hit, query) for hit in hits),
+    )
+
+
+def _shown(hit: SearchHit, query: Query) -> HitShown:
+    return HitShown(
+        item_id=hit.item_id,
+        modality=hit.modality.label,
+        score=hit.score,
+        text=hit.text,
+        image=None if hit.image is None else Path(hit.image).read_bytes(),
+        is_relevant=hit.item_id in query.positives,
+        codes=hit.codes,
+        log_probabilities=hit.log_probabilities,
+    )
+
+
+def _facts(index: Index, model: Genius, health: Health, seconds: float) -> tuple[Fact, ...]:
+    info = index.info()
+    parameters = sum(parameter.numel() for parameter in model.generator.parameters())
+    return (
+        Fact("items in the pool", f"{info.items:,}"),
+        Fact("bytes per ID", f"{info.bytes_per_item['ids']:.0f}"),
+        Fact("items that share an ID", f"{info.collision_rate:.1%}"),
+        Fact("right modality code", "no such code" if health.purity is None else f"{health.purity:.1%}"),
+        Fact("generator's parameters", f"{parameters / 1e6:.1f} M"),
+        Fact("this run", f"{seconds:.0f} s"),
+    )

@@ -1,0 +1,295 @@
+"""Says things about drawn products: captions, descriptions, cards, questions, edits, instructions.
+
+Every text about a product names all five attributes, each by one of its synonyms and in one of several
+orders, so a text fits exactly one product however it is worded.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final, NamedTuple
+
+from genius_search.lab.synth.world import (
+    BACKGROUND_WORDS,
+    COLOUR_WORDS,
+    FILL_WORDS,
+    FILLS,
+    FRAME_WORDS,
+    FRAMES,
+    PLURALS,
+    SHAPES,
+    VALUES,
+    Attribute,
+    Fact,
+    FactKind,
+    Product,
+)
+
+
+class _Words(NamedTuple):
+    """One choice of words for each attribute."""
+
+    noun: str
+    colour: str
+    adjective: str
+    pattern: str
+    background: str
+    frame: str
+
+    @staticmethod
+    def of(product: Product, rng: random.Random) -> _Words:
+        fill = FILL_WORDS[FILLS[product.fill]]
+        return _Words(
+            noun=rng.choice(SHAPES[product.shape].nouns),
+            colour=rng.choice(COLOUR_WORDS[VALUES["colour"][product.colour]]),
+            adjective=rng.choice(fill.adjectives),
+            pattern=rng.choice(fill.phrases),
+            background=rng.choice(BACKGROUND_WORDS[VALUES["background"][product.background]]),
+            frame=rng.choice(FRAME_WORDS[FRAMES[product.frame]]),
+        )
+
+    def thing(self, rng: random.Random) -> str:
+        """Noun, colour and fill: ``striped crimson anchor``."""
+        return rng.choice(
+            (
+                f"{self.adjective} {self.colour} {self.noun}",
+                f"{self.colour} {self.adjective} {self.noun}",
+                f"{self.colour} {self.noun} {self.pattern}",
+            )
+        )
+
+    def ground(self, rng: random.Random) -> str:
+        """The background: ``on a mint background``."""
+        return rng.choice(
+            (
+                f"on {_article(self.background)} {self.background} background",
+                f"against {self.background}",
+                f"with {_article(self.background)} {self.background} backdrop",
+            )
+        )
+
+    def surroundings(self, rng: random.Random) -> str:
+        """Background and frame, in either order."""
+        parts = [self.ground(rng), self.frame]
+        rng.shuffle(parts)
+        return rng.choice((", ", " and ")).join(parts)
+
+
+_ABOUT: Final[dict[FactKind, tuple[str, ...]]] = {
+    "price": (
+        "How much is {x}?",
+        "What does {x} cost?",
+        "What is the price of {x}?",
+        "Tell me what {x} sells for.",
+    ),
+    "origin": (
+        "Where does {x} come from?",
+        "In which city was {x} made?",
+        "What is the origin of {x}?",
+        "Name the city {x} was shipped from.",
+    ),
+    "material": (
+        "What is {x} made of?",
+        "Which material is {x} made from?",
+        "What stuff was used for {x}?",
+        "Tell me the material of {x}.",
+    ),
+    "weight": (
+        "How heavy is {x}?",
+        "What does {x} weigh?",
+        "What is the weight of {x}?",
+        "How many grams does {x} weigh?",
+    ),
+    "maker": (
+        "Who makes {x}?",
+        "Which company produces {x}?",
+        "Who is the maker of {x}?",
+        "Tell me the brand of {x}.",
+    ),
+}
+_TOLD: Final[dict[FactKind, tuple[str, ...]]] = {
+    "price": ("{x} costs {v}.", "The price of {x} is {v}.", "{x} sells for {v}."),
+    "origin": ("{x} comes from {v}.", "{x} was made in the city of {v}.", "{v} is the origin of {x}."),
+    "material": ("{x} is made of {v}.", "The material of {x} is {v}.", "{v} was used for {x}."),
+    "weight": ("{x} weighs {v}.", "The weight of {x} is {v}.", "Put on a scale, {x} shows {v}."),
+    "maker": ("{x} is made by {v}.", "{v} produces {x}.", "The maker of {x} is {v}."),
+}
+_CHANGED: Final[dict[Attribute, tuple[str, ...]]] = {
+    "shape": (
+        "but with {x} instead",
+        "the same style, showing {x}",
+        "swap the object for {x}",
+        "{x} drawn the same way",
+    ),
+    "colour": ("but in {x}", "the same one in {x}", "make it {x}", "recolour it to {x}"),
+    "fill": ("but {x}", "the same one, {x}", "change the fill: {x}", "this, only {x}"),
+    "background": ("but on {x}", "the same one against {x}", "change the backdrop to {x}", "put it on {x}"),
+    "frame": ("but {x}", "the same one {x}", "this, only {x}", "show it {x}"),
+}
+_CARD_REQUESTS: Final = (
+    "show me its card",
+    "the shop card of this one",
+    "open the product card",
+    "its catalogue card, please",
+)
+_CARD_TAILS: Final = (
+    "as a shop card",
+    "and give me its card",
+    "I want the product card",
+    "on a catalogue card",
+)
+
+
+def caption(product: Product, rng: random.Random) -> str:
+    """What a picture of the product shows."""
+    words = _Words.of(product, rng)
+    thing, around, ground = words.thing(rng), words.surroundings(rng), words.ground(rng)
+    article = _article_for(words, thing)
+    return rng.choice(
+        (
+            _sentence(f"{article} {thing} {around}"),
+            _sentence(f"{ground}, {article} {thing}, {words.frame}"),
+            _sentence(f"picture of {article} {thing}, {around}"),
+            _sentence(f"{words.noun}, {words.colour}, {words.pattern}, {around}"),
+            _sentence(f"{words.frame} and {ground} you see {article} {thing}"),
+        )
+    )
+
+
+def description(product: Product, rng: random.Random) -> str:
+    """What a customer who wants the product's card says."""
+    words = _Words.of(product, rng)
+    thing, around = words.thing(rng), words.surroundings(rng)
+    article = _article_for(words, thing)
+    return rng.choice(
+        (
+            f"I am looking for {article} {thing}, {around}.",
+            f"Do you sell {article} {thing} {around}?",
+            f"Wanted: {article} {thing}, {around}.",
+            _sentence(f"{article} {words.noun} for the wall: {words.colour}, {words.adjective}, {around}"),
+        )
+    )
+
+
+def card_text(product: Product, *, number: str, price: str, rng: random.Random) -> str:
+    """What is printed beside the picture on a card."""
+    words = _Words.of(product, rng)
+    look = [words.colour, words.adjective, f"{words.background} backdrop", words.frame]
+    rng.shuffle(look)
+    return f"{_capital(words.noun)}. {_capital(', '.join(look))}. Item {number}, {price}."
+
+
+def question(product: Product, kind: FactKind, rng: random.Random) -> str:
+    """A question about a product named in words."""
+    return rng.choice(_ABOUT[kind]).format(x=_named(product, rng))
+
+
+def image_question(kind: FactKind, rng: random.Random) -> str:
+    """A question about the product in a picture."""
+    return rng.choice(_ABOUT[kind]).format(x=rng.choice(("this", "this one", "the thing in the picture")))
+
+
+def fact_text(product: Product, fact: Fact, rng: random.Random) -> str:
+    """A fact, told as a sentence that names its product."""
+    return _capital(rng.choice(_TOLD[fact.kind]).format(x=_named(product, rng), v=fact.value))
+
+
+def edit(target: Product, changed: Attribute, rng: random.Random) -> str:
+    """How the wanted product differs from the one in the picture."""
+    words = _Words.of(target, rng)
+    match changed:
+        case "shape":
+            value = f"{_article_for(words, words.noun)} {words.noun}"
+        case "colour":
+            value = words.colour
+        case "fill":
+            value = rng.choice((words.adjective, words.pattern))
+        case "background":
+            value = f"{_article(words.background)} {words.background} background"
+        case "frame":
+            value = words.frame
+    return rng.choice(_CHANGED[changed]).format(x=value)
+
+
+def card_request(rng: random.Random) -> str:
+    """Asks for the card of the product in the picture."""
+    return rng.choice(_CARD_REQUESTS)
+
+
+def changed_card_request(target: Product, changed: Attribute, rng: random.Random) -> str:
+    """Asks for the card of a product that differs from the one in the picture."""
+    return f"{edit(target, changed, rng)}, {rng.choice(_CARD_TAILS)}"
+
+
+INSTRUCTIONS: Final[dict[int, tuple[str, ...]]] = {
+    0: (
+        "Find an image that shows what the caption says.",
+        "Retrieve the picture that matches this caption.",
+        "Which image does this caption describe?",
+        "Show me a drawing with exactly this content.",
+    ),
+    1: (
+        "Find the fact that answers this question.",
+        "Retrieve a sentence that tells what is asked.",
+        "Answer the question with a fact from the catalogue.",
+        "Give me the statement that holds the answer.",
+    ),
+    2: (
+        "Find the product card, picture and text, that fits this description.",
+        "Retrieve the shop card of what is described.",
+        "Which card, with its picture and its text, does the customer want?",
+        "Show me the catalogue card that matches the wish.",
+    ),
+    3: (
+        "Find the caption that describes this image.",
+        "Retrieve a text that says what the picture shows.",
+        "Which caption belongs to this image?",
+        "Describe the drawing with a caption from the catalogue.",
+    ),
+    4: (
+        "Find another image of the same thing.",
+        "Retrieve a picture that shows this product drawn otherwise.",
+        "Which other drawing shows exactly this thing?",
+        "Show me an image of the same product in another pose.",
+    ),
+    6: (
+        "Find the fact that answers the question about this image.",
+        "Retrieve a sentence that tells what is asked about the pictured product.",
+        "Answer the question about the picture with a fact from the catalogue.",
+        "Give me the statement about the thing shown that holds the answer.",
+    ),
+    7: (
+        "Find an image that looks like this one after the described change.",
+        "Retrieve the picture that differs from this one as requested.",
+        "Which image shows this product with the modification?",
+        "Show me a drawing of it, altered as the text says.",
+    ),
+    8: (
+        "Find the product card, picture and text, that this request about the image asks for.",
+        "Retrieve the shop card for the pictured product and the request.",
+        "Which card, with its picture and its text, fits the image and the wish?",
+        "Show me the catalogue card that the request about this picture calls for.",
+    ),
+}
+"""Instructions of each task; all of them say what kind of result is wanted."""
+
+
+def _named(product: Product, rng: random.Random) -> str:
+    words = _Words.of(product, rng)
+    return f"the {words.thing(rng)} {words.surroundings(rng)}"
+
+
+def _article(following: str) -> str:
+    return "an" if following[0] in "aeiou" and not following.startswith("euro") else "a"
+
+
+def _article_for(words: _Words, following: str) -> str:
+    return "some" if words.noun in PLURALS else _article(following)
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _sentence(text: str) -> str:
+    return _capital(text) + "."

@@ -1,0 +1,50 @@
+"""Image and text features become one unit embedding (paper, section 4.2.1)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from genius_search.config import FusionConfig
+
+
+class Fusion(nn.Module):
+    """h(x, y) = λ·text + (1−λ)·image + MLP([text; image]), then L2-normalised.
+
+    λ comes from an MLP with a sigmoid. An absent modality is a zero vector; the bias of its projection
+    still acts, which is how the network knows that it is absent. Layer names are those of the released
+    checkpoint (specification, section 7).
+    """
+
+    def __init__(self, dim: int, config: FusionConfig) -> None:
+        super().__init__()
+        joint = 2 * config.hidden
+        self.text_projection_layer = nn.Linear(dim, config.hidden)
+        self.image_projection_layer = nn.Linear(dim, config.hidden)
+        self.combiner_layer = nn.Linear(joint, joint)
+        self.output_layer = nn.Linear(joint, dim)
+        self.dynamic_scalar = nn.Sequential(
+            nn.Linear(joint, joint), nn.ReLU(), nn.Identity(), nn.Linear(joint, 1), nn.Sigmoid()
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        if config.start == "sum":
+            nn.init.zeros_(self.output_layer.weight)
+            nn.init.zeros_(self.output_layer.bias)
+
+    def forward(
+        self, image: Float[Tensor, "items dim"], text: Float[Tensor, "items dim"]
+    ) -> Float[Tensor, "items dim"]:
+        """Unit embeddings; rows of an absent modality must be zero."""
+        joint = torch.cat(
+            [
+                torch.relu(self.text_projection_layer(self.dropout(text))),
+                torch.relu(self.image_projection_layer(self.dropout(image))),
+            ],
+            dim=-1,
+        )
+        joint = self.dropout(joint)
+        mixed = self.output_layer(self.dropout(torch.relu(self.combiner_layer(joint))))
+        text_share = self.dynamic_scalar(joint)
+        fused = mixed + text_share * text + (1 - text_share) * image
+        return nn.functional.normalize(fused.float(), dim=-1)

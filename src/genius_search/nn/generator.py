@@ -1,0 +1,303 @@
+"""The decoder that writes IDs, code by code (paper, section 4.3): T5's decoder in plain torch.
+
+It attends to a few prefix vectors made from the query's embedding. Training gives all levels at once
+(teacher forcing); search lays the same weights out for half-written IDs (``search/decoder.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import Final, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from genius_search.config import GeneratorConfig
+
+FIRST_SCALE: Final = 20.0
+"""Turns distances into logits when training begins; a cosine of 0.05 is worth a factor of e."""
+FIRST_GATE: Final = 0.1
+"""Share of the decoder's own logits when training begins, when they say nothing yet."""
+
+
+class Guide(nn.Module):
+    """Logits of level l: scale_l · (r·e − |e|²/2) + bias + gate_l · (what the decoder says).
+
+    r is the query's embedding less the code vectors before, e a code's vector; the bracket is, up to a
+    constant of the query, minus half the squared distance to the vector of the longer prefix. Scales, gates
+    and biases are learned with the decoder, the code vectors stay those of the quantizer.
+
+    Parameters
+    ----------
+    sizes
+        codes at each level.
+    """
+
+    vectors: Tensor
+
+    def __init__(self, dim: int, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.register_buffer("vectors", torch.zeros(sum(sizes), dim))
+        self.log_scale = nn.Parameter(torch.full((len(sizes),), math.log(FIRST_SCALE)))
+        self.gate = nn.Parameter(torch.full((len(sizes),), FIRST_GATE))
+        self.bias = nn.Parameter(torch.zeros(sum(sizes)))
+
+    def tables(self) -> list[Float[Tensor, "_ dim"]]:
+        """The code vectors of each level."""
+        return list(self.vectors.split(self.sizes))
+
+    def residuals(
+        self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
+    ) -> Float[Tensor, "batch levels dim"]:
+        """What the codes before each level leave unexplained."""
+        offsets = torch.tensor([0, *accumulate(self.sizes)][:-1], device=codes.device)
+        before = self.vectors[codes[:, :-1] + offsets[:-1]]
+        return torch.cat([queries[:, None], -before], dim=1).cumsum(dim=1)
+
+    def guided(
+        self,
+        said: Float[Tensor, "rows codes"],
+        residuals: Float[Tensor, "rows dim"],
+        level: int,
+    ) -> Float[Tensor, "rows codes"]:
+        """Logits of one level's codes, given what the decoder says of them."""
+        start = sum(self.sizes[:level])
+        here = slice(start, start + self.sizes[level])
+        vectors = self.vectors[here]
+        nearness = residuals @ vectors.T - vectors.square().sum(dim=1) / 2
+        return self.log_scale[level].exp() * nearness + self.bias[here] + self.gate[level] * said
+
+
+NUM_SPECIAL = 3
+"""Rows before the codes: padding (also the decoder's start), end, unknown; T5's convention."""
+NUM_BUCKETS = 32
+MAX_DISTANCE = 128
+CODE_ROW_STD = 2.08
+"""Of the code rows when they begin: the released code's 100 x nn.Linear of a unit vector at width 768."""
+
+
+class RMSNorm(nn.Module):
+    """T5's layer norm: no mean, no bias, epsilon 1e-6."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Scale each row to unit root mean square, then by the weight."""
+        scale = torch.rsqrt(hidden.float().square().mean(dim=-1, keepdim=True) + 1e-6)
+        return self.weight * (hidden.float() * scale).to(hidden.dtype)
+
+
+class KeysValues(NamedTuple):
+    """What attention looks at."""
+
+    keys: Float[Tensor, "rows heads tokens head_width"]
+    values: Float[Tensor, "rows heads tokens head_width"]
+
+
+class Attention(nn.Module):
+    """T5's attention: no biases, no scaling by the width (it is in the initial weights)."""
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        super().__init__()
+        inner = config.heads * config.head_width
+        self.heads = config.heads
+        self.q = nn.Linear(config.width, inner, bias=False)
+        self.k = nn.Linear(config.width, inner, bias=False)
+        self.v = nn.Linear(config.width, inner, bias=False)
+        self.o = nn.Linear(inner, config.width, bias=False)
+
+    def keys_values(self, source: Float[Tensor, "rows tokens width"]) -> KeysValues:
+        """Keys and values of a source."""
+        return KeysValues(self._split(self.k(source)), self._split(self.v(source)))
+
+    def forward(
+        self, hidden: Float[Tensor, "rows tokens width"], memory: KeysValues, bias: Tensor | None
+    ) -> Float[Tensor, "rows tokens width"]:
+        """Attend from each token to the memory; ``bias`` is added to the scores."""
+        queries = self._split(self.q(hidden))
+        attended = F.scaled_dot_product_attention(queries, *memory, attn_mask=bias, scale=1.0)
+        output: Tensor = self.o(attended.transpose(1, 2).flatten(2))
+        return output
+
+    def _split(self, projected: Tensor) -> Tensor:
+        heads: Tensor = projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return heads
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention to the prefixes, feed-forward; each with its norm and residual."""
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        super().__init__()
+        self.self_attention = Attention(config)
+        self.self_norm = RMSNorm(config.width)
+        self.cross_attention = Attention(config)
+        self.cross_norm = RMSNorm(config.width)
+        self.wi = nn.Linear(config.width, config.feedforward, bias=False)
+        self.wo = nn.Linear(config.feedforward, config.width, bias=False)
+        self.feedforward_norm = RMSNorm(config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, hidden: Tensor, prefixes: KeysValues, bias: Tensor) -> Tensor:
+        """The block's output."""
+        normed = self.self_norm(hidden)
+        present = self.self_attention.keys_values(normed)
+        hidden = hidden + self.dropout(self.self_attention(normed, present, bias))
+        hidden = hidden + self.dropout(self.cross_attention(self.cross_norm(hidden), prefixes, None))
+        inner = self.dropout(torch.relu(self.wi(self.feedforward_norm(hidden))))
+        output: Tensor = hidden + self.dropout(self.wo(inner))
+        return output
+
+
+class Generator(nn.Module):
+    """Writes the ID of what a query wants.
+
+    The vocabulary is T5's three special rows, then the codes of level 0, level 1, and so on, so that code c
+    of level l is row ``offsets[l] + c``; or, where levels share their codes as words of a text do, one
+    alphabet for all of them.
+    """
+
+    def __init__(
+        self, dim: int, sizes: tuple[int, ...], config: GeneratorConfig, *, shares_codes: bool = False
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.sizes = sizes
+        before = [0 if shares_codes else sum(sizes[:level]) for level in range(len(sizes))]
+        self.offsets = tuple(NUM_SPECIAL + rows for rows in before)
+        vocabulary = max(offset + size for offset, size in zip(self.offsets, sizes, strict=True))
+        self.prefix_projection = nn.Linear(dim, config.prefixes * config.width)
+        self.prefix_norm = RMSNorm(config.width)
+        self.embedding = nn.Embedding(vocabulary, config.width)
+        self.position_bias = nn.Embedding(NUM_BUCKETS, config.heads)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.final_norm = RMSNorm(config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = None if config.head == "tied" else nn.Linear(config.width, vocabulary, bias=False)
+        self.guide = Guide(dim, sizes) if config.guide == "geometry" else None
+        self._initialise()
+
+    def start_codes(self, tables: list[Float[Tensor, "_ dim"]], *, generator: torch.Generator) -> None:
+        """Let code rows begin as a random linear map of the unit code vectors, as the released code does.
+
+        Codes with similar vectors then begin with similar rows. Deviation 12: on one scale for any width of
+        the features, and without a bias. The guide, if there is one, takes the vectors as they are.
+        """
+        if self.guide is not None:
+            self.guide.vectors.copy_(torch.cat(tables))
+        projection = torch.randn(tables[0].shape[1], self.config.width, generator=generator)
+        with torch.no_grad():
+            for offset, table in zip(self.offsets, tables, strict=True):
+                rows = CODE_ROW_STD * F.normalize(table.cpu().float(), dim=1) @ projection
+                rows = rows.to(self.embedding.weight.device)
+                self.embedding.weight[offset : offset + len(rows)] = rows
+                if self.head is not None:
+                    self.head.weight[offset : offset + len(rows)] = rows * self.config.width**-0.5
+
+    def forward(
+        self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
+    ) -> Float[Tensor, "batch levels width"]:
+        """What the decoder says at every level, each given the true codes before it (teacher forcing)."""
+        rows = codes + torch.tensor(self.offsets, device=codes.device)
+        start = torch.zeros_like(rows[:, :1])
+        hidden = self.dropout(self.embedding(torch.cat([start, rows[:, :-1]], dim=1)))
+        bias = self.position_biases(hidden.shape[1])
+        for block, prefixes in zip(self.decoder_blocks(), self._prefixes(queries), strict=True):
+            hidden = block(hidden, prefixes, bias)
+        return self._finished(hidden)
+
+    def loss(
+        self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
+    ) -> Float[Tensor, " levels"]:
+        """Cross-entropy of each level (equation 10), averaged over the batch."""
+        hidden = self.forward(queries, codes)
+        left = None if self.guide is None else self.guide.residuals(queries, codes)
+        losses: list[Tensor] = []
+        for level in range(len(self.sizes)):
+            if self.guide is not None and left is not None:
+                said = self.level_logits(hidden[:, level], level)
+                logits = self.guide.guided(said, left[:, level], level)
+                losses.append(F.cross_entropy(logits, codes[:, level]))
+            else:
+                found = self.log_probabilities(hidden[:, level], level, self.config.softmax)
+                losses.append(F.nll_loss(found, codes[:, level]))
+        return torch.stack(losses)
+
+    def logits(self, hidden: Float[Tensor, "rows width"], rows: slice) -> Float[Tensor, "rows codes"]:
+        """Logits of part of the vocabulary."""
+        if self.head is not None:
+            return F.linear(hidden, self.head.weight[rows])
+        return F.linear(hidden * self.config.width**-0.5, self.embedding.weight[rows])
+
+    def log_probabilities(
+        self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
+    ) -> Float[Tensor, "rows codes"]:
+        """Log-probabilities of one level's codes, normalised over the level or the whole vocabulary."""
+        if scores == "vocabulary":
+            start, stop = self.offsets[level], self.offsets[level] + self.sizes[level]
+            return torch.log_softmax(self.logits(hidden, slice(None)).float(), dim=-1)[:, start:stop]
+        return torch.log_softmax(self.level_logits(hidden, level), dim=-1)
+
+    def level_logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
+        """Logits of one level's codes, as the decoder alone has them."""
+        return self.logits(
+            hidden, slice(self.offsets[level], self.offsets[level] + self.sizes[level])
+        ).float()
+
+    def decoder_blocks(self) -> list[Block]:
+        """The blocks, first to last."""
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    def position_biases(self, tokens: int) -> Float[Tensor, "1 heads tokens keys"]:
+        """Relative-position bias of each token, looking at all up to itself.
+
+        T5 has it in the first block only and shares it with the others.
+        """
+        positions = torch.arange(tokens, device=self.position_bias.weight.device)
+        distance = positions[:, None] - positions[None, :]
+        bias: Tensor = self.position_bias(_bucket(distance.clamp(min=0)))
+        bias = bias.masked_fill((distance < 0)[..., None], float("-inf"))
+        return bias.permute(2, 0, 1)[None]
+
+    def _prefixes(self, queries: Float[Tensor, "batch dim"]) -> list[KeysValues]:
+        """Keys and values, for each block, of the vectors that stand for a query.
+
+        Deviation 11: one linear layer and a norm, as in the released code; the paper says MLP.
+        """
+        prefixes = self.prefix_projection(queries).unflatten(-1, (self.config.prefixes, self.config.width))
+        prefixes = self.dropout(self.prefix_norm(self.dropout(prefixes)))
+        return [block.cross_attention.keys_values(prefixes) for block in self.decoder_blocks()]
+
+    def _finished(self, hidden: Tensor) -> Tensor:
+        normed: Tensor = self.dropout(self.final_norm(hidden))
+        return normed
+
+    def _initialise(self) -> None:
+        """T5's initial weights (factor 1)."""
+        config = self.config
+        nn.init.normal_(self.embedding.weight, std=1.0)
+        nn.init.normal_(self.position_bias.weight, std=config.width**-0.5)
+        if self.head is not None:
+            nn.init.normal_(self.head.weight, std=config.width**-0.5)
+        for block in self.decoder_blocks():
+            for attention in (block.self_attention, block.cross_attention):
+                nn.init.normal_(attention.q.weight, std=(config.width * config.head_width) ** -0.5)
+                nn.init.normal_(attention.k.weight, std=config.width**-0.5)
+                nn.init.normal_(attention.v.weight, std=config.width**-0.5)
+                nn.init.normal_(attention.o.weight, std=(config.heads * config.head_width) ** -0.5)
+            nn.init.normal_(block.wi.weight, std=config.width**-0.5)
+            nn.init.normal_(block.wo.weight, std=config.feedforward**-0.5)
+
+
+def _bucket(distance: Tensor) -> Tensor:
+    """T5's buckets for looking back: one each up to 15, then logarithmic up to 128."""
+    exact = NUM_BUCKETS // 2
+    ratio = torch.log(distance.clamp(min=1) / exact) / math.log(MAX_DISTANCE / exact)
+    far = (exact + (ratio * (NUM_BUCKETS - exact)).long()).clamp(max=NUM_BUCKETS - 1)
+    return torch.where(distance < exact, distance, far)

@@ -1,0 +1,154 @@
+"""Are the IDs any good? Use of the codes, collisions, purity of the modality level, reconstruction.
+
+Retrained quantizers that collapse unnoticed are the most common complaint about generative retrieval; so
+this report is made during training, stored with the model, and printed by ``genius doctor``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from genius_search.records import Modality
+
+LOW_PURITY: Final = 0.95
+HIGH_COLLISIONS: Final = 0.05
+LOW_USE: Final = 0.25
+LOW_RECONSTRUCTION: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class LevelHealth:
+    """How one level's codes are used by a set of candidates."""
+
+    level: int
+    size: int
+    used: int
+    """Codes that at least one candidate has."""
+    perplexity: float
+    """2 to the entropy of the codes: as many as if all were used alike."""
+    largest_share: float
+    """Of the candidates that have the most frequent code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The health of a quantizer on a set of candidates."""
+
+    candidates: int
+    distinct_ids: int
+    collision_rate: float
+    """Share of the candidates whose ID is shared with another one."""
+    largest_bucket: int
+    """Candidates under the most frequent ID."""
+    purity: float | None
+    """Share of the candidates whose level-0 code stands mostly for their modality; None without level 0."""
+    level0_modality: tuple[str, ...]
+    """What each level-0 code stands for; ``unknown`` when no candidate has it."""
+    reconstruction: float
+    """Mean cosine between an embedding and the vector of its ID."""
+    levels: tuple[LevelHealth, ...]
+    problems: tuple[str, ...]
+    """In plain words; empty when all is well."""
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        return "healthy" if not self.problems else "; ".join(self.problems)
+
+
+def majority_modality(
+    level0: Int[np.ndarray, " items"], modalities: Int[np.ndarray, " items"]
+) -> Int[np.ndarray, " 3"]:
+    """The modality that most holders of each level-0 code have; −1 for a code that nobody has."""
+    counts = np.zeros((3, 3), dtype=np.int64)
+    np.add.at(counts, (level0, modalities), 1)
+    return np.where(counts.sum(axis=1) > 0, counts.argmax(axis=1), -1)
+
+
+def examine(
+    codes: Int[np.ndarray, "items levels"],
+    modalities: Int[np.ndarray, " items"],
+    reconstruction: Float[np.ndarray, " items"],
+    *,
+    sizes: tuple[int, ...],
+    has_modality_level: bool,
+) -> Health:
+    """Examine the IDs of some candidates; ``reconstruction`` holds each one's cosine to its ID's vector."""
+    counts = _holders(codes)
+    levels = tuple(_level(level, codes[:, level], size) for level, size in enumerate(sizes))
+    purity = None
+    names: tuple[str, ...] = ()
+    if has_modality_level:
+        majority = majority_modality(codes[:, 0], modalities)
+        purity = float((majority[codes[:, 0]] == modalities).mean())
+        labels = [modality.label for modality in Modality]
+        names = tuple("unknown" if code < 0 else labels[code] for code in majority)
+    mean_reconstruction = float(reconstruction.mean())
+    collisions = float(counts[counts > 1].sum() / len(codes))
+    return Health(
+        candidates=len(codes),
+        distinct_ids=len(counts),
+        collision_rate=collisions,
+        largest_bucket=int(counts.max()),
+        purity=purity,
+        level0_modality=names,
+        reconstruction=mean_reconstruction,
+        levels=levels,
+        problems=tuple(
+            _problems(levels, purity, collisions, mean_reconstruction, len(codes), has_modality_level)
+        ),
+    )
+
+
+def _holders(codes: np.ndarray) -> np.ndarray:
+    """How many candidates have each ID that occurs."""
+    ordered = codes[np.lexsort(codes.T)]
+    is_new = np.ones(len(codes), dtype=bool)
+    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    return np.diff(np.append(np.flatnonzero(is_new), len(codes)))
+
+
+def _level(level: int, codes: np.ndarray, size: int) -> LevelHealth:
+    counts = np.bincount(codes, minlength=size)
+    shares = counts[counts > 0] / len(codes)
+    return LevelHealth(
+        level=level,
+        size=size,
+        used=len(shares),
+        perplexity=float(2 ** -(shares * np.log2(shares)).sum()),
+        largest_share=float(shares.max()),
+    )
+
+
+def _problems(
+    levels: tuple[LevelHealth, ...],
+    purity: float | None,
+    collisions: float,
+    reconstruction: float,
+    candidates: int,
+    has_modality_level: bool,  # noqa: FBT001
+) -> list[str]:
+    problems = []
+    if purity is not None and purity < LOW_PURITY:
+        problems.append(
+            f"level 0 tells modalities apart for only {purity:.1%} of the candidates: train longer, or use "
+            "--quantizer.level0 assigned"
+        )
+    if collisions > HIGH_COLLISIONS:
+        problems.append(
+            f"{collisions:.1%} of the candidates share their ID: more levels or larger codebooks are needed"
+        )
+    if reconstruction < LOW_RECONSTRUCTION:
+        problems.append(f"IDs describe embeddings badly (mean cosine {reconstruction:.2f}): train longer")
+    for level in levels[1:] if has_modality_level else levels:
+        reachable = min(level.size, candidates)
+        if level.used < LOW_USE * reachable:
+            problems.append(
+                f"level {level.level} uses {level.used} of {level.size} codes: a smaller codebook would do, "
+                "or the codebooks collapsed"
+            )
+    return problems

@@ -1,0 +1,172 @@
+"""``genius refit``: codebooks that follow items unlike those the model knew. Nothing is trained.
+
+What is unlike the training data crowds under few codes, and those explain it badly; fusion suffers less. So
+the code vectors take up their moving average again, over the items that will be searched. They move little
+at a time, and each goes on meaning what it meant, so the generator can stay: its guide gets the new vectors.
+A sample of the pool's IDs is kept with them: it says how crowded it is around an item.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from genius_search.artifact import ArtifactWriter
+from genius_search.data.features import Features
+from genius_search.embed import embed
+from genius_search.encoders.base import Encoder, load_encoder
+from genius_search.errors import UsageError
+from genius_search.index.adding import feature_rows, read_items, stamps_of
+from genius_search.model import Genius
+from genius_search.model_file import MODEL_FILE
+from genius_search.nn.health import Health
+from genius_search.nn.quantizer import Quantizer
+from genius_search.progress import Progress
+from genius_search.records import Modality
+from genius_search.training import generator as train_generator
+from genius_search.training import quantizer as train_quantizer
+from genius_search.training.generator import write_generator
+from genius_search.training.quantizer import encode, fuse, measure_health, write_quantizer
+
+BATCH: Final = 2048
+"""Items in a step of the moving average."""
+SAMPLED: Final = 8192
+"""Items of a modality, at most, whose IDs are kept: what each new item is compared with."""
+FEATURES: Final = "features"
+"""Of the pool, until the model is finished."""
+
+
+class Refitted(NamedTuple):
+    """The new model, and how well its codes fit the pool."""
+
+    model: Genius
+    before: Health
+    """Of the pool's IDs by the old codebooks."""
+    after: Health
+
+
+def refit(
+    model: Genius, pool: Path, folder: Path, *, passes: int = 20, seed: int = 0, progress: Progress
+) -> Refitted:
+    """A copy of a model whose codebooks fit a pool; its IDs are others, so indexes have to be made again.
+
+    The pool should be what will be searched, old items and new: codes that nothing in it has are moved to
+    where they are needed.
+
+    Parameters
+    ----------
+    pool
+        a folder of pictures and texts, or a ``.jsonl`` file of M-BEIR candidates.
+    passes
+        how often the items are gone through.
+
+    Raises
+    ------
+    UsageError
+        there is a model in the folder already, or fewer than one pass is asked for.
+    BadData
+        nothing in the pool can be used.
+    """
+    if passes < 1:
+        raise UsageError(f"passes is {passes}, it must be at least 1")
+    if (folder / MODEL_FILE).exists():
+        raise UsageError(f"{folder} holds a model already; choose another folder for the new one")
+    items = read_items(pool, captions=True)
+    features = embed(
+        feature_rows(items, folder),
+        model.encoder,
+        folder / FEATURES,
+        inputs={"items": stamps_of(items)[1]},
+        expected=items.count,
+        progress=progress,
+        skip_bad_images=True,
+    )
+    before = measure_health(model.quantizer, features)
+    quantizer = copy.deepcopy(model.quantizer)
+    embeddings = fuse(quantizer, features)
+    _follow(quantizer, embeddings, features.modality, passes=passes, seed=seed, progress=progress)
+    after = measure_health(quantizer, features)
+    quantizer.keep_sample(_sample(quantizer, features, seed=seed))
+    source = {"pool": features.manifest.fingerprint, "passes": str(passes), "seed": str(seed)}
+    ours = write_quantizer(
+        ArtifactWriter(
+            folder / "quantizer",
+            kind=train_quantizer.KIND,
+            config=model.quantizer_manifest.config,
+            inputs={**source, "quantizer": model.quantizer_manifest.fingerprint},
+        ),
+        quantizer,
+        after,
+    )
+    generator = copy.deepcopy(model.generator)
+    if generator.guide is not None:
+        generator.guide.vectors.copy_(torch.cat(quantizer.tables()))
+    decoder = write_generator(
+        ArtifactWriter(
+            folder / "generator",
+            kind=train_generator.KIND,
+            config=model.generator_manifest.config,
+            inputs={
+                "generator": model.generator_manifest.fingerprint,
+                "quantizer": ours.manifest.fingerprint,
+            },
+        ),
+        generator,
+        dim=model.dim,
+    )
+    made = Genius.finish(folder, _encoder(model, folder), ours, decoder, model.instructions)
+    shutil.rmtree(folder / FEATURES)
+    return Refitted(made, before, after)
+
+
+@torch.no_grad()
+def _follow(
+    quantizer: Quantizer,
+    embeddings: Tensor,
+    modality: np.ndarray,
+    *,
+    passes: int,
+    seed: int,
+    progress: Progress,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    modalities = torch.from_numpy(modality.astype(np.int64))
+    progress.begin("refit codebooks", passes)
+    for done in range(1, passes + 1):
+        for rows in torch.randperm(len(embeddings), generator=generator).split(BATCH):
+            found = quantizer.quantize(
+                embeddings[rows].float().to(quantizer.device), modalities[rows].to(quantizer.device)
+            )
+            quantizer.follow(found, generator=generator)
+        progress.advance(done, {})
+
+
+def _sample(quantizer: Quantizer, features: Features, *, seed: int) -> Int[Tensor, "sampled levels"]:
+    """Different IDs of items drawn from each modality."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn: list[Tensor] = []
+    for modality in Modality:
+        rows = np.flatnonzero(features.modality == modality.code)
+        chosen = torch.randperm(len(rows), generator=generator)[:SAMPLED].numpy()
+        if len(chosen):
+            drawn.append(encode(quantizer, features, np.sort(rows[chosen])).codes)
+    ids: Tensor = torch.cat(drawn).unique(dim=0)
+    return ids
+
+
+def _encoder(model: Genius, folder: Path) -> Encoder:
+    """The model's encoder; one that lies in its folder is copied along."""
+    kind, _, place = model.encoder.spec.partition(":")
+    inside = Path(place)
+    if kind not in ("small", "uniir") or not inside.resolve().is_relative_to(model.folder.resolve()):
+        return model.encoder
+    target = folder / inside.resolve().relative_to(model.folder.resolve())
+    shutil.copytree(inside, target, dirs_exist_ok=True)
+    return load_encoder(f"{kind}:{target}", device=str(model.quantizer.device))

@@ -1,0 +1,139 @@
+"""``genius train generator``: stage 2, the decoder that writes IDs (paper, section 4.3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from jaxtyping import Float
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from genius_search.artifact import ArtifactWriter, Manifest, open_artifact, write_weights
+from genius_search.config import GeneratorConfig, checked, from_json, to_json
+from genius_search.data.features import Features, Pairs
+from genius_search.nn import parallel
+from genius_search.nn.generator import Generator
+from genius_search.progress import Progress
+from genius_search.training.loop import CHECKPOINT, Moment, StepResult, num_steps, train
+from genius_search.training.quantizer import TrainedQuantizer, encode, fuse
+
+KIND: Final = "generator"
+WEIGHTS: Final = "generator.safetensors"
+
+
+class TrainedGenerator(NamedTuple):
+    """A generator and the folder it came from."""
+
+    generator: Generator
+    manifest: Manifest
+
+
+def train_generator(
+    pairs: Pairs,
+    queries: Features,
+    candidates: Features,
+    quantizer: TrainedQuantizer,
+    folder: Path,
+    config: GeneratorConfig,
+    *,
+    progress: Progress,
+    device: str = "cpu",
+) -> TrainedGenerator:
+    """Train the decoder on frozen embeddings and IDs, or open the folder when that is already done."""
+    config = checked(config)
+    writer = ArtifactWriter(
+        folder,
+        kind=KIND,
+        config=to_json(config),
+        inputs={
+            "queries": queries.manifest.fingerprint,
+            "candidates": candidates.manifest.fingerprint,
+            "quantizer": quantizer.manifest.fingerprint,
+        },
+    )
+    if writer.finished() is not None:
+        return load_generator(folder, device=device)
+    training = config.training
+    torch.manual_seed(training.seed)
+    model = quantizer.quantizer
+    generator = Generator(candidates.dim, model.sizes, config).to(device)
+    generator.start_codes(model.tables(), generator=torch.Generator().manual_seed(training.seed))
+    progress.say("fusing the training features")
+    asked = fuse(model, queries)
+    encoded = encode(model, candidates)
+    wanted, codes = encoded.embeddings.half(), encoded.codes
+
+    def step(moment: Moment) -> StepResult:
+        batch = pairs.draw(moment.step, training.batch_size, seed=training.seed)
+        chosen = torch.from_numpy(batch.candidate_rows)
+        mixed = augment(
+            asked[torch.from_numpy(batch.query_rows)].float(),
+            wanted[chosen].float(),
+            config,
+            moment.generator,
+        )
+        losses = generator.loss(
+            parallel.own_rows(mixed).to(device), parallel.own_rows(codes[chosen]).to(device)
+        )
+        by_level = {f"level_{level}": value for level, value in enumerate(losses.detach())}
+        return StepResult(losses.mean(), by_level)
+
+    train(
+        generator,
+        step,
+        total=num_steps(len(pairs), training),
+        config=training,
+        folder=writer.path,
+        progress=progress,
+        name="train generator",
+    )
+    return write_generator(writer, generator, dim=candidates.dim)
+
+
+def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> TrainedGenerator:
+    """Finish a generator's folder."""
+    write_weights(writer.path / WEIGHTS, generator.state_dict())
+    manifest = writer.finish(facts={"dim": dim, "sizes": list(generator.sizes)}, scratch=(CHECKPOINT,))
+    return TrainedGenerator(generator.eval(), manifest)
+
+
+def load_generator(folder: Path, *, device: str = "cpu") -> TrainedGenerator:
+    """Open a finished generator."""
+    manifest = open_artifact(folder, kind=KIND)
+    config = from_json(GeneratorConfig, manifest.config)
+    generator = Generator(int(manifest.facts["dim"]), tuple(manifest.facts["sizes"]), config)
+    generator.load_state_dict(load_file(folder / WEIGHTS))
+    return TrainedGenerator(generator.to(device).eval(), manifest)
+
+
+def augment(
+    queries: Float[Tensor, "batch dim"],
+    candidates: Float[Tensor, "batch dim"],
+    config: GeneratorConfig,
+    random: torch.Generator,
+) -> Float[Tensor, "batch dim"]:
+    """Move each query embedding part of the way to its target (equation 11).
+
+    ``paper`` draws one share per sample from Beta(2, 2) and mixes linearly; ``reference`` draws one per
+    dimension, mixes with square roots and normalises. ``plain_share`` of the samples stay as they are
+    (deviation 14).
+    """
+    match config.augmentation:
+        case "none":
+            return queries
+        case "paper":
+            share = _beta_2_2((len(queries), 1), random)
+            mixed = share * queries + (1 - share) * candidates
+        case "reference":
+            share = _beta_2_2(tuple(queries.shape), random)
+            mixed = F.normalize(share.sqrt() * queries + (1 - share).sqrt() * candidates, dim=-1)
+    plain = torch.rand(len(queries), 1, generator=random) < config.plain_share
+    return torch.where(plain, queries, mixed)
+
+
+def _beta_2_2(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+    """Beta(2, 2) is the middle one of three uniform numbers."""
+    return torch.rand((3, *shape), generator=random).median(dim=0).values

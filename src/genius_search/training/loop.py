@@ -1,0 +1,161 @@
+"""The one training loop: seeded, clipped, scheduled, resumable to the same losses, equal on any ranks.
+
+A stage says what a step is; the loop owns the optimizer, the schedule, the checkpoint and the log. Every
+random choice of a step comes from a generator seeded by (seed, step), so a resumed run draws what an
+uninterrupted one would have drawn.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple, TextIO
+
+import torch
+from torch import Tensor, nn
+
+from genius_search.config import TrainingConfig
+from genius_search.errors import TrainingFailed
+from genius_search.nn import parallel
+from genius_search.progress import Progress
+
+CHECKPOINT: Final = "checkpoint.pt"
+METRICS: Final = "metrics.jsonl"
+
+
+class StepResult(NamedTuple):
+    """What one step gives: the loss to descend and what to log."""
+
+    loss: Tensor
+    measures: Mapping[str, Tensor | float]
+
+
+class Moment(NamedTuple):
+    """When a step happens and the random numbers it may use."""
+
+    step: int
+    """From 0."""
+    generator: torch.Generator
+    """On the CPU, seeded alike on all ranks and on every resumption."""
+
+
+def random_for(seed: int, step: int) -> torch.Generator:
+    """The random numbers of one step."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + step) % 2**63)
+
+
+def learning_rate_at(step: int, total: int, config: TrainingConfig) -> float:
+    """Linear warm-up, then a cosine from the peak to ``final_share`` of it."""
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, total - config.warmup_steps)
+    share = config.final_share + (1 - config.final_share) * (1 + math.cos(math.pi * done)) / 2
+    return config.learning_rate * share
+
+
+def num_steps(num_queries: int, config: TrainingConfig) -> int:
+    """Steps of a training run: epochs of full batches, cut by ``max_steps``."""
+    steps = max(1, math.ceil(config.epochs * num_queries / config.batch_size))
+    return min(steps, config.max_steps) if config.max_steps else steps
+
+
+def train(
+    module: nn.Module,
+    step: Callable[[Moment], StepResult],
+    *,
+    total: int,
+    config: TrainingConfig,
+    folder: Path,
+    progress: Progress,
+    name: str,
+) -> None:
+    """Run ``step`` until ``total`` steps are done; ``folder`` receives the checkpoint and the log.
+
+    Raises
+    ------
+    TrainingFailed
+        the loss is no longer finite.
+    """
+    optimizer = _optimizer(module, config)
+    begun = _resume(module, optimizer, folder)
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    device = parameters[0].device
+    progress.begin(name, total)
+    saved = time.monotonic()
+    module.train()
+    log = _open_log(folder, begun)
+    with log:
+        for index in range(begun, total):
+            torch.manual_seed((config.seed * 7_919 + index) % 2**63)  # dropout
+            rate = learning_rate_at(index, total, config)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+                result = step(Moment(index, random_for(config.seed, index)))
+            loss = float(result.loss.detach())
+            if not math.isfinite(loss):
+                raise TrainingFailed(
+                    f"{name}: the loss is {loss} at step {index}. Lower the learning rate "
+                    f"({config.learning_rate}) or look for features that are not finite"
+                )
+            optimizer.zero_grad(set_to_none=True)
+            result.loss.backward()
+            parallel.average_gradients(parameters)
+            if config.clip_norm:
+                nn.utils.clip_grad_norm_(parameters, config.clip_norm)
+            optimizer.step()
+            measures = {"loss": loss, **{key: float(value) for key, value in result.measures.items()}}
+            if parallel.rank() == 0:
+                log.write(json.dumps({"step": index, "learning_rate": rate, **measures}) + "\n")
+                progress.advance(index + 1, measures)
+                if time.monotonic() - saved >= config.checkpoint_seconds and index + 1 < total:
+                    log.flush()
+                    _save(module, optimizer, folder, index + 1)
+                    saved = time.monotonic()
+    module.eval()
+
+
+def _optimizer(module: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
+    # Deviation 15: one recipe for all stages; the paper names AdamW, rate and cosine only.
+    matrices = [p for p in module.parameters() if p.requires_grad and p.ndim >= 2]
+    others = [p for p in module.parameters() if p.requires_grad and p.ndim < 2]
+    return torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        fused=True,
+    )
+
+
+def _save(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, done: int) -> None:
+    temporary = folder / (CHECKPOINT + ".tmp")
+    torch.save({"module": module.state_dict(), "optimizer": optimizer.state_dict(), "done": done}, temporary)
+    temporary.replace(folder / CHECKPOINT)
+
+
+def _resume(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> int:
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return 0
+    state = torch.load(path, weights_only=True, map_location="cpu")
+    module.load_state_dict(state["module"])
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["done"])
+
+
+def _open_log(folder: Path, begun: int) -> TextIO:
+    """Open the log for more lines, without those of steps that will be done again."""
+    path = folder / METRICS
+    kept: list[str] = []
+    if begun and path.exists():
+        lines = path.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < begun]
+    path.write_text("".join(kept))
+    return path.open("a")
