@@ -1,6 +1,6 @@
 """GENIUS: generative multimodal search. A model generates the ID of what matches a query.
 
->>> from genius import Index  # doctest: +SKIP
+>>> from genius_search import Index  # doctest: +SKIP
 >>> index = Index.open("photos.index")  # doctest: +SKIP
 >>> for hit in index.search(text="a red leather bag", modality="image", k=3):  # doctest: +SKIP
 ...     print(hit.item_id, hit.score)
@@ -54,7 +54,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that ``import genius`` stays light."""
+    """Import a public name when it is first used, so that ``import genius_search`` stays light."""
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'genius' has no attribute {name!r}")

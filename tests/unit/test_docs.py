@@ -73,13 +73,13 @@ def anchors(path):
 
 PARSE = """
 import contextlib, io, json, sys
-from genius_search.cli import COMMANDS, find, run
+from genius_search.cli import all_commands, find, run
 
-for kind in map(find, COMMANDS):
+for kind in map(find, all_commands()):
     kind.run = lambda self: 0
 problems = []
 for words in json.load(sys.stdin):
-    name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
+    name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in all_commands()), None)
     said = io.StringIO("" if name else "no such command")
     if name:
         with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):

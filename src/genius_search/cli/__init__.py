@@ -1,73 +1,82 @@
-"""The ``genius`` command. Flags come from the settings classes; nothing heavy is imported for ``--help``."""
+"""The ``genius`` command. Flags come from the commands' fields; nothing heavy is imported for ``--help``."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import errno
+import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Sequence
-from typing import Any, Final, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Annotated, Any, Final, Protocol, get_type_hints, runtime_checkable
 
 import tyro
 
 from genius_search import __version__
 from genius_search.config import preset
-from genius_search.errors import GeniusError
+from genius_search.errors import GeniusError, MissingExtra, UsageError
 
-COMMANDS: Final[dict[str, str]] = {
-    "demo": "genius_search.lab.cli.demo:Demo",
-    "search": "genius_search.cli.search:Search",
-    "explain": "genius_search.cli.codes:Explain",
-    "codes": "genius_search.cli.codes:Codes",
-    "serve": "genius_search.cli.serve:Serve",
-    "keys add": "genius_search.cli.serve:AddKey",
-    "index create": "genius_search.cli.index:Create",
-    "index add": "genius_search.cli.index:Add",
-    "index delete": "genius_search.cli.index:Delete",
-    "index compact": "genius_search.cli.index:Compact",
-    "index verify": "genius_search.cli.index:Verify",
-    "index info": "genius_search.cli.index:Info",
-    "refit": "genius_search.cli.refit:Refit",
-    "tune": "genius_search.cli.tune:Tune",
-    "calibrate": "genius_search.cli.calibrate:Calibrate",
-    "fit": "genius_search.cli.train:Fit",
-    "evaluate": "genius_search.lab.cli.evaluate:Evaluate",
-    "score": "genius_search.lab.cli.score:Score",
-    "sweep": "genius_search.lab.cli.sweep:Sweep",
-    "report": "genius_search.lab.cli.report:Report",
-    "baseline fit": "genius_search.lab.cli.baseline:Fit",
-    "baseline evaluate": "genius_search.lab.cli.baseline:Evaluate",
-    "baseline dense": "genius_search.lab.cli.baseline_dense:Dense",
-    "repro": "genius_search.lab.cli.repro:Repro",
-    "doctor": "genius_search.lab.cli.evaluate:Doctor",
-    "bench decode": "genius_search.lab.cli.bench:Decode",
-    "bench scale": "genius_search.lab.cli.bench:Scale",
-    "bench rivals": "genius_search.lab.cli.bench:Rivals",
-    "bench quality": "genius_search.lab.cli.bench:Quality",
-    "embed": "genius_search.cli.train:Embed",
-    "train encoder": "genius_search.cli.train:TrainEncoder",
-    "train quantizer": "genius_search.cli.train:TrainQuantizer",
-    "train generator": "genius_search.cli.train:TrainGenerator",
-    "import genius": "genius_search.lab.cli.import_genius:ImportGenius",
-    "import clip-sf": "genius_search.lab.cli.import_encoder:ImportClipSf",
-    "import clip-ff": "genius_search.lab.cli.import_encoder:ImportClipFf",
-    "import blip-sf": "genius_search.lab.cli.import_encoder:ImportBlipSf",
-    "import blip-ff": "genius_search.lab.cli.import_encoder:ImportBlipFf",
-    "pull": "genius_search.cli.hub:Pull",
-    "push": "genius_search.cli.hub:Push",
-    "export onnx": "genius_search.cli.export:Onnx",
-    "data catalogue": "genius_search.cli.data:Catalogue",
-    "data check": "genius_search.cli.data:Check",
-    "data rehearsal": "genius_search.lab.cli.rehearsal:Rehearsal",
-    "data karpathy": "genius_search.cli.data:Karpathy",
+COMMANDS: Final[dict[str, dict[str, str]]] = {
+    "Search": {
+        "search": "genius_search.cli.search:Search",
+        "explain": "genius_search.cli.codes:Explain",
+        "codes": "genius_search.cli.codes:Codes",
+        "serve": "genius_search.cli.serve:Serve",
+        "keys add": "genius_search.cli.serve:AddKey",
+    },
+    "Index": {
+        "index create": "genius_search.cli.index:Create",
+        "index add": "genius_search.cli.index:Add",
+        "index delete": "genius_search.cli.index:Delete",
+        "index compact": "genius_search.cli.index:Compact",
+        "index verify": "genius_search.cli.index:Verify",
+        "index info": "genius_search.cli.index:Info",
+        "tune": "genius_search.cli.tune:Tune",
+        "calibrate": "genius_search.cli.calibrate:Calibrate",
+    },
+    "Model": {
+        "fit": "genius_search.cli.train:Fit",
+        "refit": "genius_search.cli.refit:Refit",
+        "embed": "genius_search.cli.train:Embed",
+        "train encoder": "genius_search.cli.train:TrainEncoder",
+        "train quantizer": "genius_search.cli.train:TrainQuantizer",
+        "train generator": "genius_search.cli.train:TrainGenerator",
+        "export onnx": "genius_search.cli.export:Onnx",
+        "pull": "genius_search.cli.hub:Pull",
+        "push": "genius_search.cli.hub:Push",
+    },
+    "Data": {
+        "data check": "genius_search.cli.data:Check",
+        "data karpathy": "genius_search.cli.data:Karpathy",
+    },
 }
-"""Command -> module and function, in the order in which help lists them."""
+"""Group -> command -> module and class, in the order in which help lists them."""
+PLUGINS: Final = "genius_search.commands"
+"""Entry points whose value is a dict like :data:`COMMANDS`. The laboratory is one of them."""
+LAB: Final = "lab"
 
-OF_THE_MACHINE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
-"""What a system refuses without a fault of the program: full, read-only, not allowed."""
+RENAMED_FLAGS: Final = {
+    "--leaves": "--candidates",
+    "--hubness": "--density-weight",
+    "--mix": "--generator-weight",
+}
+"""Flags of version 0.1 that have another name now."""
+
+EXTRAS: Final = {
+    **dict.fromkeys(
+        ("faiss", "ir_measures", "jinja2", "matplotlib", "mteb", "pandas", "pytrec_eval", "scipy", "tabulate"),
+        LAB,
+    ),
+    **dict.fromkeys(("fastapi", "httpx", "multipart", "prometheus_client", "starlette", "uvicorn"), "serve"),
+    **dict.fromkeys(("ftfy", "transformers"), "hf"),
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
+}
+"""Package -> the extra of this distribution that installs it."""
+MACHINE_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+"""Errors of the operating system that a person can mend: disk full, read-only, not permitted."""
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C."""
 
@@ -79,64 +88,89 @@ class Command(Protocol):
     def __init__(self, **fields: Any) -> None: ...
 
     def run(self) -> int | None:
-        """Do it; the exit status, if not 0."""
+        """Run the command and return its exit status, if it is not 0."""
         ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status. Errors a person can mend are one line on stderr."""
+    """Run one command and return its exit status. Errors that a person can mend are one line on stderr."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words in (["--version"], ["-V"]):
         print(f"genius {__version__}")
         return 0
-    name = _command(words)
+    groups = lab_commands() if words[:1] == [LAB] else COMMANDS
+    if groups is not COMMANDS:
+        words = words[1:]
+    name = _command_name(words)
     if name is None:
-        return _overview(words)
+        return _print_overview(words, groups)
     try:
         return run(name, words[len(name.split()) :])
+    except ModuleNotFoundError as error:
+        return _report(_missing_extra(name, error))
     except (GeniusError, OSError, KeyboardInterrupt) as error:
-        return _failed(error)
+        return _report(error)
 
 
-def _failed(error: GeniusError | OSError | KeyboardInterrupt) -> int:
-    """One line for whoever can do something about it; the exit status. A bug is raised again."""
-    match error:
-        case GeniusError():
-            said, status = str(error), error.exit_code
-        case KeyboardInterrupt():
-            said, status = "interrupted; run the same command again to go on", INTERRUPTED
-        case BrokenPipeError():
-            return 0
-        case OSError() if error.errno in OF_THE_MACHINE:
-            said, status = f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 1
-        case _:
-            raise error
-    print(f"genius: {said}", file=sys.stderr)
-    return status
+@functools.cache
+def lab_commands() -> dict[str, dict[str, str]]:
+    """Return the commands of the laboratory and of other installed plugins, in groups."""
+    groups: dict[str, dict[str, str]] = {}
+    for entry in entry_points(group=PLUGINS):
+        groups |= entry.load()
+    return groups
+
+
+def all_commands() -> dict[str, str]:
+    """Return every command's module and class by its name."""
+    groups: Mapping[str, Mapping[str, str]] = {**COMMANDS, **lab_commands()}
+    return {name: place for commands in groups.values() for name, place in commands.items()}
+
+
+def find(name: str) -> type[Command]:
+    """Return the class of a command."""
+    module, _, kind = all_commands()[name].partition(":")
+    found: type[Command] = getattr(importlib.import_module(module), kind)
+    return found
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Parse the flags of one command and run it."""
+    for word in arguments:
+        flag = word.partition("=")[0]
+        if flag in RENAMED_FLAGS:
+            raise UsageError(f"{flag} is called {RENAMED_FLAGS[flag]} now")
     kind = find(name)
+    short = "--help" in arguments or "-h" in arguments
     parsed = tyro.cli(
-        kind,
+        _with_everyday_flags(kind) if short else kind,
         prog=f"genius {name}",
-        args=list(arguments),
-        default=_preset_default(kind, arguments),
+        args=["--help" if word == "--help-all" else word for word in arguments],
+        default=None if short else _preset_default(kind, arguments),
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     return parsed.run() or 0
 
 
-def find(name: str) -> type[Command]:
-    """The class of a command: its fields are the flags."""
-    module, _, kind = COMMANDS[name].partition(":")
-    found: type[Command] = getattr(importlib.import_module(module), kind)
-    return found
+def _with_everyday_flags(kind: type[Command]) -> type[Command]:
+    """Return the command without its nested settings in ``--help``; ``--help-all`` shows them."""
+    hidden = [field for field in dataclasses.fields(kind) if field.name == "settings"]  # type: ignore[arg-type]
+    if not hidden:
+        return kind
+    hints = get_type_hints(kind, include_extras=True)
+    short = dataclasses.make_dataclass(
+        kind.__name__,
+        [("settings", Annotated[hints["settings"], tyro.conf.Suppress], hidden[0].default)],
+        bases=(kind,),
+        kw_only=True,
+        frozen=True,
+    )
+    short.__doc__ = f"{inspect.getdoc(kind)}\n\n--help-all lists the flags of all settings too."
+    return short
 
 
 def _preset_default(kind: type[Command], arguments: Sequence[str]) -> Any:
-    """A command with a preset shows and uses that preset's values as its defaults."""
+    """Return a command whose settings are those of the chosen preset, or None if it has no presets."""
     choose = getattr(kind, "settings_of", None)
     if choose is None:
         return None
@@ -153,41 +187,75 @@ def _preset_default(kind: type[Command], arguments: Sequence[str]) -> Any:
         for field in dataclasses.fields(kind)  # type: ignore[arg-type]
         if field.default is dataclasses.MISSING
     }
-    shown = object.__new__(kind)  # not by __init__, whose types MISSING does not have
+    command = object.__new__(kind)  # not by __init__, whose types do not admit MISSING
     for field, value in {**required, "preset": name, "settings": choose(preset(name))}.items():
-        object.__setattr__(shown, field, value)
-    return shown
+        object.__setattr__(command, field, value)
+    return command
 
 
-def _command(words: Sequence[str]) -> str | None:
-    for length in (2, 1):
-        name = " ".join(words[:length])
-        if name in COMMANDS:
-            return name
-    return None
+def _command_name(words: Sequence[str]) -> str | None:
+    known = all_commands()
+    return next((name for size in (2, 1) if (name := " ".join(words[:size])) in known), None)
 
 
-def _overview(words: Sequence[str]) -> int:
-    """What can be asked; an unknown command is an error that names the nearest."""
-    asked = " ".join(word for word in words[:2] if not word.startswith("-"))
-    inside = [name for name in COMMANDS if name.startswith(f"{asked} ")] if asked else list(COMMANDS)
-    if asked and not inside:
-        near = difflib.get_close_matches(asked, COMMANDS, n=1, cutoff=0.4)
-        advice = f"; did you mean `genius {near[0]}`?" if near else ""
-        print(f"genius: {asked!r} is not a command{advice}; see `genius --help`", file=sys.stderr)
-        return 2
-    lines = [
-        "Generative multimodal search: a model generates the ID of what matches.",
-        "",
-        "  genius demo                                 draw, train, index, search; leaves a page to open",
-        '  genius search photos.index "a red kite"     search',
-        "",
-        "Commands:",
-    ]
-    for name in inside:
-        summary = (inspect.getdoc(find(name)) or "").splitlines()[0]
-        lines.append(f"  genius {name:<18} {summary}")
-    lines += ["", "`genius COMMAND --help` tells more. Most commands take --json."]
+def _print_overview(words: Sequence[str], groups: Mapping[str, Mapping[str, str]]) -> int:
+    """Print the commands in groups; an unknown command is an error that names the nearest."""
     help_asked = not words or any(word in ("-h", "--help") for word in words)
+    start = " ".join(word for word in words[:2] if not word.startswith("-"))
+    if start:
+        groups = {
+            group: {name: place for name, place in commands.items() if name.startswith(f"{start} ")}
+            for group, commands in {**COMMANDS, **lab_commands()}.items()
+        }
+        groups = {group: commands for group, commands in groups.items() if commands}
+        if not groups:
+            near = difflib.get_close_matches(start, all_commands(), n=1, cutoff=0.4)
+            advice = f"; did you mean `genius {near[0]}`?" if near else ""
+            print(f"genius: {start!r} is not a command{advice}; see `genius --help`", file=sys.stderr)
+            return 2
+    lines = ["Generative multimodal search: a model generates the ID of what matches."]
+    if groups is COMMANDS:
+        lines += [
+            "",
+            "  genius demo                                 draw, train, index, search; leaves a page to open",
+            '  genius search photos.index "a red kite"     search',
+        ]
+    for group, commands in groups.items():
+        lines += ["", f"{group}:"]
+        lines += [f"  genius {name:<18} {_summary(name)}" for name in commands]
+    if groups is COMMANDS:
+        lines += ["", "`genius lab --help` lists what evaluates, compares and reproduces."]
+    lines += ["", "`genius COMMAND --help` tells more. Most commands take --json."]
     print("\n".join(lines), file=sys.stdout if help_asked else sys.stderr)
     return 0 if help_asked else 2
+
+
+def _summary(name: str) -> str:
+    return (inspect.getdoc(find(name)) or "").splitlines()[0]
+
+
+def _missing_extra(name: str, error: ModuleNotFoundError) -> MissingExtra:
+    """Return the error that names the extra to install; anything else missing is a bug."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        raise error
+    return MissingExtra(
+        f"`genius {name}` needs the package {package}: pip install 'genius-search[{EXTRAS[package]}]'"
+    )
+
+
+def _report(error: GeniusError | OSError | KeyboardInterrupt) -> int:
+    """Print one line for whoever can do something about it and return the status. A bug is raised again."""
+    match error:
+        case GeniusError():
+            message, status = str(error), error.exit_code
+        case KeyboardInterrupt():
+            message, status = "interrupted; run the same command again to go on", INTERRUPTED
+        case BrokenPipeError():
+            return 0
+        case OSError() if error.errno in MACHINE_ERRORS:
+            message, status = f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 1
+        case _:
+            raise error
+    print(f"genius: {message}", file=sys.stderr)
+    return status

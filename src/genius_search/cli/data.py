@@ -15,45 +15,6 @@ from genius_search.cli.terminal import print_facts, print_json
 
 
 @dataclass(frozen=True, kw_only=True)
-class Catalogue:
-    """Draw a product-like world with all eight tasks, offline, in M-BEIR's layout.
-
-    The same seed and sizes give the same bytes.
-    """
-
-    items: int
-    """Candidates in the global test pool, 1,000 to 1,000,000."""
-
-    out: Path
-    """Folder of the new data set."""
-
-    seed: int = 0
-    """Of everything that is drawn."""
-
-    train_products: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Products in the training split; default: as many as items, between 2,000 and 12,000."""
-
-    queries_per_task: int = 1000
-    """Test queries of each task."""
-
-    json: bool = False
-    """Say what was drawn as JSON."""
-
-    def run(self) -> None:
-        """Draw it."""
-        from genius_search.lab.synth.catalogue import draw_catalogue
-
-        summary = draw_catalogue(
-            self.out,
-            items=self.items,
-            seed=self.seed,
-            train_products=self.train_products,
-            queries_per_task=self.queries_per_task,
-        )
-        print_facts(dataclasses.asdict(summary), as_json=self.json)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Check:
     """Validate a data set in M-BEIR's layout before hours are spent on it. Exit status 6 on errors."""
 

@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, get_args
 
-from genius_search.cli import COMMANDS, find, run
+from genius_search.cli import all_commands, find, run
 from genius_search.config import PresetName, preset, to_json
 
 WIDTH: Final = 80
@@ -47,8 +47,8 @@ is in [deviations.md](deviations.md).
 
 def page() -> str:
     """The whole document."""
-    contents = "".join(f"- [`genius {name}`](#{_anchor(name)}): {_summary(name)}\n" for name in COMMANDS)
-    sections = "\n".join(f"## genius {name}\n\n```text\n{help_of(name)}\n```\n" for name in COMMANDS)
+    contents = "".join(f"- [`genius {name}`](#{_anchor(name)}): {_summary(name)}\n" for name in all_commands())
+    sections = "\n".join(f"## genius {name}\n\n```text\n{help_of(name)}\n```\n" for name in all_commands())
     return f"{INTRODUCTION}{contents}\n{PRESETS}{_preset_table()}\n{sections}"
 
 
@@ -56,7 +56,7 @@ def help_of(name: str) -> str:
     """What ``genius NAME --help`` prints on a plain terminal of :data:`WIDTH` columns."""
     printed = io.StringIO()
     with _columns(WIDTH), contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        run(name, ["--help"])
+        run(name, ["--help-all"])
     return "\n".join(_lines(printed.getvalue())).strip("\n")
 
 

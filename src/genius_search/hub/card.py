@@ -208,7 +208,7 @@ def model_card(card: ModelCard) -> str:
         "## Use",
         f"```console\n{INSTALL}\n```",
         "```python\n"
-        "from genius import Genius, Index\n\n"
+        "from genius_search import Genius, Index\n\n"
         f'model = Genius.from_pretrained("{card.name}")\n'
         'index, _ = Index.create("photos.index", model=model, pool="photos/")\n'
         f'for hit in index.search("a red leather bag"{_modality(card.health)}, k=5):\n'

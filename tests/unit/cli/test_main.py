@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from genius_search import __version__, cli, errors
-from genius_search.cli import COMMANDS, main
+from genius_search.cli import COMMANDS, all_commands, lab_commands, main
+
+
+TWO_SCREENS = 60
+"""Lines."""
 
 
 def fails_with(monkeypatch, error: BaseException) -> None:
@@ -28,24 +32,62 @@ def fails_with(monkeypatch, error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], []])
-def test_help_lists_every_command_on_stdout(words, capsys):
+def test_help_lists_the_commands_of_the_product_on_stdout(words, capsys):
     assert main(words) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    for name in COMMANDS:
-        assert f"  genius {name} " in said.out
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    for name in (name for commands in COMMANDS.values() for name in commands):
+        assert f"  genius {name} " in printed.out
+    assert "genius lab --help" in printed.out
+    assert len(printed.out.splitlines()) <= TWO_SCREENS
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself_and_each_of_its_flags(name, capsys):
+def test_help_of_the_laboratory_lists_the_rest(capsys):
+    assert main(["lab", "--help"]) == 0
+    printed = capsys.readouterr().out
+    for name in (name for commands in lab_commands().values() for name in commands):
+        assert f"  genius {name} " in printed
+    assert "genius index create" not in printed
+    assert len(printed.splitlines()) <= TWO_SCREENS
+
+
+@pytest.mark.parametrize("name", all_commands())
+def test_every_command_explains_itself_on_two_screens(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as left:
         main([*name.split(), "--help"])
     assert left.value.code == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert f"genius {name}" in said.out
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert f"genius {name}" in printed.out
     first_line = (cli.find(name).__doc__ or "").splitlines()[0]
-    assert first_line.split()[0] in said.out
+    assert first_line.split()[0] in printed.out
+    assert len(printed.out.splitlines()) <= TWO_SCREENS
+
+
+def test_a_command_of_the_laboratory_may_be_called_by_either_name(capsys):
+    for words in (["lab", "evaluate", "--help"], ["evaluate", "--help"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert "genius evaluate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--leaves", "--hubness=0.3", "--mix"])
+def test_a_flag_with_a_new_name_says_so(flag, capsys):
+    assert main(["search", "x", "words", flag, "1"]) == 2
+    assert cli.RENAMED_FLAGS[flag.partition("=")[0]] in capsys.readouterr().err
+
+
+def test_a_missing_package_names_the_extra_that_installs_it(monkeypatch, capsys):
+    fails_with(monkeypatch, ModuleNotFoundError("No module named 'faiss'", name="faiss"))
+    assert main(["search"]) == 2
+    assert "pip install 'genius-search[lab]'" in capsys.readouterr().err
+
+
+def test_a_missing_package_that_no_extra_brings_is_a_bug(monkeypatch):
+    fails_with(monkeypatch, ModuleNotFoundError("No module named 'nonsense'", name="nonsense"))
+    with pytest.raises(ModuleNotFoundError):
+        main(["search"])
 
 
 def test_a_group_lists_its_own_commands_only(capsys):
@@ -100,7 +142,7 @@ def test_an_unknown_preset_is_a_usage_error_that_names_the_known_ones(capsys):
 @pytest.mark.parametrize("words", [["--preset", "tiny"], ["--preset=tiny"]])
 def test_help_of_fit_shows_the_values_of_the_chosen_preset(words, capsys):
     with pytest.raises(SystemExit):
-        main(["fit", "--help", *words])
+        main(["fit", "--help-all", *words])
     said = capsys.readouterr().out
     assert "--quantizer.codebook-size" in said
     assert "32" in said.partition("--quantizer.codebook-size")[2][:300]
@@ -174,7 +216,7 @@ print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)
 
 
 def test_importing_the_package_imports_nothing_heavy():
-    code = f"import genius, sys; print(sorted({HEAVY!r} & set(sys.modules)))"
+    code = f"import genius_search, sys; print(sorted({HEAVY!r} & set(sys.modules)))"
     assert alone(code).stdout == "[]\n"
 
 
@@ -190,7 +232,7 @@ def test_an_interrupted_process_leaves_with_130(tmp_path):
     code = f"""
 import signal, time
 from dataclasses import dataclass
-from genius import cli
+from genius_search import cli
 
 @dataclass
 class Waiting:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 from huggingface_hub.cli.hf import app
 
-from genius_search.cli import COMMANDS, find, main
+from genius_search.cli import all_commands, find, main
 from genius_search.data.mbeir import PAPER_ROWS
 from genius_search.hub import files as originals
 from genius_search.hub import pull
@@ -61,7 +61,7 @@ def test_every_command_is_understood_and_uses_what_an_earlier_one_made(name):
     for first, *words in commands(name):
         if first != "genius":
             continue
-        size = 2 if " ".join(words[:2]) in COMMANDS else 1
+        size = 2 if " ".join(words[:2]) in all_commands() else 1
         kind = find(" ".join(words[:size]))
         parsed = tyro.cli(kind, args=words[size:], config=(tyro.conf.FlagCreatePairsOff,))
         out = getattr(parsed, "out", None)

@@ -1,1 +1,36 @@
-""""""
+"""Commands of the laboratory, found by the command line through the entry point ``genius_search.commands``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+COMMANDS: Final[dict[str, dict[str, str]]] = {
+    "Evaluate and compare": {
+        "demo": "genius_search.lab.cli.demo:Demo",
+        "evaluate": "genius_search.lab.cli.evaluate:Evaluate",
+        "doctor": "genius_search.lab.cli.evaluate:Doctor",
+        "score": "genius_search.lab.cli.score:Score",
+        "sweep": "genius_search.lab.cli.sweep:Sweep",
+        "report": "genius_search.lab.cli.report:Report",
+        "baseline fit": "genius_search.lab.cli.baseline:Fit",
+        "baseline evaluate": "genius_search.lab.cli.baseline:Evaluate",
+        "baseline dense": "genius_search.lab.cli.baseline_dense:Dense",
+        "bench decode": "genius_search.lab.cli.bench:Decode",
+        "bench scale": "genius_search.lab.cli.bench:Scale",
+        "bench rivals": "genius_search.lab.cli.bench:Rivals",
+        "bench quality": "genius_search.lab.cli.bench:Quality",
+    },
+    "Published checkpoints": {
+        "repro": "genius_search.lab.cli.repro:Repro",
+        "import genius": "genius_search.lab.cli.import_genius:ImportGenius",
+        "import clip-sf": "genius_search.lab.cli.import_encoder:ImportClipSf",
+        "import clip-ff": "genius_search.lab.cli.import_encoder:ImportClipFf",
+        "import blip-sf": "genius_search.lab.cli.import_encoder:ImportBlipSf",
+        "import blip-ff": "genius_search.lab.cli.import_encoder:ImportBlipFf",
+    },
+    "Synthetic data": {
+        "data catalogue": "genius_search.lab.cli.data:Catalogue",
+        "data rehearsal": "genius_search.lab.cli.data:Rehearsal",
+    },
+}
+"""Group -> command -> module and class, in the order in which help lists them."""

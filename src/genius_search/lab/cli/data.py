@@ -1,4 +1,4 @@
-"""``genius data rehearsal``: a stand-in for M-BEIR."""
+"""``genius data catalogue`` and ``genius data rehearsal``: synthetic data sets in M-BEIR's layout."""
 
 from __future__ import annotations
 
@@ -10,6 +10,45 @@ from typing import Annotated, Literal
 import tyro
 
 from genius_search.cli.terminal import print_facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    """Draw a product-like world with all eight tasks, offline, in M-BEIR's layout.
+
+    The same seed and sizes give the same bytes.
+    """
+
+    items: int
+    """Candidates in the global test pool, 1,000 to 1,000,000."""
+
+    out: Path
+    """Folder of the new data set."""
+
+    seed: int = 0
+    """Of everything that is drawn."""
+
+    train_products: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Products in the training split; default: as many as items, between 2,000 and 12,000."""
+
+    queries_per_task: int = 1000
+    """Test queries of each task."""
+
+    json: bool = False
+    """Say what was drawn as JSON."""
+
+    def run(self) -> None:
+        """Draw it."""
+        from genius_search.lab.synth.catalogue import draw_catalogue
+
+        summary = draw_catalogue(
+            self.out,
+            items=self.items,
+            seed=self.seed,
+            train_products=self.train_products,
+            queries_per_task=self.queries_per_task,
+        )
+        print_facts(dataclasses.asdict(summary), as_json=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)
