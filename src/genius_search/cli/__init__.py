@@ -67,7 +67,17 @@ RENAMED_FLAGS: Final = {
 
 EXTRAS: Final = {
     **dict.fromkeys(
-        ("faiss", "ir_measures", "jinja2", "matplotlib", "mteb", "pandas", "pytrec_eval", "scipy", "tabulate"),
+        (
+            "faiss",
+            "ir_measures",
+            "jinja2",
+            "matplotlib",
+            "mteb",
+            "pandas",
+            "pytrec_eval",
+            "scipy",
+            "tabulate",
+        ),
         LAB,
     ),
     **dict.fromkeys(("fastapi", "httpx", "multipart", "prometheus_client", "starlette", "uvicorn"), "serve"),

@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from genius_search.cli.terminal import print_facts, print_json
+from genius_search.cli.terminal import print_json
 
 
 @dataclass(frozen=True, kw_only=True)

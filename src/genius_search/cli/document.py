@@ -1,7 +1,7 @@
-"""Writes ``docs/cli.md``: every command as its own ``--help`` tells it, and what the presets set.
+"""Write ``docs/cli.md``: ``python -m genius_search.cli.document`` prints the page.
 
-``python -m genius_search.cli.document`` prints the page; it is the same on every terminal, and a test compares it
-with the file, so the document cannot fall behind the commands.
+It holds the help of every command and a table of the presets, the same on every terminal; a test compares it
+with the file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ is in [deviations.md](deviations.md).
 
 def page() -> str:
     """The whole document."""
-    contents = "".join(f"- [`genius {name}`](#{_anchor(name)}): {_summary(name)}\n" for name in all_commands())
+    contents = "".join(
+        f"- [`genius {name}`](#{_anchor(name)}): {_summary(name)}\n" for name in all_commands()
+    )
     sections = "\n".join(f"## genius {name}\n\n```text\n{help_of(name)}\n```\n" for name in all_commands())
     return f"{INTRODUCTION}{contents}\n{PRESETS}{_preset_table()}\n{sections}"
 

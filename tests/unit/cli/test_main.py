@@ -13,7 +13,6 @@ import pytest
 from genius_search import __version__, cli, errors
 from genius_search.cli import COMMANDS, all_commands, lab_commands, main
 
-
 TWO_SCREENS = 60
 """Lines."""
 

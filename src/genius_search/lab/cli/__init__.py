@@ -1,4 +1,4 @@
-"""Commands of the laboratory, found by the command line through the entry point ``genius_search.commands``."""
+"""Commands of the laboratory, found through the entry point ``genius_search.commands``."""
 
 from __future__ import annotations
 
