@@ -167,10 +167,10 @@ def _with_everyday_flags(kind: type[Command]) -> type[Command]:
     hidden = [field for field in dataclasses.fields(kind) if field.name == "settings"]  # type: ignore[arg-type]
     if not hidden:
         return kind
-    hints = get_type_hints(kind, include_extras=True)
+    settings = get_type_hints(kind, include_extras=True)["settings"]
     short = dataclasses.make_dataclass(
         kind.__name__,
-        [("settings", Annotated[hints["settings"], tyro.conf.Suppress], hidden[0].default)],
+        [("settings", Annotated[settings, tyro.conf.Suppress], hidden[0].default)],
         bases=(kind,),
         kw_only=True,
         frozen=True,
