@@ -86,9 +86,9 @@ class Calibrate:
             seed=self.seed,
         )
         if self.figure is not None:
-            from genius_search.lab.report.page import check_name
+            from genius_search.cli.reliability import check_figure_path
 
-            check_name(self.figure)
+            check_figure_path(self.figure)
         with TerminalProgress() as progress:
             index = Index.open(self.index, model=self.model, device=self.device, download=self.download)
             found = calibrate(index, MBeir(self.data), config, progress=progress)
@@ -111,7 +111,7 @@ def _facts(found: Calibrated) -> dict[str, Any]:
 def _draw(found: Calibrated, path: Path) -> None:
     """The figure, and its numbers beside it."""
     from genius_search.artifact import write_json
-    from genius_search.lab.report.page import draw_reliability, reliability_facts
+    from genius_search.cli.reliability import draw_reliability, reliability_facts
 
     draw_reliability(found.held_out, path, threshold=found.calibration.threshold)
     write_json(path.with_suffix(".json"), {**_facts(found), "figure": reliability_facts(found.held_out)})

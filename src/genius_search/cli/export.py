@@ -80,12 +80,10 @@ class Onnx:
                 }
             )
         elif measured:
-            from genius_search.lab.bench.results import shown
-
             print(f"{'decoder':<14} {'same best':>9} {'of 10':>7} {'of 50':>7} {'CPU-ms a query':>15}")
             for row in measured:
                 shares = f"{row.top1:>9.1%} {row.overlap_10:>7.1%} {row.overlap_50:>7.1%}"
-                print(f"{row.name:<14} {shares} {shown(row.cpu_ms):>15}")
+                print(f"{row.name:<14} {shares} {row.cpu_ms:>15,.2f}")
 
     def _measure(self, model: Genius, progress: TerminalProgress) -> list[Agreement]:
         import torch
