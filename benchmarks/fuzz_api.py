@@ -84,7 +84,7 @@ def make_real(case: Case, known: Known, number: int) -> None:
             "index",
             "where",
             "match",
-            "leaves",
+            "candidates",
             "image",
         ):  # what is invented for these is hardly good
             case.body.pop(odd, None)

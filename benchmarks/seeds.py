@@ -36,7 +36,9 @@ def lines_of(name: str, folders: Sequence[Path]) -> Iterator[str]:
     """A table of one data set."""
     seeds = [methods_of(folder) for folder in folders]
     config = json.loads((folders[0] / "results.json").read_text())["config"]
-    settings = ", ".join(f"{key} {config[key]}" for key in ("beam", "leaves", "hubness", "mix"))
+    settings = ", ".join(
+        f"{key} {config[key]}" for key in ("beam", "candidates", "density_weight", "generator_weight")
+    )
     yield f"## {name}"
     yield ""
     yield f"Global pool, {config['split']} split, {len(seeds)} seeds; {settings}."

@@ -153,7 +153,7 @@ def main() -> None:
         if not (evaluation / "results.json").exists():
             genius(
                 *("evaluate", asked.data, "--model", model, "--out", evaluation, "--pools", "global"),
-                *("--beam", 50, "--leaves", 1500, "--methods", ",".join(METHODS)),
+                *("--beam", 50, "--candidates", 1500, "--methods", ",".join(METHODS)),
             )
         print(row_of(name, model, evaluation, unknown), flush=True)
 

@@ -10,18 +10,18 @@ out=${3:-seeds}
 for seed in 0 1 2; do
   genius fit "$flickr8k" --encoder "precomputed:$flickr8k/features/text_features.npy" --preset small \
     --quantizer.training.seed "$seed" --generator.training.seed "$seed" --out "$out/flickr8k-$seed"
-  genius evaluate "$flickr8k" --model "$out/flickr8k-$seed" --pools global --beam 50 --leaves 1500 \
+  genius evaluate "$flickr8k" --model "$out/flickr8k-$seed" --pools global --beam 50 --candidates 1500 \
     --out "$out/flickr8k-$seed.evaluation"
   genius refit "$out/flickr8k-$seed" --pool "$flickr8k/cand_pool/global/mbeir_union_test_cand_pool.jsonl" \
     --out "$out/flickr8k-$seed-refitted"
-  genius evaluate "$flickr8k" --model "$out/flickr8k-$seed-refitted" --pools global --beam 50 --leaves 1500 \
+  genius evaluate "$flickr8k" --model "$out/flickr8k-$seed-refitted" --pools global --beam 50 --candidates 1500 \
     --out "$out/flickr8k-$seed-refitted.evaluation"
 
   mkdir -p "$out/catalogue-$seed"
   cp -rn "$demo/model/encoder" "$demo/model/features" "$out/catalogue-$seed"
   genius fit "$demo/catalogue" --encoder small --preset small \
     --quantizer.training.seed "$seed" --generator.training.seed "$seed" --out "$out/catalogue-$seed"
-  genius evaluate "$demo/catalogue" --model "$out/catalogue-$seed" --pools global --beam 50 --leaves 500 \
+  genius evaluate "$demo/catalogue" --model "$out/catalogue-$seed" --pools global --beam 50 --candidates 500 \
     --out "$out/catalogue-$seed.evaluation"
 done
 python "$(dirname "$0")/../benchmarks/seeds.py" \

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
 
 from genius_search.errors import UsageError
 
@@ -337,6 +337,11 @@ class FitConfig:
     """Stage 2."""
 
 
+def _also(name: str, old: str) -> Any:
+    """Let settings that are read from a file use the name that a field had until version 0.1."""
+    return Field(validation_alias=AliasChoices(name, old))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig:
     """How a query is answered."""
@@ -357,7 +362,7 @@ class SearchConfig:
     over the codes that exist there."""
 
     # Deviation 23: the paper decodes every level.
-    leaves: Annotated[Natural, Le(10**9)] = 0
+    candidates: Annotated[Natural, Le(10**9), _also("candidates", "leaves")] = 0
     """With a re-ranking: stop decoding as soon as at most so many IDs lie under the beams (but at least as
     many as the beam is wide), and order them all."""
 
@@ -366,18 +371,18 @@ class SearchConfig:
     all."""
 
     # Deviation 26: the paper orders by one kind of evidence at a time.
-    mix: NonNegative = 0.0
+    generator_weight: Annotated[NonNegative, _also("generator_weight", "mix")] = 0.0
     """Where items are ordered by their codes' vectors (a shortlist too): so many times the log-probability
     of the prefix under which an item was found is added to its score."""
 
     # Deviation 27: the paper has no such correction.
-    hubness: NonNegative = 0.3
+    density_weight: Annotated[NonNegative, _also("density_weight", "hubness")] = 0.3
     """Where items are ordered by their codes' vectors or by stored fused embeddings: so many times the
     density around an item is taken from its score, for items in crowded places are near to any query. 0
     takes nothing; raw embeddings are compared as they are."""
 
 
-USUAL_SEARCH: Final = SearchConfig(rerank="codes", leaves=1000)
+USUAL_SEARCH: Final = SearchConfig(rerank="codes", candidates=1000)
 """How an index is searched unless it was tuned or one says otherwise: the generator says where to look, the
 IDs there are ordered by their codes. :class:`SearchConfig` itself is the paper's."""
 

@@ -1,4 +1,4 @@
-"""``genius tune``: choose beam, leaf budget and mix for an index by asking it validation queries."""
+"""``genius tune``: choose beam, candidates and generator weight for an index by validation queries."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ def order_everything(index: Index, asked: Asked, config: SearchConfig) -> float:
             for right, answer in zip(asked.right, answers, strict=True)
         ]
         return sum(found) / len(found)
-    is_crowded = bool(config.hubness) and opened.state.facts.embeddings == "fused"
+    is_crowded = bool(config.density_weight) and opened.state.facts.embeddings == "fused"
     nearest = [
         _nearest(
             number,
             segment,
             vectors,
             asked.evidence,
-            np.float32(config.hubness) * _densities(index, number) if is_crowded else None,
+            np.float32(config.density_weight) * _densities(index, number) if is_crowded else None,
         )
         for number, (segment, vectors) in enumerate(zip(opened.segments, opened.vectors or (), strict=True))
     ]
@@ -179,9 +179,9 @@ def _places(segments: Sequence[Segment], dids: Sequence[str]) -> dict[str, tuple
 K: Final = 10
 """Hits asked for, as a search does that does not say how many; no beam is narrower."""
 BEAMS: Final = (10, 20, 50, 100)
-LEAVES: Final = (0, 150, 300, 600, 1200, 2500, 5000)
+CANDIDATES: Final = (0, 150, 300, 600, 1200, 2500, 5000)
 """0 decodes all levels."""
-MIXES: Final = (0.0, 0.003, 0.01, 0.03, 0.1)
+GENERATOR_WEIGHTS: Final = (0.0, 0.003, 0.01, 0.03, 0.1)
 NOISE: Final = 0.05
 """By which measured times differ without a reason."""
 
@@ -214,9 +214,9 @@ class TuneConfig:
     """Queries asked together; with 1 the time is that of single searches."""
 
     beams: tuple[Count, ...] = BEAMS
-    leaves: tuple[Natural, ...] = LEAVES
-    mixes: tuple[NonNegative, ...] = MIXES
-    """Tried with each other; one mix is chosen for all, since single settings would choose by luck."""
+    candidates: tuple[Natural, ...] = CANDIDATES
+    generator_weights: tuple[NonNegative, ...] = GENERATOR_WEIGHTS
+    """Tried with each other; one weight is chosen for all, since single settings would choose by luck."""
 
     seed: Natural = 0
     """Of the choice of instructions."""
@@ -249,7 +249,7 @@ class TuneResult(NamedTuple):
 
     best: Tuned
     tried: list[Tried]
-    """One for each beam and leaf budget, with the mix that was chosen."""
+    """One for each beam and leaf budget, with the generator weight that was chosen."""
     ceiling: float
     """R@5 of ordering all items by the evidence."""
     left_out: int
@@ -273,8 +273,8 @@ def tune(index: Index, data: MBeir, config: TuneConfig, *, progress: Progress) -
     config = checked(config)
     if (config.recall is None) is (config.milliseconds is None):
         raise UsageError("say either what recall is wanted or how many milliseconds a query may take")
-    if not (config.beams and config.leaves and config.mixes):
-        raise UsageError("beams, leaves and mixes: name at least one of each to try")
+    if not (config.beams and config.candidates and config.generator_weights):
+        raise UsageError("beams, candidates and generator weights: name at least one of each to try")
     opened = index.opened
     stored = opened.state.facts.embeddings
     if config.rerank == "embeddings" and stored == "none":
@@ -287,11 +287,13 @@ def tune(index: Index, data: MBeir, config: TuneConfig, *, progress: Progress) -
             f"even with all items ordered by {config.rerank}, none of {len(asked.right)} queries has a right "
             f"answer among its first {FIRST}: this model was not trained for such queries"
         )
-    mixes = config.mixes if config.rerank == "codes" else (0.0,)
-    found = _measure(index, opened, asked, config, mixes, ceiling, progress)
-    by_mix = {mix: [one for one in found if one.search.mix == mix] for mix in mixes}
-    chosen = max(by_mix, key=lambda mix: (sum(one.recall for one in by_mix[mix]), -mix))
-    tried = sorted(by_mix[chosen], key=lambda one: one.cpu_ms)
+    weights = config.generator_weights if config.rerank == "codes" else (0.0,)
+    found = _measure(index, opened, asked, config, weights, ceiling, progress)
+    by_weight = {
+        weight: [one for one in found if one.search.generator_weight == weight] for weight in weights
+    }
+    chosen = max(by_weight, key=lambda weight: (sum(one.recall for one in by_weight[weight]), -weight))
+    tried = sorted(by_weight[chosen], key=lambda one: one.cpu_ms)
     best = _choose(tried, config)
     tuned = Tuned(
         search=best.search,
@@ -311,17 +313,17 @@ def _measure(
     opened: OpenedIndex,
     asked: Asked,
     config: TuneConfig,
-    mixes: Sequence[float],
+    weights: Sequence[float],
     ceiling: float,
     progress: Progress,
 ) -> list[Tried]:
     """Every setting, in turns, a batch of queries at a time; the first batch once more, for nothing."""
     routes = [
-        SearchConfig(beam=beam, leaves=leaves, rerank=config.rerank)
+        SearchConfig(beam=beam, candidates=candidates, rerank=config.rerank)
         for beam in config.beams
-        for leaves in config.leaves
+        for candidates in config.candidates
     ]
-    settings = [dataclasses.replace(route, mix=mix) for route in routes for mix in mixes]
+    settings = [dataclasses.replace(route, generator_weight=weight) for route in routes for weight in weights]
     tallies = {setting: _Tally() for setting in settings}
     batches = list(asked.batches(config.batch))
     progress.begin("tune", len(batches) + 1)
@@ -336,8 +338,8 @@ def _measure(
                 widths=[max(route.beam, K)] * (here.stop - here.start),
             )
             took = time.process_time() - began
-            for mix in mixes:
-                setting = dataclasses.replace(route, mix=mix)
+            for weight in weights:
+                setting = dataclasses.replace(route, generator_weight=weight)
                 one = _rank(index, opened, asked, beams, here, setting)
                 if turn:
                     tallies[setting] = tallies[setting].plus(one, took)
@@ -401,8 +403,8 @@ def _choose(tried: Sequence[Tried], config: TuneConfig) -> Tried:
         best = max(tried, key=lambda one: (one.share, -one.cpu_ms))
         raise UsageError(
             f"no settings reach {config.recall:g} of what ordering all items by {config.rerank} finds; the "
-            f"best reach {best.share:.3f} (beam {best.search.beam}, leaves {best.search.leaves}): ask for "
-            "less with --recall"
+            f"best reach {best.share:.3f} (beam {best.search.beam}, candidates {best.search.candidates}): "
+            "ask for less with --recall"
         )
     limit = config.milliseconds or 0.0
     quick = [one for one in tried if one.cpu_ms <= limit]
@@ -419,5 +421,6 @@ def _choose(tried: Sequence[Tried], config: TuneConfig) -> Tried:
 
 def _best(tried: Sequence[Tried]) -> Tried:
     return max(
-        tried, key=lambda one: (one.share, one.search.leaves > 0, -one.search.leaves, -one.search.beam)
+        tried,
+        key=lambda one: (one.share, one.search.candidates > 0, -one.search.candidates, -one.search.beam),
     )

@@ -22,8 +22,26 @@ def found(trained, tmp_path_factory):
     """What the command leaves: its JSON, and its folder."""
     out = tmp_path_factory.mktemp("quality")
     words = ["bench", "quality", trained.data, "--model", trained.model, "--out", out, "--queries", "6"]
-    words += ["--row", "catalogue_task0,catalogue_task3", "--leaves", "60", "--beam", "8", "--mix", "0.1"]
-    words += ["--budgets", "5,1e9", "--grid-beams", "2,20", "--grid-leaves", "0,60", "--grid-queries", "3"]
+    words += [
+        "--row",
+        "catalogue_task0,catalogue_task3",
+        "--candidates",
+        "60",
+        "--beam",
+        "8",
+        "--generator-weight",
+        "0.1",
+    ]
+    words += [
+        "--budgets",
+        "5,1e9",
+        "--grid-beams",
+        "2,20",
+        "--grid-candidates",
+        "0,60",
+        "--grid-queries",
+        "3",
+    ]
     assert main([str(word) for word in words]) == 0
     return json.loads((out / "results.json").read_text()), out
 

@@ -72,7 +72,7 @@ def test_a_query_finds_the_same_alone_and_in_any_company(plain):
     for seed in range(plain.SOME_POOLS):
         sizes = plain.sizes_of(seed % plain.NUM_MODELS)
         rerank = ("none", "codes")[seed % 2]
-        case = plain.draw_case(seed, sizes, scores="level", rerank=rerank, leaves=seed % 7)
+        case = plain.draw_case(seed, sizes, scores="level", rerank=rerank, candidates=seed % 7)
         decoder = plain.ExactDecoder(sizes, seed)
         together = case.search(decoder)
         for query in range(len(case.queries)):

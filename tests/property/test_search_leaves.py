@@ -42,10 +42,10 @@ def test_a_leaf_stop_loses_nothing_that_full_decoding_finds(plain):
     stopped_early = 0
     for seed in range(plain.SOME_POOLS):
         case, decoder = exact(
-            plain, seed, rerank=("codes", "embeddings")[seed % 2], leaves=(0, 3, 10, 30)[seed % 4]
+            plain, seed, rerank=("codes", "embeddings")[seed % 2], candidates=(0, 3, 10, 30)[seed % 4]
         )
         beams = case.search(decoder)
-        whole = case.replaced(rerank="none", leaves=0).search(plain.ExactDecoder(decoder.sizes, seed))
+        whole = case.replaced(rerank="none", candidates=0).search(plain.ExactDecoder(decoder.sizes, seed))
         for query in range(len(case.queries)):
             found = allowed_leaves(case, beams, query)
             assert found >= allowed_leaves(case, whole, query), (seed, query)
@@ -53,7 +53,7 @@ def test_a_leaf_stop_loses_nothing_that_full_decoding_finds(plain):
             is_decoded = np.isfinite(beams.log_probabilities[query, places])
             if not is_decoded.all():
                 stopped_early += 1
-                assert len(found) <= max(case.width(query), case.config.leaves), (seed, query)
+                assert len(found) <= max(case.width(query), case.config.candidates), (seed, query)
             depth = is_decoded.sum(axis=1)
             assert len(set(depth.tolist())) <= 1
             assert (is_decoded == (np.arange(len(decoder.sizes)) < depth[:, None])).all()
@@ -64,7 +64,7 @@ def test_a_leaf_stop_loses_nothing_that_full_decoding_finds(plain):
 
 def test_a_budget_for_the_whole_pool_finds_the_whole_pool_and_decodes_nothing(plain):
     for seed in range(plain.SOME_POOLS):
-        case, decoder = exact(plain, seed, rerank="codes", leaves=1000)
+        case, decoder = exact(plain, seed, rerank="codes", candidates=1000)
         beams = case.search(decoder)
         assert decoder.num_rows == 0
         for query in range(len(case.queries)):
@@ -77,9 +77,9 @@ def test_a_budget_for_the_whole_pool_finds_the_whole_pool_and_decodes_nothing(pl
 
 def test_a_larger_budget_never_decodes_more_and_never_finds_less(plain):
     for seed in range(plain.SOME_POOLS):
-        case, decoder = exact(plain, seed, rerank="codes", leaves=2)
+        case, decoder = exact(plain, seed, rerank="codes", candidates=2)
         few = case.search(decoder)
-        more = case.replaced(leaves=12).search(other := plain.ExactDecoder(decoder.sizes, seed))
+        more = case.replaced(candidates=12).search(other := plain.ExactDecoder(decoder.sizes, seed))
         assert other.num_rows <= decoder.num_rows
         for query in range(len(case.queries)):
             assert allowed_leaves(case, more, query) >= allowed_leaves(case, few, query)
@@ -89,7 +89,7 @@ def test_a_larger_budget_never_decodes_more_and_never_finds_less(plain):
 @pytest.mark.parametrize("shortlist", [0, 4])
 def test_what_lies_under_the_beams_is_ordered_as_by_brute_force(plain, rerank, shortlist):
     for seed in range(plain.SOME_POOLS):
-        case, decoder = exact(plain, seed, rerank=rerank, leaves=(0, 12)[seed % 2], shortlist=shortlist)
+        case, decoder = exact(plain, seed, rerank=rerank, candidates=(0, 12)[seed % 2], shortlist=shortlist)
         random = np.random.default_rng(seed)
         # Integers: sums are exact, and many are equal.
         tables = [torch.from_numpy(random.integers(-2, 3, (size, 3))).float() for size in decoder.sizes]

@@ -135,7 +135,7 @@ def test_hits_are_ranked_from_1_with_scores_that_never_rise_and_carry_their_item
         assert (hit.image is None) == (candidate.image is None)
         assert hit.image is None or Path(hit.image).is_file()
         assert len(hit.codes) == len(hit.log_probabilities) == len(shared.model.quantizer.sizes)
-    stopped = SearchConfig(rerank="codes", leaves=36)
+    stopped = SearchConfig(rerank="codes", candidates=36)
     for hit in shared.search("a red star", k=20, config=stopped):
         assert len(hit.log_probabilities) < len(hit.codes)
         assert all(probability <= 0 for probability in hit.log_probabilities)

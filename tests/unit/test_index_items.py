@@ -176,7 +176,7 @@ def test_an_item_finds_itself_first_and_last_when_it_counts_against(model, tmp_p
     pool.write_text("".join(json.dumps(row) + "\n" for row in rows))
     index, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings=embeddings)
     for rerank in ("codes",) if embeddings == "none" else ("codes", "embeddings"):
-        config = SearchConfig(beam=500, rerank=rerank, hubness=0.0)
+        config = SearchConfig(beam=500, rerank=rerank, density_weight=0.0)
         alike = index.search(parts=[SearchPart(item_id="1:4")], modality="text", k=9, config=config)
         assert "1:4" in [hit.item_id for hit in alike[:2]]
         away = index.search(

@@ -142,9 +142,9 @@ REQUESTS = [
         SearchConfig(beam=8),
         SearchConfig(beam=8, scores="vocabulary"),
         SearchConfig(beam=8, scores="children"),
-        SearchConfig(beam=8, rerank="codes", leaves=16),
+        SearchConfig(beam=8, rerank="codes", candidates=16),
         SearchConfig(beam=8, rerank="embeddings"),
-        SearchConfig(beam=8, rerank="embeddings", leaves=16, shortlist=12),
+        SearchConfig(beam=8, rerank="embeddings", candidates=16, shortlist=12),
     ],
 )
 def test_many_requests_together_are_answered_as_one_by_one(index, pool, config):
@@ -208,10 +208,12 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, 
             {
                 hit.item_id: hit
                 for hit in made.search(
-                    "a red kite", k=20, config=SearchConfig(beam=500, rerank=rerank, hubness=hubness)
+                    "a red kite",
+                    k=20,
+                    config=SearchConfig(beam=500, rerank=rerank, density_weight=density_weight),
                 )
             }
-            for hubness in (0.0, 0.25)
+            for density_weight in (0.0, 0.25)
         )
         for name in plain.keys() & other.keys():
             density = of_ids[plain[name].codes]

@@ -280,7 +280,7 @@ def test_top_ranked_candidates_are_all_ranked_and_no_others(mteb, model, method)
 def test_a_beam_as_wide_as_the_corpus_with_embeddings_is_exact_search(mteb, model, space):
     found = []
     for method in (f"generative+{space}", f"exact-{'fused' if space == 'embeddings' else 'raw'}"):
-        searching = MtebModel(model, method=method, search=SearchConfig(hubness=0.0))
+        searching = MtebModel(model, method=method, search=SearchConfig(density_weight=0.0))
         index(searching, "t2i", *({"id": f"d{seed}", "image": picture(seed)} for seed in range(8)))
         found.append(search(searching, "t2i", {"id": "q", "text": "a kite"})["q"])
     assert list(found[0]) == list(found[1])

@@ -60,6 +60,8 @@ LAB: Final = "lab"
 
 RENAMED_FLAGS: Final = {
     "--leaves": "--candidates",
+    "--grid-leaves": "--grid-candidates",
+    "--small-leaves": "--small-candidates",
     "--hubness": "--density-weight",
     "--mix": "--generator-weight",
 }

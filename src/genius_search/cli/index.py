@@ -279,8 +279,8 @@ def _searched_with(info: IndexInfo) -> str:
     if info.tuned is None:
         return "the usual settings; `genius tune` finds better ones"
     tuned, search = info.tuned, info.tuned.search
-    decoded = f"{search.leaves:,} leaves" if search.leaves else "all levels"
-    mixed = f" + {search.mix:g} × log-probability" if search.mix else ""
+    decoded = f"{search.candidates:,} candidates" if search.candidates else "all levels"
+    mixed = f" + {search.generator_weight:g} × log-probability" if search.generator_weight else ""
     return (
         f"beam {search.beam}, {decoded}, ranked by {search.rerank}{mixed}; tuned for {tuned.wish} on "
         f"{tuned.data} when it had {tuned.items:,} items: {tuned.share:.1%} of what ranking everything "

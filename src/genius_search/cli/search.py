@@ -63,7 +63,7 @@ class Search:
     rerank: Annotated[Rerank | None, tyro.conf.arg(metavar="{none,codes,embeddings}")] = None
     """Order by the generator's probability, by the codes' vectors, or by stored embeddings. Usually codes."""
 
-    leaves: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    candidates: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """With --rerank: stop decoding as soon as at most so many IDs lie under the beams, and order them all;
     0 decodes all levels. Usually 1000."""
 
@@ -71,11 +71,11 @@ class Search:
     """With --rerank embeddings: compare only so many (at least -k), the best by codes; 0, the usual, means
     all."""
 
-    mix: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    generator_weight: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """With --rerank codes, or a shortlist: add so many times the log-probability that the generator gave the
     codes it decoded. Usually 0."""
 
-    hubness: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    density_weight: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """With --rerank: take so many times the density around an item from its score, so that those that are
     near to everything come later. Usually 0.3; 0 takes nothing."""
 
@@ -132,7 +132,7 @@ class Search:
         return 0 if hits else 3
 
 
-SETTINGS = ("beam", "rerank", "leaves", "shortlist", "mix", "hubness", "scores")
+SETTINGS = ("beam", "rerank", "candidates", "shortlist", "generator_weight", "density_weight", "scores")
 """Flags in whose place the index's own settings stand when they are not given."""
 
 
@@ -140,14 +140,18 @@ def _check_flags(asked: Search, config: SearchConfig) -> None:
     """Refuse flags that would change nothing."""
     from genius_search.errors import UsageError
 
-    if asked.leaves and config.rerank == "none":
-        raise UsageError("--leaves needs --rerank codes or embeddings: something has to order the leaves")
+    if asked.candidates and config.rerank == "none":
+        raise UsageError(
+            "--candidates needs --rerank codes or embeddings: something has to order the candidates"
+        )
     if asked.shortlist and config.rerank != "embeddings":
         raise UsageError("--shortlist needs --rerank embeddings: it says how many are compared by them")
-    if asked.mix and config.rerank != "codes" and not config.shortlist:
-        raise UsageError("--mix needs --rerank codes, or --shortlist: it is added to what codes say")
-    if asked.hubness and config.rerank == "none":
-        raise UsageError("--hubness needs --rerank codes or embeddings: it is taken from what they say")
+    if asked.generator_weight and config.rerank != "codes" and not config.shortlist:
+        raise UsageError(
+            "--generator-weight needs --rerank codes, or --shortlist: it is added to scores by codes"
+        )
+    if asked.density_weight and config.rerank == "none":
+        raise UsageError("--density-weight needs --rerank codes or embeddings: it corrects their scores")
 
 
 def _table(hits: list[SearchHit], *, with_codes: bool) -> Table:

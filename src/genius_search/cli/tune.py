@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Tune:
-    """Choose beam, leaf budget and mix for an index by validation queries, and keep them with it.
+    """Choose beam, candidates and generator weight for an index by validation queries, and keep them with it.
 
     The index's items have to be candidates of the data set, with their ids. What is chosen becomes the
     default of every search of this index; flags of a search still win. Tune again when the index has grown
@@ -113,14 +113,14 @@ class Tune:
 def _print(found: TuneResult, *, is_kept: bool) -> None:
     """The grid, the chosen settings marked."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("", "beam", "leaves", "items ranked", "R@5", "share", "CPU-ms"):
+    for heading in ("", "beam", "candidates", "items ranked", "R@5", "share", "CPU-ms"):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in found.tried:
         search = one.search
         table.add_row(
             "→" if search == found.best.search else "",
             f"{search.beam:,}",
-            f"{search.leaves:,}" if search.leaves else "all levels",
+            f"{search.candidates:,}" if search.candidates else "all levels",
             f"{one.touched:,.0f}",
             f"{one.recall:.3f}",
             f"{one.share:.3f}",
@@ -131,7 +131,8 @@ def _print(found: TuneResult, *, is_kept: bool) -> None:
     best = found.best
     console.print(
         f"{best.queries:,} queries of {best.data}; all {best.items:,} items ranked by {best.search.rerank}: "
-        f"R@5 {found.ceiling:.3f}, of which the shares are; mix {best.search.mix:g}. "
+        f"R@5 {found.ceiling:.3f}, of which the shares are; "
+        f"generator weight {best.search.generator_weight:g}. "
         + ("Kept: searches of this index use → from now on." if is_kept else "Nothing was changed."),
         highlight=False,
     )

@@ -67,7 +67,7 @@ class SearchHit:
     score: float
     """Of the evidence that ordered the hits: log-probability, or how near the item is to the query. By codes
     that is the inner product with its ID's vector less half the square of this, by embeddings the cosine;
-    either less its share of hubness, and with a mix plus the weighted log-probability."""
+    either minus density_weight × density, plus generator_weight × log-probability."""
     modality: Modality
     text: str | None
     image: str | None

@@ -428,9 +428,9 @@ def _ranking(config: SearchConfig) -> tuple[object, ...]:
     is_generated = config.rerank == "none"
     return (
         config.rerank,
-        0.0 if is_generated else config.mix,
-        0.0 if is_generated else config.hubness,
-        config.scores if is_generated or config.mix else None,
+        0.0 if is_generated else config.generator_weight,
+        0.0 if is_generated else config.density_weight,
+        config.scores if is_generated or config.generator_weight else None,
     )
 
 

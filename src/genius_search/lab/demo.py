@@ -92,7 +92,7 @@ def demo(
         data,
         model,
         EvaluationConfig(
-            pools=("global",), beam=config.beam, leaves=config.items // LEAF_SHARE, seed=config.seed
+            pools=("global",), beam=config.beam, candidates=config.items // LEAF_SHARE, seed=config.seed
         ),
         out / "model" / "evaluation",
         progress=progress,
@@ -136,7 +136,7 @@ def _search(data: MBeir, index: Index, row: EvaluationRow, query: Query, config:
         image=image,
         instruction=instruction,
         k=HITS_SHOWN,
-        config=dataclasses.replace(USUAL_SEARCH, beam=config.beam, leaves=config.items // LEAF_SHARE),
+        config=dataclasses.replace(USUAL_SEARCH, beam=config.beam, candidates=config.items // LEAF_SHARE),
     )
     return SearchShown(
         task=task_name(row.task_id),

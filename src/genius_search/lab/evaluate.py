@@ -258,12 +258,12 @@ def _exact(model: Genius, pool: PoolCandidates, settings: SearchConfig) -> list[
     def crowded(rows: slice) -> Tensor:
         if pool.densities is None:
             raise ValueError("fused embeddings were not kept")
-        return less(pool.fused(rows), np.float32(settings.hubness) * measured(pool.densities[rows]))
+        return less(pool.fused(rows), np.float32(settings.density_weight) * measured(pool.densities[rows]))
 
     def of_codes(rows: slice) -> Tensor:
         codes = pool.codes[rows]
         vectors = model.quantizer.decode(torch.from_numpy(codes.astype(np.int64)))
-        return less(vectors, model.ranker.costs(codes, hubness=settings.hubness))
+        return less(vectors, model.ranker.costs(codes, density_weight=settings.density_weight))
 
     return [
         _Rival("exact-raw", lambda queries: queries.raw, pool.raw),
@@ -331,7 +331,7 @@ def _search(
 def _config(way: Way, settings: SearchConfig) -> SearchConfig:
     """Geometry has no probabilities: none to normalise, and none to mix in."""
     own = dataclasses.replace(settings, rerank=way.rerank)
-    return own if way.by == "generator" else dataclasses.replace(own, scores="level", mix=0.0)
+    return own if way.by == "generator" else dataclasses.replace(own, scores="level", generator_weight=0.0)
 
 
 def _beams(by: Literal["generator", "geometry"], config: SearchConfig) -> _Beams:
@@ -339,7 +339,7 @@ def _beams(by: Literal["generator", "geometry"], config: SearchConfig) -> _Beams
 
     So it does with a leaf budget, and where the beams' probabilities are mixed in.
     """
-    stops_early = config.rerank != "none" and bool(config.leaves or config.mix)
+    stops_early = config.rerank != "none" and bool(config.candidates or config.generator_weight)
     return _Beams(by, dataclasses.replace(config, rerank="codes" if stops_early else "none"))
 
 
@@ -539,16 +539,16 @@ class EvaluationConfig:
     scores: Literal["level", "vocabulary", "children"] = "level"
     """How the generator's steps are normalised."""
 
-    leaves: Natural = 0
+    candidates: Natural = 0
     """Where hits are re-ranked: stop decoding at so many IDs under the beams; 0 decodes all levels."""
 
     shortlist: Natural = 0
     """Where hits are re-ranked by embeddings: only so many, the best by codes; 0 means all."""
 
-    mix: NonNegative = 0.0
+    generator_weight: NonNegative = 0.0
     """Where hits are ordered by codes: so many times the log-probability of their beam is added."""
 
-    hubness: NonNegative = SearchConfig.hubness
+    density_weight: NonNegative = SearchConfig.density_weight
     """Where hits are ordered by codes or by fused embeddings: so many times the density around each is taken
     from its score; not in ``exact-fused``."""
 
@@ -606,10 +606,10 @@ def evaluate(
     settings = SearchConfig(
         beam=config.beam,
         scores=config.scores,
-        leaves=config.leaves,
+        candidates=config.candidates,
         shortlist=config.shortlist,
-        mix=config.mix,
-        hubness=config.hubness,
+        generator_weight=config.generator_weight,
+        density_weight=config.density_weight,
     )
 
     def answer(queries: Sequence[RowQueries], candidates: PoolCandidates) -> Iterator[list[Found]]:

@@ -321,10 +321,10 @@ class MtebModel:
                     "method": self.method,
                     "beam": self._config.beam,
                     "scores": self._config.scores,
-                    "leaves": self._config.leaves,
+                    "candidates": self._config.candidates,
                     "shortlist": self._config.shortlist,
-                    "mix": self._config.mix,
-                    "hubness": self._config.hubness,
+                    "generator_weight": self._config.generator_weight,
+                    "density_weight": self._config.density_weight,
                     "instructions": self.instructions,
                 },
             }

@@ -375,7 +375,7 @@ def search(
 
     A query whose beams lead to no more IDs than its beam is wide is settled: nothing will be dropped any
     more. What is left of those IDs is scored in one pass; or not at all when a re-ranking orders them anyway.
-    Then a leaf budget (``config.leaves``) ends decoding earlier still, as soon as that few IDs lie under the
+    Then a leaf budget (``config.candidates``) ends decoding earlier still, as soon as that few IDs lie under the
     beams, which are then prefixes; the next best of the prefixes that were scored join them while the budget
     lasts. No ID that full decoding finds is lost by any of this.
 
@@ -438,7 +438,7 @@ class Run:
         self.restrictions = [usual if own is None else own for own in given]
         self.is_restricted = any(own is not None for own in self.restrictions)
         self.widths = widths
-        self.settled_at = np.maximum(widths, config.leaves) if self.is_ordered_later else widths
+        self.settled_at = np.maximum(widths, config.candidates) if self.is_ordered_later else widths
         self.num_levels = len(decoder.sizes)
         self.found: list[Frontier | None] = [None] * len(widths)
 

@@ -57,9 +57,13 @@ class CodeRanker:
         return scores
 
     def scores(
-        self, query: Float[Tensor, " dim"], ids: Integer[np.ndarray, "ids columns"], *, hubness: float = 0.0
+        self,
+        query: Float[Tensor, " dim"],
+        ids: Integer[np.ndarray, "ids columns"],
+        *,
+        density_weight: float = 0.0,
     ) -> Float32[np.ndarray, " ids"]:
-        """How near IDs are to a query: inner product, less half norm, less ``hubness`` times density.
+        """How near IDs are to a query: inner product, less half norm, less ``density_weight`` times density.
 
         A few IDs are not worth the products with all code vectors.
         """
@@ -69,17 +73,17 @@ class CodeRanker:
             scores: np.ndarray = products[places].sum(axis=1)
         else:
             scores = (self.vectors(ids) @ query.float().cpu()).numpy()
-        scores -= self.costs(ids, hubness=hubness)
+        scores -= self.costs(ids, density_weight=density_weight)
         return scores
 
     def costs(
-        self, ids: Integer[np.ndarray, "ids columns"], *, hubness: float
+        self, ids: Integer[np.ndarray, "ids columns"], *, density_weight: float
     ) -> Float32[np.ndarray, " ids"]:
         """What is taken from the inner products of IDs, whatever the query."""
         if not self._has_marks(ids):
             return np.zeros(len(ids), dtype=np.float32)
         kept = ids[:, len(self._offsets) :]
-        return marks.half_norms(kept) + np.float32(hubness) * marks.densities(kept)
+        return marks.half_norms(kept) + np.float32(density_weight) * marks.densities(kept)
 
     def densities(self, ids: Integer[np.ndarray, "ids columns"]) -> Float32[np.ndarray, " ids"]:
         """How crowded it is around IDs."""
@@ -288,11 +292,11 @@ def rank_items(
     their embeddings; ``for_codes`` is the query's vector in the space of the codes, where the stored
     embeddings have another.
 
-    With a ``config.mix`` an ID's score by codes is raised by so many times the log-probability
+    With a ``config.generator_weight`` an ID's score by codes is raised by so many times the log-probability
     of its beam. All beams of a query were decoded equally deep, so what is added is comparable: it is that
     of the prefix where decoding stopped, and nothing for a query that was settled before the first code.
 
-    Both orders, by codes and by fused embeddings, take ``config.hubness`` times a density from each score,
+    Both orders, by codes and by fused embeddings, take ``config.density_weight`` times a density from each score,
     where it is known: that around an ID, and that around the item itself. By raw embeddings the order is
     the paper's.
 
@@ -317,8 +321,8 @@ def rank_items(
             if config.shortlist:
                 asked = embedding if for_codes is None else for_codes
                 by_leaf = _by_codes(parts, leaves, asked, evidence, config)
-    if by_leaf is not None and config.mix and config.rerank != "none":
-        by_leaf = by_leaf + config.mix * _probability(beams, query, leaves)
+    if by_leaf is not None and config.generator_weight and config.rerank != "none":
+        by_leaf = by_leaf + config.generator_weight * _probability(beams, query, leaves)
     found = _items(parts, leaves, by_leaf, restriction)
     touched = len(found.items)
     if config.rerank == "embeddings":
@@ -369,7 +373,7 @@ def _by_codes(
     if evidence.codes is None:
         raise UsageError("ranking by codes needs the model's codebooks")
     ids = _ids(parts, leaves.part, leaves.row)
-    return evidence.codes.scores(embedding, ids, hubness=config.hubness)
+    return evidence.codes.scores(embedding, ids, density_weight=config.density_weight)
 
 
 def _ids(
@@ -416,9 +420,9 @@ def _by_embeddings(
     for number, part_vectors in enumerate(evidence.embeddings or ()):
         here = np.flatnonzero(found.parts == number)
         scores[here] = embedding_scores(embedding, part_vectors(found.items[here]))
-        if config.hubness and not evidence.is_raw:
+        if config.density_weight and not evidence.is_raw:
             crowded = _densities(parts[number], number, found.take(here), evidence)
-            scores[here] -= np.float32(config.hubness) * crowded
+            scores[here] -= np.float32(config.density_weight) * crowded
     return scores
 
 

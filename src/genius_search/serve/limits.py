@@ -31,7 +31,7 @@ FIELDS_DEPTH: Final = 16
 """Of lists and objects inside each other."""
 HITS: Final = 1_000
 BEAM: Final = 1_000
-LEAVES: Final = 100_000
+CANDIDATES: Final = 100_000
 PARTS: Final = 16
 WEIGHT: Final = 100.0
 CONDITIONS: Final = 50

@@ -129,12 +129,12 @@ def config_of(index: Index, body: SearchBody) -> SearchConfig:
     config = dataclasses.replace(
         usual,
         rerank=usual.rerank if body.rerank is None else body.rerank,
-        leaves=usual.leaves if body.leaves is None else body.leaves,
+        candidates=usual.candidates if body.candidates is None else body.candidates,
     )
     if config.rerank == "embeddings" and state.facts.embeddings == "none":
         raise Problem(422, "rerank: this index stores no embeddings; rerank by codes, or not at all")
-    if body.leaves and config.rerank == "none":
-        raise Problem(422, "leaves: something has to order them; rerank by codes or embeddings")
+    if body.candidates and config.rerank == "none":
+        raise Problem(422, "candidates: something has to order them; rerank by codes or embeddings")
     return config
 
 

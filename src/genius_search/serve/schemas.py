@@ -62,10 +62,10 @@ class SearchBody(Asked):
     k: int = Field(10, ge=1, le=limits.HITS)
     beam: int | None = Field(None, ge=1, le=limits.BEAM, description="IDs kept at each level.")
     rerank: Rerank | None = Field(None, description="What orders the hits.")
-    leaves: int | None = Field(
+    candidates: int | None = Field(
         None,
         ge=0,
-        le=limits.LEAVES,
+        le=limits.CANDIDATES,
         description="With a re-ranking: stop decoding at so many IDs; 0: do not.",
     )
     where: list[Condition] = Field(
@@ -96,7 +96,7 @@ class SettingsUsed(BaseModel):
     """How it was searched."""
 
     beam: int
-    leaves: int
+    candidates: int
     rerank: Rerank
 
 
@@ -398,7 +398,7 @@ def show_index(name: str, index: Index, *, writable: bool) -> IndexBody:
 
 def show_settings(config: SearchConfig, beam: int | None, k: int) -> SettingsUsed:
     """How it was searched."""
-    return SettingsUsed(beam=max(beam or config.beam, k), leaves=config.leaves, rerank=config.rerank)
+    return SettingsUsed(beam=max(beam or config.beam, k), candidates=config.candidates, rerank=config.rerank)
 
 
 def clean(value: Any, depth: int = 2 * limits.FIELDS_DEPTH) -> Any:

@@ -10,7 +10,7 @@ from genius_search.progress import Silent
 from genius_search.search.beam import Beams
 
 SETTINGS = DecodeSettings(
-    items=400, queries=3, beam=6, rounds=1, compared=7, small_beam=3, small_leaves=20, profiled=2
+    items=400, queries=3, beam=6, rounds=1, compared=7, small_beam=3, small_candidates=20, profiled=2
 )
 
 

@@ -21,7 +21,7 @@ from genius_search.progress import Silent
 from genius_search.search.table import IdTable
 
 SETTINGS = ScaleSettings(
-    sizes=(900, 300), beam=3, small_beam=2, small_leaves=10, queries=1, small_queries=2, batch=2, rounds=1,
+    sizes=(900, 300), beam=3, small_beam=2, small_candidates=10, queries=1, small_queries=2, batch=2, rounds=1,
     flat_items=500, codes=16, memory_gib=0.1,
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from genius_search.cli import main
+from genius_search.cli import RENAMED_FLAGS, main
 
 
 def run(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:
@@ -158,10 +158,10 @@ def test_a_moved_model_can_be_named_to_every_command_of_an_index(trained, photos
         (("search", "{index}", "x", "--where", "price<"), 2),
         (("search", "{index}", "x", "--where", "brand=acme", "--where", "no condition"), 2),
         (("search", "{index}", "x", "--match", "..."), 2),
-        (("search", "{index}", "x", "--leaves", "-1"), 2),
+        (("search", "{index}", "x", "--candidates", "-1"), 2),
         (("search", "{index}", "x", "--shortlist", "-1"), 2),
-        (("search", "{index}", "x", "--rerank", "codes", "--mix", "-1"), 2),
-        (("search", "{index}", "x", "--rerank", "codes", "--hubness", "-1"), 2),
+        (("search", "{index}", "x", "--rerank", "codes", "--generator-weight", "-1"), 2),
+        (("search", "{index}", "x", "--rerank", "codes", "--density-weight", "-1"), 2),
         (("index", "delete", "{index}"), 2),
         (("index", "delete", "{new}", "x"), 4),
         (("index", "delete", "{index}", "--ids-from", "{new}"), 6),
@@ -230,3 +230,9 @@ def test_no_escape_codes_are_written_when_stdout_is_no_terminal(index, capsys, m
     out, err = run(capsys, "search", index, "a red square")
     assert "\x1b" not in out + err
     assert os.environ["NO_COLOR"] == "1"
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_FLAGS.items())
+def test_a_renamed_flag_names_the_new_one(capsys, old, new):
+    assert main(["search", "photos.index", "x", f"{old}=1"]) == 2
+    assert new in capsys.readouterr().err

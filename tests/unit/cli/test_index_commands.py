@@ -201,7 +201,7 @@ def test_the_command_that_create_proposes_can_be_pasted(trained, whole, tmp_path
     assert shlex.split(line) == ["genius", "search", str(folder), "what you look for"]
 
 
-@pytest.mark.parametrize("flag", ["-k", "--beam", "--leaves", "--shortlist"])
+@pytest.mark.parametrize("flag", ["-k", "--beam", "--candidates", "--shortlist"])
 @pytest.mark.parametrize("number", [10**9 + 1, 2**63])
 def test_a_number_that_is_far_too_large_is_refused(whole, capsys, flag, number):
     _, err = run(capsys, "search", whole, "a kite", flag, str(number), status=2)
@@ -228,17 +228,17 @@ def test_a_condition_that_is_none_says_how_one_is_written(whole, capsys):
 
 
 def test_search_can_stop_early_and_compare_only_the_best(whole, capsys):
-    stopped = ("--rerank", "codes", "--leaves", "8")
+    stopped = ("--rerank", "codes", "--candidates", "8")
     hits = told(capsys, "search", whole, "a red kite", *stopped)["hits"]
     assert {hit["item_id"] for hit in hits} == ALL
     assert all(len(hit["log_probabilities"]) < len(hit["codes"]) for hit in hits)
-    mixed = told(capsys, "search", whole, "a red kite", *stopped, "--mix", "0.5")["hits"]
+    mixed = told(capsys, "search", whole, "a red kite", *stopped, "--generator-weight", "0.5")["hits"]
     given = {hit["item_id"]: hit for hit in hits}
     for hit in mixed:
         expected = given[hit["item_id"]]["score"] + 0.5 * sum(hit["log_probabilities"])
         assert hit["score"] == pytest.approx(expected, abs=1e-4)
-    short = ("--rerank", "embeddings", "--leaves", "8", "--shortlist", "3", "-k", "3")
-    hits = told(capsys, "search", whole, "a red kite", *short, "--hubness", "0")["hits"]
+    short = ("--rerank", "embeddings", "--candidates", "8", "--shortlist", "3", "-k", "3")
+    hits = told(capsys, "search", whole, "a red kite", *short, "--density-weight", "0")["hits"]
     assert len(hits) == 3
     assert all(-1.01 < hit["score"] < 1.01 for hit in hits)
     for scores in ("vocabulary", "children"):
@@ -256,12 +256,12 @@ def test_while_somebody_writes_a_change_is_refused_or_waits(index, capsys):
 @pytest.mark.parametrize(
     ("flags", "advice"),
     [
-        (["--leaves", 100, "--rerank", "none"], "--rerank codes or embeddings"),
+        (["--candidates", 100, "--rerank", "none"], "--rerank codes or embeddings"),
         (["--shortlist", 100], "--rerank embeddings"),
         (["--shortlist", 100, "--rerank", "codes"], "--rerank embeddings"),
-        (["--mix", 0.1, "--rerank", "none"], "--rerank codes, or --shortlist"),
-        (["--mix", 0.1, "--rerank", "embeddings"], "--rerank codes, or --shortlist"),
-        (["--hubness", 0.1, "--rerank", "none"], "--rerank codes or embeddings"),
+        (["--generator-weight", 0.1, "--rerank", "none"], "--rerank codes, or --shortlist"),
+        (["--generator-weight", 0.1, "--rerank", "embeddings"], "--rerank codes, or --shortlist"),
+        (["--density-weight", 0.1, "--rerank", "none"], "--rerank codes or embeddings"),
     ],
 )
 def test_flags_that_would_change_nothing_are_refused(index, capsys, flags, advice):

@@ -142,7 +142,7 @@ def test_codes_without_a_choice_add_nothing_when_only_those_that_exist_count(dec
 
 
 def test_a_leaf_stop_leaves_levels_unsaid(decoder):
-    config = SearchConfig(beam=2, rerank="codes", leaves=10)
+    config = SearchConfig(beam=2, rerank="codes", candidates=10)
     beams = search(decoder, [EVERYTHING], queries_of(2), config)
     assert (beams.high - beams.low)[..., 0].tolist() == [[4, 4]] * 2
     assert (np.isnan(beams.log_probabilities) == [False, False, True]).all()

@@ -23,7 +23,7 @@ from genius_search.index.store import (
 )
 
 CALIBRATION = Calibration(
-    search=SearchConfig(rerank="codes", leaves=1000),
+    search=SearchConfig(rerank="codes", candidates=1000),
     intercept=-4.0,
     weights=Weights(score=20.0, ahead=-6.0, behind=-12.0, contrast=9.0),
     alone=(0.3, 0.4),
@@ -83,7 +83,7 @@ def test_a_hit_that_is_alone_leads_by_as_much_as_was_ever_seen():
 
 def test_it_is_read_as_it_was_written():
     told = json.loads(json.dumps(calibration_to_json(CALIBRATION)))
-    assert told["search"] == {"rerank": "codes", "leaves": 1000}
+    assert told["search"] == {"rerank": "codes", "candidates": 1000}
     assert calibration_from_json(told) == CALIBRATION
     without = dataclasses.replace(CALIBRATION, threshold=None)
     assert calibration_from_json(json.loads(json.dumps(calibration_to_json(without)))) == without
@@ -109,12 +109,12 @@ def test_what_is_no_calibration_is_refused(odd):
 @pytest.mark.parametrize(
     ("changed", "applies"),
     [
-        ({"beam": 200, "leaves": 50}, True),
+        ({"beam": 200, "candidates": 50}, True),
         ({"scores": "children"}, True),
         ({"rerank": "embeddings"}, False),
         ({"rerank": "none"}, False),
-        ({"mix": 0.1}, False),
-        ({"hubness": 0.0}, False),
+        ({"generator_weight": 0.1}, False),
+        ({"density_weight": 0.0}, False),
     ],
 )
 def test_it_applies_to_hits_that_are_ordered_alike(changed, applies):

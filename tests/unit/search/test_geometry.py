@@ -204,7 +204,7 @@ def test_a_narrow_beam_keeps_the_nearest_continuations_of_what_it_kept(sizes, be
     drawn = Drawn(seed, sizes, items=60)
     everything = {tuple(row) for row in drawn.codes.tolist()}
     beams = search(
-        drawn.decoder, [drawn.part], drawn.queries, SearchConfig(beam=beam, rerank="codes", leaves=leaves)
+        drawn.decoder, [drawn.part], drawn.queries, SearchConfig(beam=beam, rerank="codes", candidates=leaves)
     )
     for query in range(len(drawn.queries)):
         kept: set[tuple[int, ...]] = {()}
@@ -241,7 +241,7 @@ def test_stopped_at_the_first_semantic_level_it_finds_what_the_router_finds(has_
             GeometricDecoder(tables),
             [part],
             drawn.queries[query : query + 1],
-            SearchConfig(beam=beam, rerank="codes", leaves=budget),
+            SearchConfig(beam=beam, rerank="codes", candidates=budget),
         )
         assert np.isfinite(beams.log_probabilities[0]).sum(axis=1).tolist() == [depth] * beam
         assert beams.low[0].tolist() == routed.low[query].tolist()

@@ -30,7 +30,7 @@ from genius_search.search.table import IdTable
 SIZES = (3, 6, 5)
 DIM = 6
 ITEMS = 120
-HUBNESS = 0.7
+DENSITY_WEIGHT = 0.7
 
 
 @pytest.fixture
@@ -104,8 +104,10 @@ def test_by_codes_an_id_scores_its_inner_product_less_half_norm_and_hubness(
     vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
     products = (queries[0] @ vectors.T).numpy()
     ranker = CodeRanker(tables)
-    expected = products - marks.half_norms(own) - HUBNESS * marks.densities(own)
-    np.testing.assert_allclose(ranker.scores(queries[0], marked, hubness=HUBNESS), expected, atol=1e-5)
+    expected = products - marks.half_norms(own) - DENSITY_WEIGHT * marks.densities(own)
+    np.testing.assert_allclose(
+        ranker.scores(queries[0], marked, density_weight=DENSITY_WEIGHT), expected, atol=1e-5
+    )
     np.testing.assert_allclose(ranker.scores(queries[0], marked), products - marks.half_norms(own), atol=1e-5)
     np.testing.assert_allclose(ranker.scores(queries[0], codes.short().numpy()), products, atol=1e-5)
 
@@ -119,14 +121,16 @@ def test_without_hubness_ids_rank_by_their_distance_up_to_the_rounding_of_marks(
     assert np.abs(scores - nearness.numpy()).max() <= 0.5 / marks.HALF_NORM_STEPS + 1e-5
 
 
-@pytest.mark.parametrize("hubness", [0.0, HUBNESS])
-def test_exact_search_over_codes_ranks_as_the_search_does(tables, codes, marked, queries, hubness):
+@pytest.mark.parametrize("density_weight", [0.0, DENSITY_WEIGHT])
+def test_exact_search_over_codes_ranks_as_the_search_does(tables, codes, marked, queries, density_weight):
     ranker = CodeRanker(tables)
     vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
-    longer = less(vectors, ranker.costs(marked, hubness=hubness))
+    longer = less(vectors, ranker.costs(marked, density_weight=density_weight))
     exact = exact_search(with_one(queries), longer.__getitem__, ITEMS, k=ITEMS)
     for number, query in enumerate(queries):
-        answer = all_ranked(built(marked), query, Evidence(ranker), rerank="codes", hubness=hubness)
+        answer = all_ranked(
+            built(marked), query, Evidence(ranker), rerank="codes", density_weight=density_weight
+        )
         np.testing.assert_allclose(answer.scores, exact.scores[number], atol=1e-5)
 
 
@@ -136,13 +140,13 @@ def test_fused_embeddings_are_corrected_by_their_ids_density_and_raw_ones_are_no
     table, ranker = built(marked), CodeRanker(tables)
     own = marks.densities(marked[:, len(SIZES) :])
     cosines = (embeddings @ queries[0]).numpy()
-    for is_raw, hubness, expected in (
-        (False, HUBNESS, cosines - HUBNESS * own),
+    for is_raw, density_weight, expected in (
+        (False, DENSITY_WEIGHT, cosines - DENSITY_WEIGHT * own),
         (False, 0.0, cosines),
-        (True, HUBNESS, cosines),
+        (True, DENSITY_WEIGHT, cosines),
     ):
         evidence = Evidence(ranker, [lambda items: embeddings[torch.from_numpy(items)]], is_raw=is_raw)
-        answer = all_ranked(table, queries[0], evidence, rerank="embeddings", hubness=hubness)
+        answer = all_ranked(table, queries[0], evidence, rerank="embeddings", density_weight=density_weight)
         np.testing.assert_allclose(answer.scores, expected[answer.items], atol=1e-6)
         assert answer.items.tolist() == np.argsort(-expected, kind="stable").tolist()
 
@@ -153,13 +157,13 @@ def test_fused_embeddings_are_corrected_by_their_own_density_where_that_is_known
     first, second = built(marked[:40]), built(marked[40:])
     known = np.arange(len(marked)).astype(np.uint8) * np.uint8(2)
     cosines = (embeddings @ queries[0]).numpy()
-    expected = cosines - HUBNESS * known / np.float32(255)
+    expected = cosines - DENSITY_WEIGHT * known / np.float32(255)
     whole = rank_items(
         [Part(first), Part(second)],
         everything([Part(first), Part(second)], 1),
         0,
         queries[0],
-        config=SearchConfig(rerank="embeddings", hubness=HUBNESS),
+        config=SearchConfig(rerank="embeddings", density_weight=DENSITY_WEIGHT),
         evidence=Evidence(
             CodeRanker(tables),
             [
@@ -180,9 +184,15 @@ def test_the_generators_own_order_knows_no_hubness(marked, queries, decoders):
     beams = search(decoders[0], [part], queries, SearchConfig(beam=9))
     found = [
         rank_items(
-            [part], beams, 0, queries[0], config=SearchConfig(hubness=hubness), evidence=Evidence(), k=9
+            [part],
+            beams,
+            0,
+            queries[0],
+            config=SearchConfig(density_weight=density_weight),
+            evidence=Evidence(),
+            k=9,
         )
-        for hubness in (0.0, 5.0)
+        for density_weight in (0.0, 5.0)
     ]
     assert found[0].items.tolist() == found[1].items.tolist()
     assert found[0].scores.tolist() == found[1].scores.tolist()
@@ -195,7 +205,8 @@ def test_an_id_without_marks_is_left_as_it_is(tables, codes, embeddings, queries
         (Evidence(CodeRanker(tables), [lambda items: embeddings[torch.from_numpy(items)]]), "embeddings"),
     ):
         one, other = (
-            all_ranked(table, queries[0], evidence, rerank=rerank, hubness=hubness) for hubness in (0.0, 5.0)
+            all_ranked(table, queries[0], evidence, rerank=rerank, density_weight=density_weight)
+            for density_weight in (0.0, 5.0)
         )
         assert one.scores.tolist() == other.scores.tolist()
 
@@ -205,7 +216,7 @@ def test_an_id_without_marks_is_left_as_it_is(tables, codes, embeddings, queries
 @pytest.mark.parametrize("is_restricted", [False, True])
 def test_no_decoder_sees_the_marks(codes, marked, queries, decoders, rerank, beam, leaves, is_restricted):
     """Also with two parts, which share some IDs, and where only some items may be found."""
-    config = SearchConfig(beam=beam, rerank=rerank, leaves=leaves)
+    config = SearchConfig(beam=beam, rerank=rerank, candidates=leaves)
     for decoder in decoders:
         found = []
         for items in (codes.numpy(), marked):

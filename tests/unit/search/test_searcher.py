@@ -194,16 +194,23 @@ def test_a_short_list_has_room_for_all_hits_that_are_asked_for(part, tables, ran
 
 
 @pytest.mark.parametrize("beams", [BEAMS, PREFIXES])
-@pytest.mark.parametrize("mix", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("generator_weight", [0.0, 0.3, 2.0])
 def test_mixed_in_the_probability_of_the_beam_is_added_to_what_the_codes_say(
-    part, tables, random, beams, mix
+    part, tables, random, beams, generator_weight
 ):
     query = torch.randn(DIM, generator=random)
     ranker = CodeRanker(tables)
-    answer = ranked([part], beams, query=query, rerank="codes", mix=mix, evidence=Evidence(ranker))
+    answer = ranked(
+        [part],
+        beams,
+        query=query,
+        rerank="codes",
+        generator_weight=generator_weight,
+        evidence=Evidence(ranker),
+    )
     by_codes = ranker.scores(query, part.table.ids)
     for row, beam, score in zip(answer.rows, answer.beams, answer.scores, strict=True):
-        assert score == pytest.approx(by_codes[row] + mix * beams.scores()[0, beam], abs=1e-5)
+        assert score == pytest.approx(by_codes[row] + generator_weight * beams.scores()[0, beam], abs=1e-5)
     assert len(answer.items) == 5
     assert (np.diff(answer.scores) <= 0).all()
 
@@ -213,7 +220,10 @@ def test_much_of_the_probability_mixed_in_restores_the_generators_order(part, ta
     away = -sum(table[code] for table, code in zip(tables, best_by_generator, strict=True))
     asked = {"query": away, "rerank": "codes", "evidence": Evidence(CodeRanker(tables))}
     assert ranked([part], BEAMS, **asked).rows.tolist() != ranked([part], BEAMS).rows.tolist()
-    assert ranked([part], BEAMS, **asked, mix=1000.0).rows.tolist() == ranked([part], BEAMS).rows.tolist()
+    assert (
+        ranked([part], BEAMS, **asked, generator_weight=1000.0).rows.tolist()
+        == ranked([part], BEAMS).rows.tolist()
+    )
 
 
 def test_levels_that_were_not_decoded_add_nothing(part, tables, random):
@@ -222,12 +232,14 @@ def test_levels_that_were_not_decoded_add_nothing(part, tables, random):
     gained = np.array([[[-1.0, np.nan, np.nan], [-2.0, np.nan, np.nan]]], dtype=np.float32)
     stopped = PREFIXES._replace(log_probabilities=gained)
     for hit, other in zip(
-        ranked([part], stopped, **asked, mix=0.5), ranked([part], PREFIXES, **asked, mix=0.5), strict=True
+        ranked([part], stopped, **asked, generator_weight=0.5),
+        ranked([part], PREFIXES, **asked, generator_weight=0.5),
+        strict=True,
     ):
         np.testing.assert_array_equal(hit, other)
     settled = PREFIXES._replace(log_probabilities=np.full_like(gained, np.nan))
     for hit, other in zip(
-        ranked([part], settled, **asked, mix=0.5), ranked([part], settled, **asked), strict=True
+        ranked([part], settled, **asked, generator_weight=0.5), ranked([part], settled, **asked), strict=True
     ):
         np.testing.assert_array_equal(hit, other)
 
@@ -238,7 +250,7 @@ def test_a_short_list_is_chosen_by_the_mixed_score(part, tables, random):
     away = -sum(table[code] for table, code in zip(tables, best_by_generator, strict=True))
     evidence = Evidence(CodeRanker(tables), [rows_of(stored.numpy())])
     asked = {"query": away, "evidence": evidence, "rerank": "embeddings", "shortlist": 2, "k": 2}
-    listed = ranked([part], BEAMS, **asked, mix=1000.0)
+    listed = ranked([part], BEAMS, **asked, generator_weight=1000.0)
     assert sorted(listed.items.tolist()) == [3, 4]
     assert sorted(ranked([part], BEAMS, **asked).items.tolist()) != [3, 4]
     np.testing.assert_allclose(listed.scores, (stored @ away)[listed.items], atol=1e-5)
@@ -249,7 +261,7 @@ def test_nothing_is_mixed_in_where_codes_do_not_rank(part, tables, random, reran
     query = torch.randn(DIM, generator=random)
     evidence = Evidence(CodeRanker(tables), [rows_of(torch.randn(5, DIM, generator=random).numpy())])
     asked = {"query": query, "rerank": rerank, "evidence": evidence}
-    plain, mixed = ranked([part], BEAMS, **asked), ranked([part], BEAMS, **asked, mix=3.0)
+    plain, mixed = ranked([part], BEAMS, **asked), ranked([part], BEAMS, **asked, generator_weight=3.0)
     assert plain.scores.tolist() == mixed.scores.tolist()
     assert plain.items.tolist() == mixed.items.tolist()
 

@@ -25,7 +25,7 @@ from genius_search.index.writer import one_writer
 from genius_search.records import Modality
 
 TUNED = Tuned(
-    search=SearchConfig(beam=20, leaves=600, rerank="codes", mix=0.01),
+    search=SearchConfig(beam=20, candidates=600, rerank="codes", generator_weight=0.01),
     wish="recall 0.97",
     data="photos val",
     queries=40,
@@ -58,8 +58,16 @@ def index(tmp_path):
 
 def test_only_what_is_unusual_is_written():
     told = json.loads(json.dumps(tuned_to_json(TUNED)))
-    assert told["search"] == {"beam": 20, "leaves": 600, "rerank": "codes", "mix": 0.01}
+    assert told["search"] == {"beam": 20, "candidates": 600, "rerank": "codes", "generator_weight": 0.01}
     assert tuned_from_json(told) == TUNED
+
+
+def test_settings_of_version_0_1_are_read_under_their_new_names():
+    told = tuned_to_json(TUNED)
+    old = {"beam": 20, "leaves": 600, "rerank": "codes", "mix": 0.01, "hubness": 0.5}
+    assert tuned_from_json({**told, "search": old}).search == SearchConfig(
+        beam=20, candidates=600, rerank="codes", generator_weight=0.01, density_weight=0.5
+    )
 
 
 @pytest.mark.parametrize(

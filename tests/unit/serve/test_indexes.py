@@ -27,7 +27,7 @@ def test_an_index_says_what_one_needs_to_search_it(client):
     assert {"name": "size.width", "kind": "number", "examples": [0, 1, 2, 3]} in told["fields"]
     assert {"query": "text", "modality": "image"}.items() <= told["instructions"][0].items()
     assert (told["stores_embeddings"], told["calibrated"], told["writable"]) == (False, False, True)
-    assert told["settings"] == {"beam": 50, "leaves": 1000, "rerank": "codes"}
+    assert told["settings"] == {"beam": 50, "candidates": 1000, "rerank": "codes"}
     assert str(client.app.state.service.engine.indexes["things"].folder.parent) not in json.dumps(told)
 
 

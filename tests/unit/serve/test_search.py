@@ -40,7 +40,7 @@ def test_a_text_finds_what_it_finds_in_python_and_tells_no_path(client, index):
     assert (first["rank"], first["modality"], first["text"]) == (1, "text", wanted.text)
     assert (first["fields"], first["codes"]) == (wanted.fields, list(wanted.codes))
     assert body["index"] == "things"
-    assert body["settings"] == {"beam": 50, "leaves": 1000, "rerank": "codes"}
+    assert body["settings"] == {"beam": 50, "candidates": 1000, "rerank": "codes"}
     assert body["took_ms"].keys() == {"queue", "encode", "search", "total"}
     assert body["request_id"] == response.headers["x-request-id"]
 
@@ -90,7 +90,7 @@ def test_parts_are_composed_with_their_weights(client, index):
         ],
         modality="text",
         k=9,
-        config=SearchConfig(beam=100, rerank="codes", leaves=1000),
+        config=SearchConfig(beam=100, rerank="codes", candidates=1000),
     )
     assert [hit["id"] for hit in found] == [hit.item_id for hit in expected]
     as_form = client.post(
@@ -111,8 +111,8 @@ def test_parts_are_composed_with_their_weights(client, index):
         ({"text": "x", "k": "10"}, "k: "),
         ({"text": "x", "k": limits.HITS + 1}, "k: "),
         ({"text": "x", "beam": limits.BEAM + 1}, "beam: "),
-        ({"text": "x", "leaves": limits.LEAVES + 1}, "leaves: "),
-        ({"text": "x", "leaves": 10, "rerank": "none"}, "leaves: "),
+        ({"text": "x", "candidates": limits.CANDIDATES + 1}, "candidates: "),
+        ({"text": "x", "candidates": 10, "rerank": "none"}, "candidates: "),
         ({"text": "x", "rerank": "embeddings"}, "stores no embeddings"),
         ({"text": "x" * (limits.TEXT_CHARACTERS + 1)}, "text: "),
         ({"text": "x", "modality": "sound"}, "modality: "),

@@ -63,7 +63,7 @@ def test_beams_over_the_whole_pool_find_alike_whoever_leads_them(model, pool, qu
 
 
 def test_routing_follows_the_code_vectors_and_not_the_generator(model, pool, queries):
-    found = asked(model, pool, queries, beam=4, leaves=20)
+    found = asked(model, pool, queries, beam=4, candidates=20)
     assert dids(found["routing+codes"]) != dids(found["generative+codes"])
     vectors = model.quantizer.decode(torch.from_numpy(pool.codes.astype(np.int64)))
     nearest = (queries.fused[:, None] - vectors[None]).square().sum(dim=2).argmin(dim=1)
@@ -74,25 +74,28 @@ def test_routing_follows_the_code_vectors_and_not_the_generator(model, pool, que
 
 @pytest.mark.parametrize("leaves", [0, 20])
 def test_normalisation_and_mix_are_the_generators_alone(model, pool, queries, leaves):
-    plain = asked(model, pool, queries, beam=6, leaves=leaves)
-    other = asked(model, pool, queries, beam=6, leaves=leaves, scores="children", mix=0.5)
+    plain = asked(model, pool, queries, beam=6, candidates=leaves)
+    other = asked(model, pool, queries, beam=6, candidates=leaves, scores="children", generator_weight=0.5)
     for method in ("routing+codes", "routing+embeddings"):
         assert other[method].hits == plain[method].hits
         assert other[method].touched == plain[method].touched
     assert scores(other["generative+codes"]) != scores(plain["generative+codes"])
 
 
-@pytest.mark.parametrize("hubness", [0.0, 0.5])
-def test_a_beam_over_the_whole_pool_orders_it_as_exact_search_does(model, pool, queries, hubness):
+@pytest.mark.parametrize("density_weight", [0.0, 0.5])
+def test_a_beam_over_the_whole_pool_orders_it_as_exact_search_does(model, pool, queries, density_weight):
     methods = ("exact-fused+hubness", "exact-codes", "generative+embeddings", "generative+codes")
-    found = asked(model, pool, queries, methods, beam=500, hubness=hubness)
+    found = asked(model, pool, queries, methods, beam=500, density_weight=density_weight)
     for exact, ours in (methods[::2], methods[1::2]):
         assert scores(found[exact]) == pytest.approx(scores(found[ours]), abs=1e-5)
 
 
 def test_only_what_says_so_is_corrected_for_hubness(model, pool, queries):
     methods = ("exact-raw", "exact-fused", "exact-fused+hubness", "exact-codes", *WAYS)
-    plain, other = (asked(model, pool, queries, methods, beam=6, hubness=hubness) for hubness in (0.0, 5.0))
+    plain, other = (
+        asked(model, pool, queries, methods, beam=6, density_weight=density_weight)
+        for density_weight in (0.0, 5.0)
+    )
     same = {method for method in methods if plain[method].hits == other[method].hits}
     assert same == {"exact-raw", "exact-fused", "generative", "generative+raw"}
     assert scores(plain["exact-fused+hubness"]) == pytest.approx(scores(plain["exact-fused"]), abs=1e-6)
@@ -105,7 +108,7 @@ def test_what_a_method_keeps_of_an_item_does_not_depend_on_who_leads(model, pool
 
 
 def test_a_row_is_the_same_alone_and_among_all(model, pool, queries):
-    everything = asked(model, pool, queries, beam=6, leaves=10, mix=0.1)
+    everything = asked(model, pool, queries, beam=6, candidates=10, generator_weight=0.1)
     for method in WAYS:
-        alone = asked(model, pool, queries, (method,), beam=6, leaves=10, mix=0.1)
+        alone = asked(model, pool, queries, (method,), beam=6, candidates=10, generator_weight=0.1)
         assert alone == {method: everything[method]}

@@ -23,7 +23,13 @@ from genius_search.search.beam import search
 from genius_search.search.rank import Evidence, rank_items
 from genius_search.tune import TuneConfig, answerable, is_found, order_everything, tune
 
-FEW = {"split": "test", "queries": 6, "beams": (10, 40), "leaves": (0, 60), "mixes": (0.0, 0.1)}
+FEW = {
+    "split": "test",
+    "queries": 6,
+    "beams": (10, 40),
+    "candidates": (0, 60),
+    "generator_weights": (0.0, 0.1),
+}
 
 
 class World(NamedTuple):
@@ -66,27 +72,27 @@ def test_the_cheapest_settings_that_find_enough_are_chosen(world, index):
     assert result.best.items == index.info().items
     for one in result.tried:
         assert one.share == pytest.approx(one.recall / result.ceiling)
-        assert one.touched <= (max(one.search.beam, 60) + 30 if one.search.leaves else 60)
-        assert one.search.mix == result.best.search.mix
+        assert one.touched <= (max(one.search.beam, 60) + 30 if one.search.candidates else 60)
+        assert one.search.generator_weight == result.best.search.generator_weight
 
 
 def test_the_best_settings_within_a_time_are_chosen(world, index):
     result = found(world, index, milliseconds=1e6, rerank="embeddings")
     assert result.best.share >= max(one.share for one in result.tried) - 1e-9
     assert {one.search.rerank for one in result.tried} == {"embeddings"}
-    assert {one.search.mix for one in result.tried} == {0.0}
+    assert {one.search.generator_weight for one in result.tried} == {0.0}
 
 
 @pytest.mark.parametrize("rerank", ["codes", "embeddings"])
 def test_looking_at_everything_is_the_ceiling(world, index, rerank):
     index.delete([item for number, item in enumerate(ids(index)) if number % 7 == 0])
-    result = found(world, index, recall=1.0, rerank=rerank, beams=(10**6,), mixes=(0.0,))
+    result = found(world, index, recall=1.0, rerank=rerank, beams=(10**6,), generator_weights=(0.0,))
     assert [one.share for one in result.tried] == [1.0, 1.0]
     assert result.left_out > 0
 
 
-@pytest.mark.parametrize("hubness", [0.0, 1.0])
-def test_the_ceiling_takes_hubness_from_embeddings_as_a_search_does(world, index, hubness):
+@pytest.mark.parametrize("density_weight", [0.0, 1.0])
+def test_the_ceiling_takes_hubness_from_embeddings_as_a_search_does(world, index, density_weight):
     asked = answerable(
         index,
         world.data,
@@ -95,7 +101,7 @@ def test_the_ceiling_takes_hubness_from_embeddings_as_a_search_does(world, index
         rerank="embeddings",
         progress=Silent(),
     )
-    config = SearchConfig(beam=10**6, rerank="embeddings", hubness=hubness)
+    config = SearchConfig(beam=10**6, rerank="embeddings", density_weight=density_weight)
     opened = index.opened
     evidence = Evidence(index.model.ranker, opened.vectors, densities=opened.densities)
     beams = search(index.model.decoder, opened.parts, asked.fused, config)
@@ -135,7 +141,7 @@ def test_wishes_that_cannot_be_met_are_refused(world, index, wished, advice):
 def test_too_much_recall_names_the_best_there_is(world, index, monkeypatch):
     monkeypatch.setattr("genius_search.tune.order_everything", lambda *_: 1.0)
     with pytest.raises(UsageError, match=r"the best reach 0\.\d+ \(beam"):
-        found(world, index, recall=1.0, beams=(10,), mixes=(0.0,))
+        found(world, index, recall=1.0, beams=(10,), generator_weights=(0.0,))
 
 
 def test_an_index_without_the_right_answers_cannot_be_tuned(world, index, tmp_path):
@@ -163,7 +169,12 @@ def test_what_was_chosen_is_how_the_index_is_searched(world, index):
 @pytest.fixture
 def _few_settings(monkeypatch):
     """The command tries a few settings instead of its whole grid."""
-    few = functools.partial(TuneConfig, beams=FEW["beams"], leaves=FEW["leaves"], mixes=FEW["mixes"])
+    few = functools.partial(
+        TuneConfig,
+        beams=FEW["beams"],
+        candidates=FEW["candidates"],
+        generator_weights=FEW["generator_weights"],
+    )
     monkeypatch.setattr("genius_search.tune.TuneConfig", few)
 
 

@@ -226,7 +226,7 @@ class DecodeSettings:
     compared: Natural = 40
     """Queries whose rankings are compared with those of Hugging Face's ``generate``."""
     small_beam: Count = 10
-    small_leaves: Count = 1000
+    small_candidates: Count = 1000
     """Beam and leaf budget of the shallow search."""
     profiled: Natural = 0
     """Single queries of the shallow search whose time is taken apart; 0 leaves that out."""
@@ -260,7 +260,7 @@ def bench_decode(settings: DecodeSettings, subject: Subject, *, progress: Progre
         tables.append(agreement_table(bench.agreement(hf)))
     progress.advance(2, {})
     if settings.profiled:
-        shallow = f"beam {settings.small_beam}, leaf budget {settings.small_leaves:,}, by codes"
+        shallow = f"beam {settings.small_beam}, leaf budget {settings.small_candidates:,}, by codes"
         title = f"Where a single query's time goes: {shallow}"
         tables.append(profile_table(bench.profile(), title=title, queries=settings.profiled))
     return tables
@@ -287,14 +287,17 @@ class _Bench:
             FULL: SearchConfig(beam=beam),
             f"level scores, leaf stop at {beam}": SearchConfig(beam=beam, rerank="codes"),
             f"level scores, leaf stop at {4 * beam}": SearchConfig(
-                beam=beam, rerank="codes", leaves=4 * beam
+                beam=beam, rerank="codes", candidates=4 * beam
             ),
-            f"level scores, beam {settings.small_beam}, leaf budget {settings.small_leaves:,}": self.shallow,
+            f"level scores, beam {settings.small_beam}, "
+            f"leaf budget {settings.small_candidates:,}": self.shallow,
         }
 
     @property
     def shallow(self) -> SearchConfig:
-        return SearchConfig(beam=self.settings.small_beam, leaves=self.settings.small_leaves, rerank="codes")
+        return SearchConfig(
+            beam=self.settings.small_beam, candidates=self.settings.small_candidates, rerank="codes"
+        )
 
     def answer(self, decoder: Decoding, queries: Float[Tensor, "queries dim"], config: SearchConfig) -> Beams:
         """Search, and rank the items where that is part of the way."""

@@ -172,7 +172,7 @@ def _our_ways() -> Iterator[tuple[str, _Way]]:
     for way in _ways("ours", whole):
         yield setting, way
     for beam, leaves in SHALLOW:
-        for way in _ways("ours", SearchConfig(beam=beam, leaves=leaves, shortlist=SHORTLIST)):
+        for way in _ways("ours", SearchConfig(beam=beam, candidates=leaves, shortlist=SHORTLIST)):
             yield f"beam {beam}, {leaves:,} leaves", way
 
 

@@ -521,7 +521,7 @@ class Routed(NamedTuple):
 
     def called(self, order: SearchConfig) -> str:
         """The name of one of them."""
-        mixed = f" + {order.mix:g} log p" if order.mix else ""
+        mixed = f" + {order.generator_weight:g} log p" if order.generator_weight else ""
         return f"{self.name} {ORDERS[order.rerank]}{mixed}" if self.router else self.name
 
 
@@ -550,7 +550,7 @@ class Direct(NamedTuple):
 
 def direct(ground: Ground) -> list[Direct]:
     """Exact search over whole vectors; with a byte more each, less what crowded places cost."""
-    uncrowded = less(ground.fused, np.float32(SearchConfig().hubness) * ground.densities)
+    uncrowded = less(ground.fused, np.float32(SearchConfig().density_weight) * ground.densities)
 
     def exact(name: str, vectors: Tensor, queries: Callable[[Batch], Tensor], more: int = 0) -> Direct:
         size = ground.vector_bytes + more
@@ -568,10 +568,10 @@ def direct(ground: Ground) -> list[Direct]:
     ]
 
 
-def routed(ground: Ground, *, beam: int, leaves: int, mix: float) -> Iterator[Routed]:
+def routed(ground: Ground, *, beam: int, leaves: int, generator_weight: float) -> Iterator[Routed]:
     """Everything by codes, the paper's full-depth search, and routing within a leaf budget."""
     codes, embeddings = SearchConfig(rerank="codes"), SearchConfig(rerank="embeddings")
-    mixed = (SearchConfig(rerank="codes", mix=mix),) if mix else ()
+    mixed = (SearchConfig(rerank="codes", generator_weight=generator_weight),) if generator_weight else ()
     yield Routed("exact-codes", "", 0, 0, lambda queries: everything(ground.parts, len(queries)), (codes,))
     yield Routed(
         f"{GENERATOR}, beam {PAPER_BEAM}, all levels",
@@ -614,7 +614,7 @@ def by_beam(ground: Ground, decoder: Decoding, *, beam: int, leaves: int, is_ord
     is_ordered
         whether something orders the items afterwards; without, every level of every ID is scored.
     """
-    config = SearchConfig(beam=beam, leaves=leaves, rerank="codes" if is_ordered else "none")
+    config = SearchConfig(beam=beam, candidates=leaves, rerank="codes" if is_ordered else "none")
     return lambda queries: search(decoder, ground.parts, queries, config)
 
 
@@ -1000,14 +1000,14 @@ class QualitySettings:
     queries: Natural = 0
     """Of each row at most so many, spread evenly; 0 means all."""
     beam: Count = 50
-    leaves: Count = 500
+    candidates: Count = 500
     """Of the search within a leaf budget."""
-    mix: NonNegative = 0.0
+    generator_weight: NonNegative = 0.0
     """Also rank by codes with so many times the log-probability; 0 leaves that out."""
     budgets: tuple[Count, ...] = (150, 300, 600, 1200, 2000)
     """Leaves for which the generator and geometry are compared."""
     grid_beams: tuple[Count, ...] = (1, 2, 5, 10, 20, 50, 100)
-    grid_leaves: tuple[Natural, ...] = (0, 150, 500, 1500, 5000)
+    grid_candidates: tuple[Natural, ...] = (0, 150, 500, 1500, 5000)
     """Settings of the curves; 0 leaves decodes all levels."""
     grid_queries: Natural = 200
     """Of each row at most so many for the curves; 0 leaves them out."""
@@ -1035,8 +1035,8 @@ def bench_quality(
         a right answer, a query or a candidate is missing.
     """
     settings = checked(settings)
-    if not settings.budgets or not settings.grid_beams or not settings.grid_leaves:
-        raise UsageError("leaf budgets, beams and leaves of the grid: name at least one of each")
+    if not settings.budgets or not settings.grid_beams or not settings.grid_candidates:
+        raise UsageError("leaf budgets, beams and candidates of the grid: name at least one of each")
     rows = data.rows(settings.split, names=settings.rows)
     config = EvaluationConfig(
         split=settings.split,
@@ -1098,7 +1098,14 @@ def _measure(
     ground: Ground, tasks: Sequence[Task], settings: QualitySettings, found: _Found, progress: Progress
 ) -> None:
     built = list(rivals(ground, seed=settings.seed, progress=progress)) if settings.faiss else []
-    ways = list(routed(ground, beam=settings.beam, leaves=settings.leaves, mix=settings.mix))
+    ways = list(
+        routed(
+            ground,
+            beam=settings.beam,
+            leaves=settings.candidates,
+            generator_weight=settings.generator_weight,
+        )
+    )
     whole = direct(ground)
     for task in tasks:
         progress.say(f"{task.name}: {len(task.queries.qids):,} queries, {len(ground):,} candidates")
@@ -1116,7 +1123,7 @@ def _measure(
 
 def _touched(ground: Ground, queries: Float[Tensor, "queries dim"], settings: QualitySettings) -> float:
     """Candidates under the generator's beams, the mean of some queries."""
-    route = by_beam(ground, ground.model.decoder, beam=settings.beam, leaves=settings.leaves)
+    route = by_beam(ground, ground.model.decoder, beam=settings.beam, leaves=settings.candidates)
     beams, starts = route(queries), ground.table.bucket_starts
     return float((starts[beams.high] - starts[beams.low]).sum()) / len(queries)
 
@@ -1127,7 +1134,7 @@ def _grid(ground: Ground, settings: QualitySettings) -> Iterator[Routed]:
     routers: dict[str, Decoding] = {GENERATOR: ground.model.decoder, GEOMETRY: ground.model.router}
     for router, decoder in routers.items():
         for beam in settings.grid_beams:
-            for leaves in settings.grid_leaves:
+            for leaves in settings.grid_candidates:
                 setting = f"{leaves:,} leaves" if leaves else "all levels"
                 yield Routed(
                     f"{router}, beam {beam}, {setting}",

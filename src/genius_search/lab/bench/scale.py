@@ -262,7 +262,7 @@ class ScaleSettings:
     beam: Count = 50
     """Of the full search and of the leaf stop."""
     small_beam: Count = 10
-    small_leaves: Count = 1000
+    small_candidates: Count = 1000
     """Of the small decoder: beam, and leaf budget."""
     queries: Count = 20
     """Asked one by one with the large decoder."""
@@ -337,8 +337,8 @@ def bench_scale(settings: ScaleSettings, folder: Path, *, progress: Progress) ->
     ways = (
         f"{FULL}: decoder of the paper's size, beam {settings.beam}, all levels. {LEAF_STOP}: the same, "
         f"until {_at_stop(settings)} IDs are left, ranked by codes. {SHALLOW}: one layer of width 128, beam "
-        f"{settings.small_beam}, until {settings.small_leaves:,} IDs are left, ranked by codes. {NUMBERS}: "
-        f"{FULL} for the items' numbers, a level for each digit. {EXACT}: "
+        f"{settings.small_beam}, until {settings.small_candidates:,} IDs are left, ranked by codes. "
+        f"{NUMBERS}: {FULL} for the items' numbers, a level for each digit. {EXACT}: "
         f"faiss, all vectors of {DIM} numbers."
     )
     tables = [
@@ -388,8 +388,8 @@ class _Way(NamedTuple):
 
 def _ways(settings: ScaleSettings, table: IdTable, large: Subject, small: Subject) -> dict[str, _Way]:
     """Of searching one table."""
-    stopped = SearchConfig(beam=settings.beam, leaves=_at_stop(settings), rerank="codes")
-    budget = SearchConfig(beam=settings.small_beam, leaves=settings.small_leaves, rerank="codes")
+    stopped = SearchConfig(beam=settings.beam, candidates=_at_stop(settings), rerank="codes")
+    budget = SearchConfig(beam=settings.small_beam, candidates=settings.small_candidates, rerank="codes")
     return {
         FULL: _Way(large, table, SearchConfig(beam=settings.beam)),
         LEAF_STOP: _Way(large, table, stopped),

@@ -42,7 +42,7 @@ class Decode:
     small_beam: int = 10
     """The same of the shallow search."""
 
-    small_leaves: int = 1000
+    small_candidates: int = 1000
     """Leaf budget of the shallow search."""
 
     decoder: Literal["reference", "tiny"] = "reference"
@@ -85,7 +85,7 @@ class Decode:
             queries=self.queries,
             beam=self.beam,
             small_beam=self.small_beam,
-            small_leaves=self.small_leaves,
+            small_candidates=self.small_candidates,
             rounds=self.rounds,
             hf=self.hf,
             compared=self.compared,
@@ -124,7 +124,7 @@ class Scale:
     small_beam: int = 10
     """The same of the small decoder."""
 
-    small_leaves: int = 1000
+    small_candidates: int = 1000
     """Leaf budget of the small decoder."""
 
     queries: int = 20
@@ -161,7 +161,7 @@ class Scale:
             pool=self.pool,
             beam=self.beam,
             small_beam=self.small_beam,
-            small_leaves=self.small_leaves,
+            small_candidates=self.small_candidates,
             queries=self.queries,
             small_queries=10 * self.queries,
             batch=self.batch,
@@ -305,10 +305,10 @@ class Quality:
     beam: int = 50
     """Of the search within a leaf budget."""
 
-    leaves: int = 500
+    candidates: int = 500
     """Its budget."""
 
-    mix: float = 0.0
+    generator_weight: float = 0.0
     """Also rank by codes with so many times the log-probability; 0 leaves that out."""
 
     budgets: str = "150,300,600,1200,2000"
@@ -317,7 +317,7 @@ class Quality:
     grid_beams: str = "1,2,5,10,20,50,100"
     """Beams of the curves; commas between."""
 
-    grid_leaves: str = "0,150,500,1500,5000"
+    grid_candidates: str = "0,150,500,1500,5000"
     """Leaf budgets of the curves; 0 decodes all levels."""
 
     grid_queries: int = 200
@@ -352,11 +352,11 @@ class Quality:
             pool=self.pool,
             queries=self.queries,
             beam=self.beam,
-            leaves=self.leaves,
-            mix=self.mix,
+            candidates=self.candidates,
+            generator_weight=self.generator_weight,
             budgets=counts("--budgets", self.budgets),
             grid_beams=counts("--grid-beams", self.grid_beams),
-            grid_leaves=counts("--grid-leaves", self.grid_leaves),
+            grid_candidates=counts("--grid-candidates", self.grid_candidates),
             grid_queries=self.grid_queries,
             faiss=not self.no_faiss,
             seed=self.seed,

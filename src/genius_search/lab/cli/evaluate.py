@@ -54,17 +54,17 @@ class Evaluate:
     """Normalise the generator's steps over a level's codes, over its whole vocabulary, or over the codes
     that exist there."""
 
-    leaves: int = 0
+    candidates: int = 0
     """Where hits are re-ranked: stop decoding as soon as at most so many IDs lie under the beams, and order
     them all; 0 decodes all levels."""
 
     shortlist: int = 0
     """Where hits are re-ranked by embeddings: only so many, the best by codes; 0 means all."""
 
-    mix: float = 0.0
+    generator_weight: float = 0.0
     """Where hits are ordered by codes: add so many times the log-probability of their beam."""
 
-    hubness: float = SearchConfig.hubness
+    density_weight: float = SearchConfig.density_weight
     """Where hits are ordered by codes or by fused embeddings: take so many times the density around each from
     its score. exact-fused stays as it is, exact-fused+hubness is exact search with it."""
 
@@ -110,10 +110,10 @@ class Evaluate:
             rows=() if self.rows == "all" else _named(self.rows),
             beam=self.beam,
             scores=self.scores,
-            leaves=self.leaves,
+            candidates=self.candidates,
             shortlist=self.shortlist,
-            mix=self.mix,
-            hubness=self.hubness,
+            generator_weight=self.generator_weight,
+            density_weight=self.density_weight,
             instructions=self.instructions,
             max_queries=self.max_queries,
             seed=self.seed,
