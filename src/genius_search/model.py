@@ -183,7 +183,7 @@ class Genius(Named):
         codes = np.flatnonzero(self.quantizer.level0_modality.cpu().numpy() == modality.code)
         if len(codes) == 0:
             raise UsageError(
-                f"no level-0 code of this model is known to stand for {modality.label}; `genius doctor` "
+                f"no level-0 code of this model is known to stand for {modality.value}; `genius doctor` "
                 "shows what they stand for. An imported model learns it by importing again with --data"
             )
         return frozenset(int(code) for code in codes)
@@ -191,6 +191,6 @@ class Genius(Named):
     def instruction_for(self, query: Modality, candidate: Modality) -> str | None:
         """An instruction it was trained with for this kind of query and result."""
         for known in self.instructions:
-            if known.query == query.value and known.candidate == candidate.value:
+            if Modality.parse(known.query) is query and Modality.parse(known.candidate) is candidate:
                 return known.text
         return None

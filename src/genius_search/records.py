@@ -6,18 +6,18 @@ Names and numbers follow M-BEIR, so that its files are read as they are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Final
 
 from genius_search.errors import BadData, UsageError
 
 
-class Modality(Enum):
-    """What a query or a candidate is made of. The value is M-BEIR's spelling."""
+class Modality(StrEnum):
+    """The parts that a query or a candidate has. Members are strings: ``Modality.TEXT == "text"``."""
 
     IMAGE = "image"
     TEXT = "text"
-    IMAGE_TEXT = "image,text"
+    IMAGE_TEXT = "image-text"
 
     @property
     def code(self) -> int:
@@ -25,13 +25,13 @@ class Modality(Enum):
         return list(Modality).index(self)
 
     @property
-    def label(self) -> str:
-        """Its name in tables: image, text, image-text."""
-        return self.value.replace(",", "-")
+    def mbeir(self) -> str:
+        """M-BEIR's spelling, which its files and our older formats hold: ``image,text``."""
+        return self.value.replace("-", ",")
 
     @staticmethod
     def parse(value: str) -> Modality:
-        """Read M-BEIR's spelling; ``text,image`` and ``image-text`` are accepted, never written."""
+        """Read our spelling or M-BEIR's, ``image,text`` or ``text,image``."""
         match value.replace(" ", ""):
             case "image":
                 return Modality.IMAGE
@@ -72,7 +72,7 @@ TASKS: Final[dict[int, tuple[Modality, Modality]]] = {
 def task_name(task_id: int) -> str:
     """``0`` -> ``text -> image``."""
     query, candidate = TASKS[task_id]
-    return f"{query.label} -> {candidate.label}"
+    return f"{query.value} -> {candidate.value}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ class Search:
         )
         if self.json:
             print_json(
-                {"hits": [{**dataclasses.asdict(hit), "modality": hit.modality.label} for hit in hits]}
+                {"hits": [{**dataclasses.asdict(hit), "modality": hit.modality.value} for hit in hits]}
             )
         elif hits:
             Console().print(_table(hits, with_codes=self.codes))

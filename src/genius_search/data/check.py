@@ -364,11 +364,11 @@ class Queries:
             return
         for key, num_queries in sorted(self._asked.items(), key=str):
             if key not in self._data.instructions.rows:
-                asked = f"data set {key.dataset_id}, {key.query.label} -> {key.candidate.label}"
+                asked = f"data set {key.dataset_id}, {key.query.value} -> {key.candidate.value}"
                 self._findings.add(
                     "missing-instruction",
                     f"{self._data.instructions.file}: no row for {asked} ({num_queries:,} queries); add "
-                    f"{key.query.value}<tab>{key.candidate.value}<tab>NAME<tab>{key.dataset_id}"
+                    f"{key.query.mbeir}<tab>{key.candidate.mbeir}<tab>NAME<tab>{key.dataset_id}"
                     "<tab>INSTRUCTION",
                 )
 
@@ -450,7 +450,7 @@ class Queries:
         wanted = self._wanted(query)
         if wanted is not None:
             self._asked[InstructionKey(parse_id(query.qid)[0], query.modality, wanted)] += 1
-        found = f"{query.modality.label} -> {wanted.label if wanted else 'unknown'}"
+        found = f"{query.modality.value} -> {wanted.value if wanted else 'unknown'}"
         if row is not None and task_id != row.task_id:
             self._findings.add("task-mismatch", f"{where} has task {task_id}, the file says {row.task_id}")
         elif task_id is not None and not _fits(task_id, query.modality, wanted):

@@ -244,7 +244,7 @@ def write_queries(path: Path, queries: Iterable[Query]) -> int:
                 "qid": query.qid,
                 "query_txt": query.text,
                 "query_img_path": query.image,
-                "query_modality": query.modality.value,
+                "query_modality": query.modality.mbeir,
                 "query_src_content": query.source,
                 "pos_cand_list": list(query.positives),
                 "neg_cand_list": list(query.negatives),
@@ -264,7 +264,7 @@ def write_candidates(path: Path, candidates: Iterable[Candidate]) -> int:
                 "did": candidate.did,
                 "txt": candidate.text,
                 "img_path": candidate.image,
-                "modality": candidate.modality.value,
+                "modality": candidate.modality.mbeir,
                 "src_content": candidate.source,
             }
             for candidate in candidates
@@ -367,8 +367,8 @@ class Instructions:
         found = self.rows.get(InstructionKey(dataset_id, query, candidate))
         if found is None:
             raise BadData(
-                f"{self.file}: no instruction for data set {dataset_id}, {query.label} -> {candidate.label}; "
-                f"add a row {query.value}<tab>{candidate.value}<tab>NAME<tab>{dataset_id}<tab>INSTRUCTION"
+                f"{self.file}: no instruction for data set {dataset_id}, {query.value} -> {candidate.value}; "
+                f"add a row {query.mbeir}<tab>{candidate.mbeir}<tab>NAME<tab>{dataset_id}<tab>INSTRUCTION"
             )
         return found
 
@@ -391,7 +391,7 @@ def write_instructions(path: Path, rows: Iterable[InstructionRow]) -> None:
         for row in kept:
             empty = [""] * (width - len(row.instructions))
             writer.writerow(
-                [row.query.value, row.candidate.value, row.dataset, row.dataset_id, *row.instructions, *empty]
+                [row.query.mbeir, row.candidate.mbeir, row.dataset, row.dataset_id, *row.instructions, *empty]
             )
 
 

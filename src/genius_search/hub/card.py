@@ -350,7 +350,7 @@ def _licence(name: str) -> str:
 def _modality(health: Mapping[str, Any] | None) -> str:
     """The argument that asks for pictures, where a level-0 code is known to stand for them."""
     known = () if health is None else health.get("level0_modality", ())
-    return f', modality="{Modality.IMAGE.label}"' if Modality.IMAGE.label in known else ""
+    return f', modality="{Modality.IMAGE.value}"' if Modality.IMAGE.value in known else ""
 
 
 def _trained_on(card: ModelCard) -> str:

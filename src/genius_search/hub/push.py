@@ -381,7 +381,7 @@ def save_index(source: Path, target: Path, about: About) -> Path:
             license=about.license,
             model=about.model,
             model_fingerprint=state.facts.model_fingerprint,
-            by_modality={kind.label: count for kind, count in count_by_modality(state.segments).items()},
+            by_modality={kind.value: count for kind, count in count_by_modality(state.segments).items()},
             has_texts=_any_has(state.segments, "text"),
             has_images=_any_has(state.segments, "image"),
             has_embeddings=state.facts.embeddings != "none",

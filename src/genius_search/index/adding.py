@@ -261,7 +261,7 @@ def stamps_of(pool: PoolItems) -> tuple[UInt64[np.ndarray, " pool"], str]:
 
 def stamp_of(item: Item) -> str:
     """Changes whenever the item does: its text, its fields, its picture's file."""
-    contents = (item.modality.value, item.text, item.source, item.image, _picture_stamp(item))
+    contents = (item.modality.mbeir, item.text, item.source, item.image, _picture_stamp(item))
     return hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
 
 

@@ -455,7 +455,7 @@ def _condition(
     if column == "modality":
         if how not in ("=", "!=", "in"):
             raise UsageError(f"condition {shown!r}: a modality can be compared with = != in only")
-        values = [Value("text", Modality.parse(value.text).value) for value in values]
+        values = [Value("text", Modality.parse(value.text).mbeir) for value in values]
     if how in ("<", "<=", ">", ">=") and values[0].kind == "truth":
         raise UsageError(f"condition {shown!r}: true and false can be compared with = != in only")
     spelt = (value._replace(text=value.text.lower()) if value.kind == "truth" else value for value in values)

@@ -117,7 +117,7 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
 
 def _entries(items: Iterable[Item], counts: Counter[str]) -> Iterator[tuple[int | str | None, ...]]:
     for row, item in enumerate(items):
-        modality = item.modality.value
+        modality = item.modality.mbeir
         counts[modality] += 1
         if "\0" in item.item_id:
             raise BadData(f"the id {item.item_id!r} holds a NUL character; rename the item")
@@ -213,7 +213,7 @@ class ItemStore:
         bound: Bound = {}
         clauses = [condition.clause(bound) for condition in filter_.conditions]
         if filter_.modality is not None:
-            bound["modality"] = filter_.modality.value
+            bound["modality"] = filter_.modality.mbeir
             clauses.append("modality = :modality")
         if filter_.match is not None:
             self._refuse_without_full_text()

@@ -283,7 +283,7 @@ def _described(folder: Path, state: IndexState) -> IndexInfo:
         generation=state.generation,
         items=count,
         by_modality={
-            modality.label: number for modality, number in count_by_modality(state.segments).items()
+            modality.value: number for modality, number in count_by_modality(state.segments).items()
         },
         distinct_ids=len(sizes),
         collision_rate=float(sizes[sizes > 1].sum() / max(1, count)),

@@ -150,7 +150,7 @@ def _search(data: MBeir, index: Index, row: EvaluationRow, query: Query, config:
 def _shown(hit: SearchHit, query: Query) -> HitShown:
     return HitShown(
         item_id=hit.item_id,
-        modality=hit.modality.label,
+        modality=hit.modality.value,
         score=hit.score,
         text=hit.text,
         image=None if hit.image is None else Path(hit.image).read_bytes(),

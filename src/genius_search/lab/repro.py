@@ -659,7 +659,7 @@ def _instructions(data: MBeir, name: str) -> list[Check]:
     return [
         Check(f"{name}: instructions", "4", str(len(offered)), len(offered) == 4),
         Check(
-            f"{name}: modality of the first query", asked.label, first.modality.label, first.modality is asked
+            f"{name}: modality of the first query", asked.value, first.modality.value, first.modality is asked
         ),
     ]
 

@@ -85,7 +85,7 @@ def examine(
     if has_modality_level:
         majority = majority_modality(codes[:, 0], modalities)
         purity = float((majority[codes[:, 0]] == modalities).mean())
-        labels = [modality.label for modality in Modality]
+        labels = [modality.value for modality in Modality]
         names = tuple("unknown" if code < 0 else labels[code] for code in majority)
     mean_reconstruction = float(reconstruction.mean())
     collisions = float(counts[counts > 1].sum() / len(codes))

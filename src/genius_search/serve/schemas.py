@@ -325,7 +325,7 @@ _PLAIN: Final = re.compile(r"[^\s.=!<>~\"',]+")
 
 def name_of(modality: Modality) -> ModalityName:
     """``image-text`` and the like."""
-    return get_args(ModalityName)[get_args(ModalityName).index(modality.label)]  # type: ignore[no-any-return]
+    return get_args(ModalityName)[get_args(ModalityName).index(modality.value)]  # type: ignore[no-any-return]
 
 
 def picture_url(index: str, item_id: str) -> str:

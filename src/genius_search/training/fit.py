@@ -191,7 +191,7 @@ def _training_lines(data: MBeir) -> Iterator[Query]:
 def known_instructions(instructions: Instructions) -> list[KnownInstruction]:
     """What a search without an instruction may use."""
     return [
-        KnownInstruction(key.query.value, key.candidate.value, text)
+        KnownInstruction(key.query.mbeir, key.candidate.mbeir, text)
         for key, texts in instructions.rows.items()
         for text in texts
     ]

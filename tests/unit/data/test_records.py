@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from genius_search.encoders.base import ItemKey
 from genius_search.encoders.precomputed_table import numbers_of
 from genius_search.errors import BadData
-from genius_search.records import parse_id
+from genius_search.records import Modality, parse_id
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**9))
@@ -30,3 +30,10 @@ def test_an_id_in_another_spelling_is_refused(text):
         parse_id(text)
     with pytest.raises(BadData, match="without leading zeros"):
         numbers_of([ItemKey("candidate", "9:1"), ItemKey("candidate", text)])
+
+
+def test_a_modality_is_its_name():
+    assert Modality.IMAGE_TEXT == "image-text"
+    assert f"{Modality.IMAGE_TEXT}" == "image-text"
+    assert [modality.mbeir for modality in Modality] == ["image", "text", "image,text"]
+    assert Modality.parse("image,text") is Modality.parse("image-text") is Modality.IMAGE_TEXT

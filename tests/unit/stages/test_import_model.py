@@ -75,7 +75,7 @@ def write_data(tmp_path):
         for number, modality in enumerate(modalities * 10, start=1):
             image = None if modality is Modality.TEXT else "mbeir_images/x.jpg"
             text = None if modality is Modality.IMAGE else "A text."
-            row = {"did": f"9:{number}", "modality": modality.value, "img_path": image, "txt": text}
+            row = {"did": f"9:{number}", "modality": modality.mbeir, "img_path": image, "txt": text}
             lines.append(json.dumps(row))
         (pools / "mbeir_mscoco_task0_cand_pool.jsonl").write_text("\n".join(lines) + "\n")
         return MBeir(root)

@@ -567,7 +567,7 @@ def _sample(data: MBeir, encoder: Encoder, folder: Path, *, progress: Progress) 
         folder,
         inputs={
             "sample": fingerprint_of(
-                [(each.did, each.modality.value, each.text, each.image) for each in chosen]
+                [(each.did, each.modality.mbeir, each.text, each.image) for each in chosen]
             )
         },
         expected=len(chosen),
@@ -590,15 +590,15 @@ def _about_level0(health: Health | None, sample: Features | None) -> list[str]:
     meaning = ", ".join(f"{code} = {name}" for code, name in enumerate(health.level0_modality))
     lines = [f"level 0: {meaning}; right for {health.purity:.1%} of {health.candidates:,} candidates"]
     present = {int(code) for code in np.unique(sample.modality)}
-    absent = [modality.label for modality in Modality if modality.code not in present]
+    absent = [modality.value for modality in Modality if modality.code not in present]
     if absent:
         lines.append(
             f"WARNING: there was no candidate to tell which level-0 code stands for {' or '.join(absent)}"
         )
     lost = [
-        modality.label
+        modality.value
         for modality in Modality
-        if modality.code in present and modality.label not in health.level0_modality
+        if modality.code in present and modality.value not in health.level0_modality
     ]
     if lost:
         lines.append(f"WARNING: no level-0 code stands mostly for {' or '.join(lost)}")

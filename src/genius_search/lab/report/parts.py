@@ -593,7 +593,7 @@ def clouds_figure(clouds: Sequence[Cloud]) -> Drawing:
                     alpha=0.55,
                     linewidths=0,
                     color=COLOURS[modality.code],
-                    label=modality.label,
+                    label=modality.value,
                 )
         axes.set_title(cloud.title, loc="left", fontsize=11)
         axes.set_xlabel(

@@ -534,7 +534,7 @@ class Records:
         dataset = shelf.row.dataset
         modality = TASKS[shelf.row.task_id][1]
         concept = self._concept(shelf, block)
-        row: Row = {"txt": None, "img_path": None, "modality": modality.value, "did": shelf.did(place)}
+        row: Row = {"txt": None, "img_path": None, "modality": modality.mbeir, "did": shelf.did(place)}
         if modality is not Modality.IMAGE:
             row["txt"] = _candidate_text(shelf, member, self._concepts.told(concept))
         if modality is not Modality.TEXT:
@@ -567,7 +567,7 @@ class Records:
             "qid": asking.qid(number),
             "query_txt": text,
             "query_img_path": image,
-            "query_modality": modality.value,
+            "query_modality": modality.mbeir,
             "query_src_content": None,
             "pos_cand_list": asking.positives(block),
             "neg_cand_list": asking.negatives(block),
