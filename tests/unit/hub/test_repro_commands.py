@@ -74,7 +74,7 @@ def test_every_command_is_understood_and_uses_what_an_earlier_one_made(name):
 @pytest.mark.parametrize("name", ["all", "cirr_task7"])
 def test_what_is_downloaded_of_the_data_is_what_is_missing(hub, tmp_path, monkeypatch, name):
     needed = plan(name, Path("my data"), None)
-    files = [file.path for file in needed.files if re.fullmatch(r"[\w/]+\.(jsonl|txt|tsv)", file.path)]
+    files = [path for path in needed.files if re.fullmatch(r"[\w/]+\.(jsonl|txt|tsv)", path)]
     assert len(files) == 1 + 3 * len(PAPER_ROWS if name == "all" else [name])
     repository = dict.fromkeys([*files, "query/train/huge.jsonl", "qrels/val/other.txt"], b"x")
     hub.repositories[f"datasets/{DATA_REPOSITORY}"] = repository

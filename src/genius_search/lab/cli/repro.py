@@ -1,25 +1,25 @@
-"""``genius repro``: what reproducing a published number needs, and the reproduction."""
+"""``genius repro``: reproduce a published number."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from genius_search.cli.terminal import TerminalProgress, print_json
-from genius_search.lab.cli.repro_plan import asks, plain_console, print_plan
 
 if TYPE_CHECKING:
-    from genius_search.lab.repro import Check, Reproduction, ReproPlan
+    from genius_search.lab.repro import Reproduction
+    from genius_search.lab.results import ResultRow
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repro:
-    """Reproduce a published row: says what it needs and what of it is there; `--run` evaluates and compares.
+    """Reproduce a published row: list what it needs and what is there; `--run` evaluates and compares.
 
     ROW is one of M-BEIR's 16 rows as in its file names (mscoco_task3), all, flickr30k or coco. Exit status 1
     when exact search differs from the released CLIP_SF by more than 0.3 points, or when the data has other
@@ -30,7 +30,7 @@ class Repro:
     """A row's name, all, flickr30k or coco."""
 
     data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Of M-BEIR, or of the converted captions; default: M-BEIR, or flickr30k or coco for these rows."""
+    """M-BEIR, or the converted captions; default: M-BEIR, or flickr30k or coco for these rows."""
 
     model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Folder of the model: the published checkpoints, imported."""
@@ -48,17 +48,16 @@ class Repro:
     """Or cuda."""
 
     list: bool = False
-    """Every published number instead, as Markdown."""
+    """Print every published number instead, as Markdown."""
 
     json: bool = False
-    """As JSON."""
+    """Print JSON."""
 
     def run(self) -> int:
-        """Tell, or reproduce."""
+        """List what is needed, or reproduce."""
         from genius_search.errors import UsageError
         from genius_search.lab.cli.evaluate import pools_of
         from genius_search.lab.published_numbers import page, to_json
-        from genius_search.lab.repro import CAPTION_SETS, NAMES, named, plan
 
         if self.list:
             if self.json:
@@ -66,130 +65,120 @@ class Repro:
             else:
                 print(page(), end="")
             return 0
+
+        from genius_search.lab.repro import CAPTION_SETS, NAMES, plan
+
         if not self.row:
             raise UsageError(f"give the row to reproduce: {', '.join(NAMES)}; or --list")
-        name = named(self.row)
-        data = self.data or Path(name if name in CAPTION_SETS else "M-BEIR")
-        needed = plan(name, data, self.model, pools=pools_of(self.pools) if self.pools else ())
+        data = self.data or Path(self.row if self.row in CAPTION_SETS else "M-BEIR")
+        needed = plan(self.row, data, self.model, pools=pools_of(self.pools) if self.pools else ())
         if self.run_it:
             return self._reproduce(needed)
-        looked = _checks(needed)
         if self.json:
-            print_json(_plan_json(needed, looked))
+            print_json(
+                {
+                    "name": needed.name,
+                    "rows": needed.rows,
+                    "pools": needed.pools,
+                    "files": [{"path": path, "found": path not in needed.missing} for path in needed.files],
+                    "has_model": needed.has_model,
+                    "commands": needed.commands,
+                    "mteb": needed.mteb_copies,
+                    "published": [
+                        {"row": row, "pool": pool, "method": method, "reference": reference._asdict()}
+                        for row, pool, method, reference in needed.targets
+                    ],
+                    "captions": [one._asdict() for one in needed.caption_targets],
+                }
+            )
         else:
-            print_plan(needed, looked)
+            _print_plan(needed)
         return 0
 
-    def _reproduce(self, needed: ReproPlan) -> int:
+    def _reproduce(self, needed: Reproduction) -> int:
         from genius_search.errors import UsageError
+        from genius_search.lab.cli.evaluate import print_tables
+        from genius_search.lab.published_numbers import PAPER_BEAM, format_percent
+        from genius_search.lab.repro import (
+            INSTRUCTION_CHOICE,
+            SCORES,
+            check_sizes,
+            reproduce,
+            verdicts,
+            why_not_compared,
+        )
+        from genius_search.lab.results import to_json
+        from genius_search.model import Genius
 
         if self.model is None:
             raise UsageError("--run needs --model")
         needed.require()
-
-        from genius_search.lab.cli.evaluate import print_tables
-        from genius_search.lab.published_numbers import PAPER_BEAM
-        from genius_search.lab.repro import INSTRUCTION_CHOICE, SCORES, nothing_compared, reproduce
-        from genius_search.lab.results import to_json
-        from genius_search.model import Genius
-
         with TerminalProgress() as progress:
-            looked = _checks(needed)
-            for check in looked:
-                if not check.ok:
-                    progress.say(f"{check.what}: {check.found}, expected {check.expected}")
+            for problem in check_sizes(needed):
+                progress.say(problem)
             model = Genius.open(self.model, device=self.device)
-            result = reproduce(needed, model, self.out or self.model / "evaluation", progress=progress)
-            why_nothing = nothing_compared(needed, result.rows)
-            if self.json and why_nothing:
-                progress.say(why_nothing)
+            rows = reproduce(needed, model, self.out or self.model / "evaluation", progress=progress)
+            reason = why_not_compared(needed, rows)
+            if reason:
+                progress.say(reason)
+        judged = verdicts(rows)
         if self.json:
-            verdicts = [
-                {**verdict._asdict(), "references": [one._asdict() for one in verdict.references]}
-                for verdict in result.verdicts
+            written = [
+                {**one._asdict(), "references": [each._asdict() for each in one.references]} for one in judged
             ]
-            print_json(
-                {
-                    **to_json(result.rows),
-                    "verdicts": verdicts,
-                    "checks": [one._asdict() for one in looked],
-                    "compared": why_nothing is None,
-                }
-            )
+            print_json({**to_json(rows), "verdicts": written, "compared": reason is None})
+        elif needed.captions is not None:
+            _print_captions(needed, rows, beside=reason is None)
         else:
-            console = plain_console()
-            console.print(asks())
-            if needed.captions:
-                _print_captions(needed, result, beside=why_nothing is None)
-            else:
-                print_tables(result.rows, beam=PAPER_BEAM, scores=SCORES, instructions=INSTRUCTION_CHOICE)
-                _print_verdicts(console, result)
-            if why_nothing:
-                console.print(why_nothing)
-        differs = any(verdict.ok is False for verdict in result.verdicts)
-        return 1 if differs or why_nothing else 0
+            print_tables(rows, beam=PAPER_BEAM, scores=SCORES, instructions=INSTRUCTION_CHOICE)
+            for one in judged:
+                published = ", ".join(
+                    f"{each.weights} {format_percent(each.value)} ({one.score - each.value:+.2f})"
+                    for each in one.references
+                )
+                mark = {True: "[OK]", False: "[DIFFERS]", None: "[-]"}[one.ok]
+                print(
+                    f"{mark} {one.row}, {one.pool}, {one.method}: {one.score:.2f}; "
+                    + (published or "nothing published for these queries and this pool")
+                )
+        return 1 if reason or any(one.ok is False for one in judged) else 0
 
 
-def _checks(needed: ReproPlan) -> list[Check]:
-    if not all((needed.data / name).is_dir() for name in ("query", "cand_pool")):
-        return []
-    from genius_search.lab.repro import checks
+def _print_plan(needed: Reproduction) -> None:
+    from genius_search.lab.published_numbers import TOLERANCE, format_percent
 
-    return checks(needed.data, needed.rows, pools=[work.pool for work in needed.work])
-
-
-def _plan_json(needed: ReproPlan, looked: list[Check]) -> dict[str, Any]:
-    from genius_search.lab.published_numbers import PAPER_BEAM
-    from genius_search.lab.repro import INSTRUCTION_CHOICE, MACHINES, SCORES
-
-    return {
-        "name": needed.name,
-        "rows": needed.rows,
-        "asks": {"instructions": INSTRUCTION_CHOICE, "scores": SCORES, "beam": PAPER_BEAM},
-        "pools": needed.pools,
-        "files": [file._asdict() for file in needed.files],
-        "global_files": [file._asdict() for file in needed.global_files],
-        "gigabytes": {
-            "archive": needed.download_gigabytes,
-            "unpacked": needed.unpacked_gigabytes,
-            "files": needed.file_gigabytes,
-            "features": needed.feature_gigabytes,
-        },
-        "work": [
-            {**work._asdict(), "hours": {machine.name: work.hours(machine) for machine in MACHINES}}
-            for work in needed.work
-        ],
-        "commands": needed.commands,
-        "mteb": needed.mteb,
-        "checks": [one._asdict() for one in looked],
-        "published": [{**one._asdict(), "reference": one.reference._asdict()} for one in needed.published],
-        "captions": [one._asdict() for one in needed.captions],
-    }
-
-
-def _print_verdicts(console: Console, result: Reproduction) -> None:
-    from genius_search.lab.published_numbers import shown
-
-    for verdict in result.verdicts:
-        said = ", ".join(
-            f"{one.weights} {shown(one.value)} ({verdict.score - one.value:+.2f})"
-            for one in verdict.references
+    print(f"Files in {needed.data} for the {' and the '.join(needed.pools)} pool:")
+    for path in needed.files:
+        print(f"  {'missing' if path in needed.missing else 'there  '}  {path}")
+    if needed.model is not None and not needed.has_model:
+        print(f"  no model at {needed.model}; it is imported from the published checkpoints")
+    if needed.missing and needed.mteb_copies:
+        print("\nWithout the 169 GB of pictures, local pool only: mteb's copies (docs/mteb.md):")
+        for repository in needed.mteb_copies:
+            print(f"  {repository}")
+    print("\nCommands:")
+    for command in needed.commands:
+        print(f"  {command}")
+    print(f"\nPublished numbers (exact-raw has to lie within {TOLERANCE} of the released weights):")
+    for row, pool, method, reference in needed.targets:
+        misprint = f"; {reference.misprint}" if reference.misprint else ""
+        print(
+            f"  {row}, {pool}, {method}: {format_percent(reference.value)} "
+            f"({reference.system}, {reference.weights}{misprint})"
         )
-        mark = {True: "[OK]", False: "[DIFFERS]", None: "[-]"}[verdict.ok]
-        console.print(
-            f"{mark} {verdict.row}, {verdict.pool}, {verdict.method}: {verdict.score:.2f}; "
-            + (said or "nothing published for these queries and this pool")
-        )
+    for one in needed.caption_targets:
+        recalls = " / ".join(map(format_percent, one.recalls))
+        print(f"  R@1/5/10 {recalls} ({one.system}; trained on {one.trained_on})")
 
 
-def _print_captions(needed: ReproPlan, result: Reproduction, *, beside: bool) -> None:
-    """Ours, and the published ones where they are for the same captions and pictures."""
-    from genius_search.lab.published_numbers import shown
+def _print_captions(needed: Reproduction, rows: list[ResultRow], *, beside: bool) -> None:
+    """Print our recalls, and the published ones where they are for the same captions and pictures."""
+    from genius_search.lab.published_numbers import format_percent
 
     table = Table("system", "trained on", "R@1", "R@5", "R@10", box=None)
-    for row in result.rows:
+    for row in rows:
         recalls = (f"{100 * row.measures[f'R@{k}']:.1f}" for k in (1, 5, 10))
         table.add_row(row.method, "(this model)", *recalls, style="bold")
-    for one in needed.captions if beside else ():
-        table.add_row(one.system, one.trained_on, *(shown(recall) for recall in one.recalls))
+    for one in needed.caption_targets if beside else ():
+        table.add_row(one.system, one.trained_on, *map(format_percent, one.recalls))
     Console().print(table)

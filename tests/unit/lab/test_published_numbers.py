@@ -13,7 +13,6 @@ from genius_search.lab.published_numbers import (
     SIZES,
     UNION_SIZE,
     is_comparable,
-    misprint_of,
     page,
     references,
     to_json,
@@ -42,7 +41,7 @@ def test_the_rows_are_m_beirs_and_the_union_is_all_of_them():
 
 
 @pytest.mark.parametrize("misprint", MISPRINTS, ids=str)
-def test_what_is_kept_is_the_right_number_and_the_misprint_is_told(misprint):
+def test_the_right_number_is_kept_and_the_misprint_is_noted(misprint):
     found = [
         one
         for one in RESULTS
@@ -50,7 +49,7 @@ def test_what_is_kept_is_the_right_number_and_the_misprint_is_told(misprint):
     ]
     (result,) = found
     assert result.value(misprint.row) == misprint.right != misprint.printed
-    assert str(misprint.printed) in misprint_of(result, misprint.row)
+    assert str(misprint.printed) in result.misprint(misprint.row)
     assert f"{misprint.right}*" in page()
 
 
@@ -58,8 +57,8 @@ def test_numbers_that_no_other_table_contradicts_have_no_star():
     starred = {(one.system, one.pool, one.weights, one.row) for one in MISPRINTS}
     for result in RESULTS:
         for row in (*PAPER_ROWS, AVERAGE):
-            told = bool(misprint_of(result, row))
-            assert told == ((result.system, result.pool, result.weights, row) in starred)
+            noted = bool(result.misprint(row))
+            assert noted == ((result.system, result.pool, result.weights, row) in starred)
 
 
 def test_two_independent_runs_of_the_released_encoder_agree_within_the_tolerance():
