@@ -139,8 +139,8 @@ def references(name: str, pool: Pool, method: str) -> list[Reference]:
 _INTRODUCTION: Final = """\
 # Published results
 
-Written by `genius repro --list`; a test fails when it is stale. Numbers are percentages: on M-BEIR R@5,
-but R@10 for Fashion200K and FashionIQ, where R@k is the share of queries with any right answer among the first k; the
+Written by `genius repro --list`; a test fails when it is stale. In percent: on M-BEIR R@5, but R@10 for
+Fashion200K and FashionIQ, where R@k is the share of queries with any right answer among the first k; the
 average gives all 16 rows the same weight. *local* is each row's own pool of candidates, *global* the union of
 all 16. *released* are measurements of weights that were published later than the paper: those of CLIP_SF were
 trained again and score below the paper's, so a reproduction from the published files is compared with them. A
