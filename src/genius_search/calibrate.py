@@ -21,8 +21,9 @@ from genius_search.index.snapshot import OpenedIndex
 from genius_search.index.store import DEPTH, Bin, Calibration, Outcome, Weights, numbers
 from genius_search.lab.evaluate import EvaluationConfig
 from genius_search.progress import Progress
-from genius_search.search.beam import Allowed, Restriction, search
+from genius_search.search.beam import search
 from genius_search.search.rank import Evidence, rank_items
+from genius_search.search.table import Allowed, Restriction
 from genius_search.tune import Asked, answerable
 
 NUM_BINS: Final = 10

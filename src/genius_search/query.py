@@ -25,7 +25,7 @@ from genius_search.index.filters import Filter
 from genius_search.index.snapshot import OpenedIndex, Place
 from genius_search.model import Genius
 from genius_search.records import Modality, instructed
-from genius_search.search.beam import Restriction
+from genius_search.search.table import Restriction
 
 EVERYTHING = Filter()
 """No condition at all."""

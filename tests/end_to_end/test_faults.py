@@ -87,7 +87,7 @@ def draw(kind: str, before: Contents, write: int, chance: random.Random) -> Oper
         after = {name: value for name, value in before.items() if name not in gone}
         return Operation(kind, lambda writer: writer.delete(gone), after)
     if kind == "compact":
-        return Operation(kind, lambda writer: writer.compact(memory_bytes=1 << 16), before)
+        return Operation(kind, lambda writer: writer.compact(), before)
     new = {f"{write}/{number}": write for number in range(chance.choice((1, 3, 40)))}
     new |= dict.fromkeys(chance.sample(names, min(len(names), chance.randint(0, 5))), write)
     return Operation(kind, lambda writer: writer.add(*given(new)), before | new)

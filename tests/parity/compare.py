@@ -37,9 +37,9 @@ from genius_search.model import Genius
 from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Silent
-from genius_search.search.beam import Part, search
+from genius_search.search.beam import search
 from genius_search.search.decoder import Decoder
-from genius_search.search.table import IdTable
+from genius_search.search.table import IdTable, Part
 
 WIDTHS = (1, 10, 50)
 CLOSE = 2e-4

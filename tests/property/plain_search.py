@@ -18,9 +18,9 @@ import torch
 
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.nn.generator import Generator
-from genius_search.search.beam import Allowed, Beams, Part, search
+from genius_search.search.beam import Beams, search
 from genius_search.search.decoder import Decoder
-from genius_search.search.table import IdTable
+from genius_search.search.table import Allowed, IdTable, Part
 
 QUERIES = 10
 CASES = int(os.environ.get("GENIUS_CASES", "600"))

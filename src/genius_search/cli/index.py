@@ -163,24 +163,18 @@ class Compact:
     index: IndexFolder
     """Folder of the index."""
 
-    memory_mib: int = 1024
-    """Memory for merging the ID tables."""
-
     wait: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 0.0
     """How long to wait while another process changes the index."""
 
     def run(self) -> None:
         """Compact it."""
-        from genius_search.errors import UsageError
         from genius_search.index.store import read_manifest
         from genius_search.index.writer import one_writer, remove_work
 
-        if self.memory_mib < 1:
-            raise UsageError(f"--memory-mib is {self.memory_mib}, it must be at least 1")
         read_manifest(self.index)
         with one_writer(self.index, wait_seconds=self.wait) as writer:
             before = writer.state
-            writer.compact(memory_bytes=self.memory_mib << 20)
+            writer.compact()
             remove_work(self.index)
             after = writer.state
         print(

@@ -17,8 +17,8 @@ from genius_search.index.filters import Filter
 from genius_search.index.items import Item
 from genius_search.index.store import IndexState, Segment
 from genius_search.records import Modality
-from genius_search.search.beam import Allowed, Part, Restriction
 from genius_search.search.rank import Vectors
+from genius_search.search.table import Allowed, Part, Restriction
 from genius_search.search.tree import CodeTree, Shared, shared
 
 FILTERS_KEPT: Final = 16

@@ -20,7 +20,8 @@ from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of, o
 from genius_search.config import SearchConfig, from_json, to_json
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.items import ITEMS_FILE, ItemStore
-from genius_search.search.table import GrowingArray, IdTable, TableWriter, open_array, save_array
+from genius_search.search.arrays import GrowingArray, open_array, save_array
+from genius_search.search.table import IdTable
 
 EmbeddingType: TypeAlias = Literal["float16", "int8"]
 """How stored embeddings are kept."""
@@ -95,9 +96,6 @@ TYPICALITY: Final = "typicality.npy"
 EMBEDDINGS: Final = "embeddings.npy"
 SCALES: Final = "embedding_scales.npy"
 DENSITIES: Final = "embedding_densities.npy"
-
-MEMORY_BYTES: Final = 1 << 30
-"""What sorting and merging tables may take unless told."""
 
 StoredEmbeddings: TypeAlias = Literal["none", "fused", "raw"]
 """What is kept of each item beside its ID for re-ranking: nothing, the embedding that the ID was made from,
@@ -174,9 +172,7 @@ class Segment(NamedTuple):
 
 def fill_arrays(folder: Path, arrays: ItemArrays, kind: EmbeddingType) -> None:
     """Write the files of a new segment, all but the item store."""
-    writer = TableWriter(folder, levels=arrays.codes.shape[1], memory_bytes=MEMORY_BYTES)
-    writer.add(arrays.codes, arrays.typicality)
-    writer.finish()
+    IdTable.build(arrays.codes, arrays.typicality).save(folder)
     save_array(folder / TYPICALITY, arrays.typicality)
     if arrays.embeddings is not None:
         dim = arrays.embeddings.shape[1]

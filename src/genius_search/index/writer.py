@@ -36,7 +36,6 @@ from genius_search.index.store import (
     DENSITIES,
     EMBEDDINGS,
     KIND,
-    MEMORY_BYTES,
     NAME,
     NO_PLACE,
     REMEDY,
@@ -61,7 +60,8 @@ from genius_search.index.store import (
     read_manifest,
     write_manifest,
 )
-from genius_search.search.table import GrowingArray, IdTable, Source, merge_tables, open_array, save_array
+from genius_search.search.arrays import GrowingArray, open_array, save_array
+from genius_search.search.table import IdTable
 
 _UNFINISHED: Final = re.compile(r"\.[0-9]{6,}\.(partial|old|lock|gone)")
 """Names of what a killed writer may leave beside segments."""
@@ -202,10 +202,10 @@ class _Part(NamedTuple):
     """Which items are kept; None keeps all."""
 
 
-def merge_segments(folder: Path, segments: Sequence[Segment], *, memory_bytes: int = MEMORY_BYTES) -> None:
+def merge_segments(folder: Path, segments: Sequence[Segment]) -> None:
     """Write the files of one segment that holds what is alive in these, in their order."""
     write_items(folder, itertools.chain.from_iterable(map(alive_items, segments)))
-    _merge(folder, list(map(_part, segments)), memory_bytes)
+    _merge(folder, list(map(_part, segments)))
 
 
 def merge_arrays(folder: Path, arrays: ItemArrays, segments: Sequence[Segment], kind: EmbeddingType) -> None:
@@ -214,7 +214,7 @@ def merge_arrays(folder: Path, arrays: ItemArrays, segments: Sequence[Segment], 
     new.mkdir()
     fill_arrays(new, arrays, kind)
     first = _Part(new, IdTable.open(new), open_array(new / TYPICALITY, np.float16), None)
-    _merge(folder, [first, *map(_part, segments)], MEMORY_BYTES)
+    _merge(folder, [first, *map(_part, segments)])
     shutil.rmtree(new)
 
 
@@ -229,12 +229,12 @@ def _part(segment: Segment) -> _Part:
     return _Part(segment.folder, segment.table, segment.typicality, segment.alive())
 
 
-def _merge(folder: Path, parts: Sequence[_Part], memory_bytes: int) -> None:
-    sources = [Source(part.table, part.typicality, part.alive) for part in parts]
-    merge_tables(sources, folder, memory_bytes=memory_bytes)
-    with closing(GrowingArray(folder / TYPICALITY, np.float16)) as file:
-        for part in parts:
-            file.append(part.typicality if part.alive is None else part.typicality[part.alive])
+def _merge(folder: Path, parts: Sequence[_Part]) -> None:
+    kept = [slice(None) if part.alive is None else part.alive for part in parts]
+    codes = [part.table.ids[part.table.rows()[own]] for part, own in zip(parts, kept, strict=True)]
+    typicality = np.concatenate([part.typicality[own] for part, own in zip(parts, kept, strict=True)])
+    IdTable.build(np.concatenate(codes), typicality).save(folder)
+    save_array(folder / TYPICALITY, typicality)
     if (parts[0].folder / EMBEDDINGS).exists():
         _merge_embeddings(folder, parts)
     if all((part.folder / DENSITIES).exists() for part in parts):
@@ -432,8 +432,8 @@ class Writer:
         write_manifest(self.folder, manifest._replace(generation=manifest.generation + 1))
         sync(self.folder)
 
-    def compact(self, *, memory_bytes: int = MEMORY_BYTES) -> None:
-        """Merge all segments into one without deleted items; ``memory_bytes`` is for merging the tables.
+    def compact(self) -> None:
+        """Merge all segments into one without deleted items.
 
         Pictures that the index keeps go with their items.
 
@@ -446,7 +446,7 @@ class Writer:
         if len(state.segments) > 1 or any(len(segment.dead) for segment in state.segments):
             self._check_contents(state.manifest.segments)
             with self._new_segment(state) as draft:
-                merge_segments(draft.path, state.segments, memory_bytes=memory_bytes)
+                merge_segments(draft.path, state.segments)
                 new = _finish(draft, state.num_alive)
             self._commit(state, kept=0, gone={}, new=new)
         remove_unused_pictures(self.folder, self.state.segments)

@@ -46,9 +46,9 @@ from genius_search.nn.density import measured
 from genius_search.nn.health import Health
 from genius_search.progress import Progress
 from genius_search.records import TASKS, Candidate, Modality, Query, candidate_number, did_of, task_name
-from genius_search.search.beam import Part, search
+from genius_search.search.beam import search
 from genius_search.search.rank import Evidence, exact_search, less, rank_items, with_one
-from genius_search.search.table import IdTable
+from genius_search.search.table import IdTable, Part
 
 DEPTH: Final = 50
 """Hits kept for each query."""

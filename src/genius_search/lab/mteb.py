@@ -31,10 +31,9 @@ from genius_search.lab.runs import falling, some
 from genius_search.model import Genius
 from genius_search.nn.density import NUM_MARKS
 from genius_search.records import Modality, format_text, instructed
-from genius_search.search.beam import Part
 from genius_search.search.beam import search as beam_search
 from genius_search.search.rank import Evidence, exact_search, rank_items
-from genius_search.search.table import IdTable
+from genius_search.search.table import IdTable, Part
 
 
 class Content(NamedTuple):

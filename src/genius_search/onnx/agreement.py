@@ -16,9 +16,9 @@ from genius_search.config import SearchConfig
 from genius_search.data.features import Features
 from genius_search.errors import UsageError
 from genius_search.model import Genius
-from genius_search.search.beam import Part, search
+from genius_search.search.beam import search
 from genius_search.search.decoder import Decoding
-from genius_search.search.table import IdTable
+from genius_search.search.table import IdTable, Part
 
 __all__ = ["Agreement", "Contender", "Trial", "agreement", "drawn_trial", "trial_of"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from genius_search.config import SearchConfig
 from genius_search.search.decoder import Decoding, DecodingState
-from genius_search.search.table import IdTable
+from genius_search.search.table import Children, Part, Restriction, children_in_parts, count_ids
 
 
 def highest(scores: Float32[np.ndarray, " scores"], count: int) -> Int64[np.ndarray, " places"]:
@@ -26,169 +26,8 @@ def highest(scores: Float32[np.ndarray, " scores"], count: int) -> Int64[np.ndar
     return np.asarray((-scores).argsort(kind="stable")[:count])
 
 
-WORD = 64
-"""Rows in one machine word."""
-
-
-class Rows(NamedTuple):
-    """Rows of some ranges, range after range, ascending in each."""
-
-    owner: Int64[np.ndarray, " rows"]
-    """Which of the ranges each is in."""
-    row: Int64[np.ndarray, " rows"]
-
-
-def rows_inside(low: Int64[np.ndarray, " ranges"], high: Int64[np.ndarray, " ranges"]) -> Rows:
-    """All rows of ranges [low, high)."""
-    counts = high - low
-    owner = np.arange(len(counts)).repeat(counts)
-    return Rows(owner, np.arange(len(owner)) - (counts.cumsum() - counts - low)[owner])
-
-
-class RankedBits:
-    """A set of rows that answers how many of them lie in a range, and which; about 1.5 bits a row.
-
-    Parameters
-    ----------
-    rows
-        true for the rows in the set.
-    """
-
-    def __init__(self, rows: Bool[np.ndarray, " rows"]) -> None:
-        words = np.zeros(len(rows) // WORD + 1, dtype=np.uint64)
-        packed = np.packbits(rows, bitorder="little")
-        words.view(np.uint8)[: len(packed)] = packed
-        self._words = words
-        before = np.zeros(len(words), dtype=np.int64)
-        np.cumsum(np.bitwise_count(words[:-1]), dtype=np.int64, out=before[1:])
-        self._before = before.astype(np.int32) if len(rows) < 2**31 else before
-
-    @property
-    def nbytes(self) -> int:
-        """Memory it takes."""
-        return int(self._words.nbytes + self._before.nbytes)
-
-    def count(self, low: Int64[np.ndarray, "*shape"], high: Int64[np.ndarray, "*shape"]) -> np.ndarray:
-        """Rows of the set in each range [low, high); the same shape, int64."""
-        return np.asarray(self._below(high) - self._below(low))
-
-    def inside(self, low: Int64[np.ndarray, " ranges"], high: Int64[np.ndarray, " ranges"]) -> Rows:
-        """Rows of the set in each range [low, high); the rest are passed over by the word."""
-        first = low >> 6
-        words = rows_inside(first, np.where(high > low, ((high - 1) >> 6) + 1, first))
-        bits = self._words[words.row]
-        filled = bits.nonzero()[0]
-        place, bit = np.unpackbits(bits[filled].view(np.uint8), bitorder="little").reshape(-1, WORD).nonzero()
-        word = filled[place]
-        owner, row = words.owner[word], words.row[word] * WORD + bit
-        kept = ((row >= low[owner]) & (row < high[owner])).nonzero()[0]
-        return Rows(owner[kept], row[kept])
-
-    def _below(self, row: np.ndarray) -> np.ndarray:
-        word = row >> 6
-        inside = (np.uint64(1) << (row & 63).astype(np.uint64)) - np.uint64(1)
-        return np.asarray(self._before[word] + np.bitwise_count(self._words[word] & inside).astype(np.int64))
-
-
-class Allowed(NamedTuple):
-    """Items of one table that may be found."""
-
-    items: Bool[np.ndarray, " items"]
-    """By item row."""
-    ids: RankedBits
-    """Rows of the table under which there is such an item."""
-
-    @staticmethod
-    def of(table: IdTable, items: Bool[np.ndarray, " items"]) -> Allowed:
-        """Only these items of a table."""
-        if not len(items):
-            return Allowed(items, RankedBits(items))
-        by_id = np.logical_or.reduceat(items[table.items], table.bucket_starts[:-1])
-        return Allowed(items, RankedBits(by_id))
-
-
-class Part(NamedTuple):
-    """One of the tables that are searched together."""
-
-    table: IdTable
-    alive: Allowed | None = None
-    """The items that were not deleted; None: all of them."""
-
-
-Restriction = tuple[Allowed | None, ...]
-"""What a query may find in each part; None: everything there."""
-
-
-class Continuations(NamedTuple):
-    """Prefixes one code longer, those of one prefix next to one another and in order of their code."""
-
-    parent: Int64[np.ndarray, " children"]
-    """Which of the given prefixes it continues."""
-    code: Int64[np.ndarray, " children"]
-    low: Int64[np.ndarray, "children parts"]
-    """In each part the first row that begins with it."""
-    high: Int64[np.ndarray, "children parts"]
-    """One past the last; equal to ``low`` where a part has none."""
-
-    def take(self, chosen: np.ndarray) -> Continuations:
-        """Some of them."""
-        return Continuations(self.parent[chosen], self.code[chosen], self.low[chosen], self.high[chosen])
-
-
-def continuations(
-    parts: Sequence[Part],
-    level: int,
-    low: Int64[np.ndarray, "prefixes parts"],
-    high: Int64[np.ndarray, "prefixes parts"],
-) -> Continuations:
-    """All codes that continue these prefixes at ``level`` in any of the parts."""
-    found = [part.table.children(level, low[:, number], high[:, number]) for number, part in enumerate(parts)]
-    if len(found) == 1:
-        only = found[0]
-        return Continuations(only.parent, only.code, only.low[:, None], only.high[:, None])
-    span = 1 + max((int(part.code.max(initial=0)) for part in found), default=0)
-    keys = np.concatenate([part.parent * span + part.code for part in found])
-    distinct, place = np.unique(keys, return_inverse=True)
-    merged_low = np.zeros((len(distinct), len(parts)), dtype=np.int64)
-    merged_high = np.zeros_like(merged_low)
-    start = 0
-    for number, part in enumerate(found):
-        here = place[start : start + len(part.parent)]
-        start += len(part.parent)
-        merged_low[here, number], merged_high[here, number] = part.low, part.high
-    return Continuations(distinct // span, distinct % span, merged_low, merged_high)
-
-
-def count_ids(
-    low: Int64[np.ndarray, "prefixes parts"],
-    high: Int64[np.ndarray, "prefixes parts"],
-    restrictions: Sequence[Restriction | None],
-    owner: Int64[np.ndarray, " prefixes"],
-) -> Int64[np.ndarray, " prefixes"]:
-    """IDs under each prefix that may be found; one in several parts counts in each.
-
-    ``restrictions[owner]`` is what holds for a prefix.
-    """
-    counts: np.ndarray = (high - low).sum(axis=1)
-    groups: dict[int, list[int]] = {}
-    for number, restriction in enumerate(restrictions):
-        if restriction is not None:
-            groups.setdefault(id(restriction), []).append(number)
-    for members in groups.values():
-        restriction = restrictions[members[0]] or ()
-        is_member = np.zeros(len(restrictions), dtype=bool)
-        is_member[members] = True
-        chosen = np.flatnonzero(is_member[owner])
-        total = np.zeros(len(chosen), dtype=np.int64)
-        for number, allowed in enumerate(restriction):
-            first, last = low[chosen, number], high[chosen, number]
-            total += last - first if allowed is None else allowed.ids.count(first, last)
-        counts[chosen] = total
-    return counts
-
-
 class Chosen(NamedTuple):
-    """Continuations that stay, each with its place in the beams of its query."""
+    """Children that stay, each with its place in the beams of its query."""
 
     query: Int64[np.ndarray, " chosen"]
     """Among those of the frontier."""
@@ -245,13 +84,13 @@ class Frontier(NamedTuple):
         """First rows and ends, place after place."""
         return self.low.reshape(-1, self.low.shape[2]), self.high.reshape(-1, self.high.shape[2])
 
-    def owners(self, children: Continuations) -> Int64[np.ndarray, " children"]:
+    def owners(self, children: Children) -> Int64[np.ndarray, " children"]:
         """Which of the queries here each continuation belongs to; never falling."""
         return children.parent // self.width
 
     def grown(
         self,
-        children: Continuations,
+        children: Children,
         chosen: Chosen,
         gained: Float32[np.ndarray, " children"] | None,
         level: int,
@@ -490,7 +329,7 @@ class Run:
                 low[here], high[here], history[here] = frontier.low[0], frontier.high[0], frontier.history[0]
         return Beams(low, high, history)
 
-    def _opening(self, frontier: Frontier, children: Continuations) -> _Opening:
+    def _opening(self, frontier: Frontier, children: Children) -> _Opening:
         """Level 0's codes are read together with the start token where they are few and all stay."""
         owner = frontier.owners(children)
         count = len(frontier.queries)
@@ -503,7 +342,7 @@ class Run:
         codes[rows, 0] = children.code
         return _Opening(codes, rows, most)
 
-    def _begin(self, num_queries: int) -> tuple[Frontier, Continuations]:
+    def _begin(self, num_queries: int) -> tuple[Frontier, Children]:
         """All queries at the root, less those whose pool is small enough to be ordered as it is."""
         root = Frontier.root(num_queries, [len(part.table) for part in self.parts], self.num_levels)
         children = self._continue(root, 0)
@@ -520,9 +359,9 @@ class Run:
         frontier = root.take(np.flatnonzero(is_open))
         return frontier, self._continue(frontier, 0)
 
-    def _continue(self, frontier: Frontier, level: int) -> Continuations:
+    def _continue(self, frontier: Frontier, level: int) -> Children:
         """The continuations under which something may be found."""
-        children = continuations(self.parts, level, *frontier.ranges())
+        children = children_in_parts(self.parts, level, *frontier.ranges())
         if level == 0 and self.level0 is not None:
             wanted = [self.level0[query] for query in frontier.queries]
             owner = frontier.owners(children)
@@ -538,7 +377,7 @@ class Run:
         return children
 
     def choose(
-        self, frontier: Frontier, children: Continuations, scores: Float32[np.ndarray, " children"]
+        self, frontier: Frontier, children: Children, scores: Float32[np.ndarray, " children"]
     ) -> Chosen:
         """The best continuations: as many as a beam is wide, or as the leaf budget of a query pays for."""
         owner = frontier.owners(children)
@@ -572,7 +411,7 @@ class Run:
         return count_ids(low, high, self.restrictions, query)
 
     def _gained(
-        self, hidden: Tensor, rows: Int64[np.ndarray, " children"], level: int, children: Continuations
+        self, hidden: Tensor, rows: Int64[np.ndarray, " children"], level: int, children: Children
     ) -> Float32[np.ndarray, " children"]:
         """Log-probability of each continuation; ``rows`` are those of ``hidden`` that foretell it."""
         if self.scores != "children":
@@ -611,7 +450,7 @@ class Run:
     ) -> None:
         """Write out all IDs under the beams of some queries, and score what was not decoded in one pass."""
         frontier, rows = grown.frontier.take(numbers), grown.rows[numbers]
-        written: list[Continuations] = []
+        written: list[Children] = []
         passed: list[np.ndarray] = []  # for each place and later level: which of its continuations it passed
         for later in range(level + 1, self.num_levels):
             children = self._continue(frontier, later)

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from genius_search.config import SearchConfig
 from genius_search.errors import BadData, UsageError
 from genius_search.nn import density as marks
-from genius_search.search.beam import Beams, Part, Restriction, highest, rows_inside
+from genius_search.search.beam import Beams, highest
+from genius_search.search.table import Part, Restriction, expand_ranges
 
 FEW: Final = 4
 """The vectors of IDs are summed one by one when all their codes are at most one of so many code vectors."""
@@ -351,7 +352,7 @@ def _leaves(beams: Beams, query: int, restriction: Restriction) -> _Leaves:
     found: list[_Leaves] = []
     for number, allowed in enumerate(restriction):
         ranges = (beams.low[query, :, number], beams.high[query, :, number])
-        beam, row = rows_inside(*ranges) if allowed is None else allowed.ids.inside(*ranges)
+        beam, row = expand_ranges(*ranges) if allowed is None else allowed.ids.inside(*ranges)
         found.append(_Leaves(np.full(len(row), number), row, beam))
     if len(found) == 1:
         return found[0]

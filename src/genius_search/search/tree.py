@@ -13,19 +13,9 @@ from torch import Tensor
 
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
-from genius_search.search.beam import (
-    Beams,
-    Chosen,
-    Continuations,
-    Frontier,
-    Part,
-    Restriction,
-    Run,
-    continuations,
-    count_ids,
-)
+from genius_search.search.beam import Beams, Chosen, Frontier, Run
 from genius_search.search.decoder import Decoding
-from genius_search.search.table import IdTable
+from genius_search.search.table import Children, IdTable, Part, Restriction, children_in_parts, count_ids
 
 
 class UnknownPrefix(UsageError, LookupError):
@@ -74,7 +64,7 @@ class CodeTree:
         """
         ranges = self.root()
         for level, code in enumerate(prefix):
-            children = continuations(self.parts, level, *ranges)
+            children = children_in_parts(self.parts, level, *ranges)
             here = np.flatnonzero(children.code == code)
             ranges = Ranges(children.low[here], children.high[here])
             if not len(here) or not self.count(ranges)[0]:
@@ -82,12 +72,12 @@ class CodeTree:
                 raise UnknownPrefix(f"no item of this index has an ID that begins with {shown}")
         return ranges
 
-    def children(self, ranges: Ranges, level: int) -> tuple[Continuations, Int64[np.ndarray, " children"]]:
+    def children(self, ranges: Ranges, level: int) -> tuple[Children, Int64[np.ndarray, " children"]]:
         """All codes that continue prefixes at a level, and how many items lie below each: at least one."""
         if not self.parts:
             nothing, no_ranges = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.int64)
-            return Continuations(nothing, nothing, no_ranges, no_ranges), nothing
-        children = continuations(self.parts, level, *ranges)
+            return Children(nothing, nothing, no_ranges, no_ranges), nothing
+        children = children_in_parts(self.parts, level, *ranges)
         counts = self.count(Ranges(children.low, children.high))
         alive = np.flatnonzero(counts)
         return children.take(alive), counts[alive]
@@ -195,7 +185,7 @@ def _in_several_parts(tree: CodeTree, depth: int) -> Ranges:
     if len(tree.parts) < 2:
         return Ranges(ranges.low[:0], ranges.high[:0])
     for level in range(depth):
-        children = continuations(tree.parts, level, *ranges)
+        children = children_in_parts(tree.parts, level, *ranges)
         chosen = np.flatnonzero((children.high > children.low).sum(axis=1) > 1)
         ranges = Ranges(children.low[chosen], children.high[chosen])
     return ranges
@@ -233,7 +223,7 @@ WIDEST: Final = 1000
 class Step(NamedTuple):
     """One level of an ID: its code among all that continue the same prefix and may be found."""
 
-    children: Continuations
+    children: Children
     items: Int64[np.ndarray, " children"]
     """How many lie below each."""
     log_probabilities: Float32[np.ndarray, " children"]
@@ -299,7 +289,7 @@ def path_of(sought: Sought, scores: Literal["level", "vocabulary", "children"]) 
     return steps
 
 
-def _is_findable(children: Continuations, level: int, sought: Sought) -> Bool[np.ndarray, " children"]:
+def _is_findable(children: Children, level: int, sought: Sought) -> Bool[np.ndarray, " children"]:
     """Whether the query lets anything below a code be found."""
     found = np.ones(len(children.code), dtype=bool)
     if sought.restriction is not None:
@@ -373,7 +363,7 @@ class _WatchedRun(Run):
         self.seen: list[Seen] = []
 
     def choose(
-        self, frontier: Frontier, children: Continuations, scores: Float32[np.ndarray, " children"]
+        self, frontier: Frontier, children: Children, scores: Float32[np.ndarray, " children"]
     ) -> Chosen:
         """As any search; then look for the ID."""
         chosen = super().choose(frontier, children, scores)

@@ -10,9 +10,9 @@ from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.errors import MissingExtra
 from genius_search.lab.baselines.generate import NOTHING, HfGenerate
 from genius_search.nn.generator import Generator
-from genius_search.search.beam import Part, search
+from genius_search.search.beam import search
 from genius_search.search.decoder import Decoder
-from genius_search.search.table import IdTable
+from genius_search.search.table import IdTable, Part
 
 DIM = 5
 TOLERANCE = 1e-4

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.routing import CodeRouter
-from genius_search.search.beam import Part
 from genius_search.search.rank import CodeRanker, Evidence, rank_items
-from genius_search.search.table import IdTable
+from genius_search.search.table import IdTable, Part
 
 DIM = 4
 

@@ -8,8 +8,8 @@ import pytest
 from genius_search.config import SearchConfig
 from genius_search.lab.bench.stand_ins import SyntheticPool, random_queries, stand_in
 from genius_search.lab.bench.timing import WATCHED, Stopwatch, Watched, WatchedDecoder
-from genius_search.search.beam import Part, search
-from genius_search.search.table import IdTable
+from genius_search.search.beam import search
+from genius_search.search.table import IdTable, Part
 
 
 def busy(times: int = 30_000) -> int:

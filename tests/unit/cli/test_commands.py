@@ -166,7 +166,6 @@ def test_a_moved_model_can_be_named_to_every_command_of_an_index(trained, photos
         (("index", "delete", "{new}", "x"), 4),
         (("index", "delete", "{index}", "--ids-from", "{new}"), 6),
         (("index", "compact", "{new}"), 4),
-        (("index", "compact", "{index}", "--memory-mib", "0"), 2),
         (("index", "verify", "{new}"), 4),
         (("index", "verify", "{model}"), 4),
         (("search", "{photos}", "x"), 4),

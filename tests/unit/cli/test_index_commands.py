@@ -121,7 +121,7 @@ def test_compact_gives_back_the_room_of_what_was_deleted(index, capsys):
     before = told(capsys, "index", "info", index)
     assert before["segments"][0]["deleted"] == 2
     assert before["bytes_per_item"]["deleted"] > 0
-    out, err = run(capsys, "index", "compact", index, "--memory-mib", "64")
+    out, err = run(capsys, "index", "compact", index)
     assert out == ""
     assert err == "6 items in 1 segments, before in 1\n"
     after = told(capsys, "index", "info", index)

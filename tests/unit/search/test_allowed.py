@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius_search.search.beam import Allowed, RankedBits, rows_inside
-from genius_search.search.table import IdTable
+from genius_search.search.table import Allowed, IdTable, RankedBits, expand_ranges
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 127, 128, 129, 1000])
@@ -29,7 +28,7 @@ def test_rows_of_ranges_are_listed_in_the_order_of_the_ranges(length, share):
     mask = random.random(length) < share
     low, high = np.sort(random.integers(0, length + 1, (2, 30)), axis=0)
     found = RankedBits(mask).inside(low, high)
-    every = rows_inside(low, high)
+    every = expand_ranges(low, high)
     ranges = list(enumerate(zip(low.tolist(), high.tolist(), strict=True)))
     assert list(zip(*map(np.ndarray.tolist, every), strict=True)) == [
         (owner, row) for owner, (first, last) in ranges for row in range(first, last)

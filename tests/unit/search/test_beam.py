@@ -6,9 +6,9 @@ import torch
 
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.nn.generator import Generator
-from genius_search.search.beam import Allowed, Beams, Part, search
+from genius_search.search.beam import Beams, search
 from genius_search.search.decoder import Decoder
-from genius_search.search.table import IdTable
+from genius_search.search.table import Allowed, IdTable, Part
 
 SIZES = (3, 4, 4)
 

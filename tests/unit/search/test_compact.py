@@ -74,7 +74,7 @@ def test_merged_segments_are_one_segment_of_what_is_alive_in_them(tmp_path, kind
     segments = [write(tmp_path / str(place), given, kind, dead) for place, (given, dead) in enumerate(parts)]
     place = tmp_path / "merged"
     place.mkdir()
-    merge_segments(place, segments, memory_bytes=2000)
+    merge_segments(place, segments)
     merged = load_segment(place, "merged", NOTHING)
     same(merged, together(parts))
     rows = [

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from genius_search.search.beam import Continuations, Frontier, best, everything
+from genius_search.search.beam import Frontier, best, everything
+from genius_search.search.table import Children
 
 OWNER = np.array([0, 0, 0, 2, 2])
 SCORES = np.array([-3, -1, -3, -np.inf, -5], dtype=np.float32)
@@ -24,7 +25,7 @@ def test_everything_keeps_its_order():
 
 def test_a_frontier_grows_by_a_level_and_knows_where_each_place_came_from():
     root = Frontier.root(2, [10], 2)
-    children = Continuations(
+    children = Children(
         np.array([0, 0, 1]), np.array([4, 7, 5]), np.array([[0], [6], [0]]), np.array([[6], [10], [2]])
     )
     assert root.owners(children).tolist() == [0, 0, 1]
@@ -49,7 +50,7 @@ def test_a_frontier_grows_by_a_level_and_knows_where_each_place_came_from():
 def test_growing_by_nothing_leaves_places_without_ids():
     root = Frontier.root(2, [10, 4], 3)
     nothing = np.zeros(0, dtype=np.int64)
-    children = Continuations(nothing, nothing, nothing.reshape(0, 2), nothing.reshape(0, 2))
+    children = Children(nothing, nothing, nothing.reshape(0, 2), nothing.reshape(0, 2))
     grown = root.grown(children, everything(nothing, 2), None, 0)
     assert grown.frontier.is_filled().tolist() == [[False], [False]]
     assert np.isneginf(grown.frontier.history).all()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.routing import CodeRouter
-from genius_search.search.beam import Allowed, Beams, Part, search
+from genius_search.search.beam import Beams, search
 from genius_search.search.decoder import (
     Decoding,
     DecodingState,
@@ -20,7 +20,7 @@ from genius_search.search.decoder import (
     GeometricDecoder,
     GeometricState,
 )
-from genius_search.search.table import IdTable
+from genius_search.search.table import Allowed, IdTable, Part
 
 SIZES = (3, 5, 4)
 DIM = 6

@@ -13,7 +13,7 @@ from genius_search.lab.baselines.routing import CodeRouter
 from genius_search.nn import density as marks
 from genius_search.nn.density import Marker
 from genius_search.nn.generator import Generator
-from genius_search.search.beam import Allowed, Part, search
+from genius_search.search.beam import search
 from genius_search.search.decoder import Decoder, GeometricDecoder
 from genius_search.search.rank import (
     Answer,
@@ -25,7 +25,7 @@ from genius_search.search.rank import (
     rank_items,
     with_one,
 )
-from genius_search.search.table import IdTable
+from genius_search.search.table import Allowed, IdTable, Part
 
 SIZES = (3, 6, 5)
 DIM = 6

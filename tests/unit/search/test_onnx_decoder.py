@@ -10,9 +10,9 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra
 from genius_search.nn.generator import Generator
 from genius_search.onnx.export import write_decoder
 from genius_search.onnx.run import KIND, OnnxDecoder, open_session
-from genius_search.search.beam import Part, search
+from genius_search.search.beam import search
 from genius_search.search.decoder import Decoder
-from genius_search.search.table import IdTable
+from genius_search.search.table import IdTable, Part
 
 SIZES = (3, 12, 9, 20)
 DIM = 24

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius_search.search.beam import Allowed, Part, continuations, count_ids
-from genius_search.search.table import IdTable
+from genius_search.search.table import Allowed, IdTable, Part, children_in_parts, count_ids
 
 
 def part_of(ids: list[tuple[int, ...]]) -> Part:
@@ -23,11 +22,11 @@ def roots(parts: list[Part]) -> tuple[np.ndarray, np.ndarray]:
 
 def test_parts_continue_a_prefix_together_each_with_its_own_rows():
     parts = [part_of(FIRST), part_of(SECOND)]
-    level0 = continuations(parts, 0, *roots(parts))
+    level0 = children_in_parts(parts, 0, *roots(parts))
     assert level0.parent.tolist() == [0, 0, 0]
     assert level0.code.tolist() == [0, 1, 2]
     assert (level0.high - level0.low).tolist() == [[2, 1], [0, 1], [1, 1]]
-    level1 = continuations(parts, 1, level0.low, level0.high)
+    level1 = children_in_parts(parts, 1, level0.low, level0.high)
     assert list(zip(level1.parent.tolist(), level1.code.tolist(), strict=True)) == [
         (0, 1),
         (0, 4),
@@ -47,8 +46,8 @@ def test_parts_continue_a_prefix_together_each_with_its_own_rows():
 @pytest.mark.parametrize("ids", [[FIRST], [FIRST, FIRST], [FIRST, []], [[], FIRST, []]])
 def test_parts_that_add_nothing_change_nothing(ids):
     parts = [part_of(own) for own in ids]
-    alone = continuations([part_of(FIRST)], 0, *roots([part_of(FIRST)]))
-    together = continuations(parts, 0, *roots(parts))
+    alone = children_in_parts([part_of(FIRST)], 0, *roots([part_of(FIRST)]))
+    together = children_in_parts(parts, 0, *roots(parts))
     assert together.parent.tolist() == alone.parent.tolist()
     assert together.code.tolist() == alone.code.tolist()
 
@@ -56,13 +55,13 @@ def test_parts_that_add_nothing_change_nothing(ids):
 def test_prefixes_that_are_empty_in_every_part_have_no_continuations():
     parts = [part_of(FIRST), part_of([])]
     nothing = np.zeros((3, 2), dtype=np.int64)
-    found = continuations(parts, 1, nothing, nothing)
+    found = children_in_parts(parts, 1, nothing, nothing)
     assert (found.parent.tolist(), found.low.shape) == ([], (0, 2))
 
 
 def test_ids_are_counted_under_the_restriction_of_the_query_that_asks():
     parts = [part_of(FIRST), part_of(SECOND)]
-    level0 = continuations(parts, 0, *roots(parts))
+    level0 = children_in_parts(parts, 0, *roots(parts))
     low, high = np.tile(level0.low, (3, 1)), np.tile(level0.high, (3, 1))
     first = Allowed.of(parts[0].table, np.array([True, False, False]))
     restrictions = [None, (first, None), (first, Allowed.of(parts[1].table, np.zeros(3, dtype=bool)))]

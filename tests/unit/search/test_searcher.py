@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
-from genius_search.search.beam import Allowed, Beams, Part
+from genius_search.search.beam import Beams
 from genius_search.search.rank import Answer, CodeRanker, Evidence, rank_items
-from genius_search.search.table import IdTable
+from genius_search.search.table import Allowed, IdTable, Part
 
 SIZES = (2, 4, 3)
 DIM = 6

@@ -43,11 +43,10 @@ from genius_search.lab.runs import Hit
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.records import did_of
-from genius_search.search.beam import Part
 from genius_search.search.beam import search as beam_search
 from genius_search.search.decoder import Decoder
 from genius_search.search.rank import Evidence, rank_items
-from genius_search.search.table import IdTable
+from genius_search.search.table import IdTable, Part
 from genius_search.training.fit import Embedded
 
 SAMPLE: Final = 500

@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from genius_search.errors import UsageError
-from genius_search.search.beam import Beams, Part, highest
+from genius_search.search.beam import Beams, highest
+from genius_search.search.table import Part
 
 
 class CodeRouter:

@@ -26,10 +26,10 @@ from genius_search.lab.bench.timing import (
     profile,
 )
 from genius_search.progress import Progress
-from genius_search.search.beam import Beams, Part, search
+from genius_search.search.beam import Beams, search
 from genius_search.search.decoder import Decoding
 from genius_search.search.rank import Evidence, rank_items
-from genius_search.search.table import IdTable
+from genius_search.search.table import IdTable, Part
 
 TOLERANCE: Final = 1e-4
 """Scores that differ by no more may stand in either order: the two sum in different orders."""

@@ -33,8 +33,9 @@ from genius_search.lab.bench.stand_ins import PaddedPool, Subject
 from genius_search.model import Genius
 from genius_search.nn.density import NUM_MARKS
 from genius_search.progress import Progress
-from genius_search.search.beam import Beams, Part, search
+from genius_search.search.beam import Beams, search
 from genius_search.search.rank import Evidence, rank_items
+from genius_search.search.table import Part
 
 HITS: Final = 50
 """Asked of every method."""

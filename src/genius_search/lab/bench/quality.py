@@ -48,10 +48,10 @@ from genius_search.nn.density import NUM_MARKS, measured
 from genius_search.nn.health import Health
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, did_of, task_name
-from genius_search.search.beam import Beams, Part, search
+from genius_search.search.beam import Beams, search
 from genius_search.search.decoder import Decoding, DecodingState, DecodingStep
 from genius_search.search.rank import Evidence, everything, exact_search, less, rank_items, with_one
-from genius_search.search.table import IdTable
+from genius_search.search.table import IdTable, Part
 
 MEAN: Final = "mean"
 """Stands for a task where all tasks count the same."""

@@ -37,9 +37,9 @@ from genius_search.lab.bench.timing import available_bytes, interleaved, latenci
 from genius_search.lab.report.table import Line, draw
 from genius_search.nn.quantizer import NUM_MODALITIES
 from genius_search.progress import Progress
-from genius_search.search.beam import Part, search
+from genius_search.search.beam import search
 from genius_search.search.rank import Evidence, rank_items
-from genius_search.search.table import IdTable, TableWriter
+from genius_search.search.table import IdTable, Part
 
 
 class Built(NamedTuple):
@@ -53,44 +53,27 @@ class Built(NamedTuple):
     system does not say."""
 
 
-def build_apart(pool: Pool, folder: Path, *, memory_bytes: int) -> Built:
-    """Build a pool's table in a folder, within a memory budget; open it afterwards."""
+def build_apart(pool: Pool, folder: Path) -> Built:
+    """Build a pool's table in a folder, in a process of its own; open it afterwards."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as executor:
-        return executor.submit(build_here, pool, folder, memory_bytes=memory_bytes).result()
+        return executor.submit(build_here, pool, folder).result()
 
 
-def build_here(pool: Pool, folder: Path, *, memory_bytes: int) -> Built:
+def build_here(pool: Pool, folder: Path) -> Built:
     """The same in this process."""
     next(pool.blocks())  # what drawing needs stays out of the count
     before = resident_bytes()
-    watch = _Watch()
-    with watch:
-        writer = TableWriter(folder, levels=len(pool.sizes), memory_bytes=memory_bytes)
-    for block in pool.blocks():
-        with watch:
-            writer.add(block.codes, block.typicality)
-    with watch:
-        writer.finish()
+    blocks = list(pool.blocks())
+    codes = np.concatenate([block.codes for block in blocks])
+    typicality = np.concatenate([block.typicality for block in blocks])
+    del blocks
+    began, began_cpu = time.perf_counter(), time.process_time()
+    IdTable.build(codes, typicality).save(folder)
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
     peak = peak_bytes()
     grown = None if peak is None or before is None else max(0, peak - before)
-    return Built(watch.seconds, watch.cpu_seconds, grown)
-
-
-class _Watch:
-    """Adds up what happens inside ``with``."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.cpu_seconds = 0.0
-        self._began = (0.0, 0.0)
-
-    def __enter__(self) -> None:
-        self._began = (time.perf_counter(), time.process_time())
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self._began[0]
-        self.cpu_seconds += time.process_time() - self._began[1]
+    return Built(seconds, cpu_seconds, grown)
 
 
 FULL: Final = "full search"
@@ -136,13 +119,13 @@ class QueryRow:
     """From a smaller pool, not measured."""
 
 
-def build_table(rows: Sequence[BuildRow], *, pool: str, memory_gib: float) -> Table:
+def build_table(rows: Sequence[BuildRow], *, pool: str) -> Table:
     """What the ID table takes."""
     return Table(
         name="builds",
         title="The ID table",
-        note=f"Of {pool} pools of invented items, nine levels; built from a stream of codes within "
-        f"{memory_gib:g} GiB, in a process of its own. The peak counts mapped files too.",
+        note=f"Of {pool} pools of invented items, nine levels; built in a process of its own. "
+        "The peak counts the drawn codes and mapped files too.",
         columns=(
             ("items", "items"),
             ("ids", "distinct IDs"),
@@ -247,7 +230,6 @@ OPENINGS: Final = 5
 FLAT_QUERIES: Final = 8
 SHARE_OF_MEMORY: Final = 0.6
 """Of what is free, that the vectors of exact search may take."""
-GIB: Final = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,16 +257,11 @@ class ScaleSettings:
     flat_items: Natural = 1_000_000
     """Exact search is measured up to so many vectors, as far as they fit into memory; beyond, it is
     calculated from the largest that was measured, and marked so. 0 leaves it out."""
-    memory_gib: float = 8.0
-    """What building a table may take."""
     seed: Natural = 0
 
     def __post_init__(self) -> None:
-        if not self.sizes or min(self.sizes) < 1 or self.memory_gib <= 0:
-            raise UsageError(
-                f"sizes {list(self.sizes)} and memory of {self.memory_gib} GiB; expected one size or more, "
-                "none below 1, and some memory"
-            )
+        if not self.sizes or min(self.sizes) < 1:
+            raise UsageError(f"sizes {list(self.sizes)}; expected one size or more, none below 1")
         if 0 < self.flat_items < min(self.sizes):
             raise UsageError(
                 f"exact search is measured up to {self.flat_items:,} items and all pools are larger, so that "
@@ -312,7 +289,7 @@ def bench_scale(settings: ScaleSettings, folder: Path, *, progress: Progress) ->
         place = folder / TABLES / str(items)
         shutil.rmtree(place, ignore_errors=True)
         pool = SyntheticPool(items=items, sizes=codes, kind=settings.pool, seed=settings.seed)
-        built = build_apart(pool, place, memory_bytes=int(settings.memory_gib * GIB))
+        built = build_apart(pool, place)
         open_ms = _opening(place)
         table = IdTable.open(place)
         build = _build_row(table, items, built, open_ms)
@@ -321,7 +298,7 @@ def bench_scale(settings: ScaleSettings, folder: Path, *, progress: Progress) ->
         del table
         shutil.rmtree(place)
         numbered = NumberedPool(items=items)
-        build_apart(numbered, place, memory_bytes=int(settings.memory_gib * GIB))
+        build_apart(numbered, place)
         digits = _Way(
             stand_in("reference", seed=settings.seed, sizes=numbered.sizes),
             IdTable.open(place),
@@ -342,7 +319,7 @@ def bench_scale(settings: ScaleSettings, folder: Path, *, progress: Progress) ->
         f"faiss, all vectors of {DIM} numbers."
     )
     tables = [
-        build_table(builds, pool=settings.pool, memory_gib=settings.memory_gib),
+        build_table(builds, pool=settings.pool),
         query_table(rows, ways=ways),
     ]
     return Scale(tables, scale_figures(builds, rows))

@@ -245,7 +245,7 @@ def _check(count: int, what: str) -> None:
 CONSTRAINT: Final = ("children", "leaves")
 """Parts that keep to IDs that exist."""
 WATCHED: Final = (
-    Watched(beam, "continuations", "children"),
+    Watched(beam, "children_in_parts", "children"),
     Watched(beam, "count_ids", "leaves"),
     Watched(beam, "best", "best"),
     Watched(beam, "_picked", "scores picked"),

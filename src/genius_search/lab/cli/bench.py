@@ -140,9 +140,6 @@ class Scale:
     """Exact search is measured up to so many items, as far as memory reaches, and calculated beyond; 0
     leaves it out."""
 
-    memory_gib: float = 8.0
-    """Memory that building a table may take."""
-
     seed: int = 0
     """Of the pools, the queries and the drawn weights."""
 
@@ -167,7 +164,6 @@ class Scale:
             batch=self.batch,
             rounds=self.rounds,
             flat_items=self.flat_items,
-            memory_gib=self.memory_gib,
             seed=self.seed,
         )
         with TerminalProgress() as progress:

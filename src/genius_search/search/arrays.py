@@ -1,0 +1,91 @@
+"""Arrays on disk: ``.npy`` files that are written in pieces, and mapped into memory instead of being read."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Shaped
+
+from genius_search.errors import ArtifactMismatch, ArtifactMissing
+
+
+class GrowingArray:
+    """An ``.npy`` file that rows are appended to; its header is right once it is closed.
+
+    Parameters
+    ----------
+    columns
+        length of a row; None for an array of one dimension.
+
+    >>> with contextlib.closing(GrowingArray(Path("items.npy"), np.int32)) as items:  # doctest: +SKIP
+    ...     items.append(np.arange(3))
+    """
+
+    def __init__(self, path: Path, dtype: np.typing.DTypeLike, columns: int | None = None) -> None:
+        self.dtype = np.dtype(dtype)
+        self.columns = columns
+        self.num_rows = 0
+        self._file = path.open("wb")
+        self._write_header()
+
+    def append(self, rows: Shaped[np.ndarray, "rows ..."]) -> None:
+        """Write rows at the end."""
+        if len(rows):
+            # Not ndarray.tofile, whose error does not say that the disk is full.
+            self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
+            self.num_rows += len(rows)
+
+    def close(self) -> None:
+        """Write the header with the final number of rows."""
+        if not self._file.closed:
+            with self._file:  # closed also when the disk is full
+                self._file.seek(0)
+                self._write_header()
+
+    def _write_header(self) -> None:
+        shape = (self.num_rows,) if self.columns is None else (self.num_rows, self.columns)
+        np.lib.format.write_array_header_1_0(  # it leaves room for any number of rows
+            self._file, {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
+        )
+
+
+def save_array(path: Path, array: Shaped[np.ndarray, "rows ..."]) -> None:
+    """Write an ``.npy`` file; unlike ``np.save`` it raises an OSError with its reason when the disk is full."""
+    with contextlib.closing(GrowingArray(path, array.dtype, *array.shape[1:])) as file:
+        file.append(array)
+
+
+def open_array(
+    path: Path, *dtypes: np.typing.DTypeLike, dimensions: int = 1
+) -> Shaped[np.ndarray, "rows ..."]:
+    """Map an ``.npy`` file into memory, read-only. Only its header is read.
+
+    Raises
+    ------
+    ArtifactMissing
+        There is no such file.
+    ArtifactMismatch
+        It is truncated, of another type or shape than expected, or not an array.
+    """
+    expected = f"{' or '.join(np.dtype(dtype).name for dtype in dtypes)} of {dimensions} dimensions"
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        size = array.offset + array.nbytes
+    except FileNotFoundError:
+        raise ArtifactMissing(f"{path} is missing; restore it, or make its folder again") from None
+    except Exception as error:  # numpy evaluates the header as Python: any error is possible
+        raise ArtifactMismatch(
+            f"{path} is damaged or no array of {expected} ({error}); restore it, or make it again"
+        ) from None
+    if array.ndim != dimensions or array.dtype not in [np.dtype(dtype) for dtype in dtypes] or not array.flags.c_contiguous:
+        raise ArtifactMismatch(
+            f"{path} holds {array.dtype.str} of shape {array.shape}, expected {expected}; it belongs to "
+            "something else, make it again"
+        )
+    if size != path.stat().st_size:
+        raise ArtifactMismatch(
+            f"{path} is damaged: it has {path.stat().st_size} bytes, its header promises {size}"
+        )
+    return np.asarray(array)
