@@ -28,7 +28,7 @@ from genius_search.data.features import (
     write_shard,
 )
 from genius_search.data.images import open_image
-from genius_search.data.mbeir import IdSet, Instructions, MBeir, read_pool, read_queries
+from genius_search.data.mbeir import Instructions, MBeir, read_pool, read_queries
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, JointEncoder, JointInput, TextInput
 from genius_search.errors import ArtifactMismatch, BadData, BadImage
 from genius_search.progress import Progress
@@ -518,11 +518,12 @@ def _training_query_rows(data: MBeir, candidates: Features) -> Iterator[FeatureR
     order = np.argsort(candidates.ids, kind="stable")
     ids = candidates.ids[order]
     modalities = list(Modality)
-    seen = IdSet()
+    seen: set[str] = set()
     for path in data.training_queries():
         for query in read_queries(path):
-            if not seen.add(query.qid):  # the upsampled training file repeats queries
+            if query.qid in seen:  # the upsampled training file repeats queries
                 continue
+            seen.add(query.qid)
             positives = np.array([candidate_number(did) for did in query.positives], dtype=np.int64)
             place = np.searchsorted(ids, positives).clip(max=len(ids) - 1)
             if not (ids[place] == positives).all():

@@ -1,7 +1,4 @@
-"""What a catalogue holds and what is asked of it: candidates, queries, modalities, tasks, ids.
-
-Names and numbers follow M-BEIR, so that its files are read as they are.
-"""
+"""Candidates, queries, modalities, tasks and ids, with the names and numbers of M-BEIR."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ class Modality(StrEnum):
 
     @property
     def code(self) -> int:
-        """Its number as an assigned level-0 code: image 0, text 1, image-text 2."""
+        """The assigned level-0 code: image 0, text 1, image-text 2."""
         return list(Modality).index(self)
 
     @property
@@ -33,18 +30,16 @@ class Modality(StrEnum):
     def parse(value: str) -> Modality:
         """Read our spelling or M-BEIR's, ``image,text`` or ``text,image``."""
         match value.replace(" ", ""):
-            case "image":
-                return Modality.IMAGE
-            case "text":
-                return Modality.TEXT
-            case "image,text" | "text,image" | "image-text":
+            case "image" | "text" | "image-text" as name:
+                return Modality(name)
+            case "image,text" | "text,image":
                 return Modality.IMAGE_TEXT
             case _:
                 raise UsageError(f"modality {value!r} is not one of image, text, image-text")
 
     @staticmethod
     def of(*, has_image: bool, has_text: bool) -> Modality:
-        """The modality of something that has these parts."""
+        """Return the modality of something that has these parts."""
         match has_image, has_text:
             case True, True:
                 return Modality.IMAGE_TEXT
@@ -70,14 +65,14 @@ TASKS: Final[dict[int, tuple[Modality, Modality]]] = {
 
 
 def task_name(task_id: int) -> str:
-    """``0`` -> ``text -> image``."""
+    """Name a task by its modalities: ``0`` -> ``text -> image``."""
     query, candidate = TASKS[task_id]
-    return f"{query.value} -> {candidate.value}"
+    return f"{query} -> {candidate}"
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked: content and, for evaluation and training, what answers it."""
+    """A query's content and, for evaluation and training, its right answers."""
 
     qid: str
     modality: Modality
@@ -85,17 +80,17 @@ class Query:
     image: str | None = None
     """Path relative to the data set's root."""
     positives: tuple[str, ...] = ()
-    """Candidate ids that answer it, the query's own data set first."""
+    """Ids of the right answers, those of the query's own data set first."""
     negatives: tuple[str, ...] = ()
-    """Candidate ids known not to answer it."""
+    """Ids of candidates known to be wrong."""
     task_id: int | None = None
     source: str | None = None
-    """M-BEIR's ``query_src_content``, kept as it came."""
+    """M-BEIR's ``query_src_content``, verbatim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What can be found."""
+    """An item that can be found."""
 
     did: str
     modality: Modality
@@ -103,72 +98,67 @@ class Candidate:
     image: str | None = None
     """Path relative to the data set's root."""
     source: str | None = None
-    """M-BEIR's ``src_content``, kept as it came."""
+    """M-BEIR's ``src_content``, verbatim."""
 
 
 QUERY_CAP: Final = 500_000
-"""Queries of one data set have numbers below this (UniIR's hash)."""
+"""Query numbers within a data set are below this (UniIR's hash)."""
 CANDIDATE_CAP: Final = 10_000_000
-"""Candidates of one data set have numbers below this (UniIR's hash)."""
-
-_LONGEST_ID: Final = 32
+"""Candidate numbers within a data set are below this (UniIR's hash)."""
+_MAX_ID_LENGTH: Final = 32
 
 
 def parse_id(text: str) -> tuple[int, int]:
-    """``"9:12"`` -> (data set 9, number 12). Both may be 0-based or 1-based; negative is refused.
+    """Split ``"9:12"`` into data set 9 and number 12.
 
-    One item has one id: ``9:012`` would be another text and the same number.
+    Leading zeros are refused: ``9:012`` would be a second spelling of the same id.
     """
     dataset, _, number = text.partition(":")
-    if not (
-        dataset.isdecimal()
-        and number.isdecimal()
+    if (
+        len(text) <= _MAX_ID_LENGTH
         and text.isascii()
-        and (dataset[0] != "0" or dataset == "0")
-        and (number[0] != "0" or number == "0")
-        and len(text) <= _LONGEST_ID
+        and all(part.isdecimal() and (part[0] != "0" or part == "0") for part in (dataset, number))
     ):
-        raise BadData(
-            f"id {text[:80]!r} is not of the form <data set number>:<number> in plain digits without leading "
-            "zeros, for example 9:12"
-        )
-    return int(dataset), int(number)
+        return int(dataset), int(number)
+    raise BadData(
+        f"id {text[:80]!r} is not of the form <data set number>:<number> in plain digits without leading "
+        "zeros, for example 9:12"
+    )
 
 
 def query_number(qid: str) -> int:
-    """UniIR's integer for a query id: ``data set * 500,000 + number``."""
-    dataset, number = parse_id(qid)
-    if number >= QUERY_CAP:
-        raise BadData(f"query id {qid!r}: the number must be below {QUERY_CAP:,}")
-    return dataset * QUERY_CAP + number
+    """Return UniIR's integer for a query id: ``data set * 500,000 + number``."""
+    return _number(qid, "query", QUERY_CAP)
 
 
 def candidate_number(did: str) -> int:
-    """UniIR's integer for a candidate id: ``data set * 10,000,000 + number``."""
-    dataset, number = parse_id(did)
-    if number >= CANDIDATE_CAP:
-        raise BadData(f"candidate id {did!r}: the number must be below {CANDIDATE_CAP:,}")
-    return dataset * CANDIDATE_CAP + number
+    """Return UniIR's integer for a candidate id: ``data set * 10,000,000 + number``."""
+    return _number(did, "candidate", CANDIDATE_CAP)
+
+
+def _number(id_: str, kind: str, cap: int) -> int:
+    dataset, number = parse_id(id_)
+    if number >= cap:
+        raise BadData(f"{kind} id {id_!r}: the number must be below {cap:,}")
+    return dataset * cap + number
 
 
 def qid_of(number: int) -> str:
-    """Inverse of :func:`query_number`."""
+    """Invert :func:`query_number`."""
     return f"{number // QUERY_CAP}:{number % QUERY_CAP}"
 
 
 def did_of(number: int) -> str:
-    """Inverse of :func:`candidate_number`."""
+    """Invert :func:`candidate_number`."""
     return f"{number // CANDIDATE_CAP}:{number % CANDIDATE_CAP}"
 
 
 def format_text(text: str | None) -> str:
-    """UniIR's ``format_string``: trimmed, unquoted, capitalised, closed with a full stop.
+    """Trim, unquote and capitalise a text and end it with a full stop (UniIR's ``format_string``).
 
-    Not idempotent; apply exactly as often as UniIR does (twice to an instruction, once to the whole).
+    It is not idempotent: apply it as often as UniIR does, twice to an instruction and once to the whole.
     """
-    if text is None:
-        return ""
-    text = text.replace("\r", "").strip().strip('"')
+    text = (text or "").replace("\r", "").strip().strip('"')
     if not text:
         return ""
     text = text[0].upper() + text[1:]
@@ -176,7 +166,7 @@ def format_text(text: str | None) -> str:
 
 
 def instructed(instruction: str | None, text: str | None) -> str:
-    """What the encoder reads for a query: instruction, blank, text (UniIR); without one, the text."""
+    """Return the text that the encoder reads for a query: the instruction, a blank, the text (UniIR)."""
     if not instruction:
         return format_text(text)
     return format_text(f"{format_text(instruction)} {text or ''}")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from genius_search.data.mbeir import (
     BadLines,
-    IdSet,
+    IdColumn,
     read_candidates,
     read_pool,
     read_qrels,
@@ -113,10 +113,10 @@ def test_whatever_a_file_holds_every_line_is_read_or_counted(raw):
         assert len(good) + bad.count == sum(bool(line.strip()) for line in body.split(b"\n"))
 
 
-@given(st.lists(ids), st.lists(ids))
-def test_an_id_set_is_a_set(added, asked):
-    have, seen = IdSet(), set()
-    for id_ in added:
-        assert have.add(id_) == (id_ not in seen)
-        seen.add(id_)
-    assert [id_ in have for id_ in asked] == [id_ in seen for id_ in asked]
+@given(st.lists(st.tuples(ids, st.integers(0, 255))), st.lists(ids))
+def test_a_column_of_ids_reads_like_a_dict_of_zeros(pairs, others):
+    column, expected = IdColumn(), {}
+    for id_, value in pairs:
+        assert column[id_] == expected.get(id_, 0)
+        column[id_] = expected[id_] = value
+    assert [column[id_] for id_ in others] == [expected.get(id_, 0) for id_ in others]

@@ -23,7 +23,7 @@ def test_instructions_are_read_by_position_and_empty_cells_dropped(tmp_path):
     instructions = Instructions.read(path)
     assert instructions.lookup(9, TEXT, IMAGE) == ("Find me an image.", "Show, please")
     assert instructions.lookup(0, BOTH, IMAGE) == ("One",)
-    assert set(instructions.keys()) == {InstructionKey(9, TEXT, IMAGE), InstructionKey(0, BOTH, IMAGE)}
+    assert set(instructions.rows) == {InstructionKey(9, TEXT, IMAGE), InstructionKey(0, BOTH, IMAGE)}
 
 
 def test_a_file_without_a_row_of_names_loses_no_row(tmp_path):
@@ -49,8 +49,7 @@ def test_a_missing_instruction_says_what_is_missing_and_where(tmp_path):
 
 
 def test_without_a_file_there_are_no_instructions_and_no_error():
-    assert Instructions.empty().lookup(3, TEXT, IMAGE) == ()
-    assert not Instructions.empty().keys()
+    assert Instructions().lookup(3, TEXT, IMAGE) == ()
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,6 @@ def test_training_uses_the_union_files_where_there_are_any(layout):
     union = lines(layout / "query/union_train/mbeir_union_up_train.jsonl", text_query())
     pool = lines(layout / "cand_pool/global/mbeir_union_train_cand_pool.jsonl", text_candidate())
     assert (data.training_queries(), data.training_pools()) == ([union], [pool])
-    assert data.splits() == ["test"]
 
 
 def test_a_folder_of_another_layout_says_what_was_expected(tmp_path):

@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from genius_search.artifact import write_json
-from genius_search.data.mbeir import InstructionRow, appearing_whole, write_instructions
+from genius_search.data.mbeir import InstructionRow, replacing, write_instructions
 from genius_search.errors import UsageError
 from genius_search.lab.synth.catalogue import Pose, draw, font_file, save
 from genius_search.lab.synth.world import (
@@ -967,13 +967,13 @@ class _Writer:
             lines[path] = round(size * max(1.0, UPSAMPLED.get(dataset, 0) / real))
             self._qrels("train", f"mbeir_{dataset}_train_qrels.txt", some)
         whole = self._root / "query" / "union_train" / "mbeir_union_up_train.jsonl"
-        with appearing_whole(whole) as union:
+        with replacing(whole) as union:
             for path, count in lines.items():
                 union.writelines(islice(_repeated(path), count))
         return sum(lines.values())
 
     def _qrels(self, split: str, name: str, askings: Iterable[Asking]) -> None:
-        with appearing_whole(self._root / "qrels" / split / name) as file:
+        with replacing(self._root / "qrels" / split / name) as file:
             for asking in askings:
                 for number in range(asking.size):
                     qid, task = asking.qid(number), asking.row.task_id
@@ -991,7 +991,7 @@ def _repeated(path: Path) -> Iterator[str]:
 
 def _write_lines(path: Path, rows: Iterable[Row]) -> int:
     count = 0
-    with appearing_whole(path) as file:
+    with replacing(path) as file:
         for row in rows:
             file.write(json.dumps(row) + "\n")
             count += 1
