@@ -108,7 +108,7 @@ def test_curves_health_and_documents_are_left_behind(found):
     assert [row["level"] for row in rows["health"]] == list(range(len(rows["health"])))
     text = (out / "quality.md").read_text()
     assert "share their ID" in text
-    assert "| generator, beam 8, 60 leaves + codes |" in text
+    assert "| generator, beam 8, 60 leaves + codes " in text
     assert "beam 20" not in text
     assert "data:image/png;base64," in (out / "index.html").read_text()
 

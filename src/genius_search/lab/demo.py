@@ -16,7 +16,7 @@ from genius_search.embed import choose_instruction
 from genius_search.errors import UsageError
 from genius_search.index.index import Index, SearchHit
 from genius_search.lab.evaluate import EvaluationConfig, evaluate
-from genius_search.lab.report.page import Fact, HitShown, ResultsPage, SearchShown, write_page
+from genius_search.lab.report.page import Fact, ResultsPage, ShownHit, ShownSearch, write_page
 from genius_search.lab.results import ResultRow
 from genius_search.lab.synth.catalogue import draw_catalogue
 from genius_search.model import Genius
@@ -61,7 +61,7 @@ class DemoResult(NamedTuple):
     health: Health
     page: Path
     index_folder: Path
-    searches: list[SearchShown]
+    searches: list[ShownSearch]
 
 
 def demo(
@@ -127,7 +127,7 @@ def _samples(row: EvaluationRow, count: int) -> list[Query]:
     return found
 
 
-def _search(data: MBeir, index: Index, row: EvaluationRow, query: Query, config: DemoConfig) -> SearchShown:
+def _search(data: MBeir, index: Index, row: EvaluationRow, query: Query, config: DemoConfig) -> ShownSearch:
     wanted = TASKS[row.task_id][1]
     instruction = choose_instruction(data.instructions, query, wanted, "hashed", seed=config.seed)
     image = None if query.image is None else data.image_path(query.image)
@@ -138,7 +138,7 @@ def _search(data: MBeir, index: Index, row: EvaluationRow, query: Query, config:
         k=HITS_SHOWN,
         config=dataclasses.replace(USUAL_SEARCH, beam=config.beam, candidates=config.items // LEAF_SHARE),
     )
-    return SearchShown(
+    return ShownSearch(
         task=task_name(row.task_id),
         instruction=instruction or "",
         query_text=query.text,
@@ -147,8 +147,8 @@ def _search(data: MBeir, index: Index, row: EvaluationRow, query: Query, config:
     )
 
 
-def _shown(hit: SearchHit, query: Query) -> HitShown:
-    return HitShown(
+def _shown(hit: SearchHit, query: Query) -> ShownHit:
+    return ShownHit(
         item_id=hit.item_id,
         modality=hit.modality.value,
         score=hit.score,

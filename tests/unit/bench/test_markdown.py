@@ -28,8 +28,8 @@ ABOUT = About(machine="a machine", date="2026-01-01", command="genius bench x", 
 
 def test_tables_become_text_and_long_ones_are_left_out():
     text = markdown(Result(title="Quality", about=ABOUT, tables=(table("cats"), table("dogs", is_long=True))))
-    assert text.startswith("# Quality\n\n## All cats\n\nSo.\n\n| name | value |\n| --- | ---: |\n")
-    assert r"| a\|b | 0.500 |" in text
+    assert text.startswith("# Quality\n\n## All cats\n\nSo.\n\n| name   |   value |\n|:-------|--------:|\n")
+    assert r"| a\|b   |   0.500 |" in text
     assert "dogs" not in text
     assert text.endswith("a machine; 2026-01-01; `genius bench x`; seed 3\n")
 

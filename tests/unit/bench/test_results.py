@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 
 from genius_search.errors import UsageError
-from genius_search.lab.bench.results import Figure, Result, Table, shown, write
+from genius_search.lab.bench.results import Figure, Result, Table, draw, shown, write
 from genius_search.lab.bench.timing import about
-from genius_search.lab.report.table import Line, draw, tick
+from genius_search.lab.figure import Line
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,3 @@ def test_a_terminal_gets_the_columns_that_matter_and_the_page_all():
     table = Table(name="t", title="T", note="", columns=columns, rows=rows, brief=columns[:2])
     assert table.in_brief().lines() == [["a", "1.00"]]
     assert table.lines() == [["a", "1.00", "2.00"]]
-
-
-def test_numbers_on_an_axis_are_plain():
-    assert [tick(value) for value in (0.01, 0.5, 6.0, 2000.0, 1e8)] == ["0.01", "0.5", "6", "2,000", "100M"]

@@ -31,7 +31,7 @@ from genius_search.lab.baselines.dense import (
     residual_of,
 )
 from genius_search.lab.baselines.routing import CodeRouter
-from genius_search.lab.bench.results import Figure, Table
+from genius_search.lab.bench.results import Figure, Table, draw
 from genius_search.lab.evaluate import (
     EvaluationConfig,
     EvaluationPools,
@@ -41,8 +41,9 @@ from genius_search.lab.evaluate import (
     embed_queries,
     judgements,
 )
-from genius_search.lab.report.table import Line, best_points, draw
+from genius_search.lab.figure import Line
 from genius_search.lab.runs import Hit, Qrels, Run, evaluate, filter_to_pool
+from genius_search.lab.table import pareto_front as best_points
 from genius_search.model import Genius
 from genius_search.nn.density import NUM_MARKS, measured
 from genius_search.nn.health import Health

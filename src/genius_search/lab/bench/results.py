@@ -4,84 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from genius_search.artifact import write_file, write_json
+from genius_search.artifact import write_json
 from genius_search.errors import UsageError
 from genius_search.lab.bench.timing import About
-from genius_search.lab.report.table import Table as MarkdownTable
-from genius_search.lab.report.table import picture
-from genius_search.lab.report.table import shown as shown_page
+from genius_search.lab.figure import Drawing, Line, draw_lines
+from genius_search.lab.html import write_html
+from genius_search.lab.table import Table as MarkdownTable
 
 
-def page(
-    title: str,
-    about: Mapping[str, object],
-    figures: Sequence[tuple[str, str, bytes]],
-    tables: Sequence[tuple[str, str, Sequence[str], Sequence[Sequence[str]]]],
-) -> str:
-    """The whole document.
-
-    Parameters
-    ----------
-    figures
-        title, description for those who cannot see it, PNG file.
-    tables
-        title, how to read it, headings, lines.
-    """
-    style = resources.files("genius_search.lab.bench").joinpath("page.css").read_text(encoding="utf-8")
-    facts = "".join(
-        f"<div><dt>{shown_page(name)}</dt><dd>{shown_page(str(value))}</dd></div>"
-        for name, value in about.items()
-    )
-    drawn = "".join(
-        f"<figure><figcaption>{shown_page(name)}</figcaption>{picture(image, alt)}</figure>"
-        for name, alt, image in figures
-    )
-    listed = "".join(_table(*table) for table in tables)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>{shown_page(title)}</title>
-<style>
-{style}
-</style>
-</head>
-<body>
-<main>
-<h1>{shown_page(title)}</h1>
-<dl>{facts}</dl>
-{drawn}
-{listed}
-</main>
-</body>
-</html>
-"""
-
-
-def _table(title: str, note: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{shown_page(heading)}</th>' for heading in headings)
-    body = "".join(
-        f'<tr><th scope="row">{shown_page(line[0])}</th>'
-        + "".join(f"<td>{shown_page(cell)}</td>" for cell in line[1:])
-        + "</tr>"
-        for line in lines
-    )
-    return f"""<section>
-<h2>{shown_page(title)}</h2>
-<p>{shown_page(note)}</p>
-<div class="scroll" tabindex="0" role="region" aria-label="{shown_page(title)}">
-<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
-</div>
-</section>"""
+def draw(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True) -> bytes:
+    """Return the drawing as a PNG file."""
+    return Drawing(name="", title="", alt="", figure=draw_lines(lines, x=x, y=y, log_y=log_y)).save("png")
 
 
 RESULTS: Final = "results.json"
@@ -126,6 +64,10 @@ class Figure:
     image: bytes
     """PNG."""
 
+    def save(self, kind: str) -> bytes:
+        """Return the PNG file."""
+        return self.image
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -168,16 +110,25 @@ def write(folder: Path, result: Result) -> None:
     found = result.to_json()
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RESULTS, found)
-    html = page(
-        result.title,
-        dataclasses.asdict(result.about),
-        [(figure.title, figure.alt, figure.image) for figure in result.figures],
-        [
-            (table.title, table.note, [heading for _, heading in table.columns], table.lines())
-            for table in result.tables
-        ],
+    write_html(
+        folder / PAGE,
+        "bench.html",
+        {
+            "title": result.title,
+            "about": dataclasses.asdict(result.about),
+            "figures": result.figures,
+            "tables": [
+                MarkdownTable(
+                    name=table.name,
+                    title=table.title,
+                    note=table.note,
+                    headings=tuple(heading for _, heading in table.columns),
+                    lines=table.lines(),
+                )
+                for table in result.tables
+            ],
+        },
     )
-    write_file(folder / PAGE, html.encode())
 
 
 def shown(value: object) -> str:

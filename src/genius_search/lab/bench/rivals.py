@@ -18,7 +18,7 @@ from genius_search.data.mbeir import EvaluationRow, MBeir
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.generate import PointerTrie
 from genius_search.lab.bench.methods import FAMILIES, Found, Method, methods
-from genius_search.lab.bench.results import Figure, Table
+from genius_search.lab.bench.results import Figure, Table, draw
 from genius_search.lab.bench.stand_ins import PaddedPool, padded, subject_of
 from genius_search.lab.bench.timing import interleaved, latencies
 from genius_search.lab.evaluate import (
@@ -29,9 +29,10 @@ from genius_search.lab.evaluate import (
     embed_queries,
     judgements,
 )
-from genius_search.lab.report.table import Line, best_points, draw
+from genius_search.lab.figure import Line
 from genius_search.lab.runs import Hit, Qrels, Run, filter_to_pool
 from genius_search.lab.runs import evaluate as measure
+from genius_search.lab.table import pareto_front as best_points
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.records import did_of

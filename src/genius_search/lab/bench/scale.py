@@ -21,7 +21,7 @@ from genius_search.config import Count, Natural, SearchConfig, checked
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.dense import Flat
 from genius_search.lab.baselines.dense import build as build_dense
-from genius_search.lab.bench.results import Figure, Table
+from genius_search.lab.bench.results import Figure, Table, draw
 from genius_search.lab.bench.stand_ins import (
     DIM,
     LEVELS,
@@ -34,7 +34,7 @@ from genius_search.lab.bench.stand_ins import (
     stand_in,
 )
 from genius_search.lab.bench.timing import available_bytes, interleaved, latencies, peak_bytes, resident_bytes
-from genius_search.lab.report.table import Line, draw
+from genius_search.lab.figure import Line
 from genius_search.nn.quantizer import NUM_MODALITIES
 from genius_search.progress import Progress
 from genius_search.search.beam import search

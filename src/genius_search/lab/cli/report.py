@@ -16,7 +16,7 @@ class Report:
     """Make the paper's tables and figures from runs on disk, with intervals and paired tests.
 
     Writes report.md, tables/ (CSV, LaTeX) and figures/ (PNG, SVG). A source is the folder of a sweep, of an
-    evaluation, of a model that was evaluated, or of `genius bench scale` or `quality`; NAME=FOLDER,FOLDER
+    evaluation, of a model that was evaluated, or of `genius bench speed` or `quality`; NAME=FOLDER,FOLDER
     are evaluations that differ in their seed. Or give --runs and --qrels: anybody's TREC files.
     """
 
@@ -45,7 +45,8 @@ class Report:
         """Gather, measure and write."""
         from genius_search.data.mbeir import MBeir
         from genius_search.errors import UsageError
-        from genius_search.lab.report.report import gather, report, report_runs, write
+        from genius_search.lab.report.evaluated import gather
+        from genius_search.lab.report.report import report, report_runs, write
 
         if bool(self.sources) == bool(self.runs) or bool(self.runs) != (self.qrels is not None):
             raise UsageError("give folders to report on, or --runs together with --qrels")

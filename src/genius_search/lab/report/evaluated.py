@@ -1,41 +1,37 @@
-"""Evaluations on disk as a report reads them: a system is one recipe row with all its seeds.
-
-What ``genius evaluate`` wrote is enough: ``results.json``, and ``runs/`` with a TREC run and qrels for each
-row, pool and method.
-"""
+"""Evaluations and benchmarks as a report reads them; a system is one recipe row with all its seeds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from genius_search.data.mbeir import read_qrels
-from genius_search.errors import ArtifactMissing, BadData
-from genius_search.lab.report.statistics import PerTask, interval, mean_of_seeds, over_seeds
-from genius_search.lab.report.table import Estimate
+from genius_search.errors import ArtifactMissing, BadData, UsageError
+from genius_search.lab.report.statistics import PerTask, estimate, interval, mean_of_seeds
 from genius_search.lab.results import METHODS, ResultRow, in_order
-from genius_search.lab.runs import Measures, Qrels, Run, read_run
-from genius_search.lab.runs import evaluate as measure
+from genius_search.lab.runs import Measures, Qrels, Run, evaluate, read_run
+from genius_search.lab.sweep import EVALUATION, SWEEP_ROW, MadeRow, read_rows
+from genius_search.lab.table import Estimate
+from genius_search.model_file import MODEL_FILE
 
 Pool = Literal["local", "global"]
 RESULTS: Final = "results.json"
-KS: Final = (1, 5, 10)
-KS_LONG: Final = (1, 5, 10, 20, 50)
+SYSTEMS: Final = "systems"
+"""The table that compares systems."""
+COSTS: Final = "costs"
+"""The table of benchmarks."""
 HEADLINE: Final = "headline"
 """Stands for each row's own measure: R@10 for Fashion200K and FashionIQ, else R@5."""
-_FIELDS: Final = (
-    "name", "dataset", "task", "task_id", "pool", "method", "queries", "pool_size", "bytes_per_item",
-    "candidates_touched",
-)  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluated:
-    """One evaluation of one model: what ``genius evaluate`` left in a folder."""
+    """One evaluation of one model, as ``genius evaluate`` left it in a folder."""
 
     folder: Path
     seed: int
@@ -47,24 +43,21 @@ class Evaluated:
     rows: tuple[ResultRow, ...]
 
     def row(self, pool: Pool, method: str, task: str) -> ResultRow | None:
-        """One line of its table."""
-        return next(
-            (row for row in self.rows if (row.pool, row.method, row.name) == (pool, method, task)), None
-        )
+        """Return one line of its table, if there is such a line."""
+        wanted = (pool, method, task)
+        return next((row for row in self.rows if (row.pool, row.method, row.name) == wanted), None)
 
     def run(self, pool: Pool, method: str, task: str) -> Run:
-        """The rankings behind it.
-
-        Raises
-        ------
-        ArtifactMissing
-            the file is not there.
-        """
-        return _read_run(self._file(f"{task}_{self.split}.{pool}.{method}.trec"), task)
+        """Return the rankings behind a line; raises ArtifactMissing where the file is not there."""
+        return _read_run(self._file(f"{task}_{self.split}.{pool}.{method}.trec"))
 
     def qrels(self, pool: Pool, task: str) -> Qrels:
-        """Right answers, cut to the pool."""
+        """Return the right answers, cut to the pool."""
         return read_qrels(self._file(f"{task}_{self.split}.{pool}.qrels"), layout="trec")
+
+    def measures(self, pool: Pool, method: str, task: str) -> Measures:
+        """Return the measures of every query."""
+        return _measure(self, pool, method, task)
 
     def _file(self, name: str) -> Path:
         path = self.folder / "runs" / name
@@ -73,13 +66,6 @@ class Evaluated:
                 f"{path} is missing; evaluate again (with one instruction for each query, not all in turn)"
             )
         return path
-
-    def measures(self, pool: Pool, method: str, task: str) -> Measures:
-        """Measured anew, query by query."""
-        return _measured(self, pool, method, task)
-
-    def __hash__(self) -> int:
-        return hash(self.folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,55 +77,50 @@ class System:
     table: str
     """Which table it stands in."""
     seeds: tuple[Evaluated, ...]
-    failed: Mapping[int, str] = field(default_factory=dict)
-    """Seed -> why there is no evaluation."""
     like: str = ""
     """Name of the system that this one is a change of."""
 
     def methods(self, pool: Pool) -> list[str]:
-        """Evaluated in this pool with every seed, in the order of tables."""
+        """Return the methods evaluated in this pool with every seed, in the order of tables."""
         by_seed = [{row.method for row in one.rows if row.pool == pool} for one in self.seeds]
         found = set.intersection(*by_seed) if by_seed else set()
-        known = [method for method in METHODS if method in found]
-        return known + sorted(found - set(known))
+        return [method for method in METHODS if method in found] + sorted(found.difference(METHODS))
 
     def tasks(self, pool: Pool) -> list[ResultRow]:
-        """A line of each task, in the papers' order."""
+        """Return one line for each task, in the papers' order."""
         found: dict[str, ResultRow] = {}
         for row in in_order([row for row in self.seeds[0].rows if row.pool == pool]) if self.seeds else ():
             found.setdefault(row.name, row)
         return list(found.values())
 
-    def questions(self, pool: Pool) -> dict[str, int]:
-        """How many queries of each task were asked: systems of others cannot be laid beside this one."""
-        return {row.name: row.queries for row in self.tasks(pool)}
+    def rows(self, pool: Pool, method: str) -> list[ResultRow]:
+        """Return the lines of one method: every seed and task."""
+        return [row for one in self.seeds for row in one.rows if (row.pool, row.method) == (pool, method)]
 
     def estimate(self, pool: Pool, method: str, task: str, measure: str = HEADLINE) -> Estimate | None:
-        """Percent, over seeds."""
+        """Return a measure in percent over seeds."""
         values = [_value(one.row(pool, method, task), measure) for one in self.seeds]
         known = [100 * value for value in values if value is not None]
-        return over_seeds(known) if known and len(known) == len(self.seeds) else None
+        return estimate(known) if known and len(known) == len(self.seeds) else None
 
     def average(
         self, pool: Pool, method: str, measure: str = HEADLINE, *, with_interval: bool = False
     ) -> Estimate | None:
-        """Percent over all tasks, every task counting the same."""
+        """Return a measure in percent over all tasks, every task counting the same."""
         tasks = self.tasks(pool)
         by_seed = [
             [_value(one.row(pool, method, task.name), measure) for task in tasks] for one in self.seeds
         ]
         if not tasks or not by_seed or any(value is None for values in by_seed for value in values):
             return None
-        found = over_seeds(
-            [100 * sum(value for value in values if value is not None) / len(values) for values in by_seed]
-        )
+        found = estimate([100 * sum(value or 0.0 for value in values) / len(values) for values in by_seed])
         if not with_interval:
             return found
-        bounds = interval(self.per_query(pool, method, measure))
-        return found._replace(low=100 * bounds.low, high=100 * bounds.high)
+        low, high = interval(self.per_query(pool, method, measure))
+        return found._replace(low=100 * low, high=100 * high)
 
     def per_query(self, pool: Pool, method: str, measure: str = HEADLINE) -> PerTask:
-        """Of each query, from 0 to 1, the mean over seeds."""
+        """Return a measure for each query, from 0 to 1, as the mean over seeds."""
         return mean_of_seeds(
             [
                 {
@@ -154,38 +135,137 @@ class System:
         )
 
 
-def check_seeds(system: System) -> None:
-    """Seeds of one system must have answered the same.
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """The ``results.json`` of a benchmark."""
 
-    Raises
-    ------
-    BadData
-        they have not.
-    """
-
-    def asked(one: Evaluated) -> set[tuple[str, str, int]]:
-        return {(row.pool, row.name, row.queries) for row in one.rows}
-
-    for other in system.seeds[1:]:
-        first = system.seeds[0]
-        if asked(first) != asked(other):
-            task = min(asked(first) ^ asked(other))
-            raise BadData(
-                f"{first.folder} and {other.folder} were evaluated on different queries ({task[1]}, "
-                f"{task[0]} pool), so they cannot be two seeds of {system.title!r}; evaluate one of them "
-                "again as the other"
-            )
+    kind: Literal["speed", "quality"]
+    rows: Sequence[Mapping[str, Any]]
+    machine: str
+    command: str
 
 
-def read_evaluation(folder: Path, *, seed: int = 0) -> Evaluated:
-    """What ``genius evaluate`` wrote.
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """Everything there is to report on."""
+
+    systems: Sequence[System]
+    benchmarks: Sequence[Benchmark] = ()
+    made: Sequence[MadeRow] = ()
+    """Rows of a sweep."""
+    models: Mapping[str, Path] = field(default_factory=dict)
+    """Name of a system -> folder of the model of its first finished seed."""
+
+    def in_table(self, table: str) -> list[System]:
+        """Return the systems of one table."""
+        return [system for system in self.systems if system.table == table and system.seeds]
+
+
+def gather(sources: Sequence[str], *, model: Path | None = None) -> Gathered:  # noqa: C901  one source, one branch
+    """Read sources: folders of sweeps, of evaluations or of models, or ``NAME=FOLDER,FOLDER`` (seeds).
 
     Raises
     ------
     ArtifactMissing
-        there is no ``results.json``.
+        A folder holds none of these.
+    UsageError
+        Two systems have one name.
     BadData
-        it is not an evaluation's.
+        Seeds of one system were evaluated on different queries.
+    """
+    systems: list[System] = []
+    benchmarks: list[Benchmark | None] = []
+    made: list[MadeRow] = []
+    models: dict[str, Path] = {}
+    for source in sources:
+        name, places = _parse_source(source)
+        if not name and any(places[0].glob(f"*/*/{SWEEP_ROW}")):
+            rows = read_rows(places[0])
+            made += [row for _, row in rows]
+            for _, row in sorted(rows, key=lambda one: -one[1].seed):
+                if row.model and row.state == "done":
+                    models[row.name] = places[0] / row.model
+            systems += _systems_of_sweep(rows)
+            benchmarks += [
+                read_benchmark(folder / EVALUATION)
+                for folder, row in rows
+                if row.table == COSTS and row.state == "done"
+            ]
+            continue
+        if not (places[0] / RESULTS).exists() and (places[0] / MODEL_FILE).exists():
+            places = [place / EVALUATION for place in places]
+        if (places[0] / RESULTS).exists() and (benchmark := read_benchmark(places[0])) is not None:
+            benchmarks.append(benchmark)
+            continue
+        in_model = (places[0].parent / MODEL_FILE).exists()
+        title = name or (places[0].parent if in_model else places[0]).resolve().name
+        seeds = tuple(read_evaluation(place, seed=seed) for seed, place in enumerate(places))
+        systems.append(System(name=title, title=title, table=SYSTEMS, seeds=seeds))
+        if in_model:
+            models[title] = places[0].parent
+    (name, count), *_ = Counter(system.name for system in systems).most_common(1) or [("", 0)]
+    if count > 1:
+        raise UsageError(f"two systems are named {name!r}; give them others, as NAME=FOLDER")
+    for system in systems:
+        check_seeds(system)
+    if model is not None and systems:
+        models[systems[0].name] = model
+    known = [one for one in benchmarks if one is not None]
+    if not systems and not known:
+        raise ArtifactMissing(f"there is nothing to report on in {', '.join(sources)}: no row is finished")
+    return Gathered(systems=systems, benchmarks=known, made=made, models=models)
+
+
+def _parse_source(source: str) -> tuple[str, list[Path]]:
+    name, is_named, folders = source.partition("=")
+    if not (name and is_named) or Path(source).exists():  # a folder's name may hold this sign itself
+        return "", [Path(source)]
+    return name, [Path(place) for place in folders.split(",")]
+
+
+def _systems_of_sweep(rows: Sequence[tuple[Path, MadeRow]]) -> list[System]:
+    by_name: dict[str, list[tuple[Path, MadeRow]]] = {}
+    for folder, row in sorted(rows, key=lambda one: one[1].seed):
+        by_name.setdefault(row.name, []).append((folder, row))
+    names = dict.fromkeys(row.name for _, row in rows if row.table != COSTS)
+    return [
+        System(
+            name=name,
+            title=by_name[name][0][1].title,
+            table=by_name[name][0][1].table,
+            seeds=tuple(
+                read_evaluation(folder / EVALUATION, seed=row.seed)
+                for folder, row in by_name[name]
+                if row.state == "done"
+            ),
+            like=by_name[name][0][1].like,
+        )
+        for name in names
+    ]
+
+
+def check_seeds(system: System) -> None:
+    """Check that all seeds of a system answered the same queries; raises BadData where they did not."""
+    queries = [{(row.pool, row.name, row.queries) for row in one.rows} for one in system.seeds]
+    for one, own in zip(system.seeds[1:], queries[1:], strict=True):
+        if own != queries[0]:
+            pool, task, _ = min(own ^ queries[0])
+            raise BadData(
+                f"{system.seeds[0].folder} and {one.folder} were evaluated on different queries ({task}, "
+                f"{pool} pool), so they cannot be two seeds of {system.title!r}; evaluate one of them again "
+                "as the other"
+            )
+
+
+def read_evaluation(folder: Path, *, seed: int = 0) -> Evaluated:
+    """Read what ``genius evaluate`` wrote.
+
+    Raises
+    ------
+    ArtifactMissing
+        There is no ``results.json``.
+    BadData
+        It is not one of an evaluation.
     """
     path = folder / RESULTS
     if not path.exists():
@@ -205,16 +285,47 @@ def read_evaluation(folder: Path, *, seed: int = 0) -> Evaluated:
         raise BadData(f"{path} is not what `genius evaluate` writes: {error!r}") from None
 
 
+def read_benchmark(folder: Path) -> Benchmark | None:
+    """Read what ``genius bench`` left in a folder; None where the file is not a benchmark's.
+
+    Raises
+    ------
+    BadData
+        The file cannot be read.
+    """
+    path = folder / RESULTS
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found.get("queries"), list) and isinstance(found.get("builds"), list):
+            kind: Literal["speed", "quality"] = "speed"
+            rows = found["queries"]
+        elif isinstance(found.get("methods"), list) and isinstance(found.get("leaves"), list):
+            kind, rows = "quality", found.get("curves") or found["methods"]
+        else:
+            return None
+        return Benchmark(kind=kind, rows=rows, machine=rows[0]["machine"], command=rows[0]["command"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise BadData(f"{path} is not what `genius bench` writes: {error!r}") from None
+
+
 def _row(found: Mapping[str, Any]) -> ResultRow:
-    measures = {
-        name: value
-        for name, value in found.items()
-        if name == "MRR" or name.partition("@")[0] in ("R", "recall", "nDCG")
-    }
     return ResultRow(
-        **{name: found[name] for name in _FIELDS},
+        name=found["name"],
+        dataset=found["dataset"],
+        task=found["task"],
+        task_id=found["task_id"],
+        pool=found["pool"],
+        method=found["method"],
+        queries=found["queries"],
+        pool_size=found["pool_size"],
+        bytes_per_item=found["bytes_per_item"],
+        candidates_touched=found["candidates_touched"],
         headline_k=int(found["headline"].removeprefix("R@")),
-        measures=measures,
+        measures={
+            name: value
+            for name, value in found.items()
+            if name == "MRR" or name.partition("@")[0] in ("R", "recall", "nDCG")
+        },
     )
 
 
@@ -225,15 +336,16 @@ def _value(row: ResultRow | None, measure: str) -> float | None:
 
 
 @lru_cache(maxsize=64)
-def _read_run(path: Path, _task: str) -> Run:
+def _read_run(path: Path) -> Run:
     # A method that found nothing for any query leaves a file without a line.
     return read_run(path) if path.stat().st_size else Run("", {})
 
 
 @lru_cache(maxsize=4096)
-def _measured(one: Evaluated, pool: Pool, method: str, task: str) -> Measures:
+def _measure(one: Evaluated, pool: Pool, method: str, task: str) -> Measures:
     qrels, run = one.qrels(pool, task), one.run(pool, method, task)
     # TREC has no line for a query that found nothing.
-    whole = Run(run.name, {**dict.fromkeys(qrels, ()), **run.hits})
+    complete = Run(run.name, {**dict.fromkeys(qrels, ()), **run.hits})
     row = one.row(pool, method, task)
-    return measure(qrels, whole, ks=KS_LONG if row is not None and row.headline_k == 10 else KS)
+    is_long = row is not None and row.headline_k == 10
+    return evaluate(qrels, complete, ks=(1, 5, 10, 20, 50) if is_long else (1, 5, 10))

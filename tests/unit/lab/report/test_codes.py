@@ -1,16 +1,10 @@
 import numpy as np
 
-from genius_search.lab.report.parts import (
-    Cloud,
-    Shown,
-    clouds_figure,
-    codes_figure,
-    codes_table,
-    groups_of,
-    principal,
-)
+from genius_search.lab.report.analysis import Item, group_by_code, project
+from genius_search.lab.report.figures import Cloud, clouds_figure, codes_figure
 from genius_search.lab.report.report import Report, write
-from genius_search.lab.report.table import Table
+from genius_search.lab.report.tables import codes_table
+from genius_search.lab.table import Table
 
 CODES = np.array(
     [
@@ -31,7 +25,7 @@ PICTURES = np.array([True] * 5 + [False] * 6)
 
 
 def test_behind_the_modality_the_fullest_codes_with_pictures_are_followed():
-    groups = groups_of(CODES, PICTURES, first=1)
+    groups = group_by_code(CODES, PICTURES, first=1)
     assert [(group.level, group.prefix, group.size) for group in groups] == [
         (0, (1,), 6),
         (0, (0,), 5),
@@ -43,18 +37,18 @@ def test_behind_the_modality_the_fullest_codes_with_pictures_are_followed():
 
 
 def test_without_pictures_and_modality_the_fullest_codes_are_followed():
-    groups = groups_of(CODES[:, 1:], np.zeros(11, dtype=bool), first=0)
+    groups = group_by_code(CODES[:, 1:], np.zeros(11, dtype=bool), first=0)
     assert [group.prefix for group in groups] == [(9,), (5,), (4,), (9, 9)]
 
 
 def test_items_are_shown_by_picture_or_by_words(tmp_path):
-    groups = groups_of(CODES, PICTURES, first=1)
+    groups = group_by_code(CODES, PICTURES, first=1)
     picture = np.zeros((8, 8, 3), dtype=np.uint8)
     items = [
-        [Shown(image=picture if PICTURES[row] else None, text="a red kite") for row in group.rows]
+        [Item(image=picture if PICTURES[row] else None, text="a red kite") for row in group.rows]
         for group in groups
     ]
-    items[0][0] = Shown(image=None, text="a $50% off^ $ deal")  # prices, not a formula
+    items[0][0] = Item(image=None, text="a $50% off^ $ deal")  # prices, not a formula
     table = codes_table(groups, items)
     assert table.cells()[2] == ["1", "0.5", "a red kite; a red kite; a red kite", "3"]
     figure = codes_figure(groups, items, title="Codes")
@@ -83,14 +77,14 @@ def test_the_principal_components_hold_what_varies_most():
     vectors = np.zeros((50, 5), dtype=np.float32)
     vectors[:, 3] = 10 * random.standard_normal(50)
     vectors[:, 1] = random.standard_normal(50)
-    found = principal(vectors)
+    found = project(vectors)
     assert found.kept > 0.999
     assert np.abs(np.corrcoef(found.places[:, 0], vectors[:, 3])[0, 1]) > 0.999
     assert found.distinct == 50
 
 
 def test_collapsed_ids_are_one_point_and_said_to_be():
-    found = principal(np.ones((20, 4), dtype=np.float32))
+    found = project(np.ones((20, 4), dtype=np.float32))
     assert (found.distinct, found.kept) == (1, 0.0)
     cloud = Cloud("without L_cl", np.ones((20, 4), dtype=np.float32), np.zeros(20, dtype=np.int8))
     figure = clouds_figure([cloud]).figure

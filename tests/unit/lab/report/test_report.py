@@ -9,12 +9,13 @@ from genius_search.cli import main
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactMissing, BadData, UsageError
-from genius_search.lab.report.parts import groups_of
-from genius_search.lab.report.report import gather, report, report_runs, shown_items
-from genius_search.lab.report.table import Table
+from genius_search.lab.report.analysis import group_by_code, read_items
+from genius_search.lab.report.evaluated import gather
+from genius_search.lab.report.report import report, report_runs
 from genius_search.lab.results import ResultRow, to_json
 from genius_search.lab.runs import Hit, Run, write_qrels, write_run
 from genius_search.lab.runs import evaluate as measure
+from genius_search.lab.table import Table
 from genius_search.model_file import MODEL_FILE
 from genius_search.progress import Silent
 
@@ -79,7 +80,7 @@ def test_the_command_writes_the_files_it_names(runs, tmp_path, capsys):
     files = json.loads(capsys.readouterr().out)["files"]
     assert files[0] == "report.md"
     assert all((out / file).exists() for file in files)
-    assert "| good |" in (out / "report.md").read_text()
+    assert "| good " in (out / "report.md").read_text()
 
 
 def test_sources_and_runs_are_two_ways_to_ask(tmp_path, capsys):
@@ -191,7 +192,7 @@ def test_changes_are_compared_with_the_row_that_they_are_like(tmp_path):
     assert [line[0] for line in found["ablations"].cells()] == ["whole", "less"]
     assert found["ablations"].cells()[1][-2] == "−50.0"
     assert [line[0] for line in found["codes"].cells()] == ["lost"]
-    assert "not there" in found["codes"].note
+    assert "is missing" in found["codes"].note
 
 
 def test_the_model_is_that_of_the_first_seed_that_is_finished(tmp_path):
@@ -259,9 +260,9 @@ def test_pictures_of_another_data_set_are_refused(trained):
     features = Features.open(
         trained.model / "features" / "candidates"
     )  # of training, and those of test are others
-    groups = groups_of(np.zeros((len(features), 2), np.int16), np.ones(len(features), bool), first=0)
+    groups = group_by_code(np.zeros((len(features), 2), np.int16), np.ones(len(features), bool), first=0)
     with pytest.raises(BadData, match=r"has no candidate \S+, which was evaluated"):
-        shown_items(MBeir(trained.data), "test", features, groups)
+        read_items(MBeir(trained.data), "test", features, groups)
 
 
 def test_a_folder_without_anything_is_said_to_be(tmp_path):

@@ -7,11 +7,11 @@ from scipy import stats
 from genius_search.errors import BadData
 from genius_search.lab.report.statistics import (
     compare,
+    estimate,
     holm,
     interval,
     mean_of_seeds,
     mean_of_tasks,
-    over_seeds,
 )
 
 
@@ -96,8 +96,8 @@ def test_runs_over_other_queries_are_refused():
 def test_seeds_are_averaged_query_by_query():
     seeds = [{"task": {"1:1": 1.0, "1:2": 0.0}}, {"task": {"1:1": 0.0, "1:2": 0.0}}]
     assert mean_of_seeds(seeds) == {"task": {"1:1": 0.5, "1:2": 0.0}}
-    assert over_seeds([1.0, 3.0]).sd == pytest.approx(np.sqrt(2))
-    assert over_seeds([1.0]).sd is None
+    assert estimate([1.0, 3.0]).sd == pytest.approx(np.sqrt(2))
+    assert estimate([1.0]).sd is None
 
 
 def test_holm_multiplies_the_smallest_most():

@@ -1,7 +1,7 @@
 import csv
 import io
 
-from genius_search.lab.report.table import Estimate, Table, escaped
+from genius_search.lab.table import Estimate, Table, escape_latex
 
 TABLE = Table(
     name="recall",
@@ -15,8 +15,8 @@ TABLE = Table(
 def test_a_person_reads_rounded_numbers_with_their_spread():
     assert TABLE.markdown() == (
         "## Recall, 50 % of it\n\nMean ± sd.\n\n"
-        "| system | R@5 | n |\n| --- | ---: | ---: |\n"
-        "| a\\|b_c | 86.2 ± 0.5 | 1,200 |\n| exact | 99.0 | – |"
+        "| system   |        R@5 |     n |\n|:---------|-----------:|------:|\n"
+        "| a\\|b_c   | 86.2 ± 0.5 | 1,200 |\n| exact    |       99.0 |     – |"
     )
 
 
@@ -37,10 +37,10 @@ def test_latex_gets_nothing_that_it_would_read_otherwise():
 
 
 def test_every_special_sign_of_latex_is_escaped_once():
-    assert escaped("\\ { } & % $ # _ ~ ^ < >") == (
+    assert escape_latex("\\ { } & % $ # _ ~ ^ < >") == (
         r"\textbackslash{} \{ \} \& \% \$ \# \_ \textasciitilde{} \textasciicircum{} \textless{} \textgreater{}"
     )
 
 
 def test_latex_keeps_both_dashes_of_a_flag_and_no_line_begins_with_an_argument():
-    assert escaped("[ours] --beam 3 – or*") == "{[}ours{]} -{}-beam 3 -- or{*}"
+    assert escape_latex("[ours] --beam 3 – or*") == "{[}ours{]} -{}-beam 3 -- or{*}"

@@ -5,30 +5,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from genius_search.lab.report.parts import (
-    Benchmark,
+from genius_search.lab.report.analysis import first_hits, outcome, outcomes, separation, share_of_first
+from genius_search.lab.report.evaluated import Benchmark
+from genius_search.lab.report.figures import beam_figure, misses_figure, reliability_figure, speed_figure
+from genius_search.lab.report.statistics import Pair
+from genius_search.lab.report.tables import (
     ablation_table,
-    answers_of,
-    beam_figure,
     beam_table,
-    first_among,
     first_table,
     kept_table,
-    kind_of,
     latency_table,
-    misses_figure,
-    misses_of,
     misses_table,
     quality_table,
-    reliability_figure,
     reliability_table,
-    separation,
-    speed_figure,
+    significance_table,
     speed_table,
     storage_table,
     task_table,
 )
-from genius_search.lab.report.statistics import Pair, significance_table
 
 RIGHT = [1, 1, 1, 1]
 HALF = [1, 1, 6, 6]
@@ -76,7 +70,7 @@ def test_an_ablation_is_compared_with_the_whole(system):
 def test_without_the_whole_nothing_is_compared(system):
     table = ablation_table("ablations", None, [system("less", {"generative": HALF}, table="ablations")])
     assert [line[-2:] for line in table.cells()] == [["–", "–"]]
-    assert "is not there" in table.note
+    assert "is missing" in table.note
 
 
 def test_two_changes_of_one_title_are_two_lines(system):
@@ -157,14 +151,14 @@ def test_a_first_hit_is_one_of_these(system, did, kind):
     run, qrels = one.run("global", "generative", "toys_task0"), one.qrels("global", "toys_task0")
     first = run.hits["7:0"][0]._replace(did=did)
     changed = type(run)(run.name, {"7:0": [first, *(hit for hit in run.hits["7:0"][1:] if hit.did != did)]})
-    assert kind_of(changed, qrels, "7:0", wanted=0, modalities={**MODALITIES, "8:1": 0}) == kind
-    assert kind_of(run, qrels, "7:1", wanted=0, modalities=MODALITIES) == "another item"
-    assert kind_of(type(run)("none", {}), qrels, "7:1", wanted=0, modalities=MODALITIES) == "nothing found"
+    assert outcome(changed, qrels, "7:0", wanted=0, modalities={**MODALITIES, "8:1": 0}) == kind
+    assert outcome(run, qrels, "7:1", wanted=0, modalities=MODALITIES) == "another item"
+    assert outcome(type(run)("none", {}), qrels, "7:1", wanted=0, modalities=MODALITIES) == "nothing found"
 
 
 def test_shares_of_the_first_hits_are_of_all_queries(system):
     modalities = {**MODALITIES, "7:90": 1}  # what stands first where the right answer does not
-    found = misses_of(system("ours", {"generative": HALF}), "global", "generative", modalities, label="ours")
+    found = outcomes(system("ours", {"generative": HALF}), "global", "generative", modalities, label="ours")
     # Task 0 asks for images and gets a text twice; task 1 asks for texts, and its right answers are images.
     assert found.shares["right"] == 0.5
     assert found.shares["wrong modality"] == 0.25
@@ -182,12 +176,12 @@ def test_a_system_that_was_not_evaluated_in_a_pool_has_no_line_there(system):
 
 
 def test_a_promise_is_the_share_of_the_first_among_what_was_kept(system):
-    assert first_among([-700.0, -700.0]) == pytest.approx(0.5)
-    answers = answers_of(system("ours", {"generative": HALF}), "global", "generative", label="ours")
+    assert share_of_first([-700.0, -700.0]) == pytest.approx(0.5)
+    answers = first_hits(system("ours", {"generative": HALF}), "global", "generative", label="ours")
     assert len(answers.scores) == 8
     assert answers.right.mean() == 0.5
     assert answers.promised == pytest.approx([0.395] * 8, abs=1e-3)
-    codes = answers_of(system("other", {"generative+codes": HALF}), "global", "generative+codes", label="x")
+    codes = first_hits(system("other", {"generative+codes": HALF}), "global", "generative+codes", label="x")
     assert codes.promised is None
     cells = reliability_table([answers, codes]).cells()
     assert cells[0][2:4] == ["50.0", "39.5"]
@@ -219,7 +213,7 @@ def test_queries_per_second_follow_from_the_time_of_one():
          "calculated": items > 1000}
         for items in (1000, 10_000)
     ]  # fmt: skip
-    found = benchmark("scale", *rows)
+    found = benchmark("speed", *rows)
     assert speed_table(found).cells()[1] == ["full search", "1", "10,000", "250.00", "30.00", "yes"]
     assert speed_figure(found).save("png").startswith(b"\x89PNG")
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from genius_search.errors import BadData
-from genius_search.lab.report.page import Fact, HitShown, ResultsPage, SearchShown, write_page
+from genius_search.lab.report.page import Fact, ResultsPage, ShownHit, ShownSearch, write_page
 from genius_search.lab.results import METHODS, ResultRow
 
 VOID = {"meta", "img", "br", "hr", "input", "link"}
@@ -69,7 +69,7 @@ def rows() -> tuple[ResultRow, ...]:
     )
 
 
-HIT = HitShown(
+HIT = ShownHit(
     item_id="9:7",
     modality="image-text",
     score=-1.5,
@@ -85,17 +85,17 @@ PAGE = ResultsPage(
     facts=(Fact("candidates", "12,000"),),
     rows=rows(),
     searches=(
-        SearchShown(
+        ShownSearch(
             task="text -> image",
             instruction="Find a <photo>.",
             query_text="a teal ring",
             hits=(replace(HIT, item_id="9:1", is_relevant=False), HIT),
         ),
-        SearchShown(
+        ShownSearch(
             task="image -> text",
             instruction="What is it?",
             query_image=picture("JPEG"),
-            hits=(HitShown(item_id="9:55", modality="text", score=0.25, text="A fact.", is_relevant=False),),
+            hits=(ShownHit(item_id="9:55", modality="text", score=0.25, text="A fact.", is_relevant=False),),
         ),
     ),
 )

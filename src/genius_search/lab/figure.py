@@ -1,0 +1,133 @@
+"""Figures: colours that the colour-blind can tell apart, and lines over logarithmic axes."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+# Okabe and Ito's colours, a grey, and a dark red of Tol's.
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, BLACK, GREY, WINE = "#E69F00", "#56B4E9", "#000000", "#767676", "#882255"
+COLOURS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, WINE, GREY)
+MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "h")
+INK: Final = "#33302b"
+GRID: Final = "#e4e0d8"
+STYLES: Final = {
+    "exact search": (BLACK, "o"),
+    "HNSW": (VERMILION, "s"),
+    "IVF": (ORANGE, "D"),
+    "IVF-PQ": (PURPLE, "v"),
+    "IVF-PQ refined": (WINE, "h"),
+    "residual codes": (GREY, "P"),
+    "nearest code vectors, by codes": (SKY, "^"),
+    "nearest code vectors, by vectors": (SKY, "X"),
+    "ours, by probability": (BLUE, "*"),
+    "ours, by codes": (BLUE, "o"),
+    "ours, by vectors": (GREEN, "o"),
+    "exact search (32-bit vectors)": (BLACK, "o"),
+    "full search": (VERMILION, "s"),
+    "leaf stop": (BLUE, "^"),
+    "small decoder, leaf budget": (GREEN, "D"),
+    "numbers as IDs (GRACE)": (PURPLE, "v"),
+    "our IDs": (BLUE, "o"),
+}
+"""Colour and marker of a method, the same wherever it is drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A figure with its title and its description."""
+
+    name: str
+    """Of its files."""
+    title: str
+    alt: str
+    """A description for those who cannot see it."""
+    figure: Figure
+
+    def save(self, kind: Literal["png", "svg"]) -> bytes:
+        """Return the file, without a date or a program's name, so that equal figures are equal files."""
+        buffer = io.BytesIO()
+        with mpl.rc_context({"svg.hashsalt": self.name}):
+            metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+            self.figure.savefig(buffer, format=kind, metadata=metadata)
+        return buffer.getvalue()
+
+
+class Line(NamedTuple):
+    """The points drawn under one name."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    calculated: tuple[tuple[float, float], ...] = ()
+    """Points that were not measured: dashed and hollow."""
+
+
+def new_figure(width: float = 7.0, height: float = 4.0) -> Figure:
+    """Return an empty figure of a size in inches."""
+    return Figure(figsize=(width, height), dpi=160, layout="constrained")
+
+
+def label_axes(axes: Axes, *, x: str, y: str) -> None:
+    """Set labels and a faint grid; remove the frame above and on the right."""
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+    axes.grid(visible=True, which="major", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_lines(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True) -> Figure:
+    """Draw lines over a logarithmic axis, their names beside it, the highest line's first."""
+    figure = new_figure(10.0, 5.0)
+    axes: Axes = figure.add_subplot()
+    for line in sorted(
+        lines, key=lambda one: max((*one.points, *one.calculated), default=(0, 0))[1], reverse=True
+    ):
+        colour, marker = STYLES.get(line.name, (INK, "."))
+        points, calculated = sorted(line.points), sorted(line.calculated)
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, linewidth=2, label=line.name)
+        if calculated:
+            joined = zip(*[*points[-1:], *calculated], strict=True)
+            axes.plot(*joined, color=colour, linestyle="--", linewidth=1.5)
+            axes.plot(
+                *zip(*calculated, strict=True),
+                color=colour,
+                marker=marker,
+                markerfacecolor="white",
+                linestyle="none",
+                label=f"{line.name}, calculated",
+            )
+    axes.set_xscale("log")
+    _label_decades(axes.xaxis, axes.get_xlim())
+    if log_y:
+        axes.set_yscale("log")
+        _label_decades(axes.yaxis, axes.get_ylim())
+    label_axes(axes, x=x, y=y)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=10)
+    return figure
+
+
+def format_tick(value: float) -> str:
+    """Return a number for an axis: 0.5, 20, 1,000, 100M."""
+    if value >= 1e6:
+        return f"{value / 1e6:,.0f}M"
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
+
+
+def _label_decades(axis: Axis, limits: tuple[float, float]) -> None:
+    """Label powers of ten, and 2 and 5 as well where the axis spans fewer than three of them."""
+    spans_few = math.log10(limits[1] / limits[0]) < 3
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if spans_few else (1,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
+    axis.set_minor_formatter(NullFormatter())

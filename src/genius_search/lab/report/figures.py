@@ -1,0 +1,262 @@
+"""The figures of a report."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from matplotlib.axes import Axes
+from scipy import stats
+
+from genius_search.calibrate import reliability
+from genius_search.lab.figure import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    GRID,
+    INK,
+    MARKERS,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    Drawing,
+    Line,
+    draw_lines,
+    label_axes,
+    new_figure,
+)
+from genius_search.lab.report.analysis import ITEMS_SHOWN, OUTCOMES, FirstHits, Group, Item, Outcomes, project
+from genius_search.lab.report.evaluated import Benchmark, System
+from genius_search.lab.report.tables import (
+    beam_methods,
+    benchmark_lines,
+    benchmark_milliseconds,
+    sort_by_beam,
+)
+from genius_search.lab.table import pareto_front
+from genius_search.records import Modality
+
+OUTCOME_COLOURS: Final = dict(zip(OUTCOMES, (BLUE, VERMILION, PURPLE, SKY, ORANGE, GREY), strict=True))
+FEW: Final = 20
+"""A bin with fewer queries is drawn hollow."""
+
+
+def beam_figure(beams: Sequence[System]) -> Drawing | None:
+    """Draw recall by the beam's width, the spread of seeds as bars; None without two widths."""
+    beams = sort_by_beam(beams)
+    columns = [(method, measure) for method in beam_methods(beams) for measure in ("R@1", "R@5")]
+    if len(beams) < 2 or not columns:
+        return None
+    figure = new_figure()
+    axes = figure.add_subplot()
+    widths = [system.seeds[0].beam for system in beams]
+    for number, (method, measure) in enumerate(columns):
+        found = [
+            (width, estimate)
+            for width, system in zip(widths, beams, strict=True)
+            if (estimate := system.average("global", method, measure)) is not None
+        ]
+        axes.errorbar(
+            [width for width, _ in found],
+            [one.value for _, one in found],
+            yerr=[one.sd or 0.0 for _, one in found],
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],
+            capsize=3,
+            label=f"{method}, {measure}",
+        )
+    axes.set_xscale("log")
+    axes.set_xticks(widths, [str(width) for width in widths])
+    axes.minorticks_off()
+    label_axes(axes, x="beam: IDs kept at each level", y="mean over tasks, %")
+    axes.legend(frameon=False, loc="best")
+    return Drawing(
+        name="beam",
+        title="Recall and the beam's width",
+        alt="R@1 and R@5 against the beam's width, with and without re-ranking",
+        figure=figure,
+    )
+
+
+def speed_figure(benchmark: Benchmark) -> Drawing:
+    """Draw queries per second against the size of the pool, one query at a time."""
+    points: dict[str, dict[bool, list[tuple[float, float]]]] = {}
+    for row in benchmark.rows:
+        if row["batch"] == 1:
+            by_kind = points.setdefault(str(row["method"]), {False: [], True: []})
+            by_kind[bool(row.get("calculated"))].append((float(row["items"]), 1000.0 / row["cpu_ms"]))
+    lines = [Line(method, tuple(found[False]), tuple(found[True])) for method, found in points.items()]
+    return Drawing(
+        name="speed",
+        title="Queries per second against the size of the pool",
+        alt=f"Queries per second of {', '.join(points)} against pool size on logarithmic axes",
+        figure=draw_lines(lines, x="items in the pool", y="queries a second, one at a time, one core"),
+    )
+
+
+def quality_figure(benchmark: Benchmark) -> Drawing:
+    """Draw recall against time: the mean of the tasks, or the first where there is none."""
+    by_line = benchmark_lines(benchmark)
+    task = next(iter(by_line))[0]
+    lines = [
+        Line(line, pareto_front([(benchmark_milliseconds(row), 100 * row["recall_5"]) for row in rows]))
+        for (own_task, line), rows in by_line.items()
+        if line and own_task == task
+    ]
+    return Drawing(
+        name="quality",
+        title=f"Recall against cost ({task})",
+        alt=f"R@5 of {', '.join(line.name for line in lines)} against CPU-milliseconds of a query",
+        figure=draw_lines(lines, x="CPU-milliseconds of a query among 64", y="R@5, %", log_y=False),
+    )
+
+
+def misses_figure(found: Sequence[Outcomes]) -> Drawing:
+    """Draw what the first hits of each system are, as stacked bars."""
+    kinds = [kind for kind in OUTCOMES if any(one.shares[kind] > 0 for one in found)]
+    figure = new_figure(9.0, 1.6 + 0.36 * len(found))
+    axes = figure.add_subplot()
+    left = np.zeros(len(found))
+    places = range(len(found))
+    for kind in kinds:
+        widths = np.array([100 * one.shares[kind] for one in found])
+        axes.barh(
+            places, widths, left=left, color=OUTCOME_COLOURS[kind], edgecolor="white", height=0.72, label=kind
+        )
+        left += widths
+    axes.set_yticks(places, [one.label for one in found])
+    axes.set_ylim(len(found) - 0.5, -0.5)  # the first on top
+    axes.set_xlim(0, 100)
+    label_axes(axes, x="queries, %", y="")
+    axes.grid(visible=False, axis="y")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return Drawing(
+        name="misses",
+        title="What stands at rank 1",
+        alt=f"Shares of {', '.join(kinds)} among the first hits of {len(found)} systems",
+        figure=figure,
+    )
+
+
+def reliability_figure(found: Sequence[FirstHits]) -> Drawing:
+    """Draw promise against truth, and how many answers are right among the surest."""
+    figure = new_figure(10.0, 4.4)
+    left, right = figure.subplots(1, 2)
+    left.plot([0, 100], [0, 100], color=GREY, linestyle="--", linewidth=1)
+    for colour, one in zip(COLOURS, found, strict=False):
+        if one.promised is not None:
+            _draw_promises(left, one, colour)
+        order = np.argsort(-one.sureness, kind="stable")
+        answered = np.arange(1, len(order) + 1)
+        share = np.cumsum(one.right[order]) / answered
+        begin = max(1, len(order) // 20)  # the first few are noise
+        right.plot(
+            100 * answered[begin:] / len(order),
+            100 * share[begin:],
+            color=colour,
+            label=f"{one.label}, {one.method}",
+        )
+    label_axes(left, x="promised probability, %", y="right first hits, %")
+    left.set_title("What is promised", loc="left", fontsize=11)
+    label_axes(right, x="queries answered, the surest first, %", y="right first hits, %")
+    right.set_title("Answering only when sure", loc="left", fontsize=11)
+    right.legend(frameon=False, loc="lower left", fontsize=9)
+    left.legend(frameon=False, loc="upper left", fontsize=9)
+    return Drawing(
+        name="reliability",
+        title="Reliability of scores",
+        alt="Share of right first hits against the promised probability, and against the share of queries "
+        "that are answered",
+        figure=figure,
+    )
+
+
+def _draw_promises(axes: Axes, found: FirstHits, colour: str) -> None:
+    """Draw a point for each bin, with the interval of its share (Wilson's, 95 %)."""
+    x, y, sizes = map(np.array, zip(*reliability(found.cases()), strict=True))
+    bounds = [
+        stats.binomtest(round(share * size), round(size)).proportion_ci(method="wilson")
+        for share, size in zip(y, sizes, strict=True)
+    ]
+    errors = np.abs([[bound.low, bound.high] for bound in bounds] - y[:, None]).T
+    axes.errorbar(100 * x, 100 * y, yerr=100 * errors, color=colour, marker="o", capsize=2, label=found.label)
+    few = sizes < FEW
+    hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": "none", "zorder": 5}
+    axes.plot(100 * x[few], 100 * y[few], color=colour, **hollow)
+
+
+def codes_figure(groups: Sequence[Group], items: Sequence[Sequence[Item]], *, title: str) -> Drawing:
+    """Draw a row for each group with its items beside each other; ``items`` has as many as the group rows."""
+    figure = new_figure(1.15 * (ITEMS_SHOWN + 2), 1.18 * len(groups) + 0.3)
+    panels = figure.subplots(
+        len(groups), ITEMS_SHOWN + 1, width_ratios=[1.9, *[1.0] * ITEMS_SHOWN], squeeze=False
+    )
+    for row, group, shown in zip(panels, groups, items, strict=True):
+        count = f"{group.size:,} {'item' if group.size == 1 else 'items'}"
+        _write(row[0], f"level {group.level}\n{'.'.join(map(str, group.prefix))}\n{count}", size=9.0)
+        for number, axes in enumerate(row[1:]):
+            if number >= len(shown):
+                axes.axis("off")
+            elif (image := shown[number].image) is not None:
+                axes.imshow(image)
+                axes.set_xticks([])
+                axes.set_yticks([])
+                axes.spines[:].set_color(GRID)
+            else:
+                text = textwrap.fill(shown[number].text, 15, max_lines=5, placeholder=" …")
+                _write(axes, text, size=6.5)
+    return Drawing(
+        name="codes",
+        title=title,
+        alt="Rows of items that share their first codes; each level's rows are under the first row before",
+        figure=figure,
+    )
+
+
+def _write(axes: Axes, text: str, *, size: float) -> None:
+    axes.axis("off")
+    style: dict[str, Any] = {"fontsize": size, "color": INK, "ha": "left", "va": "center"}
+    # Two dollars in a caption are prices, not a formula.
+    axes.text(0.0, 0.5, text, transform=axes.transAxes, parse_math=False, **style)
+
+
+class Cloud(NamedTuple):
+    """The vectors of one model's IDs."""
+
+    title: str
+    vectors: Float[np.ndarray, "items dim"]
+    modalities: Int[np.ndarray, " items"]
+
+
+def clouds_figure(clouds: Sequence[Cloud]) -> Drawing:
+    """Draw a panel for each model, with axes of its own, since nothing makes their lengths comparable."""
+    figure = new_figure(4.6 * len(clouds), 4.6)
+    panels = figure.subplots(1, len(clouds), squeeze=False)[0]
+    for axes, cloud in zip(panels, clouds, strict=True):
+        found = project(cloud.vectors)
+        for modality, colour in zip(Modality, (BLUE, VERMILION, GREEN), strict=True):
+            own = cloud.modalities == modality.code
+            if own.any():
+                x, y = found.places[own].T
+                axes.scatter(x, y, s=7, alpha=0.55, linewidths=0, color=colour, label=modality.value)
+        axes.set_title(cloud.title, loc="left", fontsize=11)
+        axes.set_xlabel(
+            f"{found.distinct:,} different IDs of {len(cloud.vectors):,} items;\n"
+            f"{found.kept:.0%} of the variance is shown",
+            color=INK,
+        )
+        axes.set_xticks([])
+        axes.set_yticks([])
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, markerscale=2.5)
+    return Drawing(
+        name="embeddings",
+        title="Vectors of the IDs, by modality (principal components)",
+        alt=f"Scatter of ID vectors for {', '.join(cloud.title for cloud in clouds)}, coloured by modality",
+        figure=figure,
+    )

@@ -1,0 +1,544 @@
+"""The tables of a report."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import mean
+from typing import Any, Final
+
+from genius_search.calibrate import calibration_error, reliability
+from genius_search.lab.published_numbers import CAPTION_RESULTS, COMPARABLE, RESULTS
+from genius_search.lab.report.analysis import FirstHits, Group, Item, Outcomes, accuracy_of_surest, separation
+from genius_search.lab.report.evaluated import Benchmark, Pool, System
+from genius_search.lab.report.statistics import Comparison, Pair, compare_all
+from genius_search.lab.results import ResultRow, published_beside
+from genius_search.lab.sweep import MadeRow
+from genius_search.lab.table import Cell, Table, pareto_front
+
+SETTINGS: Final[dict[Pool, str]] = {
+    "local": "Task-specific retrieval: every task in its own pool",
+    "global": "Universal retrieval: every task in the union of all pools",
+}
+TEXT_TO_IMAGE: Final = 0
+FIRST_HITS: Final = ("R@1", "R@5", "R@10")
+ABLATIONS: Final = {
+    "ablations": "Ablations",
+    "decoder": "The decoder's size",
+    "codes": "Codebooks: codes of a level × levels",
+}
+ABLATION_COLUMNS: Final = (
+    ("generative", "R@1"),
+    ("generative", "R@5"),
+    ("generative+raw", "R@5"),
+    ("exact-codes", "R@1"),
+    ("exact-codes", "R@5"),
+    ("exact-fused", "R@5"),
+)
+TESTED: Final = ("generative", "R@5")
+"""Ablations are tested on the paper's measure of the paper's search."""
+PUBLISHED_BYTES: Final = (
+    ("GENIUS, published (supplement, table 2)", "generative", 12.25),
+    ("CLIP, published (supplement, table 2)", "exact-raw", 3072.0),
+)
+LATENCIES: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+"""CPU-milliseconds that a query may take."""
+
+
+def task_table(systems: Sequence[System], pool: Pool) -> Table | None:
+    """Return recall by task for all systems and methods of one pool; None where none was evaluated in it."""
+    systems = [system for system in systems if system.methods(pool)]
+    if not systems:
+        return None
+    tasks = systems[0].tasks(pool)
+    incomparable = _on_other_queries(systems, pool)
+    headings = [f"{task.task} {task.headline}" for task in tasks]
+    if len({task.dataset for task in tasks}) > 1:
+        headings = [f"{task.dataset} {heading}" for task, heading in zip(tasks, headings, strict=True)]
+    lines: list[tuple[Cell, ...]] = []
+    for system in systems:
+        for method in system.methods(pool):
+            average = None if system in incomparable else system.average(pool, method, with_interval=True)
+            bounds = None if average is None else f"{average.low:.1f} to {average.high:.1f}"
+            estimates = [system.estimate(pool, method, task.name) for task in tasks]
+            lines.append((system.title, method, *estimates, average, bounds))
+    published = list(_published_lines(tasks))
+    sizes = sorted({task.pool_size for task in tasks})
+    candidates = f"{sizes[0]:,}" + (f" to {sizes[-1]:,}" if len(sizes) > 1 else "")
+    beside = (
+        "Published numbers stand below ours."
+        if published
+        else "No published numbers: they were measured on other data."
+    )
+    return Table(
+        name=f"recall-{pool}",
+        title=SETTINGS[pool],
+        note=f"Share of queries with a right answer among the first hits, percent; {candidates} candidates, "
+        f"{sum(task.queries for task in tasks):,} queries. {_seeds_note(systems)}. The interval is a "
+        f"bootstrap over queries (95 %). {beside}{_incomparable_note(incomparable)}",
+        headings=("system", "method", *headings, "average", "95 % interval"),
+        lines=[*lines, *published],
+        text_columns=2,
+    )
+
+
+def first_table(systems: Sequence[System], pool: Pool) -> Table | None:
+    """Return R@1, R@5 and R@10: means over tasks, then text to image, or all tasks where it is missing."""
+    systems = [system for system in systems if system.methods(pool)]
+    if not systems:
+        return None
+    all_tasks = systems[0].tasks(pool)
+    incomparable = _on_other_queries(systems, pool)
+    tasks = [task for task in all_tasks if task.task_id == TEXT_TO_IMAGE] or all_tasks
+    lines: list[tuple[Cell, ...]] = []
+    if len(all_tasks) > 1:
+        lines += [
+            (
+                f"mean of {len(all_tasks)} tasks",
+                system.title,
+                method,
+                *(system.average(pool, method, measure) for measure in FIRST_HITS),
+            )
+            for system in systems
+            if system not in incomparable
+            for method in system.methods(pool)
+        ]
+    lines += [
+        (
+            f"{task.dataset}, {task.task}",
+            system.title,
+            method,
+            *(system.estimate(pool, method, task.name, measure) for measure in FIRST_HITS),
+        )
+        for task in tasks
+        for system in systems
+        for method in system.methods(pool)
+    ]
+    lines += [
+        (f"{one.dataset}, published", one.system, f"trained on {one.trained_on} ({one.source})", *one.recalls)
+        for one in CAPTION_RESULTS
+        if any((one.dataset, TEXT_TO_IMAGE) == (task.dataset, task.task_id) for task in tasks)
+    ]
+    return Table(
+        name=f"first-hits-{pool}",
+        title=f"The first 1, 5 and 10 hits, {pool} pool",
+        note=f"In percent. {_seeds_note(systems)}. Published numbers are shown for Flickr30K and COCO only."
+        + _incomparable_note(incomparable),
+        headings=("task", "system", "method", *FIRST_HITS),
+        lines=lines,
+        text_columns=3,
+    )
+
+
+def kept_table(systems: Sequence[System], pool: Pool) -> Table | None:
+    """Return how much of its own encoder's recall each method keeps: the one figure that data sets share."""
+    lines: list[tuple[Cell, ...]] = []
+    for system in systems:
+        exact = system.average(pool, "exact-raw")
+        for method in system.methods(pool):
+            found = system.average(pool, method)
+            if exact is not None and found is not None and exact.value > 0 and method != "exact-raw":
+                lines.append((system.title, method, found, exact, 100 * found.value / exact.value))
+    if not lines:
+        return None
+    published = {
+        method: next(
+            one.average for one in RESULTS if (one.system, one.pool, one.weights) == (name, pool, "paper")
+        )
+        for method, name in COMPARABLE.items()
+    }
+    exact_raw = published.pop("exact-raw")
+    lines += [
+        (f"{COMPARABLE[method]} on M-BEIR, published", method, value, exact_raw, 100 * value / exact_raw)
+        for method, value in published.items()
+    ]
+    return Table(
+        name=f"kept-{pool}",
+        title=f"What is kept of the encoder's own recall, {pool} pool",
+        note="Average over tasks in percent, that of exact search over the encoder's summed features "
+        "(CLIP-SF's way), and their ratio in percent.",
+        headings=("system", "method", "average", "exact-raw", "kept"),
+        lines=lines,
+        text_columns=2,
+    )
+
+
+def significance_table(
+    pairs: Sequence[Pair], *, name: str, title: str, advance: Callable[[int], None] | None = None
+) -> Table | None:
+    """Return a line for each pair that answered the same queries; None without any pair."""
+    if not pairs:
+        return None
+    tested = list(zip(pairs, compare_all(pairs, advance), strict=True))
+    untested = sorted({f"{pair.first} against {pair.second}" for pair, found in tested if found is None})
+    left_out = (
+        f" Not tested, since they answered different queries: {'; '.join(untested)}." if untested else ""
+    )
+    return Table(
+        name=name,
+        title=title,
+        note="Difference in points; queries that the first answers better and worse (the mean over seeds); "
+        "p of the paired randomisation test over queries, two-sided, corrected by Holm for all lines of this "
+        "table. It says nothing of other seeds: their spread stands beside the means." + left_out,
+        headings=("system", "against", "measure", "difference", "better", "worse", "p", "below 0.05"),
+        lines=[
+            (
+                pair.first,
+                pair.second,
+                pair.measure,
+                _format_points(found.difference),
+                found.better,
+                found.worse,
+                _format_p(found.p),
+                "yes" if found.p < 0.05 else "no",
+            )
+            for pair, found in tested
+            if found is not None
+        ],
+        text_columns=3,
+    )
+
+
+def ablation_table(kind: str, base: System | None, changed: Sequence[System]) -> Table | None:
+    """Return the base system and each one with a single change; None where nothing was changed.
+
+    Without the base, which failed or was not made, there is nothing to compare with.
+    """
+    method, measure = TESTED
+    changed = [system for system in changed if method in system.methods("global")]
+    if not changed:
+        return None
+    rows: list[tuple[System, Comparison | None]] = [(system, None) for system in changed]
+    if base is not None:
+        before = base.per_query("global", method, measure)
+        pairs = [
+            Pair(system.title, base.title, measure, (system.per_query("global", method, measure), before))
+            for system in changed
+        ]
+        rows = [(base, None), *zip(changed, compare_all(pairs), strict=True)]
+    return Table(
+        name=kind,
+        title=ABLATIONS[kind],
+        note="Mean over the tasks of the global pool, in percent, ± standard deviation of seeds. "
+        + (
+            "The row that these are changes of is missing, so nothing is compared."
+            if base is None
+            else f"Difference: {measure} of {method} against the first line, in points; p of the paired "
+            "randomisation test, corrected by Holm for the lines of this table; – where other queries were "
+            "answered."
+        ),
+        headings=("system", "seeds", *map(" ".join, ABLATION_COLUMNS), "difference", "p"),
+        lines=[
+            (
+                system.title,
+                len(system.seeds),
+                *(system.average("global", *column) for column in ABLATION_COLUMNS),
+                None if test is None else _format_points(test.difference),
+                None if test is None else _format_p(test.p),
+            )
+            for system, test in rows
+        ],
+    )
+
+
+def beam_methods(beams: Sequence[System]) -> list[str]:
+    """Return the methods that depend on a beam and that all of these were evaluated with."""
+    return [
+        method
+        for method in (beams[0].methods("global") if beams else ())
+        if method.startswith(("generative", "routing"))
+        and all(method in system.methods("global") for system in beams)
+    ]
+
+
+def sort_by_beam(beams: Sequence[System]) -> list[System]:
+    """Return the systems that were evaluated in the global pool, the narrowest beam first."""
+    found = [system for system in beams if system.methods("global")]
+    return sorted(found, key=lambda system: system.seeds[0].beam)
+
+
+def beam_table(beams: Sequence[System]) -> Table | None:
+    """Return recall by the beam's width."""
+    beams = sort_by_beam(beams)
+    methods = beam_methods(beams)
+    if not methods:
+        return None
+    columns = [(method, measure) for method in methods for measure in ("R@1", "R@5")]
+    return Table(
+        name="beam",
+        title="The beam's width",
+        note="Mean over all tasks of the global pool, in percent. Re-ranking compares the items under the "
+        "beam's IDs, so its number of candidates grows with the beam.",
+        headings=("beam", *map(" ".join, columns), "touched"),
+        lines=[
+            (
+                str(system.seeds[0].beam),
+                *(system.average("global", *column) for column in columns),
+                mean(row.candidates_touched for row in system.rows("global", methods[-1])),
+            )
+            for system in beams
+        ],
+    )
+
+
+def storage_table(systems: Sequence[System], pool: Pool) -> Table | None:
+    """Return the bytes of an item for each way of searching."""
+    lines: list[tuple[Cell, ...]] = [
+        (
+            system.title,
+            method,
+            mean(row.bytes_per_item for row in system.rows(pool, method)),
+            100 * mean(row.candidates_touched / row.pool_size for row in system.rows(pool, method)),
+        )
+        for system in systems
+        for method in system.methods(pool)
+    ]
+    if not lines:
+        return None
+    return Table(
+        name="storage",
+        title="Storage",
+        note=f"Bytes kept of an item in the {pool} pool (codes and where each ID's items begin; their "
+        "numbers, eight bytes each, are apart; vectors in 16 bits), and candidates scored for a query, in "
+        "percent of the pool. The published count the bits of an ID, and a vector of 768 numbers in 32 bits.",
+        headings=("system", "method", "bytes an item", "touched, %"),
+        lines=[*lines, *((*published, None) for published in PUBLISHED_BYTES)],
+        decimals=2,
+        text_columns=2,
+    )
+
+
+def speed_table(benchmark: Benchmark) -> Table:
+    """Return queries per second as the pool grows: the paper's figure 4 as numbers."""
+    rows = sorted(benchmark.rows, key=lambda row: (row["method"], row["batch"], row["items"]))
+    return Table(
+        name="speed",
+        title="Queries per second against the size of the pool",
+        note="Queries a second of CPU time on one core, one by one (batch 1) or together. Weights are "
+        "drawn and pools invented: this is speed, not recall; the encoder is not in it. Calculated: in "
+        f"proportion to the largest pool that was measured. {benchmark.machine}; `{benchmark.command}`",
+        headings=("method", "batch", "items", "queries a second", "bytes an item", "calculated"),
+        lines=[
+            (
+                row["method"],
+                row["batch"],
+                row["items"],
+                1000.0 / row["cpu_ms"],
+                row["bytes_per_item"],
+                "yes" if row.get("calculated") else "no",
+            )
+            for row in rows
+        ],
+        decimals=2,
+    )
+
+
+def benchmark_milliseconds(row: Mapping[str, Any]) -> float:
+    """Return the CPU time of a query in milliseconds, routing and ranking together."""
+    return float(row["route_ms"] + row["rank_ms"])
+
+
+def benchmark_lines(benchmark: Benchmark) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    """Return the rows by task and kind of search; where there is a mean over tasks, only the mean."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in benchmark.rows:
+        found.setdefault((str(row["task"]), str(row["line"])), []).append(row)
+    return {key: rows for key, rows in found.items() if key[0] == "mean"} or found
+
+
+def quality_table(benchmark: Benchmark) -> Table:
+    """Return, for each kind of search, the settings that no cheaper one of it reaches."""
+    lines: list[tuple[Cell, ...]] = []
+    for (task, _), rows in benchmark_lines(benchmark).items():
+        best = set(pareto_front([(benchmark_milliseconds(row), row["recall_5"]) for row in rows]))
+        lines += [
+            (
+                task,
+                row["method"],
+                100 * row["recall_1"],
+                100 * row["recall_5"],
+                row["code_bytes"],
+                row["stored_bytes"],
+                100 * row["touched_share"],
+                benchmark_milliseconds(row),
+            )
+            for row in sorted(rows, key=benchmark_milliseconds)
+            if (benchmark_milliseconds(row), row["recall_5"]) in best
+        ]
+    return Table(
+        name="quality",
+        title="Recall against cost",
+        note="Of each kind of search, settings whose R@5 no cheaper one of it reaches. CPU-milliseconds of "
+        f"a query among 64, one core, without the encoder. {benchmark.machine}; `{benchmark.command}`",
+        headings=("task", "method", "R@1", "R@5", "bytes of the ID", "bytes stored", "touched, %", "CPU-ms"),
+        lines=lines,
+        decimals=2,
+        text_columns=2,
+    )
+
+
+def latency_table(benchmark: Benchmark) -> Table | None:
+    """Return the best R@5 of each kind of search within a time, side by side."""
+    by_line = benchmark_lines(benchmark)
+    kinds = list(dict.fromkeys(line for _, line in by_line if line))
+    if not kinds:
+        return None
+    lines: list[tuple[Cell, ...]] = []
+    for task in dict.fromkeys(task for task, _ in by_line):
+        for limit in LATENCIES:
+            best = [
+                max(
+                    (
+                        100 * row["recall_5"]
+                        for row in by_line.get((task, kind), ())
+                        if benchmark_milliseconds(row) <= limit
+                    ),
+                    default=None,
+                )
+                for kind in kinds
+            ]
+            if any(value is not None for value in best):
+                lines.append((task, limit, *best))
+    return Table(
+        name="latency",
+        title="Recall at equal time",
+        note="The best R@5, in percent, of the settings that take at most so many CPU-milliseconds a query "
+        "(among 64, one core, without the encoder); nothing where none does. "
+        f"{benchmark.machine}; `{benchmark.command}`",
+        headings=("task", "CPU-ms", *kinds),
+        lines=lines,
+        decimals=2,
+    )
+
+
+def misses_table(found: Sequence[Outcomes]) -> Table:
+    """Return what the first hits of each system are."""
+    kinds = list(found[0].shares)
+    return Table(
+        name="misses",
+        title="What stands at rank 1",
+        note="Global pool; share of queries in percent, every task counting the same. A wrong first hit is "
+        "counted once: of another modality than the wanted one; else of another data set than every right "
+        "answer; else with a right answer among the other hits that were kept (50); else another item.",
+        headings=("system", *kinds),
+        lines=[(one.label, *(100 * one.shares[kind] for kind in kinds)) for one in found],
+    )
+
+
+def reliability_table(found: Sequence[FirstHits]) -> Table:
+    """Return how far the scores of first hits can be believed."""
+    lines: list[tuple[Cell, ...]] = []
+    for one in found:
+        area = separation(one.sureness, one.right)
+        lines.append(
+            (
+                one.label,
+                one.method,
+                100 * float(one.right.mean()),
+                None if one.promised is None else 100 * float(one.promised.mean()),
+                None if one.promised is None else 100 * calibration_error(reliability(one.cases())),
+                None if area is None else 100 * area,
+                100 * accuracy_of_surest(one, 0.5),
+            )
+        )
+    return Table(
+        name="reliability",
+        title="Reliability of scores",
+        note="Of first hits, in percent. Promised: the mean probability of the first hit among those that "
+        "were kept (50). Calibration error: mean distance between promise and share of right answers, by "
+        "tenths of the promise. Separation: how often a right first hit has a higher promise (or score) than "
+        "a wrong one (the area under the ROC curve; 50 is chance). Only sums of log-probabilities promise "
+        "anything.",
+        headings=(
+            "system", "method", "right", "promised", "calibration error", "separation",
+            "right among the surest half",
+        ),
+        lines=lines,
+        text_columns=2,
+    )  # fmt: skip
+
+
+def codes_table(groups: Sequence[Group], items: Sequence[Sequence[Item]]) -> Table:
+    """Return items that share their first codes, in words."""
+    return Table(
+        name="codes-by-level",
+        title="Codes by level",
+        note="The fullest codes of each level, under the fullest code of the level before; level 0 is the "
+        "modality where the model has such a code. Some of the items under each.",
+        headings=("level", "codes", "some of the items", "items"),
+        lines=[
+            (
+                str(group.level),
+                ".".join(map(str, group.prefix)),
+                "; ".join(textwrap.shorten(item.text, 60, placeholder=" …") for item in shown[:4]),
+                group.size,
+            )
+            for group, shown in zip(groups, items, strict=True)
+        ],
+        text_columns=3,
+    )
+
+
+def rows_table(made: Sequence[MadeRow]) -> Table:
+    """Return every row of a sweep with the commands that made it."""
+    return Table(
+        name="rows",
+        title="What made each row",
+        headings=("row", "seed", "state", "seconds", "commands"),
+        lines=[
+            (
+                row.title,
+                str(row.seed),
+                row.state if row.state == "done" else f"failed: {row.error}",
+                f"{row.seconds:.0f}",
+                "; ".join(row.commands),
+            )
+            for row in made
+        ],
+        text_columns=5,
+    )
+
+
+def _published_lines(tasks: Sequence[ResultRow]) -> Iterator[tuple[Cell, ...]]:
+    """Yield lines of published numbers where every task has as many queries and candidates as theirs."""
+    for method, system in COMPARABLE.items():
+        for weights in ("released", "paper"):
+            values = [
+                one.value
+                for task in tasks
+                for one in [
+                    one for one in published_beside(replace(task, method=method)) if one.weights == weights
+                ][:1]
+            ]
+            if values and len(values) == len(tasks):
+                yield (f"{system}, published ({weights})", method, *values, sum(values) / len(values), None)
+
+
+def _on_other_queries(systems: Sequence[System], pool: Pool) -> list[System]:
+    """Return the systems that answered other queries than the first, whose averages cannot be compared."""
+    counts = [{row.name: row.queries for row in system.tasks(pool)} for system in systems]
+    return [system for system, own in zip(systems, counts, strict=True) if own != counts[0]]
+
+
+def _incomparable_note(systems: Sequence[System]) -> str:
+    if not systems:
+        return ""
+    titles = ", ".join(system.title for system in systems)
+    return f" Evaluated on other tasks or queries than the first, so not to be compared with it: {titles}."
+
+
+def _seeds_note(systems: Sequence[System]) -> str:
+    counts = sorted({len(system.seeds) for system in systems})
+    if counts == [1]:
+        return "One seed, so that nothing is known of the spread"
+    return f"Mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
+
+
+def _format_points(difference: float) -> str:
+    return f"{100 * difference:+.1f}".replace("-", "−")
+
+
+def _format_p(p: float) -> str:
+    """Return p, not smaller than the number of resamples can tell."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -1,0 +1,158 @@
+"""One table for the terminal, Markdown, LaTeX, CSV and HTML; cells keep full precision until shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import pandas as pd
+
+MISSING: Final = "–"
+LATEX: Final = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "±": r"$\pm$",
+        "×": r"$\times$",
+        "→": r"$\rightarrow$",
+        "−": r"$-$",
+        "≤": r"$\leq$",
+        "λ": r"$\lambda$",
+        "·": r"$\cdot$",
+        "–": "--",
+        "\0": "{}",
+        # At the start of a line these would be read as an argument of the line break before it.
+        "[": "{[}",
+        "]": "{]}",
+        "*": "{*}",
+    }
+)
+
+
+class Estimate(NamedTuple):
+    """A number with its uncertainty."""
+
+    value: float
+    sd: float | None = None
+    """Standard deviation over seeds; None for a single seed."""
+    low: float | None = None
+    high: float | None = None
+    """Confidence interval over queries."""
+
+
+Cell: TypeAlias = str | int | float | Estimate | None
+
+
+def format_cell(cell: Any, decimals: int | None) -> str:  # noqa: PLR0911  one type, one return
+    """Return a cell as people read it: ``86.3 ± 0.4``, ``1,200``, ``–``.
+
+    Parameters
+    ----------
+    decimals
+        Of numbers that are not counts. None: three significant digits, at most four decimals.
+    """
+    match cell:
+        case str():
+            return cell
+        case Estimate():
+            text = format_cell(cell.value, decimals)
+            return text if cell.sd is None else f"{text} ± {format_cell(cell.sd, decimals)}"
+        case bool():
+            return "yes" if cell else "no"
+        case Integral():
+            return f"{cell:,}"
+        case float() if not math.isnan(cell):
+            if decimals is None:
+                digits = 2 - math.floor(math.log10(abs(cell))) if cell else 0
+                return f"{round(cell, digits):,.{min(max(digits, 0), 4)}f}"
+            return f"{cell:,.{decimals}f}"
+        case _:
+            return MISSING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Lines of cells under headings."""
+
+    name: str
+    """Of its files."""
+    title: str
+    note: str = ""
+    """How to read it."""
+    headings: tuple[str, ...]
+    lines: Sequence[Sequence[Cell]]
+    decimals: int | None = 1
+    """Of numbers that are not counts, where people read them; None is three significant digits."""
+    text_columns: int = 1
+    """Columns from the left that hold names."""
+
+    def cells(self) -> list[list[str]]:
+        """Return every cell as people read it."""
+        return [[format_cell(cell, self.decimals) for cell in line] for line in self.lines]
+
+    def text(self) -> str:
+        """Return title, table and note for a terminal."""
+        return f"{self.title}\n{self._plain('simple')}\n{self.note}\n"
+
+    def markdown(self) -> str:
+        """Return title, note and table."""
+        table = self._plain("pipe", lambda text: text.replace("|", "\\|"))
+        return "\n\n".join(part for part in (f"## {self.title}", self.note, table) if part)
+
+    def csv(self) -> str:
+        """Return unrounded numbers; an estimate takes one more column for each uncertainty that is known."""
+        columns = []
+        values_by_column = list(zip(*self.lines, strict=True)) or [()] * len(self.headings)
+        for heading, values in zip(self.headings, values_by_column, strict=True):
+            plain = [cell.value if isinstance(cell, Estimate) else cell for cell in values]
+            columns.append(pd.Series(plain, name=heading, dtype=object))
+            for part in ("sd", "low", "high"):
+                parts = [getattr(cell, part, None) if isinstance(cell, Estimate) else None for cell in values]
+                if any(one is not None for one in parts):
+                    columns.append(pd.Series(parts, name=f"{heading} {part}", dtype=object))
+        return pd.concat(columns, axis=1).to_csv(index=False, lineterminator="\n")
+
+    def latex(self) -> str:
+        """Return a ``table`` with ``booktabs`` rules; title and note are its caption."""
+        caption = ". ".join(part.rstrip(".") for part in (self.title, self.note) if part) + "."
+        style = self._strings(escape_latex).style.hide(axis="index")
+        return "% \\usepackage{booktabs}\n" + str(
+            style.to_latex(
+                hrules=True,
+                position_float="centering",
+                caption=escape_latex(caption),
+                label=f"tab:{self.name}",
+                column_format="l" * self.text_columns + "r" * (len(self.headings) - self.text_columns),
+            )
+        )
+
+    def _strings(self, escape: Callable[[str], str] = str) -> pd.DataFrame:
+        lines = [[escape(cell) for cell in line] for line in self.cells()]
+        return pd.DataFrame(lines, columns=[escape(heading) for heading in self.headings], dtype=object)
+
+    def _plain(self, layout: str, escape: Callable[[str], str] = str) -> str:
+        align = ["left"] * self.text_columns + ["right"] * (len(self.headings) - self.text_columns)
+        frame = self._strings(escape)
+        return str(frame.to_markdown(index=False, tablefmt=layout, disable_numparse=True, colalign=align))
+
+
+def escape_latex(text: str) -> str:
+    r"""Return text as LaTeX prints it: ``50 % of a_b`` becomes ``50 \% of a\_b``; flags keep both dashes."""
+    return text.replace("--", "-\0-").translate(LATEX)
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Return the pairs of cost and recall that no cheaper pair, or one as cheap, equals in recall."""
+    front: list[tuple[float, float]] = []
+    for cost, recall in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or recall > front[-1][1]:
+            front.append((cost, recall))
+    return tuple(front)

@@ -1,0 +1,26 @@
+import re
+
+from genius_search.lab.figure import Line, draw_lines, format_tick
+from genius_search.lab.table import pareto_front
+
+
+def test_a_front_holds_the_settings_that_nothing_cheaper_reaches():
+    points = [(3.0, 0.5), (1.0, 0.2), (2.0, 0.5), (4.0, 0.6), (2.5, 0.4), (1.0, 0.3)]
+    assert pareto_front(points) == ((1.0, 0.3), (2.0, 0.5), (4.0, 0.6))
+    assert pareto_front([]) == ()
+
+
+def test_numbers_on_an_axis_are_plain():
+    ticks = [format_tick(value) for value in (0.01, 0.5, 6.0, 2000.0, 1e8)]
+    assert ticks == ["0.01", "0.5", "6", "2,000", "100M"]
+
+
+def test_calculated_points_are_named_as_such_and_the_highest_line_comes_first():
+    lines = [
+        Line("ours", ((10.0, 1.0), (100.0, 1.5))),
+        Line("theirs", ((10.0, 1.0),), ((100.0, 10.0),)),
+    ]
+    (legend,) = draw_lines(lines, x="items", y="ms").legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["theirs", "theirs, calculated", "ours"]
+    assert not re.search(r"\d", "".join(names))
