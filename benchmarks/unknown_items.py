@@ -23,8 +23,8 @@ from genius_search.data.features import Features
 from genius_search.lab.report.evaluated import read_evaluation
 from genius_search.model import Genius
 from genius_search.nn.health import examine
+from genius_search.nn.quantizer import encode
 from genius_search.records import Modality, did_of
-from genius_search.training.quantizer import encode
 
 POOL = Path("cand_pool/global/mbeir_union_test_cand_pool.jsonl")
 CAPTIONS = 5
@@ -103,7 +103,7 @@ def row_of(name: str, model: Path, evaluation: Path, unknown: set[int]) -> str:
     health = examine(
         encoded.codes.numpy()[rows],
         np.full(int(rows.sum()), Modality.TEXT.code),
-        encoded.typicality.numpy()[rows],
+        encoded.code_cosine.numpy()[rows],
         sizes=opened.quantizer.sizes,
         has_modality_level=opened.quantizer.has_modality_level,
     )

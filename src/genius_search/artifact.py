@@ -1,4 +1,4 @@
-"""Weights as safetensors files: what every stage of ours writes and anybody's tools read."""
+"""Finished folders: written beside, put in place whole, and checked when they are opened."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from filelock import FileLock, Timeout
-from safetensors.torch import save_file
-from torch import Tensor
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
 """Version of every folder's layout; a reader refuses a newer one."""
+CHECKPOINT: Final = "checkpoint.pt"
+"""Training state in an unfinished folder; removed when it is finished."""
 LOCK_SECONDS: Final = 1.0
 """How long to wait for another writer: one that finds its folder finished holds it for a moment only."""
 _ENTRIES: Final = {
@@ -131,7 +131,7 @@ class ArtifactWriter:
 
         They go last: until the folder is in its place, a killed run needs them to go on.
         """
-        temporary = ("plan.json", MANIFEST, *scratch)
+        temporary = ("plan.json", MANIFEST, CHECKPOINT, *scratch)
         temporary += tuple(name + ".tmp" for name in temporary)
         files = {
             path.relative_to(self.path).as_posix(): {
@@ -299,31 +299,3 @@ def _recover(folder: Path) -> None:
     old = _old_name(folder)
     if not folder.exists() and (old / MANIFEST).exists():
         old.rename(folder)
-
-
-__all__ = ["write_weights"]
-
-
-def write_weights(
-    path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
-) -> None:
-    """Write weights by name; tensors that share memory or lie scattered in it are written as they read.
-
-    The file may be read by whoever may read other new files; the library alone would let only its owner.
-    """
-    path.unlink(missing_ok=True)
-    path.touch()
-    mode = path.stat().st_mode & 0o777
-    save_file(_apart(tensors), path, metadata=None if metadata is None else dict(metadata))
-    path.chmod(mode)
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor in one piece and in memory of its own; only those that are not are copied."""
-    pieces = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    end = 0
-    for name, tensor in sorted(pieces.items(), key=lambda piece: piece[1].data_ptr()):
-        if tensor.data_ptr() < end:
-            pieces[name] = tensor.clone()
-        end = max(end, tensor.data_ptr() + tensor.nbytes)
-    return pieces

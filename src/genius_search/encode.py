@@ -20,7 +20,7 @@ from genius_search.artifact import ArtifactWriter, write_json
 from genius_search.data.features import FeatureBatch, Features
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.model import Genius
-from genius_search.nn.density import DENSITY_STEPS, HALF_NORM_STEPS, NUM_MARKS
+from genius_search.nn.density import DENSITY_STEPS, HALF_NORM_STEPS, NUM_EXTRA_COLUMNS
 from genius_search.nn.health import Health, examine
 from genius_search.progress import Progress
 
@@ -65,13 +65,13 @@ def encode_batch(
     encoded = model.encode(features, modality.astype(np.int64))
     vectors = densities = None
     if embeddings == "fused":
-        densities = model.quantizer.crowding(encoded.embeddings, encoded.codes).numpy()
+        densities = model.quantizer.norm_and_density.item_density(encoded.embeddings, encoded.codes).numpy()
     if embeddings != "none":
         kept = F.normalize(features.total(), dim=-1) if embeddings == "raw" else encoded.embeddings
         vectors = kept.numpy().astype(np.float16)
     return ItemArrays(
-        encoded.kept.numpy().astype(np.int16),
-        encoded.typicality.numpy().astype(np.float16),
+        encoded.columns.numpy().astype(np.int16),
+        encoded.code_cosine.numpy().astype(np.float16),
         vectors,
         embeddings,
         densities,
@@ -127,7 +127,7 @@ def _done(folder: Path) -> int:
 
 def _create(model: Genius, rows: int, folder: Path, embeddings: StoredEmbeddings) -> None:
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
-        "codes": (np.int16, (rows, model.quantizer.num_levels + NUM_MARKS)),
+        "codes": (np.int16, (rows, model.quantizer.num_levels + NUM_EXTRA_COLUMNS)),
         "typicality": (np.float16, (rows,)),
     }
     if embeddings != "none":

@@ -18,15 +18,13 @@ from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.hub.pull import model_folder
 from genius_search.model_file import FORMAT, MODEL_FILE, encoder_spec, read_model_file, relative_spec
-from genius_search.nn.generator import Generator
+from genius_search.nn.generator import Generator, TrainedGenerator, load_generator
 from genius_search.nn.parallel import usable
-from genius_search.nn.quantizer import EncodedItems, Quantizer
+from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer, load_quantizer
 from genius_search.pretrained import Genius as Named
 from genius_search.records import Modality
 from genius_search.search.decoder import Decoder, Decoding, GeometricDecoder, GuidedDecoder
 from genius_search.search.rank import CodeRanker
-from genius_search.training.generator import TrainedGenerator, load_generator
-from genius_search.training.quantizer import TrainedQuantizer, load_quantizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,14 @@ from genius_search.errors import UsageError
 from genius_search.index.adding import feature_rows, read_items, stamps_of
 from genius_search.model import Genius
 from genius_search.model_file import MODEL_FILE
+from genius_search.nn.generator import KIND as GENERATOR
+from genius_search.nn.generator import write_generator
 from genius_search.nn.health import Health
-from genius_search.nn.quantizer import Quantizer
+from genius_search.nn.quantizer import KIND as QUANTIZER
+from genius_search.nn.quantizer import Quantizer, encode, fuse, measure_health, write_quantizer
 from genius_search.progress import Progress
 from genius_search.records import Modality
-from genius_search.training import generator as train_generator
-from genius_search.training import quantizer as train_quantizer
-from genius_search.training.generator import write_generator
-from genius_search.training.quantizer import encode, fuse, measure_health, write_quantizer
+from genius_search.training.fit import refuse_foreign_folder
 
 BATCH: Final = 2048
 """Items in a step of the moving average."""
@@ -70,7 +70,7 @@ def refit(
     Raises
     ------
     UsageError
-        there is a model in the folder already, or fewer than one pass is asked for.
+        the folder holds a model or something else already, or fewer than one pass is asked for.
     BadData
         nothing in the pool can be used.
     """
@@ -78,6 +78,7 @@ def refit(
         raise UsageError(f"passes is {passes}, it must be at least 1")
     if (folder / MODEL_FILE).exists():
         raise UsageError(f"{folder} holds a model already; choose another folder for the new one")
+    refuse_foreign_folder(folder)
     items = read_items(pool, captions=True)
     features = embed(
         feature_rows(items, folder),
@@ -93,12 +94,12 @@ def refit(
     embeddings = fuse(quantizer, features)
     _follow(quantizer, embeddings, features.modality, passes=passes, seed=seed, progress=progress)
     after = measure_health(quantizer, features)
-    quantizer.keep_sample(_sample(quantizer, features, seed=seed))
+    quantizer.set_pool_sample(_sample(quantizer, features, seed=seed))
     source = {"pool": features.manifest.fingerprint, "passes": str(passes), "seed": str(seed)}
     ours = write_quantizer(
         ArtifactWriter(
             folder / "quantizer",
-            kind=train_quantizer.KIND,
+            kind=QUANTIZER,
             config=model.quantizer_manifest.config,
             inputs={**source, "quantizer": model.quantizer_manifest.fingerprint},
         ),
@@ -111,7 +112,7 @@ def refit(
     decoder = write_generator(
         ArtifactWriter(
             folder / "generator",
-            kind=train_generator.KIND,
+            kind=GENERATOR,
             config=model.generator_manifest.config,
             inputs={
                 "generator": model.generator_manifest.fingerprint,

@@ -24,7 +24,7 @@ from genius_search.index.index import Index
 from genius_search.index.snapshot import OpenedIndex
 from genius_search.index.store import Segment, Tuned
 from genius_search.lab.evaluate import EvaluationConfig, embed_queries, judgements
-from genius_search.nn.density import measured
+from genius_search.nn.density import decode_densities
 from genius_search.progress import Progress
 from genius_search.search.beam import Beams, search
 from genius_search.search.rank import Evidence, Vectors, everything, exact_search, less, rank_items, with_one
@@ -136,7 +136,7 @@ def order_everything(index: Index, asked: Asked, config: SearchConfig) -> float:
 def _densities(index: Index, part: int) -> Float32[np.ndarray, " items"]:
     """How crowded it is around the items of a part; around their IDs, where no more is known."""
     if index.opened.densities is not None:
-        return measured(index.opened.densities[part])
+        return decode_densities(index.opened.densities[part])
     table = index.opened.segments[part].table
     found: np.ndarray = index.model.ranker.densities(table.ids)[table.rows()]
     return found

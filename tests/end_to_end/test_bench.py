@@ -56,7 +56,7 @@ def test_rivals_answer_the_same_queries_beside_ours(trained, tmp_path, capsys):
     for name in ("HNSW (32-bit vectors), efSearch 256", "IVF-PQ refined (16-bit vectors), 64 lists"):
         assert rows[name]["recall_10"] >= exact["recall_10"] - 0.2
     table, trie = found["structures"]
-    assert trie["bytes_per_id"] > 10 * (table["bytes_per_id"] - 4)  # the trie holds no marks
+    assert trie["bytes_per_id"] > 10 * (table["bytes_per_id"] - 4)  # the trie holds no norms and densities
     assert "padded to 1,200" in (tmp_path / "index.html").read_text()
 
 

@@ -107,7 +107,7 @@ def test_the_numbers_of_info_are_counted_right(shared):
     (segment,) = shared._opened.segments
     sizes = {file.name: file.stat().st_size for file in segment.folder.iterdir()}
     levels, distinct = len(ids[0]), len(set(ids))
-    # Codes and two marks of 8 bits and a 32-bit number for each ID but the first; another for each ID, item
+    # Codes, half norm and density of 8 bits and a 32-bit number for each ID but the first; another for each ID, item
     # and the end.
     assert info.bytes_per_item == {
         "ids": pytest.approx(((levels + 2) * distinct + 4 * (distinct - 1)) / 36),

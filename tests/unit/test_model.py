@@ -100,7 +100,7 @@ def test_embeddings_are_unit_vectors_and_typicality_is_their_cosine_with_the_ids
     torch.testing.assert_close(encoded.embeddings.norm(dim=1), torch.ones(20))
     torch.testing.assert_close(model.embed(batch), encoded.embeddings)
     vectors = torch.nn.functional.normalize(model.quantizer.decode(encoded.codes), dim=1)
-    torch.testing.assert_close(encoded.typicality, (vectors * encoded.embeddings).sum(dim=1))
+    torch.testing.assert_close(encoded.code_cosine, (vectors * encoded.embeddings).sum(dim=1))
 
 
 def test_a_batch_of_one_is_encoded_like_a_row_of_a_batch(model):

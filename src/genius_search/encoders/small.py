@@ -32,13 +32,14 @@ from tokenizers.trainers import BpeTrainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.artifact import fingerprint_of, write_weights
+from genius_search.artifact import fingerprint_of
 from genius_search.config import SmallEncoderConfig
 from genius_search.data.features import FeatureBatch
 from genius_search.encoders.base import ImageInput, JointInput, TextInput
 from genius_search.encoders.pixels import DESCRIPTOR_SIZE, describe, pixels_of
 from genius_search.encoders.pretrained import need_transformers
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra
+from genius_search.nn.weights import write_weights
 
 PADDING: Final = 0
 """Token number that fills short rows and counts for nothing."""

@@ -175,7 +175,7 @@ def _hits(
     probabilities: Sequence[float] | None,
 ) -> list[SearchHit]:
     items = opened.items(found.parts, found.items)
-    num_levels = model.quantizer.num_levels  # an ID's marks stand behind its codes
+    num_levels = model.quantizer.num_levels  # half norm and density stand behind an ID's codes
     hits = []
     for place, item in enumerate(items):
         table = opened.parts[found.parts[place]].table

@@ -136,7 +136,7 @@ class OpenedIndex:
         return self.items(np.array([place.part]), np.array([place.row]))[0]
 
     def id_at(self, place: Place) -> Integer[np.ndarray, " columns"]:
-        """The ID of the item at a place: codes, and its marks behind them."""
+        """The ID of the item at a place: codes, then half norm and density."""
         table = self.segments[place.part].table
         (listed,) = np.flatnonzero(table.items == place.row)
         return np.asarray(table.ids[np.searchsorted(table.bucket_starts, listed, side="right") - 1])

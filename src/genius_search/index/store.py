@@ -106,14 +106,15 @@ class ItemArrays(NamedTuple):
     """What a model says of items, by row; may be memory-mapped."""
 
     codes: Int16[np.ndarray, "items columns"]
-    """Of the IDs, then what follows from them: their marks (:mod:`genius_search.nn.density`)."""
+    """Codes of the IDs, then half norms and densities (:mod:`genius_search.nn.density`)."""
     typicality: Float16[np.ndarray, " items"]
     embeddings: Float16[np.ndarray, "items dim"] | None
     """Unit vectors, only when they are stored."""
     stored: StoredEmbeddings
     """What they are."""
     densities: UInt8[np.ndarray, " items"] | None = None
-    """How crowded it is around each, with fused embeddings (:meth:`genius_search.nn.density.Marker.crowding`)."""
+    """Density around each item (:meth:`~genius_search.nn.density.NormAndDensity.item_density`), with fused
+    embeddings."""
 
 
 class Segment(NamedTuple):
@@ -488,7 +489,7 @@ CURRENT: Final = "index.json"
 SEGMENTS: Final = "segments"
 DELETED: Final = "deleted"
 FORMAT: Final = 4
-"""Since 4 an ID's marks stand behind its codes."""
+"""Since 4 half norm and density stand behind an ID's codes."""
 NAME: Final = re.compile(r"[0-9]{6,}")
 """Names of segments."""
 DELETED_NAME: Final = re.compile(r"[0-9]{6,}-[0-9]{6,}\.npy")

@@ -42,7 +42,7 @@ from genius_search.lab.results import METHODS, ResultRow, to_json
 from genius_search.lab.runs import Hit, Qrels, Run, filter_to_pool, write_qrels, write_run
 from genius_search.lab.runs import evaluate as measure
 from genius_search.model import Genius
-from genius_search.nn.density import measured
+from genius_search.nn.density import decode_densities
 from genius_search.nn.health import Health
 from genius_search.progress import Progress
 from genius_search.records import TASKS, Candidate, Modality, Query, candidate_number, did_of, task_name
@@ -141,7 +141,7 @@ class PoolCandidates(PoolItems):
 
     @cached_property
     def codes(self) -> Int16[np.ndarray, "items columns"]:
-        """Codes of the IDs, then their marks."""
+        """Codes of the IDs, then half norms and densities."""
         codes: np.ndarray = self._arrays.codes[self._rows]
         return codes
 
@@ -258,7 +258,8 @@ def _exact(model: Genius, pool: PoolCandidates, settings: SearchConfig) -> list[
     def crowded(rows: slice) -> Tensor:
         if pool.densities is None:
             raise ValueError("fused embeddings were not kept")
-        return less(pool.fused(rows), np.float32(settings.density_weight) * measured(pool.densities[rows]))
+        density = decode_densities(pool.densities[rows])
+        return less(pool.fused(rows), np.float32(settings.density_weight) * density)
 
     def of_codes(rows: slice) -> Tensor:
         codes = pool.codes[rows]

@@ -29,7 +29,7 @@ from genius_search.errors import BadData, MissingExtra, UsageError
 from genius_search.lab.evaluate import WAYS
 from genius_search.lab.runs import falling, some
 from genius_search.model import Genius
-from genius_search.nn.density import NUM_MARKS
+from genius_search.nn.density import NUM_EXTRA_COLUMNS
 from genius_search.records import Modality, format_text, instructed
 from genius_search.search.beam import search as beam_search
 from genius_search.search.rank import Evidence, exact_search, rank_items
@@ -103,7 +103,7 @@ class MemoryPool(NamedTuple):
 
     ids: list[str]
     codes: Int16[np.ndarray, "items columns"]
-    """Of the IDs, then their marks."""
+    """Codes of the IDs, then half norms and densities."""
     typicality: Float32[np.ndarray, " items"]
     embeddings: Float16[np.ndarray, "items dim"] | None
     densities: UInt8[np.ndarray, " items"] | None
@@ -336,7 +336,7 @@ class MtebModel:
         model = self.model
         writer = MemoryPoolWriter(
             len(corpus),
-            levels=model.quantizer.num_levels + NUM_MARKS,
+            levels=model.quantizer.num_levels + NUM_EXTRA_COLUMNS,
             dim=model.dim if self.method in RAW | FUSED else None,
         )
         modalities = task_metadata.get_modalities(PromptType.document)
@@ -350,9 +350,10 @@ class MtebModel:
                 vectors = _raw(features) if self.method in RAW else encoded.embeddings
                 densities = None
                 if self.method == "generative+embeddings":
-                    densities = model.quantizer.crowding(encoded.embeddings, encoded.codes)
+                    measurer = model.quantizer.norm_and_density
+                    densities = measurer.item_density(encoded.embeddings, encoded.codes)
                 names = [one.id for one in contents]
-                writer.add(names, kinds, encoded.kept, encoded.typicality, vectors, densities)
+                writer.add(names, kinds, encoded.columns, encoded.code_cosine, vectors, densities)
         self._pool = writer.finish()
         if self._pool.left_out:
             logger.warning(

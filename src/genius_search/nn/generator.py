@@ -1,39 +1,51 @@
 """The decoder that writes IDs, code by code (paper, section 4.3): T5's decoder in plain torch.
 
-It attends to a few prefix vectors made from the query's embedding. Training gives all levels at once
-(teacher forcing); search lays the same weights out for half-written IDs (``search/decoder.py``).
+It attends to a few prefix vectors made from the query's embedding. Training computes all levels at once
+(teacher forcing); for search the same weights are laid out for one level at a time (``search/decoder.py``).
 """
 
 from __future__ import annotations
 
 import math
 from itertools import accumulate
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.config import GeneratorConfig
+from genius_search.artifact import ArtifactWriter, Manifest, open_artifact
+from genius_search.config import GeneratorConfig, from_json
+from genius_search.nn.weights import write_weights
 
+KIND: Final = "generator"
+WEIGHTS: Final = "generator.safetensors"
+NUM_SPECIAL: Final = 3
+"""Rows before the codes: padding (also the decoder's start), end, unknown; T5's convention."""
+NUM_BUCKETS: Final = 32
+MAX_DISTANCE: Final = 128
+CODE_ROW_STD: Final = 2.08
+"""Initial scale of code rows: the released code's 100 x nn.Linear of a unit vector at width 768."""
 FIRST_SCALE: Final = 20.0
-"""Turns distances into logits when training begins; a cosine of 0.05 is worth a factor of e."""
+"""Initial factor from distances to logits; a cosine of 0.05 is worth a factor of e."""
 FIRST_GATE: Final = 0.1
-"""Share of the decoder's own logits when training begins, when they say nothing yet."""
+"""Initial weight of the decoder's own logits, which are random when training begins."""
 
 
 class Guide(nn.Module):
-    """Logits of level l: scale_l · (r·e − |e|²/2) + bias + gate_l · (what the decoder says).
+    """Logits of level l: scale_l · (r·e − |e|²/2) + bias + gate_l · (the decoder's logits).
 
-    r is the query's embedding less the code vectors before, e a code's vector; the bracket is, up to a
-    constant of the query, minus half the squared distance to the vector of the longer prefix. Scales, gates
-    and biases are learned with the decoder, the code vectors stay those of the quantizer.
+    r is the query's embedding minus the code vectors of earlier levels, e a code's vector; the bracket is, up
+    to a constant of the query, minus half the squared distance to the vector of the longer prefix. Scales,
+    gates and biases are learned with the decoder; the code vectors stay those of the quantizer.
 
     Parameters
     ----------
     sizes
-        codes at each level.
+        number of codes at each level.
     """
 
     vectors: Tensor
@@ -47,37 +59,30 @@ class Guide(nn.Module):
         self.bias = nn.Parameter(torch.zeros(sum(sizes)))
 
     def tables(self) -> list[Float[Tensor, "_ dim"]]:
-        """The code vectors of each level."""
+        """Return the code vectors of each level."""
         return list(self.vectors.split(self.sizes))
 
     def residuals(
         self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
     ) -> Float[Tensor, "batch levels dim"]:
-        """What the codes before each level leave unexplained."""
+        """Return the residual at each level: the query minus the code vectors before it."""
         offsets = torch.tensor([0, *accumulate(self.sizes)][:-1], device=codes.device)
         before = self.vectors[codes[:, :-1] + offsets[:-1]]
         return torch.cat([queries[:, None], -before], dim=1).cumsum(dim=1)
 
-    def guided(
+    def combine(
         self,
-        said: Float[Tensor, "rows codes"],
+        decoder_logits: Float[Tensor, "rows codes"],
         residuals: Float[Tensor, "rows dim"],
         level: int,
     ) -> Float[Tensor, "rows codes"]:
-        """Logits of one level's codes, given what the decoder says of them."""
+        """Return the logits of one level's codes."""
         start = sum(self.sizes[:level])
-        here = slice(start, start + self.sizes[level])
-        vectors = self.vectors[here]
+        rows = slice(start, start + self.sizes[level])
+        vectors = self.vectors[rows]
         nearness = residuals @ vectors.T - vectors.square().sum(dim=1) / 2
-        return self.log_scale[level].exp() * nearness + self.bias[here] + self.gate[level] * said
-
-
-NUM_SPECIAL = 3
-"""Rows before the codes: padding (also the decoder's start), end, unknown; T5's convention."""
-NUM_BUCKETS = 32
-MAX_DISTANCE = 128
-CODE_ROW_STD = 2.08
-"""Of the code rows when they begin: the released code's 100 x nn.Linear of a unit vector at width 768."""
+        scaled = self.log_scale[level].exp() * nearness
+        return scaled + self.bias[rows] + self.gate[level] * decoder_logits
 
 
 class RMSNorm(nn.Module):
@@ -94,14 +99,14 @@ class RMSNorm(nn.Module):
 
 
 class KeysValues(NamedTuple):
-    """What attention looks at."""
+    """Keys and values that attention looks at."""
 
     keys: Float[Tensor, "rows heads tokens head_width"]
     values: Float[Tensor, "rows heads tokens head_width"]
 
 
 class Attention(nn.Module):
-    """T5's attention: no biases, no scaling by the width (it is in the initial weights)."""
+    """T5's attention: no biases, and the scaling by the width is in the initial weights."""
 
     def __init__(self, config: GeneratorConfig) -> None:
         super().__init__()
@@ -113,7 +118,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(inner, config.width, bias=False)
 
     def keys_values(self, source: Float[Tensor, "rows tokens width"]) -> KeysValues:
-        """Keys and values of a source."""
+        """Return the keys and values of a source."""
         return KeysValues(self._split(self.k(source)), self._split(self.v(source)))
 
     def forward(
@@ -145,7 +150,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, prefixes: KeysValues, bias: Tensor) -> Tensor:
-        """The block's output."""
+        """Return the block's output."""
         normed = self.self_norm(hidden)
         present = self.self_attention.keys_values(normed)
         hidden = hidden + self.dropout(self.self_attention(normed, present, bias))
@@ -156,11 +161,21 @@ class Block(nn.Module):
 
 
 class Generator(nn.Module):
-    """Writes the ID of what a query wants.
+    """Decoder that writes the ID of a query's target.
 
     The vocabulary is T5's three special rows, then the codes of level 0, level 1, and so on, so that code c
-    of level l is row ``offsets[l] + c``; or, where levels share their codes as words of a text do, one
-    alphabet for all of them.
+    of level l is row ``offsets[l] + c``.
+
+    A generator of another package (:mod:`genius_search.registry`) is a subclass. If it computes its logits in
+    another way, it also has a method ``decoding()`` that returns a
+    :class:`genius_search.search.decoder.Decoding` for search.
+
+    Parameters
+    ----------
+    sizes
+        number of codes at each level.
+    shares_codes
+        whether all levels use one alphabet, like the words of a text.
     """
 
     def __init__(
@@ -184,10 +199,10 @@ class Generator(nn.Module):
         self._initialise()
 
     def start_codes(self, tables: list[Float[Tensor, "_ dim"]], *, generator: torch.Generator) -> None:
-        """Let code rows begin as a random linear map of the unit code vectors, as the released code does.
+        """Initialise code rows by a random linear map of the unit code vectors, as the released code does.
 
         Codes with similar vectors then begin with similar rows. Deviation 12: on one scale for any width of
-        the features, and without a bias. The guide, if there is one, takes the vectors as they are.
+        the features, and without a bias. The guide, if there is one, gets the vectors themselves.
         """
         if self.guide is not None:
             self.guide.vectors.copy_(torch.cat(tables))
@@ -203,34 +218,38 @@ class Generator(nn.Module):
     def forward(
         self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
     ) -> Float[Tensor, "batch levels width"]:
-        """What the decoder says at every level, each given the true codes before it (teacher forcing)."""
+        """Return the hidden state at every level, given the true codes before it (teacher forcing)."""
         rows = codes + torch.tensor(self.offsets, device=codes.device)
         start = torch.zeros_like(rows[:, :1])
         hidden = self.dropout(self.embedding(torch.cat([start, rows[:, :-1]], dim=1)))
         bias = self.position_biases(hidden.shape[1])
-        for block, prefixes in zip(self.decoder_blocks(), self._prefixes(queries), strict=True):
-            hidden = block(hidden, prefixes, bias)
-        return self._finished(hidden)
+        # Deviation 11: one linear layer and a norm, as in the released code; the paper says MLP.
+        prefixes = self.prefix_projection(queries).unflatten(-1, (self.config.prefixes, self.config.width))
+        prefixes = self.dropout(self.prefix_norm(self.dropout(prefixes)))
+        for block in self.decoder_blocks():
+            hidden = block(hidden, block.cross_attention.keys_values(prefixes), bias)
+        normed: Tensor = self.dropout(self.final_norm(hidden))
+        return normed
 
     def loss(
         self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
     ) -> Float[Tensor, " levels"]:
-        """Cross-entropy of each level (equation 10), averaged over the batch."""
+        """Return the cross-entropy of each level (equation 10), averaged over the batch."""
         hidden = self.forward(queries, codes)
-        left = None if self.guide is None else self.guide.residuals(queries, codes)
+        residuals = None if self.guide is None else self.guide.residuals(queries, codes)
         losses: list[Tensor] = []
         for level in range(len(self.sizes)):
-            if self.guide is not None and left is not None:
-                said = self.level_logits(hidden[:, level], level)
-                logits = self.guide.guided(said, left[:, level], level)
+            if self.guide is not None and residuals is not None:
+                logits = self.level_logits(hidden[:, level], level)
+                logits = self.guide.combine(logits, residuals[:, level], level)
                 losses.append(F.cross_entropy(logits, codes[:, level]))
             else:
-                found = self.log_probabilities(hidden[:, level], level, self.config.softmax)
-                losses.append(F.nll_loss(found, codes[:, level]))
+                scores = self.log_probabilities(hidden[:, level], level, self.config.softmax)
+                losses.append(F.nll_loss(scores, codes[:, level]))
         return torch.stack(losses)
 
     def logits(self, hidden: Float[Tensor, "rows width"], rows: slice) -> Float[Tensor, "rows codes"]:
-        """Logits of part of the vocabulary."""
+        """Return logits of part of the vocabulary."""
         if self.head is not None:
             return F.linear(hidden, self.head.weight[rows])
         return F.linear(hidden * self.config.width**-0.5, self.embedding.weight[rows])
@@ -238,26 +257,25 @@ class Generator(nn.Module):
     def log_probabilities(
         self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
     ) -> Float[Tensor, "rows codes"]:
-        """Log-probabilities of one level's codes, normalised over the level or the whole vocabulary."""
+        """Return log-probabilities of a level's codes, normalised over the level or the whole vocabulary."""
         if scores == "vocabulary":
             start, stop = self.offsets[level], self.offsets[level] + self.sizes[level]
             return torch.log_softmax(self.logits(hidden, slice(None)).float(), dim=-1)[:, start:stop]
         return torch.log_softmax(self.level_logits(hidden, level), dim=-1)
 
     def level_logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
-        """Logits of one level's codes, as the decoder alone has them."""
-        return self.logits(
-            hidden, slice(self.offsets[level], self.offsets[level] + self.sizes[level])
-        ).float()
+        """Return the decoder's own logits of one level's codes, without the guide."""
+        start = self.offsets[level]
+        return self.logits(hidden, slice(start, start + self.sizes[level])).float()
 
     def decoder_blocks(self) -> list[Block]:
-        """The blocks, first to last."""
+        """Return the blocks, first to last."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def position_biases(self, tokens: int) -> Float[Tensor, "1 heads tokens keys"]:
-        """Relative-position bias of each token, looking at all up to itself.
+        """Return the relative-position bias of each token for all tokens up to itself.
 
-        T5 has it in the first block only and shares it with the others.
+        T5 computes it in the first block only and shares it with the others.
         """
         positions = torch.arange(tokens, device=self.position_bias.weight.device)
         distance = positions[:, None] - positions[None, :]
@@ -265,21 +283,8 @@ class Generator(nn.Module):
         bias = bias.masked_fill((distance < 0)[..., None], float("-inf"))
         return bias.permute(2, 0, 1)[None]
 
-    def _prefixes(self, queries: Float[Tensor, "batch dim"]) -> list[KeysValues]:
-        """Keys and values, for each block, of the vectors that stand for a query.
-
-        Deviation 11: one linear layer and a norm, as in the released code; the paper says MLP.
-        """
-        prefixes = self.prefix_projection(queries).unflatten(-1, (self.config.prefixes, self.config.width))
-        prefixes = self.dropout(self.prefix_norm(self.dropout(prefixes)))
-        return [block.cross_attention.keys_values(prefixes) for block in self.decoder_blocks()]
-
-    def _finished(self, hidden: Tensor) -> Tensor:
-        normed: Tensor = self.dropout(self.final_norm(hidden))
-        return normed
-
     def _initialise(self) -> None:
-        """T5's initial weights (factor 1)."""
+        """Draw T5's initial weights (factor 1)."""
         config = self.config
         nn.init.normal_(self.embedding.weight, std=1.0)
         nn.init.normal_(self.position_bias.weight, std=config.width**-0.5)
@@ -296,8 +301,31 @@ class Generator(nn.Module):
 
 
 def _bucket(distance: Tensor) -> Tensor:
-    """T5's buckets for looking back: one each up to 15, then logarithmic up to 128."""
+    """Return T5's buckets of distances: one each up to 15, then logarithmic up to 128."""
     exact = NUM_BUCKETS // 2
     ratio = torch.log(distance.clamp(min=1) / exact) / math.log(MAX_DISTANCE / exact)
     far = (exact + (ratio * (NUM_BUCKETS - exact)).long()).clamp(max=NUM_BUCKETS - 1)
     return torch.where(distance < exact, distance, far)
+
+
+class TrainedGenerator(NamedTuple):
+    """A generator and the manifest of its folder."""
+
+    generator: Generator
+    manifest: Manifest
+
+
+def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> TrainedGenerator:
+    """Finish a generator's folder; ``dim`` is the width of the embeddings."""
+    write_weights(writer.path / WEIGHTS, generator.state_dict())
+    manifest = writer.finish(facts={"dim": dim, "sizes": list(generator.sizes)})
+    return TrainedGenerator(generator.eval(), manifest)
+
+
+def load_generator(folder: Path, *, device: str = "cpu") -> TrainedGenerator:
+    """Open a finished generator."""
+    manifest = open_artifact(folder, kind=KIND)
+    config = from_json(GeneratorConfig, manifest.config)
+    generator = Generator(int(manifest.facts["dim"]), tuple(manifest.facts["sizes"]), config)
+    generator.load_state_dict(load_file(folder / WEIGHTS))
+    return TrainedGenerator(generator.to(device).eval(), manifest)

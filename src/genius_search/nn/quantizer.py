@@ -1,26 +1,41 @@
 """Modality-decoupled residual quantization: an embedding becomes an ID (paper, section 4.2.2).
 
-Level 0 stands for the modality, the others for meaning, coarse to fine. Codebooks start by k-means and
+Level 0 stands for the modality, the others for meaning, coarse to fine. Codebooks start from k-means and
 follow by exponential moving average; no gradient reaches them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int, Int16, UInt8
+from jaxtyping import Float, Int, Int16
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.config import QuantizerConfig
+from genius_search.artifact import ArtifactWriter, Manifest, open_artifact
+from genius_search.config import QuantizerConfig, from_json
+from genius_search.data.features import NUM_MODALITIES, Features
 from genius_search.nn import parallel
-from genius_search.nn.density import Marker
+from genius_search.nn.density import NormAndDensity
 from genius_search.nn.fusion import Fusion
+from genius_search.nn.health import Health, examine
+from genius_search.nn.weights import write_weights
 
-CHUNK = 16_384
-"""Items compared with all centroids at a time, which bounds memory."""
+KIND: Final = "quantizer"
+WEIGHTS: Final = "quantizer.safetensors"
+POOL_SAMPLE: Final = "pool_sample"
+"""Name among the weights; only a refitted quantizer has it."""
+CHUNK: Final = 16_384
+"""Items compared with all centroids at a time, to bound memory."""
+DISTANCES_AT_ONCE: Final = 1 << 24
+"""Distances in memory at once: 64 MiB."""
+FUSE_BATCH: Final = 4096
 
 
 class Clusters(NamedTuple):
@@ -33,7 +48,7 @@ class Clusters(NamedTuple):
 def assign(
     samples: Float[Tensor, "items dim"], centroids: Float[Tensor, "codes dim"]
 ) -> Int[Tensor, " items"]:
-    """Index of the nearest centroid (squared Euclidean); the lowest index wins a tie.
+    """Return the index of the nearest centroid (squared Euclidean); the lowest index wins a tie.
 
     In full precision even while training in bfloat16, which cannot tell near neighbours apart.
     """
@@ -48,7 +63,7 @@ def assign(
 def kmeans(
     samples: Float[Tensor, "items dim"], size: int, *, iterations: int, generator: torch.Generator
 ) -> Clusters:
-    """Lloyd's algorithm until nothing moves or ``iterations`` are done.
+    """Run Lloyd's algorithm until nothing moves or ``iterations`` are done.
 
     With fewer samples than clusters, samples are drawn with replacement as seeds.
     """
@@ -67,51 +82,41 @@ def kmeans(
             break
         chosen = moved
         counts = torch.bincount(chosen, minlength=size)
-    return Clusters(centroids=centroids, counts=counts.to(samples.dtype))
-
-
-DISTANCES_AT_ONCE: Final = 1 << 24
-"""Distances in memory at once: 64 MiB."""
+    return Clusters(centroids, counts.to(samples.dtype))
 
 
 def nearest_sums(
     residuals: Float[Tensor, "items dim"], tables: Sequence[Float[Tensor, "_ dim"]], *, beam: int
 ) -> Int[Tensor, "items levels"]:
-    """Codes whose vectors add up to something near each residual, keeping ``beam`` partial IDs a level.
+    """Return codes whose vectors add up to something near each residual, by a beam search over levels.
 
-    With a beam of one these are the greedy choices.
+    ``beam`` partial IDs are kept at each level; a beam of one gives the greedy choices.
     """
-    largest = max(len(table) for table in tables)
-    at_once = max(1, DISTANCES_AT_ONCE // (beam * largest))
-    parts = [_nearest(chunk, tables, beam) for chunk in residuals.split(at_once)]
-    return torch.cat(parts)
+    at_once = max(1, DISTANCES_AT_ONCE // (beam * max(len(table) for table in tables)))
+    return torch.cat([_nearest_sums(chunk, tables, beam) for chunk in residuals.split(at_once)])
 
 
-def _nearest(
+def _nearest_sums(
     residuals: Float[Tensor, "items dim"], tables: Sequence[Float[Tensor, "_ dim"]], beam: int
 ) -> Int[Tensor, "items levels"]:
     items, dim = residuals.shape
-    left = residuals[:, None]  # of each partial ID
-    halves = residuals.square().sum(dim=1, keepdim=True) / 2  # of the squared length of what is left
+    remaining = residuals[:, None]  # of each partial ID
+    halves = residuals.square().sum(dim=1, keepdim=True) / 2  # half the squared length of what remains
     codes = torch.zeros(items, 1, 0, dtype=torch.int64, device=residuals.device)
     for table in tables:
-        width = left.shape[1]
-        nearer = torch.addmm(table.square().sum(dim=1) / 2, left.flatten(0, 1), table.T, alpha=-1)
-        grown = nearer.view(items, width, len(table)).add_(halves[..., None])
-        kept = min(beam, width * len(table))
-        halves, best = grown.flatten(1).topk(kept, dim=1, largest=False)
-        came_from, chosen = best // len(table), best % len(table)
-        left = left.gather(1, came_from[..., None].expand(-1, -1, dim)) - table[chosen]
-        codes = codes.gather(1, came_from[..., None].expand(-1, -1, codes.shape[2]))
+        width = remaining.shape[1]
+        change = torch.addmm(table.square().sum(dim=1) / 2, remaining.flatten(0, 1), table.T, alpha=-1)
+        grown = change.view(items, width, len(table)).add_(halves[..., None])
+        halves, best = grown.flatten(1).topk(min(beam, width * len(table)), dim=1, largest=False)
+        parent, chosen = best // len(table), best % len(table)
+        remaining = remaining.gather(1, parent[..., None].expand(-1, -1, dim)) - table[chosen]
+        codes = codes.gather(1, parent[..., None].expand(-1, -1, codes.shape[2]))
         codes = torch.cat([codes, chosen[..., None]], dim=2)
     return codes[:, 0]
 
 
-NUM_MODALITIES = 3
-
-
 class Quantized(NamedTuple):
-    """What quantization gives for a batch of embeddings."""
+    """Result of quantizing a batch of embeddings."""
 
     codes: Int[Tensor, "items levels"]
     vectors: Float[Tensor, "items dim"]
@@ -119,24 +124,24 @@ class Quantized(NamedTuple):
     loss: Float[Tensor, ""]
     """L_rq: mean squared distance of each residual to its code vector, over elements and levels."""
     residuals: Float[Tensor, "levels items dim"]
-    """What each level was given; detached. The moving average learns from it."""
+    """Input of each level, detached; the moving average learns from it."""
 
 
 class EncodedItems(NamedTuple):
-    """Items as an index keeps them."""
+    """Items as an index stores them."""
 
     embeddings: Float[Tensor, "items dim"]
     """Unit vectors: the fused embeddings that IDs are made from."""
     codes: Int[Tensor, "items levels"]
-    typicality: Float[Tensor, " items"]
+    code_cosine: Float[Tensor, " items"]
     """Cosine between an embedding and the vector of its ID; orders items that share one."""
-    marks: Int16[Tensor, "items marks"]
-    """What follows from the codes and ranking needs: half norm and density (:mod:`genius_search.nn.density`)."""
+    norm_and_density: Int16[Tensor, "items columns"]
+    """Half norm and density of each ID (:mod:`genius_search.nn.density`)."""
 
     @property
-    def kept(self) -> Int16[Tensor, "items columns"]:
-        """What a table of IDs keeps: the codes, then their marks."""
-        return torch.cat([self.codes.short(), self.marks], dim=1)
+    def columns(self) -> Int16[Tensor, "items columns"]:
+        """Rows of a table of IDs: the codes, then half norm and density."""
+        return torch.cat([self.codes.short(), self.norm_and_density], dim=1)
 
 
 class Codebook(nn.Module):
@@ -168,7 +173,7 @@ class Codebook(nn.Module):
         decay: float,
         laplace: float,
     ) -> None:
-        """One step of the moving average towards the residuals that chose each code."""
+        """Take one step of the moving average towards the residuals that chose each code."""
         size = len(self.embed)
         counts = torch.zeros_like(self.cluster_size).index_add_(
             0, codes, torch.ones_like(codes, dtype=self.cluster_size.dtype)
@@ -185,7 +190,7 @@ class Codebook(nn.Module):
     def revive(
         self, residuals: Float[Tensor, "items dim"], *, below: float, generator: torch.Generator
     ) -> int:
-        """Move every code with an average count under ``below`` to a random residual; how many moved."""
+        """Move every code with an average count under ``below`` to a random residual; return how many."""
         dead = self.cluster_size < below
         num_dead = int(dead.sum())
         if num_dead == 0 or len(residuals) == 0:
@@ -199,12 +204,16 @@ class Codebook(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """Fusion and codebooks: features in, unit embeddings and IDs out."""
+    """Fusion and codebooks: features in, unit embeddings and IDs out.
+
+    A quantizer of another package (:mod:`genius_search.registry`) is a subclass: it is made from ``dim`` and
+    ``config`` and may choose codes, embeddings or losses in its own way.
+    """
 
     level0_modality: Tensor
     pool_sample: Int16[Tensor, "sampled levels"]
-    """Different IDs of the pool that the codebooks were refitted to; empty where they were not. Says how
-    crowded it is around an ID (:mod:`genius_search.nn.density`)."""
+    """Distinct IDs of the pool that the codebooks were refitted to, by which densities are measured; empty
+    without a refit."""
 
     def __init__(self, dim: int, config: QuantizerConfig) -> None:
         super().__init__()
@@ -213,8 +222,7 @@ class Quantizer(nn.Module):
         self.fusion = Fusion(dim, config.fusion)
         modality = [] if config.level0 == "none" else [Codebook(NUM_MODALITIES, dim)]
         if config.shared_codebook:
-            shared = Codebook(config.codebook_size, dim)
-            semantic = [shared] * config.levels
+            semantic = [Codebook(config.codebook_size, dim)] * config.levels
         else:
             semantic = [Codebook(config.codebook_size, dim) for _ in range(config.levels)]
         self.codebooks = nn.ModuleList([*modality, *semantic])
@@ -226,9 +234,14 @@ class Quantizer(nn.Module):
         self.register_buffer(
             "level0_modality", torch.arange(3) if known else torch.full((NUM_MODALITIES,), -1)
         )
-        # No buffer, since its length is no setting; on the CPU, also where the weights come later ("meta").
+        # Not a buffer, since its length is not a setting; on the CPU even while weights are on "meta".
         self.pool_sample = torch.empty(0, self.num_levels, dtype=torch.int16, device="cpu")
-        self._marker: Marker | None = None
+        self._norm_and_density: NormAndDensity | None = None
+
+    @property
+    def books(self) -> list[Codebook]:
+        """The codebook of each level."""
+        return [book for book in self.codebooks if isinstance(book, Codebook)]
 
     @property
     def has_modality_level(self) -> bool:
@@ -237,13 +250,13 @@ class Quantizer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the codebooks are."""
-        return self._books()[0].embed.device
+        """Device of the codebooks."""
+        return self.books[0].embed.device
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Codes at each level."""
-        return tuple(len(book.embed) for book in self._books())
+        """Number of codes at each level."""
+        return tuple(len(book.embed) for book in self.books)
 
     @property
     def num_levels(self) -> int:
@@ -251,24 +264,24 @@ class Quantizer(nn.Module):
         return len(self.codebooks)
 
     def tables(self) -> list[Float[Tensor, "_ dim"]]:
-        """The code vectors of each level."""
-        return [book.embed for book in self._books()]
+        """Return the code vectors of each level."""
+        return [book.embed for book in self.books]
 
     def quantize(
         self, embeddings: Float[Tensor, "items dim"], modalities: Int[Tensor, " items"] | None = None
     ) -> Quantized:
-        """IDs of unit embeddings (equations 4 to 6).
+        """Assign IDs to unit embeddings, greedily level by level (equations 4 to 6).
 
-        ``modalities`` (0 image, 1 text, 2 image-text; of the item itself, or for a query of what it wants)
-        is used when level 0 is ``assigned`` and required then; the other kinds of level 0 ignore it.
+        ``modalities`` (0 image, 1 text, 2 image-text; of the item itself, or for a query of the item that it
+        asks for) is required when level 0 is ``assigned``; the other kinds of level 0 ignore it.
         """
         residual = embeddings
         vectors = torch.zeros_like(embeddings)
         codes: list[Tensor] = []
         residuals: list[Tensor] = []
         losses: list[Tensor] = []
-        for level, book in enumerate(self._books()):
-            chosen = self._choose(level, book, embeddings, residual, modalities)
+        for level, book in enumerate(self.books):
+            chosen = self._choose(level, embeddings, residual, modalities)
             code_vectors = book.embed[chosen]
             residuals.append(residual.detach())
             # Deviation 3: a mean over elements and levels, as in the released code; the paper sums.
@@ -287,27 +300,26 @@ class Quantizer(nn.Module):
         )
 
     def decode(self, codes: Int[Tensor, "items levels"]) -> Float[Tensor, "items dim"]:
-        """The vector an ID stands for: the sum of its code vectors."""
+        """Return the vector of each ID: the sum of its code vectors."""
         codes = codes.to(self.device)
         total = torch.zeros(len(codes), self.dim, device=self.device)
-        for level, book in enumerate(self._books()):
-            total = total + book.embed[codes[:, level]]
+        for level, table in enumerate(self.tables()):
+            total = total + table[codes[:, level]]
         return total
 
-    def marks(self, codes: Int[Tensor, "items levels"]) -> Int16[Tensor, "items marks"]:
-        """What follows from IDs and ranking needs, a byte each: half norm and density."""
-        return self._known_marker().marks(codes)
+    @property
+    def norm_and_density(self) -> NormAndDensity:
+        """Half norms and densities of IDs by the present code vectors and pool sample."""
+        if self._norm_and_density is None:
+            self._norm_and_density = NormAndDensity(
+                self.tables(), has_modality_level=self.has_modality_level, sample=self.pool_sample
+            )
+        return self._norm_and_density
 
-    def crowding(
-        self, embeddings: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
-    ) -> UInt8[Tensor, " items"]:
-        """How crowded it is around items themselves, for who ranks by embeddings: a byte each."""
-        return self._known_marker().crowding(embeddings, codes)
-
-    def keep_sample(self, ids: Int[Tensor, "sampled levels"]) -> None:
-        """Let these IDs, all different, say how crowded it is around others."""
+    def set_pool_sample(self, ids: Int[Tensor, "sampled levels"]) -> None:
+        """Measure densities by these IDs, which must be distinct, from now on."""
         self.pool_sample = ids.to("cpu", torch.int16)
-        self._marker = None
+        self._norm_and_density = None
 
     @torch.no_grad()
     def encode_items(
@@ -316,11 +328,12 @@ class Quantizer(nn.Module):
         text: Float[Tensor, "items dim"],
         modalities: Int[Tensor, " items"],
     ) -> EncodedItems:
-        """Embeddings and IDs of items, on the CPU; features are zero where a modality is absent."""
+        """Return embeddings and IDs of items, on the CPU; features are zero where a modality is absent."""
         embeddings = self.fusion(image.to(self.device), text.to(self.device))
         codes = self._encode(embeddings, modalities.to(self.device))
-        typicality = F.cosine_similarity(embeddings, self.decode(codes), dim=-1)
-        return EncodedItems(embeddings.cpu(), codes.cpu(), typicality.cpu(), self.marks(codes).cpu())
+        cosine = F.cosine_similarity(embeddings, self.decode(codes), dim=-1)
+        columns = self.norm_and_density.columns(codes)
+        return EncodedItems(embeddings.cpu(), codes.cpu(), cosine.cpu(), columns.cpu())
 
     @torch.no_grad()
     def start_codebooks(
@@ -331,93 +344,153 @@ class Quantizer(nn.Module):
         batch_size: int,
         generator: torch.Generator,
     ) -> None:
-        """K-means, level by level on the residuals; counts are scaled to one batch of queries and targets."""
-        self._marker = None
+        """Run k-means level by level on the residuals; counts are scaled to one batch of pairs."""
+        self._norm_and_density = None
         residual = embeddings
         scale = 2 * batch_size / len(embeddings)
-        seen: set[int] = set()
-        for level, book in enumerate(self._books()):
+        started: set[int] = set()
+        for level, book in enumerate(self.books):
             if level == 0 and self.config.level0 in ("assigned", "classifier"):
                 chosen = modalities
                 counts = torch.bincount(chosen, minlength=NUM_MODALITIES).float()
                 sums = torch.zeros_like(book.embed).index_add_(0, chosen, residual)
                 book.start(sums / counts.clamp(min=1)[:, None], counts * scale)
             else:
-                if id(book) not in seen:
-                    started = kmeans(
+                if id(book) not in started:  # a shared codebook starts once
+                    clusters = kmeans(
                         residual,
                         len(book.embed),
                         iterations=self.config.kmeans_iterations,
                         generator=generator,
                     )
-                    book.start(started.centroids, started.counts * scale)
+                    book.start(clusters.centroids, clusters.counts * scale)
                 chosen = assign(residual, book.embed)
-            seen.add(id(book))
+            started.add(id(book))
             residual = residual - book.embed[chosen]
 
     @torch.no_grad()
     def follow(self, quantized: Quantized, *, generator: torch.Generator) -> int:
-        """One moving-average step after a batch of queries, then their candidates; how many codes revived.
+        """Take a moving-average step after a batch (queries, then candidates); return how many codes revived.
 
-        All ranks do the same: sums are over ranks and revival draws from the gathered residuals with a
+        All ranks do the same: sums are over ranks, and revival draws from the gathered residuals with a
         generator that every rank seeds alike.
         """
-        self._marker = None
+        self._norm_and_density = None
         revived = 0
-        for level, book in enumerate(self._books()):
+        for level, book in enumerate(self.books):
             residuals = quantized.residuals[level]
             book.follow(
                 residuals, quantized.codes[:, level], decay=self.config.decay, laplace=self.config.laplace
             )
             is_modality = level == 0 and self.has_modality_level
             if not is_modality and self.config.dead_below > 0:
-                everyone = parallel.gather_pairs(residuals)
-                revived += book.revive(everyone, below=self.config.dead_below, generator=generator)
+                gathered = parallel.gather_pairs(residuals)
+                revived += book.revive(gathered, below=self.config.dead_below, generator=generator)
         return revived
 
     def classify(self, embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items modalities"]:
-        """Logits of the modality, when level 0 is a classifier."""
+        """Return logits of the modality; level 0 must be a classifier."""
         if self.classifier is None:
             raise ValueError("this quantizer has no modality classifier")
         logits: Tensor = self.classifier(embeddings)
         return logits
 
-    def _known_marker(self) -> Marker:
-        if self._marker is None:
-            self._marker = Marker(
-                self.tables(), has_modality_level=self.has_modality_level, sample=self.pool_sample
-            )
-        return self._marker
-
-    def _books(self) -> list[Codebook]:
-        return [book for book in self.codebooks if isinstance(book, Codebook)]
-
     def _encode(
         self, embeddings: Float[Tensor, "items dim"], modalities: Int[Tensor, " items"]
     ) -> Int[Tensor, "items levels"]:
-        """The IDs that items keep: semantic codes are chosen together (deviation 30)."""
+        """Return the IDs that items are stored under: semantic codes are chosen jointly (deviation 30)."""
         beam = self.config.encoding_beam
         if beam == 1:
             return self.quantize(embeddings, modalities).codes
         tables = self.tables()
         if not self.has_modality_level:
             return nearest_sums(embeddings, tables, beam=beam)
-        first = self._choose(0, self._books()[0], embeddings, embeddings, modalities)
-        found = nearest_sums(embeddings - tables[0][first], tables[1:], beam=beam)
-        return torch.cat([first[:, None], found], dim=1)
+        first = self._choose(0, embeddings, embeddings, modalities)
+        semantic = nearest_sums(embeddings - tables[0][first], tables[1:], beam=beam)
+        return torch.cat([first[:, None], semantic], dim=1)
 
-    def _choose(
-        self,
-        level: int,
-        book: Codebook,
-        embeddings: Tensor,
-        residual: Tensor,
-        modalities: Tensor | None,
-    ) -> Tensor:
+    def _choose(self, level: int, embeddings: Tensor, residual: Tensor, modalities: Tensor | None) -> Tensor:
         if level == 0 and self.config.level0 == "assigned":
             if modalities is None:
                 raise ValueError("level 0 is assigned, so quantize needs the modalities")
             return modalities
         if level == 0 and self.classifier is not None:
             return self.classify(embeddings.detach()).argmax(dim=1)
-        return assign(residual.detach(), book.embed)
+        return assign(residual.detach(), self.books[level].embed)
+
+
+class TrainedQuantizer(NamedTuple):
+    """A quantizer and the manifest of its folder."""
+
+    quantizer: Quantizer
+    manifest: Manifest
+
+
+def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health | None) -> TrainedQuantizer:
+    """Finish a quantizer's folder; ``health`` is None if its IDs could not be examined yet."""
+    tensors = {POOL_SAMPLE: quantizer.pool_sample} if len(quantizer.pool_sample) else {}
+    written: set[int] = set()
+    for name, tensor in quantizer.state_dict().items():
+        if tensor.data_ptr() not in written:  # a shared codebook is written once
+            tensors[name] = tensor
+        written.add(tensor.data_ptr())
+    write_weights(writer.path / WEIGHTS, tensors)
+    facts = {"dim": quantizer.dim, "health": None if health is None else dataclasses.asdict(health)}
+    return TrainedQuantizer(quantizer.eval(), writer.finish(facts=facts))
+
+
+def load_quantizer(folder: Path, *, device: str = "cpu") -> TrainedQuantizer:
+    """Open a finished quantizer."""
+    manifest = open_artifact(folder, kind=KIND)
+    quantizer = Quantizer(int(manifest.facts["dim"]), from_json(QuantizerConfig, manifest.config))
+    tensors = load_file(folder / WEIGHTS)
+    quantizer.set_pool_sample(tensors.pop(POOL_SAMPLE, quantizer.pool_sample))
+    if quantizer.config.shared_codebook:
+        tensors |= _shared_names(quantizer, tensors)
+    quantizer.load_state_dict(tensors)
+    return TrainedQuantizer(quantizer.to(device).eval(), manifest)
+
+
+def _shared_names(quantizer: Quantizer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the shared codebook's tensors under the names of the levels that were not written."""
+    first = int(quantizer.has_modality_level)
+    return {
+        name: tensors[f"codebooks.{first}.{name.split('.')[2]}"]
+        for name in quantizer.state_dict()
+        if name.startswith("codebooks.") and name not in tensors
+    }
+
+
+def encode(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> EncodedItems:
+    """Return embeddings and IDs of candidates: all of them, or the given rows."""
+    rows = np.arange(len(features)) if rows is None else rows
+    parts: list[EncodedItems] = []
+    for start in range(0, len(rows), FUSE_BATCH):
+        chosen = rows[start : start + FUSE_BATCH]
+        batch = features.gather(chosen)
+        modalities = torch.from_numpy(features.modality[chosen].astype(np.int64))
+        parts.append(quantizer.encode_items(batch.image, batch.text, modalities))
+    return EncodedItems(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+@torch.no_grad()
+def fuse(quantizer: Quantizer, features: Features) -> Float[Tensor, "rows dim"]:
+    """Return embeddings of all rows, of queries or candidates, as 16-bit floats on the CPU."""
+    device = quantizer.device
+    output = torch.empty(len(features), features.dim, dtype=torch.float16)
+    for rows, batch in features.batches(FUSE_BATCH):
+        output[rows] = quantizer.fusion(batch.image.to(device), batch.text.to(device)).half().cpu()
+    return output
+
+
+def measure_health(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> Health:
+    """Examine the IDs of candidates: all of them, or the given rows."""
+    encoded = encode(quantizer, features, rows)
+    modality = features.modality if rows is None else features.modality[rows]
+    return examine(
+        encoded.codes.numpy(),
+        modality.astype(np.int64),
+        encoded.code_cosine.numpy(),
+        sizes=quantizer.sizes,
+        has_modality_level=quantizer.has_modality_level,
+    )

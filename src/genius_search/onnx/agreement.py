@@ -100,7 +100,7 @@ def trial_of(model: Genius, queries: Features, candidates: Features, *, num_quer
     for rows, batch in candidates.batches(_ENCODED):
         encoded = model.encode(batch, candidates.modality[rows].astype(np.int64))
         codes.append(encoded.codes.numpy())
-        typicality.append(encoded.typicality.numpy())
+        typicality.append(encoded.code_cosine.numpy())
     table = IdTable.build(np.concatenate(codes), np.concatenate(typicality).astype(np.float32))
     return Trial(model.embed(queries.gather(chosen)), table)
 

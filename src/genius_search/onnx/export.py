@@ -19,7 +19,7 @@ from jaxtyping import Float
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from genius_search.artifact import ArtifactWriter, Manifest, write_json, write_weights
+from genius_search.artifact import ArtifactWriter, Manifest, write_json
 from genius_search.encoders.base import Encoder
 from genius_search.encoders.pixels import DESCRIPTOR_SIZE
 from genius_search.encoders.pretrained import ClipEncoder
@@ -29,6 +29,7 @@ from genius_search.errors import MissingExtra, UsageError
 from genius_search.model import Genius
 from genius_search.nn.fusion import Fusion
 from genius_search.nn.generator import NUM_SPECIAL, Attention, Block, Generator, RMSNorm
+from genius_search.nn.weights import write_weights
 from genius_search.onnx.run import (
     FUSION,
     GUIDE,
@@ -579,9 +580,6 @@ def export_onnx(model: Genius, folder: Path, *, int8: bool = False, progress: Pr
             f"exporting needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
             "installed: pip install genius-retrieval[onnx]"
         )
-    pass
-    pass
-    pass
 
     writer = ArtifactWriter(folder, kind=KIND, config={"int8": int8}, inputs={"model": model.fingerprint})
     finished = writer.finished()
@@ -612,7 +610,6 @@ def _write_encoder(encoder: Encoder, folder: Path, progress: Progress) -> _Encod
     """Write an encoder's towers and what reads for them, or say why not."""
     from genius_search.onnx.run import READER  # noqa: PLC0415  as above
 
-    pass
 
     match encoder:
         case SmallEncoder():
@@ -622,7 +619,6 @@ def _write_encoder(encoder: Encoder, folder: Path, progress: Progress) -> _Encod
             write_json(folder / READER / CONFIG_FILE, asdict(encoder.config))
             return _Encoder("small", None)
         case ClipEncoder():
-            pass
 
             progress.say(f"tracing {encoder.spec}, which takes a minute or more")
             write_towers(encoder, folder / "fp32")

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from genius_search.config import SearchConfig
 from genius_search.errors import BadData, UsageError
-from genius_search.nn import density as marks
+from genius_search.nn.density import decode_densities, decode_half_norms
 from genius_search.search.beam import Beams, highest
 from genius_search.search.table import Part, Restriction, expand_ranges
 
@@ -23,7 +23,7 @@ FEW: Final = 4
 
 
 class CodeRanker:
-    """Scores IDs against query embeddings by look-ups of code-vector products, and by the IDs' marks.
+    """Scores IDs by look-ups of code-vector products, less their half norms and densities.
 
     Deviation 20: the paper knows no re-ranking without stored embeddings.
 
@@ -81,18 +81,18 @@ class CodeRanker:
         self, ids: Integer[np.ndarray, "ids columns"], *, density_weight: float
     ) -> Float32[np.ndarray, " ids"]:
         """What is taken from the inner products of IDs, whatever the query."""
-        if not self._has_marks(ids):
+        if not self._has_norm_and_density(ids):
             return np.zeros(len(ids), dtype=np.float32)
         kept = ids[:, len(self._offsets) :]
-        return marks.half_norms(kept) + np.float32(density_weight) * marks.densities(kept)
+        return decode_half_norms(kept[:, 0]) + np.float32(density_weight) * decode_densities(kept[:, 1])
 
     def densities(self, ids: Integer[np.ndarray, "ids columns"]) -> Float32[np.ndarray, " ids"]:
         """How crowded it is around IDs."""
-        if not self._has_marks(ids):
+        if not self._has_norm_and_density(ids):
             return np.zeros(len(ids), dtype=np.float32)
-        return marks.densities(ids[:, len(self._offsets) :])
+        return decode_densities(ids[:, len(self._offsets) + 1])
 
-    def _has_marks(self, ids: Integer[np.ndarray, "ids columns"]) -> bool:
+    def _has_norm_and_density(self, ids: Integer[np.ndarray, "ids columns"]) -> bool:
         return bool(ids.shape[1] > len(self._offsets))
 
     def _places(self, ids: Integer[np.ndarray, "ids columns"]) -> Int64[np.ndarray, "ids levels"]:
@@ -380,7 +380,7 @@ def _by_codes(
 def _ids(
     parts: Sequence[Part], numbers: Int64[np.ndarray, " rows"], rows: Int64[np.ndarray, " rows"]
 ) -> Int16[np.ndarray, "rows columns"]:
-    """These rows of the parts' tables: codes, and marks where there are any."""
+    """These rows of the parts' tables: codes, and half norms and densities if there are any."""
     ids = np.empty((len(rows), parts[0].table.num_levels), dtype=np.int16)
     for number, part in enumerate(parts):
         here = numbers == number if len(parts) > 1 else slice(None)
@@ -432,5 +432,5 @@ def _densities(
 ) -> Float32[np.ndarray, " items"] | float:
     """How crowded it is around items of one part."""
     if evidence.densities is not None:
-        return marks.measured(evidence.densities[number][found.items])
+        return decode_densities(evidence.densities[number][found.items])
     return 0.0 if evidence.codes is None else evidence.codes.densities(part.table.ids[found.rows])

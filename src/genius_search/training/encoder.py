@@ -38,7 +38,7 @@ from genius_search.nn import parallel
 from genius_search.nn.losses import contrastive_loss
 from genius_search.progress import Progress
 from genius_search.records import Query, format_text
-from genius_search.training.loop import CHECKPOINT, Moment, StepResult, num_steps, random_for, train
+from genius_search.training.loop import Moment, StepResult, num_steps, random_for, train
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -318,7 +318,7 @@ def train_encoder(
             name="train encoder",
         )
         encoder.save(writer.path)
-        writer.finish(scratch=(CHECKPOINT,))
+        writer.finish()
         encoder = load_trained_encoder(folder, device=device)
     return TrainedEncoder(encoder, _features(encoder, prepared, features_folder))
 

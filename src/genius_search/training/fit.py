@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from genius_search.config import EncoderConfig, FitConfig, GeneratorConfig, QuantizerConfig, checked
 from genius_search.data.features import Features, Pairs
@@ -18,12 +18,17 @@ from genius_search.embed import TrainingFeatures, embed_training
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.model import Genius, KnownInstruction
+from genius_search.model_file import MODEL_FILE
 from genius_search.nn.parallel import usable
+from genius_search.nn.quantizer import TrainedQuantizer, load_quantizer
 from genius_search.progress import Progress
 from genius_search.records import Query
 from genius_search.training.encoder import train_encoder
 from genius_search.training.generator import train_generator
-from genius_search.training.quantizer import TrainedQuantizer, load_quantizer, train_quantizer
+from genius_search.training.quantizer import train_quantizer
+
+FOLDERS: Final = ("encoder", "features", "prepared", "quantizer", "generator", "ids", "evaluation")
+"""What lies in a model's folder beside ``model.json``."""
 
 
 class Embedded(NamedTuple):
@@ -81,8 +86,7 @@ def embed_with(
 ) -> Embedded:
     """Train the encoder if it is ``small``, and embed the training records."""
     usable(device)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; a model needs a folder")
+    refuse_foreign_folder(folder)
     if not data.training_queries():
         raise BadData(f"{data.root} has no training queries: neither query/union_train nor query/train")
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,6 +102,32 @@ def embed_with(
         return Embedded(trained.encoder, trained.features)
     loaded = load_encoder(absolute_spec(encoder), download=download, device=device)
     return Embedded(loaded, embed_training(data, loaded, folder / "features", progress=progress))
+
+
+def refuse_foreign_folder(folder: Path) -> None:
+    """Check that a model can be written to a folder without mixing it with anything else.
+
+    Raises
+    ------
+    UsageError
+        it is a file, or a folder that holds an index or anything that is no part of a model.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; a model needs a folder")
+    if not folder.is_dir() or (folder / MODEL_FILE).exists():
+        return
+    if (folder / "index.json").exists():
+        raise UsageError(f"{folder} is an index; choose another folder for the model")
+    foreign = [path.name for path in sorted(folder.iterdir()) if not _is_own(path.name)]
+    if foreign:
+        raise UsageError(
+            f"{folder} holds {foreign[0]}, which is no part of a model; choose a new or an empty folder"
+        )
+
+
+def _is_own(name: str) -> bool:
+    """Whether a file of this name may lie in the folder of an unfinished model."""
+    return name in FOLDERS or (name.startswith(".") and name.split(".")[1] in FOLDERS)
 
 
 def absolute_spec(spec: str) -> str:

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.artifact import ArtifactWriter, Manifest, open_artifact, write_weights
-from genius_search.config import GeneratorConfig, checked, from_json, to_json
+from genius_search.artifact import ArtifactWriter
+from genius_search.config import GeneratorConfig, checked, to_json
 from genius_search.data.features import Features, Pairs
 from genius_search.nn import parallel
-from genius_search.nn.generator import Generator
+from genius_search.nn.generator import KIND, Generator, TrainedGenerator, load_generator, write_generator
+from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
 from genius_search.progress import Progress
-from genius_search.training.loop import CHECKPOINT, Moment, StepResult, num_steps, train
-from genius_search.training.quantizer import TrainedQuantizer, encode, fuse
-
-KIND: Final = "generator"
-WEIGHTS: Final = "generator.safetensors"
-
-
-class TrainedGenerator(NamedTuple):
-    """A generator and the folder it came from."""
-
-    generator: Generator
-    manifest: Manifest
+from genius_search.training.loop import Moment, StepResult, num_steps, train
 
 
 def train_generator(
@@ -91,22 +79,6 @@ def train_generator(
         name="train generator",
     )
     return write_generator(writer, generator, dim=candidates.dim)
-
-
-def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> TrainedGenerator:
-    """Finish a generator's folder."""
-    write_weights(writer.path / WEIGHTS, generator.state_dict())
-    manifest = writer.finish(facts={"dim": dim, "sizes": list(generator.sizes)}, scratch=(CHECKPOINT,))
-    return TrainedGenerator(generator.eval(), manifest)
-
-
-def load_generator(folder: Path, *, device: str = "cpu") -> TrainedGenerator:
-    """Open a finished generator."""
-    manifest = open_artifact(folder, kind=KIND)
-    config = from_json(GeneratorConfig, manifest.config)
-    generator = Generator(int(manifest.facts["dim"]), tuple(manifest.facts["sizes"]), config)
-    generator.load_state_dict(load_file(folder / WEIGHTS))
-    return TrainedGenerator(generator.to(device).eval(), manifest)
 
 
 def augment(

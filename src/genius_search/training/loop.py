@@ -17,12 +17,12 @@ from typing import Final, NamedTuple, TextIO
 import torch
 from torch import Tensor, nn
 
+from genius_search.artifact import CHECKPOINT
 from genius_search.config import TrainingConfig
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
 from genius_search.progress import Progress
 
-CHECKPOINT: Final = "checkpoint.pt"
 METRICS: Final = "metrics.jsonl"
 
 

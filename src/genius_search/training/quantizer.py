@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.artifact import ArtifactWriter, Manifest, open_artifact, write_weights
-from genius_search.config import QuantizerConfig, checked, from_json, to_json
+from genius_search.artifact import ArtifactWriter
+from genius_search.config import QuantizerConfig, checked, to_json
 from genius_search.data.features import Batch, Features, Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
-from genius_search.nn.health import Health, examine, majority_modality
+from genius_search.nn.health import Health, majority_modality
 from genius_search.nn.losses import alignment_loss, contrastive_loss
-from genius_search.nn.quantizer import EncodedItems, Quantizer
+from genius_search.nn.quantizer import (
+    KIND,
+    Quantizer,
+    TrainedQuantizer,
+    encode,
+    load_quantizer,
+    measure_health,
+    write_quantizer,
+)
 from genius_search.progress import Progress
-from genius_search.training.loop import CHECKPOINT, Moment, StepResult, num_steps, random_for, train
+from genius_search.training.loop import Moment, StepResult, num_steps, random_for, train
 
-KIND: Final = "quantizer"
-WEIGHTS: Final = "quantizer.safetensors"
-POOL_SAMPLE: Final = "pool_sample"
-"""Name among the weights; only a refitted quantizer has it."""
 HEALTH_SAMPLE: Final = 4_096
 """Candidates whose IDs are looked at while training goes on; all are when it has ended."""
 HEALTH_CHECKS: Final = 5
-FUSE_BATCH: Final = 4096
-
-
-class TrainedQuantizer(NamedTuple):
-    """A quantizer and the folder it came from."""
-
-    quantizer: Quantizer
-    manifest: Manifest
 
 
 def train_quantizer(
@@ -88,60 +80,6 @@ def train_quantizer(
     health = settle(quantizer, candidates)
     progress.say(f"IDs: {health.verdict}")
     return write_quantizer(writer, quantizer, health)
-
-
-def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health | None) -> TrainedQuantizer:
-    """Finish a quantizer's folder; ``health`` is None when nobody could examine its IDs yet."""
-    write_weights(writer.path / WEIGHTS, _tensors(quantizer))
-    found = None if health is None else dataclasses.asdict(health)
-    manifest = writer.finish(facts={"dim": quantizer.dim, "health": found}, scratch=(CHECKPOINT,))
-    return TrainedQuantizer(quantizer.eval(), manifest)
-
-
-def load_quantizer(folder: Path, *, device: str = "cpu") -> TrainedQuantizer:
-    """Open a finished quantizer."""
-    manifest = open_artifact(folder, kind=KIND)
-    config = from_json(QuantizerConfig, manifest.config)
-    quantizer = Quantizer(int(manifest.facts["dim"]), config)
-    tensors = load_file(folder / WEIGHTS)
-    quantizer.keep_sample(tensors.pop(POOL_SAMPLE, quantizer.pool_sample))
-    quantizer.load_state_dict(_shared(quantizer, tensors))
-    return TrainedQuantizer(quantizer.to(device).eval(), manifest)
-
-
-def encode(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> EncodedItems:
-    """Embeddings and IDs of candidates (all, or some rows), on the CPU."""
-    rows = np.arange(len(features)) if rows is None else rows
-    parts: list[EncodedItems] = []
-    for start in range(0, len(rows), FUSE_BATCH):
-        chosen = rows[start : start + FUSE_BATCH]
-        batch = features.gather(chosen)
-        modalities = torch.from_numpy(features.modality[chosen].astype(np.int64))
-        parts.append(quantizer.encode_items(batch.image, batch.text, modalities))
-    return EncodedItems(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
-@torch.no_grad()
-def fuse(quantizer: Quantizer, features: Features) -> Float[Tensor, "rows dim"]:
-    """Embeddings of all rows, queries included, as 16-bit floats on the CPU."""
-    device = quantizer.device
-    output = torch.empty(len(features), features.dim, dtype=torch.float16)
-    for rows, batch in features.batches(FUSE_BATCH):
-        output[rows] = quantizer.fusion(batch.image.to(device), batch.text.to(device)).half().cpu()
-    return output
-
-
-def measure_health(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> Health:
-    """Examine the IDs of candidates."""
-    encoded = encode(quantizer, features, rows)
-    modality = features.modality if rows is None else features.modality[rows]
-    return examine(
-        encoded.codes.numpy(),
-        modality.astype(np.int64),
-        encoded.typicality.numpy(),
-        sizes=quantizer.sizes,
-        has_modality_level=quantizer.has_modality_level,
-    )
 
 
 def settle(quantizer: Quantizer, candidates: Features) -> Health:
@@ -270,26 +208,3 @@ class _Trainer:
             **{f"used_{level.level}": float(level.used) for level in health.levels},
         }
         return measures if health.purity is None else {**measures, "purity": health.purity}
-
-
-def _tensors(quantizer: Quantizer) -> dict[str, Tensor]:
-    """Weights by name; a shared codebook is written once, and a pool's sample where there is one."""
-    seen: set[int] = set()
-    tensors: dict[str, Tensor] = {POOL_SAMPLE: quantizer.pool_sample} if len(quantizer.pool_sample) else {}
-    for name, tensor in quantizer.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            tensors[name] = tensor
-        seen.add(tensor.data_ptr())
-    return tensors
-
-
-def _shared(quantizer: Quantizer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of :func:`_tensors`: every name has its tensor again."""
-    if not quantizer.config.shared_codebook:
-        return dict(tensors)
-    first = 1 if quantizer.has_modality_level else 0
-    full = dict(tensors)
-    for name in quantizer.state_dict():
-        if name.startswith("codebooks.") and name not in full:
-            full[name] = tensors[f"codebooks.{first}.{name.split('.')[2]}"]
-    return full

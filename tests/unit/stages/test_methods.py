@@ -26,11 +26,11 @@ def pool(model, make_features) -> PoolCandidates:
     batch = features.gather(np.arange(150))
     encoded = model.encode(batch, features.modality)
     arrays = ItemArrays(
-        encoded.kept.numpy(),
+        encoded.columns.numpy(),
         np.zeros(150, dtype=np.float16),
         model.embed(batch).half().numpy(),
         "fused",
-        model.quantizer.crowding(encoded.embeddings, encoded.codes).numpy(),
+        model.quantizer.norm_and_density.item_density(encoded.embeddings, encoded.codes).numpy(),
     )
     return PoolCandidates(features, arrays, np.arange(150))
 

@@ -14,7 +14,7 @@ from genius_search.config import GeneratorConfig, from_json, to_json
 from genius_search.errors import UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
-from genius_search.nn.density import Marker
+from genius_search.nn.density import NormAndDensity
 from genius_search.nn.generator import Generator
 from genius_search.progress import Silent
 from genius_search.records import Modality
@@ -74,9 +74,9 @@ def test_a_sample_of_the_pool_says_how_crowded_it_is_around_an_item(trained, poo
     assert 1 < len(sample) <= 108
     assert (sample[:, 0] == Modality.TEXT.code).all()
     tables = quantizer.tables()
-    expected = Marker(tables, has_modality_level=True, sample=sample).marks(sample)
-    assert torch.equal(quantizer.marks(sample), expected)
-    assert not torch.equal(expected, Marker(tables, has_modality_level=True).marks(sample))
+    expected = NormAndDensity(tables, has_modality_level=True, sample=sample).columns(sample)
+    assert torch.equal(quantizer.norm_and_density.columns(sample), expected)
+    assert not torch.equal(expected, NormAndDensity(tables, has_modality_level=True).columns(sample))
 
 
 def test_a_guide_is_given_the_new_vectors(trained, pool, tmp_path):

@@ -272,7 +272,7 @@ class DenseConfig:
     """Of index."""
 
     code_bytes: Count = 14
-    """Of an item, where codes are kept: as many as an ID of the preset small with its marks."""
+    """Of an item, where codes are kept: as many as an ID of the preset small with norm and density."""
 
     effort: Count = 16
     """Nodes that hnsw keeps in view, lists that the others look through."""

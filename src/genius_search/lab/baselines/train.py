@@ -19,7 +19,7 @@ from pydantic import ConfigDict
 from safetensors.torch import load_file
 from torch import Tensor
 
-from genius_search.artifact import ArtifactWriter, Manifest, open_artifact, write_json, write_weights
+from genius_search.artifact import ArtifactWriter, Manifest, open_artifact, write_json
 from genius_search.config import (
     Count,
     GeneratorConfig,
@@ -56,11 +56,12 @@ from genius_search.lab.baselines.ids import (
 from genius_search.lab.evaluate import ALL
 from genius_search.model import Genius
 from genius_search.nn.generator import Generator
+from genius_search.nn.quantizer import encode, fuse
+from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, query_number
 from genius_search.training.generator import augment
-from genius_search.training.loop import CHECKPOINT, Moment, StepResult, num_steps, random_for, train
-from genius_search.training.quantizer import encode, fuse
+from genius_search.training.loop import Moment, StepResult, num_steps, random_for, train
 
 
 class Sources(NamedTuple):
@@ -510,7 +511,7 @@ def _write(
         np.save(writer.path / f"{name}.npy", values)
     manifest = writer.finish(
         facts={"dim": dim, "sizes": list(lessons.sizes), "memory": memory._asdict()},
-        scratch=(CHECKPOINT, "tokenizer"),
+        scratch=("tokenizer",),
     )
     return Baseline(config, generator, lessons.known, lessons.known_codes, lessons.giver, memory, manifest)
 

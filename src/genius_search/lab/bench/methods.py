@@ -31,7 +31,7 @@ from genius_search.lab.baselines.dense import build as build_dense
 from genius_search.lab.baselines.routing import CodeRouter
 from genius_search.lab.bench.stand_ins import PaddedPool, Subject
 from genius_search.model import Genius
-from genius_search.nn.density import NUM_MARKS
+from genius_search.nn.density import NUM_EXTRA_COLUMNS
 from genius_search.progress import Progress
 from genius_search.search.beam import Beams, search
 from genius_search.search.rank import Evidence, rank_items
@@ -228,13 +228,14 @@ class _Ours:
 def _dense_kinds(model: Genius, pool: PaddedPool) -> list[tuple[Kind, tuple[int | None, ...]]]:
     """The rivals, and the efforts each is tried with.
 
-    Those of codes have as many bits an item as our packed IDs with their marks (``packed``), or as our table
-    (``table``).
+    Those of codes have as many bits an item as our packed IDs with norm and density (``packed``), or as our
+    table (``table``).
     What keeps whole vectors keeps them in 8 bits too, as our index can.
     """
     dim, most = pool.vectors.shape[1], max(1, len(pool) // 32)
-    packed = math.ceil(sum(math.log2(size) for size in model.quantizer.sizes if size > 1) / 8) + NUM_MARKS
-    table = 2 * (len(model.quantizer.sizes) + NUM_MARKS) + 4
+    packed = math.ceil(sum(math.log2(size) for size in model.quantizer.sizes if size > 1) / 8)
+    packed += NUM_EXTRA_COLUMNS
+    table = 2 * (len(model.quantizer.sizes) + NUM_EXTRA_COLUMNS) + 4
     lists = min(1024, most)
     few, many = _divisor(dim, packed), _divisor(dim, table)
     refined = IvfPq(lists=lists, parts=many)

@@ -45,7 +45,7 @@ from genius_search.lab.figure import Line
 from genius_search.lab.runs import Hit, Qrels, Run, evaluate, filter_to_pool
 from genius_search.lab.table import pareto_front as best_points
 from genius_search.model import Genius
-from genius_search.nn.density import NUM_MARKS, measured
+from genius_search.nn.density import NUM_EXTRA_COLUMNS, decode_densities
 from genius_search.nn.health import Health
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, did_of, task_name
@@ -429,7 +429,7 @@ class Ground:
     @cached_property
     def densities(self) -> Float32[np.ndarray, " items"]:
         """How crowded it is around the items."""
-        return measured(self._kept_densities)
+        return decode_densities(self._kept_densities)
 
     @property
     def _kept_densities(self) -> UInt8[np.ndarray, " items"]:
@@ -447,14 +447,14 @@ class Ground:
     def code_bytes(self) -> float:
         """Of an ID, as short as its codes can be written.
 
-        Its two marks (:mod:`genius_search.nn.density`) follow from the codes: they are counted in
+        Its half norm and density (:mod:`genius_search.nn.density`) follow from the codes: they are counted in
         :attr:`stored_bytes`, not here.
         """
         return sum(math.log2(size) for size in self.model.quantizer.sizes) / 8
 
     @cached_property
     def stored_bytes(self) -> float:
-        """Of an ID as the table keeps it: its codes and marks, where prefixes begin, lists of items."""
+        """Of an ID as the table keeps it: codes, half norm, density, where prefixes begin, lists of items."""
         table = self.table
         return (table.nbytes + table.bucket_starts.nbytes + table.items.nbytes) / len(self)
 
@@ -840,7 +840,7 @@ def rivals(ground: Ground, *, seed: int, progress: Progress) -> Iterator[Rival]:
     """
     vectors = ground.fused.numpy()
     num_items, dim = vectors.shape
-    num_bytes = math.ceil(ground.code_bytes + NUM_MARKS)
+    num_bytes = math.ceil(ground.code_bytes + NUM_EXTRA_COLUMNS)
     product = pq_of(num_items=num_items, dim=dim, code_bytes=num_bytes)
     coarse = residual_of(num_items=num_items, code_bytes=num_bytes)
     fine = residual_of(num_items=num_items, code_bytes=num_bytes, is_fast=True)

@@ -243,7 +243,7 @@ class PaddedPool(NamedTuple):
     vectors: Float32[np.ndarray, "items dim"]
     """Fused unit embeddings."""
     codes: Int16[np.ndarray, "items columns"]
-    """Of the IDs, then their marks."""
+    """Codes of the IDs, then half norms and densities."""
     table: IdTable
 
     def __len__(self) -> int:
@@ -292,8 +292,8 @@ def padded(
             own = torch.from_numpy(modalities[source].astype(np.int64)).to(model.quantizer.device)
             found = model.quantizer.quantize(made.to(model.quantizer.device), own)
             stands_for = model.quantizer.decode(found.codes).cpu()
-            marks = model.quantizer.marks(found.codes)
+            norm_and_density = model.quantizer.norm_and_density.columns(found.codes)
         all_vectors[here] = made.numpy()
-        all_codes[here] = torch.cat([found.codes, marks], dim=1).cpu().numpy()
+        all_codes[here] = torch.cat([found.codes, norm_and_density], dim=1).cpu().numpy()
         all_typicality[here] = F.cosine_similarity(made, stands_for).numpy()
     return PaddedPool(names, all_vectors, all_codes, IdTable.build(all_codes, all_typicality))

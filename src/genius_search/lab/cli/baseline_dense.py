@@ -34,8 +34,8 @@ class Dense:
     lists), ivf-rq (residual codes in lists); several with commas between, or all."""
 
     code_bytes: int = 14
-    """Of an item, where codes are kept: as many as an ID of the preset small with its marks; ivf-pq takes the
-    next number that divides a vector."""
+    """Of an item, where codes are kept: as many as an ID of the preset small with norm and density; ivf-pq takes
+    the next number that divides a vector."""
 
     effort: int = 16
     """Nodes that hnsw keeps in view, lists that the other two look through."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from genius_search.artifact import ArtifactWriter, file_fingerprint, fingerprint_of, write_json, write_weights
+from genius_search.artifact import ArtifactWriter, file_fingerprint, fingerprint_of, write_json
 from genius_search.config import EncoderKind
 from genius_search.encoders import uniir_weights as blip
 from genius_search.encoders import uniir_weights as clip_ff
@@ -23,6 +23,7 @@ from genius_search.encoders.uniir_blip import find_bert_tokenizer
 from genius_search.encoders.uniir_clip import stored_tokenizer
 from genius_search.encoders.uniir_weights import EncoderWeights
 from genius_search.errors import UsageError
+from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress
 
 __all__ = ["ImportedEncoder", "Source", "import_encoder", "look"]

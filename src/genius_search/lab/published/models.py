@@ -31,17 +31,16 @@ from genius_search.encoders.uniir_weights import check_names, is_tolerated, soun
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.model import Genius, KnownInstruction
 from genius_search.model_file import MODEL_FILE, read_model_file
-from genius_search.nn.generator import Generator
+from genius_search.nn.generator import KIND as GENERATOR
+from genius_search.nn.generator import Generator, TrainedGenerator, load_generator, write_generator
 from genius_search.nn.health import LOW_PURITY, Health
 from genius_search.nn.parallel import usable
-from genius_search.nn.quantizer import Quantizer
+from genius_search.nn.quantizer import KIND as QUANTIZER
+from genius_search.nn.quantizer import Quantizer, TrainedQuantizer, load_quantizer, write_quantizer
 from genius_search.progress import Progress
 from genius_search.records import Candidate, Modality
 from genius_search.training.fit import absolute_spec, known_instructions
-from genius_search.training.generator import KIND as GENERATOR
-from genius_search.training.generator import TrainedGenerator, load_generator, write_generator
-from genius_search.training.quantizer import KIND as QUANTIZER
-from genius_search.training.quantizer import TrainedQuantizer, load_quantizer, settle, write_quantizer
+from genius_search.training.quantizer import settle
 
 Config = TypeVar("Config", QuantizerConfig, GeneratorConfig)
 

@@ -22,7 +22,7 @@ from genius_search.encode import KIND as CODES
 from genius_search.errors import BadData
 from genius_search.lab.report.evaluated import Pool, System
 from genius_search.lab.runs import Qrels, Run
-from genius_search.nn.density import NUM_MARKS
+from genius_search.nn.density import NUM_EXTRA_COLUMNS
 from genius_search.records import TASKS, candidate_number, did_of, parse_id
 
 OUTCOMES: Final = (
@@ -167,7 +167,7 @@ def read_encoded_pool(evaluation: Path) -> EncodedPool | None:
         features = Features.open(folder / "features")
         if manifest.inputs.get("features") == features.manifest.fingerprint:
             columns = np.load(place / "codes.npy", mmap_mode="r")
-            return EncodedPool(features, columns[:, : columns.shape[1] - NUM_MARKS])
+            return EncodedPool(features, columns[:, : columns.shape[1] - NUM_EXTRA_COLUMNS])
     return None
 
 

@@ -30,9 +30,9 @@ from genius_search.lab.report.statistics import Pair, interval
 from genius_search.lab.results import METHODS
 from genius_search.lab.runs import Run, evaluate, read_run
 from genius_search.lab.table import Cell, Estimate, Table
+from genius_search.nn.quantizer import load_quantizer
 from genius_search.progress import Progress
 from genius_search.records import Modality, did_of
-from genius_search.training.quantizer import load_quantizer
 
 DOCUMENT: Final = "report.md"
 NO_CONTRASTIVE: Final = "no-contrastive"

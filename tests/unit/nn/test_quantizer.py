@@ -274,5 +274,5 @@ def test_an_item_is_its_fused_embedding_its_id_and_how_near_they_are(level0):
     assert torch.equal(items.embeddings, fused)
     assert torch.equal(items.codes, quantizer.quantize(fused, modalities).codes)
     vectors = F.normalize(quantizer.decode(items.codes), dim=-1)
-    torch.testing.assert_close(items.typicality, (vectors * fused).sum(dim=-1))
+    torch.testing.assert_close(items.code_cosine, (vectors * fused).sum(dim=-1))
     assert not items.embeddings.requires_grad

@@ -1,4 +1,4 @@
-"""IDs as an index keeps them: codes, then marks. Marks rank, and nothing else sees them."""
+"""IDs as an index stores them: codes, then half norm and density, which only ranking uses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.lab.baselines.generate import HfGenerate
 from genius_search.lab.baselines.routing import CodeRouter
-from genius_search.nn import density as marks
-from genius_search.nn.density import Marker
+from genius_search.nn.density import HALF_NORM_STEPS, NormAndDensity, decode_densities, decode_half_norms
 from genius_search.nn.generator import Generator
 from genius_search.search.beam import search
 from genius_search.search.decoder import Decoder, GeometricDecoder
@@ -50,8 +49,8 @@ def codes(random) -> torch.Tensor:
 
 @pytest.fixture
 def marked(tables, codes) -> np.ndarray:
-    """Items' codes and marks."""
-    own = Marker(tables, has_modality_level=True).marks(codes)
+    """Codes of items with half norm and density."""
+    own = NormAndDensity(tables, has_modality_level=True).columns(codes)
     return torch.cat([codes.short(), own], dim=1).numpy()
 
 
@@ -104,11 +103,11 @@ def test_by_codes_an_id_scores_its_inner_product_less_half_norm_and_hubness(
     vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
     products = (queries[0] @ vectors.T).numpy()
     ranker = CodeRanker(tables)
-    expected = products - marks.half_norms(own) - DENSITY_WEIGHT * marks.densities(own)
+    expected = products - decode_half_norms(own[:, 0]) - DENSITY_WEIGHT * decode_densities(own[:, 1])
     np.testing.assert_allclose(
         ranker.scores(queries[0], marked, density_weight=DENSITY_WEIGHT), expected, atol=1e-5
     )
-    np.testing.assert_allclose(ranker.scores(queries[0], marked), products - marks.half_norms(own), atol=1e-5)
+    np.testing.assert_allclose(ranker.scores(queries[0], marked), products - decode_half_norms(own[:, 0]), atol=1e-5)
     np.testing.assert_allclose(ranker.scores(queries[0], codes.short().numpy()), products, atol=1e-5)
 
 
@@ -118,7 +117,7 @@ def test_without_hubness_ids_rank_by_their_distance_up_to_the_rounding_of_marks(
     vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
     nearness = -(queries[0] - vectors).square().sum(dim=1) / 2 + 0.5
     scores = CodeRanker(tables).scores(queries[0], marked)
-    assert np.abs(scores - nearness.numpy()).max() <= 0.5 / marks.HALF_NORM_STEPS + 1e-5
+    assert np.abs(scores - nearness.numpy()).max() <= 0.5 / HALF_NORM_STEPS + 1e-5
 
 
 @pytest.mark.parametrize("density_weight", [0.0, DENSITY_WEIGHT])
@@ -138,7 +137,7 @@ def test_fused_embeddings_are_corrected_by_their_ids_density_and_raw_ones_are_no
     tables, marked, embeddings, queries
 ):
     table, ranker = built(marked), CodeRanker(tables)
-    own = marks.densities(marked[:, len(SIZES) :])
+    own = decode_densities(marked[:, len(SIZES) + 1])
     cosines = (embeddings @ queries[0]).numpy()
     for is_raw, density_weight, expected in (
         (False, DENSITY_WEIGHT, cosines - DENSITY_WEIGHT * own),

@@ -8,8 +8,15 @@ import pytest
 import torch
 
 from genius_search.config import QuantizerConfig
-from genius_search.nn import density as marks
-from genius_search.nn.density import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST, Marker
+from genius_search.nn import density
+from genius_search.nn.density import (
+    DENSITY_STEPS,
+    HALF_NORM_STEPS,
+    LARGEST,
+    NormAndDensity,
+    decode_densities,
+    decode_half_norms,
+)
 from genius_search.nn.quantizer import Quantizer
 
 DIM = 5
@@ -41,14 +48,14 @@ def plainly(tables: list[torch.Tensor], code: list[int], *, has_modality_level: 
 
 
 @pytest.mark.parametrize("has_modality_level", [True, False])
-def test_half_norm_and_density_are_what_they_are_said_to_be(has_modality_level, monkeypatch):
+def test_half_norm_and_density_equal_a_plain_computation(has_modality_level, monkeypatch):
     tables, codes = drawn(1), drawn_codes(2, 40)
     expected = np.array(
         [plainly(tables, code, has_modality_level=has_modality_level) for code in codes.tolist()]
     )
-    for at_once in (marks.SCORES_AT_ONCE, 20):  # all together, and a few at a time
-        monkeypatch.setattr(marks, "SCORES_AT_ONCE", at_once)
-        found = Marker(tables, has_modality_level=has_modality_level).measure(codes)
+    for at_once in (density.SCORES_AT_ONCE, 20):  # all together, and a few at a time
+        monkeypatch.setattr(density, "SCORES_AT_ONCE", at_once)
+        found = NormAndDensity(tables, has_modality_level=has_modality_level).measure(codes)
         np.testing.assert_allclose(torch.stack([*found], dim=1).numpy(), expected, rtol=1e-6)
 
 
@@ -56,23 +63,25 @@ def test_half_norm_and_density_are_what_they_are_said_to_be(has_modality_level, 
 def test_with_a_sample_of_the_pool_density_is_the_mean_cosine_to_the_four_nearest_others(has_modality_level):
     tables, codes, sample = drawn(1), drawn_codes(2, 60), drawn_codes(3, 80).unique(dim=0)
     found = (
-        Marker(tables, has_modality_level=has_modality_level, sample=sample.short()).measure(codes).densities
+        NormAndDensity(tables, has_modality_level=has_modality_level, sample=sample.short())
+        .measure(codes)
+        .densities
     )
     vectors = {tuple(one): sum(t[c] for t, c in zip(tables, one, strict=True)) for one in sample.tolist()}
-    for code, density in zip(codes.tolist(), found.tolist(), strict=True):
+    for code, value in zip(codes.tolist(), found.tolist(), strict=True):
         own = sum(table[at] for table, at in zip(tables, code, strict=True))
         cosines = [
             torch.cosine_similarity(own, other, dim=0).item()
             for one, other in vectors.items()
             if one != tuple(code) and (not has_modality_level or one[0] == code[0])
         ]
-        assert density == pytest.approx(np.mean(sorted(cosines)[-4:]), abs=1e-5)
+        assert value == pytest.approx(np.mean(sorted(cosines)[-4:]), abs=1e-5)
     assert any(tuple(code) in vectors for code in codes.tolist())  # an ID is no neighbour of its own
 
 
 @pytest.mark.parametrize("has_modality_level", [True, False])
 @pytest.mark.parametrize("sampled", [0, 80])
-def test_crowding_is_the_mean_cosine_of_an_embedding_to_what_its_id_is_compared_with(
+def test_item_density_is_the_mean_cosine_of_an_embedding_to_what_its_id_is_compared_with(
     has_modality_level, sampled, monkeypatch
 ):
     tables, codes = drawn(1), drawn_codes(2, 60)
@@ -95,10 +104,10 @@ def test_crowding_is_the_mean_cosine_of_an_embedding_to_what_its_id_is_compared_
             )
         cosines = sorted(torch.cosine_similarity(embedding, one, dim=0).item() for one in near)
         expected.append(min(max(np.mean(cosines[-4:]), 0), 1) * DENSITY_STEPS)
-    for at_once in (marks.SCORES_AT_ONCE, 20):
-        monkeypatch.setattr(marks, "SCORES_AT_ONCE", at_once)
-        marker = Marker(tables, has_modality_level=has_modality_level, sample=sample)
-        kept = marker.crowding(embeddings, codes)
+    for at_once in (density.SCORES_AT_ONCE, 20):
+        monkeypatch.setattr(density, "SCORES_AT_ONCE", at_once)
+        measurer = NormAndDensity(tables, has_modality_level=has_modality_level, sample=sample)
+        kept = measurer.item_density(embeddings, codes)
         assert kept.dtype == torch.uint8
         np.testing.assert_allclose(kept.numpy(), expected, atol=0.51)
 
@@ -107,20 +116,20 @@ def test_a_modality_that_the_sample_hardly_has_is_compared_with_first_codes():
     tables, codes = drawn(1), drawn_codes(2, 40)
     sample = drawn_codes(3, 60).unique(dim=0)
     few = torch.cat([sample[sample[:, 0] == 0], sample[sample[:, 0] == 1][:3]])
-    found = Marker(tables, has_modality_level=True, sample=few).measure(codes).densities
-    without = Marker(tables, has_modality_level=True).measure(codes).densities
+    found = NormAndDensity(tables, has_modality_level=True, sample=few).measure(codes).densities
+    without = NormAndDensity(tables, has_modality_level=True).measure(codes).densities
     assert torch.equal(found[codes[:, 0] != 0], without[codes[:, 0] != 0])
     assert not torch.isclose(found[codes[:, 0] == 0], without[codes[:, 0] == 0]).any()
 
 
 def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
     tables, codes = [table / 3 for table in drawn(3)], drawn_codes(4, 200)
-    found = Marker(tables, has_modality_level=True).measure(codes)
-    kept = Marker(tables, has_modality_level=True).marks(codes)
+    found = NormAndDensity(tables, has_modality_level=True).measure(codes)
+    kept = NormAndDensity(tables, has_modality_level=True).columns(codes)
     assert kept.dtype == torch.int16
     assert kept.min() >= 0
     assert kept.max() < LARGEST  # nothing was cut off
-    half_norms, densities = marks.half_norms(kept.numpy()), marks.densities(kept.numpy())
+    half_norms, densities = decode_half_norms(kept[:, 0].numpy()), decode_densities(kept[:, 1].numpy())
     assert np.abs(half_norms - found.half_norms.numpy()).max() <= 0.5 / HALF_NORM_STEPS + 1e-6
     crowded = found.densities.clamp(min=0).numpy()  # less than nothing counts as nothing
     assert np.abs(densities - crowded).max() <= 0.5 / DENSITY_STEPS + 1e-6
@@ -128,70 +137,70 @@ def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
 
 def test_what_does_not_fit_a_byte_is_cut_off():
     tables = [torch.tensor([[100.0, 0.0]])]
-    kept = Marker(tables, has_modality_level=False).marks(torch.zeros(1, 1, dtype=torch.int64))
+    kept = NormAndDensity(tables, has_modality_level=False).columns(torch.zeros(1, 1, dtype=torch.int64))
     assert kept.tolist() == [[LARGEST, LARGEST]]
-    assert marks.densities(kept.numpy()).tolist() == [1.0]
+    assert decode_densities(kept[:, 1].numpy()).tolist() == [1.0]
 
 
 def test_an_item_among_the_first_codes_is_in_a_denser_place_than_one_far_from_them():
     crowd = torch.tensor([1.0, 0.0]) + 0.05 * torch.tensor([[0.0, step] for step in range(-3, 4)])
     tables = [torch.cat([crowd, torch.tensor([[0.0, 1.0]])])]
-    densities = Marker(tables, has_modality_level=False).measure(torch.tensor([[3], [7]])).densities
+    densities = NormAndDensity(tables, has_modality_level=False).measure(torch.tensor([[3], [7]])).densities
     assert densities[0] > 0.99
     assert densities[1] < 0.5
 
 
 @pytest.mark.parametrize("sampled", [0, 300])
-def test_equal_ids_get_equal_marks_whatever_they_are_computed_with(sampled):
+def test_equal_ids_get_equal_columns_whatever_they_are_computed_with(sampled):
     tables = drawn(5, (3, 200, 60), 64)
     codes = drawn_codes(6, 500, (3, 200, 60))
-    marked = Marker(tables, has_modality_level=True, sample=codes[:sampled]).marks
-    together = marked(codes)
-    alone = torch.cat([marked(code[None]) for code in codes[:100]])
+    columns_of = NormAndDensity(tables, has_modality_level=True, sample=codes[:sampled]).columns
+    together = columns_of(codes)
+    alone = torch.cat([columns_of(code[None]) for code in codes[:100]])
     assert torch.equal(alone, together[:100])
-    backwards = marked(codes.flip(0))
+    backwards = columns_of(codes.flip(0))
     assert torch.equal(backwards.flip(0), together)
 
 
 def test_code_vectors_of_nothing_and_no_ids_at_all_do_no_harm():
     tables = [torch.zeros(size, DIM) for size in SIZES]
     codes = drawn_codes(7, 3)
-    assert not Marker(tables, has_modality_level=True).measure(codes).densities.any()
-    assert Marker(tables, has_modality_level=True).marks(codes[:0]).shape == (0, 2)
+    assert not NormAndDensity(tables, has_modality_level=True).measure(codes).densities.any()
+    assert NormAndDensity(tables, has_modality_level=True).columns(codes[:0]).shape == (0, 2)
 
 
 @pytest.mark.parametrize("level0", ["assigned", "learned", "none"])
-def test_an_encoded_item_comes_with_the_marks_of_its_id(level0):
+def test_an_encoded_item_comes_with_norm_and_density_of_its_id(level0):
     torch.manual_seed(0)
     quantizer = Quantizer(8, QuantizerConfig(levels=2, codebook_size=6, level0=level0))
     for table in quantizer.tables():
         table.copy_(torch.randn_like(table) / 4)
     features = torch.randn(20, 8)
     found = quantizer.encode_items(features, torch.zeros(20, 8), torch.zeros(20, dtype=torch.int64))
-    expected = Marker(quantizer.tables(), has_modality_level=level0 != "none").marks(found.codes)
-    assert torch.equal(found.marks, expected)
-    assert torch.equal(found.kept, torch.cat([found.codes, expected], dim=1).short())
+    expected = NormAndDensity(quantizer.tables(), has_modality_level=level0 != "none").columns(found.codes)
+    assert torch.equal(found.norm_and_density, expected)
+    assert torch.equal(found.columns, torch.cat([found.codes, expected], dim=1).short())
 
 
-def test_marks_follow_when_code_vectors_or_the_sample_change():
+def test_norm_and_density_follow_when_code_vectors_or_the_sample_change():
     torch.manual_seed(0)
     quantizer = Quantizer(8, QuantizerConfig(levels=2, codebook_size=6, level0="none"))
     for table in quantizer.tables():
         table.copy_(torch.randn_like(table) / 4)
     codes = drawn_codes(8, 30, (6, 6))
-    seen = [quantizer.marks(codes)]
-    quantizer.keep_sample(codes[:20].unique(dim=0))
-    seen.append(quantizer.marks(codes))
+    seen = [quantizer.norm_and_density.columns(codes)]
+    quantizer.set_pool_sample(codes[:20].unique(dim=0))
+    seen.append(quantizer.norm_and_density.columns(codes))
     residuals = torch.randn(64, 8)
     quantizer.follow(quantizer.quantize(residuals), generator=torch.Generator().manual_seed(0))
-    seen.append(quantizer.marks(codes))
+    seen.append(quantizer.norm_and_density.columns(codes))
     quantizer.start_codebooks(
         residuals,
         torch.zeros(64, dtype=torch.int64),
         batch_size=8,
         generator=torch.Generator().manual_seed(0),
     )
-    seen.append(quantizer.marks(codes))
+    seen.append(quantizer.norm_and_density.columns(codes))
     assert not any(torch.equal(one, other) for one, other in pairwise(seen))
-    expected = Marker(quantizer.tables(), has_modality_level=False, sample=codes[:20].unique(dim=0))
-    assert torch.equal(seen[-1], expected.marks(codes))
+    expected = NormAndDensity(quantizer.tables(), has_modality_level=False, sample=codes[:20].unique(dim=0))
+    assert torch.equal(seen[-1], expected.columns(codes))

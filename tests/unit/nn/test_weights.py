@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from genius_search.artifact import write_weights
+from genius_search.nn.weights import write_weights
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])

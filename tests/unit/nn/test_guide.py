@@ -60,7 +60,7 @@ def test_without_a_decoder_the_most_probable_prefix_is_the_nearest() -> None:
         prefix = sum((tables[before][codes[:, before]] for before in range(level)), torch.zeros(20, DIM))
         longer = prefix[:, None] + tables[level][None]
         distances = (queries[:, None] - longer).square().sum(dim=2)
-        logits = guide.guided(torch.zeros(20, SIZES[level]), residuals[:, level], level)
+        logits = guide.combine(torch.zeros(20, SIZES[level]), residuals[:, level], level)
         assert torch.equal(logits.argmax(dim=1), distances.argmin(dim=1))
 
 

@@ -87,10 +87,21 @@ def test_a_device_that_is_not_here_is_refused_before_any_work(trained, tmp_path)
     assert not (tmp_path / "model").exists()
 
 
-def test_an_output_that_is_a_file_is_refused(trained, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="is a file"):
-        fit(MBeir(trained.data), "small", tmp_path / "file", preset("tiny"), progress=Recorder())
+@pytest.mark.parametrize("output", ["file", "index", "photos"])
+def test_an_output_that_is_something_else_is_refused_before_anything_is_written(trained, tmp_path, output):
+    folder = tmp_path / output
+    if output == "file":
+        folder.write_text("")
+    elif output == "index":
+        pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
+        Index.create(folder, model=trained.model, pool=pool)
+    else:
+        folder.mkdir()
+        (folder / "beach.jpg").write_bytes(b"")
+    before = {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}
+    with pytest.raises(UsageError, match=output):
+        fit(MBeir(trained.data), "small", folder, preset("tiny"), progress=Recorder())
+    assert {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]} == before
 
 
 def test_a_model_is_not_taken_for_an_index_nor_an_index_for_a_model(trained, copied, tmp_path):

@@ -15,9 +15,10 @@ import torch
 from genius_search.config import FusionConfig, QuantizerConfig, TrainingConfig, to_json
 from genius_search.data.features import Pairs
 from genius_search.errors import TrainingFailed
+from genius_search.nn.quantizer import encode, fuse, load_quantizer
 from genius_search.progress import Silent
 from genius_search.records import Modality, Query
-from genius_search.training.quantizer import encode, fuse, load_quantizer, train_quantizer
+from genius_search.training.quantizer import train_quantizer
 
 TRAINING = TrainingConfig(batch_size=24, learning_rate=2e-3, max_steps=20, checkpoint_seconds=0.0)
 CONFIG = QuantizerConfig(

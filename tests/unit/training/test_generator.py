@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, TrainingConfig
+from genius_search.nn.generator import load_generator
 from genius_search.progress import Silent
-from genius_search.training.generator import augment, load_generator, train_generator
+from genius_search.training.generator import augment, train_generator
 from genius_search.training.quantizer import train_quantizer
 
 TRAINING = TrainingConfig(
