@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 from genius_search.index.index import Index
-from genius_search.query import SearchRequest
 
 CALLS = 20
 
@@ -32,9 +31,8 @@ def main() -> None:
     """Measure and print."""
     index = Index.open(sys.argv[1])
     query = " ".join(sys.argv[2:]) or "a red kite"
-    request = SearchRequest(text=query)
     top = max(index.tree().children, key=lambda child: child.items)
-    item = index.search(query)[0].item_id
+    item = index.search(query)[0].id
     calls: dict[str, Callable[[], object]] = {
         "the root": index.tree,
         f"its largest node, {top.items:,} items, four examples each": lambda: index.tree((top.code,)),
@@ -42,7 +40,7 @@ def main() -> None:
         "groups that share the whole ID": index.collisions,
         "groups that share all but four codes": lambda: index.near_duplicates(4),
         "a search": lambda: index.search(query),
-        "an explanation": lambda: index.explain(request, item),
+        "an explanation": lambda: index.explain(item, query),
     }
     print(f"{index.info().items:,} items; CPU-milliseconds, median of {CALLS} calls\n")
     print("| call | CPU-ms |\n|---|---:|")

@@ -32,8 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from genius_search.index.snapshot import OpenedIndex
-from genius_search.index.store import open_current
+from genius_search.index.snapshot import Snapshot
 
 ADDED_AT_ONCE = 50
 ADDERS = 4
@@ -277,7 +276,7 @@ def _lost(index: Path, seen: Seen, arguments: argparse.Namespace) -> list[str]:
         for lot in range(-(-arguments.add // ADDED_AT_ONCE))
         for place in range(ADDED_AT_ONCE)
     ]
-    there = len(OpenedIndex(open_current(index)).stamps(names))
+    there = len(Snapshot.open(index).stamps(names))
     expected = seen.added - seen.deleted
     return [] if there == expected else [f"{there} of {expected} acknowledged items are there at the end"]
 

@@ -3,7 +3,7 @@
 >>> from genius_search import Index  # doctest: +SKIP
 >>> index = Index.open("photos.index")  # doctest: +SKIP
 >>> for hit in index.search(text="a red leather bag", modality="image", k=3):  # doctest: +SKIP
-...     print(hit.item_id, hit.score)
+...     print(hit.id, hit.score)
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from genius_search.config import FitConfig, SearchConfig, preset
     from genius_search.errors import GeniusError
     from genius_search.index.adding import NewItem
-    from genius_search.index.index import Index, SearchHit
+    from genius_search.index.filters import Filter
+    from genius_search.index.index import Index
+    from genius_search.index.query import SearchHit, SearchPart, SearchRequest
     from genius_search.model import Genius
-    from genius_search.query import SearchPart
     from genius_search.records import Candidate, Modality, Query
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Candidate",
+    "Filter",
     "FitConfig",
     "Genius",
     "GeniusError",
@@ -34,21 +36,24 @@ __all__ = [
     "SearchConfig",
     "SearchHit",
     "SearchPart",
+    "SearchRequest",
     "preset",
 ]
 
 _HOMES = {
     "Candidate": "genius_search.records",
+    "Filter": "genius_search.index.filters",
     "FitConfig": "genius_search.config",
     "Genius": "genius_search.pretrained",  # without PyTorch, until a model is opened
     "GeniusError": "genius_search.errors",
     "Index": "genius_search.index.index",
     "Modality": "genius_search.records",
-    "NewItem": "genius_search.index.index",
+    "NewItem": "genius_search.index.adding",
     "Query": "genius_search.records",
     "SearchConfig": "genius_search.config",
-    "SearchHit": "genius_search.index.index",
-    "SearchPart": "genius_search.index.index",
+    "SearchHit": "genius_search.index.query",
+    "SearchPart": "genius_search.index.query",
+    "SearchRequest": "genius_search.index.query",
     "preset": "genius_search.config",
 }
 

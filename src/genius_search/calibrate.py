@@ -17,8 +17,8 @@ from genius_search.config import Count, Natural, SearchConfig, checked
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import BadData
 from genius_search.index.index import Index
-from genius_search.index.snapshot import OpenedIndex
-from genius_search.index.store import DEPTH, Bin, Calibration, Outcome, Weights, numbers
+from genius_search.index.settings import DEPTH, Bin, Calibration, Outcome, Weights, hit_features
+from genius_search.index.snapshot import Snapshot
 from genius_search.lab.evaluate import EvaluationConfig
 from genius_search.progress import Progress
 from genius_search.search.beam import search
@@ -215,7 +215,7 @@ def calibrate(index: Index, data: MBeir, config: CalibrateConfig, *, progress: P
             f"{len(asked.right)} queries of {data.root} (split {config.split}) have a right answer in "
             f"{index.folder}; at least {FEWEST_QUERIES} are needed to fit on one half and measure the other"
         )
-    opened = index.opened
+    opened = index.snapshot
     cases = _cases(index, opened, asked, search_config, config.batch, progress)
     fitted = cases.take(cases.query % 2 == 0)
     measured = cases.take(cases.query % 2 == 1)
@@ -226,7 +226,7 @@ def calibrate(index: Index, data: MBeir, config: CalibrateConfig, *, progress: P
         config,
         search_config,
         data=f"{data.name} {config.split}",
-        items=opened.state.num_alive,
+        items=opened.num_alive,
         left_out=asked.left_out,
     )
 
@@ -239,7 +239,7 @@ class Fitted(NamedTuple):
 
     def log_odds(self, found: Float64[np.ndarray, "hits 4"]) -> Float64[np.ndarray, " hits"]:
         """Of hits."""
-        return np.asarray(self.intercept + found @ np.array(self.weights))
+        return np.asarray(self.intercept + found @ self.weights.array)
 
 
 def fit(cases: Cases, absent: float) -> Fitted:
@@ -351,7 +351,7 @@ def _calibrated(
 
 def _cases(
     index: Index,
-    opened: OpenedIndex,
+    opened: Snapshot,
     asked: Asked,
     config: SearchConfig,
     batch: int,
@@ -370,7 +370,7 @@ def _cases(
 
 def _found(
     index: Index,
-    opened: OpenedIndex,
+    opened: Snapshot,
     asked: Asked,
     here: slice,
     config: SearchConfig,
@@ -378,7 +378,7 @@ def _found(
     *,
     is_absent: bool,
 ) -> Iterator[Cases]:
-    is_raw = opened.state.facts.embeddings == "raw"
+    is_raw = opened.manifest.embeddings == "raw"
     evidence = Evidence(index.model.ranker, opened.vectors, is_raw, opened.densities)
     fused = asked.fused[here]
     beams = search(
@@ -405,7 +405,7 @@ def _found(
         places = zip(answer.parts.tolist(), answer.items.tolist(), strict=True)
         count = len(answer.items)
         yield Cases(
-            numbers(answer.scores, (0.0, 0.0)),
+            hit_features(answer.scores, (0.0, 0.0)),
             np.array([place in right for place in places], dtype=bool),
             np.arange(count) == 0,
             np.full(count, is_absent),
@@ -413,7 +413,7 @@ def _found(
         )
 
 
-def _without(opened: OpenedIndex, right: frozenset[tuple[int, int]]) -> Restriction:
+def _without(opened: Snapshot, right: frozenset[tuple[int, int]]) -> Restriction:
     """Everything that is alive but these items."""
     allowed = []
     for number, segment in enumerate(opened.segments):

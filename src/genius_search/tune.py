@@ -21,8 +21,9 @@ from genius_search.config import Count, Natural, NonNegative, SearchConfig, chec
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
-from genius_search.index.snapshot import OpenedIndex
-from genius_search.index.store import Segment, Tuned
+from genius_search.index.settings import Tuned
+from genius_search.index.snapshot import Snapshot
+from genius_search.index.store import Segment
 from genius_search.lab.evaluate import EvaluationConfig, embed_queries, judgements
 from genius_search.nn.density import decode_densities
 from genius_search.progress import Progress
@@ -65,7 +66,7 @@ def answerable(
     BadData
         none is left.
     """
-    is_raw = rerank == "embeddings" and index.opened.state.facts.embeddings == "raw"
+    is_raw = rerank == "embeddings" and index.snapshot.manifest.embeddings == "raw"
     fused, evidence, right = [], [], []
     left_out = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +74,7 @@ def answerable(
             (queries,) = embed_queries(data, index.model, row, settings, Path(folder), progress)
             judged = judgements(row, queries.qids)
             wanted = [[did for did, grade in judged[qid].items() if grade > 0] for qid in queries.qids]
-            places = _places(index.opened.segments, [did for own in wanted for did in own])
+            places = _places(index.snapshot.segments, [did for own in wanted for did in own])
             for number, own in enumerate(wanted):
                 there = frozenset(places[did] for did in own if did in places)
                 if not there:
@@ -103,7 +104,7 @@ def is_found(
 
 def order_everything(index: Index, asked: Asked, config: SearchConfig) -> float:
     """Share of queries with a right answer among the first when all items are ordered by the evidence."""
-    opened = index.opened
+    opened = index.snapshot
     if config.rerank == "codes":
         beams, evidence = everything(opened.parts, 1), Evidence(index.model.ranker)
         answers = [
@@ -115,7 +116,7 @@ def order_everything(index: Index, asked: Asked, config: SearchConfig) -> float:
             for right, answer in zip(asked.right, answers, strict=True)
         ]
         return sum(found) / len(found)
-    is_crowded = bool(config.density_weight) and opened.state.facts.embeddings == "fused"
+    is_crowded = bool(config.density_weight) and opened.manifest.embeddings == "fused"
     nearest = [
         _nearest(
             number,
@@ -135,9 +136,9 @@ def order_everything(index: Index, asked: Asked, config: SearchConfig) -> float:
 
 def _densities(index: Index, part: int) -> Float32[np.ndarray, " items"]:
     """How crowded it is around the items of a part; around their IDs, where no more is known."""
-    if index.opened.densities is not None:
-        return decode_densities(index.opened.densities[part])
-    table = index.opened.segments[part].table
+    if index.snapshot.densities is not None:
+        return decode_densities(index.snapshot.densities[part])
+    table = index.snapshot.segments[part].table
     found: np.ndarray = index.model.ranker.densities(table.ids)[table.rows()]
     return found
 
@@ -275,8 +276,8 @@ def tune(index: Index, data: MBeir, config: TuneConfig, *, progress: Progress) -
         raise UsageError("say either what recall is wanted or how many milliseconds a query may take")
     if not (config.beams and config.candidates and config.generator_weights):
         raise UsageError("beams, candidates and generator weights: name at least one of each to try")
-    opened = index.opened
-    stored = opened.state.facts.embeddings
+    opened = index.snapshot
+    stored = opened.manifest.embeddings
     if config.rerank == "embeddings" and stored == "none":
         raise UsageError(f"{index.folder} stores no embeddings; tune it for --rerank codes")
     settings = EvaluationConfig(split=config.split, max_queries=config.queries, seed=config.seed)
@@ -300,7 +301,7 @@ def tune(index: Index, data: MBeir, config: TuneConfig, *, progress: Progress) -
         wish=config.wish,
         data=f"{data.name} {config.split}",
         queries=len(asked.right),
-        items=opened.state.num_alive,
+        items=opened.num_alive,
         recall=best.recall,
         share=best.share,
         cpu_ms=best.cpu_ms,
@@ -310,7 +311,7 @@ def tune(index: Index, data: MBeir, config: TuneConfig, *, progress: Progress) -
 
 def _measure(
     index: Index,
-    opened: OpenedIndex,
+    opened: Snapshot,
     asked: Asked,
     config: TuneConfig,
     weights: Sequence[float],
@@ -372,10 +373,10 @@ class _Tally(NamedTuple):
 
 
 def _rank(
-    index: Index, opened: OpenedIndex, asked: Asked, beams: Beams, here: slice, setting: SearchConfig
+    index: Index, opened: Snapshot, asked: Asked, beams: Beams, here: slice, setting: SearchConfig
 ) -> _Tally:
     """Order what is under the beams of some queries."""
-    is_raw = opened.state.facts.embeddings == "raw"
+    is_raw = opened.manifest.embeddings == "raw"
     evidence = Evidence(index.model.ranker, opened.vectors, is_raw, opened.densities)
     began = time.process_time()
     answers = [

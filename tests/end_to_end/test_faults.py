@@ -25,12 +25,13 @@ import pytest
 
 from genius_search.errors import UsageError
 from genius_search.index.items import Item
-from genius_search.index.store import IndexFacts, ItemArrays, open_current, read_manifest
+from genius_search.index.snapshot import Snapshot
+from genius_search.index.store import IndexManifest, ItemArrays, read_manifest
 from genius_search.index.verify import verify
 from genius_search.index.writer import Writer, one_writer
 from genius_search.records import Modality
 
-FACTS = IndexFacts("/somewhere/model", "f" * 64, "fused", "int8")
+FACTS = IndexManifest(model="/somewhere/model", model_fingerprint="f" * 64, embeddings="fused", embedding_type="int8")
 LEVELS, DIM = 4, 32
 
 Contents = dict[str, int]
@@ -56,7 +57,7 @@ def vectors_of(writes: np.ndarray) -> np.ndarray:
 def found(folder: Path) -> Contents:
     """What an index holds; every table, store and embedding must tell the same story."""
     contents: Contents = {}
-    for segment in open_current(folder).segments:
+    for segment in Snapshot.open(folder).segments:
         items = list(segment.items.all())
         writes = np.array([int((item.text or "").removeprefix("write ")) for item in items])
         table = segment.table
@@ -67,8 +68,8 @@ def found(folder: Path) -> Contents:
         dead = set(segment.dead.tolist())
         for row, item in enumerate(items):
             if row not in dead:
-                assert item.item_id not in contents, item
-                contents[item.item_id] = int(writes[row])
+                assert item.id not in contents, item
+                contents[item.id] = int(writes[row])
     return contents
 
 
@@ -273,7 +274,7 @@ def test_readers_never_meet_half_a_state_while_another_process_writes(index):
     reads, last = 0, 0
     with forked(write) as child:
         while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            state = open_current(index)
+            state = Snapshot.open(index)
             contents = found(index)
             assert set(contents) in ({"a"}, set("abcdefghijkl")), contents
             assert len(set(contents.values())) == 1, contents

@@ -158,7 +158,7 @@ def test_conditions_on_an_items_own_fields_compare_texts(tmp_path_factory, items
         wanted = words if how == "in" else words[:1]
         expected = []
         for row, item in enumerate(items):
-            have = {"id": item.item_id, "text": item.text, "image": item.image}[name]
+            have = {"id": item.id, "text": item.text, "image": item.image}[name]
             found = have is not None and any(fits(have, "=" if how == "!=" else how, want) for want in wanted)
             expected += [row] if found != (how == "!=") else []
         filter_ = Filter.parse({name: {how: wanted if how == "in" else wanted[0]}})

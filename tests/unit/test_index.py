@@ -16,10 +16,11 @@ from genius_search.config import SearchConfig
 from genius_search.data.mbeir import read_candidates, write_candidates
 from genius_search.encoders.base import ItemKey, TextInput
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
-from genius_search.index import index as answers
 from genius_search.index import index as index_module
+from genius_search.index import query as query_module
 from genius_search.index.adding import encode_items
-from genius_search.index.index import Index, SearchHit
+from genius_search.index.index import Index
+from genius_search.index.query import SearchHit
 from genius_search.index.store import read_manifest, write_manifest
 from genius_search.model import Genius
 from genius_search.records import Candidate, Modality, format_text, instructed
@@ -95,7 +96,7 @@ def test_an_index_of_a_jsonl_pool_holds_every_candidate(shared, candidates):
     assert info.by_modality == {"image": 12, "text": 12, "image-text": 12}
     assert info.model_fingerprint == shared.model.fingerprint
     everything = shared.search("anything", k=100, config=WIDE)
-    assert {hit.item_id for hit in everything} == {candidate.did for candidate in candidates}
+    assert {hit.id for hit in everything} == {candidate.did for candidate in candidates}
 
 
 def test_the_numbers_of_info_are_counted_right(shared):
@@ -104,7 +105,7 @@ def test_the_numbers_of_info_are_counted_right(shared):
     ids = [hit.codes for hit in everything]
     assert info.distinct_ids == len(set(ids))
     assert info.collision_rate == pytest.approx(sum(ids.count(id_) > 1 for id_ in ids) / len(ids))
-    (segment,) = shared._opened.segments
+    (segment,) = shared.snapshot.segments
     sizes = {file.name: file.stat().st_size for file in segment.folder.iterdir()}
     levels, distinct = len(ids[0]), len(set(ids))
     # Codes, half norm and density of 8 bits and a 32-bit number for each ID but the first; another for each ID, item
@@ -130,7 +131,7 @@ def test_hits_are_ranked_from_1_with_scores_that_never_rise_and_carry_their_item
     assert [hit.rank for hit in hits] == list(range(1, 21))
     assert all(before.score >= after.score for before, after in itertools.pairwise(hits))
     for hit in hits:
-        candidate = by_id[hit.item_id]
+        candidate = by_id[hit.id]
         assert (hit.modality, hit.text) == (candidate.modality, candidate.text)
         assert (hit.image is None) == (candidate.image is None)
         assert hit.image is None or Path(hit.image).is_file()
@@ -177,7 +178,7 @@ def test_a_picture_may_be_a_path_or_opened_in_any_mode(shared, candidates, pool)
     expected = shared.search(image=path, k=5)
     assert shared.search(image=str(path), k=5) == expected
     opened = Image.open(path).convert("RGB")
-    assert [hit.item_id for hit in shared.search(image=opened, k=5)] == [hit.item_id for hit in expected]
+    assert [hit.id for hit in shared.search(image=opened, k=5)] == [hit.id for hit in expected]
     for mode in ("L", "RGBA", "P"):
         assert len(shared.search(image=opened.convert(mode), k=5)) == 5
 
@@ -186,9 +187,9 @@ def test_a_text_and_a_picture_together_are_another_query_than_either(shared, can
     path = picture_of(candidates, pool)
     both = shared.search("the same in green", image=path, k=36, config=WIDE)
     assert len(both) == 36
-    scores = {hit.item_id: hit.score for hit in both}
+    scores = {hit.id: hit.score for hit in both}
     for other in (shared.search("the same in green", k=36), shared.search(image=path, k=36, config=WIDE)):
-        assert {hit.item_id: hit.score for hit in other} != scores
+        assert {hit.id: hit.score for hit in other} != scores
 
 
 def test_an_instruction_changes_the_query_and_without_one_the_models_own_is_used(shared, model):
@@ -205,7 +206,7 @@ def test_re_ranking_by_embeddings_scores_by_the_cosine_with_the_stored_ones(shar
     assert len(hits) == 36
     assert all(-1.01 <= hit.score <= 1.01 for hit in hits)
     by_codes = shared.search("a red star", k=36, config=WIDE)
-    assert {hit.item_id for hit in hits} == {hit.item_id for hit in by_codes}
+    assert {hit.id for hit in hits} == {hit.id for hit in by_codes}
 
 
 def test_re_ranking_by_embeddings_that_are_not_stored_is_refused_with_advice(model, pool, tmp_path):
@@ -257,7 +258,7 @@ def test_a_folder_becomes_an_index_and_every_file_that_cannot_is_named(model, tm
     (folder / "metadata.jsonl").write_text('{"file_name": "nobody.png", "text": "x"}\nnot json\n')
     index, added = Index.create(tmp_path / "index", model=model, pool=folder)
     assert (added.added, added.replaced) == (3, 0)
-    found = {hit.item_id: hit for hit in index.search("a red square", k=9, config=WIDE)}
+    found = {hit.id: hit for hit in index.search("a red square", k=9, config=WIDE)}
     assert set(found) == {"one.png", "deep/two.jpg", "note.md"}
     assert found["one.png"].modality is Modality.IMAGE_TEXT
     assert found["one.png"].image == str(folder / "one.png")
@@ -286,7 +287,7 @@ def test_what_was_added_is_found_at_once_and_after_opening_again(own, model, tmp
     assert (added.added, added.replaced, added.left_out) == (1, 0, ())
     for index in (own, Index.open(own.folder, model=model)):
         assert index.info().items == before + 1
-        assert "new.png" in {hit.item_id for hit in index.search(image=path, k=100, config=WIDE)}
+        assert "new.png" in {hit.id for hit in index.search(image=path, k=100, config=WIDE)}
         config = SearchConfig(beam=500, rerank="embeddings")
         first = index.search(image=path, modality="image", instruction="", k=1, config=config)
         assert len(first) == 1
@@ -294,10 +295,10 @@ def test_what_was_added_is_found_at_once_and_after_opening_again(own, model, tmp
 
 def test_adding_does_not_move_the_items_that_were_there(own):
     asked = {"instruction": "Find a photo", "k": 100, "config": WIDE}
-    before = {hit.item_id: hit for hit in own.search("a red star", **asked)}
+    before = {hit.id: hit for hit in own.search("a red star", **asked)}
     (own.folder.parent / "new.jsonl").write_text(json.dumps(text_row("1:1", "a blue moon")) + "\n")
     own.add(own.folder.parent / "new.jsonl")
-    after = {hit.item_id: hit for hit in own.search("a red star", **asked)}
+    after = {hit.id: hit for hit in own.search("a red star", **asked)}
     assert set(after) == {*before, "1:1"}
     for item_id, hit in before.items():
         assert after[item_id].codes == hit.codes
@@ -312,7 +313,7 @@ def test_an_item_with_a_known_id_is_replaced(own, candidates, tmp_path):
     added = own.add(write_rows(tmp_path / "more.jsonl", rows))
     assert (added.added, added.replaced) == (2, 1)
     assert own.info().items == before + 1
-    texts = {hit.item_id: hit.text for hit in own.search("another text", k=100, config=WIDE)}
+    texts = {hit.id: hit.text for hit in own.search("another text", k=100, config=WIDE)}
     assert texts[known] == "quite another text"
 
 
@@ -325,7 +326,7 @@ def test_an_index_built_by_adding_equals_one_built_at_once(model, candidates, po
     index.add(halves[1])
     whole, _ = Index.create(tmp_path / "whole", model=model, pool=pool)
     found, expected = (
-        {hit.item_id: (hit.codes, pytest.approx(hit.score, abs=1e-5)) for hit in hits}
+        {hit.id: (hit.codes, pytest.approx(hit.score, abs=1e-5)) for hit in hits}
         for hits in (index.search("a star", k=99, config=WIDE), whole.search("a star", k=99, config=WIDE))
     )
     assert found.keys() == expected.keys()
@@ -337,7 +338,7 @@ def test_an_open_index_follows_what_another_handle_adds(own, model, tmp_path):
     other.add(write_rows(tmp_path / "one.jsonl", [text_row("1:1", "one")]))
     own.add(write_rows(tmp_path / "two.jsonl", [text_row("1:2", "two")]))
     for index in (own, other):
-        found = {hit.item_id for hit in index.search("one", k=100, config=WIDE)}
+        found = {hit.id for hit in index.search("one", k=100, config=WIDE)}
         assert {"1:1", "1:2"} <= found
         assert index.info().items == 38
 
@@ -440,7 +441,7 @@ def test_the_lines_of_the_docstring_work(own, tmp_path):
     names: dict[str, Any] = {"Index": OpenedWith(own), "print": lambda *words: said.append(words)}
     exec(code.format(index=own.folder, more=tmp_path / "more-photos"), names)  # noqa: S102
     assert [name for name, _ in said] == ["1.png"]  # the others cost more, or nothing is known of it
-    left = {hit.item_id for hit in own.search("a bag", k=100, config=WIDE)}
+    left = {hit.id for hit in own.search("a bag", k=100, config=WIDE)}
     assert len(left) == own.info().items == 36 + 4
     assert {f"{number}.png" for number in range(4)} <= left
 
@@ -468,7 +469,7 @@ def test_a_search_touches_only_what_is_under_its_beams(shared, monkeypatch):
         touched.append(answer.touched)
         return answer
 
-    monkeypatch.setattr(answers, "rank_items", watched)
+    monkeypatch.setattr(query_module, "rank_items", watched)
     shared.search("a star", config=SearchConfig(beam=1))
     shared.search("a star", config=WIDE)
     assert touched[0] < touched[1] == 36
@@ -494,7 +495,7 @@ def test_a_pool_that_changes_while_it_is_indexed_is_refused(model, pool, candida
 
 def test_an_index_that_does_not_say_where_its_model_is_asks_for_it(own):
     manifest = read_manifest(own.folder)
-    write_manifest(own.folder, manifest._replace(facts=manifest.facts._replace(model="")))
+    write_manifest(own.folder, manifest.replace(model=""))
     with pytest.raises(ArtifactMissing, match="--model"):
         Index.open(own.folder)
 
@@ -506,7 +507,7 @@ def test_raw_embeddings_re_rank_by_the_sums_of_the_encoders_features(model, pool
     key = ItemKey("query", "")
     asked = model.instruction_for(Modality.TEXT, Modality.IMAGE)
     text = model.encoder.text_features([TextInput(instructed(asked, "a red star"), key)])
-    by_id = {hit.item_id: hit for hit in hits}
+    by_id = {hit.id: hit for hit in hits}
     for candidate in list(read_candidates(pool))[12:24]:  # texts alone
         own = model.encoder.text_features([TextInput(format_text(candidate.text), key)])
         expected = float(torch.nn.functional.cosine_similarity(text, own))

@@ -15,6 +15,8 @@ from PIL import Image
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.index import index as index_module
+from genius_search.index import query as query_module
+from genius_search.index import verify as verify_module
 from genius_search.index.adding import encode_items
 from genius_search.index.index import Added, Index
 from genius_search.index.items import ItemStore
@@ -55,7 +57,7 @@ def index(model, pool, tmp_path) -> Index:
 
 
 def everything(index: Index) -> set[str]:
-    return {hit.item_id for hit in index.search("a kite", k=100, config=WIDE)}
+    return {hit.id for hit in index.search("a kite", k=100, config=WIDE)}
 
 
 def later(file: Path) -> None:
@@ -69,7 +71,7 @@ def test_a_deleted_item_is_not_found_any_more_and_ids_that_are_not_there_are_ret
     assert everything(index) == ALL - {"red.txt", "red square.png"}
     for rerank in ("codes", "embeddings"):
         hits = index.search("a red kite", k=100, config=SearchConfig(beam=500, rerank=rerank))
-        assert {hit.item_id for hit in hits} == ALL - {"red.txt", "red square.png"}
+        assert {hit.id for hit in hits} == ALL - {"red.txt", "red square.png"}
     info = index.info()
     assert (info.items, info.by_modality) == (6, {"text": 5, "image": 1})
     assert info.bytes_per_item["deleted"] > 0
@@ -97,7 +99,7 @@ def test_what_has_not_changed_is_passed_over(index, pool):
 def test_a_text_that_changed_is_indexed_anew(index, pool):
     (pool / "red.txt").write_text("a boat")
     assert index.add(pool) == Added(1, 1, 7, ())
-    texts = {hit.item_id: hit.text for hit in index.search("a kite", k=100, config=WIDE)}
+    texts = {hit.id: hit.text for hit in index.search("a kite", k=100, config=WIDE)}
     assert texts["red.txt"] == "a boat"
     assert set(texts) == ALL
     assert index.add(pool) == Added(0, 0, 8, ())
@@ -106,7 +108,7 @@ def test_a_text_that_changed_is_indexed_anew(index, pool):
 def test_a_picture_that_changed_in_its_place_is_indexed_anew(index, pool):
     def codes() -> tuple[int, ...]:
         found = index.search("a square", modality="image", k=100, config=WIDE)
-        return next(hit.codes for hit in found if hit.item_id == "red square.png")
+        return next(hit.codes for hit in found if hit.id == "red square.png")
 
     before = codes()
     Image.effect_noise((32, 32), 90.0).convert("RGB").save(pool / "red square.png")
@@ -118,7 +120,7 @@ def test_a_picture_that_changed_in_its_place_is_indexed_anew(index, pool):
 def test_fields_that_changed_are_noticed_though_text_and_picture_did_not(index, pool):
     (pool / "red square.json").write_text(json.dumps({"price": 3}))
     assert index.add(pool) == Added(1, 1, 7, ())
-    assert [hit.item_id for hit in index.search("a kite", where=["price=3"])] == ["red square.png"]
+    assert [hit.id for hit in index.search("a kite", where=["price=3"])] == ["red square.png"]
 
 
 def test_an_emptied_index_finds_nothing_and_can_be_added_to_again(index, model, pool):
@@ -149,8 +151,8 @@ def test_compaction_gives_back_room_and_changes_no_answer(index, pool):
     assert info.bytes_per_item["deleted"] == 0
     assert [(one.items, one.deleted) for one in info.segments] == [(9, 0)]
     after = index.search("a kite", **asked)
-    assert [(hit.item_id, hit.codes, hit.text) for hit in after] == [
-        (hit.item_id, hit.codes, hit.text) for hit in before
+    assert [(hit.id, hit.codes, hit.text) for hit in after] == [
+        (hit.id, hit.codes, hit.text) for hit in before
     ]
     assert [hit.score for hit in after] == pytest.approx([hit.score for hit in before], abs=1e-5)
     assert index.verify().deleted == 0
@@ -200,8 +202,7 @@ def test_while_somebody_else_writes_one_can_search_but_not_change(index, pool):
 def test_an_index_that_was_made_anew_with_another_model_meanwhile_is_not_searched(index, model, pool):
     made, _ = Index.create(index.folder.parent / "second", model=model, pool=pool)
     manifest = read_manifest(made.folder)
-    of_another = manifest.facts._replace(model_fingerprint="0" * 64)
-    write_manifest(made.folder, manifest._replace(facts=of_another))
+    write_manifest(made.folder, manifest.replace(model_fingerprint="0" * 64))
     shutil.rmtree(index.folder)
     made.folder.rename(index.folder)
     with pytest.raises(ArtifactMismatch, match="made anew with another model"):
@@ -314,13 +315,20 @@ def test_a_search_that_breaks_on_a_damaged_file_names_it(index, model):
         damaged.search("a kite")
 
 
-def test_a_search_that_breaks_on_a_sound_index_shows_the_bug(index, monkeypatch):
-    def broken(*_: object) -> None:
+@pytest.mark.parametrize(("stage", "reads"), [("features_of", 0), ("rank_items", 1)])
+def test_an_error_that_is_no_damage_is_raised_and_the_index_verified_at_most_once(
+    index, monkeypatch, stage, reads
+):
+    def broken(*_: object, **__: object) -> None:
         raise IndexError("a bug")
 
-    monkeypatch.setattr(index_module, "answer", broken)
-    with pytest.raises(IndexError, match="a bug"):
-        index.search("a kite")
+    verified = []
+    monkeypatch.setattr(query_module, stage, broken)
+    monkeypatch.setattr(verify_module, "verify", verified.append)
+    for _ in range(3):
+        with pytest.raises(IndexError, match="a bug"):
+            index.search("a kite")
+    assert len(verified) == reads
 
 
 def test_an_item_that_cannot_be_stored_is_named_before_anything_is_embedded(model, tmp_path, monkeypatch):

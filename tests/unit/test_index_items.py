@@ -14,7 +14,7 @@ from genius_search import NewItem, SearchPart
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.hub.push import About, save_index
-from genius_search.index.adding import Outcome
+from genius_search.index.adding import ItemOutcome
 from genius_search.index.index import Index
 from genius_search.index.snapshot import UnknownItem
 from genius_search.model import Genius
@@ -44,7 +44,7 @@ def index(model, tmp_path) -> Index:
 
 
 def by_id(index: Index) -> dict[str, str | None]:
-    return {hit.item_id: hit.text for hit in index.search("a kite", k=100, config=WIDE)}
+    return {hit.id: hit.text for hit in index.search("a kite", k=100, config=WIDE)}
 
 
 def kept(index: Index) -> list[Path]:
@@ -59,10 +59,14 @@ def test_items_in_memory_are_found_with_their_fields_and_their_picture(index, mo
             NewItem("words", "a clock"),
         ]
     )
-    assert added == [Outcome("a/../b", "added"), Outcome("red", "added"), Outcome("words", "added")]
+    assert added == [
+        ItemOutcome("a/../b", "added"),
+        ItemOutcome("red", "added"),
+        ItemOutcome("words", "added"),
+    ]
     for opened in (index, Index.open(index.folder, model=model)):
         (hit,) = opened.search("a boat", where=["price=3"], config=WIDE)
-        assert (hit.item_id, hit.modality, hit.fields) == ("a/../b", Modality.IMAGE_TEXT, {"price": 3})
+        assert (hit.id, hit.modality, hit.fields) == ("a/../b", Modality.IMAGE_TEXT, {"price": 3})
         assert Path(hit.image).read_bytes() == picture("green")
         assert set(by_id(opened)) == {"kite.txt", "a/../b", "red", "words"}
     assert index.verify().items == 4
@@ -70,25 +74,25 @@ def test_items_in_memory_are_found_with_their_fields_and_their_picture(index, mo
 
 def test_what_has_not_changed_is_passed_over_and_what_has_is_replaced(index):
     first = [NewItem("one", "a kite", picture("red")), NewItem("two", "a boat")]
-    assert [outcome.became for outcome in index.add_items(first)] == ["added", "added"]
+    assert [outcome.status for outcome in index.add_items(first)] == ["added", "added"]
     generation = index.info().generation
-    assert [outcome.became for outcome in index.add_items(first)] == ["unchanged", "unchanged"]
+    assert [outcome.status for outcome in index.add_items(first)] == ["unchanged", "unchanged"]
     assert index.info().generation == generation
     changed = [
         NewItem("one", "a kite", picture("blue")),
         NewItem("two", "a boat"),
         NewItem("kite.txt", "a drum"),
     ]
-    assert [outcome.became for outcome in index.add_items(changed)] == ["replaced", "unchanged", "replaced"]
+    assert [outcome.status for outcome in index.add_items(changed)] == ["replaced", "unchanged", "replaced"]
     assert by_id(index)["kite.txt"] == "a drum"
 
 
 def test_of_two_items_with_one_id_the_last_is_meant(index):
     twice = [NewItem("one", "a kite"), NewItem("one", "a boat")]
-    assert index.add_items(twice) == [Outcome("one", "added")] * 2
+    assert index.add_items(twice) == [ItemOutcome("one", "added")] * 2
     assert by_id(index)["one"] == "a boat"
     spoilt = [NewItem("other", "a kite"), NewItem("other")]
-    assert [outcome.became for outcome in index.add_items(spoilt)] == ["left out"] * 2
+    assert [outcome.status for outcome in index.add_items(spoilt)] == ["left out"] * 2
     assert "other" not in by_id(index)
 
 
@@ -108,7 +112,7 @@ def test_of_two_items_with_one_id_the_last_is_meant(index):
 def test_an_item_that_cannot_be_used_is_left_out_with_its_reason(index, item, why):
     before = index.info().items
     bad, good = index.add_items([item, NewItem("good", "a kite")])
-    assert (bad.item_id, bad.became, good) == (item.item_id, "left out", Outcome("good", "added"))
+    assert (bad.id, bad.status, good) == (item.id, "left out", ItemOutcome("good", "added"))
     assert why in bad.reason
     assert index.info().items == before + 1
     (alone,) = index.add_items([item])
@@ -134,7 +138,7 @@ def test_an_index_takes_its_pictures_along_when_it_is_moved(index, model, tmp_pa
     moved = Index.open(shutil.move(index.folder, tmp_path / "moved"), model=model)
     (hit,) = moved.search("x", modality="image", config=WIDE)
     assert Path(hit.image).read_bytes() == picture("red")
-    assert moved.add_items([NewItem("one", image=picture("red"))])[0].became == "unchanged"
+    assert moved.add_items([NewItem("one", image=picture("red"))])[0].status == "unchanged"
 
 
 def test_verifying_notices_a_kept_picture_that_is_damaged_or_gone(index):
@@ -177,18 +181,16 @@ def test_an_item_finds_itself_first_and_last_when_it_counts_against(model, tmp_p
     index, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings=embeddings)
     for rerank in ("codes",) if embeddings == "none" else ("codes", "embeddings"):
         config = SearchConfig(beam=500, rerank=rerank, density_weight=0.0)
-        alike = index.search(parts=[SearchPart(item_id="1:4")], modality="text", k=9, config=config)
-        assert "1:4" in [hit.item_id for hit in alike[:2]]
-        away = index.search(
-            parts=[SearchPart(item_id="1:4", weight=-1.0)], modality="text", k=9, config=config
-        )
-        assert "1:4" in [hit.item_id for hit in away[-2:]]
+        alike = index.search(parts=[SearchPart(id="1:4")], modality="text", k=9, config=config)
+        assert "1:4" in [hit.id for hit in alike[:2]]
+        away = index.search(parts=[SearchPart(id="1:4", weight=-1.0)], modality="text", k=9, config=config)
+        assert "1:4" in [hit.id for hit in away[-2:]]
 
 
 def test_parts_that_mean_nothing_are_refused(index):
     for parts, why in [
         ([SearchPart()], "needs a text, an image"),
-        ([SearchPart(text="x", item_id="kite.txt")], "or else an item"),
+        ([SearchPart(text="x", id="kite.txt")], "or else an item"),
         ([SearchPart(text="x", weight=float("inf"))], "finite"),
         ([SearchPart(text="x"), SearchPart(text="x", weight=-1.0)], "cancel each other out"),
         ([SearchPart(text="x", weight=0.0)], "cancel each other out"),
@@ -196,8 +198,8 @@ def test_parts_that_mean_nothing_are_refused(index):
         with pytest.raises(UsageError, match=why):
             index.search(parts=parts)
     with pytest.raises(UnknownItem, match="'nobody'"):
-        index.search(parts=[SearchPart(item_id="nobody")])
+        index.search(parts=[SearchPart(id="nobody")])
     index.add_items([NewItem("other", "a boat")])
     index.delete("kite.txt")
     with pytest.raises(UnknownItem, match=r"'kite\.txt'"):
-        index.search(parts=[SearchPart(item_id="kite.txt")])
+        index.search(parts=[SearchPart(id="kite.txt")])

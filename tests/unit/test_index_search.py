@@ -13,10 +13,10 @@ from PIL import Image
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.index.filters import Filter
-from genius_search.index.index import Index, SearchHit
-from genius_search.index.snapshot import OpenedIndex
+from genius_search.index.index import Index
+from genius_search.index.query import SearchHit, SearchRequest
+from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
-from genius_search.query import SearchRequest
 from genius_search.records import Modality
 
 WIDE = SearchConfig(beam=500)
@@ -69,7 +69,7 @@ def index(model, pool, tmp_path_factory) -> Index:
 
 
 def ids(hits: list[SearchHit]) -> list[str]:
-    return [hit.item_id for hit in hits]
+    return [hit.id for hit in hits]
 
 
 CONDITIONS: list[tuple[dict[str, Any], Any]] = [
@@ -100,7 +100,7 @@ def test_a_filtered_search_finds_what_satisfies_it_in_the_order_of_the_whole(
     usual = index.model.instruction_for(Modality.TEXT, Modality.parse(wanted))
     whole = index.search("a red kite", instruction=usual, k=100, config=config)
     assert len(whole) == 35 + 6 - 4
-    expected = [hit for hit in whole if satisfies(hit, fields[hit.item_id])]
+    expected = [hit for hit in whole if satisfies(hit, fields[hit.id])]
     found = index.search("a red kite", instruction=usual, k=100, config=config, **asked)
     assert ids(found) == ids(expected)
     assert [hit.score for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-5)
@@ -127,12 +127,12 @@ def test_a_condition_that_is_none_is_refused(index, where):
 
 REQUESTS = [
     SearchRequest(text="a red kite"),
-    SearchRequest(text="a green boat", k=3, modality=Modality.TEXT),
-    SearchRequest(text="a blue clock", k=7, only=Filter.parse(["price<20"])),
+    SearchRequest(text="a green boat", k=3, modality="text"),
+    SearchRequest(text="a blue clock", k=7, where=["price<20"]),
     SearchRequest(text="a white thing", k=40, beam=40),
-    SearchRequest(text="nothing", only=Filter.parse(["price>1000"])),
+    SearchRequest(text="nothing", where=Filter.parse(["price>1000"])),
     SearchRequest(text="a square", modality=Modality.IMAGE, instruction="Find a photo", k=2),
-    SearchRequest(text="a bag", k=5, only=Filter.parse(match="leather")),
+    SearchRequest(text="a bag", k=5, where=Filter.parse(match="leather")),
 ]
 
 
@@ -175,7 +175,7 @@ def test_embeddings_of_8_bits_rank_nearly_as_those_of_16(model, pool, tmp_path):
             tmp_path / kind, model=model, pool=pool, embeddings="fused", embedding_type=kind
         )
         hits = made.search("a red kite", k=100, config=config)
-        found.append({hit.item_id: hit.score for hit in hits})
+        found.append({hit.id: hit.score for hit in hits})
         info = made.info()
         assert info.embeddings == f"fused, {kind}"
         width = 1 + (2 * model.dim if kind == "float16" else model.dim + 2)  # one for the density
@@ -192,21 +192,21 @@ def test_a_shortlist_of_raw_embeddings_is_made_by_the_codes_as_they_rank(model, 
     made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="raw")
     by_codes = made.search("a red kite", k=6, config=SearchConfig(beam=500, rerank="codes"))
     config = SearchConfig(beam=500, rerank="embeddings", shortlist=6)
-    assert {hit.item_id for hit in made.search("a red kite", k=6, config=config)} == set(ids(by_codes))
+    assert {hit.id for hit in made.search("a red kite", k=6, config=config)} == set(ids(by_codes))
 
 
 @pytest.mark.parametrize("kind", ["fused", "raw"])
 def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, pool, tmp_path, kind):
     made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings=kind)
-    (table,) = (part.table for part in made.opened.parts)
+    (table,) = (part.table for part in made.snapshot.parts)
     levels = model.quantizer.num_levels
     of_ids = {tuple(row[:levels]): row[levels + 1] / 255 for row in table.ids.tolist()}
-    of_items = made.opened.densities
+    of_items = made.snapshot.densities
     assert (of_items is not None) == (kind == "fused")
     for rerank, is_corrected in (("codes", True), ("embeddings", kind == "fused"), ("none", False)):
         plain, other = (
             {
-                hit.item_id: hit
+                hit.id: hit
                 for hit in made.search(
                     "a red kite",
                     k=20,
@@ -218,7 +218,7 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, 
         for name in plain.keys() & other.keys():
             density = of_ids[plain[name].codes]
             if rerank == "embeddings" and of_items is not None:
-                density = of_items[0][made.opened.place_of(name).row] / 255
+                density = of_items[0][made.snapshot.place_of(name).row] / 255
             taken = 0.25 * density if is_corrected else 0.0
             assert other[name].score == pytest.approx(plain[name].score - taken, abs=1e-5)
             assert len(other[name].codes) == levels
@@ -226,10 +226,10 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, 
 
 def test_where_a_part_has_no_densities_of_items_no_part_is_ranked_by_its_own(model, pool, tmp_path):
     made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="fused")
-    (segment,) = made.opened.segments
+    (segment,) = made.snapshot.segments
     earlier = segment._replace(densities=None)  # as an earlier version wrote it
     for segments, is_known in (((segment, segment), True), ((segment, earlier), False)):
-        opened = OpenedIndex(made.opened.state._replace(segments=segments))
+        opened = Snapshot(made.snapshot.manifest, segments)
         assert (opened.densities is not None) == is_known
 
 
@@ -253,4 +253,4 @@ def test_items_that_are_added_later_keep_the_kind_of_embeddings(model, pool, tmp
     assert made.info().embeddings == "raw, int8"
     best = made.search("a red kite", k=1, config=SearchConfig(beam=500, rerank="embeddings"))
     assert len(best) == 1
-    assert {segment.embeddings.dtype.name for segment in made._opened.segments} == {"int8"}
+    assert {segment.embeddings.dtype.name for segment in made.snapshot.segments} == {"int8"}

@@ -103,9 +103,9 @@ class Calibrate:
 
 
 def _facts(found: Calibrated) -> dict[str, Any]:
-    from genius_search.index.store import calibration_to_json
+    from genius_search.index.settings import to_dict
 
-    return calibration_to_json(found.calibration)
+    return to_dict(found.calibration)
 
 
 def _draw(found: Calibrated, path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from genius_search.cli.terminal import print_json
 
 if TYPE_CHECKING:
-    from genius_search.explain import CodeNode, Explanation, SharedPage
+    from genius_search.index.explain import CodeNode, Explanation, SharedPage
     from genius_search.index.items import Item
 
 Modality = Literal["image", "text", "image-text"]
@@ -119,21 +119,18 @@ class Explain:
 
     def run(self) -> None:
         """Follow the item and print."""
-        from genius_search.index.filters import Filter
         from genius_search.index.index import Index
-        from genius_search.query import SearchRequest
-        from genius_search.records import Modality as Kind
 
         index = Index.open(self.index, model=self.model, download=self.download)
-        request = SearchRequest(
-            text=self.text,
+        found = index.explain(
+            self.item,
+            self.text,
             image=self.image,
             instruction=self.instruction,
-            modality=None if self.modality is None else Kind.parse(self.modality),
-            only=Filter.parse(self.where),
+            modality=self.modality,
+            where=self.where,
             beam=self.beam,
         )
-        found = index.explain(request, self.item)
         if self.json:
             print_json(_plain(asdict(found)))
         else:
@@ -142,15 +139,12 @@ class Explain:
 
 def _plain(told: Any) -> Any:
     """The same for JSON: items as objects, modalities by their names."""
-    from genius_search.records import Modality as Kind
-
     match told:
-        case Kind():
-            return told.label
         case dict():
             return {name: _plain(value) for name, value in told.items()}
         case tuple() if hasattr(told, "_asdict"):
-            return _plain(told._asdict())
+            names = ("id", "modality", "text", "image", "fields")
+            return _plain({name: getattr(told, name) for name in names})
         case list() | tuple():
             return [_plain(value) for value in told]
         case _:
@@ -158,7 +152,7 @@ def _plain(told: Any) -> Any:
 
 
 def _shown(item: Item) -> str:
-    return " ".join((item.text or item.image or item.item_id).split())
+    return " ".join((item.text or item.image or item.id).split())
 
 
 def _table(*headings: str) -> Table:
@@ -190,7 +184,7 @@ def _print_node(node: CodeNode) -> None:
         console.print(table)
     else:
         for item in node.examples:
-            console.print(Text(f"{item.item_id}  {_shown(item)}"), soft_wrap=True)
+            console.print(Text(f"{item.id}  {_shown(item)}"), soft_wrap=True)
     if node.truncated:
         console.print(
             f"and {node.num_children - len(node.children):,} more codes; --most shows more", highlight=False
@@ -204,7 +198,7 @@ def _print_groups(page: SharedPage) -> None:
         table.add_row(
             f"{group.items:,}",
             " · ".join(map(str, group.codes)),
-            Text("; ".join(f"{item.item_id} {_shown(item)}" for item in group.examples)),
+            Text("; ".join(f"{item.id} {_shown(item)}" for item in group.examples)),
         )
     if page.groups:
         console.print(table)
@@ -213,7 +207,7 @@ def _print_groups(page: SharedPage) -> None:
 
 def _print_explanation(found: Explanation) -> None:
     console = Console()
-    console.print(Text(f"{found.item.item_id}  {_shown(found.item)}"), soft_wrap=True)
+    console.print(Text(f"{found.item.id}  {_shown(found.item)}"), soft_wrap=True)
     table = _table("level", "code", "probability", "rank", "items", "beam", "more probable, or next")
     for step in found.levels:
         others = [one for one in step.siblings if one.code != step.code][:SHOWN_SIBLINGS]

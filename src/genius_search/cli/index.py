@@ -173,10 +173,10 @@ class Compact:
 
         read_manifest(self.index)
         with one_writer(self.index, wait_seconds=self.wait) as writer:
-            before = writer.state
+            before = writer.snapshot
             writer.compact()
             remove_work(self.index)
-            after = writer.state
+            after = writer.snapshot
         print(
             f"{after.num_alive:,} items in {len(after.segments)} segments, before in {len(before.segments)}",
             file=sys.stderr,
@@ -215,10 +215,10 @@ class Info:
 
     def run(self) -> None:
         """Print it."""
-        from genius_search.index.store import open_current
+        from genius_search.index.snapshot import Snapshot
         from genius_search.index.verify import describe
 
-        info = describe(self.index, open_current(self.index))
+        info = describe(self.index, Snapshot.open(self.index))
         if self.json:
             print_facts(dataclasses.asdict(info), as_json=True)
         else:

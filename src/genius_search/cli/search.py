@@ -17,7 +17,7 @@ from genius_search.cli.terminal import print_json
 
 if TYPE_CHECKING:
     from genius_search.config import SearchConfig
-    from genius_search.index.index import SearchHit
+    from genius_search.index.query import SearchHit
 
 Modality = Literal["image", "text", "image-text"]
 Rerank = Literal["none", "codes", "embeddings"]
@@ -161,12 +161,12 @@ def _table(hits: list[SearchHit], *, with_codes: bool) -> Table:
     table.add_column("score", no_wrap=True, min_width=max(len(f"{hit.score:.4f}") for hit in hits))
     if hits[0].probability is not None:
         table.add_column("probability", justify="right", no_wrap=True, min_width=11)
-    table.add_column("item", no_wrap=True, min_width=max(len(hit.item_id) for hit in hits))
+    table.add_column("item", no_wrap=True, min_width=max(len(hit.id) for hit in hits))
     table.add_column("text or picture", no_wrap=True, overflow="ellipsis", ratio=1)
     for hit in hits:
         shown = " ".join((hit.text or hit.image or "").split())
         likely = [] if hit.probability is None else [f"{hit.probability:.3f}"]
-        cells: list[str | Text] = [str(hit.rank), f"{hit.score:.4f}", *likely, Text(hit.item_id)]
+        cells: list[str | Text] = [str(hit.rank), f"{hit.score:.4f}", *likely, Text(hit.id)]
         table.add_row(*cells, Text(shown))
         if with_codes:
             ids = Text(" · ".join(str(code) for code in hit.codes))

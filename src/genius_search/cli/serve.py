@@ -149,7 +149,7 @@ def _open(asked: Serve) -> dict[str, Index]:
     """The indexes by name; those of one model share it."""
     from genius_search.errors import UsageError
     from genius_search.index.index import Index
-    from genius_search.index.store import read_facts
+    from genius_search.index.store import read_manifest
     from genius_search.model import Genius
 
     opened: dict[str, Index] = {}
@@ -158,7 +158,7 @@ def _open(asked: Serve) -> dict[str, Index]:
         name = re.sub(r"\.index$", "", folder.resolve().name)
         if name in opened:
             raise UsageError(f"two indexes are called {name}; rename the folder of one")
-        fingerprint = read_facts(folder).model_fingerprint
+        fingerprint = read_manifest(folder).model_fingerprint
         known = models.get(fingerprint, asked.model)
         opened[name] = Index.open(folder, model=known, device=asked.device, download=asked.download)
         models[fingerprint] = opened[name].model
@@ -215,4 +215,4 @@ def _serve(
 
 def len_of(index: Index) -> int:
     """How many items an index has."""
-    return index.opened.state.num_alive
+    return index.snapshot.num_alive

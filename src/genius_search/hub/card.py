@@ -212,7 +212,7 @@ def model_card(card: ModelCard) -> str:
         f'model = Genius.from_pretrained("{card.name}")\n'
         'index, _ = Index.create("photos.index", model=model, pool="photos/")\n'
         f'for hit in index.search("a red leather bag"{_modality(card.health)}, k=5):\n'
-        "    print(hit.item_id, hit.score)\n"
+        "    print(hit.id, hit.score)\n"
         "```",
         *([] if credits_ is None else ["## Origin of the weights", credits_]),
         "## Training data",

@@ -163,7 +163,7 @@ def strangers_index(folder: Path) -> IndexManifest:
         manifest = read_manifest(folder)
     except ArtifactMismatch as error:
         raise Damaged(str(error)) from None
-    model = manifest.facts.model
+    model = manifest.model
     if model and not NAME.fullmatch(model):
         raise ArtifactMismatch(
             f"{folder}: {CURRENT} says that its model is {model!r}, expected owner/name or nothing; an "

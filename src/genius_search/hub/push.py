@@ -41,18 +41,16 @@ from genius_search.hub.files import (
     written,
 )
 from genius_search.index.items import ITEMS_FILE
+from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
     DELETED,
     MOST_ATTEMPTS,
     SEGMENTS,
-    IndexState,
     Segment,
-    open_current,
     read_manifest,
     write_manifest,
 )
-from genius_search.index.verify import count_by_modality
 from genius_search.index.writer import LOCK, one_writer
 from genius_search.model_file import MODEL_FILE, encoder_spec, read_model_file
 from genius_search.progress import Progress, Silent
@@ -380,11 +378,11 @@ def save_index(source: Path, target: Path, about: About) -> Path:
             name=about.name or folder.name,
             license=about.license,
             model=about.model,
-            model_fingerprint=state.facts.model_fingerprint,
-            by_modality={kind.value: count for kind, count in count_by_modality(state.segments).items()},
+            model_fingerprint=state.manifest.model_fingerprint,
+            by_modality={kind.value: count for kind, count in state.count_by_modality().items()},
             has_texts=_any_has(state.segments, "text"),
             has_images=_any_has(state.segments, "image"),
-            has_embeddings=state.facts.embeddings != "none",
+            has_embeddings=state.manifest.embeddings != "none",
             has_fields=_any_has(state.segments, "source"),
         )
         (partial / CARD).write_text(index_card(card), encoding="utf-8")
@@ -392,19 +390,18 @@ def save_index(source: Path, target: Path, about: About) -> Path:
     return target.expanduser()
 
 
-def _copy(source: Path, target: Path, *, model: str) -> IndexState:
+def _copy(source: Path, target: Path, *, model: str) -> Snapshot:
     """Copy the current state of an index; anew when a writer took a file of it away meanwhile."""
     for _ in range(MOST_ATTEMPTS):
-        state = open_current(source)
-        facts = state.facts._replace(model=model)
+        state = Snapshot.open(source)
         try:
             for entry in state.manifest.segments:
                 copy_artifact(source / SEGMENTS / entry.name, target / SEGMENTS / entry.name)
                 if entry.deleted is not None:
                     (target / DELETED).mkdir(exist_ok=True)
                     shutil.copyfile(source / DELETED / entry.deleted, target / DELETED / entry.deleted)
-            write_manifest(target, state.manifest._replace(facts=facts))
-            return open_current(target)
+            write_manifest(target, state.manifest.replace(model=model))
+            return Snapshot.open(target)
         except (ArtifactError, OSError, sqlite3.Error):
             if read_manifest(source) == state.manifest:  # it was no writer: something is wrong
                 raise
@@ -415,14 +412,14 @@ def _copy(source: Path, target: Path, *, model: str) -> IndexState:
     )
 
 
-def _without_deleted(folder: Path, state: IndexState) -> IndexState:
+def _without_deleted(folder: Path, state: Snapshot) -> Snapshot:
     """Compact a copy that lists deleted items, for their texts are still in it."""
     if any(len(segment.dead) for segment in state.segments):
         with one_writer(folder) as writer:
             writer.compact()
         (folder / LOCK).unlink(missing_ok=True)
         shutil.rmtree(folder / DELETED, ignore_errors=True)
-    return open_current(folder)
+    return Snapshot.open(folder)
 
 
 def _any_has(segments: tuple[Segment, ...], column: Literal["text", "image", "source"]) -> bool:

@@ -20,11 +20,11 @@ from genius_search.data.features import LEFT_OUT, FeatureBatch, LeftOut
 from genius_search.data.folder import read_folder
 from genius_search.data.mbeir import read_pool
 from genius_search.embed import FeatureRow, chunks, count_lines, embed, encode_shard
-from genius_search.encode import encode_batch, encode_features
 from genius_search.encoders.base import ItemKey
 from genius_search.errors import BadData
+from genius_search.index.encode import encode_batch, encode_features
 from genius_search.index.items import Item
-from genius_search.index.snapshot import OpenedIndex
+from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.index.writer import WORK, Writer, keep_pictures, picture_name, remove_work
 from genius_search.model import Genius
@@ -115,9 +115,9 @@ def without_unchanged(
     start = 0
     items = iter(pool)
     while part := list(islice(items, BATCH)):
-        known = stamps([item.item_id for item in part])
+        known = stamps([item.id for item in part])
         for number, item in enumerate(part, start):
-            is_changed[number] = known.get(item.item_id) != stamp_of(item)
+            is_changed[number] = known.get(item.id) != stamp_of(item)
         start += len(part)
     changed = dataclasses.replace(
         pool,
@@ -168,7 +168,7 @@ def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:
     for number, item in enumerate(items):
         yield FeatureRow(
             id=number,
-            key=ItemKey("candidate", item.item_id),
+            key=ItemKey("candidate", item.id),
             modality=item.modality,
             image=None if item.image is None else folder / item.image,
             text=format_text(item.text),
@@ -226,12 +226,12 @@ def _items(candidates: Iterator[Candidate] | Sequence[Candidate], root: Path) ->
 
 def check_characters(item: Item) -> None:
     """Refuse what cannot be stored, before anything is embedded."""
-    for part in (item.item_id, item.text, item.image, item.source):
+    for part in (item.id, item.text, item.image, item.source):
         try:
             (part or "").encode()
         except UnicodeEncodeError:
             raise BadData(
-                f"item {item.item_id!r} holds half a character (a lone surrogate) in {str(part)[:80]!r}; "
+                f"item {item.id!r} holds half a character (a lone surrogate) in {str(part)[:80]!r}; "
                 "write it as UTF-8"
             ) from None
 
@@ -253,7 +253,7 @@ def stamps_of(pool: PoolItems) -> tuple[UInt64[np.ndarray, " pool"], str]:
     stamps = [np.empty(0, dtype=np.uint64)]
     items = iter(pool)
     while part := list(islice(items, BATCH)):
-        here = [(item.item_id, stamp_of(item)) for item in part]
+        here = [(item.id, stamp_of(item)) for item in part]
         digest.update(repr(here).encode())
         stamps.append(np.array([int(stamp, 16) for _, stamp in here], dtype=np.uint64))
     return np.concatenate(stamps), digest.hexdigest()
@@ -286,25 +286,25 @@ LONGEST_ID: Final = 500
 class NewItem(NamedTuple):
     """An item to be added that is no file: a text, a picture as it was sent, or both."""
 
-    item_id: str
+    id: str
     text: str | None = None
     image: bytes | None = None
     fields: Mapping[str, object] | None = None
     """What to filter by."""
 
 
-class Outcome(NamedTuple):
+class ItemOutcome(NamedTuple):
     """What became of an item that was to be added."""
 
-    item_id: str
-    became: Literal["added", "replaced", "unchanged", "left out"]
+    id: str
+    status: Literal["added", "replaced", "unchanged", "left out"]
     reason: str | None = None
     """Why it was left out."""
 
 
 def add_new_items(
-    writer: Writer, model: Genius, opened: OpenedIndex, items: Sequence[NewItem]
-) -> list[Outcome]:
+    writer: Writer, model: Genius, snapshot: Snapshot, items: Sequence[NewItem]
+) -> list[ItemOutcome]:
     """Write items into an index that is held for writing and was opened since; what became of each, in order.
 
     The pictures are on the disk before the index names them.
@@ -313,30 +313,30 @@ def add_new_items(
     pictures: dict[str, bytes] = {}
     left_out: dict[str, str] = {}
     for new in items:  # of two with one id the last is meant
-        stored.pop(new.item_id, None)
-        left_out.pop(new.item_id, None)
+        stored.pop(new.id, None)
+        left_out.pop(new.id, None)
         try:
-            item = stored[new.item_id] = _item_of(new)
+            item = stored[new.id] = _item_of(new)
         except BadData as error:
-            left_out[new.item_id] = str(error)
+            left_out[new.id] = str(error)
             continue
         if new.image is not None and item.image is not None:
             pictures[item.image] = new.image
-    known = opened.stamps(list(stored))
+    known = snapshot.stamps(list(stored))
     changed = [item for name, item in stored.items() if known.get(name) != stamp_of(item)]
     if changed:
         keep_pictures(writer.folder, [pictures[item.image] for item in changed if item.image])
-        left_out |= _write(writer, model, opened, changed)
-    is_new = {item.item_id for item in changed}
+        left_out |= _write(writer, model, snapshot, changed)
+    is_new = {item.id for item in changed}
 
-    def outcome(name: str) -> Outcome:
+    def outcome(name: str) -> ItemOutcome:
         if name in left_out:
-            return Outcome(name, "left out", left_out[name])
+            return ItemOutcome(name, "left out", left_out[name])
         if name not in is_new:
-            return Outcome(name, "unchanged")
-        return Outcome(name, "replaced" if name in known else "added")
+            return ItemOutcome(name, "unchanged")
+        return ItemOutcome(name, "replaced" if name in known else "added")
 
-    return [outcome(new.item_id) for new in items]
+    return [outcome(new.id) for new in items]
 
 
 def _item_of(new: NewItem) -> Item:
@@ -347,7 +347,7 @@ def _item_of(new: NewItem) -> Item:
     BadData
         it cannot be stored; says why.
     """
-    if not new.item_id or len(new.item_id) > LONGEST_ID or "\0" in new.item_id:
+    if not new.id or len(new.id) > LONGEST_ID or "\0" in new.id:
         raise BadData(f"an id has 1 to {LONGEST_ID} characters, none of them NUL")
     text = new.text if new.text and new.text.strip() else None
     if text is None and new.image is None:
@@ -358,12 +358,12 @@ def _item_of(new: NewItem) -> Item:
         raise BadData(f"its fields are not JSON: {error}") from None
     modality = Modality.of(has_image=new.image is not None, has_text=text is not None)
     image = None if new.image is None else picture_name(new.image)
-    item = Item(new.item_id, modality, text, image, source)
+    item = Item(new.id, modality, text, image, source)
     check_characters(item)
     return item
 
 
-def _write(writer: Writer, model: Genius, opened: OpenedIndex, items: Sequence[Item]) -> dict[str, str]:
+def _write(writer: Writer, model: Genius, snapshot: Snapshot, items: Sequence[Item]) -> dict[str, str]:
     """Encode items and add them; returns those whose picture cannot be read, with the reason.
 
     They are in memory already, so that nothing is kept to go on from.
@@ -376,13 +376,13 @@ def _write(writer: Writer, model: Genius, opened: OpenedIndex, items: Sequence[I
         left_out.update((entry.id, entry.reason) for entry in encoded.left_out)
         features, modality = FeatureBatch.of_shard(encoded.shard), encoded.shard.modality
         if len(modality):
-            parts.append(encode_batch(model, features, modality, embeddings=opened.state.facts.embeddings))
+            parts.append(encode_batch(model, features, modality, embeddings=snapshot.manifest.embeddings))
     if parts:
         readable = (
             item._replace(stamp=stamps[number]) for number, item in enumerate(items) if number not in left_out
         )
         writer.add(readable, _joined(parts))
-    return {items[number].item_id: reason for number, reason in left_out.items()}
+    return {items[number].id: reason for number, reason in left_out.items()}
 
 
 def _joined(parts: Sequence[ItemArrays]) -> ItemArrays:

@@ -55,8 +55,8 @@ _ROWS_AT_ONCE: Final = 2**19
 class Item(NamedTuple):
     """One item as its owner knows it."""
 
-    item_id: str
-    """The outside world's name."""
+    id: str
+    """The item's external name."""
     modality: Modality
     text: str | None = None
     image: str | None = None
@@ -66,14 +66,14 @@ class Item(NamedTuple):
     stamp: str | None = None
     """Changes whenever its contents do, so that what has not changed need not be indexed again."""
 
-
-def fields_of(source: str | None) -> dict[str, Any]:
-    """What came with an item, by name; nothing if it is no JSON object."""
-    try:
-        found = json.loads(source or "null")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Its fields by name: the JSON object that came with it, if there is one."""
+        try:
+            found = json.loads(self.source or "null")
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 def write_items(folder: Path, items: Iterable[Item]) -> int:
@@ -119,9 +119,9 @@ def _entries(items: Iterable[Item], counts: Counter[str]) -> Iterator[tuple[int 
     for row, item in enumerate(items):
         modality = item.modality.mbeir
         counts[modality] += 1
-        if "\0" in item.item_id:
-            raise BadData(f"the id {item.item_id!r} holds a NUL character; rename the item")
-        yield row, item.item_id, modality, item.text, item.image, item.source, item.stamp
+        if "\0" in item.id:
+            raise BadData(f"the id {item.id!r} holds a NUL character; rename the item")
+        yield row, item.id, modality, item.text, item.image, item.source, item.stamp
 
 
 def _index_ids(database: sqlite3.Connection) -> None:

@@ -1,129 +1,199 @@
-"""A state of an index, ready to be searched: its tables, what was deleted, what earlier filters allowed."""
+"""One state of an index, open for reading: its segments, what was deleted, and what filters allow."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int64, Integer, UInt8
-from torch import Tensor
+from jaxtyping import Int64, Integer, UInt8
 
-from genius_search.errors import UsageError
+from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.items import Item
-from genius_search.index.store import IndexState, Segment
+from genius_search.index.store import (
+    CURRENT,
+    REMEDY,
+    SEGMENTS,
+    IndexManifest,
+    Segment,
+    open_segment,
+    read_deleted,
+    read_manifest,
+)
 from genius_search.records import Modality
-from genius_search.search.rank import Vectors
 from genius_search.search.table import Allowed, Part, Restriction
-from genius_search.search.tree import CodeTree, Shared, shared
 
-FILTERS_KEPT: Final = 16
-"""What so many filters allow is kept: about 1.2 bytes an item each."""
+if TYPE_CHECKING:  # PyTorch is imported when an index is searched, not when it is opened
+    from genius_search.search.rank import Vectors
+    from genius_search.search.tree import CodeTree, Shared
+
+MAX_FILTERS: Final = 16
+"""Number of filters whose results are cached, at about 1.2 bytes an item each."""
 
 
 class UnknownItem(UsageError, LookupError):
-    """An item that is named is not in the index."""
+    """A requested item is not in the index."""
 
 
 class Place(NamedTuple):
-    """Where an item is in a state of an index."""
+    """Where an item is stored."""
 
     part: int
-    """Which segment."""
+    """Number of the segment."""
     row: int
-    """Which item of it."""
 
 
-class OpenedIndex:
-    """What a search needs of an index; the state it was opened in, for as long as it is held."""
+class Snapshot:
+    """One state of an index. Its files stay readable for as long as it is held, whatever writers do."""
 
-    def __init__(self, state: IndexState) -> None:
-        self.state = state
+    def __init__(self, manifest: IndexManifest, segments: tuple[Segment, ...]) -> None:
+        self.manifest = manifest
+        """Compare with :func:`read_manifest` to see whether the index has changed."""
+        self.segments = segments
+        self.is_verified = False
+        """Whether every file was compared with its checksum since this state was opened."""
         self._restrictions: dict[Filter, Restriction] = {}
         self._shared: dict[int, Shared] = {}
 
+    @staticmethod
+    def open(folder: Path) -> Snapshot:
+        """Open the current state of an index, also while it is being changed. Only headers are read.
+
+        Raises
+        ------
+        ArtifactMissing, ArtifactMismatch
+            There is no index, or it is damaged, or another version made it.
+        """
+        manifest = read_manifest(folder)
+        while True:
+            try:
+                return Snapshot.load(folder, manifest)
+            except (ArtifactError, OSError, sqlite3.Error):
+                now = read_manifest(folder)
+                if now == manifest:  # no writer removed it meanwhile, so something is wrong
+                    raise
+                manifest = now
+
+    @staticmethod
+    def load(folder: Path, manifest: IndexManifest) -> Snapshot:
+        """Open the state that a manifest describes, while its files are there."""
+        segments = []
+        for entry in manifest.segments:
+            segment = open_segment(
+                folder / SEGMENTS / entry.name, manifest=entry.manifest, dead=read_deleted(folder, entry)
+            )
+            if segment.table.num_items != entry.items:
+                raise ArtifactMismatch(
+                    f"{segment.folder} has {segment.table.num_items} items, not the {entry.items} of "
+                    f"{CURRENT}; {REMEDY}"
+                )
+            if (segment.embeddings is None) is not (manifest.embeddings == "none"):
+                raise ArtifactMismatch(
+                    f"{segment.folder} does not keep the embeddings ({manifest.embeddings}) that {CURRENT} "
+                    f"says; {REMEDY}"
+                )
+            segments.append(segment)
+        return Snapshot(manifest, tuple(segments))
+
     @property
-    def segments(self) -> tuple[Segment, ...]:
-        """Its segments, which are searched as parts of one pool."""
-        return self.state.segments
+    def folder(self) -> Path:
+        """Folder of the index; only where there are segments."""
+        return self.segments[0].folder.parents[1]
+
+    @property
+    def num_alive(self) -> int:
+        """Number of items that are not deleted."""
+        return sum(segment.num_alive for segment in self.segments)
 
     @cached_property
     def parts(self) -> list[Part]:
-        """The segments' tables, with what is alive in them."""
+        """The segments' ID tables, with the items that are not deleted."""
         alive = [(segment.table, segment.alive()) for segment in self.segments]
         return [Part(table, None if mask is None else Allowed.of(table, mask)) for table, mask in alive]
 
     @cached_property
     def tree(self) -> CodeTree:
         """The tree of its codes."""
+        from genius_search.search.tree import CodeTree
+
         return CodeTree(self.parts)
 
     def shared(self, depth: int) -> Shared:
-        """Prefixes of so many codes that several items share; kept once found."""
-        found = self._shared.get(depth)
-        if found is None:
-            found = self._shared[depth] = shared(self.tree, depth)
-        return found
+        """Return the prefixes of ``depth`` codes that several items share; the result is cached."""
+        from genius_search.search.tree import shared
 
-    @property
+        if depth not in self._shared:
+            self._shared[depth] = shared(self.tree, depth)
+        return self._shared[depth]
+
+    @cached_property
     def vectors(self) -> list[Vectors] | None:
-        """Gives stored embeddings, part by part; None when there are none."""
-        if self.state.facts.embeddings == "none":
-            return None
-        return [_vectors(segment) for segment in self.segments]
+        """For each segment a function from rows to stored embeddings; None when none are stored."""
+        return None if self.manifest.embeddings == "none" else [_vectors(one) for one in self.segments]
 
     @property
     def densities(self) -> list[UInt8[np.ndarray, " items"]] | None:
-        """How crowded it is around items, part by part; None where that of some was not kept.
+        """The density around each item, by segment; None where a segment does not store it.
 
-        Around IDs it is more crowded, so scores of parts that know one or the other would not compare.
+        Densities around IDs are larger, so scores of segments with and without stored ones do not compare.
         """
         known = [segment.densities for segment in self.segments if segment.densities is not None]
         return known if len(known) == len(self.segments) else None
 
     @cached_property
     def usual_modality(self) -> Modality:
-        """The most frequent modality.
-
-        Deleted items count until they are compacted away: to subtract them each would have to be read.
-        """
+        """The most frequent modality. Deleted items count until they are compacted away."""
         counts: Counter[Modality] = Counter()
         for segment in self.segments:
             counts.update(segment.items.count_by_modality())
         return counts.most_common(1)[0][0]
 
+    def count_by_modality(self) -> dict[Modality, int]:
+        """Return the number of items of each modality that occurs."""
+        counts: Counter[Modality] = Counter()
+        for segment in self.segments:
+            counts.update(segment.items.count_by_modality())
+            counts.subtract(Counter(item.modality for item in segment.items.get(segment.dead.tolist())))
+        return {modality: count for modality, count in counts.items() if count}
+
     def restriction(self, wanted: Filter) -> Restriction:
-        """Which items a filter allows, of those that are alive."""
+        """Return the items that a filter allows; the results of the last filters are cached."""
         known = self._restrictions.get(wanted)
         if known is None:
-            known = tuple(_allowed(segment, wanted) for segment in self.segments)
-            while len(self._restrictions) >= FILTERS_KEPT:
+            allowed = []
+            for segment in self.segments:
+                mask = np.zeros(segment.table.num_items, dtype=bool)
+                mask[segment.items.matching(wanted)] = True
+                mask[segment.dead] = False
+                allowed.append(Allowed.of(segment.table, mask))
+            known = tuple(allowed)
+            while len(self._restrictions) >= MAX_FILTERS:
                 self._restrictions.pop(next(iter(self._restrictions)), None)
             self._restrictions[wanted] = known
         return known
 
     def items(self, parts: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]) -> list[Item]:
-        """Items by part and row, in this order."""
+        """Return items by segment and row, in this order. Paths of pictures lead there from anywhere."""
         found: dict[tuple[int, int], Item] = {}
         for number, segment in enumerate(self.segments):
-            here = rows[parts == number].tolist()
-            found.update(
-                ((number, row), _located(segment, item))
-                for row, item in zip(here, segment.items.get(here), strict=True)
-            )
-        return [found[part, row] for part, row in zip(parts.tolist(), rows.tolist(), strict=True)]
+            own = rows[parts == number].tolist()
+            for row, item in zip(own, segment.items.get(own), strict=True):
+                image = None if item.image is None else str(self.folder / item.image)
+                found[number, row] = item._replace(image=image)
+        return [found[place] for place in zip(parts.tolist(), rows.tolist(), strict=True)]
 
     def place_of(self, item_id: str) -> Place:
-        """Where an item is.
+        """Return where an item is stored.
 
         Raises
         ------
-        UsageError
-            it is not there.
+        UnknownItem
+            It is not in the index.
         """
         for number, segment in enumerate(self.segments):
             for row in segment.items.rows_by_id([item_id]).values():
@@ -132,45 +202,28 @@ class OpenedIndex:
         raise UnknownItem(f"there is no item {item_id!r} in this index")
 
     def item_at(self, place: Place) -> Item:
-        """The item at a place."""
+        """Return the item at a place."""
         return self.items(np.array([place.part]), np.array([place.row]))[0]
 
     def id_at(self, place: Place) -> Integer[np.ndarray, " columns"]:
-        """The ID of the item at a place: codes, then half norm and density."""
+        """Return the ID of the item at a place: its codes, then its norm and density."""
         table = self.segments[place.part].table
         (listed,) = np.flatnonzero(table.items == place.row)
         return np.asarray(table.ids[np.searchsorted(table.bucket_starts, listed, side="right") - 1])
 
     def stamps(self, item_ids: Sequence[str]) -> dict[str, str | None]:
-        """Stamps of those of these items that are alive."""
+        """Return the stamps of those of these items that are in the index."""
         stamps: dict[str, str | None] = {}
         for segment in self.segments:
             rows = segment.items.rows_by_id(item_ids)
-            if not rows:
-                continue
             names = list(rows)
             is_dead = segment.is_dead(np.array([rows[name] for name in names], dtype=np.int64))
-            here = segment.items.stamps(names)
-            stamps |= {name: here[name] for name, dead in zip(names, is_dead, strict=True) if not dead}
+            own = segment.items.stamps(names)
+            stamps |= {name: own[name] for name, dead in zip(names, is_dead, strict=True) if not dead}
         return stamps
 
 
-def _located(segment: Segment, item: Item) -> Item:
-    """Its picture's path from wherever one is: one that is kept in the index is named from there."""
-    if item.image is None:
-        return item
-    return item._replace(image=str(segment.folder.parents[1] / item.image))
-
-
-def _allowed(segment: Segment, wanted: Filter) -> Allowed:
-    mask = np.zeros(segment.table.num_items, dtype=bool)
-    mask[segment.items.matching(wanted)] = True
-    mask[segment.dead] = False
-    return Allowed.of(segment.table, mask)
-
-
 def _vectors(segment: Segment) -> Vectors:
-    def vectors(rows: Int64[np.ndarray, " items"]) -> Float[Tensor, "items dim"]:
-        return torch.from_numpy(segment.vectors(rows))
+    import torch
 
-    return vectors
+    return lambda rows: torch.from_numpy(segment.vectors(rows))

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import json
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float16, Float32, Float64, Int8, Int16, Int64, Shaped, UInt8
+from jaxtyping import Bool, Float16, Float32, Int8, Int16, Int64, Shaped, UInt8
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of, open_artifact, write_json
-from genius_search.config import SearchConfig, from_json, to_json
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.items import ITEMS_FILE, ItemStore
+from genius_search.index.settings import Calibration, Tuned, to_dict
 from genius_search.search.arrays import GrowingArray, open_array, save_array
 from genius_search.search.table import IdTable
 
@@ -193,7 +192,7 @@ def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> S
     ArtifactMismatch
         one of them cannot be read, or does not fit the others.
     """
-    with saying_remedy():
+    with with_hint():
         table = IdTable.open(folder)
         typicality = open_array(folder / TYPICALITY, np.float16)
         embeddings = scales = None
@@ -221,7 +220,7 @@ def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> S
 
 
 @contextlib.contextmanager
-def saying_remedy() -> Iterator[None]:
+def with_hint() -> Iterator[None]:
     """Let the errors of what reads single files say what to do about an index."""
     try:
         yield
@@ -252,237 +251,9 @@ def check_segment(folder: Path, *, manifest: str, verify: bool) -> list[Path]:
         raise ArtifactMissing(f"{path} is missing; {REMEDY}")
     if file_fingerprint(path) != manifest:
         raise ArtifactMismatch(f"{path} is damaged or belongs to another index; {REMEDY}")
-    with saying_remedy():
+    with with_hint():
         open_artifact(folder, kind=KIND, verify=verify)
     return [path, *(folder / name for name in json.loads(path.read_bytes())["files"])]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tuned:
-    """What ``genius tune`` chose, and what it measured."""
-
-    search: SearchConfig
-    wish: str
-    """What was asked for, in words."""
-    data: str
-    """Which queries it was measured with."""
-    queries: int
-    items: int
-    """In the index at that time."""
-    recall: float
-    """Share of queries with a right answer among the first five hits."""
-    share: float
-    """Of what ordering all items by the same evidence finds."""
-    cpu_ms: float
-    """CPU-milliseconds of a query, without the encoder."""
-
-
-def tuned_to_json(tuned: Tuned) -> dict[str, Any]:
-    """As ``index.json`` keeps it; of the settings only those that are not the usual ones."""
-    usual = to_json(SearchConfig())
-    chosen = {name: value for name, value in to_json(tuned.search).items() if value != usual[name]}
-    return {**dataclasses.asdict(tuned), "search": chosen}
-
-
-def tuned_from_json(told: object) -> Tuned:
-    """What :func:`tuned_to_json` wrote.
-
-    Raises
-    ------
-    UsageError, TypeError, ValueError
-        it is something else.
-    """
-    if not isinstance(told, Mapping) or not isinstance(told.get("search"), Mapping):
-        raise TypeError(f"{told!r} are no settings for a search")
-    names = {field.name for field in dataclasses.fields(Tuned)}
-    if set(told) != names:
-        raise ValueError(f"settings of a search have {sorted(told)}, expected {sorted(names)}")
-    texts, counts, numbers = ("wish", "data"), ("queries", "items"), ("recall", "share", "cpu_ms")
-    kinds = {**dict.fromkeys(texts, str), **dict.fromkeys(counts, int), **dict.fromkeys(numbers, float)}
-    odd = [name for name, kind in kinds.items() if type(told[name]) is not kind]
-    if odd:
-        raise ValueError(f"{odd[0]} of the settings is {told[odd[0]]!r}")
-    return Tuned(**{**told, "search": from_json(SearchConfig, told["search"])})
-
-
-DEPTH: Final = 10
-"""A hit is seen beside the best others: so many of them, itself included."""
-
-
-class Weights(NamedTuple):
-    """What a unit of each number adds to the log-odds."""
-
-    score: float
-    ahead: float
-    """Of the lead over the next hit; for the first hit only."""
-    behind: float
-    """Of the distance to the first hit, which is negative; for all others."""
-    contrast: float
-    """Of the distance to the mean of the other hits."""
-
-
-class Bin(NamedTuple):
-    """Hits whose probabilities are about the same."""
-
-    predicted: float
-    """Their mean probability."""
-    observed: float
-    """The share of them that are right."""
-    queries: float
-    """How many there are; weighted, so no whole number."""
-
-
-class Outcome(NamedTuple):
-    """What was measured on the first hits of queries that were not fitted on."""
-
-    queries: int
-    error: float
-    """Expected calibration error: how far probability and share of right ones lie apart, on average."""
-    brier: float
-    """Mean squared distance of the probabilities from what is so."""
-    base_brier: float
-    """The same of always saying the share that is right."""
-    coverage: float
-    """Share of the queries that are said to have a good match."""
-    precision: float
-    """Share of those whose first hit is right."""
-    refused: float
-    """Share of the queries without their right answers that are said to have no good match."""
-    bins: tuple[Bin, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Calibration:
-    """What turns the scores of hits into probabilities, and what it was fitted and measured on."""
-
-    search: SearchConfig
-    """How the hits were found and ordered."""
-    intercept: float
-    weights: Weights
-    alone: tuple[float, float]
-    """What stands for lead and contrast where nothing else is found: the largest that were seen."""
-    lowest: float
-    highest: float
-    """The smallest and largest log-odds that were seen; no hit gets less or more."""
-    threshold: float | None
-    """From this probability of the first hit on there is a good match; None: no threshold was good enough."""
-    wanted_precision: float
-    """The share of right first hits that was asked of the threshold."""
-    absent: float
-    """Share of queries without any answer in the index that it assumes."""
-    data: str
-    queries: int
-    """That it was fitted on; others were measured on."""
-    items: int
-    """In the index at that time."""
-    held_out: Outcome
-
-    def applies_to(self, config: SearchConfig) -> bool:
-        """Whether hits that are ordered so have scores of the same kind."""
-        return _ranking(config) == _ranking(self.search)
-
-    def probabilities(self, scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, " hits"]:
-        """Of the hits of one query, best first; at least :data:`DEPTH` of them if so many were found."""
-        return np.asarray(1 / (1 + np.exp(-self.log_odds(numbers(scores, self.alone)))))
-
-    def log_odds(self, found: Float64[np.ndarray, "hits 4"]) -> Float64[np.ndarray, " hits"]:
-        """Of hits by their numbers."""
-        said = self.intercept + found @ np.array(self.weights)
-        return np.asarray(np.clip(said, self.lowest, self.highest))
-
-    def is_good(self, probability: float) -> bool:
-        """Whether a first hit of this probability is a good match."""
-        return self.threshold is not None and probability >= self.threshold
-
-
-def numbers(
-    scores: Float32[np.ndarray, " hits"], alone: tuple[float, float]
-) -> Float64[np.ndarray, "hits 4"]:
-    """Of each hit: score, lead, distance behind the first, and contrast (:class:`Weights`).
-
-    Parameters
-    ----------
-    alone
-        lead and contrast of a hit beside which there is none.
-    """
-    own = scores.astype(np.float64)
-    found = np.zeros((len(own), len(Weights._fields)))
-    found[:, 0] = own
-    if len(own) < 2:
-        found[:, 1], found[:, 3] = alone
-        return found
-    found[0, 1] = own[0] - own[1]
-    found[1:, 2] = own[1:] - own[0]
-    best = own[:DEPTH]
-    others = np.full(len(own), best[: DEPTH - 1].mean())
-    others[: len(best)] = (best.sum() - best) / (len(best) - 1)
-    found[:, 3] = own - others
-    return found
-
-
-def _ranking(config: SearchConfig) -> tuple[object, ...]:
-    """What the scores of hits depend on."""
-    is_generated = config.rerank == "none"
-    return (
-        config.rerank,
-        0.0 if is_generated else config.generator_weight,
-        0.0 if is_generated else config.density_weight,
-        config.scores if is_generated or config.generator_weight else None,
-    )
-
-
-def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
-    """As ``index.json`` keeps it; of the settings only those that are not the usual ones."""
-    usual = to_json(SearchConfig())
-    chosen = {name: value for name, value in to_json(calibration.search).items() if value != usual[name]}
-    held_out = {
-        **calibration.held_out._asdict(),
-        "bins": [one._asdict() for one in calibration.held_out.bins],
-    }
-    plain = {field.name: getattr(calibration, field.name) for field in dataclasses.fields(calibration)}
-    return {
-        **plain,
-        "search": chosen,
-        "weights": calibration.weights._asdict(),
-        "alone": list(calibration.alone),
-        "held_out": held_out,
-    }
-
-
-def calibration_from_json(told: object) -> Calibration:
-    """What :func:`calibration_to_json` wrote.
-
-    Raises
-    ------
-    UsageError, TypeError, ValueError, KeyError
-        it is something else.
-    """
-    names = {field.name for field in dataclasses.fields(Calibration)}
-    if not isinstance(told, Mapping) or set(told) != names:
-        raise ValueError("a calibration is told that has other parts than ours")
-    held_out = dict(told["held_out"])
-    bins = tuple(Bin(**{name: float(value) for name, value in one.items()}) for one in held_out.pop("bins"))
-    rest = {name: float(value) for name, value in held_out.items() if name != "queries"}
-    ahead, contrast = map(float, told["alone"])
-    read = Calibration(
-        search=from_json(SearchConfig, told["search"]),
-        intercept=float(told["intercept"]),
-        weights=Weights(**{name: float(value) for name, value in told["weights"].items()}),
-        alone=(ahead, contrast),
-        lowest=float(told["lowest"]),
-        highest=float(told["highest"]),
-        threshold=None if told["threshold"] is None else float(told["threshold"]),
-        wanted_precision=float(told["wanted_precision"]),
-        absent=float(told["absent"]),
-        data=str(told["data"]),
-        queries=int(told["queries"]),
-        items=int(told["items"]),
-        held_out=Outcome(queries=int(held_out["queries"]), **rest, bins=bins),
-    )
-    said = (read.intercept, read.lowest, read.highest, *read.weights, *read.alone)
-    if not np.isfinite(said).all():
-        raise ValueError("a calibration holds a number that is not finite")
-    return read
 
 
 CURRENT: Final = "index.json"
@@ -498,74 +269,64 @@ DELETED_NAME: Final = re.compile(r"[0-9]{6,}-[0-9]{6,}\.npy")
 NO_PLACE: Final = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 """What a system says of a path at which nothing can be: too long, a loop of links, or below a file."""
 
-_FORMS: Final = {
-    "name": str,
-    "items": int,
-    "manifest": str,
-    "deleted": str | None,
-    "num_deleted": int,
-    "deleted_sha256": str | None,
-}
-"""What the facts about a segment are."""
 
+class SegmentEntry(BaseModel):
+    """A segment as ``index.json`` lists it. Its names are ours, so that none leads out of the folder."""
 
-class IndexFacts(NamedTuple):
-    """What is true of an index as long as it lives."""
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    model: str
-    """Folder or name of the model when the index was created."""
-    model_fingerprint: str
-    embeddings: StoredEmbeddings
-    embedding_type: EmbeddingType = "float16"
-
-
-class SegmentEntry(NamedTuple):
-    """A segment as the index knows it."""
-
-    name: str
+    name: str = Field(pattern=r"^[0-9]{6,}$")
     items: int
     """Deleted ones included."""
     manifest: str
-    """SHA-256 of its manifest, which has those of its files."""
-    deleted: str | None = None
+    """SHA-256 of its manifest, which holds those of its files."""
+    deleted: str | None = Field(None, pattern=r"^[0-9]{6,}-[0-9]{6,}\.npy$")
     """File that lists the deleted items."""
     num_deleted: int = 0
     deleted_sha256: str | None = None
 
 
-class IndexManifest(NamedTuple):
-    """Everything that ``index.json`` says."""
+class IndexManifest(BaseModel):
+    """The contents of ``index.json``."""
 
-    facts: IndexFacts
-    generation: int
-    """How often the index has changed, from 1."""
-    segments: tuple[SegmentEntry, ...]
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    generation: int = 0
+    """Number of changes so far; an index that exists has at least 1."""
+    model: str
+    """Folder or name of the model when the index was created."""
+    model_fingerprint: str
+    embeddings: StoredEmbeddings
+    embedding_type: EmbeddingType = "float16"
+    segments: tuple[SegmentEntry, ...] = ()
     tuned: Tuned | None = None
-    """How it is searched unless one says otherwise; None: as any index."""
+    """Default search settings, where `genius tune` chose some."""
     calibration: Calibration | None = None
-    """What its scores are worth, if that was ever measured."""
+
+    @field_validator("segments")
+    @classmethod
+    def _check_distinct(cls, segments: tuple[SegmentEntry, ...]) -> tuple[SegmentEntry, ...]:
+        if len({entry.name for entry in segments}) < len(segments):
+            raise ValueError("a segment is named twice")
+        return segments
 
     @property
     def body(self) -> dict[str, Any]:
         """As it is written, without the checksum."""
-        return {
-            "format": FORMAT,
-            "generation": self.generation,
-            **self.facts._asdict(),
-            "segments": [entry._asdict() for entry in self.segments],
-            **({} if self.tuned is None else {"tuned": tuned_to_json(self.tuned)}),
-            **({} if self.calibration is None else {"calibration": calibration_to_json(self.calibration)}),
-        }
+        body = {"format": FORMAT, **self.model_dump(mode="json", exclude={"tuned", "calibration"})}
+        for name, value in (("tuned", self.tuned), ("calibration", self.calibration)):
+            if value is not None:
+                body[name] = to_dict(value)
+        return body
+
+    def replace(self, **changes: Any) -> IndexManifest:
+        """Return a copy with some entries changed."""
+        return self.model_copy(update=changes)
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:
     """Make this the state of the index, in one step."""
     write_json(folder / CURRENT, {**manifest.body, "checksum": fingerprint_of(manifest.body)})
-
-
-def read_facts(folder: Path) -> IndexFacts:
-    """What is true of an index as long as it lives; raises as :func:`read_manifest`."""
-    return read_manifest(folder).facts
 
 
 def read_manifest(folder: Path) -> IndexManifest:
@@ -588,9 +349,10 @@ def read_manifest(folder: Path) -> IndexManifest:
             raise ArtifactMismatch(f"{folder} was made by an older version: create the index again")
     if not _fits(body, checksum):
         raise _damaged(path, "its contents do not match its checksum")
+    body.pop("format")
     try:
-        return _parse(body)
-    except (KeyError, TypeError, ValueError, UsageError) as error:
+        return IndexManifest.model_validate_json(json.dumps(body))
+    except ValueError as error:
         raise _damaged(path, str(error)) from None
 
 
@@ -625,35 +387,6 @@ def _fits(body: dict[str, Any], checksum: object) -> bool:
         return False
 
 
-def _parse(body: dict[str, Any]) -> IndexManifest:
-    texts = {name: body[name] for name in IndexFacts._fields}
-    if not all(isinstance(text, str) for text in texts.values()):
-        raise ValueError("the model or the embeddings are not told in words")
-    _ = get_args(StoredEmbeddings).index(texts["embeddings"])
-    _ = get_args(EmbeddingType).index(texts["embedding_type"])
-    entries = tuple(_entry(told) for told in body["segments"])
-    if len({entry.name for entry in entries}) < len(entries):
-        raise ValueError("a segment is named twice")
-    tuned = tuned_from_json(body["tuned"]) if "tuned" in body else None
-    calibration = calibration_from_json(body["calibration"]) if "calibration" in body else None
-    return IndexManifest(IndexFacts(**texts), int(body["generation"]), entries, tuned, calibration)
-
-
-def _entry(told: Any) -> SegmentEntry:
-    """A segment as it was told of; its names are ours, so that none leads out of the folder."""
-    if not isinstance(told, dict):
-        raise TypeError(f"{told!r} is no segment")
-    odd = [name for name in told if not isinstance(told[name], _FORMS[name])]
-    if odd:
-        raise ValueError(f"{odd[0]} of a segment is {told[odd[0]]!r}")
-    entry = SegmentEntry(**told)
-    if not NAME.fullmatch(entry.name):
-        raise ValueError(f"{entry.name!r} is no name of a segment")
-    if entry.deleted is not None and not DELETED_NAME.fullmatch(entry.deleted):
-        raise ValueError(f"{entry.deleted!r} is no name of a list of deleted items")
-    return entry
-
-
 def _damaged(path: Path, why: str) -> ArtifactMismatch:
     return ArtifactMismatch(f"{path} is damaged ({why}); {REMEDY}")
 
@@ -661,80 +394,6 @@ def _damaged(path: Path, why: str) -> ArtifactMismatch:
 NOTHING: Final = np.empty(0, dtype=np.int64)
 MOST_ATTEMPTS: Final = 10
 """How often what reads a whole state begins anew when a writer takes it away meanwhile."""
-
-
-class IndexState(NamedTuple):
-    """One state of an index, open for reading for as long as one likes."""
-
-    manifest: IndexManifest
-    """What to compare with :func:`read_manifest` to see whether the index has changed."""
-    segments: tuple[Segment, ...]
-
-    @property
-    def facts(self) -> IndexFacts:
-        """Its model, and which embeddings it keeps."""
-        return self.manifest.facts
-
-    @property
-    def tuned(self) -> Tuned | None:
-        """How it is searched unless one says otherwise."""
-        return self.manifest.tuned
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """What its scores are worth, if that was ever measured."""
-        return self.manifest.calibration
-
-    @property
-    def generation(self) -> int:
-        """How often the index has changed, from 1."""
-        return self.manifest.generation
-
-    @property
-    def num_alive(self) -> int:
-        """Items that are not deleted."""
-        return sum(segment.num_alive for segment in self.segments)
-
-
-def open_current(folder: Path) -> IndexState:
-    """Open the current state of an index, also while somebody changes it. Nothing is read through.
-
-    Raises
-    ------
-    ArtifactMissing, ArtifactMismatch
-        there is no index, or it is damaged, or was made by another version.
-    """
-    manifest = read_manifest(folder)
-    while True:
-        try:
-            return open_state(folder, manifest)
-        except (ArtifactError, OSError, sqlite3.Error):
-            now = read_manifest(folder)
-            if now == manifest:  # it is not that a writer removed it meanwhile: something is wrong
-                raise
-            manifest = now
-
-
-def open_state(folder: Path, manifest: IndexManifest) -> IndexState:
-    """Open the state that a manifest describes, while its files are there."""
-    segments = tuple(
-        open_segment(
-            folder / SEGMENTS / entry.name, manifest=entry.manifest, dead=read_deleted(folder, entry)
-        )
-        for entry in manifest.segments
-    )
-    for segment, entry in zip(segments, manifest.segments, strict=True):
-        if segment.table.num_items != entry.items:
-            raise ArtifactMismatch(
-                f"{segment.folder} has {segment.table.num_items} items, not the {entry.items} of {CURRENT}; "
-                f"{REMEDY}"
-            )
-        if (segment.embeddings is None) is not (manifest.facts.embeddings == "none"):
-            raise ArtifactMismatch(
-                f"{segment.folder} does not keep the embeddings ({manifest.facts.embeddings}) that {CURRENT} "
-                f"says; {REMEDY}"
-            )
-    return IndexState(manifest, segments)
 
 
 def read_deleted(folder: Path, entry: SegmentEntry) -> Int64[np.ndarray, " rows"]:
@@ -750,7 +409,7 @@ def read_deleted(folder: Path, entry: SegmentEntry) -> Int64[np.ndarray, " rows"
     path = folder / DELETED / entry.deleted
     if path.is_dir():
         raise ArtifactMismatch(f"{path} is a folder, expected a list of deleted items; {REMEDY}")
-    with saying_remedy():
+    with with_hint():
         dead = open_array(path, np.int64)
     if len(dead) != entry.num_deleted:
         raise ArtifactMismatch(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ from jaxtyping import Int64, Integer
 
 from genius_search.errors import ArtifactError, ArtifactMismatch, GeniusError, UsageError
 from genius_search.index.items import ITEMS_FILE
+from genius_search.index.settings import Tuned
+from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
     DENSITIES,
@@ -26,17 +27,13 @@ from genius_search.index.store import (
     SEGMENTS,
     TYPICALITY,
     IndexManifest,
-    IndexState,
     Segment,
     SegmentEntry,
-    Tuned,
     check_deleted,
     check_segment,
-    open_state,
     read_manifest,
 )
 from genius_search.index.writer import check_pictures, work_bytes
-from genius_search.records import Modality
 from genius_search.search.table import IdTable
 
 ROWS: Final = 1 << 18
@@ -90,17 +87,17 @@ def _verify(folder: Path, manifest: IndexManifest) -> Verified:
     files = [folder / CURRENT]  # its own checksum is checked whenever it is read
     for entry in manifest.segments:
         files += _check_contents(folder, entry)
-    state = open_state(folder, manifest)
-    for segment in state.segments:
+    snapshot = Snapshot.load(folder, manifest)
+    for segment in snapshot.segments:
         _check_table(segment.folder, segment.table)
         _check_items(segment)
-    _check_unique(state.segments)
-    files += check_pictures(folder, state.segments)
-    alive = state.num_alive
+    _check_unique(snapshot.segments)
+    files += check_pictures(folder, snapshot.segments)
+    alive = snapshot.num_alive
     return Verified(
-        segments=len(state.segments),
+        segments=len(snapshot.segments),
         items=alive,
-        deleted=sum(segment.table.num_items for segment in state.segments) - alive,
+        deleted=sum(segment.table.num_items for segment in snapshot.segments) - alive,
         files=len(files),
         bytes=sum(file.stat().st_size for file in files),
     )
@@ -185,7 +182,7 @@ def _check_unique(segments: tuple[Segment, ...]) -> None:
     """No two items that are alive have the same id; inside a segment the item store sees to that."""
     for place, segment in enumerate(segments[1:], start=1):
         alive = segment.alive()
-        ids = (item.item_id for item in segment.items.all())
+        ids = (item.id for item in segment.items.all())
         names = ids if alive is None else itertools.compress(ids, alive.tolist())
         while some := list(itertools.islice(names, NAMES)):
             for other in segments[:place]:
@@ -204,22 +201,25 @@ def _wrong(path: Path, why: str) -> ArtifactMismatch:
 
 
 @contextlib.contextmanager
-def naming_damage(folder: Path) -> Iterator[None]:
-    """Where an index breaks what it is used for, say which file of it is damaged.
+def diagnose_corruption(snapshot: Snapshot) -> Iterator[None]:
+    """Verify the index when reading it fails in a way that only damaged files explain.
 
-    The whole index is verified then. If it is sound the error is a bug, and goes on as it is.
+    Wrap only code that reads the index, never an encoder or the parsing of a request. A state is verified at
+    most once: when it is sound, the error is a bug and is raised as it is.
 
     Raises
     ------
     ArtifactMismatch, ArtifactMissing
-        a file is damaged or gone; the message names it.
+        A file is damaged or gone; the message names it.
     """
     try:
         yield
     except GeniusError:
         raise
     except (LookupError, ValueError, sqlite3.Error):
-        verify(folder)
+        if snapshot.segments and not snapshot.is_verified:
+            verify(snapshot.folder)
+            snapshot.is_verified = True
         raise
 
 
@@ -261,52 +261,41 @@ class IndexInfo:
     """What a `genius index add` that was killed, or is running, keeps to go on from."""
 
 
-def describe(folder: Path, state: IndexState) -> IndexInfo:
-    """Describe an open state of the index in a folder.
+def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
+    """Describe an open index.
 
     Raises
     ------
     ArtifactMismatch
-        it is damaged.
+        It is damaged.
     """
-    with naming_damage(folder):
-        return _described(folder, state)
+    with diagnose_corruption(snapshot):
+        return _describe(folder, snapshot)
 
 
-def _described(folder: Path, state: IndexState) -> IndexInfo:
-    sizes = _bucket_sizes(state.segments)
-    facts, count = state.facts, state.num_alive
+def _describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
+    sizes = _bucket_sizes(snapshot.segments)
+    manifest, count = snapshot.manifest, snapshot.num_alive
     return IndexInfo(
         folder=str(folder),
-        model=facts.model,
-        model_fingerprint=facts.model_fingerprint,
-        generation=state.generation,
+        model=manifest.model,
+        model_fingerprint=manifest.model_fingerprint,
+        generation=manifest.generation,
         items=count,
-        by_modality={
-            modality.value: number for modality, number in count_by_modality(state.segments).items()
-        },
+        by_modality={modality.value: number for modality, number in snapshot.count_by_modality().items()},
         distinct_ids=len(sizes),
         collision_rate=float(sizes[sizes > 1].sum() / max(1, count)),
-        bytes_per_item=_bytes_per_item(state.segments),
-        embeddings=facts.embeddings
-        if facts.embeddings == "none"
-        else f"{facts.embeddings}, {facts.embedding_type}",
-        tuned=state.tuned,
+        bytes_per_item=_bytes_per_item(snapshot.segments),
+        embeddings=manifest.embeddings
+        if manifest.embeddings == "none"
+        else f"{manifest.embeddings}, {manifest.embedding_type}",
+        tuned=manifest.tuned,
         segments=[
             SegmentInfo(segment.name, segment.table.num_items, len(segment.dead), len(segment.table))
-            for segment in state.segments
+            for segment in snapshot.segments
         ],
         work_bytes=work_bytes(folder),
     )
-
-
-def count_by_modality(segments: Sequence[Segment]) -> dict[Modality, int]:
-    """How many items of each modality are alive; none that has none."""
-    counts: Counter[Modality] = Counter()
-    for segment in segments:
-        counts.update(segment.items.count_by_modality())
-        counts.subtract(Counter(item.modality for item in segment.items.get(segment.dead.tolist())))
-    return {modality: count for modality, count in counts.items() if count}
 
 
 def _bucket_sizes(segments: Sequence[Segment]) -> Int64[np.ndarray, " ids"]:

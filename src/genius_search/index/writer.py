@@ -29,6 +29,8 @@ from jaxtyping import Bool, Float16, Int64
 from genius_search.artifact import MANIFEST, ArtifactWriter, file_fingerprint, write_file
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.index.items import ITEMS_FILE, Item, write_items
+from genius_search.index.settings import Calibration, Tuned
+from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
     DELETED,
@@ -42,20 +44,15 @@ from genius_search.index.store import (
     SCALES,
     SEGMENTS,
     TYPICALITY,
-    Calibration,
     EmbeddingType,
     EmbeddingWriter,
-    IndexFacts,
     IndexManifest,
-    IndexState,
     ItemArrays,
     Segment,
     SegmentEntry,
-    Tuned,
     check_deleted,
     check_segment,
     fill_arrays,
-    open_current,
     read_blocks,
     read_manifest,
     write_manifest,
@@ -356,7 +353,7 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._state: IndexState | None = None
+        self._snapshot: Snapshot | None = None
         self._is_open = True
 
     def close(self) -> None:
@@ -364,16 +361,16 @@ class Writer:
         self._is_open = False
 
     @property
-    def state(self) -> IndexState:
+    def snapshot(self) -> Snapshot:
         """The state of the index now; lists of deleted items are what was written, for they are continued."""
-        if self._state is None:
-            state = open_current(self.folder)
+        if self._snapshot is None:
+            state = Snapshot.open(self.folder)
             for entry in state.manifest.segments:
                 check_deleted(self.folder, entry)
-            self._state = state
-        return self._state
+            self._snapshot = state
+        return self._snapshot
 
-    def create(self, facts: IndexFacts, items: Iterable[Item], arrays: ItemArrays) -> Changed:
+    def create(self, manifest: IndexManifest, items: Iterable[Item], arrays: ItemArrays) -> Changed:
         """Make an index, which may be empty.
 
         Raises
@@ -386,7 +383,7 @@ class Writer:
         self._check_open()
         if (self.folder / CURRENT).exists():
             raise UsageError(f"{self.folder} holds an index already; `genius index add` adds to it")
-        return self._add(IndexState(IndexManifest(facts, 0, ()), ()), items, arrays)
+        return self._add(Snapshot(manifest, ()), items, arrays)
 
     def add(self, items: Iterable[Item], arrays: ItemArrays) -> Changed:
         """Add items; one whose id is here already takes the other's place.
@@ -405,31 +402,31 @@ class Writer:
         ArtifactMissing, ArtifactMismatch
             a segment to merge with is not what was written; nothing has changed then.
         """
-        return self._add(self.state, items, arrays)
+        return self._add(self.snapshot, items, arrays)
 
     def delete(self, item_ids: Iterable[str]) -> Deleted:
         """Delete items; they are not found any more, and compaction reclaims their room."""
         ids = list(dict.fromkeys(item_ids))
-        gone = {segment.name: _alive_rows(segment, ids) for segment in self.state.segments}
+        gone = {segment.name: _alive_rows(segment, ids) for segment in self.snapshot.segments}
         there = {name for found in gone.values() for name in found.ids}
         if there:
-            self._commit(self.state, kept=len(self.state.segments), gone=gone, new=None)
+            self._commit(self.snapshot, kept=len(self.snapshot.segments), gone=gone, new=None)
         return Deleted(len(there), [name for name in ids if name not in there])
 
     def tune(self, tuned: Tuned) -> None:
         """Keep settings that searches use from now on unless they say otherwise."""
         self._check_open()
-        self._note(self.state.manifest._replace(tuned=tuned))
+        self._note(self.snapshot.manifest.replace(tuned=tuned))
 
     def calibrate(self, calibration: Calibration) -> None:
         """Keep what turns scores into probabilities."""
         self._check_open()
-        self._note(self.state.manifest._replace(calibration=calibration))
+        self._note(self.snapshot.manifest.replace(calibration=calibration))
 
     def _note(self, manifest: IndexManifest) -> None:
         """Say something else about the index; its items stay."""
-        self._state = None
-        write_manifest(self.folder, manifest._replace(generation=manifest.generation + 1))
+        self._snapshot = None
+        write_manifest(self.folder, manifest.replace(generation=manifest.generation + 1))
         sync(self.folder)
 
     def compact(self) -> None:
@@ -442,23 +439,23 @@ class Writer:
         ArtifactMissing, ArtifactMismatch
             a file is missing, or is not the one that was written; nothing has changed then.
         """
-        state = self.state
+        state = self.snapshot
         if len(state.segments) > 1 or any(len(segment.dead) for segment in state.segments):
             self._check_contents(state.manifest.segments)
             with self._new_segment(state) as draft:
                 merge_segments(draft.path, state.segments)
                 new = _finish(draft, state.num_alive)
             self._commit(state, kept=0, gone={}, new=new)
-        remove_unused_pictures(self.folder, self.state.segments)
+        remove_unused_pictures(self.folder, self.snapshot.segments)
 
-    def _add(self, state: IndexState, items: Iterable[Item], arrays: ItemArrays) -> Changed:
+    def _add(self, state: Snapshot, items: Iterable[Item], arrays: ItemArrays) -> Changed:
         _check_fit(state, arrays)
         count = len(arrays.codes)
         if not count:
             return self._add_nothing(state, items)
         kept = _num_kept(state.segments, count)
         self._check_contents(state.manifest.segments[kept:])
-        kind = state.facts.embedding_type
+        kind = state.manifest.embedding_type
         gone: dict[str, _Found] = {}
         merged: list[Segment] = []
 
@@ -466,7 +463,7 @@ class Writer:
             """The new items; once their ids are known, what stays of the segments to merge them with."""
             ids: list[str] = []
             for item in items:
-                ids.append(item.item_id)
+                ids.append(item.id)
                 yield item
             if len(ids) != count:
                 raise BadData(f"{len(ids)} items were given with IDs for {count}; run the same again")
@@ -485,10 +482,10 @@ class Writer:
         self._commit(state, kept=kept, gone=gone, new=new)
         return Changed(count, sum(len(found.rows) for found in gone.values()))
 
-    def _add_nothing(self, state: IndexState, items: Iterable[Item]) -> Changed:
+    def _add_nothing(self, state: Snapshot, items: Iterable[Item]) -> Changed:
         if any(True for _ in items):
             raise BadData("items were given without IDs; run the same again")
-        if state.generation == 0:
+        if state.manifest.generation == 0:
             self._commit(state, kept=0, gone={}, new=None)
         return Changed(0, 0)
 
@@ -498,30 +495,33 @@ class Writer:
             check_segment(self.folder / SEGMENTS / entry.name, manifest=entry.manifest, verify=True)
 
     @contextlib.contextmanager
-    def _new_segment(self, state: IndexState) -> Iterator[ArtifactWriter]:
+    def _new_segment(self, state: Snapshot) -> Iterator[ArtifactWriter]:
         """A folder to fill; removed again when something goes wrong."""
         self._check_open()
         remove_leftovers(self.folder, state.manifest.segments)
-        place = self.folder / SEGMENTS / _numbered(state.generation + 1)
+        place = self.folder / SEGMENTS / _numbered(state.manifest.generation + 1)
         if os.path.lexists(place):
             raise ArtifactMismatch(f"{place} is in the way and no part of the index; move it away")
         try:
             yield ArtifactWriter(
                 place,
                 kind=KIND,
-                config={"embeddings": state.facts.embeddings, "embedding_type": state.facts.embedding_type},
-                inputs={"model": state.facts.model_fingerprint},
+                config={
+                    "embeddings": state.manifest.embeddings,
+                    "embedding_type": state.manifest.embedding_type,
+                },
+                inputs={"model": state.manifest.model_fingerprint},
             )
         except BaseException:
             remove_leftovers(self.folder, state.manifest.segments)
             raise
 
     def _commit(
-        self, state: IndexState, *, kept: int, gone: Mapping[str, _Found], new: SegmentEntry | None
+        self, state: Snapshot, *, kept: int, gone: Mapping[str, _Found], new: SegmentEntry | None
     ) -> None:
         """Name the first segments, less what is gone, and the new one as the index's state: in one step."""
         self._check_open()
-        generation = state.generation + 1
+        generation = state.manifest.generation + 1
         entries = []
         for segment, entry in zip(state.segments[:kept], state.manifest.segments, strict=False):
             rows = gone[segment.name].rows
@@ -530,8 +530,8 @@ class Writer:
         if new is not None:
             entries.append(new)
         sync(self.folder / SEGMENTS, self.folder)
-        self._state = None  # first: if what follows fails, it is to be read which state there is
-        manifest = state.manifest._replace(generation=generation, segments=tuple(entries))
+        self._snapshot = None  # first: if what follows fails, it is to be read which state there is
+        manifest = state.manifest.replace(generation=generation, segments=tuple(entries))
         write_manifest(self.folder, manifest)
         sync(self.folder)
         remove_leftovers(self.folder, entries)
@@ -547,7 +547,9 @@ class Writer:
         path.parent.mkdir(exist_ok=True)
         save_array(path, dead)
         sync(path, path.parent)
-        return entry._replace(deleted=path.name, num_deleted=len(dead), deleted_sha256=file_fingerprint(path))
+        return entry.model_copy(
+            update={"deleted": path.name, "num_deleted": len(dead), "deleted_sha256": file_fingerprint(path)}
+        )
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -582,9 +584,9 @@ def _num_kept(segments: Sequence[Segment], count: int) -> int:
     return kept
 
 
-def _check_fit(state: IndexState, arrays: ItemArrays) -> None:
+def _check_fit(state: Snapshot, arrays: ItemArrays) -> None:
     """Refuse items that the index has no room for: other embeddings, or IDs of another length."""
-    wanted = state.facts.embeddings
+    wanted = state.manifest.embeddings
     if arrays.stored != wanted or (arrays.embeddings is None) is not (wanted == "none"):
         raise UsageError(
             f"the items come with {arrays.stored} embeddings, the index keeps {wanted}; encode them for it"
@@ -607,7 +609,9 @@ def _finish(draft: ArtifactWriter, items: int) -> SegmentEntry:
     sync(*(path for path in draft.path.rglob("*") if path.is_file()))
     draft.finish(facts={"items": items})
     sync(draft.folder)
-    return SegmentEntry(draft.folder.name, items, file_fingerprint(draft.folder / MANIFEST))
+    return SegmentEntry(
+        name=draft.folder.name, items=items, manifest=file_fingerprint(draft.folder / MANIFEST)
+    )
 
 
 def _numbered(generation: int) -> str:

@@ -14,7 +14,8 @@ from genius_search.config import USUAL_SEARCH, Count, FitConfig, Natural, checke
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_queries
 from genius_search.embed import choose_instruction
 from genius_search.errors import UsageError
-from genius_search.index.index import Index, SearchHit
+from genius_search.index.index import Index
+from genius_search.index.query import SearchHit
 from genius_search.lab.evaluate import EvaluationConfig, evaluate
 from genius_search.lab.report.page import Fact, ResultsPage, ShownHit, ShownSearch, write_page
 from genius_search.lab.results import ResultRow
@@ -149,12 +150,12 @@ def _search(data: MBeir, index: Index, row: EvaluationRow, query: Query, config:
 
 def _shown(hit: SearchHit, query: Query) -> ShownHit:
     return ShownHit(
-        item_id=hit.item_id,
+        item_id=hit.id,
         modality=hit.modality.value,
         score=hit.score,
         text=hit.text,
         image=None if hit.image is None else Path(hit.image).read_bytes(),
-        is_relevant=hit.item_id in query.positives,
+        is_relevant=hit.id in query.positives,
         codes=hit.codes,
         log_probabilities=hit.log_probabilities,
     )

@@ -34,9 +34,9 @@ from genius_search.embed import (
     instructions_for,
     query_row,
 )
-from genius_search.encode import encode_features, examine_items
 from genius_search.encoders.base import Encoder
 from genius_search.errors import ArtifactError, ArtifactMissing, BadData, UsageError
+from genius_search.index.encode import encode_features, examine_items
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.lab.results import METHODS, ResultRow, to_json
 from genius_search.lab.runs import Hit, Qrels, Run, filter_to_pool, write_qrels, write_run

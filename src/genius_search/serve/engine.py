@@ -25,11 +25,10 @@ import torch
 
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactError, GeniusError
-from genius_search.index.adding import NewItem, Outcome
-from genius_search.index.index import Found, Index, SearchHit, find
-from genius_search.index.verify import naming_damage
+from genius_search.index.adding import ItemOutcome, NewItem
+from genius_search.index.index import Index
+from genius_search.index.query import SearchHit, SearchRequest, SearchResult, encode_queries, search_encoded
 from genius_search.index.writer import Deleted, HeldByAnother
-from genius_search.query import SearchRequest, embed_requests
 from genius_search.serve.metrics import Metrics
 from genius_search.serve.problems import DeadlinePassed, DiskFull, Draining, Overloaded, Refused
 
@@ -277,8 +276,8 @@ class Batcher(Generic[Kind, Request, Answer]):
         try:
             return [answer for _, answer in zip(requests, self._run(kind, requests), strict=True)]
         except Exception as error:  # noqa: BLE001  it is raised to whoever asked
-            if len(requests) == 1:
-                return [error]
+            if len(requests) == 1 or isinstance(error, ArtifactError | OSError):  # no request is at fault
+                return [error] * len(requests)
         middle = len(requests) // 2
         return [*self._each(kind, requests[:middle]), *self._each(kind, requests[middle:])]
 
@@ -330,10 +329,10 @@ class IndexWriter:
         """Write what waits and take nothing new; what is not written after some seconds is refused."""
         await self._changes.stop(seconds)
 
-    async def add(self, items: Sequence[NewItem]) -> list[Outcome]:
+    async def add(self, items: Sequence[NewItem]) -> list[ItemOutcome]:
         """Add items, in one change with what else comes at the same time; what became of each, in order."""
         done = await self._changes.ask("add", items, size=len(items))
-        outcomes: list[Outcome] = done.answer
+        outcomes: list[ItemOutcome] = done.answer
         self._compact_if_due()
         return outcomes
 
@@ -366,11 +365,11 @@ class IndexWriter:
         self._tell()
         return answers
 
-    def _add(self, requests: Sequence[Sequence[NewItem]]) -> list[list[Outcome]]:
+    def _add(self, requests: Sequence[Sequence[NewItem]]) -> list[list[ItemOutcome]]:
         together = [item for items in requests for item in items]
         outcomes = self._index.add_items(together, wait_seconds=PATIENCE_SECONDS)
         for outcome in outcomes:
-            self._metrics.changed(self._name, outcome.became, 1)
+            self._metrics.changed(self._name, outcome.status, 1)
         rest = iter(outcomes)
         return [list(islice(rest, len(items))) for items in requests]
 
@@ -389,7 +388,7 @@ class IndexWriter:
 
     def _tell(self) -> None:
         """Note what the index consists of now, and whether it should be compacted."""
-        state = self._index.opened.state
+        state = self._index.snapshot
         items = state.num_alive
         dead = sum(len(segment.dead) for segment in state.segments)
         self._metrics.state(self._name, items=items, segments=len(state.segments), deleted=dead)
@@ -482,7 +481,7 @@ class _Kind(NamedTuple):
 class _Together(NamedTuple):
     """What one search found, and the time its batch took."""
 
-    found: Found
+    found: SearchResult
     encode_seconds: float
     search_seconds: float
 
@@ -590,7 +589,7 @@ class Engine:
             done: Done[Result] = await self._reads.ask(None, _Look(name, work))
         return done.answer
 
-    async def add(self, name: str, items: Sequence[NewItem]) -> list[Outcome]:
+    async def add(self, name: str, items: Sequence[NewItem]) -> list[ItemOutcome]:
         """Add items; when this returns they are on the disk and the next search finds them.
 
         Whoever adds at the same time shares one change of the index.
@@ -605,13 +604,12 @@ class Engine:
 
     def _search_together(self, kind: _Kind, requests: Sequence[SearchRequest]) -> list[_Together]:
         index = self.indexes[kind.name]
-        with naming_damage(index.folder):
-            began = time.perf_counter()
-            opened = index.opened
-            asked = embed_requests(index.model, opened, requests, kind.config)
-            encoded = time.perf_counter()
-            found = find(index.model, opened, asked, kind.config)
-            searched = time.perf_counter()
+        began = time.perf_counter()
+        snapshot = index.snapshot
+        queries = encode_queries(index.model, snapshot, requests, kind.config)
+        encoded = time.perf_counter()
+        found = search_encoded(index.model, snapshot, queries, kind.config)
+        searched = time.perf_counter()
         self.metrics.batch(len(requests))
         return [_Together(one, encoded - began, searched - encoded) for one in found]
 

@@ -474,14 +474,14 @@ async def add(here: Service, index: str, sent: Sequence[SentItem]) -> AddedAnswe
     if new:
         outcomes = await here.engine.add(index, list(new.values()))
         for place, outcome in zip(new, outcomes, strict=True):
-            if outcome.became == "left out":
-                reasons[place] = LeftOutBody(id=outcome.item_id, reason=outcome.reason or "")
+            if outcome.status == "left out":
+                reasons[place] = LeftOutBody(id=outcome.id, reason=outcome.reason or "")
             else:
-                counts[outcome.became] += 1
+                counts[outcome.status] += 1
     return AddedAnswer(
         **counts,
         left_out=[reasons[place] for place in sorted(reasons)],
-        ids=[new[place].item_id if place in new else one.name for place, one in enumerate(sent)],
+        ids=[new[place].id if place in new else one.name for place, one in enumerate(sent)],
     )
 
 

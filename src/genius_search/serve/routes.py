@@ -11,11 +11,11 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from genius_search.config import USUAL_SEARCH, SearchConfig
-from genius_search.explain import CodeNode, Explanation, LevelStep, SharedPage
+from genius_search.index.explain import CodeNode, Explanation, LevelStep, SharedPage
 from genius_search.index.filters import Filter
 from genius_search.index.index import Index
 from genius_search.index.items import Item
-from genius_search.query import SearchPart, SearchRequest
+from genius_search.index.query import SearchPart, SearchRequest
 from genius_search.records import Modality
 from genius_search.serve import limits
 from genius_search.serve.problems import Problem
@@ -124,14 +124,14 @@ def config_of(index: Index, body: SearchBody) -> SearchConfig:
     Problem
         what was asked for would change nothing, or cannot be.
     """
-    state = index.seen.state  # others wait meanwhile, and how it is searched hardly ever changes
-    usual = USUAL_SEARCH if state.tuned is None else state.tuned.search
+    manifest = index.cached_snapshot.manifest  # do not wait for a new one: settings hardly ever change
+    usual = USUAL_SEARCH if manifest.tuned is None else manifest.tuned.search
     config = dataclasses.replace(
         usual,
         rerank=usual.rerank if body.rerank is None else body.rerank,
         candidates=usual.candidates if body.candidates is None else body.candidates,
     )
-    if config.rerank == "embeddings" and state.facts.embeddings == "none":
+    if config.rerank == "embeddings" and manifest.embeddings == "none":
         raise Problem(422, "rerank: this index stores no embeddings; rerank by codes, or not at all")
     if body.candidates and config.rerank == "none":
         raise Problem(422, "candidates: something has to order them; rerank by codes or embeddings")
@@ -149,7 +149,7 @@ async def request_of(pictures: Pictures, body: SearchBody, image: bytes | None) 
         SearchPart(
             text=part.text,
             image=None if part.image is None else await pictures.decode(from_base64(part.image)),
-            item_id=part.item,
+            id=part.item,
             weight=part.weight,
         )
         for part in body.parts
@@ -160,7 +160,7 @@ async def request_of(pictures: Pictures, body: SearchBody, image: bytes | None) 
         parts=tuple(parts),
         instruction=body.instruction,
         modality=None if body.modality is None else Modality.parse(body.modality),
-        only=only,
+        where=only,
         k=body.k,
         beam=body.beam,
     )
@@ -190,11 +190,11 @@ async def explain(request: Request, here: Here) -> Response:
     asked = await request_of(here.pictures, body, image)
 
     def look(index: Index) -> tuple[Explanation, list[Item]]:
-        explained = index.explain(asked, body.id, config=config)
+        explained = index.explain_request(body.id, asked, config=config)
         shared = [level.level for level in explained.levels if level.items > 1]
         prefix = explained.codes[: shared[-1] + 1] if shared else ()
         near = index.tree(prefix, examples=NEIGHBOURS + 1, most_children=0).examples
-        return explained, [item for item in near if item.item_id != body.id][:NEIGHBOURS]
+        return explained, [item for item in near if item.id != body.id][:NEIGHBOURS]
 
     explained, near = await unless_gone(request, here.engine.read(name, look))
     return send(
@@ -443,7 +443,7 @@ async def get_item(here: Here, item_id: ItemName, index: IndexName = None) -> Re
     name = here.resolve(index)
 
     def look(opened: Index) -> tuple[Item, list[int]]:
-        state = opened.opened
+        state = opened.snapshot
         place = state.place_of(item_id)
         levels = opened.model.quantizer.num_levels
         return state.item_at(place), state.id_at(place)[:levels].tolist()
@@ -474,7 +474,7 @@ async def get_picture(
     name = here.resolve(index)
 
     def look(opened: Index) -> Item:
-        state = opened.opened
+        state = opened.snapshot
         return state.item_at(state.place_of(item_id))
 
     item = await here.engine.read(name, look)

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from genius_search.config import SearchConfig
 from genius_search.index.filters import COLUMNS
-from genius_search.index.index import Index, SearchHit
-from genius_search.index.items import Item, fields_of
-from genius_search.index.snapshot import OpenedIndex
-from genius_search.index.verify import count_by_modality
+from genius_search.index.index import Index
+from genius_search.index.items import Item
+from genius_search.index.query import SearchHit
+from genius_search.index.snapshot import Snapshot
 from genius_search.records import Modality
 from genius_search.serve import limits
 
@@ -337,12 +337,12 @@ def show_hit(index: str, hit: SearchHit) -> HitBody:
     """A hit as it is told."""
     return HitBody(
         rank=hit.rank,
-        id=hit.item_id,
+        id=hit.id,
         score=hit.score,
         probability=hit.probability,
         modality=name_of(hit.modality),
         text=hit.text,
-        image=None if hit.image is None else picture_url(index, hit.item_id),
+        image=None if hit.image is None else picture_url(index, hit.id),
         fields=clean(hit.fields),
         codes=list(hit.codes),
         log_probabilities=list(hit.log_probabilities),
@@ -352,11 +352,11 @@ def show_hit(index: str, hit: SearchHit) -> HitBody:
 def show_item(index: str, item: Item, codes: Sequence[int]) -> ItemBody:
     """An item as it is told."""
     return ItemBody(
-        id=item.item_id,
+        id=item.id,
         modality=name_of(item.modality),
         text=item.text,
-        image=None if item.image is None else picture_url(index, item.item_id),
-        fields=clean(fields_of(item.source)),
+        image=None if item.image is None else picture_url(index, item.id),
+        fields=clean(item.fields),
         codes=list(codes),
     )
 
@@ -364,20 +364,20 @@ def show_item(index: str, item: Item, codes: Sequence[int]) -> ItemBody:
 def show_example(index: str, item: Item) -> ExampleBody:
     """An item in short."""
     return ExampleBody(
-        id=item.item_id,
+        id=item.id,
         modality=name_of(item.modality),
         text=item.text,
-        image=None if item.image is None else picture_url(index, item.item_id),
+        image=None if item.image is None else picture_url(index, item.id),
     )
 
 
 def show_index(name: str, index: Index, *, writable: bool) -> IndexBody:
     """An index as it is told."""
-    opened, model = index.opened, index.model
-    counts = count_by_modality(opened.segments)
+    opened, model = index.snapshot, index.model
+    counts = opened.count_by_modality()
     return IndexBody(
         name=name,
-        items=opened.state.num_alive,
+        items=opened.num_alive,
         modalities={name_of(modality): counts[modality] for modality in Modality if modality in counts},
         levels=list(model.quantizer.sizes),
         fields=_fields(opened),
@@ -389,7 +389,7 @@ def show_index(name: str, index: Index, *, writable: bool) -> IndexBody:
             )
             for known in model.instructions
         ],
-        stores_embeddings=opened.state.facts.embeddings != "none",
+        stores_embeddings=opened.manifest.embeddings != "none",
         calibrated=index.calibration is not None,
         writable=writable,
         settings=show_settings(index.settings, None, 1),
@@ -416,12 +416,12 @@ def clean(value: Any, depth: int = 2 * limits.FIELDS_DEPTH) -> Any:
             return value
 
 
-def _fields(opened: OpenedIndex) -> list[FieldBody]:
+def _fields(opened: Snapshot) -> list[FieldBody]:
     """What a sample of the items has for fields, the frequent ones first."""
     kinds: dict[str, list[Kind]] = defaultdict(list)
     examples: dict[str, dict[str, Any]] = defaultdict(dict)
     for item in _sample(opened):
-        for name, value in _flat(clean(fields_of(item.source))):
+        for name, value in _flat(clean(item.fields)):
             kind = _kind(value)
             if kind is None:
                 continue
@@ -452,7 +452,7 @@ def _flat(fields: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
             yield spelt, value
 
 
-def _sample(opened: OpenedIndex) -> Iterator[Item]:
+def _sample(opened: Snapshot) -> Iterator[Item]:
     """Items from all over each segment."""
     for segment in opened.segments:
         count = segment.table.num_items

@@ -14,7 +14,6 @@ from genius_search.errors import UsageError
 from genius_search.index.index import Index
 from genius_search.index.snapshot import UnknownItem
 from genius_search.model import Genius
-from genius_search.query import SearchRequest
 from genius_search.records import Modality
 from genius_search.search.tree import UnknownPrefix
 
@@ -66,7 +65,7 @@ def test_a_whole_id_lists_its_items_and_no_codes(index):
     (hit,) = index.search("a red square", k=1)
     node = index.tree(hit.codes)
     assert node.children == []
-    assert hit.item_id in {item.item_id for item in node.examples}
+    assert hit.id in {item.id for item in node.examples}
     with pytest.raises(UsageError, match="the IDs of this index have"):
         index.tree((*hit.codes, 1))
     with pytest.raises(UnknownPrefix, match="begins with 99"):
@@ -80,7 +79,7 @@ def test_copies_in_another_segment_collide_and_what_was_deleted_does_not(index, 
     assert found["items"] == sum(group["items"] for group in found["groups"])
     codes = {tuple(group["codes"]) for group in found["groups"]}
     for number, is_shared in ((0, True), (1, False), (2, True)):  # the original of the second was deleted
-        kept = index.opened.id_at(index.opened.place_of(f"77:{number}"))
+        kept = index.snapshot.id_at(index.snapshot.place_of(f"77:{number}"))
         own = tuple(kept[: index.model.quantizer.num_levels].tolist())
         assert index.tree(own).items >= 1 + is_shared
         assert (own in codes) is (index.tree(own).items > 1)
@@ -95,9 +94,7 @@ def test_copies_in_another_segment_collide_and_what_was_deleted_does_not(index, 
 
 def test_the_first_hit_is_explained_as_it_was_found(index, trained, capsys):
     (hit,) = index.search("a red square", k=1)
-    said = told(
-        capsys, "explain", index.folder, "a red square", "--item", hit.item_id, "--model", trained.model
-    )
+    said = told(capsys, "explain", index.folder, "a red square", "--item", hit.id, "--model", trained.model)
     assert said["rank"] == 1
     assert said["score"] == pytest.approx(hit.score, abs=1e-5)
     assert said["lost_at"] is None
@@ -113,7 +110,7 @@ def test_the_first_hit_is_explained_as_it_was_found(index, trained, capsys):
 
 def test_an_item_of_another_modality_is_not_allowed(index):
     hits = index.search("a red square", modality="image", k=1)
-    found = index.explain(SearchRequest(text="a red square", modality=Modality.TEXT), hits[0].item_id)
+    found = index.explain(hits[0].id, "a red square", modality=Modality.TEXT)
     assert not found.is_allowed
     assert found.rank is None
     assert found.lost_at is None
@@ -121,7 +118,7 @@ def test_an_item_of_another_modality_is_not_allowed(index):
 
 def test_explaining_what_is_not_there_is_refused(index):
     with pytest.raises(UnknownItem, match="1:404"):
-        index.explain(SearchRequest(text="a red square"), "1:404")
+        index.explain("1:404", "a red square")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +127,7 @@ def test_explaining_what_is_not_there_is_refused(index):
 )
 def test_a_person_gets_a_table(index, trained, capsys, words):
     command, *rest = words
-    item = ["--item", index.search("a red square", k=1)[0].item_id] if command == "explain" else []
+    item = ["--item", index.search("a red square", k=1)[0].id] if command == "explain" else []
     assert main([command, str(index.folder), *rest, *item, "--model", str(trained.model)]) == 0
     said = capsys.readouterr().out
     assert ("Found: rank 1 of" in said) is (command == "explain")

@@ -95,14 +95,14 @@ def test_search_answers_in_json_with_everything_about_a_hit(index, photos, capsy
     hits = told(capsys, "search", index, "a red square", "-k", "2")["hits"]
     assert [hit["rank"] for hit in hits] == [1, 2]
     expected = {
-        *("rank", "item_id", "score", "probability", "modality", "text", "image", "source"),
+        *("rank", "id", "score", "probability", "modality", "text", "image", "fields"),
         *("codes", "log_probabilities"),
     }
     for hit in hits:
         assert set(hit) == expected
         assert hit["modality"] in {"image", "text", "image-text"}
     found = told(capsys, "search", index, "a red square", "--modality", "image-text")["hits"]
-    assert [(hit["item_id"], hit["image"]) for hit in found] == [
+    assert [(hit["id"], hit["image"]) for hit in found] == [
         ("red [final].png", str(photos / "red [final].png"))
     ]
 

@@ -67,7 +67,7 @@ def found_by(capsys, index: Path, *words: str) -> set[str]:
     status = main(["search", str(index), "a kite", "-k", "50", "--json", *words])
     hits = json.loads(capsys.readouterr().out)["hits"]
     assert status == (0 if hits else 3)
-    return {hit["item_id"] for hit in hits}
+    return {hit["id"] for hit in hits}
 
 
 ALL = {f"1:{number}" for number in range(1, 9)}
@@ -230,12 +230,12 @@ def test_a_condition_that_is_none_says_how_one_is_written(whole, capsys):
 def test_search_can_stop_early_and_compare_only_the_best(whole, capsys):
     stopped = ("--rerank", "codes", "--candidates", "8")
     hits = told(capsys, "search", whole, "a red kite", *stopped)["hits"]
-    assert {hit["item_id"] for hit in hits} == ALL
+    assert {hit["id"] for hit in hits} == ALL
     assert all(len(hit["log_probabilities"]) < len(hit["codes"]) for hit in hits)
     mixed = told(capsys, "search", whole, "a red kite", *stopped, "--generator-weight", "0.5")["hits"]
-    given = {hit["item_id"]: hit for hit in hits}
+    given = {hit["id"]: hit for hit in hits}
     for hit in mixed:
-        expected = given[hit["item_id"]]["score"] + 0.5 * sum(hit["log_probabilities"])
+        expected = given[hit["id"]]["score"] + 0.5 * sum(hit["log_probabilities"])
         assert hit["score"] == pytest.approx(expected, abs=1e-4)
     short = ("--rerank", "embeddings", "--candidates", "8", "--shortlist", "3", "-k", "3")
     hits = told(capsys, "search", whole, "a red kite", *short, "--density-weight", "0")["hits"]
@@ -272,7 +272,7 @@ def test_flags_that_would_change_nothing_are_refused(index, capsys, flags, advic
 def test_a_table_of_hits_shows_whole_ids_and_codes_when_asked(index, capsys):
     (hit,) = told(capsys, "search", index, "a star", "-k", "1")["hits"]
     out, _ = run(capsys, "search", index, "a star", "-k", "1")
-    assert hit["item_id"] in out
+    assert hit["id"] in out
     assert f"{hit['score']:.4f}" in out
     assert "·" not in out
     out, _ = run(capsys, "search", index, "a star", "-k", "1", "--codes")

@@ -737,5 +737,5 @@ def test_publishing_again_removes_what_the_index_does_not_name_any_more(hub, som
     assert not [name for name in held if name.startswith("deleted/")]
     assert b"red anchor" not in held["segments/000004/items.sqlite"]
     opened = Index.open(find_index("me/some"), model=trained.model)
-    assert {hit.item_id for hit in opened.search("a red anchor")} == {"kite.txt"}
+    assert {hit.id for hit in opened.search("a red anchor")} == {"kite.txt"}
     assert opened.verify().items == 1

@@ -18,7 +18,7 @@ TEXTS = st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=
 NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
 ITEMS = st.lists(
     st.builds(Item, NAMES, st.sampled_from(Modality), TEXTS, TEXTS, TEXTS, TEXTS),
-    unique_by=lambda item: item.item_id,
+    unique_by=lambda item: item.id,
     max_size=8,
 )  # fmt: skip
 
@@ -34,7 +34,7 @@ def test_items_come_back_as_they_were_written(tmp_path_factory, items):
     store = ItemStore(folder)
     assert list(store.all()) == items
     assert store.get(range(len(items))) == items
-    assert store.rows_of(item.item_id for item in items).tolist() == list(range(len(items)))
+    assert store.rows_of(item.id for item in items).tolist() == list(range(len(items)))
 
 
 def test_items_come_back_in_the_order_asked_for_and_repeated(tmp_path):
@@ -52,7 +52,7 @@ def test_more_items_than_one_statement_can_name_come_back(tmp_path):
 def test_items_are_found_by_their_ids_and_unknown_ids_are_not(tmp_path):
     write_items(tmp_path, [PHOTO, LONG, CARD])
     store = ItemStore(tmp_path)
-    assert store.rows_of([CARD.item_id, "nobody", PHOTO.item_id]).tolist() == [0, 2]
+    assert store.rows_of([CARD.id, "nobody", PHOTO.id]).tolist() == [0, 2]
     assert store.count_by_modality() == {Modality.IMAGE: 1, Modality.TEXT: 1, Modality.IMAGE_TEXT: 1}
 
 
@@ -83,12 +83,12 @@ def test_an_item_that_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path, i
 def test_rows_and_stamps_are_found_by_id_and_unknown_ids_are_left_out(tmp_path):
     write_items(tmp_path, [PHOTO._replace(stamp="17:3"), LONG, CARD])
     store = ItemStore(tmp_path)
-    asked = [CARD.item_id, "nobody", "\ud800", "a\0", PHOTO.item_id, PHOTO.item_id]
-    assert store.rows_by_id(asked) == {PHOTO.item_id: 0, CARD.item_id: 2}
+    asked = [CARD.id, "nobody", "\ud800", "a\0", PHOTO.id, PHOTO.id]
+    assert store.rows_by_id(asked) == {PHOTO.id: 0, CARD.id: 2}
     assert store.rows_by_id(iter([])) == {}
-    assert store.stamps([PHOTO.item_id, LONG.item_id, "nobody"]) == {
-        PHOTO.item_id: "17:3",
-        LONG.item_id: None,
+    assert store.stamps([PHOTO.id, LONG.id, "nobody"]) == {
+        PHOTO.id: "17:3",
+        LONG.id: None,
     }
 
 

@@ -22,20 +22,21 @@ from genius_search.artifact import fingerprint_of
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.index import writer as live
 from genius_search.index.items import Item
+from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
     FORMAT,
-    IndexFacts,
+    IndexManifest,
     ItemArrays,
-    open_current,
-    read_facts,
     read_manifest,
 )
 from genius_search.index.verify import verify
 from genius_search.index.writer import MOST_SEGMENTS, Changed, Writer, one_writer
 from genius_search.records import Modality
 
-FACTS = IndexFacts("/somewhere/model", "f" * 64, "fused", "int8")
+FACTS = IndexManifest(
+    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="fused", embedding_type="int8"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -57,16 +58,16 @@ def given_items(contents: dict[str, int]) -> tuple[list[Item], ItemArrays]:
 
 def found(folder: Path) -> dict[str, int]:
     contents = {}
-    for segment in open_current(folder).segments:
+    for segment in Snapshot.open(folder).segments:
         items = list(segment.items.all())
-        expected = given_items({item.item_id: int(item.text) for item in items})[1]
+        expected = given_items({item.id: int(item.text) for item in items})[1]
         codes = np.repeat(segment.table.ids, np.diff(segment.table.bucket_starts), axis=0)
         assert np.array_equal(codes, expected.codes[segment.table.items])
         assert np.allclose(segment.vectors(np.arange(len(items))), expected.embeddings, atol=1e-3)
         for row, item in enumerate(items):
             if row not in segment.dead:
-                assert item.item_id not in contents
-                contents[item.item_id] = int(item.text)
+                assert item.id not in contents
+                contents[item.id] = int(item.text)
     return contents
 
 
@@ -77,7 +78,7 @@ def make(folder: Path, contents: dict[str, int]) -> Path:
 
 
 def sizes(folder: Path) -> list[int]:
-    return [segment.table.num_items for segment in open_current(folder).segments]
+    return [segment.table.num_items for segment in Snapshot.open(folder).segments]
 
 
 def expected_names(folder: Path) -> set[str]:
@@ -119,9 +120,9 @@ def test_an_index_holds_what_was_added_last_less_what_was_deleted(tmp_path_facto
                 expected = {name: number for name, number in expected.items() if name not in what}
             else:
                 writer.compact()
-                assert all(len(segment.dead) == 0 for segment in writer.state.segments)
-                assert len(writer.state.segments) == (1 if expected else 0)
-            assert writer.state.num_alive == len(expected)
+                assert all(len(segment.dead) == 0 for segment in writer.snapshot.segments)
+                assert len(writer.snapshot.segments) == (1 if expected else 0)
+            assert writer.snapshot.num_alive == len(expected)
     assert found(folder) == expected
     assert verify(folder).items == len(expected)
     assert present_names(folder) == expected_names(folder)
@@ -129,14 +130,14 @@ def test_an_index_holds_what_was_added_last_less_what_was_deleted(tmp_path_facto
 
 def test_an_index_keeps_its_facts_and_counts_its_changes(tmp_path):
     make(tmp_path, {"a": 1})
-    assert read_facts(tmp_path) == FACTS
-    assert open_current(tmp_path).generation == 1
+    assert read_manifest(tmp_path).replace(generation=0, segments=()) == FACTS
+    assert Snapshot.open(tmp_path).manifest.generation == 1
     with one_writer(tmp_path) as writer:
         writer.add(*given_items({"b": 1}))
         writer.add(*given_items({}))  # nothing: no change
         writer.delete(["c"])  # likewise
-        assert writer.state.generation == 2
-    assert open_current(tmp_path).facts == FACTS
+        assert writer.snapshot.manifest.generation == 2
+    assert Snapshot.open(tmp_path).manifest.replace(generation=0, segments=()) == FACTS
 
 
 def test_an_index_may_be_empty_and_filled_again(tmp_path):
@@ -146,7 +147,7 @@ def test_an_index_may_be_empty_and_filled_again(tmp_path):
     with one_writer(tmp_path) as writer:
         writer.add(*given_items({"a": 1, "b": 2}))
         assert writer.delete(["a", "b", "a"]) == (2, [])
-        assert writer.state.segments == ()
+        assert writer.snapshot.segments == ()
         writer.compact()
     assert found(tmp_path) == {}
     with one_writer(tmp_path) as writer:
@@ -204,13 +205,13 @@ def test_items_that_do_not_fit_the_index_are_refused(tmp_path):
 
 def test_adding_one_by_one_keeps_segments_few_and_leaves_the_large_one_alone(tmp_path):
     make(tmp_path, {f"old {number}": number for number in range(500)})
-    large = open_current(tmp_path).segments[0].name
+    large = Snapshot.open(tmp_path).segments[0].name
     most = 0
     with one_writer(tmp_path) as writer:
         for number in range(25):
             writer.add(*given_items({f"new {number}": number}))
-            most = max(most, len(writer.state.segments))
-        assert writer.state.segments[0].name == large
+            most = max(most, len(writer.snapshot.segments))
+        assert writer.snapshot.segments[0].name == large
     assert 1 < most <= 5
     assert len(found(tmp_path)) == 525
 
@@ -221,21 +222,21 @@ def test_no_series_of_additions_makes_more_segments_than_allowed(tmp_path, monke
     with one_writer(tmp_path) as writer:
         for size in (200, 99, 49, 24, 11, 5, 2, 1):  # each less than half of the one before
             writer.add(*given_items({f"{size}/{number}": number for number in range(size)}))
-            assert len(writer.state.segments) <= 4
+            assert len(writer.snapshot.segments) <= 4
     assert len(found(tmp_path)) == 391
     assert MOST_SEGMENTS == 8
 
 
 def test_what_is_open_stays_whole_while_the_index_changes(tmp_path):
     make(tmp_path, {f"{number}": number for number in range(50)})
-    before = open_current(tmp_path)
+    before = Snapshot.open(tmp_path)
     with one_writer(tmp_path) as writer:
         writer.delete(["3", "4"])
         writer.compact()
         writer.add(*given_items({"3": 99}))
     (segment,) = before.segments
     assert not segment.folder.exists()
-    assert [item.item_id for item in segment.items.get([3, 4])] == ["3", "4"]
+    assert [item.id for item in segment.items.get([3, 4])] == ["3", "4"]
     assert segment.items.rows_by_id(["3"]) == {"3": 3}
     assert segment.vectors(np.array([3]))[0].argmax() == 3
     assert segment.table.ids[-1].tolist() == [1, 2, 47]
@@ -350,7 +351,7 @@ def test_the_first_writer_killed_at_any_change_of_files_leaves_no_index_or_a_who
             assert found(folder) == {"a": 1, "b": 2}
         else:
             with pytest.raises(ArtifactMissing, match="genius index create"):
-                read_facts(folder)
+                read_manifest(folder)
             assert found(make(folder, {"c": 3})) == {"c": 3}
             assert present_names(folder) == expected_names(folder)
     assert number > 5
@@ -374,7 +375,7 @@ SURROGATE = '{"format": 4, "checksum": "", "model": "\\ud800"}'
 def test_a_file_that_is_no_manifest_is_said_to_be_damaged(tmp_path, text):
     (tmp_path / CURRENT).write_text(text)
     with pytest.raises(ArtifactMismatch, match=r"index\.json is damaged"):
-        read_facts(tmp_path)
+        read_manifest(tmp_path)
 
 
 def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed(tmp_path):
@@ -385,7 +386,7 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed(tmp_path):
         flipped[place] ^= 1 << place * 5 % 8
         (tmp_path / CURRENT).write_bytes(flipped)
         with pytest.raises(ArtifactMismatch, match=r"index\.json is damaged"):
-            read_facts(tmp_path)
+            read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -402,7 +403,7 @@ def test_an_index_of_another_version_is_refused_with_advice(tmp_path, change, ad
     del body["checksum"]
     (tmp_path / CURRENT).write_text(json.dumps({**body, **change}))
     with pytest.raises(ArtifactMismatch, match=advice):
-        read_facts(tmp_path)
+        read_manifest(tmp_path)
 
 
 def test_an_older_index_is_refused_though_its_checksum_is_right(tmp_path):
@@ -411,7 +412,7 @@ def test_an_older_index_is_refused_though_its_checksum_is_right(tmp_path):
     del body["checksum"]
     (tmp_path / CURRENT).write_text(json.dumps({**body, "checksum": fingerprint_of(body)}))
     with pytest.raises(ArtifactMismatch, match="older version: create the index again"):
-        read_facts(tmp_path)
+        read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -435,7 +436,7 @@ def test_a_manifest_that_makes_no_sense_is_refused_though_its_checksum_is_right(
     (tmp_path / CURRENT).write_text(json.dumps({**body, "checksum": fingerprint_of(body)}))
     assert body["format"] == FORMAT
     with pytest.raises(ArtifactMismatch, match=r"index\.json is damaged"):
-        read_facts(tmp_path)
+        read_manifest(tmp_path)
 
 
 def test_a_reader_that_opens_while_a_writer_removes_what_it_opens_tries_again(tmp_path, monkeypatch):
@@ -445,9 +446,10 @@ def test_a_reader_that_opens_while_a_writer_removes_what_it_opens_tries_again(tm
         writer.add(*given_items({"c": 3}))
     answers = iter([outdated])
     monkeypatch.setattr(
-        "genius_search.index.store.read_manifest", lambda folder: next(answers, None) or read_manifest(folder)
+        "genius_search.index.snapshot.read_manifest",
+        lambda folder: next(answers, None) or read_manifest(folder),
     )
-    assert open_current(tmp_path).num_alive == 3
+    assert Snapshot.open(tmp_path).num_alive == 3
 
 
 def test_opening_an_index_needs_no_torch():
@@ -458,7 +460,7 @@ def test_opening_an_index_needs_no_torch():
 def test_a_model_is_not_taken_for_an_index(tmp_path):
     (tmp_path / "model.json").write_text("{}")
     with pytest.raises(ArtifactMissing, match="is a model"):
-        read_facts(tmp_path)
+        read_manifest(tmp_path)
 
 
 def test_items_may_come_one_at_a_time(tmp_path):
@@ -503,7 +505,7 @@ def test_where_no_folder_can_be_there_is_no_index(tmp_path):
     places = impossible_places(tmp_path)
     for place in places:
         with pytest.raises(ArtifactMissing, match="genius index create"):
-            read_facts(place)
+            read_manifest(place)
     for place in (*places, tmp_path / "file"):
         with pytest.raises(UsageError, match="choose another place"), one_writer(place):
             pass

@@ -14,11 +14,11 @@ from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index import verify as verify_module
 from genius_search.index.items import Item
+from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
-    IndexFacts,
+    IndexManifest,
     ItemArrays,
-    open_current,
     read_manifest,
     write_manifest,
 )
@@ -26,7 +26,9 @@ from genius_search.index.verify import Verified, verify
 from genius_search.index.writer import one_writer
 from genius_search.records import Modality
 
-FACTS = IndexFacts("/somewhere/model", "f" * 64, "raw", "int8")
+FACTS = IndexManifest(
+    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="raw", embedding_type="int8"
+)
 
 
 def given(seed: int, count: int) -> tuple[list[Item], ItemArrays]:
@@ -110,12 +112,12 @@ def test_a_truncated_or_missing_file_is_found_when_the_index_is_opened(index):
             if file.name == CURRENT and length == len(contents) - 1:
                 continue  # the line's end
             with pytest.raises(ArtifactMismatch, match=file.name):
-                open_current(index)
+                Snapshot.open(index)
             refused(index, file)
         if file.name != CURRENT:
             file.unlink()
             with pytest.raises(ArtifactMissing, match=file.name):
-                open_current(index)
+                Snapshot.open(index)
             refused(index, file, ArtifactMissing)
         file.write_bytes(contents)
     verify(index)
@@ -135,7 +137,7 @@ def test_a_segment_of_another_index_is_found_when_the_index_is_opened(index, oth
     shutil.rmtree(index / "segments" / "000001")
     shutil.copytree(other / "segments" / "000001", index / "segments" / "000001")
     with pytest.raises(ArtifactMismatch, match=r"000001/manifest\.json .*another index"):
-        open_current(index)
+        Snapshot.open(index)
 
 
 def test_a_file_that_does_not_belong_into_a_segment_is_found(index):
@@ -163,8 +165,9 @@ def sign(index: Path) -> None:
         body["fingerprint"] = fingerprint_of(contents)
         (folder / MANIFEST).write_text(json.dumps(body))
         deleted = file_fingerprint(index / "deleted" / entry.deleted)
-        entries.append(entry._replace(manifest=file_fingerprint(folder / MANIFEST), deleted_sha256=deleted))
-    write_manifest(index, manifest._replace(segments=tuple(entries)))
+        changes = {"manifest": file_fingerprint(folder / MANIFEST), "deleted_sha256": deleted}
+        entries.append(entry.model_copy(update=changes))
+    write_manifest(index, manifest.replace(segments=tuple(entries)))
 
 
 def swapped(places: tuple[int, int]) -> Callable[[np.ndarray], np.ndarray]:
@@ -322,13 +325,13 @@ def test_a_damaged_list_of_deleted_items_is_not_continued(index):
 def test_a_list_of_deleted_items_that_makes_no_sense_is_refused_when_the_index_is_opened(index, dead):
     np.save(index / "deleted" / "000003-000001.npy", np.array(dead))
     with pytest.raises(ArtifactMismatch, match=r"000003-000001\.npy is damaged: it is no ascending list"):
-        open_current(index)
+        Snapshot.open(index)
 
 
 @pytest.mark.parametrize("name", ["index.json", "segments/000001/manifest.json", "deleted/000003-000001.npy"])
 def test_a_folder_in_the_place_of_a_file_is_refused_when_the_index_is_opened(index, name):
     (index / name).unlink()
     (index / name).mkdir()
-    for opened in (open_current, verify):
+    for opened in (Snapshot.open, verify):
         with pytest.raises(ArtifactError, match=Path(name).name):
             opened(index)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from genius_search.query import SearchRequest
 from genius_search.records import Modality
 
 from .test_guard import is_problem
@@ -71,7 +70,7 @@ def test_a_hit_is_explained_code_by_code(client, index):
     asked = {"text": "a red kite", "modality": "text", "k": 3}
     hit = client.post("/v1/search", json=asked).json()["hits"][0]
     told = client.post("/v1/explain", json={**asked, "id": hit["id"]}).json()
-    expected = index.explain(SearchRequest(text="a red kite", modality=Modality.TEXT, k=3), hit["id"])
+    expected = index.explain(hit["id"], "a red kite", modality=Modality.TEXT, k=3)
     assert told["codes"] == hit["codes"]
     assert (told["id"], told["rank"], told["is_allowed"]) == (hit["id"], 1, True)
     assert [level["probability"] for level in told["levels"]] == pytest.approx(

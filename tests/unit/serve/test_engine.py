@@ -15,9 +15,9 @@ from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactError, UsageError
 from genius_search.index.adding import NewItem
 from genius_search.index.index import Index
+from genius_search.index.query import SearchPart, SearchRequest
 from genius_search.index.writer import one_writer
 from genius_search.model import Genius
-from genius_search.query import SearchPart, SearchRequest
 from genius_search.serve import engine as writing
 from genius_search.serve.engine import Engine, EngineSettings
 from genius_search.serve.problems import DeadlinePassed, Draining, Overloaded
@@ -77,7 +77,7 @@ def test_requests_at_once_get_what_each_would_alone(folder, model):
                 *(engine.search("kites", one, c) for one, c in zip(requests, configs, strict=True))
             )
             for answer, hits in zip(answers, expected, strict=True):
-                assert [hit.item_id for hit in answer.hits] == [hit.item_id for hit in hits]
+                assert [hit.id for hit in answer.hits] == [hit.id for hit in hits]
                 assert [hit.score for hit in answer.hits] == pytest.approx(
                     [hit.score for hit in hits], abs=1e-4
                 )
@@ -96,7 +96,7 @@ def test_a_bad_request_spoils_no_other_in_its_batch(folder, model):
         SearchRequest(text=""),
         SearchRequest(text="half \ud800"),
         SearchRequest(text="a kite", k=0),
-        SearchRequest(parts=(SearchPart(item_id="nobody"),)),
+        SearchRequest(parts=(SearchPart(id="nobody"),)),
     ]
     good = [SearchRequest(text=f"a blue kite, number {n}", k=3) for n in range(12)]
     mixed = [*good[:5], *bad[:2], *good[5:], *bad[2:]]
@@ -127,13 +127,13 @@ def test_what_is_added_is_found_at_once_and_what_is_deleted_no_more(folder, mode
                     NewItem("x"),
                 ],
             )
-            assert [outcome.became for outcome in outcomes] == ["added", "replaced", "left out"]
+            assert [outcome.status for outcome in outcomes] == ["added", "replaced", "left out"]
             hits = (await engine.search("kites", SearchRequest(text="a striped umbrella", k=50), WIDE)).hits
-            assert {"new", "0.txt"} < {hit.item_id for hit in hits}
+            assert {"new", "0.txt"} < {hit.id for hit in hits}
             deleted = await engine.delete("kites", ["new", "nobody", "new"])
             assert (deleted.deleted, deleted.missing) == (1, ["nobody"])
             hits = (await engine.search("kites", SearchRequest(text="a striped umbrella", k=50), WIDE)).hits
-            assert "new" not in {hit.item_id for hit in hits}
+            assert "new" not in {hit.id for hit in hits}
             assert measured(engine, 'genius_items{index="kites"}') == 40
             assert measured(engine, 'genius_items_changed_total{became="added"') == 1
 
@@ -151,7 +151,7 @@ def test_adds_at_once_share_one_change_and_each_hears_of_its_own_items(folder, m
                 )
             )
             for n, outcomes in enumerate(told, 1):
-                assert [(one.item_id, one.became) for one in outcomes] == [
+                assert [(one.id, one.status) for one in outcomes] == [
                     (f"{n}-{m}", "added") for m in range(n)
                 ]
             assert engine.indexes["kites"].info().generation == before + 1
@@ -174,14 +174,14 @@ def test_searches_go_on_while_items_come_and_go_and_the_index_compacts(folder, m
                 nonlocal answered
                 while not is_over:
                     hits = (await engine.search("kites", SearchRequest(text="a red kite", k=100), WIDE)).hits
-                    assert {f"{n}.txt" for n in range(20, 40)} <= {hit.item_id for hit in hits}
+                    assert {f"{n}.txt" for n in range(20, 40)} <= {hit.id for hit in hits}
                     answered += 1
 
             async def change() -> None:
                 for n in range(20):
                     await engine.add("kites", [NewItem(f"drum {n}", f"a drum, number {n}")])
                     hits = await engine.search("kites", SearchRequest(text="a drum", k=100), WIDE)
-                    assert f"drum {n}" in {hit.item_id for hit in hits.hits}
+                    assert f"drum {n}" in {hit.id for hit in hits.hits}
                     await engine.delete("kites", [f"{n}.txt"])
 
             searching = [asyncio.create_task(search_on()) for _ in range(3)]
@@ -210,7 +210,7 @@ def test_an_index_that_another_process_changes_is_busy_for_now(folder, model, mo
                 )
             assert all(isinstance(answer, Overloaded) for answer in answers)
             assert time.monotonic() - began < 6  # once for all nine
-            assert (await engine.add("kites", [NewItem("1", "a drum")]))[0].became == "added"
+            assert (await engine.add("kites", [NewItem("1", "a drum")]))[0].status == "added"
 
     on_loop(test)
 
@@ -247,7 +247,7 @@ def test_stopping_finishes_what_was_asked_and_refuses_the_rest(folder, model):
             await asyncio.sleep(0.05)
             await engine.stop()
             assert (await search).hits
-            assert (await add)[0].became == "added"
+            assert (await add)[0].status == "added"
             for late in (
                 engine.search("kites", SearchRequest(text="a kite"), WIDE),
                 engine.add("kites", [NewItem("late", "a drum")]),
@@ -257,7 +257,7 @@ def test_stopping_finishes_what_was_asked_and_refuses_the_rest(folder, model):
                     await late
 
     on_loop(test)
-    assert "last" in {hit.item_id for hit in Index(folder, model).search(text="a drum", k=50, config=WIDE)}
+    assert "last" in {hit.id for hit in Index(folder, model).search(text="a drum", k=50, config=WIDE)}
 
 
 def test_a_damaged_index_says_so_to_everybody_and_the_engine_goes_on(folder, model):

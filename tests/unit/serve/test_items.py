@@ -89,7 +89,7 @@ def test_what_is_added_is_found_and_is_there_after_a_restart(writable, found):
     reopened = Index.open(index.folder, model=index.model)
     assert reopened.verify().items == 15
     (hit,) = reopened.search("a drum", where=["price=7.5"])
-    assert hit.item_id == "a/../b"
+    assert hit.id == "a/../b"
 
 
 def test_adding_again_changes_nothing_and_another_content_replaces(writable):

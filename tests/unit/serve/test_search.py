@@ -34,7 +34,7 @@ def test_a_text_finds_what_it_finds_in_python_and_tells_no_path(client, index):
     assert response.status_code == 200
     body = response.json()
     expected = index.search("a red kite", modality="text", k=4)
-    assert [hit["id"] for hit in body["hits"]] == [hit.item_id for hit in expected]
+    assert [hit["id"] for hit in body["hits"]] == [hit.id for hit in expected]
     first, wanted = body["hits"][0], expected[0]
     assert first["score"] == pytest.approx(wanted.score, abs=1e-6)
     assert (first["rank"], first["modality"], first["text"]) == (1, "text", wanted.text)
@@ -58,7 +58,7 @@ def test_a_picture_is_the_same_query_as_base64_as_a_data_url_and_as_a_file(clien
     sent = picture("green")
     text = base64.b64encode(sent).decode()
     expected = [
-        hit.item_id for hit in index.search(image=Image.open(io.BytesIO(sent)), modality="image", k=3)
+        hit.id for hit in index.search(image=Image.open(io.BytesIO(sent)), modality="image", k=3)
     ]
     answers = [
         post(client, image=text, modality="image", k=3),
@@ -84,7 +84,7 @@ def test_parts_are_composed_with_their_weights(client, index):
     found = post(client, parts=parts, modality="text", k=9, beam=100).json()["hits"]
     expected = index.search(
         parts=[
-            SearchPart(item_id="1:0"),
+            SearchPart(id="1:0"),
             SearchPart(text="green", weight=0.5),
             SearchPart(text="red", weight=-0.5),
         ],
@@ -92,7 +92,7 @@ def test_parts_are_composed_with_their_weights(client, index):
         k=9,
         config=SearchConfig(beam=100, rerank="codes", candidates=1000),
     )
-    assert [hit["id"] for hit in found] == [hit.item_id for hit in expected]
+    assert [hit["id"] for hit in found] == [hit.id for hit in expected]
     as_form = client.post(
         "/v1/search", files={"parts": (None, json.dumps(parts)), "k": (None, "9"), "modality": (None, "text")}
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from itertools import pairwise
@@ -16,7 +17,7 @@ from genius_search.config import SearchConfig, checked
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
-from genius_search.index.store import numbers
+from genius_search.index.settings import hit_features
 from genius_search.model import Genius
 from genius_search.progress import Silent
 
@@ -26,7 +27,7 @@ def drawn_cases(*, queries: int, contrast: float, seed: int = 0) -> Cases:
     random = np.random.default_rng(seed)
     found = []
     for query in range(queries):
-        own = numbers(np.sort(random.normal(0, 0.3, 10))[::-1].astype(np.float32), (0.0, 0.0))
+        own = hit_features(np.sort(random.normal(0, 0.3, 10))[::-1].astype(np.float32), (0.0, 0.0))
         said = -1 + 3 * own[:, 0] + 4 * own[:, 1] + 2 * own[:, 2] + contrast * own[:, 3]
         right = random.random(10) < 1 / (1 + np.exp(-said))
         found.append(Cases(own, right, np.arange(10) == 0, np.full(10, query % 3 == 0), np.full(10, query)))
@@ -36,7 +37,7 @@ def drawn_cases(*, queries: int, contrast: float, seed: int = 0) -> Cases:
 def test_the_regression_that_drew_the_answers_is_found_again():
     fitted = fit(drawn_cases(queries=1200, contrast=0.0), absent=0.5)
     assert fitted.intercept == pytest.approx(-1, abs=0.3)
-    assert fitted.weights == pytest.approx((3, 4, 2, 0), abs=1)
+    assert fitted.weights.array == pytest.approx((3, 4, 2, 0), abs=1)
 
 
 def test_the_contrast_is_used_where_it_earns_its_place():
@@ -83,7 +84,7 @@ def test_hits_have_probabilities_once_an_index_is_calibrated(index, trained):
     assert again.calibration == result.calibration
     hits = again.search("a red square", k=12)
     few = again.search("a red square", k=3)
-    assert [hit.item_id for hit in few] == [hit.item_id for hit in hits[:3]]
+    assert [hit.id for hit in few] == [hit.id for hit in hits[:3]]
     assert [hit.probability for hit in few] == [hit.probability for hit in hits[:3]]
     assert all(0 < hit.probability < 1 for hit in hits)
     assert all(a.probability >= b.probability - 1e-9 for a, b in pairwise(hits))
@@ -97,11 +98,11 @@ def test_a_calibration_stays_while_items_come_and_go(index, trained):
     result = found(index, trained, queries=8)
     index.keep_calibration(result.calibration)
     (hit,) = index.search("a red square", k=1)
-    index.delete([hit.item_id])
+    index.delete([hit.id])
     index.compact()
     assert index.calibration == result.calibration
     (after,) = index.search("a red square", k=1)
-    assert after.item_id != hit.item_id
+    assert after.id != hit.id
     assert after.probability is not None
 
 
@@ -142,7 +143,7 @@ def test_the_command_keeps_it_and_draws_a_figure(index, trained, tmp_path, capsy
     said = json.loads(capsys.readouterr().out)
     assert said["kept"] is True
     assert index.calibration is not None
-    assert said["weights"] == index.calibration.weights._asdict()
+    assert said["weights"] == dataclasses.asdict(index.calibration.weights)
     assert figure.read_text().lstrip().startswith("<?xml")
     beside = json.loads(figure.with_suffix(".json").read_text())
     assert beside["held_out"] == said["held_out"]

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from genius_search.index import adding as new_items
-from genius_search.index.adding import NewItem, Outcome
+from genius_search.index.adding import ItemOutcome, NewItem
 from genius_search.index.index import Index
 from genius_search.index.writer import WORK
 from genius_search.model import Genius
@@ -33,13 +33,13 @@ def pool(tmp_path):
 
 def contents(index: Index) -> dict[str, tuple[list[int], float, list[float]]]:
     """ID, typicality and embedding of each item."""
-    (segment,) = index.opened.segments
+    (segment,) = index.snapshot.segments
     table = segment.table
     codes = np.empty((table.num_items, table.num_levels), dtype=np.int16)
     codes[table.items] = np.repeat(table.ids, np.diff(table.bucket_starts), axis=0)
     kept = segment.embeddings
     return {
-        item.item_id: (
+        item.id: (
             codes[row].tolist(),
             float(segment.typicality[row]),
             [] if kept is None else kept[row].tolist(),
@@ -65,7 +65,7 @@ def test_items_from_memory_get_the_ids_and_embeddings_of_the_same_files(
             items.append(NewItem(name, beside.read_text() if beside.exists() else None, path.read_bytes()))
         else:
             items.append(NewItem(name, path.read_text()))
-    assert {outcome.became for outcome in index.add_items(items)} == {"added"}
+    assert {outcome.status for outcome in index.add_items(items)} == {"added"}
     index.compact()
     found = contents(index)
     assert {name: codes for name, (codes, _, _) in found.items()} == {
@@ -83,9 +83,9 @@ def test_pictures_that_cannot_be_read_are_left_out_and_the_rest_is_added(model, 
     bad = [NewItem(f"bad {number}", "a text", b"no picture") for number in range(2)]
     drum = NewItem("new", "a drum")
     outcomes = index.add_items([*bad, drum])
-    assert [outcome.became for outcome in outcomes] == ["left out", "left out", "added"]
+    assert [outcome.status for outcome in outcomes] == ["left out", "left out", "added"]
     assert "not a picture" in (outcomes[0].reason or "")
     generation = index.info().generation
-    assert [outcome.became for outcome in index.add_items(bad)] == ["left out", "left out"]
+    assert [outcome.status for outcome in index.add_items(bad)] == ["left out", "left out"]
     assert index.info().generation == generation
-    assert index.add_items([drum]) == [Outcome("new", "unchanged")]
+    assert index.add_items([drum]) == [ItemOutcome("new", "unchanged")]

@@ -102,7 +102,7 @@ def test_the_ceiling_takes_hubness_from_embeddings_as_a_search_does(world, index
         progress=Silent(),
     )
     config = SearchConfig(beam=10**6, rerank="embeddings", density_weight=density_weight)
-    opened = index.opened
+    opened = index.snapshot
     evidence = Evidence(index.model.ranker, opened.vectors, densities=opened.densities)
     beams = search(index.model.decoder, opened.parts, asked.fused, config)
     found = [
@@ -117,8 +117,8 @@ def test_the_ceiling_takes_hubness_from_embeddings_as_a_search_does(world, index
 def ids(index: Index) -> list[str]:
     """Of all its items."""
     return [
-        item.item_id
-        for segment in index.opened.segments
+        item.id
+        for segment in index.snapshot.segments
         for item in segment.items.get(list(range(segment.table.num_items)))
     ]
 
@@ -155,7 +155,7 @@ def test_an_index_without_the_right_answers_cannot_be_tuned(world, index, tmp_pa
 
 
 def test_what_was_chosen_is_how_the_index_is_searched(world, index):
-    plain = [hit.item_id for hit in index.search("a red kite")]
+    plain = [hit.id for hit in index.search("a red kite")]
     assert index.settings == USUAL_SEARCH
     best = found(world, index, recall=0.2).best
     index.keep_settings(best)
@@ -163,7 +163,7 @@ def test_what_was_chosen_is_how_the_index_is_searched(world, index):
     assert index.settings == again.settings == best.search
     expected = again.search("a red kite", config=best.search)
     assert again.search("a red kite") == expected == index.search("a red kite")
-    assert [hit.item_id for hit in again.search("a red kite", config=USUAL_SEARCH)] == plain
+    assert [hit.id for hit in again.search("a red kite", config=USUAL_SEARCH)] == plain
 
 
 @pytest.fixture
@@ -196,8 +196,8 @@ def test_the_command_keeps_settings_and_flags_of_a_search_win(world, index, caps
     assert "tuned for recall 0.2" in " ".join(capsys.readouterr().out.split())
 
     by_codes = told(capsys, "search", index.folder, "a red kite")["hits"]
-    asked = [hit.item_id for hit in index.search("a red kite", config=index.settings)]
-    assert [hit["item_id"] for hit in by_codes] == asked
+    asked = [hit.id for hit in index.search("a red kite", config=index.settings)]
+    assert [hit["id"] for hit in by_codes] == asked
     alone = told(capsys, "search", index.folder, "a red kite", "--rerank", "none", "--beam", "50")["hits"]
     usual = index.search("a red kite", config=dataclasses.replace(index.settings, rerank="none", beam=50))
     assert [hit["score"] for hit in alone] == [hit.score for hit in usual]

@@ -11,10 +11,10 @@ import numpy as np
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.index.items import Item
-from genius_search.index.snapshot import OpenedIndex
+from genius_search.index.query import EncodedQuery, evidence_of
+from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
-from genius_search.query import Asked
-from genius_search.search.rank import Evidence, rank_items
+from genius_search.search.rank import rank_items
 from genius_search.search.tree import (
     CodeTree,
     Ranges,
@@ -148,8 +148,8 @@ class Explanation:
     levels: list[LevelStep]
 
 
-def look_at(
-    opened: OpenedIndex,
+def code_node(
+    snapshot: Snapshot,
     num_levels: int,
     prefix: Sequence[int] = (),
     *,
@@ -167,7 +167,7 @@ def look_at(
     """
     if len(prefix) > num_levels:
         raise UsageError(f"{len(prefix)} codes are given; the IDs of this index have {num_levels}")
-    tree = opened.tree
+    tree = snapshot.tree
     ranges = tree.find(prefix)
     items = int(tree.count(ranges)[0])
     total = int(tree.count(tree.root())[0])
@@ -178,7 +178,7 @@ def look_at(
     shares = counts / max(1, items)
     largest = np.argsort(-counts, kind="stable")[:most_children]
     below = children.take(largest)
-    shown = _examples(opened, tree, Ranges(below.low, below.high), examples)
+    shown = _examples(snapshot, tree, Ranges(below.low, below.high), examples)
     return CodeNode(
         prefix=tuple(prefix),
         level=len(prefix),
@@ -192,13 +192,13 @@ def look_at(
                 below.code, counts[largest], shares[largest], shown, strict=True
             )
         ],
-        examples=_examples(opened, tree, ranges, examples)[0],
+        examples=_examples(snapshot, tree, ranges, examples)[0],
         truncated=len(counts) > len(largest),
     )
 
 
-def sharing(
-    opened: OpenedIndex, depth: int, *, offset: int = 0, limit: int = 50, most: int = SHARING
+def shared_groups(
+    snapshot: Snapshot, depth: int, *, offset: int = 0, limit: int = 50, most: int = SHARING
 ) -> SharedPage:
     """Groups of items that share their first so many codes.
 
@@ -209,15 +209,15 @@ def sharing(
     """
     if offset < 0 or limit < 0:
         raise UsageError(f"a page from {offset} of {limit} groups is asked for; give 0 or more")
-    found = opened.shared(depth)
+    found = snapshot.shared(depth)
     page = slice(offset, offset + limit)
     ranges = Ranges(found.ranges.low[page], found.ranges.high[page])
     groups = [
         SharedGroup(tuple(codes), int(count), own)
         for codes, count, own in zip(
-            first_codes(opened.tree, ranges, depth).tolist(),
+            first_codes(snapshot.tree, ranges, depth).tolist(),
             found.items[page],
-            _examples(opened, opened.tree, ranges, most),
+            _examples(snapshot, snapshot.tree, ranges, most),
             strict=True,
         )
     ]
@@ -225,44 +225,42 @@ def sharing(
 
 
 def explain(
-    model: Genius, opened: OpenedIndex, asked: Asked, item_id: str, config: SearchConfig
+    model: Genius, snapshot: Snapshot, query: EncodedQuery, item_id: str, config: SearchConfig
 ) -> Explanation:
-    """The way of an item's ID through the levels, for what is asked.
+    """The way of an item's ID through the levels, for what is query.
 
     Raises
     ------
     UnknownItem
         it is not in the index.
     """
-    place = opened.place_of(item_id)
+    place = snapshot.place_of(item_id)
     num_levels = model.quantizer.num_levels
-    codes = tuple(opened.id_at(place)[:num_levels].tolist())
-    allowed = None if asked.restriction is None else asked.restriction[place.part]
+    codes = tuple(snapshot.id_at(place)[:num_levels].tolist())
+    allowed = None if query.restriction is None else query.restriction[place.part]
     is_allowed = (allowed is None or bool(allowed.items[place.row])) and (
-        not asked.level0 or codes[0] in asked.level0
+        not query.level0 or codes[0] in query.level0
     )
-    request = asked.request
+    request = query.request
     width = max(request.beam or config.beam, request.k)
-    sought = Sought(model.decoder, opened.tree, asked.embedding, codes, asked.level0, asked.restriction)
+    sought = Sought(model.decoder, snapshot.tree, query.embedding, codes, query.level0, query.restriction)
     steps = path_of(sought, config.scores)
     watched = watch(sought, config, width)
     lost_at = watched.lost_at
     found = rank_items(
-        opened.parts,
+        snapshot.parts,
         watched.beams,
         0,
-        asked.evidence,
+        query.evidence,
         config=config,
-        evidence=Evidence(
-            model.ranker, opened.vectors, opened.state.facts.embeddings == "raw", opened.densities
-        ),
-        k=max(1, opened.state.num_alive),
-        restriction=asked.restriction,
-        for_codes=asked.embedding[0],
+        evidence=evidence_of(model, snapshot),
+        k=max(1, snapshot.num_alive),
+        restriction=query.restriction,
+        for_codes=query.embedding[0],
     )
     there = np.flatnonzero((found.parts == place.part) & (found.items == place.row))
     return Explanation(
-        item=opened.item_at(place),
+        item=snapshot.item_at(place),
         codes=codes,
         is_allowed=is_allowed,
         rank=1 + int(there[0]) if len(there) else None,
@@ -271,11 +269,11 @@ def explain(
         beam=width,
         lost_at=lost_at,
         kept_by_beam=None if lost_at is None else keeping_width(sought, config, watched),
-        levels=_levels(model, opened, steps, watched),
+        levels=_levels(model, snapshot, steps, watched),
     )
 
 
-def _levels(model: Genius, opened: OpenedIndex, steps: Sequence[Step], watched: Watched) -> list[LevelStep]:
+def _levels(model: Genius, snapshot: Snapshot, steps: Sequence[Step], watched: Watched) -> list[LevelStep]:
     """Each level with its best siblings; the items of all of them are looked up together."""
     best = [np.argsort(-step.log_probabilities, kind="stable")[:SIBLINGS] for step in steps]
     chosen = [step.children.take(places) for step, places in zip(steps, best, strict=True)]
@@ -283,7 +281,7 @@ def _levels(model: Genius, opened: OpenedIndex, steps: Sequence[Step], watched: 
         np.concatenate([children.low for children in chosen]),
         np.concatenate([children.high for children in chosen]),
     )
-    shown = iter(_examples(opened, opened.tree, ranges, EXAMPLES))
+    shown = iter(_examples(snapshot, snapshot.tree, ranges, EXAMPLES))
     first_is_modality = model.quantizer.has_modality_level
     levels = []
     for level, (step, places) in enumerate(zip(steps, best, strict=True)):
@@ -315,10 +313,10 @@ def _levels(model: Genius, opened: OpenedIndex, steps: Sequence[Step], watched: 
     return levels
 
 
-def _examples(opened: OpenedIndex, tree: CodeTree, ranges: Ranges, most: int) -> list[list[Item]]:
+def _examples(snapshot: Snapshot, tree: CodeTree, ranges: Ranges, most: int) -> list[list[Item]]:
     """Items below each prefix."""
     picked = tree.pick(ranges, most)
     found: list[list[Item]] = [[] for _ in range(len(ranges.low))]
-    for owner, item in zip(picked.owner.tolist(), opened.items(picked.parts, picked.rows), strict=True):
+    for owner, item in zip(picked.owner.tolist(), snapshot.items(picked.parts, picked.rows), strict=True):
         found[owner].append(item)
     return found

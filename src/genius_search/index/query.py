@@ -1,0 +1,355 @@
+"""Search requests, the vectors they become, and the hits they find."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from genius_search.config import SearchConfig
+from genius_search.data.images import open_image
+from genius_search.embed import SHORTEST_SIDE, Content, features_of
+from genius_search.encoders.base import ItemKey
+from genius_search.errors import UsageError
+from genius_search.index.filters import Filter
+from genius_search.index.settings import DEPTH
+from genius_search.index.snapshot import Snapshot
+from genius_search.index.verify import diagnose_corruption
+from genius_search.model import Genius
+from genius_search.records import Modality, instructed
+from genius_search.search.beam import search
+from genius_search.search.rank import Evidence, rank_items
+from genius_search.search.table import Restriction
+
+MAX_HITS: Final = 10**9
+"""Hits or beams that a request may ask for."""
+MIN_LENGTH: Final = 1e-4
+"""A weighted sum of unit vectors shorter than this, times the largest weight, has no direction."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchPart:
+    """One weighted part of a query: a text, an image, both, or an item of the index."""
+
+    text: str | None = None
+    image: str | Path | Image.Image | None = None
+    id: str | None = None
+    """An item of the index, instead of a text and an image."""
+    weight: float = 1.0
+    """Negative weights search away from this part."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchRequest:
+    """A query and the conditions its results must meet.
+
+    >>> SearchRequest(text="a red bag", modality="image", where=["price<20"], k=3)  # doctest: +SKIP
+
+    Raises
+    ------
+    UsageError
+        The modality is unknown, or a condition cannot be parsed.
+    """
+
+    text: str | None = None
+    image: str | Path | Image.Image | None = None
+    parts: tuple[SearchPart, ...] = ()
+    """Weighted parts ("this picture, in red, less of that"). The query is the weighted sum of their
+    embeddings, scaled to unit length. ``text`` and ``image`` form one more part of weight 1."""
+    instruction: str | None = None
+    """A description of the wanted results; by default the model's own for this kind of query and result."""
+    modality: Modality | str | None = None
+    """Return only items of this modality. Strings are converted to :class:`Modality`."""
+    where: Filter | Sequence[str] | Mapping[str, object] = ()
+    """Conditions on the items' fields, as :meth:`Filter.parse` takes them."""
+    match: str | None = None
+    """Words that the items' texts must contain."""
+    k: int = 10
+    """Number of hits."""
+    beam: int | None = None
+    """Beam width for this request instead of the configured one."""
+    filter: Filter = field(init=False, repr=False, compare=False)
+    """``where`` and ``match``, parsed."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.modality, str):
+            object.__setattr__(self, "modality", Modality.parse(self.modality))
+        object.__setattr__(self, "parts", tuple(self.parts))
+        if isinstance(self.where, Filter):
+            parsed = self.where if self.match is None else dataclasses.replace(self.where, match=self.match)
+        else:
+            parsed = Filter.parse(self.where, self.match)
+        object.__setattr__(self, "filter", parsed)
+
+    def all_parts(self) -> tuple[SearchPart, ...]:
+        """Return every part of the query; the request's own text and image come first."""
+        own = SearchPart(text=self.text, image=self.image)
+        return (own, *self.parts) if _has_content(own) else self.parts
+
+    def check(self) -> None:
+        """Check everything that can be checked without the index.
+
+        Raises
+        ------
+        UsageError
+            The request is empty, asks for fewer than one hit or more than a billion, has a weight that is
+            not finite, or contains invalid Unicode.
+        """
+        for name, number in (("k", self.k), ("beam", self.beam)):
+            if number is not None and not 1 <= number <= MAX_HITS:
+                raise UsageError(f"{name} is {number}, it must be at least 1 and at most {MAX_HITS}")
+        parts = self.all_parts()
+        texts = [*(("text", part.text) for part in parts), ("instruction", self.instruction)]
+        for name, words in texts:
+            try:
+                (words or "").encode()
+            except UnicodeEncodeError:
+                raise UsageError(f"the {name} {words!r} holds half a character; give it as UTF-8") from None
+        if not parts:
+            raise UsageError("a query needs a text, an image, or both")
+        for part in parts:
+            if (part.id is None) is not _has_content(part):
+                raise UsageError("a part of a query needs a text, an image, or both; or else an item")
+            if not math.isfinite(part.weight):
+                raise UsageError(f"the weight of a part is {part.weight}, it must be a finite number")
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHit:
+    """One item that a search found."""
+
+    rank: int
+    """From 1."""
+    id: str
+    score: float
+    """The score that ordered the hits: a log-probability, or a similarity to the query. By codes it is the
+    inner product with the ID's vector less half that vector's squared norm, by embeddings the cosine; both
+    less the weighted density, and plus the weighted log-probability where the two are mixed."""
+    modality: Modality
+    text: str | None
+    image: str | None
+    """Path of the picture."""
+    fields: dict[str, Any]
+    """The item's fields by name."""
+    codes: tuple[int, ...]
+    """The item's ID."""
+    log_probabilities: tuple[float, ...]
+    """Log-probability of each decoded code; shorter than ``codes`` where re-ranking decided the rest."""
+    probability: float | None = None
+    """Probability that the hit answers the query, where `genius calibrate` calibrated the index for these
+    settings. None for queries of several parts."""
+
+
+class SearchResult(NamedTuple):
+    """The result of one request."""
+
+    hits: list[SearchHit]
+    """Best first."""
+    touched: int
+    """Number of items under all beams."""
+
+
+class EncodedQuery(NamedTuple):
+    """A request ready for beam search."""
+
+    request: SearchRequest
+    level0: frozenset[int]
+    """Allowed codes at level 0; empty means any."""
+    restriction: Restriction | None
+    """Items that may be found; None means all."""
+    embedding: Float[Tensor, "1 dim"]
+    """The generator's input."""
+    evidence: Float[Tensor, " dim"]
+    """The query in the space of the vectors that hits are re-ranked by."""
+
+
+def encode_queries(
+    model: Genius, snapshot: Snapshot, requests: Sequence[SearchRequest], config: SearchConfig
+) -> list[EncodedQuery]:
+    """Encode requests, all images in one batch and all texts in one.
+
+    Raises
+    ------
+    UsageError
+        A request is invalid (:meth:`SearchRequest.check`), an item that it names is not in the index, or
+        its parts cancel out. Everything but the last is checked before anything is encoded.
+    """
+    for request in requests:
+        request.check()
+    if not snapshot.segments:
+        nothing = torch.zeros(1, model.dim)
+        return [EncodedQuery(request, frozenset(), None, nothing, nothing[0]) for request in requests]
+    is_raw = snapshot.manifest.embeddings == "raw" and config.rerank == "embeddings"
+    parts = [(request, part) for request in requests for part in request.all_parts()]
+    with diagnose_corruption(snapshot):
+        constraints = [_constraints(model, snapshot, request) for request in requests]
+        from_items = iter(
+            [
+                _item_vectors(model, snapshot, part.id, is_raw=is_raw)
+                for _, part in parts
+                if part.id is not None
+            ]
+        )
+    contents = [_content(model, snapshot, *pair) for pair in parts if pair[1].id is None]
+    encoded = iter(_encode(model, contents, is_raw=is_raw))
+    queries = []
+    for request, (level0, restriction) in zip(requests, constraints, strict=True):
+        vectors = [next(encoded if part.id is None else from_items) for part in request.all_parts()]
+        fused, evidence = _weighted_sum([part.weight for part in request.all_parts()], torch.stack(vectors))
+        queries.append(EncodedQuery(request, level0, restriction, fused[None], evidence))
+    return queries
+
+
+def search_encoded(
+    model: Genius, snapshot: Snapshot, queries: Sequence[EncodedQuery], config: SearchConfig
+) -> list[SearchResult]:
+    """Search for encoded queries in one batch. A query's beam is at least as wide as its ``k``."""
+    if not queries or not snapshot.segments:
+        return [SearchResult([], 0) for _ in queries]
+    with diagnose_corruption(snapshot):
+        return _search(model, snapshot, queries, config)
+
+
+def _search(
+    model: Genius, snapshot: Snapshot, queries: Sequence[EncodedQuery], config: SearchConfig
+) -> list[SearchResult]:
+    beams = search(
+        model.decoder,
+        snapshot.parts,
+        torch.cat([query.embedding for query in queries]),
+        config,
+        level0=[query.level0 for query in queries],
+        restrictions=[query.restriction for query in queries],
+        widths=[max(query.request.beam or config.beam, query.request.k) for query in queries],
+    )
+    evidence = evidence_of(model, snapshot)
+    calibration = snapshot.manifest.calibration
+    if calibration is not None and not calibration.applies_to(config):
+        calibration = None
+    results = []
+    num_levels = model.quantizer.num_levels  # the columns behind an ID's codes are not shown
+    for number, query in enumerate(queries):
+        k = query.request.k
+        ranking = rank_items(
+            snapshot.parts,
+            beams,
+            number,
+            query.evidence,
+            config=config,
+            evidence=evidence,
+            k=k if calibration is None else max(k, DEPTH),
+            restriction=query.restriction,
+            for_codes=query.embedding[0],
+        )
+        probabilities = None
+        if calibration is not None and not query.request.parts:
+            probabilities = calibration.probabilities(ranking.scores).tolist()
+        ranking = ranking.first(k)
+        hits = []
+        for place, item in enumerate(snapshot.items(ranking.parts, ranking.items)):
+            decoded = beams.log_probabilities[number, ranking.beams[place]]
+            hits.append(
+                SearchHit(
+                    rank=place + 1,
+                    id=item.id,
+                    score=float(ranking.scores[place]),
+                    modality=item.modality,
+                    text=item.text,
+                    image=item.image,
+                    fields=item.fields,
+                    codes=tuple(
+                        snapshot.parts[ranking.parts[place]]
+                        .table.ids[ranking.rows[place], :num_levels]
+                        .tolist()
+                    ),
+                    log_probabilities=tuple(decoded[~np.isnan(decoded)].tolist()),
+                    probability=None if probabilities is None else probabilities[place],
+                )
+            )
+        results.append(SearchResult(hits, ranking.touched))
+    return results
+
+
+def evidence_of(model: Genius, snapshot: Snapshot) -> Evidence:
+    """Return what hits can be re-ranked by in this index."""
+    return Evidence(model.ranker, snapshot.vectors, snapshot.manifest.embeddings == "raw", snapshot.densities)
+
+
+def _has_content(part: SearchPart) -> bool:
+    return part.image is not None or bool(part.text and part.text.strip())
+
+
+def _constraints(
+    model: Genius, snapshot: Snapshot, request: SearchRequest
+) -> tuple[frozenset[int], Restriction | None]:
+    """Return the allowed level-0 codes and items.
+
+    The modality is a condition like any other unless the level-0 code decides it.
+    """
+    conditions = request.filter
+    level0: frozenset[int] = frozenset()
+    if request.modality is not None:
+        modality = Modality(request.modality)
+        if model.level0_is_exact:
+            level0 = model.level0_codes(modality)
+        else:
+            conditions = dataclasses.replace(conditions, modality=modality)
+    return level0, None if conditions == Filter() else snapshot.restriction(conditions)
+
+
+def _content(model: Genius, snapshot: Snapshot, request: SearchRequest, part: SearchPart) -> Content:
+    """Return what the encoder reads for one part."""
+    image = part.image
+    if isinstance(image, str | Path):
+        image = open_image(Path(image), shortest_side=SHORTEST_SIDE)
+    instruction = request.instruction
+    if not instruction:
+        query = Modality.of(has_image=image is not None, has_text=bool(part.text and part.text.strip()))
+        wanted = snapshot.usual_modality if request.modality is None else Modality(request.modality)
+        instruction = model.instruction_for(query, wanted)
+    return Content(image, instructed(instruction, part.text), ItemKey("query", ""))
+
+
+def _encode(
+    model: Genius, contents: Sequence[Content], *, is_raw: bool
+) -> Float[Tensor, "contents 2 dim"] | list[Tensor]:
+    """Return each content in the generator's space and in that of the evidence."""
+    if not contents:
+        return []
+    features = features_of(model.encoder, contents)
+    fused = model.embed(features)
+    evidence = F.normalize(features.total(), dim=-1) if is_raw else fused
+    return torch.stack([fused, evidence], dim=1)
+
+
+def _item_vectors(model: Genius, snapshot: Snapshot, item_id: str, *, is_raw: bool) -> Float[Tensor, "2 dim"]:
+    """Return an item's vectors: its stored embedding, or else the vector that its ID stands for."""
+    place = snapshot.place_of(item_id)
+    of_codes = F.normalize(model.ranker.vectors(snapshot.id_at(place)[None]), dim=-1)[0]
+    if snapshot.vectors is None:
+        return torch.stack([of_codes, of_codes])
+    stored = snapshot.vectors[place.part](np.array([place.row]))[0]
+    if snapshot.manifest.embeddings == "fused":
+        return torch.stack([stored, stored])
+    return torch.stack([of_codes, stored if is_raw else of_codes])
+
+
+def _weighted_sum(weights: Sequence[float], vectors: Float[Tensor, "parts 2 dim"]) -> Float[Tensor, "2 dim"]:
+    """Return the weighted sum of the parts at unit length; a single part stays as it is."""
+    if len(weights) == 1 and weights[0] > 0:
+        return vectors[0]
+    factors = torch.tensor(weights)
+    totals = torch.einsum("p,pcd->cd", factors, vectors)
+    if not bool((totals.norm(dim=-1) > MIN_LENGTH * factors.abs().max()).all()):
+        raise UsageError("the parts of the query cancel each other out; change their weights")
+    return F.normalize(totals, dim=-1)
