@@ -1,6 +1,7 @@
-"""M-BEIR's rows in the papers' layout: percent, a column for each method, published numbers below ours.
+"""Results of an evaluation: rows, averages, and their tables.
 
-A published number stands only where the queries and the pool are as many as those it was measured on.
+M-BEIR's rows are printed in the papers' layout: percent, a column for each method, published numbers below
+ours. A published number stands only where the queries and the pool are as many as those it was measured on.
 """
 
 from __future__ import annotations
@@ -9,20 +10,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from genius_search.data.mbeir import PAPER_ROWS
 from genius_search.lab.published_numbers import (
     AVERAGE,
     COMPARABLE,
     PAPER_BEAM,
     SIZES,
     UNION_SIZE,
+    Pool,
     Reference,
+    Weights,
     is_comparable,
     references,
 )
@@ -39,9 +42,9 @@ METHODS: Final = (
     "generative+embeddings",
     "generative+raw",
 )
-"""The methods in the order in which tables show them."""
+"""The methods in the order of the tables."""
 BASELINE: Final = "exact-fused"
-"""What ``of exact`` compares with."""
+"""The method that ``of exact`` compares with."""
 HEADLINE: Final = "R@5"
 """The measure that a page emphasises; a row's own is :attr:`ResultRow.headline`."""
 FIRST: Final = ("R@1", "R@5", "R@10")
@@ -50,7 +53,7 @@ FIRST: Final = ("R@1", "R@5", "R@10")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResultRow:
-    """One method on one task and pool."""
+    """Results of one method on one task and pool."""
 
     name: str
     """As in file names: ``mscoco_task0``."""
@@ -58,7 +61,7 @@ class ResultRow:
     task: str
     """Its name: ``text -> image``."""
     task_id: int
-    pool: Literal["local", "global"]
+    pool: Pool
     method: str
     queries: int
     pool_size: int
@@ -67,9 +70,9 @@ class ResultRow:
     measures: Mapping[str, float]
     """``R@5``, ``recall@5``, ``MRR``, ``nDCG@10``, …"""
     bytes_per_item: float
-    """What the method keeps of each candidate."""
+    """Bytes that the method keeps of each candidate."""
     candidates_touched: float
-    """How many candidates it scored for a query, on average."""
+    """Candidates that it scored for a query, on average."""
 
     @property
     def headline(self) -> str:
@@ -83,7 +86,7 @@ class ResultRow:
 
 
 class AverageRow(NamedTuple):
-    """One method over all tasks of a pool, every task counting the same."""
+    """Means of one method over all tasks of a pool, every task counting the same."""
 
     pool: str
     method: str
@@ -96,17 +99,8 @@ class AverageRow(NamedTuple):
     candidates_touched: float
 
 
-class _Line(NamedTuple):
-    """One line of a table meant for reading."""
-
-    group: tuple[str, ...]
-    """What the lines of a block share: task, pool and data set, number of queries."""
-    method: str
-    cells: tuple[str, ...]
-
-
 def in_order(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Rows by pool (local first), task, data set, then method in the order of :data:`METHODS`.
+    """Sort rows by pool (local first), task, data set, then method in the order of :data:`METHODS`.
 
     M-BEIR's data sets come as the papers print them, others by name.
     """
@@ -115,7 +109,7 @@ def in_order(rows: Sequence[ResultRow]) -> list[ResultRow]:
         key=lambda row: (
             row.pool != "local",
             row.task_id,
-            *_place(row.name, PAPER_ROWS),
+            *_place(row.name, list(SIZES)),
             row.dataset,
             *_place(row.method, METHODS),
         ),
@@ -123,7 +117,7 @@ def in_order(rows: Sequence[ResultRow]) -> list[ResultRow]:
 
 
 def averages(rows: Sequence[ResultRow]) -> list[AverageRow]:
-    """The unweighted mean over tasks for each pool and method (M-BEIR, section 2.9).
+    """Return the unweighted mean over tasks for each pool and method (M-BEIR, section 2.9).
 
     Only for methods that were run on every task of the pool: other means cannot be compared.
     """
@@ -152,7 +146,7 @@ def averages(rows: Sequence[ResultRow]) -> list[AverageRow]:
 
 
 def to_json(rows: Sequence[ResultRow]) -> dict[str, Any]:
-    """``{"rows": [...], "averages": [...]}``: flat rows for scripts, numbers unrounded."""
+    """Return ``{"rows": [...], "averages": [...]}``: flat rows for scripts, numbers unrounded."""
     ordered, means = in_order(rows), averages(rows)
     return {
         "rows": [
@@ -191,54 +185,48 @@ def to_json(rows: Sequence[ResultRow]) -> dict[str, Any]:
 
 
 def to_markdown(rows: Sequence[ResultRow]) -> str:
-    """The table for a document."""
-    names = _shown(rows)
-    header = ["task", "method", *names, "of exact", "bytes/item", "touched"]
-    lines = [
-        "| " + " | ".join(header) + " |",
-        "|---|---|" + "---:|" * (len(header) - 2),
-    ]
-    lines += [
-        "| " + " | ".join([", ".join(line.group).replace("|", "\\|"), line.method, *line.cells]) + " |"
-        for line in _lines(rows, names, digits=4)
-    ]
-    return "\n".join(lines) + "\n"
+    """Return the table as Markdown."""
+    frame = _frame(rows, _table_measures(rows), digits=4)
+    frame.insert(0, "task", frame.pop("task") + ", " + frame.pop("details"))
+    return frame_to_markdown(frame) + "\n"
 
 
 def to_rich(rows: Sequence[ResultRow]) -> Table:
-    """The table for the terminal, 80 columns wide: a block for each task, a line for each method."""
+    """Return the table for a terminal of 80 columns: a block for each task, a line for each method."""
+    names = [name for name in FIRST if any(name in row.measures for row in rows)]
+    frame = _frame(rows, names, digits=3).rename(columns={"bytes/item": "bytes"})
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("task, method", min_width=23, overflow="fold")
-    names = [name for name in FIRST if any(name in row.measures for row in rows)]
-    for name in (*names, "of exact", "bytes", "touched"):
+    for name in frame.columns[3:]:
         table.add_column(name, justify="right", no_wrap=True, min_width=max(5, len(name)))
-    for group, block in groupby(_lines(rows, names, digits=3), key=lambda line: line.group):
-        task, *details = group
+    for (task, details), block in frame.groupby(["task", "details"], sort=False):
         table.add_row(Text(task, style="bold"))
-        table.add_row(Text(", ".join(details), style="dim"))
-        for line in block:
-            table.add_row(f"  {line.method}", *line.cells)
+        table.add_row(Text(details, style="dim"))
+        for _, _, method, *cells in block.itertuples(index=False):
+            table.add_row(f"  {method}", *cells)
         table.add_section()
     return table
 
 
 def of_exact(row: ResultRow, rows: Sequence[ResultRow]) -> float | None:
-    """A row's headline measure over that of exact search on fused embeddings; nothing where there is none."""
-    for other in rows:
-        if (other.name, other.pool, other.method) == (row.name, row.pool, BASELINE):
-            return _ratio(row.score, other.score)
-    return None
+    """Return a row's headline measure over that of exact search on fused embeddings, where there is one."""
+    exact = [
+        other.score
+        for other in rows
+        if (other.name, other.pool, other.method) == (row.name, row.pool, BASELINE)
+    ]
+    return row.score / exact[0] if row.score is not None and exact and exact[0] else None
 
 
 def published_beside(row: ResultRow) -> list[Reference]:
-    """The published numbers that this row may be compared with: same task, method, and sizes."""
+    """Return the published numbers that a row may be compared with: same task, method and sizes."""
     if not is_comparable(row.name, row.pool, row.queries, row.pool_size):
         return []
     return references(row.name, row.pool, row.method)
 
 
 def _published_json(row: ResultRow) -> dict[str, Any]:
-    """Published numbers in percent, and the difference in points; nothing where none may be compared."""
+    """Return published numbers in percent and the difference in points, where any may be compared."""
     found = published_beside(row)
     if not found or row.score is None:
         return {}
@@ -258,60 +246,52 @@ def _published_json(row: ResultRow) -> dict[str, Any]:
 
 
 def _average_of_exact(row: AverageRow, rows: Sequence[AverageRow]) -> float | None:
-    for other in rows:
-        if (other.pool, other.method) == (row.pool, BASELINE):
-            return _ratio(row.score, other.score)
-    return None
+    exact = [other.score for other in rows if (other.pool, other.method) == (row.pool, BASELINE)]
+    return row.score / exact[0] if row.score is not None and exact and exact[0] else None
 
 
-def _ratio(score: float | None, exact: float | None) -> float | None:
-    return None if score is None or not exact else score / exact
-
-
-def _lines(rows: Sequence[ResultRow], names: Sequence[str], *, digits: int) -> list[_Line]:
+def _frame(rows: Sequence[ResultRow], names: Sequence[str], *, digits: int) -> pd.DataFrame:
+    """Return rows and averages as text."""
     ordered, means = in_order(rows), averages(rows)
     lines = [
-        _Line(
-            (row.task, f"{row.pool} {row.dataset}", f"{row.queries:,} queries"),
-            row.method,
-            _cells(row, names, digits, of_exact(row, ordered)),
-        )
-        for row in ordered
+        *(
+            (row.task, f"{row.pool} {row.dataset}, {row.queries:,} queries", row, of_exact(row, ordered))
+            for row in ordered
+        ),
+        *(("average", f"{row.pool}, {row.tasks} tasks", row, _average_of_exact(row, means)) for row in means),
     ]
-    return lines + [
-        _Line(
-            ("average", row.pool, f"{row.tasks} tasks"),
-            row.method,
-            _cells(row, names, digits, _average_of_exact(row, means)),
-        )
-        for row in means
-    ]
-
-
-def _cells(
-    row: ResultRow | AverageRow, names: Sequence[str], digits: int, ratio: float | None
-) -> tuple[str, ...]:
-    scores = [f"{row.measures[name]:.{digits}f}" if name in row.measures else "-" for name in names]
-    return (
-        *scores,
-        "-" if ratio is None else f"{ratio:.3f}",
-        f"{row.bytes_per_item:,.2f}".removesuffix(".00"),
-        f"{row.candidates_touched:,.0f}",
+    return pd.DataFrame(
+        [
+            {
+                "task": task,
+                "details": details,
+                "method": row.method,
+                **{
+                    name: f"{row.measures[name]:.{digits}f}" if name in row.measures else "-"
+                    for name in names
+                },
+                "of exact": "-" if ratio is None else f"{ratio:.3f}",
+                "bytes/item": f"{row.bytes_per_item:,.2f}".removesuffix(".00"),
+                "touched": f"{row.candidates_touched:,.0f}",
+            }
+            for task, details, row, ratio in lines
+        ]
     )
 
 
-def _shown(rows: Sequence[ResultRow]) -> list[str]:
-    """Hit rates, MRR and nDCG; recall, which differs only where answers are many, stays in the JSON."""
+def _table_measures(rows: Sequence[ResultRow]) -> list[str]:
+    """Return hit rates, MRR and nDCG; recall stays in the JSON."""
     found = {name: None for row in rows for name in _first_first(row.measures)}
     return [name for name in found if not name.startswith("recall@")]
 
 
 def _first_first(measures: Mapping[str, float]) -> dict[str, float]:
+    """Return the measures, those of :data:`FIRST` in front."""
     return {name: measures[name] for name in FIRST if name in measures} | dict(measures)
 
 
 def _place(name: str, names: Sequence[str]) -> tuple[int, str]:
-    """For sorting: known names in their order, then the others."""
+    """Return a sorting key: known names in their order, then the others."""
     return (names.index(name) if name in names else len(names), name)
 
 
@@ -319,274 +299,202 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-HEADINGS: Final = {
-    "exact-raw": "exact\nraw",
-    "exact-fused": "exact\nfused",
-    "exact-fused+hubness": "\n+hubness",
-    "exact-codes": "exact\ncodes",
-    "routing+codes": "routing\n+codes",
-    "routing+embeddings": "+embed-\ndings",
-    "generative": "generative",
-    "generative+codes": "\n+codes",
-    "generative+embeddings": "+embed-\ndings",
-    "generative+raw": "\n+raw",
-}
-"""Methods as narrow columns."""
 WIDE: Final = 126
 """Columns of a terminal from which on no word is broken, no number shortened and no method left out."""
 ONLY_WIDE: Final = ("exact-fused+hubness", "routing+codes", "routing+embeddings")
-"""Methods for which a narrower one has no room; nothing is published beside them."""
-LABELS: Final[dict[Literal["released", "paper"], str]] = {"released": "  released", "paper": "  paper"}
-"""Lines of published numbers: the authors' released weights, the paper."""
-LABEL_WIDTH: Final = 17
+"""Methods that a narrower terminal has no room for; nothing is published beside them."""
+WEIGHTS: Final[tuple[Weights, ...]] = ("released", "paper")
 LEGEND: Final = (
     "percent; below ours the published numbers and our difference: exact-raw beside UniIR's CLIP_SF, "
     "generative beside GENIUS, generative+raw beside GENIUS^R; 'released': weights that were published later"
 )
 
 
-class PaperLine(NamedTuple):
-    """One line of the table: our numbers, or published ones."""
-
-    label: str
-    cells: tuple[str, ...]
-    """One for each method."""
-
-
-class PaperBlock(NamedTuple):
-    """One row of the papers: ours, then what is published."""
-
-    task: str
-    lines: tuple[PaperLine, ...]
-
-
 class PaperTable(NamedTuple):
-    """All rows of one pool."""
+    """The rows of one pool in the papers' layout."""
 
-    pool: Literal["local", "global"]
-    methods: tuple[str, ...]
-    blocks: tuple[PaperBlock, ...]
+    pool: Pool
+    frame: pd.DataFrame
+    """Text. Columns ``task``, ``<pool> pool`` (the line's label), then a column for each method; the lines
+    ``released`` and ``paper`` below a row of ours are published numbers with our difference."""
     above: tuple[str, ...]
-    """What has to be known before comparing."""
+    """Notes to read before comparing."""
     below: tuple[str, ...]
     """Legend and misprints."""
 
 
-class _Asked(NamedTuple):
-    """How queries were asked and scored."""
-
-    beam: int
-    scores: str
-    instructions: str
-
-
 def applies_to(rows: Sequence[ResultRow]) -> bool:
-    """Whether all rows are M-BEIR's."""
-    return all(row.name in PAPER_ROWS for row in rows)
+    """Return whether all rows are M-BEIR's."""
+    return all(row.name in SIZES for row in rows)
 
 
 def paper_tables(
     rows: Sequence[ResultRow], *, beam: int, scores: str = "vocabulary", instructions: str = "first"
 ) -> list[PaperTable]:
-    """A table for each pool, local first; all rows have to be M-BEIR's.
+    """Return a table for each pool, local first; all rows have to be M-BEIR's.
 
-    What was asked otherwise than by default here stands above, if published numbers stand beside ours.
+    ``beam``, ``scores`` and ``instructions`` are those of the evaluation: where they differ from those of the
+    published measurements, a note above the table says so.
     """
-    asked = _Asked(beam, scores, instructions)
-    return [
-        _table(pool, list(inside), asked)
-        for pool, inside in groupby(in_order(rows), key=lambda row: row.pool)
-    ]
+    tables = []
+    for pool, group in groupby(in_order(rows), key=lambda row: row.pool):
+        inside = list(group)
+        methods = [method for method in METHODS if any(row.method == method for row in inside)]
+        by_name = {name: list(own) for name, own in groupby(inside, key=lambda row: row.name)}
+        beside = {
+            name: {row.method: published_beside(row) for row in own if row.score is not None}
+            for name, own in by_name.items()
+        }
+        lines: list[tuple[str, ...]] = []
+        for name, own in by_name.items():
+            label = f"{own[0].dataset} {own[0].headline}"
+            ours = {row.method: row.score for row in own}
+            lines += _paper_lines(own[0].task, label, ours, beside[name], methods)
+        means = averages(inside)
+        published_means = _published_means(beside, pool) if means else {}
+        if means:
+            ours = {row.method: row.score for row in means}
+            lines += _paper_lines("average", f"{len(by_name)} rows", ours, published_means, methods)
+        for label, attribute in (
+            ("bytes/candidate", "bytes_per_item"),
+            ("touched/query", "candidates_touched"),
+        ):
+            values = [
+                _mean([getattr(row, attribute) for row in inside if row.method == method])
+                for method in methods
+            ]
+            cells = (f"{value:,.0f}" if value >= 1 or value == 0 else f"{value:.1f}" for value in values)
+            lines.append(("cost", label, *cells))
+        shown = [
+            one for found in (*beside.values(), published_means) for some in found.values() for one in some
+        ]
+        above = _note_on_sizes(inside, beside)
+        if shown:
+            above += _notes_on_settings(inside, beam, scores, instructions)
+        below = (
+            (LEGEND, *dict.fromkeys(f"* {one.misprint}" for one in shown if one.misprint)) if shown else ()
+        )
+        frame = pd.DataFrame(lines, columns=["task", f"{pool} pool", *methods])
+        tables.append(PaperTable(pool, frame, tuple(above), below))
+    return tables
 
 
 def paper_to_rich(table: PaperTable, *, width: int = 80) -> Table:
-    """The table for the terminal, at least 80 columns wide."""
-    wide = width >= WIDE
-    places = [place for place, method in enumerate(table.methods) if wide or method not in ONLY_WIDE]
+    """Return the table for a terminal at least 80 columns wide."""
+    frame = table.frame
+    if width < WIDE:
+        frame = frame.drop(columns=[method for method in ONLY_WIDE if method in frame])
+        frame = frame.replace(r"^(\d+),(\d)\d\d,\d\d\d$", r"\1.\2M", regex=True)
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0, title=f"{table.pool} pool")
-    if len(places) < len(table.methods):
+    if len(frame.columns) < len(table.frame.columns):
         shown.caption = f"more methods are shown from {WIDE} columns on, with --markdown and with --json"
-    shown.add_column("task, data set", width=LABEL_WIDTH)
-    for method in (table.methods[place] for place in places):
-        heading = HEADINGS[method]
-        shown.add_column(heading.replace("-\n", "") if wide else heading, no_wrap=True)
-    for task, blocks in groupby(table.blocks, key=lambda block: block.task):
-        shown.add_row(Text(task, style="bold"))
-        for block in blocks:
-            ours, *published = block.lines
-            shown.add_row(ours.label, *_narrow([ours.cells[place] for place in places], wide=wide))
-            for line in published:
-                cells = [line.cells[place] for place in places]
-                shown.add_row(line.label, *_narrow(cells, wide=wide), style="dim")
+    shown.add_column("task, data set", width=17)
+    bases: set[str] = set()
+    for method in frame.columns[2:]:
+        base, _, extra = method.partition("+")
+        heading = f"{'' if base in bases else base}\n+{extra}" if extra else base.replace("-", "\n")
+        bases.add(base)
+        if width < WIDE:
+            heading = heading.replace("\n+embeddings", "+embed-\ndings")
+        shown.add_column(heading, no_wrap=True)
+    for task, lines in frame.groupby("task", sort=False):
+        shown.add_row(Text(str(task), style="bold"))
+        for _, label, *cells in lines.itertuples(index=False):
+            published = label in WEIGHTS
+            shown.add_row(f"  {label}" if published else label, *cells, style="dim" if published else None)
         shown.add_section()
     return shown
 
 
 def paper_to_markdown(table: PaperTable) -> str:
-    """The table for a document."""
-    header = ["task", f"{table.pool} pool", *table.methods]
-    lines = [
-        *(f"{note}\n" for note in table.above),
-        "| " + " | ".join(header) + " |",
-        "|---|---|" + "---|" * len(table.methods),
-        *(
-            "| " + " | ".join([block.task, line.label.strip(), *line.cells]) + " |"
-            for block in table.blocks
-            for line in block.lines
-        ),
-        "",
-        *(f"{note}\n" for note in table.below),
-    ]
-    return "\n".join(lines)
+    """Return the table with its notes as Markdown."""
+    return "\n\n".join([*table.above, frame_to_markdown(table.frame), *table.below]) + "\n"
 
 
-def _table(pool: Literal["local", "global"], rows: list[ResultRow], asked: _Asked) -> PaperTable:
-    present = {row.method for row in rows}
-    methods = tuple(method for method in METHODS if method in present)
-    by_name = {name: list(group) for name, group in groupby(rows, key=lambda row: row.name)}
-    beside = {
-        name: {row.method: published_beside(row) for row in group if row.score is not None}
-        for name, group in by_name.items()
-    }
-    means = {row.method: row for row in averages(rows)}
-    published_means = _means(beside, pool) if means else {}
-    blocks = [
-        PaperBlock(
-            group[0].task,
-            _paper_lines(
-                f"{group[0].dataset} {group[0].headline}",
-                {row.method: row.score for row in group},
-                beside[name],
-                methods,
-            ),
-        )
-        for name, group in by_name.items()
-    ]
-    if means:
-        blocks.append(
-            PaperBlock(
-                "average",
-                _paper_lines(
-                    f"{len(by_name)} rows",
-                    {method: row.score for method, row in means.items()},
-                    published_means,
-                    methods,
-                ),
-            )
-        )
-    blocks.append(_costs(rows, methods))
-    shown = [one for found in (*beside.values(), published_means) for some in found.values() for one in some]
-    above = (*_unpublished(rows, beside), *(_otherwise(rows, asked) if shown else ()))
-    return PaperTable(pool, methods, tuple(blocks), above, _below(shown) if shown else ())
+def frame_to_markdown(frame: pd.DataFrame) -> str:
+    """Return a table of text as Markdown, numbers as they are."""
+    escaped = frame.map(lambda cell: str(cell).replace("|", "\\|"))
+    return str(escaped.to_markdown(index=False, disable_numparse=True, tablefmt="github"))
 
 
 def _paper_lines(
+    task: str,
     label: str,
     scores: Mapping[str, float | None],
     published: Mapping[str, Sequence[Reference]],
     methods: Sequence[str],
-) -> tuple[PaperLine, ...]:
-    values = {method: 100 * score for method, score in scores.items() if score is not None}
-    ours = [f"{values[method]:.1f}" if method in values else "-" for method in methods]
-    lines = [PaperLine(label, tuple(ours))]
-    for weights, name in LABELS.items():
+) -> list[tuple[str, ...]]:
+    """Return our line, and one for each kind of published numbers."""
+    percent = {method: 100 * score for method, score in scores.items() if score is not None}
+    lines = [(task, label, *(f"{percent[method]:.1f}" if method in percent else "-" for method in methods))]
+    for weights in WEIGHTS:
         cells = []
         for method in methods:
             one = next((one for one in published.get(method, ()) if one.weights == weights), None)
-            cells.append(_beside(one, values[method]) if one is not None and method in values else "")
+            if one is None or method not in percent:
+                cells.append("")
+                continue
+            difference = round(percent[method] - one.value, 1) + 0.0  # no -0.0
+            cells.append(f"{one.value:.1f}{'*' if one.misprint else ''} {difference:+.1f}")
         if any(cells):
-            lines.append(PaperLine(name, tuple(cells)))
-    return tuple(lines)
+            lines.append((task, weights, *cells))
+    return lines
 
 
-def _beside(one: Reference, ours: float) -> str:
-    """``92.0 +0.1``; a star where a misprint was corrected."""
-    difference = round(ours - one.value, 1) + 0.0  # no -0.0
-    return f"{one.value:.1f}{'*' if one.misprint else ''} {difference:+.1f}"
-
-
-def _means(
-    beside: Mapping[str, Mapping[str, Sequence[Reference]]], pool: Literal["local", "global"]
+def _published_means(
+    beside: Mapping[str, Mapping[str, Sequence[Reference]]], pool: Pool
 ) -> dict[str, list[Reference]]:
-    """Published averages over the very rows that are here, where all of them may be compared."""
+    """Return published averages over the very rows that are here, where all of them may be compared."""
     found: dict[str, list[Reference]] = {}
     for method in COMPARABLE:
         by_row = [published.get(method, ()) for published in beside.values()]
         misprints = {one.weights: one.misprint for one in references(AVERAGE, pool, method)}
-        for weights in LABELS:
+        for weights in WEIGHTS:
             same = [one for published in by_row for one in published if one.weights == weights]
-            if not same or len(same) != len(by_row):
-                continue
-            mean = math.fsum(one.value for one in same) / len(same)
-            misprint = misprints[weights] if len(same) == len(PAPER_ROWS) else ""
-            found.setdefault(method, []).append(same[0]._replace(value=mean, misprint=misprint))
+            if same and len(same) == len(by_row):
+                misprint = misprints[weights] if len(same) == len(SIZES) else ""
+                mean = _mean([one.value for one in same])
+                found.setdefault(method, []).append(same[0]._replace(value=mean, misprint=misprint))
     return found
 
 
-def _costs(rows: Sequence[ResultRow], methods: Sequence[str]) -> PaperBlock:
-    """A re-ranked number means little without how many candidates were touched for it."""
-    stored, touched = [], []
-    for method in methods:
-        own = [row for row in rows if row.method == method]
-        stored.append(_short(math.fsum(row.bytes_per_item for row in own) / len(own)))
-        touched.append(_short(math.fsum(row.candidates_touched for row in own) / len(own)))
-    return PaperBlock(
-        "cost", (PaperLine("bytes/candidate", tuple(stored)), PaperLine("touched/query", tuple(touched)))
-    )
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1 or value == 0 else f"{value:.1f}"
-
-
-def _narrow(cells: Sequence[str], *, wide: bool) -> list[str]:
-    """Seven characters at most for a large number: ``5.6M``."""
-    numbers = [cell.replace(",", "") for cell in cells]
-    return [
-        f"{int(number) / 1e6:.1f}M" if not wide and number.isdigit() and int(number) >= 1e6 else cell
-        for cell, number in zip(cells, numbers, strict=True)
-    ]
-
-
-def _unpublished(
+def _note_on_sizes(
     rows: Sequence[ResultRow], beside: Mapping[str, Mapping[str, Sequence[Reference]]]
 ) -> list[str]:
-    """Which rows have other sizes than the published numbers are for."""
-    others = [row for row in rows if row.method in COMPARABLE and not beside[row.name].get(row.method)]
-    differing = list({row.name: row for row in others}.values())
-    if not differing:
+    """Return a note if rows have other sizes than the published numbers are for."""
+    others = {
+        row.name: row for row in rows if row.method in COMPARABLE and not beside[row.name].get(row.method)
+    }
+    if not others:
         return []
-    first, count = differing[0], len(differing)
+    first = next(iter(others.values()))
     size = SIZES[first.name]
-    which = f"{count} row has" if count == 1 else f"{count} rows have"
-    begin = "No published numbers shown" if count == len(beside) else "Not all published numbers shown"
+    begin = "No published numbers shown" if len(others) == len(beside) else "Not all published numbers shown"
+    which = "1 row has" if len(others) == 1 else f"{len(others)} rows have"
+    pool_size = size.pool if first.pool == "local" else UNION_SIZE
     note = (
-        f"{begin}: {which} other sizes than M-BEIR's ({first.name}: {first.queries:,} of "
-        f"{size.queries:,} queries, pool {first.pool_size:,} of "
-        f"{size.pool if first.pool == 'local' else UNION_SIZE:,})"
+        f"{begin}: {which} other sizes than M-BEIR's ({first.name}: {first.queries:,} of {size.queries:,} "
+        f"queries, pool {first.pool_size:,} of {pool_size:,})"
     )
     return [note]
 
 
-def _otherwise(rows: Sequence[ResultRow], asked: _Asked) -> list[str]:
-    """What differs from how the published numbers were measured."""
+def _notes_on_settings(rows: Sequence[ResultRow], beam: int, scores: str, instructions: str) -> list[str]:
+    """Return notes on settings that differ from those of the published measurements."""
     notes = []
     generated = any(row.method.startswith("generative") for row in rows)
-    if generated and asked.beam != PAPER_BEAM:
-        notes.append(f"generated with a beam of {asked.beam}; the published numbers are for {PAPER_BEAM}")
+    if generated and beam != PAPER_BEAM:
+        notes.append(f"generated with a beam of {beam}; the published numbers are for {PAPER_BEAM}")
     ours, theirs = [], []
-    if asked.instructions != "first":
-        ours.append(f"--instructions {asked.instructions}")
+    if instructions != "first":
+        ours.append(f"--instructions {instructions}")
         theirs.append("always the first")
-    if generated and asked.scores != "vocabulary":
-        ours.append(f"--scores {asked.scores}")
+    if generated and scores != "vocabulary":
+        ours.append(f"--scores {scores}")
         theirs.append("scores over the whole vocabulary")
     if ours:
         notes.append(
-            f"asked with {', '.join(ours)}; the authors' code: {', '.join(theirs)} (as `genius repro` asks)"
+            f"measured with {', '.join(ours)}; the authors' code: {', '.join(theirs)} "
+            "(as `genius repro` does)"
         )
     return notes
-
-
-def _below(shown: Sequence[Reference]) -> tuple[str, ...]:
-    return (LEGEND, *dict.fromkeys(f"* {one.misprint}" for one in shown if one.misprint))

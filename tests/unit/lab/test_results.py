@@ -1,5 +1,6 @@
 import io
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -172,7 +173,7 @@ def test_an_average_has_only_measures_that_every_task_has():
 
 
 def test_markdown_has_a_line_for_each_row_and_average():
-    lines = to_markdown([ROW, other_task(ROW, 0.4)]).splitlines()
+    lines = re.sub(" +", " ", to_markdown([ROW, other_task(ROW, 0.4)])).splitlines()
     assert lines[0] == "| task | method | R@1 | R@5 | R@10 | MRR | of exact | bytes/item | touched |"
     assert lines[2] == (
         "| text -> image, global catalogue, 500 queries | exact-fused | 0.6000 | 0.8000 | 0.9000 | 0.7000 "
@@ -187,7 +188,7 @@ def test_markdown_escapes_the_column_mark():
 
 
 def test_a_measure_that_a_row_lacks_is_a_dash():
-    assert "| 0.7000 | - | 0.750 |" in to_markdown([ROW, GENERATIVE])
+    assert "| 0.7000 | - | 0.750 |" in re.sub(" +", " ", to_markdown([ROW, GENERATIVE]))
 
 
 def test_the_terminal_table_fits_80_columns_and_cuts_nothing():
