@@ -44,7 +44,7 @@ _HOMES = {
     "Candidate": "genius_search.records",
     "Filter": "genius_search.index.filters",
     "FitConfig": "genius_search.config",
-    "Genius": "genius_search.pretrained",  # without PyTorch, until a model is opened
+    "Genius": "genius_search.model",
     "GeniusError": "genius_search.errors",
     "Index": "genius_search.index.index",
     "Modality": "genius_search.records",

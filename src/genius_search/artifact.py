@@ -10,7 +10,7 @@ import shutil
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from filelock import FileLock, Timeout
@@ -221,6 +221,13 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
     )
 
 
+def copy_artifact(source: Path, target: Path) -> None:
+    """Copy a finished folder: the files of its manifest, and no others."""
+    for name in (*json.loads((source / MANIFEST).read_bytes())["files"], MANIFEST):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, target / name)
+
+
 def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     """The manifest's entries, all there and of the right kind and format."""
     path = folder / MANIFEST
@@ -252,6 +259,8 @@ def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
             f"{path} is damaged: {(odd or ['format'])[0]} is missing or not what it should be; "
             f"make the {kind} again"
         )
+    if any({"/", ".."} & {*PurePosixPath(name).parts} or not name for name in body["files"]):
+        raise ArtifactMismatch(f"{path} names files outside its folder; do not use what came from there")
     return body
 
 

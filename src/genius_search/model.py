@@ -1,30 +1,57 @@
-"""A trained model: encoder, fusion and quantizer, generator; one folder."""
+"""A trained model: encoder, fusion and quantizer, generator; one folder, listed in its ``model.json``."""
 
 from __future__ import annotations
 
+import json
+import logging
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from pydantic import BaseModel, StrictInt, ValidationError
 from torch import Tensor
 
-from genius_search.artifact import fingerprint_of, write_json
+from genius_search import __version__
+from genius_search.artifact import (
+    MANIFEST,
+    Manifest,
+    copy_artifact,
+    fingerprint_of,
+    open_artifact,
+    write_json,
+)
 from genius_search.data.features import FeatureBatch
 from genius_search.encoders.base import Encoder, load_encoder
-from genius_search.errors import ArtifactMismatch, UsageError
-from genius_search.hub.pull import model_folder
-from genius_search.model_file import FORMAT, MODEL_FILE, encoder_spec, read_model_file, relative_spec
+from genius_search.encoders.pretrained import check_files, read_json
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.hub.access import is_repository_name, stays_inside
+from genius_search.hub.card import LIBRARY, model_card, read_results
+from genius_search.hub.folder import write_folder
+from genius_search.hub.pull import ENCODER_FILES, find_local, find_or_pull
+from genius_search.hub.push import check_license, push_folder
 from genius_search.nn.generator import Generator, TrainedGenerator, load_generator
 from genius_search.nn.parallel import usable
 from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer, load_quantizer
-from genius_search.pretrained import Genius as Named
 from genius_search.records import Modality
 from genius_search.search.decoder import Decoder, Decoding, GeometricDecoder, GuidedDecoder
 from genius_search.search.rank import CodeRanker
+
+MODEL_FILE: Final = "model.json"
+FORMAT: Final = 1
+CONFIG_FILE: Final = "config.json"
+"""For the hub and its libraries; we read ``model.json``."""
+
+_PARTS: Final = ("encoder", "quantizer", "generator")
+_SAVED: Final = frozenset({MODEL_FILE, CONFIG_FILE, "README.md", *_PARTS})
+_PORTABLE_ENCODERS: Final = ("small", "uniir", "clip", "text")
+"""Kinds of encoders that can be folders inside a pulled model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +59,142 @@ class KnownInstruction:
     """An instruction the model was trained with, and when it applies."""
 
     query: str
+    """Modality of the query, by value."""
     candidate: str
+    """Modality of the result, by value."""
     text: str
 
 
-class Genius(Named):
-    """A model that turns items into IDs and queries into the IDs of what they ask for.
+class ModelPart(BaseModel, frozen=True):
+    """The fingerprint of a part's folder."""
+
+    fingerprint: str
+
+
+class EncoderPart(ModelPart, frozen=True):
+    """The encoder, by how a person names it; ``./`` begins a place inside the model's folder."""
+
+    spec: str
+    fingerprint: str
+
+    def in_folder(self, folder: Path) -> str:
+        """Return the spec such that it can be opened from anywhere."""
+        kind, _, place = self.spec.partition(":")
+        return f"{kind}:{folder / place}" if place.startswith("./") else self.spec
+
+
+class ModelFile(BaseModel, frozen=True):
+    """Contents of ``model.json``."""
+
+    format: StrictInt
+    encoder: EncoderPart
+    quantizer: ModelPart
+    generator: ModelPart
+    instructions: list[KnownInstruction]
+    fingerprint: str
+
+    def fingerprint_of_parts(self) -> str:
+        """Return what the fingerprint must be. The encoder's spec does not count: a model can be moved."""
+        return fingerprint_of({part: getattr(self, part).fingerprint for part in _PARTS})
+
+    def write(self, folder: Path) -> None:
+        """Write the file into a folder."""
+        write_json(folder / MODEL_FILE, self.model_dump())
+
+
+def read_model_file(folder: Path) -> ModelFile:
+    """Read which parts are a folder's model.
+
+    Raises
+    ------
+    ArtifactMissing
+        there is no finished model in the folder.
+    ArtifactMismatch
+        the file is damaged, or was made by a newer version.
+    """
+    path = folder / MODEL_FILE
+    if (folder / "index.json").exists():
+        raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")
+    if not path.exists():
+        pull = (
+            f"; or, if this is a name on the hub, `genius pull {folder}` first"
+            if is_repository_name(str(folder)) and not folder.exists()
+            else ""
+        )
+        raise ArtifactMissing(
+            f"no finished model at {folder}: it has no {MODEL_FILE}. `genius fit` makes one, and goes on "
+            f"where it stopped when run again{pull}"
+        )
+    try:
+        content = json.loads(path.read_bytes())
+        found = content.get("format") if isinstance(content, dict) else None
+        if isinstance(found, int) and found > FORMAT:
+            raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
+        return ModelFile.model_validate(content)
+    except (OSError, RecursionError, ValueError) as error:
+        if isinstance(error, ArtifactMismatch):
+            raise
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        raise ArtifactMismatch(
+            f"{path} is damaged ({reason}); run `genius fit` again, or `genius pull` if it was pulled"
+        ) from None
+
+
+def check_model(folder: Path, verify: bool = False) -> None:  # noqa: FBT001, FBT002  a callback of hub.pull
+    """Check a model that somebody else made: its parts are there and inside; with ``verify`` read every file.
+
+    Raises
+    ------
+    ArtifactMissing
+        a part or a file is missing.
+    ArtifactMismatch
+        a file is damaged, parts do not belong together, or a path leads out of the folder.
+    """
+    model = read_model_file(folder)
+    for part in ("quantizer", "generator"):
+        manifest = open_artifact(folder / part, kind=part, verify=verify)
+        if manifest.fingerprint != getattr(model, part).fingerprint:
+            raise ArtifactMismatch(f"{folder}: its {part} is not the one that it was finished with")
+    if model.fingerprint != model.fingerprint_of_parts():
+        raise ArtifactMismatch(f"{folder}: the fingerprint in {MODEL_FILE} is not that of its parts")
+    kind, _, place = model.encoder.spec.partition(":")
+    if kind == "clip" and is_repository_name(place):
+        return
+    if not (place.startswith("./") and stays_inside(place[2:]) and kind in _PORTABLE_ENCODERS):
+        raise ArtifactMismatch(
+            f"{folder}: its encoder is {kind}:{place}, expected a folder inside the model or "
+            "clip:owner/name; a model that points elsewhere on this machine is not opened"
+        )
+    try:
+        _check_encoder(folder / place, kind, verify=verify)
+    except ArtifactMissing as error:
+        raise ArtifactMissing(
+            f"the model's encoder is {kind}:{place}, and it did not come with it: {error}; ask whoever "
+            "published it"
+        ) from None
+
+
+def _check_encoder(folder: Path, kind: str, *, verify: bool) -> None:
+    if kind == "uniir":
+        missing = [name for name in (MANIFEST, "uniir.json") if not (folder / name).is_file()]
+        if missing:
+            raise ArtifactMissing(f"{folder} lacks {', '.join(missing)}")
+    else:
+        check_files(folder, image_processor=kind == "clip")
+        if kind != "small" and "model_type" not in read_json(folder / "config.json"):
+            raise ArtifactMissing(f"{folder / 'config.json'} names no model_type")
+    if (folder / MANIFEST).is_file():
+        open_artifact(folder, kind=str(read_json(folder / MANIFEST).get("kind")), verify=verify)
+
+
+class Genius:
+    """A model that turns items into IDs and queries into the IDs of what they describe.
 
     >>> model = Genius.open("model")  # doctest: +SKIP
-    >>> model.fingerprint  # doctest: +SKIP
+    >>> model.save_pretrained("my-model", license="mit")  # doctest: +SKIP
     """
 
     def __init__(
@@ -65,8 +219,8 @@ class Genius(Named):
     def open(folder: str | Path, *, device: str = "cpu", download: bool = False) -> Genius:
         """Open a finished model by its folder, or by the name under which `genius pull` fetched it.
 
-        ``download`` is for the encoder's weights; the model itself is never downloaded here, but by
-        :meth:`from_pretrained`.
+        ``download`` is for the encoder's weights; the model itself is downloaded by :meth:`from_pretrained`
+        only.
 
         Raises
         ------
@@ -75,12 +229,12 @@ class Genius(Named):
         ArtifactMismatch
             its parts do not belong together, for example because a later training was interrupted.
         """
-        folder = model_folder(folder)
+        given, folder = folder, find_local(folder, "model")
+        if folder != Path(given):  # from the hub
+            check_model(folder)
         usable(device)
-        body = read_model_file(folder)
-        encoder = load_encoder(
-            encoder_spec(folder, body["encoder"]["spec"]), download=download, device=device
-        )
+        parts = read_model_file(folder)
+        encoder = load_encoder(parts.encoder.in_folder(folder), download=download, device=device)
         quantizer = load_quantizer(folder / "quantizer", device=device)
         generator = load_generator(folder / "generator", device=device)
         found = {
@@ -89,13 +243,41 @@ class Genius(Named):
             "generator": generator.manifest.fingerprint,
         }
         for part, fingerprint in found.items():
-            if body[part]["fingerprint"] != fingerprint:
+            if getattr(parts, part).fingerprint != fingerprint:
                 raise ArtifactMismatch(
                     f"{folder}: the {part} is not the one this model was finished with (a later training was "
                     "interrupted, or the file changed); run `genius fit` again"
                 )
-        instructions = [KnownInstruction(**entry) for entry in body["instructions"]]
-        return Genius(folder, encoder, quantizer, generator, instructions, body["fingerprint"])
+        return Genius(folder, encoder, quantizer, generator, parts.instructions, parts.fingerprint)
+
+    @staticmethod
+    def from_pretrained(
+        name_or_folder: str | Path,
+        *,
+        revision: str | None = None,
+        device: str = "cpu",
+        download: bool = True,
+        token: str | None = None,
+    ) -> Genius:
+        """Open a model by its folder, or by its name on the Hugging Face hub.
+
+        A folder, or a name that was pulled before, is opened without using the network; `genius pull` fetches
+        what is newer. Any other name is downloaded into that library's cache, unless ``download=False``,
+        ``GENIUS_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``.
+
+        Raises
+        ------
+        NetworkNeeded
+            it is not on this machine and cannot be downloaded; said within about two seconds.
+        ArtifactMissing
+            there is no such folder or repository.
+        ArtifactMismatch
+            a file is damaged, or the model refers to something outside its folder.
+        """
+        folder = find_or_pull(
+            name_or_folder, "model", check=check_model, revision=revision, download=download, token=token
+        )
+        return Genius.open(folder, device=device, download=download)
 
     @staticmethod
     def finish(
@@ -105,22 +287,67 @@ class Genius(Named):
         generator: TrainedGenerator,
         instructions: Sequence[KnownInstruction],
     ) -> Genius:
-        """Declare the parts in a folder to be one model."""
-        body = {
-            "format": FORMAT,
-            "encoder": {"spec": relative_spec(folder, encoder.spec), "fingerprint": encoder.fingerprint},
-            "quantizer": {"fingerprint": quantizer.manifest.fingerprint},
-            "generator": {"fingerprint": generator.manifest.fingerprint},
-            "instructions": [
-                {"query": known.query, "candidate": known.candidate, "text": known.text}
-                for known in instructions
-            ],
-        }
-        # The encoder's spec may be a path; a model stays the same when it is moved.
-        identity = {part: body[part]["fingerprint"] for part in ("encoder", "quantizer", "generator")}  # type: ignore[index]
-        fingerprint = fingerprint_of(identity)
-        write_json(folder / MODEL_FILE, {**body, "fingerprint": fingerprint})
-        return Genius(folder, encoder, quantizer, generator, instructions, fingerprint)
+        """Declare the parts in a folder to be one model, by writing its ``model.json``."""
+        kind, _, place = encoder.spec.partition(":")
+        spec, home = encoder.spec, folder.resolve()
+        if kind in ("small", "uniir") and Path(place).resolve().is_relative_to(home):
+            spec = f"{kind}:./{Path(place).resolve().relative_to(home)}"  # so that the folder can be moved
+        parts = ModelFile(
+            format=FORMAT,
+            encoder=EncoderPart(spec=spec, fingerprint=encoder.fingerprint),
+            quantizer=ModelPart(fingerprint=quantizer.manifest.fingerprint),
+            generator=ModelPart(fingerprint=generator.manifest.fingerprint),
+            instructions=list(instructions),
+            fingerprint="",
+        )
+        parts = parts.model_copy(update={"fingerprint": parts.fingerprint_of_parts()})
+        parts.write(folder)
+        return Genius(folder, encoder, quantizer, generator, instructions, parts.fingerprint)
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        name: str | None = None,
+        license: str = "unknown",  # noqa: A002  the word of every model card
+        datasets: tuple[str, ...] = (),
+        results: str | Path | None = None,
+        copy_encoder: bool = True,
+    ) -> Path:
+        """Write the model as a folder that opens anywhere and holds a card; see :func:`save_model`."""
+        return save_model(
+            self.folder,
+            Path(folder),
+            name=name,
+            license=license,
+            datasets=datasets,
+            results=None if results is None else Path(results),
+            copy_encoder=copy_encoder,
+        )
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        private: bool = False,
+        license: str = "unknown",  # noqa: A002  as above
+        datasets: tuple[str, ...] = (),
+        results: str | Path | None = None,
+        token: str | None = None,
+    ) -> str:
+        """Publish the model as ``owner/name`` and return its address.
+
+        Raises
+        ------
+        NetworkNeeded
+            the hub cannot be reached.
+        ArtifactMissing
+            one may not write there: log in first.
+        """
+        write = partial(
+            self.save_pretrained, name=repository, license=license, datasets=datasets, results=results
+        )
+        return push_folder(write, repository, repo_type="model", private=private, token=token)
 
     def __repr__(self) -> str:
         sizes = " × ".join(str(size) for size in self.quantizer.sizes)
@@ -140,7 +367,7 @@ class Genius(Named):
 
     @cached_property
     def router(self) -> GeometricDecoder:
-        """The generator's rival: its code vectors' geometry in place of what it learned."""
+        """The geometry of the code vectors, in place of the generator."""
         return GeometricDecoder(self.quantizer.tables())
 
     @cached_property
@@ -150,15 +377,15 @@ class Genius(Named):
 
     @torch.no_grad()
     def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:
-        """Fused unit embeddings, on the CPU."""
+        """Return fused unit embeddings, on the CPU."""
         device = self.quantizer.device
         fused: Tensor = self.quantizer.fusion(features.image.to(device), features.text.to(device))
         return fused.cpu()
 
     def encode(self, features: FeatureBatch, modalities: Int[np.ndarray, " items"]) -> EncodedItems:
-        """IDs of items."""
-        own = torch.from_numpy(modalities.astype(np.int64))
-        return self.quantizer.encode_items(features.image, features.text, own)
+        """Return the embeddings and IDs of items."""
+        codes = torch.from_numpy(modalities.astype(np.int64))
+        return self.quantizer.encode_items(features.image, features.text, codes)
 
     @property
     def level0_is_exact(self) -> bool:
@@ -166,7 +393,7 @@ class Genius(Named):
         return self.quantizer.config.level0 == "assigned"
 
     def level0_codes(self, modality: Modality) -> frozenset[int]:
-        """Level-0 codes that stand for a modality.
+        """Return the level-0 codes that stand for a modality.
 
         Raises
         ------
@@ -187,8 +414,169 @@ class Genius(Named):
         return frozenset(int(code) for code in codes)
 
     def instruction_for(self, query: Modality, candidate: Modality) -> str | None:
-        """An instruction it was trained with for this kind of query and result."""
+        """Return an instruction the model was trained with for this kind of query and result."""
         for known in self.instructions:
             if Modality.parse(known.query) is query and Modality.parse(known.candidate) is candidate:
                 return known.text
         return None
+
+
+def save_model(
+    source: Path,
+    target: Path,
+    *,
+    name: str | None = None,
+    license: str = "unknown",  # noqa: A002  the word of every model card
+    datasets: tuple[str, ...] = (),
+    results: Path | None = None,
+    copy_encoder: bool = True,
+) -> Path:
+    """Write a finished model as a folder of its own with a card, complete or not at all.
+
+    Parameters
+    ----------
+    name
+        how others will call it, ``owner/name``; the card shows it.
+    license, datasets
+        what the card says of the weights: the licence's short name, the training data's names.
+    results
+        the ``results.json`` of an evaluation of this model; by default the one in its ``evaluation`` folder,
+        if it is this model's.
+    copy_encoder
+        copy an encoder that is a folder on this machine. One from the hub stays a name.
+
+    Raises
+    ------
+    UsageError
+        the target holds something else than a saved copy of this model; the encoder only looks features up;
+        ``results`` are another model's; or the licence cannot be one.
+    """
+    check_license(license)
+    model = read_model_file(source)
+    parts = {part: open_artifact(source / part, kind=part) for part in ("quantizer", "generator")}
+    encoder = model.encoder.in_folder(source)
+
+    def check_replaceable(folder: Path) -> None:
+        if folder == source.resolve():
+            raise UsageError(f"{folder} is the model itself; save it to another folder")
+        _check_is_copy(folder, model.fingerprint)
+
+    with write_folder(target, check_replaceable=check_replaceable) as folder:
+        for part in parts:
+            copy_artifact(source / part, folder / part)
+        spec = _save_encoder(encoder, folder / "encoder", copy=copy_encoder)
+        saved = model.model_copy(update={"encoder": model.encoder.model_copy(update={"spec": spec})})
+        saved.write(folder)
+        sizes = [int(size) for size in parts["generator"].facts["sizes"]]
+        config = {
+            "model_type": "genius",
+            "library_name": LIBRARY,
+            "format": FORMAT,
+            "versions": {"genius": __version__, "torch": version("torch")},
+            "fingerprint": model.fingerprint,
+            "dim": int(parts["quantizer"].facts["dim"]),
+            "levels": len(sizes),
+            "sizes": sizes,
+            "encoder": saved.encoder.model_dump(),
+            **{part: dict(manifest.config) for part, manifest in parts.items()},
+        }
+        write_json(folder / CONFIG_FILE, config)
+        given = results or source / "evaluation" / "results.json"
+        measured = read_results(given) if results or given.exists() else None
+        if measured is not None and measured.model != model.fingerprint:
+            whose = "no model" if measured.model is None else f"another model ({measured.model})"
+            problem = f"{given} names {whose}, expected {model.fingerprint}"
+            if results is not None:
+                raise UsageError(
+                    f"{problem}; run `genius evaluate` with this model, and give its results.json"
+                )
+            logging.getLogger(__name__).warning("%s; it is left out of the card", problem)
+            measured = None
+        card = model_card(
+            name or target.expanduser().resolve().name,
+            config,
+            license=license,
+            datasets=datasets,
+            training=_training_facts(source, parts),
+            health=parts["quantizer"].facts.get("health"),
+            results=measured,
+            imported=tuple(part for part, manifest in parts.items() if "published" in manifest.inputs),
+            uniir=_uniir_kind(encoder),
+        )
+        (folder / "README.md").write_text(card, encoding="utf-8")
+    return target.expanduser()
+
+
+def _check_is_copy(folder: Path, fingerprint: str) -> None:
+    """Raise :class:`UsageError` unless a folder holds a saved copy of a model, and nothing else."""
+    others = sorted({entry.name for entry in folder.iterdir()} - _SAVED)
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text())
+        found = str(config["fingerprint"]) if config["model_type"] == "genius" else None
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None
+    if found is None or others or not (folder / MODEL_FILE).is_file():
+        names = ", ".join(others[:3]) or f"no {CONFIG_FILE} of ours"
+        raise UsageError(f"{folder} holds something else than a saved model ({names}); choose another place")
+    if found != fingerprint:
+        raise UsageError(
+            f"{folder} holds another model (fingerprint {found[:12]}, not {fingerprint[:12]}); move it away, "
+            "or choose another place"
+        )
+
+
+def _save_encoder(spec: str, target: Path, *, copy: bool) -> str:
+    """Copy the encoder if it is a folder; return its spec in the saved model."""
+    kind, _, place = spec.partition(":")
+    if kind == "precomputed":
+        raise UsageError(
+            "this model looks its features up in files, so it cannot read anything new and is of no use "
+            "elsewhere; train one with an encoder that reads texts and pictures"
+        )
+    folder = Path(place).expanduser()
+    if not folder.is_dir():  # a name on the hub
+        return spec
+    if not copy:
+        return f"{kind}:{folder.resolve()}"
+    if (folder / MANIFEST).exists():
+        open_artifact(folder, kind=str(read_json(folder / MANIFEST).get("kind")))
+        copy_artifact(folder, target)
+    else:
+        for file in sorted({file for pattern in ENCODER_FILES for file in folder.rglob(pattern)}):
+            copied = target / file.relative_to(folder)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copied)
+    return f"{kind}:./{target.name}"
+
+
+def _uniir_kind(encoder: str) -> str | None:
+    """Return which of UniIR's models an encoder is, such as ``clip-sf``; None if it is none of them."""
+    kind, _, place = encoder.partition(":")
+    if kind != "uniir":
+        return None
+    try:
+        return str(open_artifact(Path(place).expanduser(), kind="uniir").config.get("kind") or "encoder")
+    except (ArtifactMissing, ArtifactMismatch):
+        return "encoder"
+
+
+def _training_facts(source: Path, parts: dict[str, Manifest]) -> dict[str, str]:
+    """Return what the manifests say of the training data, and of the files that parts were imported from."""
+    facts = {
+        f"SHA-256 of the {part}'s published file": str(manifest.inputs["published"])
+        for part, manifest in parts.items()
+        if "published" in manifest.inputs
+    }
+    for name, value in parts["quantizer"].inputs.items():
+        if name == "level0" and value != "unknown":
+            facts["fingerprint of the candidates that level 0 was learned from"] = value
+        elif name not in ("level0", "published"):
+            facts[f"fingerprint of the {name}"] = value
+    for name in ("queries", "candidates"):
+        try:
+            features = open_artifact(source / "features" / name, kind="features")
+        except (ArtifactMissing, ArtifactMismatch):
+            continue
+        facts[f"rows of {name}"] = f"{features.facts['rows']:,}"
+        facts[f"fingerprint of the records of {name}"] = str(features.inputs.get("records", "not kept"))
+    return facts

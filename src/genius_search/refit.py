@@ -24,8 +24,7 @@ from genius_search.embed import embed
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import UsageError
 from genius_search.index.adding import feature_rows, read_items, stamps_of
-from genius_search.model import Genius
-from genius_search.model_file import MODEL_FILE
+from genius_search.model import MODEL_FILE, Genius
 from genius_search.nn.generator import KIND as GENERATOR
 from genius_search.nn.generator import write_generator
 from genius_search.nn.health import Health

@@ -13,9 +13,9 @@ from PIL import Image
 from genius_search import NewItem, SearchPart
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.hub.push import About, save_index
 from genius_search.index.adding import ItemOutcome
 from genius_search.index.index import Index
+from genius_search.index.publish import save_index
 from genius_search.index.snapshot import UnknownItem
 from genius_search.model import Genius
 from genius_search.records import Modality
@@ -154,7 +154,7 @@ def test_verifying_notices_a_kept_picture_that_is_damaged_or_gone(index):
 
 def test_a_published_index_is_whole_without_its_pictures(index, tmp_path, model):
     index.add_items([NewItem("one", image=picture("red"))])
-    published = save_index(index.folder, tmp_path / "published", About(model=str(model.folder)))
+    published = save_index(index.folder, tmp_path / "published", model="me/model")
     assert Index.open(published, model=model).verify().items == 2
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,15 +15,15 @@ import tyro
 from genius_search.cli.terminal import TerminalProgress, print_json
 
 if TYPE_CHECKING:
-    from genius_search.hub.pull import PullPlan
+    from genius_search.hub.pull import Kind, PullPlan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pull:
-    """Fetch a model, an index or an encoder from the hub: shows sizes, asks, resumes, verifies.
+    """Fetch a model, an index or an encoder from the hub: shows sizes, asks, verifies.
 
     Names are those of the hub: owner/name, or datasets/owner/name for an index. The authors' own checkpoints
-    have short ones: clip-sf and genius.
+    have short ones: clip-sf and genius. After an interruption, finished files are not fetched again.
     """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -40,47 +42,68 @@ class Pull:
     """Only say what would be fetched."""
 
     json: bool = False
-    """Say what was fetched as JSON on stdout."""
+    """Print what was fetched as JSON on stdout."""
 
     def run(self) -> None:
         """Fetch it."""
-        from genius_search.errors import NetworkNeeded
-        from genius_search.hub.files import HubNotAsked
-        from genius_search.hub.pull import plan_pull, pull, pulled_before
+        from huggingface_hub.utils import disable_progress_bars
 
+        from genius_search.errors import NetworkNeeded
+        from genius_search.hub.pull import plan_pull, pull
+
+        if not sys.stderr.isatty():
+            disable_progress_bars()
         with TerminalProgress() as progress:
             try:
                 plan = plan_pull(self.name, revision=self.revision)
             except NetworkNeeded as error:
-                here = None if self.out else pulled_before(self.name, revision=self.revision)
-                if here is None:
+                if self.out or not self._say_cached(progress, error):
                     raise
-                reason = (
-                    f"the hub was not asked because {error.reason}"
-                    if isinstance(error, HubNotAsked)
-                    else f"whether the hub has a newer one is not known: {error}"
-                )
-                progress.say(f"{self.name} is here, in {here.folder}; {reason}")
-                if self.json:
-                    print_json(_fetched(here.repository, here.what, here.commit, here.folder, here.files, ()))
                 return
-            progress.say(f"{plan.listing.repository} ({plan.what}, commit {plan.listing.commit[:12]}) holds")
-            _show(progress, [(file.path, file.bytes) for file in plan.listing.files])
-            if plan.left_out:
-                progress.say(f"left out, since nothing of it needs them: {', '.join(plan.left_out)}")
-            to_come = plan.bytes if self.out else plan.bytes_to_come
-            progress.say(f"to fetch: {size(to_come)} of {size(plan.bytes)}")
+            progress.say(f"{plan.repository} ({plan.kind}, commit {plan.commit[:12]}) holds")
+            files = [(file.path, file.bytes) for file in plan.files]
+            _show(progress, files)
+            if plan.skipped:
+                progress.say(f"not needed, and not fetched: {', '.join(plan.skipped)}")
+            to_fetch = plan.bytes if self.out else plan.bytes_to_fetch
+            progress.say(f"to fetch: {format_size(to_fetch)} of {format_size(plan.bytes)}")
             folder = None
             if not self.dry_run:
-                if to_come:
-                    _ask(f"Fetch {size(to_come)}?", yes=self.yes)
-                folder = pull(plan, self.out, progress=progress)
+                if to_fetch:
+                    _confirm(f"Fetch {format_size(to_fetch)}?", yes=self.yes)
+                folder = pull(plan, self.out, check=partial(_check, plan.kind))
                 progress.say(f"verified; it is in {folder}")
-                progress.say(f"next: {_next(plan, folder)}")
+                progress.say(f"next: {_next_command(plan, folder)}")
         if self.json:
-            files = [(file.path, file.bytes) for file in plan.listing.files]
-            listing = plan.listing
-            print_json(_fetched(listing.repository, plan.what, listing.commit, folder, files, plan.left_out))
+            _print_pulled(plan.repository, plan.kind, plan.commit, folder, files, plan.skipped)
+
+    def _say_cached(self, progress: TerminalProgress, error: Exception) -> bool:
+        """Say where an earlier pull is, if there is one."""
+        from genius_search.errors import ArtifactError
+        from genius_search.hub.access import split_name
+        from genius_search.hub.checkpoints import CHECKPOINTS
+        from genius_search.hub.pull import LAYOUTS, find_cached
+        from genius_search.hub.push import list_files
+
+        if self.name in CHECKPOINTS:
+            return False
+        repository, repo_type = split_name(self.name)
+        kinds: tuple[Kind, ...] = ("model", "index")
+        for kind in kinds:
+            folder = find_cached(repository, kind, revision=self.revision)
+            if repo_type not in (None, LAYOUTS[kind].repo_type) or folder is None:
+                continue
+            try:
+                _check(kind, folder, verify=False)
+            except ArtifactError:
+                continue
+            progress.say(
+                f"{self.name} is here, in {folder}; whether the hub has a newer one is not known: {error}"
+            )
+            if self.json:
+                _print_pulled(repository, kind, folder.name, folder, list_files(folder), ())
+            return True
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +118,7 @@ class Push:
     """Folder of the model or the index."""
 
     repository: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="REPOSITORY")]
-    """owner/name; it is made when it is not there."""
+    """owner/name; it is made if there is none."""
 
     private: bool = False
     """Make a new repository private."""
@@ -104,13 +127,13 @@ class Push:
     """Licence of what goes out, by the hub's short name, such as mit or cc-by-4.0."""
 
     dataset: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME ...]")] = ()
-    """Of a model: names of its training data."""
+    """For a model: names of its training data."""
 
     results: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Of a model: the results.json that `genius evaluate` wrote, for the card."""
+    """For a model: the results.json that `genius evaluate` wrote, for the card."""
 
     model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """Of an index: where its model is on the hub."""
+    """For an index: the name of its model on the hub."""
 
     yes: bool = False
     """Do not ask."""
@@ -119,76 +142,140 @@ class Push:
     """Only say what would go out, and print the card."""
 
     json: bool = False
-    """Say what went out as JSON on stdout."""
+    """Print what went out as JSON on stdout."""
 
     def run(self) -> None:
         """Publish it."""
-        from genius_search.hub.push import About, Staged, push, staged
+        from genius_search.hub.pull import LAYOUTS
+        from genius_search.hub.push import check_repository, list_files, push_folder
 
-        about = About(license=self.license, datasets=self.dataset, results=self.results, model=self.model)
-        seen: list[Staged] = []
+        check_repository(self.repository)
+        kind = self._kind()
+        repo_type = LAYOUTS[kind].repo_type
+        files: list[tuple[str, int]] = []
         with TerminalProgress() as progress:
 
-            def review(ready: Staged) -> None:
-                seen.append(ready)
-                progress.say(f"to publish as {self.repository} ({ready.kind}):")
-                _show(progress, ready.files)
-                if ready.kind == "dataset":
+            def review(folder: Path) -> None:
+                files.extend(list_files(folder))
+                progress.say(f"to publish as {self.repository} ({repo_type}):")
+                _show(progress, files)
+                if kind == "index":
                     progress.say(
                         "Beware: the items' texts, fields and ids and the paths of their pictures go out too"
                     )
                 if not self.dry_run:
-                    _ask(f"Publish {size(sum(count for _, count in ready.files))}?", yes=self.yes)
+                    _confirm(f"Publish {format_size(sum(size for _, size in files))}?", yes=self.yes)
 
             address = None
             if self.dry_run:
-                with staged(self.folder, self.repository, about, progress=progress) as ready:
-                    review(ready)
+                with tempfile.TemporaryDirectory() as temporary:
+                    folder = Path(temporary) / "folder"
+                    self._write(kind, folder)
+                    review(folder)
                     if not self.json:
-                        print((ready.folder / "README.md").read_text(encoding="utf-8"))
+                        print((folder / "README.md").read_text(encoding="utf-8"))
             else:
-                address = push(
-                    self.folder,
+                address = push_folder(
+                    partial(self._write, kind),
                     self.repository,
-                    about,
+                    repo_type=repo_type,
                     private=self.private,
                     review=review,
-                    progress=progress,
+                    obsolete=_obsolete(kind),
                 )
                 progress.say(f"published: {address}")
         if self.json:
             print_json(
                 {
                     "repository": self.repository,
-                    "kind": seen[0].kind,
+                    "kind": repo_type,
                     "address": address,
-                    "files": [{"path": path, "bytes": count} for path, count in seen[0].files],
+                    "files": [{"path": path, "bytes": size} for path, size in files],
                 }
             )
 
+    def _kind(self) -> Kind:
+        """Return what the folder holds, if the flags fit it."""
+        from genius_search.errors import ArtifactMissing, UsageError
+        from genius_search.hub.pull import LAYOUTS
 
-def _fetched(
+        if (self.folder / LAYOUTS["index"].marker).exists():
+            if self.dataset or self.results is not None:
+                raise UsageError(
+                    f"{self.folder} is an index, and --dataset and --results are for a model's card; leave "
+                    "them out, or give the model's folder"
+                )
+            return "index"
+        if (self.folder / LAYOUTS["model"].marker).exists():
+            if self.model is not None:
+                raise UsageError(
+                    f"{self.folder} is a model, and --model names the model of an index; leave it out, or "
+                    "give the index's folder"
+                )
+            return "model"
+        raise ArtifactMissing(f"{self.folder} is neither a finished model nor an index")
+
+    def _write(self, kind: Kind, folder: Path) -> None:
+        if kind == "index":
+            from genius_search.index.publish import save_index
+
+            save_index(self.folder, folder, name=self.repository, license=self.license, model=self.model)
+        else:
+            from genius_search.model import save_model
+
+            save_model(
+                self.folder,
+                folder,
+                name=self.repository,
+                license=self.license,
+                datasets=self.dataset,
+                results=self.results,
+            )
+
+
+def _check(kind: Kind, folder: Path, *, verify: bool = True) -> None:
+    """Check a folder that somebody else made."""
+    if kind == "model":
+        from genius_search.model import check_model
+
+        check_model(folder, verify)
+    elif kind == "index":
+        from genius_search.index.publish import check_index
+
+        check_index(folder, verify)
+
+
+def _obsolete(kind: Kind) -> tuple[str, ...]:
+    if kind == "model":
+        return ()
+    from genius_search.index.publish import OBSOLETE
+
+    return OBSOLETE
+
+
+def _print_pulled(
     repository: str,
-    what: str,
+    kind: Kind,
     commit: str,
     folder: Path | None,
     files: Sequence[tuple[str, int]],
-    left_out: Sequence[str],
-) -> dict[str, object]:
-    """What a pull answers to --json, whether it asked the hub or not."""
-    return {
-        "repository": repository,
-        "what": what,
-        "commit": commit,
-        "folder": None if folder is None else str(folder),
-        "bytes": sum(count for _, count in files),
-        "files": [{"path": path, "bytes": count} for path, count in files],
-        "left_out": list(left_out),
-    }
+    skipped: Sequence[str],
+) -> None:
+    print_json(
+        {
+            "repository": repository,
+            "what": kind,
+            "commit": commit,
+            "folder": None if folder is None else str(folder),
+            "bytes": sum(size for _, size in files),
+            "files": [{"path": path, "bytes": size} for path, size in files],
+            "left_out": list(skipped),
+        }
+    )
 
 
-def size(count: int) -> str:
-    """Bytes as a person reads them: ``5.13 GB``."""
+def format_size(count: int) -> str:
+    """Return a number of bytes as a person reads it: ``5.13 GB``."""
     for unit, power in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= power:
             return f"{count / power:.2f} {unit}"
@@ -196,36 +283,36 @@ def size(count: int) -> str:
 
 
 def _show(progress: TerminalProgress, files: Sequence[tuple[str, int]]) -> None:
-    for path, count in files:
-        progress.say(f"  {size(count):>10}  {path}")
+    for path, size in files:
+        progress.say(f"  {format_size(size):>10}  {path}")
 
 
-def _ask(question: str, *, yes: bool) -> None:
-    """Go on only when a person, or --yes, says so."""
+def _confirm(question: str, *, yes: bool) -> None:
+    """Go on only if a person, or --yes, says so."""
     from genius_search.errors import UsageError
 
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("nobody is there to be asked; say --yes to go on, or --dry-run to only look")
+        raise UsageError("there is no terminal to ask on; give --yes to go on, or --dry-run to only look")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UsageError("not confirmed; nothing was done")
 
 
-def _next(plan: PullPlan, folder: Path) -> str:
-    """What one would do now."""
-    from genius_search.hub.files import ORIGINALS
-    from genius_search.model_file import read_model_file
+def _next_command(plan: PullPlan, folder: Path) -> str:
+    from genius_search.hub.checkpoints import CHECKPOINTS
 
-    match plan.what:
-        case "original":
-            original = ORIGINALS[plan.name]
-            return original.next.format(*(folder / path for path in original.files))
+    match plan.kind:
+        case "checkpoint":
+            checkpoint = CHECKPOINTS[plan.name]
+            return checkpoint.next_command.format(*(folder / path for path in checkpoint.files))
         case "model":
-            spec = str(read_model_file(folder)["encoder"]["spec"])
-            if not spec.partition(":")[2].startswith("./"):
-                return f"genius pull {spec.partition(':')[2]}, which is its encoder"
+            from genius_search.model import read_model_file
+
+            place = read_model_file(folder).encoder.spec.partition(":")[2]
+            if not place.startswith("./"):
+                return f"genius pull {place}, which is its encoder"
             return f"genius index create photos.index --model {folder} --pool PHOTOS"
         case "index":
             return f'genius search {folder} "what you look for" --model MODEL'

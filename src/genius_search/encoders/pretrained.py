@@ -19,7 +19,8 @@ from genius_search.artifact import file_fingerprint
 from genius_search.encoders.base import ImageInput, TextInput
 from genius_search.encoders.pixels import pixels_of
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, NetworkNeeded, UsageError
-from genius_search.hub.files import is_place, probe, told
+from genius_search.hub.access import check_reachable, is_path, translate_hub_errors
+from genius_search.hub.pull import ENCODER_FILES
 
 __all__ = [
     "check_files",
@@ -29,9 +30,6 @@ __all__ = [
     "quietly",
     "read_json",
 ]
-
-PATTERNS: Final = ("*.json", "*.txt", "*.model", "*.safetensors")
-"""What is downloaded of a model: settings, tokenizers, weights. Never pickles."""
 
 _WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
 _TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model")
@@ -72,7 +70,7 @@ def find_checkpoint(name: str, *, download: bool) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if is_place(name):
+    if is_path(name):
         raise ArtifactMissing(
             f"there is no folder {name!r}; give a model's folder, or its name as owner/model"
         )
@@ -83,7 +81,7 @@ def _in_cache(name: str, *, download: bool) -> Path:
     from huggingface_hub import snapshot_download  # noqa: PLC0415  slow, and only needed here
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
-    patterns = list(PATTERNS)
+    patterns = list(ENCODER_FILES)
     try:
         cached = Path(snapshot_download(name, local_files_only=True, allow_patterns=patterns))
         if not _lacking(cached) or not download:
@@ -97,8 +95,8 @@ def _in_cache(name: str, *, download: bool) -> Path:
             f"{name} is not on this machine, and nothing is downloaded unless you ask. "
             f"Run again with --download, or `genius pull {name}`, or give the folder of a copy"
         )
-    probe(f"{name} is not on this machine")
-    with told(name):
+    check_reachable(f"{name} is not on this machine")
+    with translate_hub_errors(name):
         return Path(snapshot_download(name, allow_patterns=patterns))
 
 
@@ -138,7 +136,7 @@ def read_json(file: Path) -> Any:
 
 def contents_fingerprint(folder: Path) -> str:
     """SHA-256 over the names and contents of a model's settings, tokenizer and weights."""
-    files = sorted({file for pattern in PATTERNS for file in folder.glob(pattern)})
+    files = sorted({file for pattern in ENCODER_FILES for file in folder.glob(pattern)})
     total = hashlib.sha256()
     for file in files:
         total.update(f"{file.name}\0{file_fingerprint(file)}\n".encode())

@@ -1,1 +1,1 @@
-"""The Hugging Face hub: reach it or say at once that one cannot, list, fetch with resuming, publish."""
+"""Models and indexes on the Hugging Face hub: folders and repository names, nothing of what they hold."""

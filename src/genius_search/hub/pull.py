@@ -1,617 +1,398 @@
-"""``genius pull``: models, indexes and the authors' checkpoints from the hub, and what was pulled before."""
+"""Pull models, indexes and encoders from the hub, and find what was pulled before."""
 
 from __future__ import annotations
 
-import json
+import hashlib
 import shutil
-import tempfile
+from collections.abc import Callable
+from fnmatch import fnmatch
+from glob import escape
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from genius_search.artifact import MANIFEST, fingerprint_of, open_artifact
-from genius_search.encoders.pretrained import PATTERNS, check_files
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
-from genius_search.hub.files import (
+from genius_search.hub.access import (
     DATASETS,
-    NAME,
-    ORIGINALS,
-    Kind,
-    Listing,
-    cached,
-    cached_file,
-    cached_files,
-    fetch,
-    files_of,
-    free_bytes,
-    has_hub,
-    is_name,
-    is_place,
-    list_repository,
-    need_hub,
-    pick,
-    probe,
-    pull_to_cache,
-    pull_to_folder,
+    check_reachable,
+    endpoint,
+    is_path,
+    is_repository_name,
     split_name,
     stays_inside,
+    translate_hub_errors,
 )
-from genius_search.hub.push import CARD, CONFIG
-from genius_search.index.store import (
-    CURRENT,
-    DELETED,
-    SEGMENTS,
-    IndexManifest,
-    check_segment,
-    read_deleted,
-    read_manifest,
-)
-from genius_search.index.verify import verify as read_through
-from genius_search.model_file import MODEL_FILE, read_model_file
-from genius_search.progress import Progress, Silent
+from genius_search.hub.checkpoints import CHECKPOINTS, Checkpoint
+from genius_search.hub.folder import claim_folder
 
-__all__ = [
-    "Damaged",
-    "What",
-    "check_pulled",
-    "encoder_folder",
-    "is_whole",
-    "manifest_files",
-    "strangers_index",
-]
+Kind = Literal["model", "index", "encoder", "checkpoint"]
 
-What = Literal["model", "index", "encoder", "original"]
 
-_INSIDE: Final = ("small", "uniir", "clip", "text")
-"""Encoders that a pulled model may carry with it."""
-_IMPORTED: Final = "uniir.json"
-"""What `genius import` writes into an encoder's folder; its module would import PyTorch."""
-_ENTRIES: Final = {
-    "format": int,
-    "kind": str,
-    "fingerprint": str,
-    "config": dict,
-    "inputs": dict,
-    "facts": dict,
+class Layout(NamedTuple):
+    """How a kind of folder is published."""
+
+    repo_type: str
+    marker: str
+    """The file that tells the kind."""
+    patterns: tuple[str, ...]
+    """Of the files that belong to it; ``*`` matches slashes too."""
+
+
+ENCODER_FILES: Final = ("*.json", "*.txt", "*.model", "*.safetensors")
+"""Files of a pretrained encoder: settings, tokenizers, weights. Never pickles."""
+LAYOUTS: Final[dict[Kind, Layout]] = {
+    "model": Layout(
+        "model",
+        "model.json",
+        ("model.json", "config.json", "README.md", "encoder/*", "quantizer/*", "generator/*"),
+    ),
+    "index": Layout("dataset", "index.json", ("index.json", "README.md", "segments/*", "deleted/*")),
+    "encoder": Layout("model", "config.json", ENCODER_FILES),
 }
-"""What a manifest holds besides its files."""
-
-
-class Damaged(ArtifactMismatch):
-    """A file is not as it came; pulling again repairs it."""
-
-
-def check_pulled(folder: Path, what: What, *, verify: bool = True) -> None:
-    """Refuse what a stranger's file may not say; with ``verify`` reread everything that was pulled.
-
-    Raises
-    ------
-    ArtifactMismatch
-        a file is damaged, parts do not belong together, or a path leads out of the folder.
-    ArtifactMissing
-        a file that is named is not there.
-    """
-    if what in ("encoder", "original"):
-        return
-    if what == "index":
-        _check_index(folder, verify=verify)
-    else:
-        _check_model(folder, verify=verify)
-
-
-def is_whole(folder: Path, what: What) -> bool:
-    """Whether all files are there, as large as they were; their contents were checked when they came.
-
-    Raises
-    ------
-    ArtifactMismatch
-        it is whole, and says what a stranger's file may not say.
-    """
-    try:
-        check_pulled(folder, what, verify=False)
-    except (ArtifactMissing, Damaged):
-        return False
-    return True
-
-
-def manifest_files(path: Path) -> tuple[str, ...]:
-    """The files that a stranger's manifest names, relative to its folder.
-
-    Raises
-    ------
-    ArtifactMismatch
-        it is no manifest, or names files outside its folder.
-    """
-    body = _read(path)
-    files = body.get("files")
-    if not isinstance(files, dict) or not all(stays_inside(name) for name in files):
-        raise ArtifactMismatch(f"{path} names files outside its folder; do not use what came from there")
-    odd = [name for name, form in _ENTRIES.items() if type(body.get(name)) is not form]
-    odd += [name for name, fact in files.items() if not _is_fact(fact)]
-    if odd:
-        raise ArtifactMismatch(f"{path} is not a manifest as genius writes them ({odd[0]}); do not use it")
-    return tuple(files)
-
-
-def encoder_folder(folder: Path) -> str | None:
-    """Where inside a stranger's model its encoder is; None for a name on the hub.
-
-    Raises
-    ------
-    ArtifactMismatch
-        it would be elsewhere on this machine.
-    """
-    kind, _, place = str(read_model_file(folder)["encoder"]["spec"]).partition(":")
-    if place.startswith("./") and stays_inside(place[2:]) and kind in _INSIDE:
-        return place[2:]
-    if kind == "clip" and NAME.fullmatch(place):
-        return None
-    raise ArtifactMismatch(
-        f"{folder}: its encoder is {kind}:{place}, expected a folder inside the model or "
-        "clip:owner/name; a model that points elsewhere on this machine is not opened"
-    )
-
-
-def strangers_index(folder: Path) -> IndexManifest:
-    """What a stranger's index consists of; its names are ours, so none leads out of its folder.
-
-    Raises
-    ------
-    ArtifactMismatch
-        its list is damaged, or its model would be a folder on this machine.
-    """
-    try:
-        manifest = read_manifest(folder)
-    except ArtifactMismatch as error:
-        raise Damaged(str(error)) from None
-    model = manifest.model
-    if model and not NAME.fullmatch(model):
-        raise ArtifactMismatch(
-            f"{folder}: {CURRENT} says that its model is {model!r}, expected owner/name or nothing; an "
-            "index that points elsewhere on this machine is not opened"
-        )
-    return manifest
-
-
-def _check_part(path: Path, *, verify: bool) -> str:
-    """The fingerprint of a part."""
-    manifest_files(path)
-    kind = str(_read(path)["kind"])
-    try:
-        part = open_artifact(path.parent, kind=kind)
-    except ArtifactMismatch as error:
-        raise Damaged(str(error)) from None
-    return open_artifact(path.parent, kind=kind, verify=True).fingerprint if verify else part.fingerprint
-
-
-def _check_index(folder: Path, *, verify: bool) -> None:
-    for entry in strangers_index(folder).segments:
-        place = folder / SEGMENTS / entry.name
-        manifest_files(place / MANIFEST)
-        try:
-            check_segment(place, manifest=entry.manifest, verify=False)
-            read_deleted(folder, entry)
-        except ArtifactMismatch as error:
-            raise Damaged(str(error)) from None
-    if verify:
-        read_through(folder)
-
-
-def _check_model(folder: Path, *, verify: bool) -> None:
-    fingerprints = {
-        path.parent.name: _check_part(path, verify=verify) for path in sorted(folder.glob(f"*/{MANIFEST}"))
-    }
-    _read(folder / MODEL_FILE)
-    body = read_model_file(folder)
-    place = encoder_folder(folder)
-    if place is not None:
-        _check_encoder(folder / place, str(body["encoder"]["spec"]), verify=verify)
-    for part in ("quantizer", "generator"):
-        if part not in fingerprints:
-            raise ArtifactMissing(f"{folder} is not a complete model: it lacks {part}/{MANIFEST}")
-        if fingerprints[part] != body[part]["fingerprint"]:
-            raise ArtifactMismatch(f"{folder}: its {part} is not the one that it was finished with")
-    parts = {part: body[part]["fingerprint"] for part in ("encoder", "quantizer", "generator")}
-    if body["fingerprint"] != fingerprint_of(parts):
-        raise ArtifactMismatch(f"{folder}: the fingerprint in {MODEL_FILE} is not that of its parts")
-
-
-def _check_encoder(folder: Path, spec: str, *, verify: bool) -> None:
-    """Say here, and not when the model is opened, that its encoder did not come with it."""
-    kind = spec.partition(":")[0]
-    manifest = folder / MANIFEST
-    problem = None
-    if kind == "uniir":
-        lacking = [name for name in (MANIFEST, _IMPORTED) if not (folder / name).is_file()]
-        problem = f"{folder} lacks {', '.join(lacking)}" if lacking else None
-    else:
-        try:
-            check_files(folder, image_processor=kind == "clip")
-        except ArtifactMissing as error:
-            problem = str(error)
-        else:
-            if kind != "small" and "model_type" not in _read(folder / "config.json"):
-                problem = f"{folder / 'config.json'} names no model_type"
-    if problem is not None:
-        raise ArtifactMissing(
-            f"the model's encoder is {spec}, and it did not come with it: {problem}; ask whoever published it"
-        )
-    if manifest.is_file():
-        _check_part(manifest, verify=verify)
-
-
-def _is_fact(fact: object) -> bool:
-    return isinstance(fact, dict) and type(fact.get("bytes")) is int and isinstance(fact.get("sha256"), str)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        body = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise Damaged(f"{path} cannot be read ({error})") from None
-    if not isinstance(body, dict):
-        raise ArtifactMismatch(f"{path} is not what it should be")
-    return body
-
-
-__all__ = ["wanted_of"]
-
 SUFFIXES: Final = frozenset(
     {".json", ".jsonl", ".safetensors", ".npy", ".sqlite", ".txt", ".model", ".tsv", ".md", ".gz"}
 )
-"""What is fetched of what is named. Never pickles, never programs."""
-LARGEST_LIST: Final = 16_000_000
-"""Bytes of a list of files; ours have a few thousand."""
+"""Of the files that are fetched. Never pickles, never programs."""
 
 
-def wanted_of(listing: Listing, what: What, *, token: str | None) -> Listing:
-    """The same repository with the wanted files only.
+class RemoteFile(NamedTuple):
+    """A file of a repository."""
 
-    Raises
-    ------
-    ArtifactMissing, ArtifactMismatch
-        a list of files is not there, or names what it may not name.
-    """
-    if what == "encoder":
-        return listing.only(tuple(file for file in listing.files if _is_of_encoder(file.path)))
-    with tempfile.TemporaryDirectory() as place:
-        lists = _Lists(listing, Path(place), token)
-        try:
-            named = _of_model(lists) if what == "model" else _of_index(lists)
-        except ArtifactError as error:  # by the name that a person knows it by
-            raise type(error)(str(error).replace(place, listing.repository)) from None
-    return listing.only(
-        tuple(
-            file
-            for file in listing.files
-            if file.path in named and PurePosixPath(file.path).suffix in SUFFIXES
-        )
-    )
+    path: str
+    """Relative, with slashes."""
+    bytes: int
+    sha256: str | None
+    """Of large files; the hub knows small ones by ``blob`` only."""
+    blob: str
+    """The SHA-1 that git gives a small file's contents."""
 
-
-class _Lists:
-    """The small files of a repository that name the others, as far as they were read."""
-
-    def __init__(self, listing: Listing, folder: Path, token: str | None) -> None:
-        self.listing = listing
-        self.folder = folder
-        self._token = token
-        self._files = {file.path: file for file in listing.files}
-
-    def bring(self, path: str) -> None:
-        """Have one of them in the folder: out of the cache, or fetched."""
-        if path not in self._files:
-            raise ArtifactMissing(f"{self.listing.repository} is not complete: it has no {path}")
-        file = self._files[path]
-        if file.bytes > LARGEST_LIST:
-            raise ArtifactMismatch(
-                f"{path} of {self.listing.repository} has {file.bytes:,} bytes, and no such list is so large"
-            )
-        here = cached_file(self.listing, file)
-        place = self.folder / path
-        if here is None:
-            fetch(self.listing, file, place, token=self._token, arrived=_nobody)
-        else:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(here, place)
-
-    def part(self, folder: str) -> set[str]:
-        """All that a part's manifest names, and the manifest."""
-        manifest = f"{folder}/{MANIFEST}"
-        self.bring(manifest)
-        return {manifest, *(f"{folder}/{name}" for name in manifest_files(self.folder / manifest))}
-
-
-def _of_model(lists: _Lists) -> set[str]:
-    lists.bring(MODEL_FILE)
-    encoder = encoder_folder(lists.folder)
-    named = {MODEL_FILE, CONFIG, CARD} | lists.part("quantizer") | lists.part("generator")
-    if encoder is None:
-        return named
-    inside = PurePosixPath(encoder)
-    if f"{inside}/{MANIFEST}" in lists.listing.names():
-        return named | lists.part(str(inside))
-    return named | {
-        name
-        for name in lists.listing.names()
-        if PurePosixPath(name).is_relative_to(inside) and _is_of_encoder(name)
-    }
-
-
-def _of_index(lists: _Lists) -> set[str]:
-    lists.bring(CURRENT)
-    named = {CURRENT, CARD}
-    for entry in strangers_index(lists.folder).segments:
-        named |= lists.part(f"{SEGMENTS}/{entry.name}")
-        if entry.deleted is not None:
-            named.add(f"{DELETED}/{entry.deleted}")
-    return named
-
-
-def _is_of_encoder(path: str) -> bool:
-    return any(PurePosixPath(path).match(pattern) for pattern in PATTERNS)
-
-
-def _nobody(_: int) -> None:
-    """Nobody counts what is this small."""
-
-
-MEGABYTE: Final = 1_000_000
-_KEPT: Final[dict[Literal["model", "index"], tuple[Kind, str]]] = {
-    "model": ("model", MODEL_FILE),
-    "index": ("dataset", CURRENT),
-}
-"""What is opened by name: what it is to the hub, and the file that tells it."""
+    def equals(self, path: Path) -> bool:
+        """Return whether a file on this machine has the contents that the hub lists."""
+        if path.stat().st_size != self.bytes:
+            return False
+        if self.sha256 is None:
+            content = path.read_bytes()
+            header = b"blob %d\0" % len(content)
+            return hashlib.sha1(header + content, usedforsecurity=False).hexdigest() == self.blob
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
 
 
 class PullPlan(NamedTuple):
-    """What a pull would bring."""
+    """What a pull fetches."""
 
     name: str
-    what: What
+    kind: Kind
+    repository: str
+    repo_type: str
     revision: str | None
-    listing: Listing
-    """With the wanted files only."""
-    here: frozenset[str]
-    """Those that are in the cache already."""
-    left_out: tuple[str, ...]
-    """Files that are not wanted, because of what they are."""
+    commit: str
+    files: tuple[RemoteFile, ...]
+    skipped: tuple[str, ...]
+    """Files of the repository that do not belong to a folder of this kind."""
 
     @property
     def bytes(self) -> int:
-        """Of all wanted files."""
-        return sum(file.bytes for file in self.listing.files)
+        """Size of all files."""
+        return sum(file.bytes for file in self.files)
 
     @property
-    def bytes_to_come(self) -> int:
-        """Of those that are not here yet."""
-        return sum(file.bytes for file in self.listing.files if file.path not in self.here)
+    def bytes_to_fetch(self) -> int:
+        """Size of the files that are not in the cache."""
+        folder = _cache_of(self.repository, self.repo_type) / "snapshots" / self.commit
+        return sum(
+            file.bytes
+            for file in self.files
+            if not (folder / file.path).is_file() or (folder / file.path).stat().st_size != file.bytes
+        )
 
 
 def plan_pull(name: str, *, revision: str | None = None, token: str | None = None) -> PullPlan:
-    """Look at what a name stands for on the hub; only its lists of files are read.
+    """Look up what a pull would fetch; only the repository's list of files is read.
+
+    Parameters
+    ----------
+    name
+        owner/name, datasets/owner/name, or the short name of a published checkpoint.
 
     Raises
     ------
     NetworkNeeded
-        the hub may not be asked or does not answer; said within about two seconds.
+        the hub cannot be used; said within about two seconds.
     ArtifactMissing
         it has no such repository.
+    ArtifactMismatch
+        a file has a name that leads out of the repository, or is not the published checkpoint.
     UsageError
-        the repository is neither a model nor an index.
+        the repository is neither a model nor an index nor an encoder.
     """
-    need_hub()
-    _repository_of(name)
-    copy = "copy its folder from a machine that has it"
-    probe(
+    checkpoint = CHECKPOINTS.get(name)
+    split_name(checkpoint.repository if checkpoint else name)
+    check_reachable(
         f"fetching {name} needs the hub",
-        instead=ORIGINALS[name].by_hand if name in ORIGINALS else copy,
+        alternative=checkpoint.manual if checkpoint else "copy its folder from a machine that has it",
     )
-    return _plan(name, revision=revision, token=token)
+    return _plan(name, revision, token)
 
 
-def _repository_of(name: str) -> tuple[str, Kind | None]:
-    """What is asked for by a name, which may be a short one."""
-    return split_name(ORIGINALS[name].repository if name in ORIGINALS else name)
-
-
-def _plan(name: str, *, revision: str | None, token: str | None) -> PullPlan:
-    """Plan a pull once the hub is known to answer."""
-    repository, kind = _repository_of(name)
-    listing = _list(repository, kind, revision=revision, token=token)
-    if name in ORIGINALS:
-        wanted = pick(name, listing)
-        return PullPlan(name, "original", revision, wanted, cached_files(wanted), ())
-    what = _what(listing)
-    wanted = wanted_of(listing, what, token=token)
-    left_out = tuple(sorted(listing.names() - wanted.names()))
-    return PullPlan(name, what, revision, wanted, cached_files(wanted), left_out)
+def _plan(name: str, revision: str | None, token: str | None) -> PullPlan:
+    checkpoint = CHECKPOINTS.get(name)
+    repository, repo_type = split_name(checkpoint.repository if checkpoint else name)
+    try:
+        commit, files = _list_files(repository, repo_type or "model", revision, token)
+    except ArtifactMissing as missing:
+        if repo_type is not None:
+            raise
+        try:
+            commit, files = _list_files(repository, "dataset", revision, token)
+        except ArtifactError:
+            raise missing from None
+        repo_type = "dataset"
+    repo_type = repo_type or "model"
+    if checkpoint:
+        chosen = _checkpoint_files(checkpoint, files)
+        return PullPlan(name, "checkpoint", repository, repo_type, revision, commit, chosen, ())
+    paths = {file.path for file in files}
+    for kind, layout in LAYOUTS.items():
+        if layout.repo_type == repo_type and layout.marker in paths:
+            chosen = tuple(
+                file
+                for file in files
+                if PurePosixPath(file.path).suffix in SUFFIXES
+                and any(fnmatch(file.path, pattern) for pattern in layout.patterns)
+            )
+            skipped = tuple(sorted(paths - {file.path for file in chosen}))
+            return PullPlan(name, kind, repository, repo_type, revision, commit, chosen, skipped)
+    markers = ", ".join(layout.marker for layout in LAYOUTS.values())
+    raise UsageError(f"{name} is neither a model, nor an index, nor an encoder: it has none of {markers}")
 
 
 def pull(
-    plan: PullPlan, out: Path | None = None, *, token: str | None = None, progress: Progress | None = None
+    plan: PullPlan,
+    out: Path | None = None,
+    *,
+    check: Callable[[Path], None] = lambda _: None,
+    token: str | None = None,
 ) -> Path:
-    """Bring what was planned, to the hub library's cache or to a plain folder; goes on after a kill.
+    """Fetch what was planned to the hub library's cache or to a plain folder, and return the folder.
+
+    Finished files are not fetched again after an interruption. Contents are compared with the hub's hashes.
+
+    Parameters
+    ----------
+    out
+        a plain folder, which appears when everything is there and right.
+    check
+        raises what is wrong with a folder's contents, before it can be found by its name.
 
     Raises
     ------
     NetworkNeeded
-        the connection broke; what came is kept.
+        the connection broke.
     ArtifactMismatch
-        a file is damaged, or says what a stranger's file may not say.
+        a file is damaged.
+    UsageError
+        there is no room, or something else is at ``out``.
     """
-    needed = plan.bytes if out is not None else plan.bytes_to_come
-    free = free_bytes(out)
+    place = _cache_of(plan.repository, plan.repo_type) if out is None else out.expanduser().absolute()
+    needed = plan.bytes_to_fetch if out is None else plan.bytes
+    free = free_bytes(place)
     if needed > free:
         raise UsageError(
             f"{plan.name} needs {needed:,} bytes, and only {free:,} are free where it would go; make room, "
             "or choose another place with --out"
         )
-    told = progress or Silent()
-    total = max(1, -(-plan.bytes // MEGABYTE))
-    told.begin("pull, MB", total)
-    done = 0
-
-    def arrived(size: int) -> None:
-        nonlocal done
-        done += size
-        told.advance(min(total, done // MEGABYTE), {})
-
-    def check(folder: Path) -> None:
-        check_pulled(folder, plan.what)
-
-    if out is not None:
-        folder = pull_to_folder(plan.listing, out, token=token, arrived=arrived, check=check)
-    else:
-        folder = pull_to_cache(plan.listing, revision=plan.revision, token=token, arrived=arrived)
+    if out is None:
+        folder = _download(plan, None, token)
         check(folder)
-    told.advance(total, {})
-    return folder
+        reference = place / "refs" / (plan.revision or "main")
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text(plan.commit)
+        return folder
+    with claim_folder(out) as folder:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UsageError(f"{out} is there already; move it away, or choose another place with --out")
+        partial = folder.parent / f".{folder.name}.partial"
+        library_files = partial / ".cache"  # huggingface_hub's own; it tells that a pull made the folder
+        if partial.is_dir() and any(partial.iterdir()) and not library_files.exists():
+            raise UsageError(
+                f"{partial} is in the way, and no pull made it; move it away, or choose another place"
+            )
+        library_files.mkdir(parents=True, exist_ok=True)
+        _download(plan, partial, token)
+        _remove_others(partial, {partial / file.path for file in plan.files})
+        check(partial)
+        if folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+        shutil.rmtree(folder / ".cache")
+    return out.expanduser()
 
 
-class Pulled(NamedTuple):
-    """What is in the cache since an earlier pull."""
-
-    repository: str
-    what: Literal["model", "index"]
-    folder: Path
-
-    @property
-    def commit(self) -> str:
-        """The hub's name of this state."""
-        return self.folder.name
-
-    @property
-    def files(self) -> tuple[tuple[str, int], ...]:
-        """Names and bytes."""
-        return files_of(self.folder)
+def find_cached(repository: str, kind: Kind, *, revision: str | None = None) -> Path | None:
+    """Return the folder of a repository that was pulled to the cache, or None; never uses the network."""
+    layout = LAYOUTS[kind]
+    # Not with huggingface_hub, which takes half a second to import.
+    cache = _cache_of(repository, layout.repo_type)
+    reference = cache / "refs" / (revision or "main")
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    folder = cache / "snapshots" / (commit or "none")
+    return folder if (folder / layout.marker).is_file() else None
 
 
-def pulled_before(name: str, *, revision: str | None = None) -> Pulled | None:
-    """What was pulled by this name to the cache, if it is whole; the network is not used."""
-    if name in ORIGINALS:
-        return None
-    repository, said = split_name(name)
-    for what, (kind, needs) in _KEPT.items():
-        if said in (None, kind):
-            found = cached(repository, kind=kind, revision=revision, needs=needs)
-            if found is not None and is_whole(found, what):
-                return Pulled(repository, what, found)
-    return None
+def find_local(place: str | Path, kind: Kind) -> Path:
+    """Return the folder itself, or what was pulled to the cache by this name; never uses the network.
 
-
-def model_folder(place: str | Path) -> Path:
-    """The folder itself, or what was pulled by this name; never downloads.
-
-    A place that is neither is given back, for whoever opens it says what is missing there.
-
-    Raises
-    ------
-    ArtifactMismatch
-        what was pulled says what a stranger's file may not say.
+    A place that is neither is returned as it is: whoever opens it says what is missing.
     """
     folder = Path(place)
-    name = str(place)
-    if folder.exists() or not is_name(name) or not has_hub():
+    if folder.exists() or not is_repository_name(str(place)):
         return folder
-    kind, needs = _KEPT["model"]
-    found = cached(name, kind=kind, revision=None, needs=needs)
-    return folder if found is None or not is_whole(found, "model") else found
+    return find_cached(str(place), kind) or folder
 
 
-def find_model(
+def find_or_pull(
     name: str | Path,
+    kind: Literal["model", "index"],
     *,
+    check: Callable[[Path, bool], None],
     revision: str | None = None,
     download: bool = True,
     token: str | None = None,
-    progress: Progress | None = None,
 ) -> Path:
-    """The folder of a model: the folder itself, or what was pulled, or else it is pulled now.
+    """Return a folder by its path or by its name on the hub, which is pulled if it is not in the cache.
+
+    Parameters
+    ----------
+    check
+        ``check(folder, verify)`` raises what is wrong with a folder; with ``verify`` it reads every file.
 
     Raises
     ------
     ArtifactMissing
-        it can only be a folder, and there is none.
+        it can only be a folder, and there is none; or there is no such repository.
+    ArtifactMismatch
+        what was pulled is damaged, or refers to something outside its folder.
     NetworkNeeded
-        it is not whole on this machine, and downloading is not allowed or not possible.
+        it is not on this machine, and downloading is not allowed or not possible.
     """
-    return _find(str(name), "model", revision, download=download, token=token, progress=progress)
-
-
-def find_index(
-    name: str | Path,
-    *,
-    revision: str | None = None,
-    download: bool = True,
-    token: str | None = None,
-    progress: Progress | None = None,
-) -> Path:
-    """The folder of an index, found or pulled like a model; its name needs no ``datasets/``."""
-    return _find(str(name), "index", revision, download=download, token=token, progress=progress)
-
-
-def _find(
-    given: str,
-    what: Literal["model", "index"],
-    revision: str | None,
-    *,
-    download: bool,
-    token: str | None,
-    progress: Progress | None,
-) -> Path:
+    given = str(name)
     if not given:
         raise ArtifactMissing(
-            f"the {what} has no name; give its folder, or its name on the hub as owner/name (of an index's "
+            f"the {kind} has no name; give its folder, or its name on the hub as owner/name (of an index's "
             "model: with --model, in Python model=)"
         )
     folder = Path(given).expanduser()
     if folder.is_dir():
         return folder
-    if is_place(given) or "/" not in given:
+    if is_path(given) or "/" not in given:
         raise ArtifactMissing(f"there is no folder {given}; give one, or a name on the hub as owner/name")
-    need_hub()
-    kind, needs = _KEPT[what]
-    name = given if kind == "model" or given.startswith(DATASETS) else f"{DATASETS}{given}"
-    repository, _ = split_name(name)
-    found = cached(repository, kind=kind, revision=revision, needs=needs)
-    if found is not None and is_whole(found, what):
-        return found
-    lacks, mends = ("not", "fetches") if found is None else ("damaged or not complete", "repairs")
-    if not download:
-        raise NetworkNeeded(f"{name} is {lacks} on this machine; `genius pull {name}` {mends} it")
-    probe(
-        f"{name} is {lacks} on this machine",
-        again=f"run `genius pull {name}`",
-        instead="give the folder of a copy",
-    )
-    plan = _plan(name, revision=revision, token=token)
-    if plan.what != what:
-        raise ArtifactMissing(f"{name} is not a GENIUS {what}: it holds no {needs}")
-    return pull(plan, token=token, progress=progress)
-
-
-def _list(repository: str, kind: Kind | None, *, revision: str | None, token: str | None) -> Listing:
-    """A repository of the kind that was said, or else a model, or else a data set."""
-    if kind is not None:
-        return list_repository(repository, kind=kind, revision=revision, token=token)
-    try:
-        return list_repository(repository, kind="model", revision=revision, token=token)
-    except ArtifactMissing as missing:
+    repository, _ = split_name(given)
+    layout = LAYOUTS[kind]
+    full_name = repository if layout.repo_type == "model" else f"{DATASETS}{repository}"
+    problem = f"{full_name} is not on this machine"
+    cached = find_cached(repository, kind, revision=revision)
+    if cached is not None:
         try:
-            return list_repository(repository, kind="dataset", revision=revision, token=token)
-        except ArtifactError:
-            raise missing from None
+            check(cached, False)
+        except ArtifactError as error:
+            problem = f"{full_name} is damaged or not complete on this machine ({error})"
+            if not download:
+                raise type(error)(f"{problem}; `genius pull {full_name}` repairs it") from None
+        else:
+            return cached
+    if not download:
+        raise NetworkNeeded(f"{problem}; `genius pull {full_name}` fetches it")
+    check_reachable(problem, retry=f"run `genius pull {full_name}`", alternative="give the folder of a copy")
+    plan = _plan(full_name, revision, token)
+    if plan.kind != kind:
+        raise ArtifactMissing(f"{full_name} is not a GENIUS {kind}: it holds no {layout.marker}")
+    return pull(plan, check=lambda pulled: check(pulled, True), token=token)
 
 
-def _what(listing: Listing) -> What:
-    names = listing.names()
-    if listing.kind == "model" and MODEL_FILE in names:
-        return "model"
-    if listing.kind == "dataset" and CURRENT in names:
-        return "index"
-    if listing.kind == "model" and "config.json" in names:
-        return "encoder"
-    raise UsageError(
-        f"{listing.repository} is neither a GENIUS model, nor an index, nor a pretrained encoder: it has no "
-        f"{MODEL_FILE}, {CURRENT} or config.json"
+def free_bytes(place: Path) -> int:
+    """Return the room on the disk where a folder is to be written."""
+    return shutil.disk_usage(next(parent for parent in (place, *place.parents) if parent.exists())).free
+
+
+def _cache_of(repository: str, repo_type: str) -> Path:
+    """Return where huggingface_hub's cache keeps a repository."""
+    from huggingface_hub import constants  # noqa: PLC0415  only needed for names on the hub
+
+    return Path(constants.HF_HUB_CACHE) / f"{repo_type}s--{repository.replace('/', '--')}"
+
+
+def _list_files(
+    repository: str, repo_type: str, revision: str | None, token: str | None
+) -> tuple[str, tuple[RemoteFile, ...]]:
+    """Return a revision's commit and its files."""
+    from huggingface_hub import HfApi  # noqa: PLC0415  slow to import
+    from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415
+
+    api = HfApi(endpoint=endpoint(), token=token)
+    with translate_hub_errors(repository):
+        commit = str(api.repo_info(repository, repo_type=repo_type, revision=revision).sha)
+        tree = list(api.list_repo_tree(repository, repo_type=repo_type, revision=commit, recursive=True))
+    files = []
+    for entry in tree:
+        if isinstance(entry, RepoFile):
+            if not stays_inside(entry.path):
+                raise ArtifactMismatch(
+                    f"{repository} holds a file named {entry.path!r}, which leads out of its folder"
+                )
+            size, sha256 = (entry.lfs.size, entry.lfs.sha256) if entry.lfs else (entry.size, None)
+            files.append(RemoteFile(entry.path, size, sha256, entry.blob_id))
+    return commit, tuple(files)
+
+
+def _checkpoint_files(checkpoint: Checkpoint, files: tuple[RemoteFile, ...]) -> tuple[RemoteFile, ...]:
+    by_path = {file.path: file for file in files}
+    for path, sha256 in zip(checkpoint.files, checkpoint.sha256, strict=True):
+        if path not in by_path:
+            raise ArtifactMissing(f"{checkpoint.repository} has no {path} any more; look for it on its page")
+        if sha256 is not None and by_path[path].sha256 != sha256:
+            raise ArtifactMismatch(
+                f"{path} of {checkpoint.repository} is not the file that was published: its SHA-256 is "
+                f"{by_path[path].sha256}, expected {sha256}"
+            )
+    return tuple(by_path[path] for path in checkpoint.files)
+
+
+def _download(plan: PullPlan, out: Path | None, token: str | None) -> Path:
+    """Fetch the files, and once more those that are not what the hub lists."""
+    from huggingface_hub import HfApi  # noqa: PLC0415  slow to import
+
+    api = HfApi(endpoint=endpoint(), token=token)
+    damaged: list[str] = []
+    for _ in range(2):
+        with translate_hub_errors(plan.repository):
+            folder = Path(
+                api.snapshot_download(
+                    plan.repository,
+                    repo_type=plan.repo_type,
+                    revision=plan.commit,
+                    local_dir=out,
+                    allow_patterns=[escape(file.path) for file in plan.files],
+                )
+            )
+        damaged = [file.path for file in plan.files if not file.equals(folder / file.path)]
+        if not damaged:
+            return folder
+        for path in damaged:
+            contents = (folder / path).resolve()  # in the cache a file is a link to its contents
+            (folder / path).unlink()
+            contents.unlink(missing_ok=True)
+    raise ArtifactMismatch(
+        f"{damaged[0]} of {plan.repository} is damaged: its hash is not the one that the hub gives. It was "
+        "removed; run the same again"
     )
+
+
+def _remove_others(folder: Path, keep: set[Path]) -> None:
+    """Remove what an interrupted pull of another revision left."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if ".cache" in path.relative_to(folder).parts[:1]:
+            continue
+        if path.is_file() and path not in keep:
+            path.unlink()
+        elif path.is_dir() and not any(path.iterdir()):
+            path.rmdir()

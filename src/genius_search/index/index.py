@@ -213,9 +213,12 @@ class Index:
         The index says where its model is; ``model`` (a folder, a model's name on the hub, or an open one)
         overrides that. Raises as :meth:`genius_search.Genius.from_pretrained` does.
         """
-        from genius_search.hub.pull import find_index
+        from genius_search.hub.pull import find_or_pull
+        from genius_search.index.publish import check_index
 
-        folder = find_index(name_or_folder, revision=revision, download=download, token=token)
+        folder = find_or_pull(
+            name_or_folder, "index", check=check_index, revision=revision, download=download, token=token
+        )
         if isinstance(model, Genius):
             return Index.open(folder, model=model)
         named = read_manifest(folder).model if model is None else model
@@ -238,10 +241,14 @@ class Index:
         The texts of the items and the paths of their images are published, the images are not. ``model`` is
         the model's name on the hub, so that whoever pulls the index finds it.
         """
-        from genius_search.hub.push import About, push
+        from genius_search.hub.push import push_folder
+        from genius_search.index.publish import OBSOLETE, save_index
 
-        return push(
-            self.folder, repository, About(license=license, model=model), private=private, token=token
+        def write(folder: Path) -> None:
+            save_index(self.folder, folder, name=repository, license=license, model=model)
+
+        return push_folder(
+            write, repository, repo_type="dataset", private=private, token=token, obsolete=OBSOLETE
         )
 
     def add(
@@ -539,15 +546,15 @@ def _check_model_exists(folder: Path, model: str) -> None:
         )
     if Path(model).exists():
         return
-    from genius_search.hub.files import is_name
-    from genius_search.hub.pull import model_folder
+    from genius_search.hub.access import is_repository_name
+    from genius_search.hub.pull import find_local
 
-    if not is_name(model):
+    if not is_repository_name(model):
         raise ArtifactMissing(
             f"the model of {folder} is not at {model} any more; say where it is now with --model "
             "(in Python: model=)"
         )
-    if not model_folder(model).exists():
+    if not find_local(model, "model").exists():
         raise ArtifactMissing(
             f"the model of {folder} is {model}, which is not on this machine; `genius pull {model}` fetches "
             "it, or say where it is with --model (in Python: model=)"

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from genius_search.data.mbeir import MBeir
 from genius_search.embed import count_lines
 from genius_search.errors import ArtifactMissing, UsageError
-from genius_search.hub.files import ORIGINALS
+from genius_search.hub.checkpoints import CHECKPOINTS
 from genius_search.lab.evaluate import EvaluationConfig, evaluate
 from genius_search.lab.published_numbers import (
     CAPTION_RESULTS,
@@ -29,8 +29,7 @@ from genius_search.lab.published_numbers import (
     references,
 )
 from genius_search.lab.results import ResultRow, in_order, published_beside
-from genius_search.model import Genius
-from genius_search.model_file import MODEL_FILE
+from genius_search.model import MODEL_FILE, Genius
 from genius_search.progress import Progress
 from genius_search.records import TASKS, Modality
 
@@ -193,8 +192,8 @@ class Reproduction:
     def _model_commands(self) -> list[str]:
         if self.has_model:
             return []
-        (clip,) = ORIGINALS["clip-sf"].files
-        quantizer, generator = ORIGINALS["genius"].files
+        (clip,) = CHECKPOINTS["clip-sf"].files
+        quantizer, generator = CHECKPOINTS["genius"].files
         return [
             *(f"genius pull {name} --out published/{name} --yes" for name in ("clip-sf", "genius")),
             f"genius import clip-sf published/clip-sf/{clip} --out clip-sf",

@@ -19,7 +19,7 @@ from genius_search.encoders import pretrained as checkpoint
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
 from genius_search.encoders.pretrained import ClipEncoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, NetworkNeeded, UsageError
-from genius_search.hub import files as reach
+from genius_search.hub import access
 
 KEY = ItemKey("candidate", "9:1")
 TEXTS = ["a red anchor", "a green anchor on a red ground", "anchor"]
@@ -244,7 +244,7 @@ def test_with_the_wish_to_download_an_unreachable_hub_is_given_up_soon(monkeypat
         tired.wait()
         raise TimeoutError
 
-    monkeypatch.setattr(reach.urllib.request, "urlopen", hang)
+    monkeypatch.setattr(access.urllib.request, "urlopen", hang)
     start = time.perf_counter()
     with pytest.raises(NetworkNeeded, match="cannot be reached"):
         ClipEncoder("nobody/has-this-model", download=True)
@@ -256,7 +256,7 @@ def test_a_refused_connection_means_unreachable(monkeypatch):
     def refuse(*_, **__):
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(reach.urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(access.urllib.request, "urlopen", refuse)
     with pytest.raises(NetworkNeeded, match="cannot be reached"):
         ClipEncoder("nobody/has-this-model", download=True)
 
@@ -267,7 +267,7 @@ def test_a_download_that_fails_says_so(monkeypatch):
 
         raise LocalEntryNotFoundError("not here") if local_files_only else OSError("404")
 
-    monkeypatch.setattr(checkpoint, "probe", lambda _: None)
+    monkeypatch.setattr(checkpoint, "check_reachable", lambda _: None)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(NetworkNeeded, match=r"nobody/has-this-model failed \(404\)"):
         ClipEncoder("nobody/has-this-model", download=True)

@@ -1,4 +1,4 @@
-"""A hub of our own on this machine: the few answers that huggingface_hub asks for, and mishaps on request."""
+"""A hub on this machine: the few answers that huggingface_hub needs, and faults on request."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ LARGE = (".safetensors", ".npy", ".sqlite", ".pth")
 
 
 class Hub:
-    """What it holds, what it was asked, and what goes wrong next."""
+    """Its contents, the requests it had, and what goes wrong next."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.repositories: dict[str, dict[str, bytes]] = {}
-        self.asked: list[tuple[str, str, str | None]] = []
+        self.requests: list[tuple[str, str, str | None]] = []
         """Method, path, range."""
         self.cut_after: int | None = None
         """Close the next download's connection after so many bytes, once."""
         self.wrong: str | None = None
         """Send other bytes for this file."""
+        self.fails: str | None = None
+        """Break off the connection instead of sending this file."""
+        self.sent: list[str] = []
+        """Files that were sent completely."""
         self.full = False
         """Refuse to store anything."""
 
@@ -42,11 +46,11 @@ class Hub:
         files = self.repositories[repository]
         return hashlib.sha1(json.dumps({n: blob(c) for n, c in sorted(files.items())}).encode()).hexdigest()  # noqa: S324
 
-    def downloads(self) -> list[tuple[str, str | None]]:
-        """Files that were sent, with the range that was asked for."""
+    def downloads(self) -> list[str]:
+        """Files that were requested."""
         return [
-            (path.split("/resolve/")[1].partition("/")[2], wanted)
-            for method, path, wanted in self.asked
+            path.split("/resolve/")[1].partition("/")[2]
+            for method, path, _ in self.requests
             if method == "GET" and "/resolve/" in path
         ]
 
@@ -84,7 +88,7 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self):
             path = self.path.partition("?")[0]
-            hub.asked.append((self.command, path, self.headers.get("Range")))
+            hub.requests.append((self.command, path, self.headers.get("Range")))
             if path == "/":
                 return self.reply(200)
             if match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(/revision/.*|/tree/.*)?", path):
@@ -110,6 +114,8 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 "ETag": f'"{facts.get("lfs", {}).get("oid", facts["oid"])}"',
                 "X_Repo_Commit": hub.commit(repository),
             }
+            if hub.fails == name and self.command == "GET":
+                return self.reply(500)
             if hub.wrong == name:
                 content = bytes(reversed(content))
             start = int((self.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
@@ -118,13 +124,15 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 cut, hub.cut_after = hub.cut_after, None
                 self.reply(206 if start else 200, part[:cut], Content_Length=len(part), **headers)
                 self.close_connection = True
-                return
-            self.reply(206 if start else 200, part, **headers)
+                return None
+            if self.command == "GET":
+                hub.sent.append(name)
+            return self.reply(206 if start else 200, part, **headers)
 
         def do_POST(self):
             path = self.path.partition("?")[0]
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            hub.asked.append(("POST", path, None))
+            hub.requests.append(("POST", path, None))
             if hub.full:
                 return self.reply(403, {"error": "you may not write here"})
             if path == "/api/repos/create":

@@ -14,7 +14,6 @@ from huggingface_hub.cli.hf import app
 
 from genius_search.cli import all_commands, find, main
 from genius_search.data.mbeir import PAPER_ROWS
-from genius_search.hub import files as originals
 from genius_search.hub import pull
 from genius_search.lab.repro import DATA_REPOSITORY, plan
 
@@ -23,13 +22,14 @@ from genius_search.lab.repro import DATA_REPOSITORY, plan
 def held(hub, monkeypatch):
     """A hub that holds the authors' files by name, each a few bytes."""
     known = {
-        name: original._replace(sha256=(None,) * len(original.files))
-        for name, original in originals.ORIGINALS.items()
+        name: checkpoint._replace(sha256=(None,) * len(checkpoint.files))
+        for name, checkpoint in pull.CHECKPOINTS.items()
     }
-    for place in (originals, pull):
-        monkeypatch.setattr(place, "ORIGINALS", known)
-    for original in known.values():
-        hub.repositories[f"models/{original.repository}"] = {path: path.encode() for path in original.files}
+    monkeypatch.setattr(pull, "CHECKPOINTS", known)
+    for checkpoint in known.values():
+        hub.repositories[f"models/{checkpoint.repository}"] = {
+            path: path.encode() for path in checkpoint.files
+        }
     return hub
 
 

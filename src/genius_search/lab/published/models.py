@@ -29,8 +29,7 @@ from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.encoders.pickles import Checkpoint, open_checkpoint
 from genius_search.encoders.uniir_weights import check_names, is_tolerated, sound
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
-from genius_search.model import Genius, KnownInstruction
-from genius_search.model_file import MODEL_FILE, read_model_file
+from genius_search.model import MODEL_FILE, Genius, KnownInstruction, read_model_file
 from genius_search.nn.generator import KIND as GENERATOR
 from genius_search.nn.generator import Generator, TrainedGenerator, load_generator, write_generator
 from genius_search.nn.health import LOW_PURITY, Health
@@ -544,7 +543,7 @@ def _kept_instructions(folder: Path) -> list[KnownInstruction]:
     """Those that an earlier import of the same files wrote."""
     if not (folder / MODEL_FILE).exists():
         return []
-    return [KnownInstruction(**entry) for entry in read_model_file(folder)["instructions"]]
+    return read_model_file(folder).instructions
 
 
 def _sample(data: MBeir, encoder: Encoder, folder: Path, *, progress: Progress) -> Features:

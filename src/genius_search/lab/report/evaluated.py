@@ -17,7 +17,7 @@ from genius_search.lab.results import METHODS, ResultRow, in_order
 from genius_search.lab.runs import Measures, Qrels, Run, evaluate, read_run
 from genius_search.lab.sweep import EVALUATION, SWEEP_ROW, MadeRow, read_rows
 from genius_search.lab.table import Estimate
-from genius_search.model_file import MODEL_FILE
+from genius_search.model import MODEL_FILE
 
 Pool = Literal["local", "global"]
 RESULTS: Final = "results.json"

@@ -16,7 +16,7 @@ from genius_search.lab.results import ResultRow, to_json
 from genius_search.lab.runs import Hit, Run, write_qrels, write_run
 from genius_search.lab.runs import evaluate as measure
 from genius_search.lab.table import Table
-from genius_search.model_file import MODEL_FILE
+from genius_search.model import MODEL_FILE
 from genius_search.progress import Silent
 
 QRELS = {f"q{number}": {f"d{number}": 1} for number in range(20)}

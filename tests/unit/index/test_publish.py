@@ -12,9 +12,9 @@ import pytest
 
 from genius_search.artifact import file_fingerprint
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.hub.pull import Damaged, check_pulled, is_whole
-from genius_search.hub.push import About, save_index, staged
+from genius_search.hub.card import index_card
 from genius_search.index.items import Item
+from genius_search.index.publish import check_index, save_index
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     IndexManifest,
@@ -85,16 +85,16 @@ def names(folder: Path) -> set[str]:
 
 
 def test_a_saved_index_has_the_same_items_and_ids_and_passes_as_pulled(index, tmp_path):
-    saved = save_index(index, tmp_path / "saved", About())
+    saved = save_index(index, tmp_path / "saved")
     assert contents(saved) == contents(index)
     assert len(contents(saved)) == 43
-    check_pulled(saved, "index")
-    assert is_whole(saved, "index")
+    check_index(saved, read_all=True)
+    check_index(saved)
     assert verify(saved).items == 43
 
 
 def test_what_was_deleted_is_in_no_file_of_what_is_published(index, tmp_path):
-    saved = save_index(index, tmp_path / "saved", About())
+    saved = save_index(index, tmp_path / "saved")
     assert b"words 12" in b"".join(file.read_bytes() for file in saved.rglob("*.sqlite"))
     for file in saved.rglob("*"):
         assert not file.is_file() or b"words 7" not in file.read_bytes()
@@ -107,7 +107,7 @@ def test_only_what_the_index_consists_of_is_published(index, tmp_path):
     for other in (".work/features/x.npy", "notes.txt", "segments/notes.txt", "deleted/x.npy"):
         (index / other).parent.mkdir(parents=True, exist_ok=True)
         (index / other).write_text("mine")
-    saved = save_index(index, tmp_path / "saved", About())
+    saved = save_index(index, tmp_path / "saved")
     (segment,) = read_manifest(index).segments
     inside = {f"segments/{segment.name}/{name}" for name in names(index / "segments" / segment.name)}
     assert names(saved) == {"README.md", "index.json", *inside}
@@ -117,7 +117,7 @@ def test_only_what_the_index_consists_of_is_published(index, tmp_path):
 
 @pytest.mark.parametrize("model", [None, "me/model"])
 def test_the_place_of_the_model_is_replaced_by_its_name_or_by_none(index, tmp_path, model):
-    saved = save_index(index, tmp_path / "saved", About(model=model))
+    saved = save_index(index, tmp_path / "saved", model=model)
     facts = [one.replace(generation=0, segments=()) for one in (read_manifest(saved), read_manifest(index))]
     assert facts[0] == facts[1].replace(model=model or "")
     for file in saved.rglob("*"):
@@ -126,7 +126,7 @@ def test_the_place_of_the_model_is_replaced_by_its_name_or_by_none(index, tmp_pa
 
 
 def test_the_card_says_what_goes_out(index, tmp_path):
-    card = (save_index(index, tmp_path / "saved", About("me/some")) / "README.md").read_text()
+    card = (save_index(index, tmp_path / "saved", name="me/some") / "README.md").read_text()
     assert "| items: text | 43 |" in card
     assert (
         "| holds | codes and item ids; texts of the items; their other fields, as JSON; "
@@ -139,7 +139,7 @@ def test_the_card_says_what_goes_out(index, tmp_path):
         writer.create(
             IndexManifest(model=MODEL, model_fingerprint="f" * 64, embeddings="none"), pictures, arrays
         )
-    card = (save_index(bare, tmp_path / "second", About()) / "README.md").read_text()
+    card = (save_index(bare, tmp_path / "second") / "README.md").read_text()
     assert "| holds | codes and item ids; paths of the items' pictures, not the pictures |" in card
 
 
@@ -154,12 +154,12 @@ def test_an_index_that_changes_while_it_is_saved_is_saved_as_it_was_or_as_it_is(
                 writer.compact()
         copy(source, target)
 
-    monkeypatch.setattr("genius_search.hub.push.shutil.copyfile", disturbed)
-    saved = save_index(index, tmp_path / "saved", About())
+    monkeypatch.setattr("genius_search.artifact.shutil.copyfile", disturbed)
+    saved = save_index(index, tmp_path / "saved")
     assert len(calls) > 3
     assert contents(saved) == contents(index) != before
     assert set(contents(saved)) == {*before, "item 100", "item 101"}
-    check_pulled(saved, "index")
+    check_index(saved, read_all=True)
     assert {path.name for path in tmp_path.iterdir()} == {"index", "saved"}
 
 
@@ -167,7 +167,7 @@ def test_an_index_that_is_damaged_is_not_saved_and_nothing_is_left(index, tmp_pa
     lost = index / "segments" / read_manifest(index).segments[0].name / "ids.npy"
     lost.unlink()
     with pytest.raises(ArtifactMissing, match=r"ids\.npy is missing"):
-        save_index(index, tmp_path / "saved", About())
+        save_index(index, tmp_path / "saved")
     assert {path.name for path in tmp_path.iterdir()} == {"index"}
 
 
@@ -175,55 +175,45 @@ def test_an_index_without_items_can_be_published(tmp_path):
     folder = make(tmp_path / "index", count=2)
     with one_writer(folder) as writer:
         writer.delete(["item 0", "item 1"])
-    saved = save_index(folder, tmp_path / "saved", About())
+    saved = save_index(folder, tmp_path / "saved")
     assert names(saved) == {"README.md", "index.json"}
-    check_pulled(saved, "index")
+    check_index(saved, read_all=True)
 
 
 def test_an_index_is_not_saved_over_anything_nor_from_nothing(index, tmp_path):
     (tmp_path / "taken").mkdir()
     with pytest.raises(UsageError, match="there already"):
-        save_index(index, tmp_path / "taken", About())
+        save_index(index, tmp_path / "taken")
     with pytest.raises(ArtifactMissing, match="no index"):
-        save_index(tmp_path / "taken", tmp_path / "out", About())
+        save_index(tmp_path / "taken", tmp_path / "out")
     with pytest.raises(UsageError, match="licence"):
-        save_index(index, tmp_path / "out", About(license="the MIT licence"))
-
-
-def test_what_would_be_published_is_shown_before(index):
-    with staged(index, "me/some", About(model="me/model")) as ready:
-        assert ready.kind == "dataset"
-        assert {name for name, _ in ready.files} == names(ready.folder)
-        assert all(size == (ready.folder / name).stat().st_size for name, size in ready.files)
-        assert "genius pull me/model" in (ready.folder / "README.md").read_text()
+        save_index(index, tmp_path / "out", license="the MIT licence")
 
 
 def test_lists_of_deleted_items_that_others_publish_are_checked_too(index):
     """Ours have none, but what somebody uploads by hand has."""
     manifest = read_manifest(index)
     write_manifest(index, manifest.replace(model=""))
-    check_pulled(index, "index")
+    check_index(index, read_all=True)
     (entry,) = [entry for entry in manifest.segments if entry.deleted is not None]
     place = index / "deleted" / str(entry.deleted)
     whole = place.read_bytes()
     place.write_bytes(whole[:-8] + np.array([9], dtype=np.int64).tobytes())
-    assert is_whole(index, "index")  # as long as it was
+    check_index(index)  # as long as it was
     with pytest.raises(ArtifactMismatch, match=place.name):
-        check_pulled(index, "index")
-    place.write_bytes(whole[:-8])
-    assert not is_whole(index, "index")
-    place.unlink()
-    assert not is_whole(index, "index")
+        check_index(index, read_all=True)
+    for damage in (lambda: place.write_bytes(whole[:-8]), place.unlink):
+        damage()
+        with pytest.raises(ArtifactError, match=place.name):
+            check_index(index)
 
 
 @pytest.mark.parametrize("model", [MODEL, "../model", "small:x", "me/model\n"])
 def test_a_strangers_index_may_not_name_a_folder_here_as_its_model(index, model):
     manifest = read_manifest(index)
     write_manifest(index, manifest.replace(model=model))
-    for verify_it in (True, False):
-        with pytest.raises(ArtifactMismatch, match="owner/name or nothing") as refused:
-            check_pulled(index, "index", verify=verify_it)
-        assert not isinstance(refused.value, Damaged)
+    with pytest.raises(ArtifactMismatch, match="owner/name or nothing"):
+        check_index(index)
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc", "nothing", 3, None])
@@ -232,7 +222,7 @@ def test_a_strangers_index_may_only_name_segments_inside_it(index, name):
     body["segments"][0]["name"] = name
     (index / "index.json").write_text(json.dumps(body))
     with pytest.raises(ArtifactMismatch, match=r"index\.json is damaged"):
-        check_pulled(index, "index")
+        check_index(index, read_all=True)
 
 
 def test_a_segment_of_another_index_is_refused(index, tmp_path):
@@ -243,4 +233,22 @@ def test_a_segment_of_another_index_is_refused(index, tmp_path):
     shutil.rmtree(index / "segments" / "000001")
     shutil.copytree(other / "segments" / "000001", index / "segments" / "000001")
     with pytest.raises(ArtifactError, match=r"000001/manifest\.json .*another index"):
-        check_pulled(index, "index")
+        check_index(index, read_all=True)
+
+
+def test_a_card_brings_the_model_before_it_names_it_and_says_what_goes_out():
+    text = index_card(
+        "me/some",
+        model="me/model",
+        model_fingerprint="f" * 64,
+        by_modality={"image": 1200},
+        contents=("their other fields, as JSON", "an embedding of each item"),
+    )
+    assert "| holds | codes and item ids; their other fields, as JSON; an embedding of each item |" in text
+    assert "| items: image | 1,200 |" in text
+    assert text.split("```console\n")[1].split("\n```")[0].splitlines() == [
+        "$ pip install 'genius-search[hf]'",
+        "$ genius pull me/model --out model",
+        "$ genius pull datasets/me/some --out pulled.index",
+        '$ genius search pulled.index "a red leather bag" --model model',
+    ]

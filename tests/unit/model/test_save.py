@@ -8,19 +8,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from genius_search.artifact import ArtifactWriter
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.hub.card import IndexCard, index_card
-from genius_search.hub.pull import check_pulled
-from genius_search.hub.push import About, save_model, staged
-from genius_search.model import Genius
+from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.model import Genius, check_model, save_model
 
 
 @pytest.fixture(scope="module")
 def saved(trained, tmp_path_factory) -> Path:
-    return save_model(trained.model, tmp_path_factory.mktemp("saved") / "model", About(name="me/model"))
+    return save_model(trained.model, tmp_path_factory.mktemp("saved") / "model", name="me/model")
 
 
 @pytest.fixture
@@ -45,14 +41,14 @@ def test_a_saved_model_is_complete_and_holds_nothing_else(trained, saved):
     found = {entry.name for entry in saved.iterdir()}
     assert found == {"README.md", "config.json", "model.json", "encoder", "quantizer", "generator"}
     assert not [file for file in saved.rglob("*") if file.suffix in (".pt", ".pkl", ".pth", ".bin")]
-    check_pulled(saved, "model")
+    check_model(saved, verify=True)
 
 
 def test_config_json_says_what_it_is(saved):
     config = json.loads((saved / "config.json").read_text())
     model = Genius.open(saved)
     assert config["model_type"] == "genius"
-    assert config["library_name"] == "genius-retrieval"
+    assert config["library_name"] == "genius-search"
     assert config["fingerprint"] == model.fingerprint
     assert config["sizes"] == list(model.quantizer.sizes)
     assert config["levels"] == len(config["sizes"])
@@ -65,12 +61,12 @@ def test_the_card_has_a_head_and_every_section(trained, saved):
     card = (saved / "README.md").read_text()
     head = head_of(card)
     assert head["license"] == "unknown"
-    assert head["library_name"] == "genius-retrieval"
+    assert head["library_name"] == "genius-search"
     assert {"pipeline_tag", "tags"} <= head.keys()
     sections = re.findall(r"^## (.*)$", card, re.MULTILINE)
     assert sections == ["Use", "Training data", "Numbers", "Health of its IDs", "Licence", "Citation"]
     assert 'Genius.from_pretrained("me/model")' in card
-    assert "pip install 'genius-retrieval[hf]'" in card
+    assert "pip install 'genius-search[hf]'" in card
     assert 'modality="image"' in card
     assert "UniIR" not in card
     inputs = json.loads((trained.model / "quantizer" / "manifest.json").read_text())["inputs"]
@@ -86,13 +82,16 @@ def test_the_card_names_data_licence_and_numbers_that_were_given(trained, tmp_pa
     config = {"max_queries": 50, "rows": ["toys_task0"], "beam": 50, "instructions": "hashed"}
     body = {"model": fingerprint, "data": "toy|shop", "split": "val", "config": config, "rows": [row]}
     (tmp_path / "results.json").write_text(json.dumps(body))
-    about = About("me/model", "cc-by-4.0", ("owner/toys", "my photos"), tmp_path / "results.json")
-    card = (save_model(trained.model, tmp_path / "model", about) / "README.md").read_text()
+    about = {"license": "cc-by-4.0", "datasets": ("owner/toys", "my photos")}
+    about |= {"name": "me/model", "results": tmp_path / "results.json"}
+    card = (save_model(trained.model, tmp_path / "model", **about) / "README.md").read_text()
     assert head_of(card)["license"] == "cc-by-4.0"
     assert head_of(card)["datasets"] == ["owner/toys"]
     assert "Trained on owner/toys, my photos." in card
     assert "Measured on toy\\|shop, split val; beam 50, instructions hashed." in card
-    assert "**A part of the evaluation: at most 50 queries of each row; only the rows toys_task0.**" in card
+    assert (
+        "**Only a part of the evaluation: at most 50 queries of each row; only the rows toys_task0.**" in card
+    )
     assert "| toys\\|bits | text -> image | local | generative | 1,200 | 0.250 | 0.500 |" in card
 
 
@@ -110,25 +109,9 @@ def test_the_card_names_data_licence_and_numbers_that_were_given(trained, tmp_pa
 def test_a_file_of_results_that_is_none_is_refused_by_name(trained, tmp_path, text):
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(UsageError, match=r"results\.json.*genius evaluate") as refused:
-        save_model(trained.model, tmp_path / "model", About(results=tmp_path / "results.json"))
+        save_model(trained.model, tmp_path / "model", results=tmp_path / "results.json")
     assert "Error(" not in str(refused.value)
     assert not (tmp_path / "model").exists()
-
-
-class Heard:
-    """A progress that keeps what it is told."""
-
-    def __init__(self):
-        self.said = []
-
-    def begin(self, stage, total):
-        pass
-
-    def advance(self, done, measures):
-        pass
-
-    def say(self, message):
-        self.said.append(message)
 
 
 @pytest.fixture
@@ -148,44 +131,44 @@ def measured(trained, tmp_path):
     return make
 
 
-def test_numbers_beside_the_model_are_found(trained, measured, tmp_path):
+def test_numbers_beside_the_model_are_found(trained, measured, tmp_path, caplog):
     source = measured(Genius.open(trained.model).fingerprint)
-    heard = Heard()
-    saved = save_model(source, tmp_path / "model", About(), progress=heard)
+    saved = save_model(source, tmp_path / "model")
     card = (saved / "README.md").read_text()
     assert "| generative |  | 0.125 |" in card
-    assert "A part of the evaluation" not in card
-    assert heard.said == []
+    assert "Only a part" not in card
+    assert not caplog.records
     assert not (saved / "evaluation").exists()
 
 
 @pytest.mark.parametrize("model", ["0" * 64, None])
-def test_numbers_of_another_model_are_left_out_and_said_or_refused_if_given(measured, tmp_path, model):
-    source, heard = measured(model), Heard()
-    saved = save_model(source, tmp_path / "model", About(), progress=heard)
+def test_numbers_of_another_model_are_left_out_and_said_or_refused_if_given(
+    measured, tmp_path, model, caplog
+):
+    source = measured(model)
+    saved = save_model(source, tmp_path / "model")
     assert "No evaluation came with this model." in (saved / "README.md").read_text()
-    (said,) = heard.said
-    assert "left out of the card" in said
-    with pytest.raises(UsageError, match=r"results\.json.*this model's card"):
-        save_model(source, tmp_path / "given", About(results=source / "evaluation" / "results.json"))
+    assert "left out of the card" in caplog.text
+    with pytest.raises(UsageError, match=r"results\.json.*genius evaluate"):
+        save_model(source, tmp_path / "given", results=source / "evaluation" / "results.json")
     assert not (tmp_path / "given").exists()
 
 
 def test_saving_again_replaces_and_saving_over_something_else_is_refused(copied, trained, tmp_path):
     before = (copied / "README.md").read_text()
-    save_model(trained.model, copied, About(license="mit"))
+    save_model(trained.model, copied, license="mit")
     assert (copied / "README.md").read_text() != before
     (tmp_path / "empty").mkdir()
-    assert Genius.open(save_model(trained.model, tmp_path / "empty", About())).fingerprint
+    assert Genius.open(save_model(trained.model, tmp_path / "empty")).fingerprint
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "thesis.txt").write_text("years of work")
     for target in (tmp_path / "foreign", tmp_path / "foreign" / "thesis.txt", trained.model):
         with pytest.raises(UsageError, match=target.name):
-            save_model(trained.model, target, About())
+            save_model(trained.model, target)
     assert (tmp_path / "foreign" / "thesis.txt").read_text() == "years of work"
     other = Path(shutil.copytree(trained.model, tmp_path / "training"))
     with pytest.raises(UsageError, match="features"):
-        save_model(trained.model, other, About())
+        save_model(trained.model, other)
 
 
 def test_a_failure_leaves_the_saved_model_as_it_was(copied, trained, monkeypatch):
@@ -194,9 +177,9 @@ def test_a_failure_leaves_the_saved_model_as_it_was(copied, trained, monkeypatch
     def full(*_):
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr("genius_search.hub.push.shutil.copyfile", full)
+    monkeypatch.setattr("genius_search.artifact.shutil.copyfile", full)
     with pytest.raises(UsageError, match="No space"):
-        save_model(trained.model, copied, About(license="mit"))
+        save_model(trained.model, copied, license="mit")
     assert {entry.name for entry in copied.parent.iterdir()} == {copied.name}
     assert {file: file.read_bytes() for file in copied.rglob("*") if file.is_file()} == before
 
@@ -205,8 +188,8 @@ def test_an_encoder_on_this_machine_goes_along_unless_it_shall_not(trained, tmp_
     source = Path(shutil.copytree(trained.model, tmp_path / "source"))
     (source / "encoder").rename(tmp_path / "my-encoder")
     edit(source / "model.json", lambda body: body["encoder"].update(spec=f"small:{tmp_path}/my-encoder"))
-    saved = save_model(source, tmp_path / "saved", About())
-    named = save_model(source, tmp_path / "named", About(), copy_encoder=False)
+    saved = save_model(source, tmp_path / "saved")
+    named = save_model(source, tmp_path / "named", copy_encoder=False)
     assert not (named / "encoder").exists()
     assert Genius.open(named).encoder.spec == f"small:{(tmp_path / 'my-encoder').resolve()}"
     shutil.rmtree(tmp_path / "my-encoder")
@@ -219,12 +202,12 @@ def test_a_pretrained_encoders_folder_goes_along_and_a_name_on_the_hub_stays_one
     for name in ("config.json", "model.safetensors", "1_Pooling/config.json", "pytorch_model.bin"):
         (folder / name).write_text("{}")
     edit(copied / "model.json", lambda body: body["encoder"].update(spec=f"clip:{folder}"))
-    saved = save_model(copied, tmp_path / "saved", About())
+    saved = save_model(copied, tmp_path / "saved")
     found = {file.relative_to(saved).as_posix() for file in (saved / "encoder").rglob("*") if file.is_file()}
     assert found == {"encoder/config.json", "encoder/model.safetensors", "encoder/1_Pooling/config.json"}
     assert json.loads((saved / "model.json").read_text())["encoder"]["spec"] == "clip:./encoder"
     edit(copied / "model.json", lambda body: body["encoder"].update(spec="clip:openai/clip-vit-base-patch32"))
-    saved = save_model(copied, tmp_path / "second", About())
+    saved = save_model(copied, tmp_path / "second")
     assert not (saved / "encoder").exists()
     spec = json.loads((saved / "model.json").read_text())["encoder"]["spec"]
     assert spec == "clip:openai/clip-vit-base-patch32"
@@ -234,7 +217,7 @@ def test_a_pretrained_encoders_folder_goes_along_and_a_name_on_the_hub_stays_one
 def test_a_model_on_precomputed_features_is_not_saved(copied, tmp_path):
     edit(copied / "model.json", lambda body: body["encoder"].update(spec="precomputed:features"))
     with pytest.raises(UsageError, match="looks its features up"):
-        save_model(copied, tmp_path / "saved", About())
+        save_model(copied, tmp_path / "saved")
 
 
 @pytest.mark.parametrize(
@@ -254,54 +237,26 @@ def test_a_model_on_precomputed_features_is_not_saved(copied, tmp_path):
 def test_a_strangers_encoder_may_only_be_inside_or_on_the_hub(copied, spec):
     edit(copied / "model.json", lambda body: body["encoder"].update(spec=spec))
     with pytest.raises(ArtifactMismatch, match="inside the model or clip:owner/name"):
-        check_pulled(copied, "model")
+        check_model(copied, verify=True)
 
 
 @pytest.mark.parametrize("spec", ["small:./encoder", "clip:openai/clip-vit-base-patch32", "uniir:./encoder"])
 def test_a_strangers_encoder_that_is_inside_or_on_the_hub_is_accepted(copied, spec):
     (copied / "encoder" / "uniir.json").write_text("{}")
     edit(copied / "model.json", lambda body: body["encoder"].update(spec=spec))
-    check_pulled(copied, "model")
+    check_model(copied, verify=True)
 
 
 def test_parts_that_do_not_belong_together_are_found_out(copied):
     edit(copied / "model.json", lambda body: body["generator"].update(fingerprint="0" * 64))
     with pytest.raises(ArtifactMismatch, match="generator"):
-        check_pulled(copied, "model")
+        check_model(copied, verify=True)
 
 
 def test_a_fingerprint_that_is_not_the_parts_own_is_found_out(copied):
     edit(copied / "model.json", lambda body: body.update(fingerprint="0" * 64))
     with pytest.raises(ArtifactMismatch, match="fingerprint"):
-        check_pulled(copied, "model")
-
-
-def test_only_a_model_or_an_index_can_be_published(tmp_path):
-    with pytest.raises(ArtifactMissing, match="neither"), staged(tmp_path, "me/x", About()):
-        pass
-    with pytest.raises(UsageError, match="owner/name"), staged(tmp_path, "nothing", About()):
-        pass
-
-
-def test_an_indexs_card_says_what_it_gives_away():
-    card = IndexCard("me/some", "unknown", None, "f" * 64, {"image": 1200}, False, True, True, True)
-    text = index_card(card)
-    assert "paths of the items' pictures, not the pictures; their other fields, as JSON" in text
-    assert "as JSON; an embedding of each item |" in text
-    assert "texts of the items" not in text
-    assert "| items: image | 1,200 |" in text
-    assert head_of(text)["viewer"] is False
-
-
-def test_an_indexs_card_brings_its_model_before_it_names_it():
-    card = IndexCard("me/some", "mit", "me/model", "f" * 64, {"image": 1}, False, True, False)
-    steps = index_card(card).split("```console\n")[1].split("\n```")[0].splitlines()
-    assert steps == [
-        "$ pip install 'genius-retrieval[hf]'",
-        "$ genius pull me/model --out model",
-        "$ genius pull datasets/me/some --out pulled.index",
-        '$ genius search pulled.index "a red leather bag" --model model',
-    ]
+        check_model(copied, verify=True)
 
 
 def test_an_imported_models_card_credits_the_authors_and_claims_nothing_that_is_unknown(copied, tmp_path):
@@ -312,42 +267,31 @@ def test_an_imported_models_card_credits_the_authors_and_claims_nothing_that_is_
     writer = ArtifactWriter(tmp_path / "clip-sf", kind="uniir", config={"kind": "clip-sf"}, inputs={})
     writer.finish()
     edit(copied / "model.json", lambda body: body["encoder"].update(spec=f"uniir:{tmp_path}/clip-sf"))
-    card = (save_model(copied, tmp_path / "saved", About("me/model")) / "README.md").read_text()
+    card = (save_model(copied, tmp_path / "saved", name="me/model") / "README.md").read_text()
     assert "the quantizer and generator, from published checkpoints of GENIUS (Kim et al., CVPR 2025)" in card
     assert "UniIR's clip-sf (Wei et al., ECCV 2024)" in card
     assert "kim2025genius" in card
     assert "wei2024uniir" in card
     assert "| SHA-256 of the quantizer's published file | hash of quantizer |" in card
     assert "unknown |" not in card
-    assert "did not name its data set" not in card
+    assert "did not name the data set" not in card
     assert 'index.search("a red leather bag", k=5)' in card
 
 
-def test_a_level_0_that_was_told_from_candidates_is_in_the_card(copied, tmp_path):
+def test_a_level_0_that_was_learned_from_candidates_is_in_the_card(copied, tmp_path):
     inputs = {"published": "hash", "level0": "of some candidates"}
     edit(copied / "quantizer" / "manifest.json", lambda body: body.update(inputs=inputs))
-    card = (save_model(copied, tmp_path / "saved", About()) / "README.md").read_text()
-    assert "| fingerprint of the candidates that level 0 was told from | of some candidates |" in card
-    assert "trained by whoever published this: the quantizer, from published" in card
+    card = (save_model(copied, tmp_path / "saved") / "README.md").read_text()
+    assert "| fingerprint of the candidates that level 0 was learned from | of some candidates |" in card
+    assert "trained by the publisher: the quantizer, from published" in card
     assert 'modality="image"' in card
 
 
 @pytest.mark.parametrize("name", ["", "the MIT licence", "mit\n", "-", "mit: x", 'm"it'])
 def test_a_licence_that_cannot_be_one_is_refused_before_anything_is_written(trained, tmp_path, name):
     with pytest.raises(UsageError, match=r"expected its short name on the hub"):
-        save_model(trained.model, tmp_path / "saved", About(license=name))
+        save_model(trained.model, tmp_path / "saved", license=name)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_said_of_an_index_is_refused_for_a_model_and_the_other_way_round(trained, tmp_path):
-    with pytest.raises(UsageError, match="--model says of an index"):
-        staged(trained.model, "me/model", About(model="me/other")).__enter__()
-    (tmp_path / "index.json").write_text("{}")
-    for about in (About(datasets=("toys",)), About(results=tmp_path / "results.json")):
-        with pytest.raises(UsageError, match="--dataset and --results are for a model's card"):
-            staged(tmp_path, "me/some", about).__enter__()
-    with pytest.raises(UsageError, match="expected the model's name on the hub"):
-        staged(tmp_path, "me/some", About(model="../model")).__enter__()
 
 
 @pytest.mark.parametrize(
@@ -384,84 +328,12 @@ def another(copied, tmp_path) -> Path:
 def test_another_models_folder_is_not_replaced(another, trained):
     before = (another / "README.md").read_text()
     with pytest.raises(UsageError, match=r"holds another model \(fingerprint 000000000000"):
-        save_model(trained.model, another, About(license="mit"))
+        save_model(trained.model, another, license="mit")
     assert (another / "README.md").read_text() == before
 
 
 def test_a_folder_that_only_looks_like_a_saved_model_is_not_replaced(copied, trained):
     (copied / "config.json").write_text('{"model_type": "clip"}')
     with pytest.raises(UsageError, match="something else"):
-        save_model(trained.model, copied, About())
+        save_model(trained.model, copied)
     assert (copied / "config.json").read_text() == '{"model_type": "clip"}'
-
-
-@pytest.mark.parametrize("sibling", [".copy.old", ".copy.partial"])
-def test_what_lies_beside_under_our_names_is_not_touched(copied, trained, sibling):
-    beside = copied.parent / sibling
-    beside.mkdir()
-    (beside / "thesis.txt").write_text("years of work")
-    if sibling.endswith("old"):
-        with pytest.raises(UsageError, match="in the way"):
-            save_model(trained.model, copied, About(license="mit"))
-    else:
-        save_model(trained.model, copied, About(license="mit"))
-    assert (beside / "thesis.txt").read_text() == "years of work"
-    save_model(trained.model, copied.parent / "fresh", About())
-    assert (beside / "thesis.txt").read_text() == "years of work"
-
-
-def test_a_save_killed_between_its_renames_loses_nothing(copied, trained, monkeypatch):
-    renamed = []
-
-    def once(self, target):
-        renamed.append(target)
-        if len(renamed) == 2:
-            raise KeyboardInterrupt
-        return shutil.move(self, target)
-
-    with monkeypatch.context() as killed:
-        killed.setattr(Path, "rename", once)
-        with pytest.raises(KeyboardInterrupt):
-            save_model(trained.model, copied, About(license="mit"))
-    assert not copied.exists()
-    with monkeypatch.context() as full:
-        full.setattr("genius_search.hub.push.shutil.copyfile", no_room)
-        with pytest.raises(UsageError, match="No space"):
-            save_model(trained.model, copied, About(license="mit"))
-    assert Genius.open(copied).fingerprint
-    save_model(trained.model, copied, About(license="mit"))
-    assert 'license: "mit"' in (copied / "README.md").read_text()
-    assert {entry.name for entry in copied.parent.iterdir()} == {copied.name}
-
-
-def no_room(*_):
-    raise OSError(28, "No space left on device")
-
-
-def test_a_copy_left_by_a_save_that_was_killed_last_of_all_goes_with_the_next(copied, trained):
-    shutil.copytree(copied, copied.parent / ".copy.old")
-    save_model(trained.model, copied, About(license="mit"))
-    assert {entry.name for entry in copied.parent.iterdir()} == {copied.name}
-
-
-def test_the_folder_one_is_in_is_not_replaced(copied, trained, tmp_path, monkeypatch):
-    (tmp_path / "empty").mkdir()
-    for place in (tmp_path / "empty", copied, copied / "quantizer"):
-        monkeypatch.chdir(place)
-        for target in (Path(), Path("..") / place.name, copied if place != tmp_path / "empty" else place):
-            with pytest.raises(UsageError, match="you are in"):
-                save_model(trained.model, target, About())
-
-
-def test_a_link_is_followed_to_what_it_names(copied, trained, tmp_path):
-    (tmp_path / "link").symlink_to(copied)
-    save_model(trained.model, tmp_path / "link", About(license="mit"))
-    assert (tmp_path / "link").is_symlink()
-    assert 'license: "mit"' in (copied / "README.md").read_text()
-
-
-def test_two_saves_at_once_to_one_folder_are_one_too_many(trained, tmp_path):
-    with FileLock(tmp_path / ".model.lock"), pytest.raises(UsageError, match="another process"):
-        save_model(trained.model, tmp_path / "model", About())
-    assert not (tmp_path / "model").exists()
-    assert Genius.open(save_model(trained.model, tmp_path / "model", About())).fingerprint

@@ -1,0 +1,177 @@
+"""Whether the hub may be used and can be reached, which names it accepts, and what its errors mean."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import Final
+
+from genius_search.errors import ArtifactMissing, NetworkNeeded, UsageError
+
+PROBE_SECONDS: Final = 1.5
+DATASETS: Final = "datasets/"
+"""Prefix of a data set's name, as in the hub's own addresses."""
+
+_OFFLINE_SWITCHES: Final = ("GENIUS_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_DISK_ERRORS: Final = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EACCES", "EDQUOT", "EEXIST", "EFBIG", "EIO", "EISDIR"),
+        *("EMFILE", "ENAMETOOLONG", "ENOSPC", "ENOTDIR", "EPERM", "EROFS"),
+    )
+)
+
+
+def offline_switch() -> str | None:
+    """Return the setting that forbids any use of the network, such as ``GENIUS_OFFLINE=1``, or None."""
+    for switch in _OFFLINE_SWITCHES:
+        value = os.environ.get(switch, "")
+        if value.lower() in ("1", "on", "yes", "true"):
+            return f"{switch}={value}"
+    return None
+
+
+def endpoint() -> str:
+    """Return the address of the hub: ``HF_ENDPOINT``, or the public one."""
+    from huggingface_hub import constants  # noqa: PLC0415  slow to import
+
+    return os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
+
+
+def check_reachable(
+    need: str,
+    *,
+    retry: str = "run the same again",
+    alternative: str | None = "copy its folder here and give the path",
+) -> None:
+    """Raise :class:`NetworkNeeded` within two seconds if the hub may not be used or does not answer.
+
+    Parameters
+    ----------
+    need
+        why the hub is needed, as the beginning of a sentence: ``owner/name is not on this machine``.
+    retry
+        what to do once the hub can be reached.
+    alternative
+        what to do without it.
+    """
+    remedy = retry if alternative is None else f"{retry}, or {alternative}"
+    switch = offline_switch()
+    if switch is not None:
+        raise NetworkNeeded(
+            f"{need}, and {switch} forbids the network. Unset {switch.partition('=')[0]} and {remedy}"
+        )
+    address = endpoint()
+    answered = threading.Event()
+
+    def probe() -> None:
+        try:
+            request = urllib.request.Request(address, method="HEAD")  # noqa: S310  the hub's own address
+            urllib.request.urlopen(request, timeout=PROBE_SECONDS).close()  # noqa: S310
+        except urllib.error.HTTPError as error:
+            error.close()
+        except (OSError, ValueError):
+            return
+        answered.set()
+
+    # A thread, because resolving a host name knows no time-out.
+    thread = threading.Thread(target=probe, daemon=True)
+    thread.start()
+    thread.join(PROBE_SECONDS)
+    if not answered.is_set():
+        raise NetworkNeeded(f"{need}, and {address} cannot be reached. Connect and {remedy}")
+
+
+def is_repository_name(text: str) -> bool:
+    """Return whether a text has the form owner/name."""
+    return _NAME.fullmatch(text) is not None and ".." not in text
+
+
+def is_path(name: str) -> bool:
+    """Return whether a name can only be a folder's, and no repository's."""
+    return not name or name.startswith((".", "/", "~")) or name.removeprefix(DATASETS).count("/") > 1
+
+
+def split_name(name: str) -> tuple[str, str | None]:
+    """Return a repository's name as owner/name, and its type if the name has it (``datasets/owner/name``)."""
+    repository = name.removeprefix(DATASETS)
+    if not is_repository_name(repository):
+        raise UsageError(f"{name!r} is not a repository's name; give owner/name, or datasets/owner/name")
+    return repository, None if repository == name else "dataset"
+
+
+def stays_inside(path: str) -> bool:
+    """Return whether a relative path cannot leave the folder that it is relative to."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts and not set(path) & set("\\:\0")
+
+
+@contextmanager
+def translate_hub_errors(name: str) -> Iterator[None]:
+    """Turn the errors of huggingface_hub into ours.
+
+    Raises
+    ------
+    UsageError
+        the name cannot be a repository's, or this machine cannot write the files.
+    ArtifactMissing
+        there is no such repository or revision, or it needs a token.
+    NetworkNeeded
+        anything else went wrong on the way.
+    """
+    from huggingface_hub import errors  # noqa: PLC0415  slow to import
+
+    login = "`hf auth login`, or set HF_TOKEN"
+    try:
+        with translate_os_errors(name):
+            yield
+    except errors.HFValidationError as error:
+        raise UsageError(
+            f"{name!r} is neither a folder nor a repository's name, which is owner/name: {error}"
+        ) from None
+    except errors.GatedRepoError:
+        raise ArtifactMissing(
+            f"{name} is only for people who accepted its terms: accept them on its page, then {login}"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise ArtifactMissing(
+            f"the hub has no repository {name}, or it is private: check the spelling; for a private one "
+            f"{login}"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ArtifactMissing(f"{name} has no such revision; give a branch, a tag or a commit") from None
+    except (errors.LocalTokenNotFoundError, errors.BadRequestError) as error:
+        raise UsageError(f"the hub refused {name}: {error}") from None
+    except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]
+        if isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (401, 403):
+            raise ArtifactMissing(
+                f"the hub does not permit this with {name}: {login}, with a token that has the right"
+            ) from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise NetworkNeeded(
+            f"the request to the hub for {name} failed ({reason}). Check the connection and run the same "
+            "again: finished files are not fetched twice"
+        ) from error
+
+
+@contextmanager
+def translate_os_errors(name: str) -> Iterator[None]:
+    """Turn a disk's errors (no room, no permission, read-only) into :class:`UsageError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        place = f" at {error.filename}" if error.filename else ""
+        raise UsageError(
+            f"{name} cannot be written{place}: {os.strerror(error.errno)}. Make room, or choose a place that "
+            "you may write to"
+        ) from error

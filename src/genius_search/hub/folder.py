@@ -1,0 +1,87 @@
+"""Folders that appear complete or not at all, and never replace other things."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from genius_search.errors import UsageError
+from genius_search.hub.access import translate_os_errors
+
+
+@contextmanager
+def claim_folder(place: Path) -> Iterator[Path]:
+    """Hold a folder that is to be made or replaced, so that no other process writes it; yields its full name.
+
+    Raises
+    ------
+    UsageError
+        the name is a file's or the current folder's, or another process writes the folder.
+    """
+    folder = place.expanduser().resolve()
+    if Path.cwd().is_relative_to(folder):
+        raise UsageError(f"{place} is the folder that you are in; give the name of a new one")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{place} is a file; give the name of a new folder")
+    with translate_os_errors(str(place)):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder.parent / f".{folder.name}.lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UsageError(
+                f"{folder} is being written by another process; wait for it, or choose another place"
+            ) from None
+        try:
+            yield folder
+        finally:
+            Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
+
+
+@contextmanager
+def write_folder(place: Path, *, check_replaceable: Callable[[Path], None]) -> Iterator[Path]:
+    """Yield an empty folder to fill; it takes its place when the block ends, and is gone if that fails.
+
+    Parameters
+    ----------
+    check_replaceable
+        raises :class:`UsageError` for a folder that holds what must not be replaced.
+    """
+
+    def check(folder: Path) -> None:
+        if folder.exists() and any(folder.iterdir()):
+            check_replaceable(folder)
+
+    with claim_folder(place) as folder:
+        old = folder.parent / f".{folder.name}.old"
+        check(old)
+        if old.exists() and not folder.exists():  # a process was killed between the two renames below
+            old.rename(folder)
+        check(folder)
+        partial = _temporary_name(folder)
+        partial.mkdir()
+        try:
+            yield partial
+            _remove(old)
+            if folder.exists():
+                folder.rename(old)
+            partial.rename(folder)
+            _remove(old)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _temporary_name(folder: Path) -> Path:
+    return folder.parent / f".{folder.name.removeprefix('.')}.{uuid.uuid4().hex[:8]}.partial"
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder. If the process is killed meanwhile, the rest has a name that is in nobody's way."""
+    if folder.exists():
+        shutil.rmtree(folder.rename(_temporary_name(folder)), ignore_errors=True)

@@ -1,0 +1,159 @@
+"""An index as others get it: one state of it, without deleted items and without the place of its model."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from genius_search.artifact import copy_artifact
+from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
+from genius_search.hub.access import is_repository_name
+from genius_search.hub.card import index_card
+from genius_search.hub.folder import write_folder
+from genius_search.hub.push import check_license
+from genius_search.index.items import ITEMS_FILE
+from genius_search.index.snapshot import Snapshot
+from genius_search.index.store import (
+    CURRENT,
+    DELETED,
+    MOST_ATTEMPTS,
+    SEGMENTS,
+    check_segment,
+    read_deleted,
+    read_manifest,
+    write_manifest,
+)
+from genius_search.index.verify import verify
+from genius_search.index.writer import LOCK, one_writer
+
+OBSOLETE: Final = (f"{SEGMENTS}/*", f"{DELETED}/*")
+"""Files of a repository that an index which is published again no longer needs."""
+
+_COLUMNS: Final = {
+    "text": "texts of the items",
+    "image": "paths of the items' pictures, not the pictures",
+    "source": "their other fields, as JSON",
+}
+
+
+def check_index(folder: Path, read_all: bool = False) -> None:  # noqa: FBT001, FBT002  a callback of hub.pull
+    """Check an index that somebody else made: its files are there and inside; with ``read_all`` verify it.
+
+    Raises
+    ------
+    ArtifactMissing, ArtifactMismatch
+        a file is missing or damaged, or its model would be a folder on this machine.
+    """
+    manifest = read_manifest(folder)
+    model = manifest.model
+    if model and not is_repository_name(model):
+        raise ArtifactMismatch(
+            f"{folder}: {CURRENT} says that its model is {model!r}, expected owner/name or nothing; an "
+            "index that points elsewhere on this machine is not opened"
+        )
+    for entry in manifest.segments:
+        check_segment(folder / SEGMENTS / entry.name, manifest=entry.manifest, verify=False)
+        read_deleted(folder, entry)
+    if read_all:
+        verify(folder)
+
+
+def save_index(
+    source: Path,
+    target: Path,
+    *,
+    name: str | None = None,
+    license: str = "unknown",  # noqa: A002  the hub's word
+    model: str | None = None,
+) -> Path:
+    """Write an index as a folder of its own with a card; it may be changed meanwhile.
+
+    Parameters
+    ----------
+    name
+        of the repository, for the card; by default the folder's.
+    model
+        the name of its model on the hub.
+
+    Raises
+    ------
+    ArtifactMissing, ArtifactMismatch
+        there is no complete index in the folder.
+    UsageError
+        something is at the target, the licence cannot be one, or the model is not named owner/name.
+    """
+    check_license(license)
+    if model is not None and not is_repository_name(model):
+        raise UsageError(
+            f"the model is {model!r}, expected its name on the hub, as owner/name: whoever pulls the index "
+            "has no folder of yours"
+        )
+    read_manifest(source)
+    if target.expanduser().exists():
+        raise UsageError(f"{target} is there already; choose another place")
+    with write_folder(target, check_replaceable=_refuse) as folder:
+        state = _without_deleted(folder, _copy(source, folder, model=model or ""))
+        contents = [label for column, label in _COLUMNS.items() if _has(state, column)]
+        if state.manifest.embeddings != "none":
+            contents.append("an embedding of each item")
+        card = index_card(
+            name or target.expanduser().resolve().name,
+            license=license,
+            model=model,
+            model_fingerprint=state.manifest.model_fingerprint,
+            by_modality={kind.value: count for kind, count in state.count_by_modality().items()},
+            contents=tuple(contents),
+        )
+        (folder / "README.md").write_text(card, encoding="utf-8")
+    return target.expanduser()
+
+
+def _refuse(folder: Path) -> None:
+    raise UsageError(f"{folder} is in the way; move it away, or choose another place")
+
+
+def _copy(source: Path, target: Path, *, model: str) -> Snapshot:
+    """Copy the current state of an index, again if a writer removed a file of it meanwhile."""
+    for _ in range(MOST_ATTEMPTS):
+        state = Snapshot.open(source)
+        facts = state.manifest._replace(model=model)
+        try:
+            for entry in state.manifest.segments:
+                copy_artifact(source / SEGMENTS / entry.name, target / SEGMENTS / entry.name)
+                if entry.deleted is not None:
+                    (target / DELETED).mkdir(exist_ok=True)
+                    shutil.copyfile(source / DELETED / entry.deleted, target / DELETED / entry.deleted)
+            write_manifest(target, state.manifest.replace(model=model))
+            return Snapshot.open(target)
+        except (ArtifactError, OSError, sqlite3.Error):
+            if read_manifest(source) == state.manifest:  # no writer was at work: something is wrong
+                raise
+            for name in (SEGMENTS, DELETED):
+                shutil.rmtree(target / name, ignore_errors=True)
+    raise UsageError(
+        f"{source} changed {MOST_ATTEMPTS} times while it was copied; try again when it is quieter"
+    )
+
+
+def _without_deleted(folder: Path, state: Snapshot) -> Snapshot:
+    """Compact a copy that lists deleted items, because their texts are still in it."""
+    if any(len(segment.dead) for segment in state.segments):
+        with one_writer(folder) as writer:
+            writer.compact()
+        (folder / LOCK).unlink(missing_ok=True)
+        shutil.rmtree(folder / DELETED, ignore_errors=True)
+    return Snapshot.open(folder)
+
+
+def _has(state: Snapshot, column: str) -> bool:
+    """Return whether any item has a value in this column."""
+    for segment in state.segments:
+        uri = f"{(segment.folder / ITEMS_FILE).resolve().as_uri()}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(uri, uri=True)) as items:
+            query = f"SELECT EXISTS (SELECT 1 FROM items WHERE {column} <> '')"  # noqa: S608  one of ours
+            if items.execute(query).fetchone()[0]:
+                return True
+    return False
