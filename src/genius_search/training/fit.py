@@ -17,8 +17,7 @@ from genius_search.data.mbeir import Instructions, MBeir, read_queries
 from genius_search.embed import TrainingFeatures, embed_training
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
-from genius_search.model import Genius, KnownInstruction
-from genius_search.model_file import MODEL_FILE
+from genius_search.model import MODEL_FILE, Genius, KnownInstruction
 from genius_search.nn.parallel import usable
 from genius_search.nn.quantizer import TrainedQuantizer, load_quantizer
 from genius_search.progress import Progress
