@@ -119,7 +119,6 @@ def _copy(source: Path, target: Path, *, model: str) -> Snapshot:
     """Copy the current state of an index, again if a writer removed a file of it meanwhile."""
     for _ in range(MOST_ATTEMPTS):
         state = Snapshot.open(source)
-        facts = state.manifest._replace(model=model)
         try:
             for entry in state.manifest.segments:
                 copy_artifact(source / SEGMENTS / entry.name, target / SEGMENTS / entry.name)
