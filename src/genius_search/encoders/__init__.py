@@ -1,1 +1,1 @@
-"""One protocol, few implementations: small, clip, precomputed, text."""
+"""Encoders turn images and texts into features; `genius_search.encoders.base` holds their protocol."""

@@ -1,138 +1,166 @@
-"""Open an encoder by what a person calls it; only the chosen kind is imported."""
+"""The encoder protocols and `load_encoder`, which opens an encoder by its spec."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
 from genius_search.errors import UsageError
+from genius_search.registry import find_part
+
+Input = TypeVar("Input")
 
 
 class ItemKey(NamedTuple):
-    """Whose content it is. Encoders that look features up need it; the others ignore it."""
+    """The identity of a query or candidate; only encoders that look features up read it."""
 
     role: Literal["query", "candidate"]
     id: str
     split: str | None = None
-    """Which split a query is of, if that is known: numbers of queries start anew in each."""
+    """The split of a query where it is known; each split numbers its queries anew."""
 
 
 class TextInput(NamedTuple):
-    """A text as the encoder shall read it, instruction included."""
+    """A text as the encoder reads it, instruction included."""
 
     text: str
     key: ItemKey
 
 
 class ImageInput(NamedTuple):
-    """A decoded picture (RGB, upright), or None where only the key matters."""
+    """A decoded image (RGB, upright), or None where only the key matters."""
 
     image: Image.Image | None
     key: ItemKey
+
+
+class JointInput(NamedTuple):
+    """The image and the text of one query or candidate, encoded together."""
+
+    image: Image.Image | None
+    """A decoded image (RGB, upright); None where there is none or where only the key matters."""
+    text: str
+    """The text as the encoder reads it, instruction included; empty where there is none."""
+    key: ItemKey
+    has_image: bool
+    """Whether the item has an image, decoded or not."""
 
 
 @runtime_checkable
 class Encoder(Protocol):
-    """Turns images and texts into features, unnormalised, one row each; a batch of one is a batch."""
+    """An encoder of images and texts into unnormalised features, one row per input."""
 
     @property
     def spec(self) -> str:
-        """How a person names it, for example ``clip:openai/clip-vit-base-patch32``."""
+        """The spec that opens this encoder, for example ``clip:openai/clip-vit-base-patch32``."""
         ...
 
     @property
     def dim(self) -> int:
-        """Width of its features."""
+        """The width of the features."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever the features it gives would."""
+        """A hash that changes whenever the features would."""
         ...
 
     @property
     def needs_pixels(self) -> bool:
-        """False when it looks features up by id, so that images need not be decoded."""
+        """Whether images must be decoded; False when features are looked up or only texts are read."""
         ...
 
     def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Features of images."""
+        """Return the features of images."""
         ...
 
     def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Features of texts."""
+        """Return the features of texts."""
         ...
-
-
-class JointInput(NamedTuple):
-    """The image and the text of one query or candidate, to be read together."""
-
-    image: Image.Image | None
-    """A decoded picture (RGB, upright); None where there is none, or where only the key matters."""
-    text: str
-    """As the encoder shall read it, instruction included; empty where there is none."""
-    key: ItemKey
-    has_image: bool
-    """Whether it has an image, decoded or not."""
 
 
 @runtime_checkable
 class JointEncoder(Encoder, Protocol):
-    """An encoder that reads image and text together and gives one vector for both.
+    """An encoder that reads image and text together and returns one vector for both.
 
-    UniIR's CLIP-FF and BLIP-FF do, and so do UniIR's stored embeddings. That vector stands in the text slot
-    of a row of features, and the image slot is absent.
+    UniIR's CLIP-FF and BLIP-FF do. The vector is stored as the text feature, and the image feature is absent.
     """
 
     def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
-        """One vector for image and text together, unnormalised."""
+        """Return one unnormalised vector for each image and text together."""
         ...
 
 
-__all__ = ["load_encoder"]
-
-
 def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> Encoder:
-    """Open ``small:``, ``text:`` or ``uniir:FOLDER``, ``clip:NAME-or-folder`` or ``precomputed:PATH``.
+    """Open an encoder by its spec, importing only the kind that is named.
+
+    Parameters
+    ----------
+    spec
+        ``small:FOLDER``, ``clip:NAME-or-folder``, ``precomputed:PATH``, ``text:FOLDER``, ``uniir:FOLDER``, or
+        the kind of an entry point (:mod:`genius_search.registry`): a function that is called with what
+        follows the colon, ``download=`` and ``device=``.
+    download
+        Allow downloading a model by its name; otherwise nothing touches the network.
+    device
+        The torch device of the weights.
 
     Raises
     ------
     UsageError
-        the spec has another form.
+        The spec names no known kind, or nothing follows the kind.
     ArtifactMissing, ArtifactMismatch, MissingExtra, NetworkNeeded, BadData
-        as the encoder itself says; nothing is downloaded unless ``download``.
+        The encoder cannot be opened.
     """
-    kind, _, where = spec.partition(":")
-    if not where:
-        kind = ""
+    kind, _, place = spec.partition(":")
+    if not place:
+        raise UsageError(
+            f"encoder {spec!r} is not known; give small:FOLDER, clip:NAME-or-folder, precomputed:PATH, "
+            "text:FOLDER, uniir:FOLDER or another KIND:PLACE"
+        )
     match kind:
         case "small":
             from genius_search.encoders.small import load_small  # noqa: PLC0415  lazily, as said above
 
-            return load_small(Path(where).expanduser(), device=device)
+            return load_small(Path(place).expanduser(), device=device)
         case "clip":
             from genius_search.encoders.pretrained import ClipEncoder  # noqa: PLC0415
 
-            return ClipEncoder(where, download=download, device=device)
+            return ClipEncoder(place, download=download, device=device)
         case "precomputed":
             from genius_search.encoders.precomputed import open_precomputed  # noqa: PLC0415
 
-            return open_precomputed(Path(where).expanduser())
+            return open_precomputed(Path(place).expanduser())
         case "text":
             from genius_search.encoders.sentence import SentenceEncoder  # noqa: PLC0415
 
-            return SentenceEncoder(Path(where).expanduser(), device=device)
+            return SentenceEncoder(Path(place).expanduser(), device=device)
         case "uniir":
             from genius_search.encoders.uniir import load_uniir  # noqa: PLC0415
 
-            return load_uniir(Path(where).expanduser(), device=device)
+            return load_uniir(Path(place).expanduser(), device=device)
         case _:
-            raise UsageError(
-                f"encoder {spec!r} is not known; give small:FOLDER, clip:NAME-or-folder, precomputed:PATH, "
-                "text:FOLDER or uniir:FOLDER"
-            )
+            built_in = dict.fromkeys(("small", "clip", "precomputed", "text", "uniir"), load_encoder)
+            return find_part("encoders", kind, built_in)(place, download=download, device=device)
+
+
+def decoded_images(images: Sequence[ImageInput]) -> list[Image.Image]:
+    """Return the images themselves; raise :class:`UsageError` where one was not decoded."""
+    for image in images:
+        if image.image is None:
+            raise UsageError(f"{image.key.role} {image.key.id}: this encoder needs the image itself, decoded")
+    return [image.image for image in images if image.image is not None]
+
+
+def encode_in_batches(
+    encode: Callable[[Sequence[Input]], Tensor], items: Sequence[Input], *, size: int, dim: int
+) -> Float[Tensor, "items dim"]:
+    """Encode ``size`` items at a time and return the features on the CPU."""
+    parts = [encode(items[start : start + size]).cpu() for start in range(0, len(items), size)]
+    return torch.cat([torch.zeros(0, dim), *parts])

@@ -1,207 +1,341 @@
-"""`precomputed:PATH`: features that were computed elsewhere, looked up by id.
+"""`precomputed:PATH`: features computed elsewhere, in plain ``.npy`` files, looked up by id.
 
-PATH is a folder or a file, in one of three layouts:
+PATH is a folder, or one file in it:
 
-- plain ``.npy`` files of one's own (:mod:`genius_search.encoders.precomputed_table`);
-- GENIUS's ``*_IT_dict.pt`` files, image and text apart;
-- UniIR's ``*_embed.npy`` files with their ``*_ids.npy``, one vector for both
-  (:mod:`genius_search.encoders.precomputed_published`).
+- ``text_features.npy`` and ``image_features.npy``, two-dimensional; either may be absent. Queries and
+  candidates share them, unless ``query_text_features.npy``, ``candidate_image_features.npy`` and so on are
+  there, which come first.
+- beside ``X_features.npy`` its ids, one per row, in the first that exists of ``X_features_ids.npy``,
+  ``X_ids.npy``, ``query_ids.npy`` or ``candidate_ids.npy`` (for a file with that prefix) and ``ids.npy``: ids
+  as text (``"9:12"``), or M-BEIR's integers. Without one, row ``r`` (from 0) is number ``r + 1`` of its data
+  set, for queries and candidates alike.
 """
 
 from __future__ import annotations
 
-import zipfile
+import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
-from genius_search.encoders.base import ImageInput, ItemKey, JointInput, TextInput
-from genius_search.encoders.precomputed_published import (
-    GENIUS_FILES,
-    UNIIR_FILES,
-    find_published,
-    open_genius,
-    open_uniir,
-)
-from genius_search.encoders.precomputed_table import Held, Role, Table, open_plain
+from genius_search.encoders.base import ImageInput, ItemKey, TextInput
 from genius_search.errors import ArtifactMissing, BadData, UsageError
+from genius_search.records import CANDIDATE_CAP, QUERY_CAP, candidate_number, parse_id, query_number
 
-__all__ = ["PrecomputedEncoder", "PrecomputedJointEncoder", "open_precomputed"]
+Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[Any]]
+Role: TypeAlias = Literal["query", "candidate"]
 
-
-def open_precomputed(path: Path) -> PrecomputedEncoder | PrecomputedJointEncoder:
-    """Open the features at a path, whatever their layout.
-
-    Raises
-    ------
-    ArtifactMissing
-        no features are at the path.
-    BadData
-        a file is not what it should be, or files do not fit together.
-    ArtifactMismatch
-        a torch file is damaged, or asks for code to be run.
-    UsageError
-        a file's name does not say what it holds, or the folder holds several layouts.
-    """
-    if not path.exists():
-        raise ArtifactMissing(f"precomputed:{path}: no such file or folder")
-    if not path.is_dir() and path.suffix not in (".npy", ".pt"):
-        raise UsageError(f"precomputed:{path} is neither a folder nor a .npy or .pt file")
-    if path.is_dir() and any(path.glob("*_features.npy")):
-        return PrecomputedEncoder(path, open_plain(path))
-    genius, uniir = find_published(path, GENIUS_FILES), find_published(path, UNIIR_FILES)
-    if genius and uniir:
-        raise UsageError(
-            f"precomputed:{path} holds features of GENIUS ({genius[0].name}) and of UniIR ({uniir[0].name}); "
-            "give the folder of one"
-        )
-    if uniir:
-        return PrecomputedJointEncoder(path, open_uniir(uniir))
-    return PrecomputedEncoder(path, open_genius(genius) if genius else open_plain(path))
+ROLES: Final[tuple[Role, ...]] = ("query", "candidate")
+PARTS: Final = ("text", "image")
+_SHOWN: Final = 5
+_PLAIN_ID: Final = "(?:0|[1-9][0-9]{0,3}):(?:0|[1-9][0-9]{0,11})"
+_PLAIN_IDS: Final = re.compile(rf"{_PLAIN_ID}(?:\n{_PLAIN_ID})*")
 
 
-class _Precomputed:
-    """What both kinds share: where the features are and how wide."""
+class Held(NamedTuple):
+    """The role, part and split whose features a table holds."""
 
-    def __init__(self, path: Path, tables: Mapping[Held, Table]) -> None:
-        self._path = path
-        self._tables = tables
-        widths = {file.features.shape[1]: file.file for table in tables.values() for file in table.files}
+    role: Role
+    part: str
+    """``image``, ``text`` or ``joint``."""
+    split: str | None = None
+    """The split of queries; None where the files do not say, and for candidates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureFile:
+    """One file's features, memory-mapped, and the ids of its rows."""
+
+    file: Path
+    features: Array
+    """Floating point, one row per item."""
+    ids: Array | None = None
+    """Sorted ids, as text or as M-BEIR's integers; None where row ``r`` is number ``r + 1``."""
+    rows: Array | None = None
+    """The row of each id."""
+    ids_file: Path | None = None
+    """The file of the ids, if that is another."""
+    present: Array | None = None
+    """False at rows that mark a missing modality; None where all rows count."""
+
+    def stored_ids(self, keys: Sequence[ItemKey]) -> Array:
+        """Return ids of items of one role in the form in which this file stores them."""
+        if self.ids is None:
+            return np.array([parse_id(key.id)[1] - 1 for key in keys], dtype=np.int64)
+        return numbers_of(keys) if self.ids.dtype.kind in "iu" else np.array([key.id for key in keys])
+
+    def find(self, ids: Array) -> Int64[np.ndarray, " items"]:
+        """Return the row of each stored id, or −1."""
+        if self.ids is None or self.rows is None:
+            return np.where((ids >= 0) & (ids < len(self.features)), ids, -1)
+        if not len(self.ids):
+            return np.full(len(ids), -1, dtype=np.int64)
+        places = np.searchsorted(self.ids, ids).clip(max=len(self.ids) - 1)
+        return np.where(self.ids[places] == ids, self.rows[places], -1).astype(np.int64)
+
+    def read(self, rows: Int64[np.ndarray, " items"], keys: Sequence[ItemKey]) -> Float[Tensor, "items dim"]:
+        """Return rows as 32-bit floats; ``keys`` name their items in errors.
+
+        Raises
+        ------
+        BadData
+            A row is marked as missing, or holds NaN or infinity.
+        """
+        if self.present is not None and not self.present[rows].all():
+            absent = np.flatnonzero(~self.present[rows])
+            raise BadData(
+                f"{name_items(keys, absent)} marked as missing in {self.file}, and the records have this "
+                "modality; are the features of another data set?"
+            )
+        features = torch.from_numpy(np.asarray(self.features[rows])).float()
+        # A sum is finite where every term is, and much faster to compute than a flag per number.
+        if not bool(features.sum().isfinite()):
+            broken = (~features.isfinite()).any(dim=1).nonzero().flatten().tolist()
+            if broken:
+                key = keys[broken[0]]
+                raise BadData(
+                    f"{self.file}, row {rows[broken[0]]} ({key.role} {key.id}) holds NaN or infinity; "
+                    "compute it again"
+                )
+        return features
+
+
+class PrecomputedEncoder:
+    """Image and text features looked up by id; nothing that is not in the files can be encoded."""
+
+    kind: str = "precomputed"
+    needs_pixels: bool = False
+
+    def __init__(self, path: Path, tables: Mapping[Held, Sequence[FeatureFile]]) -> None:
+        self.path = path
+        self.tables = tables
+        widths = {file.features.shape[1]: file.file for files in tables.values() for file in files}
         if len(widths) > 1:
-            said = ", ".join(f"{file.name} has {width}" for width, file in sorted(widths.items()))
-            raise BadData(f"the features in {path} must have one width: {said}")
+            listed = ", ".join(f"{file.name} has {width}" for width, file in sorted(widths.items()))
+            raise BadData(f"the features in {path} must have one width: {listed}")
+        self.dim = int(next(iter(widths)))
 
     @property
     def spec(self) -> str:
         """``precomputed:PATH``."""
-        return f"precomputed:{self._path}"
-
-    @property
-    def dim(self) -> int:
-        """Width of its features."""
-        return next(iter(self._tables.values())).dim
+        return f"{self.kind}:{self.path}"
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the contents of its files."""
-        known: dict[Path, str] = {}
-
-        def read(file: Path | None) -> str:
-            if file is None:
-                return "by row"
-            if file not in known:
-                known[file] = _fingerprint(file)
-            return known[file]
-
+        """A hash of the contents of the files."""
+        hashed = cache(self.hash_file)
         return fingerprint_of(
             {
-                " ".join(filter(None, held)): [[read(file.file), read(file.ids_file)] for file in table.files]
-                for held, table in self._tables.items()
+                " ".join(filter(None, held)): [
+                    [hashed(file.file), hashed(file.ids_file) if file.ids_file else "by row"]
+                    for file in files
+                ]
+                for held, files in self.tables.items()
             }
         )
 
-    @property
-    def needs_pixels(self) -> bool:
-        """It needs ids only."""
-        return False
+    def hash_file(self, file: Path) -> str:
+        """Return a hash of a file's contents."""
+        return file_fingerprint(file)
 
-    def _look_up(self, part: str, keys: Sequence[ItemKey]) -> Float[Tensor, "items dim"]:
-        places: dict[tuple[Role, str | None], list[int]] = {}
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Return the features of known images."""
+        return self.look_up("image", [image.key for image in images])
+
+    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+        """Return the features of known texts, whatever the text says now."""
+        return self.look_up("text", [text.key for text in texts])
+
+    def look_up(self, part: str, keys: Sequence[ItemKey]) -> Float[Tensor, "items dim"]:
+        """Return the features of items by id; a file that holds an id comes before later ones.
+
+        Raises
+        ------
+        ArtifactMissing
+            No file holds this part of this role.
+        BadData
+            Ids have no row, a row is marked as missing, or holds NaN or infinity.
+        UsageError
+            An id is empty: the content is new.
+        """
+        if not all(key.id for key in keys):
+            raise UsageError(
+                "precomputed features cannot embed new content: they are looked up by the id of a known "
+                "query or candidate. Use an encoder that reads texts and images, such as small or clip"
+            )
+        groups: dict[tuple[Role, str | None], list[int]] = {}
         for place, key in enumerate(keys):
-            places.setdefault((key.role, key.split), []).append(place)
-        if len(places) == 1:
-            return self._table(part, keys[0]).look_up(keys)
-        features = torch.zeros(len(keys), self.dim)
-        for here in places.values():
-            own = [keys[place] for place in here]
-            features[here] = self._table(part, own[0]).look_up(own)
+            groups.setdefault((key.role, key.split), []).append(place)
+        features = torch.empty(len(keys), self.dim)
+        for places in groups.values():
+            left = np.array(places)
+            files = self.files_of(part, keys[places[0]])
+            ids = files[0].stored_ids([keys[place] for place in places])
+            for file in files:
+                rows = file.find(ids)
+                known = rows >= 0
+                here = left[known]
+                features[torch.from_numpy(here)] = file.read(rows[known], [keys[place] for place in here])
+                left, ids = left[~known], ids[~known]
+            if len(left):
+                first = files[0]
+                where = first.ids_file or first.file
+                others = f" and {len(files) - 1} other files" if len(files) > 1 else ""
+                problem = (
+                    f"{name_items(keys, left)} not among the ids in {where}{others} ({len(left):,} of "
+                    f"{len(places):,} looked up together)"
+                )
+                if first.ids is None:
+                    problem += (
+                        f". Its {len(first.features)} rows are number 1 and on of any data set; if they do "
+                        f"not follow the ids' numbers, put the ids beside it, as {_ids_names(where)[0]}"
+                    )
+                raise BadData(problem)
         return features
 
-    def _table(self, part: str, key: ItemKey) -> Table:
-        """What holds this item's features: of its own split, where files say theirs."""
-        tables = {held.split: table for held, table in self._tables.items() if held[:2] == (key.role, part)}
-        if not tables:
-            there = ", ".join(dict.fromkeys(f"{held.part} of {held.role}" for held in self._tables))
-            raise ArtifactMissing(
-                f"{self.spec} has no {part} features for {key.role} {key.id}: {self._remedy(key.role, part)} "
-                f"(there are: {there})"
-            )
-        found = tables.get(key.split) or tables.get(None)
-        if found is not None:
-            return found
-        others = " and ".join(f"{table.files[0].file} ({split})" for split, table in tables.items())
-        if key.split is not None:
-            raise BadData(
-                f"query {key.id} is of split {key.split}, and {self.spec} holds queries of another: "
-                f"{others}. Their numbers mean other queries; give a folder that holds this split too, in "
-                f"files or folders whose names end in {key.split}"
-            )
-        if len(tables) == 1:
-            return next(iter(tables.values()))
-        raise UsageError(
-            f"{self.spec} holds queries of several splits, {others}, and nothing says of which query "
-            f"{key.id} is; give the folder of one"
-        )
+    def files_of(self, part: str, key: ItemKey) -> Sequence[FeatureFile]:
+        """Return the files that hold this part of items like this one."""
+        files = self.tables.get(Held(key.role, part))
+        if files is None:
+            folder = self.path if self.path.is_dir() else self.path.parent
+            raise self.missing(part, key, f"put {part}_features.npy into {folder}")
+        return files
 
-    def _remedy(self, role: Role, part: str) -> str:
-        folder = self._path if self._path.is_dir() else self._path.parent
-        published = self._path.suffix == ".pt" or not any(folder.glob("*_features.npy"))
-        if not published:
-            return f"put {part}_features.npy into {folder}"
-        which = "query files" if role == "query" else "candidate pools' files"
-        return f"give a folder that holds the {which} too"
-
-
-class PrecomputedEncoder(_Precomputed):
-    """Looks image and text features up by id; cannot embed anything that is not in its files."""
-
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Features of known images."""
-        return self._look_up("image", [image.key for image in images])
-
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Features of known texts, whatever the text says now."""
-        return self._look_up("text", [text.key for text in texts])
-
-
-class PrecomputedJointEncoder(_Precomputed):
-    """Looks up one vector for image and text together by id."""
-
-    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
-        """Vectors of known queries or candidates, whatever they hold now."""
-        return self._look_up("joint", [item.key for item in items])
-
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Refused: image and text are not apart."""
-        raise self._not_apart("image", len(images))
-
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Refused: image and text are not apart."""
-        raise self._not_apart("text", len(texts))
-
-    def _not_apart(self, part: str, count: int) -> UsageError:
-        return UsageError(
-            f"{self.spec} holds one vector for image and text together and has no {part} features, of which "
-            f"{count} were asked for; what needs them apart needs GENIUS's own feature files"
+    def missing(self, part: str, key: ItemKey, remedy: str) -> ArtifactMissing:
+        """Return the error for a part that no file holds."""
+        held = ", ".join(dict.fromkeys(f"{held.part} of {held.role}" for held in self.tables))
+        return ArtifactMissing(
+            f"{self.spec} has no {part} features for {key.role} {key.id}: {remedy} (there are: {held})"
         )
 
 
-def _fingerprint(file: Path) -> str:
-    """A torch file says the checksums of its tensors, so that not all of it needs to be read.
+def open_precomputed(path: Path) -> PrecomputedEncoder:
+    """Open the features of a folder; a file stands for what its name says, beside the others of its folder.
 
-    Unless it was saved without (``torch.serialization.set_crc32_options``): then all of them are 0.
+    Raises
+    ------
+    ArtifactMissing
+        No features are at the path.
+    BadData
+        A file is not what it should be, or files do not fit together.
+    UsageError
+        The path is no ``.npy`` file, or its name does not say what it holds.
     """
-    if not zipfile.is_zipfile(file):
-        return file_fingerprint(file)
-    with zipfile.ZipFile(file) as container:
-        entries = container.infolist()
-    if not all(entry.CRC for entry in entries if entry.file_size):
-        return file_fingerprint(file)
-    return fingerprint_of(
-        sorted([entry.filename.partition("/")[2], entry.file_size, entry.CRC] for entry in entries)
-    )
+    if not path.exists():
+        raise ArtifactMissing(f"precomputed:{path}: no such file or folder")
+    if not path.is_dir() and path.suffix != ".npy":
+        raise UsageError(f"precomputed:{path} is neither a folder nor a .npy file")
+    folder = path if path.is_dir() else path.parent
+    files = {
+        Held(role, part): file
+        for role in ROLES
+        for part in PARTS
+        for name in (f"{part}_features.npy", f"{role}_{part}_features.npy")
+        if (file := folder / name).is_file()
+    }
+    if not path.is_dir():
+        bare = path.name.removeprefix("query_").removeprefix("candidate_")
+        part = next((part for part in PARTS if bare.startswith(part)), None)
+        if part is None or path.name.endswith("_embed.npy"):
+            raise UsageError(
+                f"precomputed:{path}: the file's name must start with text or image, to say what it holds; "
+                "for example text_features.npy. The authors' published features are published:PATH"
+            )
+        for role in [role for role in ROLES if path.name.startswith(f"{role}_")] or ROLES:
+            files[Held(role, part)] = path
+    if not files:
+        raise ArtifactMissing(
+            f"{folder} has neither text_features.npy nor image_features.npy; features that GENIUS's or "
+            "UniIR's authors published (*_IT_dict.pt, *_embed.npy) are opened by published:PATH"
+        )
+    opened = {file: _open_features(file) for file in dict.fromkeys(files.values())}
+    return PrecomputedEncoder(path, {held: [opened[file]] for held, file in files.items()})
+
+
+def _open_features(file: Path) -> FeatureFile:
+    features = map_features(file)
+    ids_file = next((file.parent / name for name in _ids_names(file) if (file.parent / name).is_file()), None)
+    if ids_file is None:
+        return FeatureFile(file=file, features=features)
+    ids = map_array(ids_file)
+    if ids.ndim != 1 or ids.dtype.kind not in "iuU":
+        raise BadData(
+            f"{ids_file} holds {ids.dtype} of shape {ids.shape}; expected one integer or text per row"
+        )
+    if len(ids) != len(features):
+        raise BadData(f"{ids_file} has {len(ids)} ids, but {file} has {len(features)} rows")
+    values, rows = sort_ids(ids if ids.dtype.kind == "U" else ids.astype(np.int64))
+    if len(values) < len(ids):
+        listed, counts = np.unique(ids, return_counts=True)
+        raise BadData(f"{ids_file} has the id {listed[counts > 1][0]} more than once")
+    return FeatureFile(file=file, features=features, ids=values, rows=rows, ids_file=ids_file)
+
+
+def _ids_names(features: Path) -> list[str]:
+    kind = features.stem.removesuffix("_features")
+    roles = [f"{role}_ids.npy" for role in ROLES if kind.startswith(f"{role}_")]
+    return [f"{features.stem}_ids.npy", f"{kind}_ids.npy", *roles, "ids.npy"]
+
+
+def map_array(file: Path) -> Array:
+    """Memory-map an array of numbers or texts; raise :class:`BadData` where the file is none."""
+    try:
+        array: Array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError) as error:
+        raise BadData(f"{file} is not an array that numpy can map: {error}") from error
+    return array.view(np.ndarray)
+
+
+def map_features(file: Path) -> Array:
+    """Memory-map an array of floating point numbers, one row per item."""
+    return check_features(str(file), map_array(file))
+
+
+def check_features(name: str, features: Array) -> Array:
+    """Return an array that can hold features; raise :class:`BadData` for any other."""
+    if features.ndim != 2 or features.dtype.kind != "f" or features.shape[1] == 0:
+        raise BadData(
+            f"{name} holds {features.dtype} of shape {features.shape}; "
+            "expected floating point numbers, one row per item"
+        )
+    return features
+
+
+def sort_ids(ids: Array, rows: Array | None = None) -> tuple[Array, Array]:
+    """Sort ids and their rows (by default their places); of an id that occurs twice the first stays."""
+    values, first = np.unique(ids, return_index=True)
+    return values, first if rows is None else rows[first]
+
+
+def numbers_of(keys: Sequence[ItemKey]) -> Int64[np.ndarray, " items"]:
+    """Return M-BEIR's integers of items of one role, parsed together where all ids are plain."""
+    if not keys:
+        return np.zeros(0, dtype=np.int64)
+    is_query = keys[0].role == "query"
+    cap = QUERY_CAP if is_query else CANDIDATE_CAP
+    text = "\n".join(key.id for key in keys)
+    if _PLAIN_IDS.fullmatch(text):
+        pairs = np.fromstring(text.replace(":", "\n"), dtype=np.int64, sep="\n").reshape(-1, 2)
+        if len(pairs) == len(keys) and int(pairs[:, 1].max()) < cap:
+            return pairs[:, 0] * cap + pairs[:, 1]
+    number = query_number if is_query else candidate_number  # names the wrong id and what is wrong
+    return np.array([number(key.id) for key in keys], dtype=np.int64)
+
+
+def name_items(keys: Sequence[ItemKey], places: Array) -> str:
+    """Return ``query 9:1 is``, or ``7 queries (9:1, 9:2, …) are``."""
+    shown = [keys[place].id for place in places[:_SHOWN].tolist()]
+    role = keys[int(places[0])].role
+    if len(places) == 1:
+        return f"{role} {shown[0]} is"
+    roles = "queries" if role == "query" else "candidates"
+    more = ", …" if len(places) > len(shown) else ""
+    return f"{len(places):,} {roles} ({', '.join(shown)}{more}) are"

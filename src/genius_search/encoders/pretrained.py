@@ -5,67 +5,49 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor
 
 from genius_search.artifact import file_fingerprint
-from genius_search.encoders.base import ImageInput, TextInput
-from genius_search.encoders.pixels import pixels_of
+from genius_search.encoders.base import ImageInput, TextInput, decoded_images, encode_in_batches
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, NetworkNeeded, UsageError
 from genius_search.hub.access import check_reachable, is_path, translate_hub_errors
 from genius_search.hub.pull import ENCODER_FILES
 
-__all__ = [
-    "check_files",
-    "contents_fingerprint",
-    "find_checkpoint",
-    "need_transformers",
-    "quietly",
-    "read_json",
-]
+BATCH: Final = 64
 
 _WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
 _TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model")
+_PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
+_SETTINGS: Final = ("config.json", "tokenizer_config.json", *_PROCESSORS)
 
 
 def need_transformers() -> None:
     """Raise :class:`MissingExtra` where transformers is not installed."""
     if importlib.util.find_spec("transformers") is None:
         raise MissingExtra(
-            "this encoder needs transformers, which is not installed: pip install genius-retrieval[hf]"
+            "this encoder needs transformers, which is not installed: pip install genius-search[hf]"
         )
 
 
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Load weights without transformers' own progress bar, which would stand among ours."""
-    from transformers.utils import logging  # noqa: PLC0415  takes seconds to import
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def find_checkpoint(name: str, *, download: bool) -> Path:
-    """Find a folder, or a model by its name in the local cache; fetch it only with ``download``.
+    """Return a model's folder: a path, or a name in the hub's local cache.
 
     Raises
     ------
     ArtifactMissing
-        the name can only be a folder, and there is none.
+        The name can only be a folder, and there is none.
+    UsageError
+        The name is neither a folder nor a name on the hub.
     NetworkNeeded
-        it is not on this machine, and downloading was not asked for or is not possible.
+        The model is not on this machine, and ``download`` is off or fails.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -74,17 +56,13 @@ def find_checkpoint(name: str, *, download: bool) -> Path:
         raise ArtifactMissing(
             f"there is no folder {name!r}; give a model's folder, or its name as owner/model"
         )
-    return _in_cache(name, download=download)
-
-
-def _in_cache(name: str, *, download: bool) -> Path:
     from huggingface_hub import snapshot_download  # noqa: PLC0415  slow, and only needed here
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
     patterns = list(ENCODER_FILES)
     try:
         cached = Path(snapshot_download(name, local_files_only=True, allow_patterns=patterns))
-        if not _lacking(cached) or not download:
+        if not download or not _missing_files(cached):
             return cached
     except LocalEntryNotFoundError:
         pass
@@ -101,68 +79,126 @@ def _in_cache(name: str, *, download: bool) -> Path:
 
 
 def check_files(folder: Path, *, image_processor: bool) -> None:
-    """Raise :class:`ArtifactMissing` naming the files that a model's folder lacks."""
-    lacking = _lacking(folder)
-    if image_processor and not _any(folder, ("preprocessor_config.json", "processor_config.json")):
-        lacking.append("preprocessor_config.json")
-    if lacking:
-        raise ArtifactMissing(f"{folder} is not a complete model: it lacks {', '.join(lacking)}")
+    """Check that a model's folder is complete and asks for no code of its own.
+
+    Raises
+    ------
+    ArtifactMissing
+        Files are missing; the message names them.
+    ArtifactMismatch
+        A settings file holds ``auto_map``, by which transformers would run programs from the folder.
+    """
+    missing = _missing_files(folder)
+    if image_processor and not any((folder / name).is_file() for name in _PROCESSORS):
+        missing.append(_PROCESSORS[0])
+    if missing:
+        raise ArtifactMissing(f"{folder} is not a complete model: it lacks {', '.join(missing)}")
+    refuse_code(folder)
 
 
-def _lacking(folder: Path) -> list[str]:
-    lacking = [] if (folder / "config.json").is_file() else ["config.json"]
-    if not _any(folder, _WEIGHTS):
-        lacking.append("model.safetensors")
-    index = folder / "model.safetensors.index.json"
+def refuse_code(folder: Path) -> None:
+    """Raise :class:`ArtifactMismatch` where a settings file of a folder holds ``auto_map``."""
+    for file in (folder / name for name in _SETTINGS):
+        waiting = [read_json(file)] if file.is_file() else []
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, dict):
+                if "auto_map" in value:
+                    raise ArtifactMismatch(
+                        f"{file} holds auto_map, which asks for code from the model's folder to be run; "
+                        "nothing was run. Use a model that transformers itself knows"
+                    )
+                waiting += value.values()
+            elif isinstance(value, list):
+                waiting += value
+
+
+def _missing_files(folder: Path) -> list[str]:
+    missing = [] if (folder / "config.json").is_file() else ["config.json"]
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        missing.append(_WEIGHTS[0])
+    index = folder / _WEIGHTS[1]
     if index.is_file():
-        shards: Iterable[str] = set(read_json(index).get("weight_map", {}).values())
-        lacking += [name for name in sorted(shards) if not (folder / name).is_file()]
-    if not _any(folder, _TOKENIZERS):
-        lacking.append("tokenizer.json")
-    return lacking
-
-
-def _any(folder: Path, names: tuple[str, ...]) -> bool:
-    return any((folder / name).is_file() for name in names)
+        shards = set(read_json(index).get("weight_map", {}).values())
+        missing += [name for name in sorted(shards) if not (folder / name).is_file()]
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        missing.append(_TOKENIZERS[0])
+    return missing
 
 
 def read_json(file: Path) -> Any:
-    """Read a settings file."""
+    """Read a settings file; raise :class:`ArtifactMismatch` where it is not JSON."""
     try:
         return json.loads(file.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactMismatch(f"{file} is not valid JSON: {error}") from None
 
 
 def contents_fingerprint(folder: Path) -> str:
-    """SHA-256 over the names and contents of a model's settings, tokenizer and weights."""
-    files = sorted({file for pattern in ENCODER_FILES for file in folder.glob(pattern)})
+    """Return the SHA-256 of the names and contents of a model's settings, tokenizer and weights."""
     total = hashlib.sha256()
-    for file in files:
+    for file in sorted({file for pattern in ENCODER_FILES for file in folder.glob(pattern)}):
         total.update(f"{file.name}\0{file_fingerprint(file)}\n".encode())
     return total.hexdigest()
 
 
-__all__ = ["ClipEncoder"]
+def load_model(folder: Path, *, device: str) -> Any:
+    """Load a folder's model in single precision, without transformers' own progress bar."""
+    from transformers import AutoModel  # noqa: PLC0415  takes seconds to import
+    from transformers.utils import logging  # noqa: PLC0415
 
-_KINDS: Final = ("clip", "siglip")
-_BATCH: Final = 64
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model = AutoModel.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+        )
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
+    return model.to(device).eval()
+
+
+def load_image_processor(folder: Path) -> Any:
+    """Open a folder's image processor."""
+    from transformers import AutoImageProcessor  # noqa: PLC0415  takes seconds to import
+
+    return AutoImageProcessor.from_pretrained(
+        folder, backend="pil", local_files_only=True, trust_remote_code=False
+    )
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Open a folder's tokenizer, from ``tokenizer.json`` where there is one: that needs no other library."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415  takes seconds to import
+
+    kind = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
+    return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 class ClipEncoder:
-    """Image and text features of CLIP or SigLIP: the projected ones, not normalised.
+    """CLIP or SigLIP: projected image and text features, not normalised.
+
+    Parameters
+    ----------
+    name
+        A folder, or a name on the Hugging Face hub.
+    download
+        Allow downloading a name that is not in the local cache.
 
     Raises
     ------
     MissingExtra
         transformers is not installed.
     NetworkNeeded
-        the model is not on this machine, and ``download`` is off or did not work.
+        The model is not on this machine, and ``download`` is off or fails.
     ArtifactMissing
-        the folder lacks files.
+        The folder lacks files.
     ArtifactMismatch
-        the folder holds another kind of model.
+        The folder holds another kind of model, or asks for code to be run.
     """
+
+    needs_pixels: bool = True
 
     def __init__(self, name: str, *, download: bool = False, device: str = "cpu") -> None:
         need_transformers()
@@ -170,79 +206,58 @@ class ClipEncoder:
         self._device = device
         self._folder = find_checkpoint(name, download=download)
         check_files(self._folder, image_processor=True)
-        self._kind = _kind_of(self._folder)
-
-        from transformers import AutoImageProcessor, AutoModel  # noqa: PLC0415  takes seconds to import
-
-        with quietly():
-            self._model = AutoModel.from_pretrained(self._folder, dtype=torch.float32, local_files_only=True)
-        self._model.to(device).eval()
-        self._pixels = AutoImageProcessor.from_pretrained(self._folder, backend="pil", local_files_only=True)
+        self._kind = str(read_json(self._folder / "config.json").get("model_type"))
+        if self._kind not in ("clip", "siglip"):
+            raise ArtifactMismatch(
+                f"{self._folder} holds a {self._kind!r} model; clip: reads clip and siglip"
+            )
+        self._model = load_model(self._folder, device=device)
+        self._pixels = load_image_processor(self._folder)
         self._tokenizer = load_tokenizer(self._folder)
 
     @property
     def spec(self) -> str:
-        """``clip:`` and what a person gave."""
+        """``clip:`` and the name or folder."""
         return f"clip:{self._name}"
 
     @property
     def dim(self) -> int:
-        """Width of its features."""
+        """The width of the features."""
         config = self._model.config
         width: int = config.projection_dim if self._kind == "clip" else config.text_config.projection_size
         return width
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of its settings, tokenizer and weights."""
+        """A hash of settings, tokenizer and weights."""
         return contents_fingerprint(self._folder)
-
-    @property
-    def needs_pixels(self) -> bool:
-        """It looks at pictures."""
-        return True
 
     @torch.inference_mode()
     def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Features of pictures."""
-        pictures = pixels_of(images)
-        features = [torch.zeros(0, self.dim)]
-        for start in range(0, len(pictures), _BATCH):
-            pixels = self._pixels(images=pictures[start : start + _BATCH], return_tensors="pt")
-            found = self._model.get_image_features(pixel_values=pixels["pixel_values"].to(self._device))
-            features.append(found.pooler_output.cpu())
-        return torch.cat(features)
+        """Return the features of images."""
+        return encode_in_batches(self._encode_images, decoded_images(images), size=BATCH, dim=self.dim)
 
     @torch.inference_mode()
     def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Features of texts, cut at the model's longest."""
-        features = [torch.zeros(0, self.dim)]
-        for start in range(0, len(texts), _BATCH):
-            tokens = self._tokenizer(
-                [text.text for text in texts[start : start + _BATCH]],
-                # SigLIP was trained on texts padded to its full length, and reads the padding.
-                padding="max_length" if self._kind == "siglip" else "longest",
-                truncation=True,
-                max_length=self._model.config.text_config.max_position_embeddings,
-                return_tensors="pt",
-            )
-            inputs = {"input_ids": tokens["input_ids"].to(self._device)}
-            if self._kind == "clip":
-                inputs["attention_mask"] = tokens["attention_mask"].to(self._device)
-            features.append(self._model.get_text_features(**inputs).pooler_output.cpu())
-        return torch.cat(features)
+        """Return the features of texts, cut at the model's maximum length."""
+        return encode_in_batches(self._encode_texts, [text.text for text in texts], size=BATCH, dim=self.dim)
 
+    def _encode_images(self, images: Sequence[Image.Image]) -> Tensor:
+        pixels = self._pixels(images=list(images), return_tensors="pt")["pixel_values"]
+        features: Tensor = self._model.get_image_features(pixel_values=pixels.to(self._device)).pooler_output
+        return features
 
-def load_tokenizer(folder: Path) -> Any:
-    """Open a folder's tokenizer, by ``tokenizer.json`` where it is there: that needs no other library."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415  takes seconds to import
-
-    kind = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
-    return kind.from_pretrained(folder, local_files_only=True)
-
-
-def _kind_of(folder: Path) -> str:
-    kind = str(read_json(folder / "config.json").get("model_type"))
-    if kind not in _KINDS:
-        raise ArtifactMismatch(f"{folder} holds a {kind!r} model; clip: reads {' and '.join(_KINDS)}")
-    return kind
+    def _encode_texts(self, texts: Sequence[str]) -> Tensor:
+        tokens = self._tokenizer(
+            list(texts),
+            # SigLIP was trained on texts padded to its full length, and reads the padding.
+            padding="max_length" if self._kind == "siglip" else "longest",
+            truncation=True,
+            max_length=self._model.config.text_config.max_position_embeddings,
+            return_tensors="pt",
+        )
+        inputs = {"input_ids": tokens["input_ids"].to(self._device)}
+        if self._kind == "clip":
+            inputs["attention_mask"] = tokens["attention_mask"].to(self._device)
+        features: Tensor = self._model.get_text_features(**inputs).pooler_output
+        return features

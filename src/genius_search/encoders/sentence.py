@@ -1,4 +1,4 @@
-"""`text:FOLDER`: a sentence embedder in sentence-transformers' layout, for data without pictures."""
+"""`text:FOLDER`: a sentence embedder in sentence-transformers' layout, for data without images."""
 
 from __future__ import annotations
 
@@ -13,55 +13,58 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
-from genius_search.encoders.base import ImageInput, TextInput
+from genius_search.encoders.base import ImageInput, TextInput, encode_in_batches
 from genius_search.encoders.pretrained import (
+    BATCH,
     check_files,
     contents_fingerprint,
+    load_model,
     load_tokenizer,
     need_transformers,
-    quietly,
     read_json,
 )
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
-__all__ = ["SentenceEncoder"]
+MAX_TOKENS: Final = 512
+"""Where texts are cut when the folder does not say."""
 
-_BATCH: Final = 64
-_LONGEST: Final = 512
+
+class Pooling(NamedTuple):
+    """How token vectors become one vector."""
+
+    mean: bool
+    """The mean of all tokens; otherwise the first token."""
+    normalize: bool
 
 
 class SentenceEncoder:
-    """A transformer's token vectors, averaged or the first one's, as the folder says.
+    """A transformer whose token vectors are averaged, or the first one taken, as its folder says.
 
     Raises
     ------
     MissingExtra
         transformers is not installed.
     ArtifactMissing
-        the folder is not there or lacks files.
+        The folder does not exist or lacks files.
     ArtifactMismatch
-        it pools in a way that is not supported.
+        The folder pools in a way that is not supported, or asks for code to be run.
     """
+
+    needs_pixels: bool = False
 
     def __init__(self, folder: Path, *, device: str = "cpu") -> None:
         need_transformers()
-        if not folder.is_dir():
-            raise ArtifactMissing(f"text:{folder}: there is no such folder")
-        check_files(folder, image_processor=False)
         self._folder = folder
+        if not self._folder.is_dir():
+            raise ArtifactMissing(f"text:{self._folder}: there is no such folder")
+        check_files(self._folder, image_processor=False)
         self._device = device
-        self._recipe = _recipe(folder)
-
-        from transformers import AutoModel  # noqa: PLC0415  takes seconds to import
-
-        with quietly():
-            self._model = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-        self._model.to(device).eval()
-        self._tokenizer = load_tokenizer(folder)
-        limits = folder / "sentence_bert_config.json"
-        self._longest = (
-            int(read_json(limits).get("max_seq_length", _LONGEST)) if limits.is_file() else _LONGEST
-        )
+        self._pooling = read_pooling(self._folder)
+        self._model = load_model(self._folder, device=device)
+        self._tokenizer = load_tokenizer(self._folder)
+        limits = self._folder / "sentence_bert_config.json"
+        settings = read_json(limits) if limits.is_file() else {}
+        self._max_tokens = int(settings.get("max_seq_length", MAX_TOKENS))
 
     @property
     def spec(self) -> str:
@@ -70,21 +73,16 @@ class SentenceEncoder:
 
     @property
     def dim(self) -> int:
-        """Width of its features."""
+        """The width of the features."""
         return int(self._model.config.hidden_size)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of its settings, tokenizer and weights."""
-        return fingerprint_of([contents_fingerprint(self._folder), *self._recipe])
-
-    @property
-    def needs_pixels(self) -> bool:
-        """It reads texts only."""
-        return False
+        """A hash of settings, tokenizer and weights."""
+        return fingerprint_of([contents_fingerprint(self._folder), *self._pooling])
 
     def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Refuse: it knows no pictures."""
+        """Raise :class:`UsageError` for any image: this encoder reads texts only."""
         if images:
             key = images[0].key
             raise UsageError(
@@ -94,37 +92,26 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Features of texts, cut at the longest that the model reads."""
-        features = [torch.zeros(0, self.dim)]
-        for start in range(0, len(texts), _BATCH):
-            tokens = self._tokenizer(
-                [text.text for text in texts[start : start + _BATCH]],
-                padding="longest",
-                truncation=True,
-                max_length=self._longest,
-                return_tensors="pt",
-            ).to(self._device)
-            states = self._model(**tokens).last_hidden_state
-            if self._recipe.averages:
-                counted = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
-                pooled = (states * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
-            else:
-                pooled = states[:, 0]
-            features.append((F.normalize(pooled) if self._recipe.normalizes else pooled).cpu())
-        return torch.cat(features)
+        """Return the features of texts, cut at the model's maximum length."""
+        return encode_in_batches(self._encode, [text.text for text in texts], size=BATCH, dim=self.dim)
+
+    def _encode(self, texts: Sequence[str]) -> Tensor:
+        tokens = self._tokenizer(
+            list(texts), padding="longest", truncation=True, max_length=self._max_tokens, return_tensors="pt"
+        ).to(self._device)
+        states: Tensor = self._model(**tokens).last_hidden_state
+        if self._pooling.mean:
+            mask = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
+            pooled = (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+        else:
+            pooled = states[:, 0]
+        return F.normalize(pooled) if self._pooling.normalize else pooled
 
 
-class _Recipe(NamedTuple):
-    """What happens to the token vectors."""
-
-    averages: bool
-    normalizes: bool
-
-
-def _recipe(folder: Path) -> _Recipe:
-    """Read ``modules.json``; a folder without one averages and does not normalise."""
+def read_pooling(folder: Path) -> Pooling:
+    """Read ``modules.json``; without one, take the mean and do not normalise."""
     if not (folder / "modules.json").is_file():
-        return _Recipe(averages=True, normalizes=False)
+        return Pooling(mean=True, normalize=False)
     modules = {
         str(module["type"]).rsplit(".", 1)[-1]: folder / str(module["path"])
         for module in read_json(folder / "modules.json")
@@ -138,4 +125,4 @@ def _recipe(folder: Path) -> _Recipe:
     modes = {name for name, chosen in settings.items() if name.startswith("pooling_mode_") and chosen}
     if modes not in (set(), {"pooling_mode_mean_tokens"}, {"pooling_mode_cls_token"}):
         raise ArtifactMismatch(f"{folder} pools by {sorted(modes)}; text: knows mean_tokens or cls_token")
-    return _Recipe(averages=modes != {"pooling_mode_cls_token"}, normalizes="Normalize" in modules)
+    return Pooling(mean=modes != {"pooling_mode_cls_token"}, normalize="Normalize" in modules)

@@ -1,11 +1,11 @@
-"""`small`: an encoder trained from scratch, in about a minute on one core for the drawn catalogue.
+"""`small:FOLDER`: an encoder trained from scratch, in about a minute on one core for the drawn catalogue.
 
-A picture is described once by fixed edges and colours (:mod:`genius_search.encoders.pixels`), a text once by token
-numbers (:mod:`genius_search.encoders.small`); what is learnt is a light network over each. So a stage caches both
-and every training step costs a few matrix products. Deviation 24: the paper's encoder is a fine-tuned CLIP.
+An image is described once by fixed edges and colours (:mod:`genius_search.encoders.descriptors`), a text once
+by token numbers; a light network over each is trained. So training caches both, and every step costs a few
+matrix products. Deviation 24: the paper's encoder is a fine-tuned CLIP.
 
-Four kinds are the paper's embedding baselines in small: clip-sf and blip-sf give features of either modality,
-clip-ff and blip-ff one vector for both.
+The four kinds are the paper's embedding baselines in small: clip-sf and blip-sf give features of either
+modality, clip-ff and blip-ff one vector for both.
 """
 
 from __future__ import annotations
@@ -35,15 +35,18 @@ from torch.nn import functional as F
 from genius_search.artifact import fingerprint_of
 from genius_search.config import SmallEncoderConfig
 from genius_search.data.features import FeatureBatch
-from genius_search.encoders.base import ImageInput, JointInput, TextInput
-from genius_search.encoders.pixels import DESCRIPTOR_SIZE, describe, pixels_of
+from genius_search.encoders.base import ImageInput, JointInput, TextInput, decoded_images, encode_in_batches
+from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, describe
 from genius_search.encoders.pretrained import need_transformers
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra
 from genius_search.nn.weights import write_weights
 
 PADDING: Final = 0
-"""Token number that fills short rows and counts for nothing."""
-_PAD: Final = "<pad>"
+"""The token number that fills short rows and counts for nothing."""
+CONFIG_FILE: Final = "config.json"
+TOKENIZER_FILE: Final = "tokenizer.json"
+WEIGHTS_FILE: Final = "model.safetensors"
+BATCH: Final = 1024
 _MULTIPLIERS: Final = (1_000_003, 7_368_787)
 
 
@@ -57,7 +60,7 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> Tokenizer:
     trainer = BpeTrainer(
         vocab_size=vocabulary,
         min_frequency=2,
-        special_tokens=[_PAD],
+        special_tokens=["<pad>"],
         initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -66,7 +69,7 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> Tokenizer:
 
 
 def token_rows(tokenizer: Tokenizer, texts: Sequence[str], *, max_tokens: int) -> Int[Tensor, "items tokens"]:
-    """Number the tokens of texts, cut and padded to ``max_tokens``."""
+    """Return the token numbers of texts, cut and padded to ``max_tokens``."""
     rows = np.full((len(texts), max_tokens), PADDING, dtype=np.int32)
     for row, encoding in enumerate(tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)):
         ids = encoding.ids[:max_tokens]
@@ -82,27 +85,30 @@ def pair_rows(tokens: Int[Tensor, "items tokens"], *, buckets: int) -> Int[Tenso
     return torch.where((first == PADDING) | (second == PADDING), 0, hashed)
 
 
-__all__ = ["EmbeddingNetwork", "SmallNetwork", "used_tokens"]
+def trim_padding(tokens: Int[Tensor, "items tokens"]) -> Int[Tensor, "items used"]:
+    """Keep as many columns as the longest text fills, and at least two, so that there are pairs."""
+    longest = int((tokens != PADDING).sum(dim=1).max()) if len(tokens) else 0
+    return tokens[:, : max(longest, 2)].long()
 
 
 class EmbeddingNetwork(nn.Module):
-    """What is trained: described pictures and numbered texts in, one unnormalised vector for each item."""
+    """A trainable network from described images and numbered texts to one unnormalised vector per item."""
 
     dim: int
-    """Width of the vectors."""
+    """The width of the vectors."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of the weights."""
 
     @abstractmethod
     def embedding(self, batch: FeatureBatch) -> Float[Tensor, "items dim"]:
-        """The vector of each item; ``image`` holds descriptors, ``text`` token numbers."""
+        """Return the vector of each item; ``image`` holds descriptors, ``text`` token numbers."""
 
 
 class SmallNetwork(EmbeddingNetwork):
-    """The two towers: descriptors and token numbers in, unnormalised features out."""
+    """Two towers from descriptors and token numbers to unnormalised features."""
 
     def __init__(self, config: SmallEncoderConfig, *, vocabulary: int) -> None:
         super().__init__()
@@ -117,45 +123,39 @@ class SmallNetwork(EmbeddingNetwork):
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of the weights."""
         return self.words.weight.device
 
     def image(self, descriptors: Float[Tensor, "items pixels"]) -> Float[Tensor, "items dim"]:
-        """Features of described pictures."""
+        """Return the features of described images."""
         features: Tensor = self.image_tower(descriptors)
         return features
 
     def text(self, tokens: Int[Tensor, "items tokens"]) -> Float[Tensor, "items dim"]:
-        """Features of numbered texts; padding does not count."""
-        tokens = used_tokens(tokens)
+        """Return the features of numbered texts; padding does not count."""
+        tokens = trim_padding(tokens)
         pairs = pair_rows(tokens, buckets=self.pair_buckets)
-        read = F.embedding_bag(tokens, self.words.weight, mode="sum", padding_idx=PADDING)
-        read = read + F.embedding_bag(pairs, self.pairs.weight, mode="sum", padding_idx=PADDING)
-        features: Tensor = self.text_tower(read)
+        total = F.embedding_bag(tokens, self.words.weight, mode="sum", padding_idx=PADDING)
+        total = total + F.embedding_bag(pairs, self.pairs.weight, mode="sum", padding_idx=PADDING)
+        features: Tensor = self.text_tower(total)
         return features
 
     def embedding(self, batch: FeatureBatch) -> Float[Tensor, "items dim"]:
-        """The sum of what is there of each item: score fusion."""
+        """Return the sum of each item's features (score fusion)."""
         total = torch.zeros(len(batch.image), self.dim, device=self.device)
-        for present, read, content in (
+        for present, encode, content in (
             (batch.has_image, self.image, batch.image),
             (batch.has_text, self.text, batch.text.int()),
         ):
             places = present.nonzero().squeeze(1)
             if len(places):
-                features = read(content[places].to(self.device)).float()
+                features = encode(content[places].to(self.device)).float()
                 total = total.index_add(0, places.to(self.device), features)
         return total
 
 
-def used_tokens(tokens: Int[Tensor, "items tokens"]) -> Int[Tensor, "items used"]:
-    """As many columns as the longest text fills, and at least two, so that there are pairs."""
-    longest = int((tokens != PADDING).sum(dim=1).max()) if len(tokens) else 0
-    return tokens[:, : max(longest, 2)].long()
-
-
 def _tower(inputs: int, width: int, dim: int) -> nn.Sequential:
-    """Layers with the same scale at their end for either modality, since features are summed."""
+    """Build layers whose output has the same scale for either modality, since features are summed."""
     return nn.Sequential(
         nn.LayerNorm(inputs),
         nn.Linear(inputs, width),
@@ -168,34 +168,32 @@ def _tower(inputs: int, width: int, dim: int) -> nn.Sequential:
     )
 
 
-__all__ = [
-    "AnySmallEncoder",
-    "SmallEncoder",
-    "SmallEncoderConfig",
-    "SmallJointEncoder",
-    "create_small",
-    "load_small",
-]
-
-CONFIG_FILE: Final = "config.json"
-TOKENIZER_FILE: Final = "tokenizer.json"
-WEIGHTS_FILE: Final = "model.safetensors"
-_BATCH: Final = 1024
-
-
 Network = TypeVar("Network", bound=EmbeddingNetwork)
 
 
-class _Small(Generic[Network]):
-    """A trained network with the tokenizer it was trained with."""
+class _TrainedNetwork(Generic[Network]):
+    """A network with the tokenizer and the settings it was trained with."""
+
+    needs_pixels: bool = True
 
     def __init__(
-        self, config: SmallEncoderConfig, network: Network, tokenizer: Tokenizer, *, spec: str = "small"
+        self, config: SmallEncoderConfig, network: Network, tokenizer: Tokenizer, *, spec: str
     ) -> None:
         self.config = config
         self.network = network
         self.tokenizer = tokenizer
-        self._spec = spec
+        self.spec = spec
+        """``small:FOLDER`` once loaded, ``small`` before."""
+        self.dim = config.dim
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of settings, vocabulary and weights."""
+        state = self.network.state_dict()
+        weights = {
+            name: hashlib.sha256(state[name].cpu().contiguous().numpy().data).hexdigest() for name in state
+        }
+        return fingerprint_of([self.config.to_json(), self.tokenizer.to_str(), weights])
 
     def save(self, folder: Path) -> None:
         """Write weights, tokenizer and settings into a folder that exists."""
@@ -203,93 +201,68 @@ class _Small(Generic[Network]):
         (folder / TOKENIZER_FILE).write_text(self.tokenizer.to_str())
         (folder / CONFIG_FILE).write_text(json.dumps(self.config.to_json(), indent=2) + "\n")
 
-    @property
-    def spec(self) -> str:
-        """``small:FOLDER`` once loaded, ``small`` before."""
-        return self._spec
-
-    @property
-    def dim(self) -> int:
-        """Width of its features."""
-        return self.config.dim
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of settings, tokenizer and weights, wherever they are kept."""
-        state = self.network.state_dict()
-        weights = {
-            name: hashlib.sha256(state[name].cpu().contiguous().numpy().data).hexdigest() for name in state
-        }
-        return fingerprint_of([self.config.to_json(), self.tokenizer.to_str(), weights])
-
-    @property
-    def needs_pixels(self) -> bool:
-        """It looks at pictures."""
-        return True
-
     def prepare_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
-        """Describe pictures; the part of the work that never changes, worth keeping between epochs."""
+        """Describe images; this part never changes and can be cached between epochs."""
         return describe(images)
 
     def prepare_texts(self, texts: Sequence[str]) -> Int[Tensor, "items tokens"]:
-        """Number the tokens of texts, padded to the longest allowed; worth keeping between epochs."""
+        """Return token numbers, padded to the maximum length; they can be cached between epochs."""
         return token_rows(self.tokenizer, texts, max_tokens=self.config.max_tokens)
 
 
-class SmallEncoder(_Small[SmallNetwork]):
-    """CLIP-SF and BLIP-SF in small: features of images and of texts.
+class SmallEncoder(_TrainedNetwork[SmallNetwork]):
+    """CLIP-SF or BLIP-SF in small: features of images and of texts.
 
     >>> encoder = create_small(SmallEncoderConfig(), texts, seed=0)  # doctest: +SKIP
-    >>> descriptors, tokens = encoder.prepare_images(pictures), encoder.prepare_texts(texts)  # doctest: +SKIP
+    >>> descriptors, tokens = encoder.prepare_images(images), encoder.prepare_texts(texts)  # doctest: +SKIP
     >>> features = encoder.network.image(descriptors)  # doctest: +SKIP
     """
 
     @torch.inference_mode()
     def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Features of pictures."""
-        pictures = pixels_of(images)
-        parts = [
-            self.network.image(self.prepare_images(pictures[start : start + _BATCH]).to(self.network.device))
-            for start in range(0, len(pictures), _BATCH)
-        ]
-        return torch.cat(parts).cpu() if parts else torch.zeros(0, self.dim)
+        """Return the features of images."""
+        return encode_in_batches(
+            lambda part: self.network.image(self.prepare_images(part).to(self.network.device)),
+            decoded_images(images),
+            size=BATCH,
+            dim=self.dim,
+        )
 
     @torch.inference_mode()
     def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Features of texts."""
-        tokens = self.prepare_texts([text.text for text in texts])
-        parts = [self.network.text(part.to(self.network.device)) for part in torch.split(tokens, _BATCH)]
-        return torch.cat(parts).cpu()
+        """Return the features of texts."""
+        return encode_in_batches(
+            lambda part: self.network.text(self.prepare_texts(part).to(self.network.device)),
+            [text.text for text in texts],
+            size=BATCH,
+            dim=self.dim,
+        )
 
 
-class SmallJointEncoder(_Small[EmbeddingNetwork]):
-    """CLIP-FF and BLIP-FF in small: one vector for image and text together."""
+class SmallJointEncoder(_TrainedNetwork[EmbeddingNetwork]):
+    """CLIP-FF or BLIP-FF in small: one vector for image and text together."""
 
     @torch.inference_mode()
     def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
-        """One vector for each image and text together."""
-        parts = [torch.zeros(0, self.dim)]
-        for start in range(0, len(items), _BATCH):
-            part = items[start : start + _BATCH]
-            has_image = torch.tensor([item.has_image for item in part])
-            descriptors = torch.zeros(len(part), DESCRIPTOR_SIZE)
-            pictures = pixels_of([ImageInput(item.image, item.key) for item in part if item.has_image])
-            descriptors[has_image] = self.prepare_images(pictures)
-            tokens = self.prepare_texts([item.text for item in part])
-            has_text = torch.tensor([bool(item.text) for item in part])
-            batch = FeatureBatch(descriptors, tokens.float(), has_image, has_text)
-            parts.append(self.network.embedding(batch).cpu())
-        return torch.cat(parts)
+        """Return one vector for each image and text together."""
+        return encode_in_batches(self._encode, items, size=BATCH, dim=self.dim)
 
     def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Vectors of images without a text."""
-        return self.joint_features(
-            [JointInput(image.image, "", image.key, has_image=True) for image in images]
-        )
+        """Return the vectors of images without a text."""
+        return self.joint_features([JointInput(image, "", key, has_image=True) for image, key in images])
 
     def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Vectors of texts without an image."""
-        return self.joint_features([JointInput(None, text.text, text.key, has_image=False) for text in texts])
+        """Return the vectors of texts without an image."""
+        return self.joint_features([JointInput(None, text, key, has_image=False) for text, key in texts])
+
+    def _encode(self, items: Sequence[JointInput]) -> Tensor:
+        has_image = torch.tensor([item.has_image for item in items])
+        images = decoded_images([ImageInput(item.image, item.key) for item in items if item.has_image])
+        descriptors = torch.zeros(len(items), DESCRIPTOR_SIZE)
+        descriptors[has_image] = self.prepare_images(images)
+        tokens = self.prepare_texts([item.text for item in items])
+        has_text = torch.tensor([bool(item.text) for item in items])
+        return self.network.embedding(FeatureBatch(descriptors, tokens.float(), has_image, has_text))
 
 
 AnySmallEncoder = SmallEncoder | SmallJointEncoder
@@ -301,14 +274,14 @@ def create_small(config: SmallEncoderConfig, texts: Iterable[str], *, seed: int)
     Raises
     ------
     MissingExtra
-        clip-ff or blip-ff, and transformers is not installed.
+        The kind is clip-ff or blip-ff, and transformers is not installed.
     """
     if config.is_joint:
         need_transformers()
     tokenizer = train_tokenizer(texts, vocabulary=config.vocabulary)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _put_together(config, tokenizer, spec="small")
+        return _assemble(config, tokenizer, spec="small")
 
 
 def load_small(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
@@ -317,11 +290,11 @@ def load_small(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
     Raises
     ------
     ArtifactMissing
-        the folder or one of its three files is not there.
+        The folder or one of its three files does not exist.
     ArtifactMismatch
-        the files do not belong together or are damaged.
+        The files do not belong together or are damaged.
     MissingExtra
-        it is clip-ff or blip-ff, and transformers is not installed.
+        The kind is clip-ff or blip-ff, and transformers is not installed.
     """
     missing = [name for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
     if missing:
@@ -334,7 +307,7 @@ def load_small(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
         if config.is_joint:
             need_transformers()
         tokenizer = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text())
-        encoder = _put_together(config, tokenizer, spec=f"small:{folder}")
+        encoder = _assemble(config, tokenizer, spec=f"small:{folder}")
         encoder.network.load_state_dict(load_file(folder / WEIGHTS_FILE))
     except MissingExtra:
         raise
@@ -347,17 +320,11 @@ def load_small(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
     return encoder
 
 
-def _put_together(config: SmallEncoderConfig, tokenizer: Tokenizer, *, spec: str) -> AnySmallEncoder:
+def _assemble(config: SmallEncoderConfig, tokenizer: Tokenizer, *, spec: str) -> AnySmallEncoder:
     vocabulary = tokenizer.get_vocab_size()
-    match config.kind:
-        case "clip-sf" | "blip-sf":
-            return SmallEncoder(config, SmallNetwork(config, vocabulary=vocabulary), tokenizer, spec=spec)
-        case "clip-ff":
-            from genius_search.encoders.small_fusion import SmallClipFusion  # noqa: PLC0415  takes seconds
+    if not config.is_joint:
+        return SmallEncoder(config, SmallNetwork(config, vocabulary=vocabulary), tokenizer, spec=spec)
+    from genius_search.encoders.small_fusion import SmallBlipFusion, SmallClipFusion  # noqa: PLC0415  seconds
 
-            network: EmbeddingNetwork = SmallClipFusion(config, vocabulary=vocabulary)
-        case "blip-ff":
-            from genius_search.encoders.small_fusion import SmallBlipFusion  # noqa: PLC0415
-
-            network = SmallBlipFusion(config, vocabulary=vocabulary)
-    return SmallJointEncoder(config, network, tokenizer, spec=spec)
+    network = SmallClipFusion if config.kind == "clip-ff" else SmallBlipFusion
+    return SmallJointEncoder(config, network(config, vocabulary=vocabulary), tokenizer, spec=spec)

@@ -1,143 +1,59 @@
-"""`uniir:FOLDER`: UniIR's encoders, as `genius import` wrote them; CLIP-SF is the one GENIUS was trained on.
+"""`uniir:FOLDER`: UniIR's CLIP-SF, CLIP-FF, BLIP-SF and BLIP-FF, as `genius import` writes them.
 
-Texts arrive formatted and with their instruction (:mod:`genius_search.records`). A folder is in Hugging Face's
-layout, and ``uniir.json`` says which of the four models it holds.
+GENIUS was trained on CLIP-SF. Texts arrive formatted and with their instruction
+(:mod:`genius_search.records`). A folder is in Hugging Face's layout, and ``uniir.json`` names the model it
+holds. The networks are assembled from transformers' parts, which are imported only when one is built: that
+takes seconds.
 """
+
+# ruff: noqa: PLC0415  as said above
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, Generic, TypeVar, get_args
 
 import torch
 from jaxtyping import Float
 from PIL import Image
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from genius_search.artifact import MANIFEST, Manifest, open_artifact
 from genius_search.config import EncoderKind
-from genius_search.encoders.base import Encoder, ImageInput, JointInput, TextInput
-from genius_search.encoders.pixels import middle_square, pixels_of
-from genius_search.encoders.pretrained import need_transformers, read_json
+from genius_search.encoders.base import (
+    Encoder,
+    ImageInput,
+    JointInput,
+    TextInput,
+    decoded_images,
+    encode_in_batches,
+)
+from genius_search.encoders.clip_tokens import END, token_rows
+from genius_search.encoders.pretrained import (
+    BATCH,
+    ClipEncoder,
+    load_image_processor,
+    need_transformers,
+    read_json,
+    refuse_code,
+)
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
-BATCH: Final = 64
-
-
-class UniirFolder:
-    """An imported encoder's folder, opened."""
-
-    def __init__(self, manifest: Manifest, *, device: str) -> None:
-        self._manifest = manifest
-        self._device = device
-
-        from transformers import AutoImageProcessor  # noqa: PLC0415  takes seconds to import
-
-        self._pixels: Any = AutoImageProcessor.from_pretrained(
-            manifest.folder, backend="pil", local_files_only=True
-        )
-
-    @property
-    def spec(self) -> str:
-        """``uniir:FOLDER``."""
-        return f"uniir:{self._manifest.folder}"
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of its settings, tokenizer and weights, as they were when it was imported."""
-        return self._manifest.fingerprint
-
-    @property
-    def needs_pixels(self) -> bool:
-        """It looks at pictures."""
-        return True
-
-    def prepare(self, pictures: Sequence[Image.Image]) -> Float[Tensor, "items 3 side side"]:
-        """Pictures as its image tower takes them: the middle square for CLIP, squashed for BLIP."""
-        if self._pixels.do_center_crop:
-            side = self._pixels.crop_size["height"]
-            pictures = [middle_square(picture, side=side) for picture in pictures]
-        pixels: Tensor = self._pixels(images=list(pictures), return_tensors="pt")["pixel_values"]
-        return pixels.to(self._device)
-
-
-Reader = Callable[[Sequence[str]], dict[str, Tensor]]
-"""Numbers the tokens of texts; gives what the network's ``fuse`` takes."""
-
-
-class FusionNetwork(nn.Module):
-    """Looks at images first, so that a blank one is looked at once a batch, then reads texts beside them."""
-
-    dim: int
-    """Width of its vectors."""
-    side: int
-    """Pixels along one side of a prepared picture."""
-
-    @abstractmethod
-    def look(self, pixels: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items patches width"]:
-        """One vector per patch."""
-
-    @abstractmethod
-    def fuse(
-        self, patches: Float[Tensor, "items patches width"], texts: dict[str, Tensor]
-    ) -> Float[Tensor, "items dim"]:
-        """One vector per image and text."""
-
-
-class FeatureFusion(UniirFolder):
-    """A joint encoder: one vector for image and text together, unnormalised, in full precision."""
-
-    def __init__(self, manifest: Manifest, network: FusionNetwork, read: Reader, *, device: str) -> None:
-        super().__init__(manifest, device=device)
-        self._network = network.to(device).eval()
-        self._read = read
-
-    @property
-    def dim(self) -> int:
-        """Width of its features."""
-        return self._network.dim
-
-    @torch.inference_mode()
-    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
-        """One vector for each image and text together."""
-        features = [torch.zeros(0, self.dim)]
-        for start in range(0, len(items), BATCH):
-            part = items[start : start + BATCH]
-            pictures = pixels_of([ImageInput(item.image, item.key) for item in part if item.has_image])
-            blank = torch.zeros(1, 3, self._network.side, self._network.side, device=self._device)
-            patches = self._network.look(torch.cat([blank, *([self.prepare(pictures)] if pictures else [])]))
-            given = torch.tensor([item.has_image for item in part], device=self._device)
-            # Row 0 is the blank picture's, the others are the pictures' in order.
-            rows = torch.where(given, given.cumsum(0), 0)
-            texts = {
-                name: tensor.to(self._device)
-                for name, tensor in self._read([item.text for item in part]).items()
-            }
-            features.append(self._network.fuse(patches[rows], texts).cpu())
-        return torch.cat(features)
-
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Vectors of images with an empty text."""
-        return self.joint_features(
-            [JointInput(image.image, "", image.key, has_image=True) for image in images]
-        )
-
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Vectors of texts with a blank image."""
-        return self.joint_features([JointInput(None, text.text, text.key, has_image=False) for text in texts])
-
-
-__all__ = ["ARTIFACT", "DESCRIPTION", "FORMAT", "load_uniir", "stored_kind"]
-
 ARTIFACT: Final = "uniir"
-"""Kind of the folder, in its manifest."""
+"""The folder's kind in its manifest."""
 DESCRIPTION: Final = "uniir.json"
 FORMAT: Final = 1
-"""Version of the folder's layout; a newer one is refused."""
+"""The version of the folder's layout; a newer one is refused."""
 ACTIVATION: Final = "quick_gelu"
-"""What OpenAI's CLIP computes with."""
+"""The activation of OpenAI's CLIP."""
+MAX_BERT_TOKENS: Final = 100
+"""Where BLIP's texts are cut."""
+T5_LAYERS: Final = 2
+"""Layers of CLIP-FF over the tokens of both towers."""
 
 
 def load_uniir(folder: Path, *, device: str = "cpu") -> Encoder:
@@ -148,69 +64,386 @@ def load_uniir(folder: Path, *, device: str = "cpu") -> Encoder:
     MissingExtra
         transformers or ftfy is not installed.
     ArtifactMissing
-        there is no such folder, or it was never finished.
+        The folder does not exist or was never finished.
     ArtifactMismatch
-        it is of another kind or version, damaged, or computes with another activation.
+        The folder is of another kind or version, damaged, or its settings name another activation.
     """
-    kind = stored_kind(folder)
+    kind = _stored_kind(folder)
     need_transformers()
+    refuse_code(folder)
+    config = read_json(folder / "config.json")
     if kind in ("clip-sf", "clip-ff"):
-        _check_activation(folder)
+        _check_activation(config, folder / "config.json")
     manifest = open_artifact(folder, kind=ARTIFACT)
     match kind:
         case "clip-sf":
-            from genius_search.encoders.uniir_clip import ClipScoreFusion  # noqa: PLC0415  only the chosen one
-
             return ClipScoreFusion(manifest, device=device)
         case "clip-ff":
-            from genius_search.encoders.uniir_clip import clip_feature_fusion  # noqa: PLC0415
-
-            return clip_feature_fusion(manifest, device=device)
+            mixer = ClipFusion(config)
+            return FeatureFusion(manifest, mixer, _clip_reader(mixer.context), device=device)
         case "blip-sf":
-            from genius_search.encoders.uniir_blip import BlipScoreFusion  # noqa: PLC0415
-
-            return BlipScoreFusion(manifest, device=device)
+            return BlipScoreFusion(manifest, BlipTowers(config), _bert_reader(folder), device=device)
         case "blip-ff":
-            from genius_search.encoders.uniir_blip import blip_feature_fusion  # noqa: PLC0415
-
-            return blip_feature_fusion(manifest, device=device)
+            return FeatureFusion(manifest, BlipFusion(config), _bert_reader(folder), device=device)
 
 
-def stored_kind(folder: Path) -> EncoderKind:
-    """Which of UniIR's models a folder holds. Raises as :func:`load_uniir` does."""
+def _stored_kind(folder: Path) -> EncoderKind:
+    """Return which of UniIR's models a folder holds."""
     if not folder.is_dir():
+        raise ArtifactMissing(f"uniir:{folder}: there is no such folder; make it with `genius import`")
+    missing = [name for name in (DESCRIPTION, MANIFEST) if not (folder / name).is_file()]
+    if missing:
         raise ArtifactMissing(
-            f"uniir:{folder}: there is no such folder; make it with `genius import clip-sf`"
+            f"{folder} is not an imported encoder: it lacks {' and '.join(missing)}; make it with "
+            "`genius import`"
         )
-    lacking = [name for name in (DESCRIPTION, MANIFEST) if not (folder / name).is_file()]
-    if lacking:
-        raise ArtifactMissing(
-            f"{folder} is not an imported encoder: it lacks {' and '.join(lacking)}; make it with "
-            "`genius import clip-sf`"
-        )
-    told = read_json(folder / DESCRIPTION)
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
-        given = told.get("format") if isinstance(told, dict) else None
+    description = read_json(folder / DESCRIPTION)
+    version = description.get("format") if isinstance(description, dict) else None
+    if version != FORMAT:
         raise ArtifactMismatch(
-            f"{folder / DESCRIPTION} has format {given!r}, this version reads {FORMAT}: upgrade genius, or "
+            f"{folder / DESCRIPTION} has format {version!r}, this version reads {FORMAT}: upgrade genius, or "
             "import the encoder again"
         )
     kinds: tuple[EncoderKind, ...] = get_args(EncoderKind)
     for kind in kinds:
-        if told.get("kind") == kind:
+        if description.get("kind") == kind:
             return kind
     raise ArtifactMismatch(
-        f"{folder / DESCRIPTION} tells of kind {told.get('kind')!r}; uniir: knows {', '.join(kinds)}"
+        f"{folder / DESCRIPTION} names kind {description.get('kind')!r}; uniir: knows {', '.join(kinds)}"
     )
 
 
-def _check_activation(folder: Path) -> None:
-    """Refuse settings with plain GELU: it loads without a complaint, and every feature is slightly wrong."""
-    settings = read_json(folder / "config.json")
+def _check_activation(config: Mapping[str, Any], file: Path) -> None:
+    """Refuse settings with plain GELU: they load without complaint, and every feature is slightly wrong."""
     for tower in ("text_config", "vision_config"):
-        found = settings.get(tower, {}).get("hidden_act")
-        if found != ACTIVATION:
+        activation = config.get(tower, {}).get("hidden_act")
+        if activation != ACTIVATION:
             raise ArtifactMismatch(
-                f"{folder / 'config.json'} says hidden_act {found!r} in {tower}, and UniIR's CLIP computes "
-                f"with {ACTIVATION!r}: features would be wrong. Import the checkpoint again"
+                f"{file} says hidden_act {activation!r} in {tower}, and UniIR's CLIP computes with "
+                f"{ACTIVATION!r}: features would be wrong. Import the checkpoint again"
             )
+
+
+Reader = Callable[[Sequence[str]], dict[str, Tensor]]
+"""Turns texts into the token tensors that a network takes."""
+
+
+def _clip_reader(context: int) -> Reader:
+    return lambda texts: {"input_ids": token_rows(texts, context=context)}
+
+
+def _bert_reader(folder: Path) -> Reader:
+    tokenizer = read_tokenizer(folder / "tokenizer.json")
+    tokenizer.enable_truncation(MAX_BERT_TOKENS)
+    tokenizer.enable_padding(pad_id=tokenizer.token_to_id("[PAD]"), pad_token="[PAD]")  # noqa: S106  no password
+
+    def read(texts: Sequence[str]) -> dict[str, Tensor]:
+        encoded = tokenizer.encode_batch(list(texts))
+        return {
+            "input_ids": torch.tensor([encoding.ids for encoding in encoded]),
+            "attention_mask": torch.tensor([encoding.attention_mask for encoding in encoded]),
+        }
+
+    return read
+
+
+def read_tokenizer(file: Path) -> Tokenizer:
+    """Open a ``tokenizer.json``, without the truncation and padding that it may ask for."""
+    try:
+        tokenizer = Tokenizer.from_str(file.read_text())
+    except Exception as error:  # noqa: BLE001  tokenizers raises plain Exception for a damaged file
+        raise ArtifactMismatch(f"{file} cannot be read as a tokenizer ({error})") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def middle_square(image: Image.Image, *, side: int) -> Image.Image:
+    """Resize the shorter side to ``side``, bicubic, and crop the middle.
+
+    Where an odd number of pixels is cut, half of it is rounded to an even number, as torchvision does and so
+    UniIR; transformers rounds down, which shifts a quarter of all images by one pixel.
+    """
+    width, height = image.size
+    shorter = min(width, height)
+    size = (side * width // shorter, side * height // shorter)
+    resized = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+    left, top = (round((length - side) / 2) for length in size)
+    return resized.crop((left, top, left + side, top + side))
+
+
+class ClipScoreFusion(ClipEncoder):
+    """CLIP-SF: image and text features, to be summed; unnormalised, in single precision."""
+
+    def __init__(self, manifest: Manifest, *, device: str) -> None:
+        super().__init__(str(manifest.folder), device=device)
+        self.fingerprint = manifest.fingerprint
+
+    @property
+    def spec(self) -> str:
+        """``uniir:FOLDER``."""
+        return f"uniir:{self._name}"
+
+    def _encode_images(self, images: Sequence[Image.Image]) -> Tensor:
+        side: int = self._model.config.vision_config.image_size
+        return super()._encode_images([middle_square(image, side=side) for image in images])
+
+    def _encode_texts(self, texts: Sequence[str]) -> Tensor:
+        rows = token_rows(texts, context=self._model.config.text_config.max_position_embeddings)
+        # Nothing after the first end token counts: no token looks ahead.
+        last = int((rows == END).int().argmax(dim=1).max())
+        features: Tensor = self._model.get_text_features(
+            input_ids=rows[:, : last + 1].to(self._device)
+        ).pooler_output
+        return features
+
+
+class UniirNetwork(nn.Module):
+    """A network whose width and image size are known."""
+
+    dim: int
+    """The width of its vectors."""
+    side: int
+    """Pixels along one side of a prepared image."""
+
+
+class FusionNetwork(UniirNetwork):
+    """A network that encodes images first, so that a blank one costs once a batch, then texts with them."""
+
+    @abstractmethod
+    def patches(self, pixels: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items patches width"]:
+        """Return one vector per patch."""
+
+    @abstractmethod
+    def fuse(
+        self, patches: Float[Tensor, "items patches width"], texts: dict[str, Tensor]
+    ) -> Float[Tensor, "items dim"]:
+        """Return one vector per image and text."""
+
+
+class ClipFusion(FusionNetwork):
+    """CLIP-FF: text tokens and projected image tokens, texts first, through two T5 layers, averaged."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        from transformers import CLIPTextConfig, CLIPTextModel, CLIPVisionConfig, CLIPVisionModel
+
+        super().__init__()
+        text = CLIPTextConfig(**config["text_config"])
+        vision = CLIPVisionConfig(**config["vision_config"])
+        self.dim = int(config["mixer_config"]["d_model"])
+        self.side = int(config["vision_config"]["image_size"])
+        self.context = int(config["text_config"]["max_position_embeddings"])
+        self.text_model = CLIPTextModel(text)
+        self.vision_model = CLIPVisionModel(vision)
+        self.visual_projection = nn.Linear(vision.hidden_size, self.dim, bias=False)
+        self.mixer = t5_layers(config["mixer_config"])
+
+    def patches(self, pixels: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items patches width"]:
+        """Return the vectors of patches and class in the space of the text tokens."""
+        states = self.vision_model(pixel_values=pixels).last_hidden_state
+        projected: Tensor = self.visual_projection(self.vision_model.post_layernorm(states))
+        return projected
+
+    def fuse(
+        self, patches: Float[Tensor, "items patches width"], texts: dict[str, Tensor]
+    ) -> Float[Tensor, "items dim"]:
+        """Return the mean over all tokens, padding and blank image included."""
+        words = self.text_model(**texts).last_hidden_state
+        mixed: Tensor = self.mixer(inputs_embeds=torch.cat([words, patches], dim=1)).last_hidden_state
+        return mixed.mean(dim=1)
+
+
+class BlipFusion(FusionNetwork):
+    """BLIP-FF: BERT reads the text and attends to the image's tokens; its pooled first token."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        from transformers import BlipTextConfig, BlipVisionConfig, BlipVisionModel
+        from transformers.models.blip.modeling_blip_text import BlipTextModel
+
+        super().__init__()
+        self.dim = int(config["text_config"]["hidden_size"])
+        self.side = int(config["vision_config"]["image_size"])
+        self.vision_model = BlipVisionModel(BlipVisionConfig(**config["vision_config"]))
+        self.text_encoder = BlipTextModel(BlipTextConfig(**config["text_config"]))
+
+    def patches(self, pixels: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items patches width"]:
+        """Return the vectors of patches and class."""
+        states: Tensor = self.vision_model(pixel_values=pixels).last_hidden_state
+        return states
+
+    def fuse(
+        self, patches: Float[Tensor, "items patches width"], texts: dict[str, Tensor]
+    ) -> Float[Tensor, "items dim"]:
+        """Return the pooled vectors."""
+        pooled: Tensor = self.text_encoder(**texts, encoder_hidden_states=patches).pooler_output
+        return pooled
+
+
+class BlipTowers(UniirNetwork):
+    """BLIP-SF: the first token of each tower, projected."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        from transformers import BlipTextConfig, BlipVisionConfig, BlipVisionModel
+        from transformers.models.blip.modeling_blip_text import BlipTextModel
+
+        super().__init__()
+        vision, text = BlipVisionConfig(**config["vision_config"]), BlipTextConfig(**config["text_config"])
+        self.dim = int(config["projection_dim"])
+        self.side = int(config["vision_config"]["image_size"])
+        self.vision_model = BlipVisionModel(vision)
+        self.text_encoder = BlipTextModel(text, add_pooling_layer=False)
+        self.vision_proj = nn.Linear(vision.hidden_size, self.dim)
+        self.text_proj = nn.Linear(text.hidden_size, self.dim)
+
+    def image(self, pixels: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items dim"]:
+        """Return the features of prepared images."""
+        features: Tensor = self.vision_proj(self.vision_model(pixel_values=pixels).last_hidden_state[:, 0])
+        return features
+
+    def text(self, texts: dict[str, Tensor]) -> Float[Tensor, "items dim"]:
+        """Return the features of tokenized texts."""
+        features: Tensor = self.text_proj(self.text_encoder(**texts).last_hidden_state[:, 0])
+        return features
+
+
+def t5_layers(settings: Mapping[str, Any]) -> nn.Module:
+    """Build T5's encoder layers over given vectors, so without a token table."""
+    from transformers import T5Config
+    from transformers.models.t5.modeling_t5 import T5Stack
+
+    layers: nn.Module = T5Stack(T5Config(**settings))
+    layers.embed_tokens = nn.Identity()
+    return layers
+
+
+def t5_settings(*, width: int, head: int, hidden: int, num_heads: int, buckets: int) -> dict[str, Any]:
+    """Return transformers' settings of CLIP-FF's T5 layers; the rest are T5's defaults, ReLU among them."""
+    return {
+        "d_model": width,
+        "d_kv": head,
+        "d_ff": hidden,
+        "num_layers": T5_LAYERS,
+        "num_heads": num_heads,
+        "relative_attention_num_buckets": buckets,
+        "vocab_size": 1,
+        "eos_token_id": None,
+        "is_encoder_decoder": False,
+        "use_cache": False,
+    }
+
+
+def bert_settings(
+    *,
+    tokens: int,
+    width: int,
+    image_width: int,
+    hidden: int,
+    layers: int,
+    num_heads: int,
+    positions: int,
+    fused: bool,
+) -> dict[str, Any]:
+    """Return transformers' settings of BLIP's BERT, which attends to image tokens where ``fused``."""
+    return {
+        "vocab_size": tokens,
+        "hidden_size": width,
+        "encoder_hidden_size": image_width,
+        "intermediate_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": num_heads,
+        "max_position_embeddings": positions,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "sep_token_id": None,
+        "use_cache": False,
+        # Transformers' word for "attends to images"; nothing is decoded.
+        "is_decoder": fused,
+    }
+
+
+Network = TypeVar("Network", bound=UniirNetwork)
+
+
+class _UniirEncoder(Generic[Network]):
+    """A network of an imported folder, with what reads images and texts for it."""
+
+    needs_pixels: bool = True
+
+    def __init__(self, manifest: Manifest, network: Network, read: Reader, *, device: str) -> None:
+        self.spec = f"uniir:{manifest.folder}"
+        self.fingerprint = manifest.fingerprint
+        self.dim = network.dim
+        self._device = device
+        self._processor = load_image_processor(manifest.folder)
+        try:
+            network.load_state_dict(load_file(manifest.folder / "model.safetensors"))
+        except (RuntimeError, OSError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ArtifactMismatch(
+                f"{manifest.folder} does not hold what its settings say ({reason}); import the "
+                "checkpoint again"
+            ) from None
+        self._network = network.float().to(device).eval()
+        self._read = read
+
+    def _prepare(self, images: Sequence[Image.Image]) -> Float[Tensor, "items 3 side side"]:
+        """Return the middle square of images for CLIP, images squashed to a square for BLIP."""
+        if self._processor.do_center_crop:
+            images = [middle_square(image, side=self._processor.crop_size["height"]) for image in images]
+        pixels: Tensor = self._processor(images=list(images), return_tensors="pt")["pixel_values"]
+        return pixels.to(self._device)
+
+    def _tokens(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        return {name: tensor.to(self._device) for name, tensor in self._read(texts).items()}
+
+
+class BlipScoreFusion(_UniirEncoder[BlipTowers]):
+    """BLIP-SF: image and text features, to be summed; unnormalised, in single precision."""
+
+    @torch.inference_mode()
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Return the features of images."""
+        return encode_in_batches(
+            lambda part: self._network.image(self._prepare(part)),
+            decoded_images(images),
+            size=BATCH,
+            dim=self.dim,
+        )
+
+    @torch.inference_mode()
+    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+        """Return the features of texts, cut at 100 tokens."""
+        return encode_in_batches(
+            lambda part: self._network.text(self._tokens(part)),
+            [text.text for text in texts],
+            size=BATCH,
+            dim=self.dim,
+        )
+
+
+class FeatureFusion(_UniirEncoder[FusionNetwork]):
+    """CLIP-FF or BLIP-FF: one vector for image and text together, unnormalised, in single precision."""
+
+    @torch.inference_mode()
+    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+        """Return one vector for each image and text together."""
+        return encode_in_batches(self._encode, items, size=BATCH, dim=self.dim)
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of images with an empty text."""
+        return self.joint_features([JointInput(image, "", key, has_image=True) for image, key in images])
+
+    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of texts with a blank image."""
+        return self.joint_features([JointInput(None, text, key, has_image=False) for text, key in texts])
+
+    def _encode(self, items: Sequence[JointInput]) -> Tensor:
+        images = decoded_images([ImageInput(item.image, item.key) for item in items if item.has_image])
+        blank = torch.zeros(1, 3, self._network.side, self._network.side, device=self._device)
+        patches = self._network.patches(torch.cat([blank, *([self._prepare(images)] if images else [])]))
+        has_image = torch.tensor([item.has_image for item in items], device=self._device)
+        # Row 0 is the blank image's, the others are the images' in order.
+        rows = torch.where(has_image, has_image.cumsum(0), 0)
+        return self._network.fuse(patches[rows], self._tokens([item.text for item in items]))

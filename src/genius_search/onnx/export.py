@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from genius_search.artifact import ArtifactWriter, Manifest, write_json
 from genius_search.encoders.base import Encoder
-from genius_search.encoders.pixels import DESCRIPTOR_SIZE
+from genius_search.encoders.descriptors import DESCRIPTOR_SIZE
 from genius_search.encoders.pretrained import ClipEncoder
 from genius_search.encoders.small import CONFIG_FILE, PADDING, TOKENIZER_FILE, SmallEncoder, SmallNetwork
-from genius_search.encoders.uniir_clip import ClipScoreFusion
+from genius_search.encoders.uniir import ClipScoreFusion
 from genius_search.errors import MissingExtra, UsageError
 from genius_search.model import Genius
 from genius_search.nn.fusion import Fusion

@@ -18,11 +18,11 @@ from torch import Tensor
 from genius_search.artifact import Manifest, fingerprint_of, open_artifact
 from genius_search.config import SmallEncoderConfig
 from genius_search.data.features import FeatureBatch
-from genius_search.encoders.base import ImageInput, TextInput
-from genius_search.encoders.pixels import describe, pixels_of
+from genius_search.encoders.base import ImageInput, TextInput, decoded_images
+from genius_search.encoders.descriptors import describe
 from genius_search.encoders.pretrained import ClipEncoder, load_tokenizer, need_transformers, read_json
 from genius_search.encoders.small import CONFIG_FILE, TOKENIZER_FILE, pair_rows, token_rows
-from genius_search.encoders.uniir_clip import ClipScoreFusion
+from genius_search.encoders.uniir import ClipScoreFusion
 from genius_search.errors import ArtifactMissing, MissingExtra, UsageError
 from genius_search.nn.generator import NUM_SPECIAL, Guide
 from genius_search.search.decoder import Decoding, GuidedDecoder
@@ -373,7 +373,7 @@ class _SmallReader:
         self._towers = towers
 
     def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        return self._towers.image.one(descriptors=describe(pixels_of(images)))
+        return self._towers.image.one(descriptors=describe(decoded_images(images)))
 
     def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
         words = [text.text for text in texts]
@@ -413,10 +413,12 @@ class _ClipReader(ClipEncoder):
         self._name = str(folder)
         self._device = "cpu"
         self._folder = folder
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self._kind = str(config.model_type)
         self._model = _Network(config, towers)
-        self._pixels = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+        self._pixels = AutoImageProcessor.from_pretrained(
+            folder, backend="pil", local_files_only=True, trust_remote_code=False
+        )
         self._tokenizer = load_tokenizer(folder)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.encoders.base import ItemKey
-from genius_search.encoders.precomputed_table import numbers_of
+from genius_search.encoders.precomputed import numbers_of
 from genius_search.errors import BadData
 from genius_search.records import Modality, parse_id
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from genius_search.config import SmallEncoderConfig
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
-from genius_search.encoders.pixels import DESCRIPTOR_SIZE, describe
+from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, describe
 from genius_search.encoders.small import create_small, load_small, pair_rows, train_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
@@ -220,7 +220,7 @@ def test_it_learns_to_find_the_captions_of_pictures_it_has_not_seen():
 
 
 def test_an_absent_picture_is_refused_by_its_id(encoder):
-    with pytest.raises(UsageError, match="candidate 9:1: this encoder needs the picture"):
+    with pytest.raises(UsageError, match="candidate 9:1"):
         encoder.image_features([ImageInput(None, KEY)])
 
 

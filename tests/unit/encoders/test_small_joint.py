@@ -10,7 +10,14 @@ from genius_search.config import SmallEncoderConfig
 from genius_search.data.features import FeatureBatch
 from genius_search.embed import is_joint
 from genius_search.encoders.base import ImageInput, ItemKey, JointEncoder, JointInput, TextInput, load_encoder
-from genius_search.encoders.pixels import CELL_SIZE, CELLS, DESCRIPTOR_SIZE, ORIENTATIONS, cells, describe
+from genius_search.encoders.descriptors import (
+    CELL_SIZE,
+    CELLS,
+    DESCRIPTOR_SIZE,
+    ORIENTATIONS,
+    cells,
+    describe,
+)
 from genius_search.encoders.small import SmallEncoder, SmallJointEncoder, create_small
 from genius_search.errors import MissingExtra, UsageError
 
@@ -172,7 +179,7 @@ def test_the_same_seed_starts_the_same_and_another_does_not(encoder):
 
 
 def test_an_absent_picture_is_refused_by_its_id(encoder):
-    with pytest.raises(UsageError, match="candidate 9:1: this encoder needs the picture"):
+    with pytest.raises(UsageError, match="candidate 9:1"):
         encoder.joint_features([JointInput(None, "red", KEY, has_image=True)])
 
 
@@ -183,7 +190,7 @@ def test_without_transformers_the_extra_is_named(monkeypatch, encoder, tmp_path)
         lambda: create_small(encoder.config, TEXTS, seed=0),
         lambda: load_encoder(f"small:{tmp_path}"),
     ):
-        with pytest.raises(MissingExtra, match=r"genius-retrieval\[hf\]"):
+        with pytest.raises(MissingExtra, match=r"genius-search\[hf\]"):
             make()
 
 

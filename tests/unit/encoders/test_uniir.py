@@ -13,9 +13,9 @@ from PIL import Image
 from torch import nn
 
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, JointEncoder, TextInput, load_encoder
-from genius_search.encoders.pixels import middle_square
+from genius_search.encoders.clip_tokens import END, token_rows
 from genius_search.encoders.pretrained import ClipEncoder
-from genius_search.encoders.uniir_clip import END, token_rows
+from genius_search.encoders.uniir import middle_square
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.lab.published.encoders import import_encoder
 from genius_search.progress import Silent

@@ -12,7 +12,7 @@ import tyro
 from genius_search.cli.terminal import TerminalProgress, print_json
 
 if TYPE_CHECKING:
-    from genius_search.encoders.pickles import Contents
+    from genius_search.lab.published.checkpoint import Contents
     from genius_search.lab.published.encoders import Source
 
 File = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
@@ -64,7 +64,7 @@ class OneImport:
 
     def _look(self) -> int:
         """What is in the file, whether it fits, what would be written."""
-        from genius_search.encoders.pickles import open_checkpoint
+        from genius_search.lab.published.checkpoint import open_checkpoint
         from genius_search.errors import ArtifactMismatch
         from genius_search.lab.published.encoders import look
 

@@ -1,1 +1,1 @@
-"""What the authors published: their files, read safely and checked name by name."""
+"""The authors' published files: read safely, checked name by name, imported as ours."""

@@ -26,9 +26,14 @@ from genius_search.data.features import Features
 from genius_search.data.mbeir import Instructions, MBeir, read_candidates
 from genius_search.embed import candidate_row, embed
 from genius_search.encoders.base import Encoder, load_encoder
-from genius_search.encoders.pickles import Checkpoint, open_checkpoint
-from genius_search.encoders.uniir_weights import check_names, is_tolerated, sound
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
+from genius_search.lab.published.checkpoint import (
+    Checkpoint,
+    check_names,
+    is_tolerated,
+    open_checkpoint,
+    single_precision,
+)
 from genius_search.model import MODEL_FILE, Genius, KnownInstruction, read_model_file
 from genius_search.nn.generator import KIND as GENERATOR
 from genius_search.nn.generator import Generator, TrainedGenerator, load_generator, write_generator
@@ -285,7 +290,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _sound(tensors: Mapping[str, Tensor], name: str, what: str) -> Tensor:
-    return sound(tensors[name], name=name, what=what).contiguous()
+    return single_precision(tensors, [name], what=what)[name].contiguous()
 
 
 def _possible(config: Config, what: str) -> Config:

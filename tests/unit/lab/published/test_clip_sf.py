@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from genius_search.encoders.pickles import Checkpoint
-from genius_search.encoders.uniir_weights import Tower, clip_architecture, clip_shapes, convert
 from genius_search.errors import ArtifactMismatch
+from genius_search.lab.published.checkpoint import Checkpoint
+from genius_search.lab.published.encoders import Tower, clip_architecture, clip_shapes, convert_clip
 
 
 def block(prefix, width):
@@ -25,6 +25,10 @@ def block(prefix, width):
         f"{prefix}mlp.c_proj.weight": (width, 4 * width),
         f"{prefix}mlp.c_proj.bias": (width,),
     }
+
+
+def convert(checkpoint):
+    return convert_clip(checkpoint, "clip-sf")
 
 
 def names_and_shapes(*, vision=1024, text=768, dim=768, layers=24, patch=14):

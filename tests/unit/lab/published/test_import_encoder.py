@@ -10,19 +10,19 @@ from safetensors.torch import load_file
 
 from genius_search.artifact import open_artifact
 from genius_search.cli import main
-from genius_search.encoders.pickles import open_checkpoint
-from genius_search.encoders.uniir_weights import (
-    PUBLISHED,
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.lab.published import encoders as stage
+from genius_search.lab.published.checkpoint import open_checkpoint
+from genius_search.lab.published.encoders import (
     BlipArchitecture,
     ClipArchitecture,
     Tower,
     blip_shapes,
     clip_shapes,
+    import_encoder,
+    look,
     mixer_shapes,
 )
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.lab.published import encoders as stage
-from genius_search.lab.published.encoders import import_encoder, look
 from genius_search.progress import Silent
 
 NARROW = ClipArchitecture(
@@ -205,7 +205,7 @@ def test_tied_overlapping_and_scattered_tensors_are_written_one_by_one(tmp_path)
 def test_the_published_file_is_known_by_its_hash(clip_file, blip_file, vocabulary, monkeypatch):
     assert look(open_checkpoint(clip_file), "clip-sf").published is False
     assert look(open_checkpoint(blip_file), "blip-ff", tokenizer=vocabulary).published is None
-    monkeypatch.setattr(stage, "file_fingerprint", lambda _: PUBLISHED)
+    monkeypatch.setattr(stage, "file_fingerprint", lambda _: stage.PUBLISHED["clip-sf"])
     assert look(open_checkpoint(clip_file), "clip-sf").published is True
 
 

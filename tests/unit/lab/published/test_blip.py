@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from genius_search.encoders.pickles import Checkpoint
-from genius_search.encoders.uniir_weights import (
+from genius_search.errors import ArtifactMismatch
+from genius_search.lab.published.checkpoint import Checkpoint
+from genius_search.lab.published.encoders import (
     BlipArchitecture,
     blip_shapes,
-    convert_feature_fusion,
-    convert_score_fusion,
+    convert_blip,
 )
-from genius_search.errors import ArtifactMismatch
 
 LARGE = BlipArchitecture(
     layers=24,
@@ -73,7 +72,7 @@ def test_the_names_become_those_of_transformers():
     from transformers import BlipTextConfig, BlipVisionConfig, BlipVisionModel  # noqa: PLC0415  takes seconds
     from transformers.models.blip.modeling_blip_text import BlipTextModel  # noqa: PLC0415
 
-    found = convert_feature_fusion(checkpoint_of(with_training(blip_shapes(LARGE, fused=True))))
+    found = convert_blip(checkpoint_of(with_training(blip_shapes(LARGE, fused=True))), "blip-ff")
     with torch.device("meta"):
         vision = BlipVisionModel(BlipVisionConfig(**found.config["vision_config"]))
         text = BlipTextModel(BlipTextConfig(**found.config["text_config"]))
@@ -90,7 +89,7 @@ def test_the_names_become_those_of_transformers():
 
 def test_what_only_training_needed_is_left_out():
     shapes = blip_shapes(LARGE, fused=True)
-    found = convert_feature_fusion(checkpoint_of(with_training(shapes)))
+    found = convert_blip(checkpoint_of(with_training(shapes)), "blip-ff")
     assert found.used == len(shapes)
     assert len(found.left_out) == len(shapes) + len(QUEUES) + 2
     assert {"temp", "idx_queue", "text_encoder.embeddings.position_ids"} < set(found.left_out)
@@ -100,7 +99,7 @@ def test_what_only_training_needed_is_left_out():
 def test_score_fusion_has_projections_and_leaves_the_attention_to_images():
     whole = blip_shapes(LARGE, fused=True)
     shapes = {name: shape for name, shape in whole.items() if "pooler" not in name} | PROJECTIONS
-    found = convert_score_fusion(checkpoint_of(with_training(shapes)))
+    found = convert_blip(checkpoint_of(with_training(shapes)), "blip-sf")
     assert not any("crossattention" in name for name in found.weights)
     assert any("text_encoder.encoder.layer.0.crossattention" in name for name in found.left_out)
     assert tuple(found.weights["vision_proj.weight"].shape) == (768, 1024)
@@ -110,7 +109,7 @@ def test_score_fusion_has_projections_and_leaves_the_attention_to_images():
 def test_the_two_kinds_are_not_taken_for_each_other():
     fused = checkpoint_of(with_training(blip_shapes(LARGE, fused=True)))
     with pytest.raises(ArtifactMismatch, match=r"needs a tensor vision_proj\.weight"):
-        convert_score_fusion(fused)
+        convert_blip(fused, "blip-sf")
     plain = checkpoint_of(with_training(blip_shapes(LARGE, fused=False) | PROJECTIONS))
     with pytest.raises(ArtifactMismatch, match=r"blip_ff_large\.pth as blip-ff.*missing.*pooler.*4 unknown"):
-        convert_feature_fusion(plain)
+        convert_blip(plain, "blip-ff")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius_search.encoders.uniir_clip import (
+from genius_search.encoders.clip_tokens import (
     CONTEXT,
     END,
     START,
@@ -100,5 +100,5 @@ def test_the_stored_tokenizer_has_the_whole_vocabulary_and_agrees_on_clean_texts
 
 def test_without_ftfy_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(MissingExtra, match=r"pip install genius-retrieval\[hf\]"):
+    with pytest.raises(MissingExtra, match=r"pip install genius-search\[hf\]"):
         token_rows(["a cat"])

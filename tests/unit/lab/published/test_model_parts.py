@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from genius_search.encoders.pickles import Checkpoint
 from genius_search.errors import ArtifactMismatch
+from genius_search.lab.published.checkpoint import Checkpoint
 from genius_search.lab.published.models import generator_parts, quantizer_parts
 from genius_search.nn.generator import Generator
 from genius_search.nn.quantizer import Quantizer

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from genius_search.encoders.pickles import Entry, open_checkpoint
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.lab.published.checkpoint import Entry, open_checkpoint
 
 WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
 

@@ -1,4 +1,4 @@
-"""The square that UniIR's CLIP looks at, to the pixel (specification, section 2.5)."""
+"""Fixed descriptions of images by edges and colours: what the small encoder reads instead of pixels."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.encoders.base import ImageInput
-from genius_search.errors import UsageError
-
 SIDE: Final = 64
-"""Pictures are squeezed to this many pixels a side before they are described."""
+"""Images are squeezed to this many pixels a side before they are described."""
 ORIENTATIONS: Final = 9
 """Directions an edge can run in, over half a turn."""
 _COLOUR_BITS: Final = 2  # of red, green and blue each, in the colour histogram
@@ -29,64 +26,56 @@ _BATCH: Final = 16  # few enough that the steps between stay in a core's cache
 DESCRIPTOR_SIZE: Final = (
     sum(grid * grid * ORIENTATIONS for grid in _GRIDS) + _THUMBNAIL * _THUMBNAIL * 3 + 2 * 8**_COLOUR_BITS
 )
-"""Numbers per picture."""
+"""Numbers per image."""
 CELLS: Final = _GRIDS[-1] ** 2
-"""Of the coarser grid; what lies in one is a token of feature fusion, as a patch is of a ViT."""
+"""Cells of the coarser grid; each is a token of feature fusion, as a patch is of a ViT."""
 CELL_SIZE: Final = (DESCRIPTOR_SIZE - 2 * 8**_COLOUR_BITS) // CELLS
-"""Numbers per cell: all but the histograms, which are of the whole picture."""
-
-
-def pixels_of(images: Sequence[ImageInput]) -> list[Image.Image]:
-    """Take the pictures out of the inputs; all must be there."""
-    pictures = []
-    for image in images:
-        if image.image is None:
-            raise UsageError(
-                f"{image.key.role} {image.key.id}: this encoder needs the picture itself, decoded"
-            )
-        pictures.append(image.image)
-    return pictures
+"""Numbers per cell: all but the histograms, which describe the whole image."""
 
 
 def describe(images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
-    """Describe pictures by their edges and colours; each part has a root mean square near 1."""
+    """Describe images by their edges and colours; each part has a root mean square near 1."""
     if not images:
         return torch.zeros(0, DESCRIPTOR_SIZE)
-    return torch.cat([_describe(images[start : start + _BATCH]) for start in range(0, len(images), _BATCH)])
+    return torch.cat(
+        [_describe_batch(images[start : start + _BATCH]) for start in range(0, len(images), _BATCH)]
+    )
 
 
 def cells(descriptors: Float[Tensor, "items pixels"]) -> Float[Tensor, "items cells numbers"]:
-    """The parts of descriptions that tell of a place, by the cell they lie in, from left to right and down.
+    """Split descriptions by cell, row by row, leaving out the histograms.
 
-    Of each cell: the edges of its four quarters and of itself, and its four spots of the thumbnail.
+    A cell has the edges of its four quarters and its own, and its four spots of the thumbnail.
     """
     fine, coarse = _GRIDS
     sizes = [ORIENTATIONS * fine * fine, ORIENTATIONS * coarse * coarse, 3 * _THUMBNAIL * _THUMBNAIL]
-    edges, rough, colours = descriptors[:, : sum(sizes)].split(sizes, dim=1)
-    found = [
-        planes.view(len(planes), -1, coarse, side // coarse, coarse, side // coarse)
-        .permute(0, 2, 4, 1, 3, 5)
-        .reshape(len(planes), CELLS, -1)
-        for planes, side in ((edges, fine), (rough, coarse), (colours, _THUMBNAIL))
+    parts = descriptors[:, : sum(sizes)].split(sizes, dim=1)
+    return torch.cat(
+        [
+            planes.view(len(planes), -1, coarse, side // coarse, coarse, side // coarse)
+            .permute(0, 2, 4, 1, 3, 5)
+            .reshape(len(planes), CELLS, -1)
+            for planes, side in zip(parts, (fine, coarse, _THUMBNAIL), strict=True)
+        ],
+        dim=2,
+    )
+
+
+def _describe_batch(images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
+    squares = [
+        rgb
+        if rgb.size == (SIDE, SIDE)
+        else rgb.resize((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=2.0)
+        for rgb in (image if image.mode == "RGB" else image.convert("RGB") for image in images)
     ]
-    return torch.cat(found, dim=2)
-
-
-def _describe(images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
-    stacked = torch.from_numpy(np.stack([_square(image) for image in images]))
+    stacked = torch.from_numpy(np.stack([np.asarray(square, dtype=np.uint8) for square in squares]))
     colours = stacked.permute(0, 3, 1, 2).contiguous().float().div_(255)
-    return torch.cat([*_edges(colours), _thumbnail(colours), *_histograms(stacked)], dim=1)
-
-
-def _square(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    rgb = image if image.mode == "RGB" else image.convert("RGB")
-    if rgb.size != (SIDE, SIDE):
-        rgb = rgb.resize((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=2.0)
-    return np.asarray(rgb, dtype=np.uint8)
+    thumbnail = F.avg_pool2d(colours, SIDE // _THUMBNAIL).flatten(1).sub_(0.5).mul_(3)
+    return torch.cat([*_edges(colours), thumbnail, *_histograms(stacked)], dim=1)
 
 
 def _edges(colours: Float[Tensor, "items 3 side side"]) -> list[Float[Tensor, "items _"]]:
-    """Histograms of edge directions in overlapping cells, at two scales.
+    """Return histograms of edge directions in overlapping cells, at two scales.
 
     The slopes of the three colours are combined by their structure tensor (Di Zenzo, 1986), so that red on
     green of the same brightness has an edge. Its angle covers half a turn: an edge from dark to bright and
@@ -114,22 +103,18 @@ def _edges(colours: Float[Tensor, "items 3 side side"]) -> list[Float[Tensor, "i
     planes = counts.view(items, fine, fine, planes_of_bins).permute(0, 3, 1, 2)
     planes[:, 0] += planes[:, -1]
     planes = planes[:, :-1].contiguous()
-    found = []
+    histograms = []
     for grid in _GRIDS:
         stride = fine // grid
         pooled = F.avg_pool2d(planes, 2 * stride - 1, stride, padding=(2 * stride - 2) // 2)
-        # Square roots, then one scale for the whole picture: faint pictures look like strong ones.
+        # Square roots, then one scale for the whole image: faint images look like strong ones.
         rooted = pooled.flatten(1).sqrt()
-        found.append(rooted / (rooted.square().mean(dim=1, keepdim=True) + 1e-4).sqrt())
-    return found
-
-
-def _thumbnail(colours: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items _"]:
-    return F.avg_pool2d(colours, SIDE // _THUMBNAIL).flatten(1).sub_(0.5).mul_(3)
+        histograms.append(rooted / (rooted.square().mean(dim=1, keepdim=True) + 1e-4).sqrt())
+    return histograms
 
 
 def _histograms(levels: UInt8[Tensor, "items side side 3"]) -> list[Float[Tensor, "items _"]]:
-    """How much of each colour is in the middle and in the margin."""
+    """Return how much of each colour is in the middle and in the margin."""
     red, green, blue = (levels >> 8 - _COLOUR_BITS).unbind(dim=3)
     code = ((red << 2 * _COLOUR_BITS) | (green << _COLOUR_BITS) | blue).long()
     in_margin = torch.ones(SIDE, SIDE, dtype=torch.long)
@@ -137,22 +122,7 @@ def _histograms(levels: UInt8[Tensor, "items side side 3"]) -> list[Float[Tensor
     bins = 8**_COLOUR_BITS
     counts = torch.zeros(len(levels), 2 * bins)
     counts.scatter_add_(1, (code + in_margin * bins).flatten(1), torch.ones(len(levels), SIDE * SIDE))
-    found = []
-    for half in torch.split(counts, bins, dim=1):
-        share = half / half.sum(dim=1, keepdim=True)
-        found.append(share.sqrt() * math.sqrt(bins))
-    return found
-
-
-def middle_square(picture: Image.Image, *, side: int) -> Image.Image:
-    """The shorter side to ``side``, bicubic, then the middle.
-
-    Where an odd number of pixels is to go, half of it is rounded to an even number, as torchvision does and
-    so UniIR; transformers rounds down, and looks one pixel aside in a quarter of all pictures.
-    """
-    width, height = picture.size
-    shorter = min(width, height)
-    size = (side * width // shorter, side * height // shorter)
-    resized = picture.convert("RGB").resize(size, Image.Resampling.BICUBIC)
-    left, top = (round((length - side) / 2) for length in size)
-    return resized.crop((left, top, left + side, top + side))
+    return [
+        (half / half.sum(dim=1, keepdim=True)).sqrt() * math.sqrt(bins)
+        for half in torch.split(counts, bins, dim=1)
+    ]

@@ -1,0 +1,322 @@
+"""Published checkpoints, opened without running anything in them (specification, section 7).
+
+The authors' files are pickles: loading one the usual way runs whatever code it names. Torch's restricted
+reader takes tensors, plain containers and the few classes that an OmegaConf configuration is made of, and
+builds inert stand-ins for those, so omegaconf is not needed. Everything else is refused before it is
+touched. Tensors stay in the file until they are used: optimizer state, twice the size of the weights, is
+never read.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from genius_search.errors import ArtifactMismatch, ArtifactMissing
+
+WEIGHTS: Final = "model"
+"""The entry that holds the weights."""
+COMPILED: Final = "_orig_mod"
+"""A segment that torch.compile puts into names; it means nothing."""
+_SHOWN: Final = 8
+"""Names listed of each kind of problem; the rest are counted."""
+
+
+class _Inert:
+    """A stand-in for a configuration's classes that discards its contents."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __setstate__(self, _: object) -> None: ...
+
+
+_INERT: Final = (
+    "omegaconf.base.ContainerMetadata",
+    "omegaconf.base.Metadata",
+    "omegaconf.base.UnionNode",
+    "omegaconf.dictconfig.DictConfig",
+    "omegaconf.listconfig.ListConfig",
+    "omegaconf.nodes.AnyNode",
+    "omegaconf.nodes.BooleanNode",
+    "omegaconf.nodes.BytesNode",
+    "omegaconf.nodes.FloatNode",
+    "omegaconf.nodes.IntegerNode",
+    "omegaconf.nodes.StringNode",
+    "typing.Any",
+)
+_PLAIN: Final = (bool, dict, float, int, list, str, tuple, defaultdict)
+_ALLOWED: Final = [
+    *((_Inert, name) for name in _INERT),
+    *((kind, f"{kind.__module__}.{kind.__name__}") for kind in _PLAIN),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A part of a checkpoint beside its weights."""
+
+    name: str
+    what: str
+    """The kind of value and how many tensors are in it, in words."""
+    bytes: int
+    """The size of its tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The contents of a checkpoint in numbers."""
+
+    file: str
+    bytes: int
+    tensors: int
+    parameters: int
+    parameter_bytes: int
+    others: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint's weights, still in the file, and what else the file holds."""
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    """Weights by name, memory-mapped."""
+    others: tuple[Entry, ...]
+    """Optimizer, scheduler, configuration and so on: named, never read."""
+    bytes: int
+    """The size of the file."""
+
+    @property
+    def contents(self) -> Contents:
+        """The contents in numbers, for a look before an import."""
+        return Contents(
+            file=str(self.path),
+            bytes=self.bytes,
+            tensors=len(self.tensors),
+            parameters=sum(tensor.numel() for tensor in self.tensors.values()),
+            parameter_bytes=sum(tensor.nbytes for tensor in self.tensors.values()),
+            others=self.others,
+        )
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a file that ``torch.save`` wrote: weights under ``model``, or nothing but weights.
+
+    Raises
+    ------
+    ArtifactMissing
+        There is no such file.
+    ArtifactMismatch
+        The file is something else, damaged, or asks for code to be run; nothing of it was run.
+    """
+    if not path.is_file():
+        raise ArtifactMissing(f"no checkpoint at {path}; give a file that torch.save wrote (.pth)")
+    body = read_container(path)
+    if not isinstance(body, Mapping):
+        raise ArtifactMismatch(f"{path} holds a {type(body).__name__}, expected a checkpoint: a dict")
+    if WEIGHTS not in body and body and all(isinstance(value, Tensor) for value in body.values()):
+        body = {WEIGHTS: body}
+    if WEIGHTS not in body:
+        entries = ", ".join(map(repr, list(body)[:_SHOWN])) or "nothing"
+        raise ArtifactMismatch(
+            f"{path} has no {WEIGHTS!r} entry, expected the weights there; it holds {entries}"
+        )
+    weights = body[WEIGHTS]
+    if not isinstance(weights, Mapping):
+        raise ArtifactMismatch(
+            f"{path}: {WEIGHTS!r} is a {type(weights).__name__}, expected a dict of tensors"
+        )
+    wrong = [str(name) for name, value in weights.items() if not (isinstance(name, str) and _is_plain(value))]
+    if wrong or not weights:
+        raise ArtifactMismatch(
+            f"{path}: its weights are not all plain tensors: {', '.join(wrong[:_SHOWN]) or 'there are none'}"
+        )
+    names = [".".join(part for part in name.split(".") if part != COMPILED) for name in weights]
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise ArtifactMismatch(
+            f"{path}: without {COMPILED!r} these names come twice: {', '.join(repeated[:_SHOWN])}"
+        )
+    tensors = dict(zip(names, (value.detach() for value in weights.values()), strict=True))
+    others = tuple(_describe(str(name), value) for name, value in body.items() if name != WEIGHTS)
+    return Checkpoint(path, tensors, others, path.stat().st_size)
+
+
+def read_container(path: Path) -> Any:
+    """Read what ``torch.save`` put into a file: tensors, which stay in the file, numbers, texts, containers.
+
+    Raises
+    ------
+    ArtifactMismatch
+        The file is something else, damaged, or asks for code to be run; nothing of it was run.
+    """
+    _check_container(path)
+    refused: list[str] = []
+    body = None
+    with torch.serialization.safe_globals(list(_ALLOWED)):
+        try:
+            refused = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
+            if not refused:
+                body = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except UnpicklingError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise ArtifactMismatch(
+                f"{path} holds what weights-only loading refuses; the file was not executed ({reason})"
+            ) from None
+        except Exception as error:  # noqa: BLE001  torch's reader fails on a damaged pickle in many ways
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ArtifactMismatch(f"{path} is damaged; fetch it again ({reason})") from None
+    if refused:
+        raise ArtifactMismatch(
+            f"{path} asks for {', '.join(refused)}, which tensors do not need and which could run code; the "
+            "file was not executed. Fetch it again from its publisher, or a file with nothing but tensors"
+        )
+    return body
+
+
+def _check_container(path: Path) -> None:
+    """Refuse all but complete, uncompressed zip archives: only their tensors can stay in the file."""
+    with path.open("rb") as file:
+        start = file.read(64)
+    if b"git-lfs" in start:
+        raise ArtifactMismatch(
+            f"{path} is a Git LFS pointer, not the file itself; fetch the file (git lfs pull)"
+        )
+    if start[:1] == b"\x80":
+        raise ArtifactMismatch(
+            f"{path} is a bare pickle or was written by a torch before 1.6, expected torch's zip container; "
+            "save it anew with torch.save(torch.load(FILE, weights_only=True), NEW)"
+        )
+    if not start.startswith(b"PK\x03\x04"):
+        raise ArtifactMismatch(f"{path} was not written by torch.save: it is not a zip archive")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+        raise ArtifactMismatch(
+            f"{path} is damaged or was not downloaded to its end ({error}); fetch it again"
+        ) from None
+    if not any(member.filename.endswith("data.pkl") for member in members):
+        raise ArtifactMismatch(f"{path} is a zip archive, but torch.save did not write it: no data.pkl in it")
+    packed = next((member for member in members if member.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        raise ArtifactMismatch(
+            f"{path} was packed again with compression ({packed.filename}), so tensors cannot stay in it; "
+            "use the original file"
+        )
+
+
+def _is_plain(value: object) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+        and not value.is_quantized
+    )
+
+
+def _describe(name: str, value: object) -> Entry:
+    tensors = list(_tensors_in(value))
+    if isinstance(value, _Inert):
+        what = "settings"
+    elif isinstance(value, str | int | float | None):
+        what = str(value)[:40]
+    else:
+        what = type(value).__name__
+    if tensors and not isinstance(value, Tensor):
+        what += f" with {len(tensors)} tensors"
+    return Entry(name, what, sum(tensor.nbytes for tensor in tensors))
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield every tensor inside nested containers, which may contain themselves."""
+    waiting = [value]
+    seen: set[int] = set()
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            yield thing
+        elif isinstance(thing, Mapping):
+            waiting.extend(thing.values())
+        elif isinstance(thing, list | tuple):
+            waiting.extend(thing)
+
+
+def check_names(
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, tuple[int, ...]],
+    *,
+    tolerated: Sequence[re.Pattern[str]] = (),
+    what: str,
+) -> None:
+    """Check that no tensor is missing, unknown or of another shape.
+
+    Parameters
+    ----------
+    tolerated
+        Patterns of whole names that may be there without being used.
+    what
+        What the tensors are and where they were read, for the message.
+
+    Raises
+    ------
+    ArtifactMismatch
+        The message lists what differs.
+    """
+    missing = [name for name in expected if name not in tensors]
+    unknown = [name for name in tensors if name not in expected and not is_tolerated(name, tolerated)]
+    misshapen = [
+        f"{name} {tuple(tensors[name].shape)}, expected {shape}"
+        for name, shape in expected.items()
+        if name in tensors and tuple(tensors[name].shape) != shape
+    ]
+    problems = [
+        f"{len(names)} {kind}: {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}"
+        for kind, names in (("missing", missing), ("unknown", unknown), ("of another shape", misshapen))
+        if names
+    ]
+    if problems:
+        raise ArtifactMismatch(
+            f"{what}: of {len(expected)} tensors expected, {'; '.join(problems)}. This is another model, or "
+            "another version of it"
+        )
+
+
+def is_tolerated(name: str, tolerated: Sequence[re.Pattern[str]]) -> bool:
+    """Return whether a tensor may be there without being used."""
+    return any(pattern.fullmatch(name) for pattern in tolerated)
+
+
+def single_precision(tensors: Mapping[str, Tensor], names: Iterable[str], *, what: str) -> dict[str, Tensor]:
+    """Return these tensors in single precision; those that are already stay in the file's memory.
+
+    Raises
+    ------
+    ArtifactMismatch
+        A tensor holds whole or complex numbers, NaN or infinity, or nothing.
+    """
+    weights = {}
+    for name in names:
+        tensor = tensors[name]
+        if not tensor.is_floating_point():
+            raise ArtifactMismatch(
+                f"{what}: {name} holds {str(tensor.dtype).removeprefix('torch.')} numbers, expected "
+                "floating-point weights; this is another model, or the file is damaged"
+            )
+        weights[name] = tensor.float()
+        if tensor.numel() == 0 or not all(bound.isfinite() for bound in weights[name].aminmax()):
+            problem = "NaN or infinity" if tensor.numel() else "no numbers"
+            raise ArtifactMismatch(f"{what}: {name} holds {problem}; the file is damaged")
+    return weights
