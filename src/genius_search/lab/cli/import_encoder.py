@@ -64,8 +64,8 @@ class OneImport:
 
     def _look(self) -> int:
         """What is in the file, whether it fits, what would be written."""
-        from genius_search.lab.published.checkpoint import open_checkpoint
         from genius_search.errors import ArtifactMismatch
+        from genius_search.lab.published.checkpoint import open_checkpoint
         from genius_search.lab.published.encoders import look
 
         checkpoint = open_checkpoint(self.file)
