@@ -87,6 +87,6 @@ def test_evaluation_queries_are_looked_up_as_those_of_their_split(data):
 
 
 def test_training_queries_are_looked_up_as_those_of_the_training_split(data, encoder, tmp_path):
-    asked = Asked(tmp_path / "text_features.npy", encoder._tables)
+    asked = Asked(tmp_path / "text_features.npy", encoder.tables)
     embed_training(data, asked, tmp_path / "features", progress=Silent())
     assert {(key.role, key.split) for key in asked.keys} == {("query", "train"), ("candidate", None)}
