@@ -348,7 +348,7 @@ class _Records:
         split = folder.removeprefix("union_")
         dataset = row.dataset if row else path.stem.removeprefix("mbeir_").removesuffix(f"_{split}")
         qrels = self._read_qrels(row)
-        union_file = self._data.root / "cand_pool" / "global" / f"mbeir_union_{split}_cand_pool.jsonl"
+        union_file = self._data.layout.union_pool(split)
         union = self._members.get(union_file, self._modalities)
         has_union = union_file in self._members
         union_name = str(union_file) if has_union else f"any pool (there is no {union_file.name})"
@@ -387,7 +387,7 @@ class _Records:
         if row is None:
             return None
         if row.qrels is None:
-            file = self._data.root / "qrels" / row.split / f"mbeir_{row.name}_{row.split}_qrels.txt"
+            file = self._data.layout.qrels(row.split, f"{row.name}_{row.split}")
             if self._data.has_qrels(row.split):
                 self._findings.add(
                     "layout", f"{file} is missing, while other rows have theirs; fetch it again"

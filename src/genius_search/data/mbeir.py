@@ -289,41 +289,39 @@ def read_qrels(path: Path, *, layout: Literal["mbeir", "trec"] = "mbeir") -> dic
     return qrels
 
 
+def query_row(query: Query) -> dict[str, object]:
+    """Return a query with M-BEIR's fields."""
+    return {
+        "qid": query.qid,
+        "query_txt": query.text,
+        "query_img_path": query.image,
+        "query_modality": query.modality.mbeir,
+        "query_src_content": query.source,
+        "pos_cand_list": list(query.positives),
+        "neg_cand_list": list(query.negatives),
+        "task_id": query.task_id,
+    }
+
+
+def candidate_row(candidate: Candidate) -> dict[str, object]:
+    """Return a candidate with M-BEIR's fields."""
+    return {
+        "did": candidate.did,
+        "txt": candidate.text,
+        "img_path": candidate.image,
+        "modality": candidate.modality.mbeir,
+        "src_content": candidate.source,
+    }
+
+
 def write_queries(path: Path, queries: Iterable[Query]) -> int:
     """Write queries with M-BEIR's fields; returns their number. The file appears when it is complete."""
-    return write_json_lines(
-        path,
-        (
-            {
-                "qid": query.qid,
-                "query_txt": query.text,
-                "query_img_path": query.image,
-                "query_modality": query.modality.mbeir,
-                "query_src_content": query.source,
-                "pos_cand_list": list(query.positives),
-                "neg_cand_list": list(query.negatives),
-                "task_id": query.task_id,
-            }
-            for query in queries
-        ),
-    )
+    return write_json_lines(path, map(query_row, queries))
 
 
 def write_candidates(path: Path, candidates: Iterable[Candidate]) -> int:
     """Write candidates with M-BEIR's fields; returns their number. The file appears when it is complete."""
-    return write_json_lines(
-        path,
-        (
-            {
-                "did": candidate.did,
-                "txt": candidate.text,
-                "img_path": candidate.image,
-                "modality": candidate.modality.mbeir,
-                "src_content": candidate.source,
-            }
-            for candidate in candidates
-        ),
-    )
+    return write_json_lines(path, map(candidate_row, candidates))
 
 
 def write_qrels(path: Path, queries: Iterable[Query]) -> int:
@@ -464,6 +462,29 @@ class EvaluationRow:
     """The papers' cut-off for this row: 10 for Fashion200K and FashionIQ, else 5."""
 
 
+class Layout:
+    """The paths of files in M-BEIR's layout."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def local_pool(self, name: str) -> Path:
+        """Return the path of a row's own pool."""
+        return self.root / "cand_pool" / "local" / f"mbeir_{name}_cand_pool.jsonl"
+
+    def union_pool(self, split: str) -> Path:
+        """Return the path of the pool that all rows of a split share."""
+        return self.root / "cand_pool" / "global" / f"mbeir_union_{split}_cand_pool.jsonl"
+
+    def queries(self, split: str, name: str) -> Path:
+        """Return the path of a query file; ``name`` ends with the split."""
+        return self.root / "query" / split / f"mbeir_{name}.jsonl"
+
+    def qrels(self, split: str, name: str) -> Path:
+        """Return the path of a query file's qrels."""
+        return self.root / "qrels" / split / f"mbeir_{name}_qrels.txt"
+
+
 class MBeir:
     """A data set in M-BEIR's layout.
 
@@ -482,6 +503,7 @@ class MBeir:
                 "query/<split>, cand_pool/local, and if there are any qrels/<split> and instructions"
             )
         self.root = root
+        self.layout = Layout(root)
         self.name = root.resolve().name
         self.instructions_file = root / "instructions" / "query_instructions.tsv"
         has_instructions = self.instructions_file.exists()
@@ -556,15 +578,14 @@ class MBeir:
             )
         pool = self._local_pool(name, split)
         if pool is None:
-            local = self.root / "cand_pool" / "local"
             raise BadData(
-                f"{queries}: no local pool for it; expected {local / f'mbeir_{name}_cand_pool.jsonl'} "
+                f"{queries}: no local pool for it; expected {self.layout.local_pool(name)} "
                 f"(or mbeir_{name}_{split}_cand_pool.jsonl)"
             )
         first = next(read_queries(queries), None)
         if first is None:
             raise BadData(f"{queries}: has no queries")
-        qrels = self.root / "qrels" / split / f"mbeir_{name}_{split}_qrels.txt"
+        qrels = self.layout.qrels(split, f"{name}_{split}")
         return EvaluationRow(
             name=name,
             dataset=parts["dataset"],
@@ -597,12 +618,12 @@ class MBeir:
         return self.root / relative
 
     def _local_pool(self, name: str, split: str) -> Path | None:
-        local = self.root / "cand_pool" / "local"
-        paths = (local / f"mbeir_{stem}_cand_pool.jsonl" for stem in (f"{name}_{split}", name))
+        paths = map(self.layout.local_pool, (f"{name}_{split}", name))
         return next((path for path in paths if path.exists()), None)
 
     def _union_pool(self, split: str) -> list[Path]:
-        return _files(self.root / "cand_pool" / "global", f"mbeir_union_{split}_cand_pool.jsonl")
+        path = self.layout.union_pool(split)
+        return [path] if path.exists() else []
 
 
 def _row_name(queries: Path, split: str) -> str:

@@ -77,9 +77,9 @@ class Rehearsal:
 
     def run(self) -> None:
         """Draw it."""
-        from genius_search.lab.synth.rehearsal import draw_rehearsal
+        from genius_search.lab.synth.mbeir import draw_synthetic_mbeir
 
-        summary = draw_rehearsal(
+        summary = draw_synthetic_mbeir(
             self.out,
             share=self.share,
             seed=self.seed,

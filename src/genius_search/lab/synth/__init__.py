@@ -1,1 +1,1 @@
-""""""
+"""Synthetic data sets in M-BEIR's layout."""

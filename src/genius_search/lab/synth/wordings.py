@@ -1,7 +1,7 @@
-"""Says things about drawn products: captions, descriptions, cards, questions, edits, instructions.
+"""Texts about drawn products: captions, descriptions, cards, questions, edits.
 
-Every text about a product names all five attributes, each by one of its synonyms and in one of several
-orders, so a text fits exactly one product however it is worded.
+Every text names all five attributes, each by one of its synonyms and in one of several orders, so that it
+fits exactly one product however it is worded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from genius_search.lab.synth.world import (
 
 
 class _Words(NamedTuple):
-    """One choice of words for each attribute."""
+    """A choice of words for each attribute."""
 
     noun: str
     colour: str
@@ -49,7 +49,7 @@ class _Words(NamedTuple):
         )
 
     def thing(self, rng: random.Random) -> str:
-        """Noun, colour and fill: ``striped crimson anchor``."""
+        """Combine noun, colour and fill: ``striped crimson anchor``."""
         return rng.choice(
             (
                 f"{self.adjective} {self.colour} {self.noun}",
@@ -59,7 +59,7 @@ class _Words(NamedTuple):
         )
 
     def ground(self, rng: random.Random) -> str:
-        """The background: ``on a mint background``."""
+        """Describe the background: ``on a mint background``."""
         return rng.choice(
             (
                 f"on {_article(self.background)} {self.background} background",
@@ -69,13 +69,13 @@ class _Words(NamedTuple):
         )
 
     def surroundings(self, rng: random.Random) -> str:
-        """Background and frame, in either order."""
+        """Describe background and frame, in either order."""
         parts = [self.ground(rng), self.frame]
         rng.shuffle(parts)
         return rng.choice((", ", " and ")).join(parts)
 
 
-_ABOUT: Final[dict[FactKind, tuple[str, ...]]] = {
+_QUESTIONS: Final[dict[FactKind, tuple[str, ...]]] = {
     "price": (
         "How much is {x}?",
         "What does {x} cost?",
@@ -107,14 +107,14 @@ _ABOUT: Final[dict[FactKind, tuple[str, ...]]] = {
         "Tell me the brand of {x}.",
     ),
 }
-_TOLD: Final[dict[FactKind, tuple[str, ...]]] = {
+_STATEMENTS: Final[dict[FactKind, tuple[str, ...]]] = {
     "price": ("{x} costs {v}.", "The price of {x} is {v}.", "{x} sells for {v}."),
     "origin": ("{x} comes from {v}.", "{x} was made in the city of {v}.", "{v} is the origin of {x}."),
     "material": ("{x} is made of {v}.", "The material of {x} is {v}.", "{v} was used for {x}."),
     "weight": ("{x} weighs {v}.", "The weight of {x} is {v}.", "Put on a scale, {x} shows {v}."),
     "maker": ("{x} is made by {v}.", "{v} produces {x}.", "The maker of {x} is {v}."),
 }
-_CHANGED: Final[dict[Attribute, tuple[str, ...]]] = {
+_EDITS: Final[dict[Attribute, tuple[str, ...]]] = {
     "shape": (
         "but with {x} instead",
         "the same style, showing {x}",
@@ -141,7 +141,7 @@ _CARD_TAILS: Final = (
 
 
 def caption(product: Product, rng: random.Random) -> str:
-    """What a picture of the product shows."""
+    """Describe a picture of the product."""
     words = _Words.of(product, rng)
     thing, around, ground = words.thing(rng), words.surroundings(rng), words.ground(rng)
     article = _article_for(words, thing)
@@ -157,7 +157,7 @@ def caption(product: Product, rng: random.Random) -> str:
 
 
 def description(product: Product, rng: random.Random) -> str:
-    """What a customer who wants the product's card says."""
+    """Describe the product as a customer who wants its card."""
     words = _Words.of(product, rng)
     thing, around = words.thing(rng), words.surroundings(rng)
     article = _article_for(words, thing)
@@ -172,7 +172,7 @@ def description(product: Product, rng: random.Random) -> str:
 
 
 def card_text(product: Product, *, number: str, price: str, rng: random.Random) -> str:
-    """What is printed beside the picture on a card."""
+    """Compose the text beside the picture on a card."""
     words = _Words.of(product, rng)
     look = [words.colour, words.adjective, f"{words.background} backdrop", words.frame]
     rng.shuffle(look)
@@ -180,22 +180,22 @@ def card_text(product: Product, *, number: str, price: str, rng: random.Random) 
 
 
 def question(product: Product, kind: FactKind, rng: random.Random) -> str:
-    """A question about a product named in words."""
-    return rng.choice(_ABOUT[kind]).format(x=_named(product, rng))
+    """Ask about a product named in words."""
+    return rng.choice(_QUESTIONS[kind]).format(x=_named(product, rng))
 
 
 def image_question(kind: FactKind, rng: random.Random) -> str:
-    """A question about the product in a picture."""
-    return rng.choice(_ABOUT[kind]).format(x=rng.choice(("this", "this one", "the thing in the picture")))
+    """Ask about the product in a picture."""
+    return rng.choice(_QUESTIONS[kind]).format(x=rng.choice(("this", "this one", "the thing in the picture")))
 
 
 def fact_text(product: Product, fact: Fact, rng: random.Random) -> str:
-    """A fact, told as a sentence that names its product."""
-    return _capital(rng.choice(_TOLD[fact.kind]).format(x=_named(product, rng), v=fact.value))
+    """State a fact in a sentence that names its product."""
+    return _capital(rng.choice(_STATEMENTS[fact.kind]).format(x=_named(product, rng), v=fact.value))
 
 
 def edit(target: Product, changed: Attribute, rng: random.Random) -> str:
-    """How the wanted product differs from the one in the picture."""
+    """Say how the wanted product differs from the one in the picture."""
     words = _Words.of(target, rng)
     match changed:
         case "shape":
@@ -208,70 +208,17 @@ def edit(target: Product, changed: Attribute, rng: random.Random) -> str:
             value = f"{_article(words.background)} {words.background} background"
         case "frame":
             value = words.frame
-    return rng.choice(_CHANGED[changed]).format(x=value)
+    return rng.choice(_EDITS[changed]).format(x=value)
 
 
 def card_request(rng: random.Random) -> str:
-    """Asks for the card of the product in the picture."""
+    """Request the card of the product in the picture."""
     return rng.choice(_CARD_REQUESTS)
 
 
 def changed_card_request(target: Product, changed: Attribute, rng: random.Random) -> str:
-    """Asks for the card of a product that differs from the one in the picture."""
+    """Request the card of a product that differs from the one in the picture."""
     return f"{edit(target, changed, rng)}, {rng.choice(_CARD_TAILS)}"
-
-
-INSTRUCTIONS: Final[dict[int, tuple[str, ...]]] = {
-    0: (
-        "Find an image that shows what the caption says.",
-        "Retrieve the picture that matches this caption.",
-        "Which image does this caption describe?",
-        "Show me a drawing with exactly this content.",
-    ),
-    1: (
-        "Find the fact that answers this question.",
-        "Retrieve a sentence that tells what is asked.",
-        "Answer the question with a fact from the catalogue.",
-        "Give me the statement that holds the answer.",
-    ),
-    2: (
-        "Find the product card, picture and text, that fits this description.",
-        "Retrieve the shop card of what is described.",
-        "Which card, with its picture and its text, does the customer want?",
-        "Show me the catalogue card that matches the wish.",
-    ),
-    3: (
-        "Find the caption that describes this image.",
-        "Retrieve a text that says what the picture shows.",
-        "Which caption belongs to this image?",
-        "Describe the drawing with a caption from the catalogue.",
-    ),
-    4: (
-        "Find another image of the same thing.",
-        "Retrieve a picture that shows this product drawn otherwise.",
-        "Which other drawing shows exactly this thing?",
-        "Show me an image of the same product in another pose.",
-    ),
-    6: (
-        "Find the fact that answers the question about this image.",
-        "Retrieve a sentence that tells what is asked about the pictured product.",
-        "Answer the question about the picture with a fact from the catalogue.",
-        "Give me the statement about the thing shown that holds the answer.",
-    ),
-    7: (
-        "Find an image that looks like this one after the described change.",
-        "Retrieve the picture that differs from this one as requested.",
-        "Which image shows this product with the modification?",
-        "Show me a drawing of it, altered as the text says.",
-    ),
-    8: (
-        "Find the product card, picture and text, that this request about the image asks for.",
-        "Retrieve the shop card for the pictured product and the request.",
-        "Which card, with its picture and its text, fits the image and the wish?",
-        "Show me the catalogue card that the request about this picture calls for.",
-    ),
-}
-"""Instructions of each task; all of them say what kind of result is wanted."""
 
 
 def _named(product: Product, rng: random.Random) -> str:

@@ -1,7 +1,6 @@
-"""The drawn world: which products can exist, which belong to which split, what is true of each.
+"""The products of the drawn catalogue: which can exist, to which split each belongs, facts about them.
 
-A product is a combination of five attributes. Size, rotation and position are not part of it: they are
-how the same thing is drawn otherwise.
+A product is a combination of five attributes. Size, rotation and position only vary how it is drawn.
 """
 
 from __future__ import annotations
@@ -21,140 +20,48 @@ from numpy import ndarray
 
 
 class Shape(NamedTuple):
-    """A pictograph and what people call it; the first noun is its name."""
+    """A pictograph and its nouns; the first noun is its name."""
 
     glyph: str
     nouns: tuple[str, ...]
 
 
-def _shapes(table: str) -> tuple[Shape, ...]:
-    rows = (row.strip().partition(" ") for row in table.strip().split("\n"))
-    return tuple(Shape(glyph, tuple(nouns.split(", "))) for glyph, _, nouns in rows)
-
-
-SHAPES: Final = _shapes("""
-    ☀ sun, sunshine
-    ☁ cloud, cumulus
-    ☂ umbrella, parasol, brolly
-    ☃ snowman
-    ☕ coffee cup, mug, teacup
-    ★ star, five-pointed star
-    ⚡ lightning bolt, flash
-    ☎ telephone, phone, desk phone
-    ☘ shamrock, three-leaf clover
-    ☛ pointing hand, pointing finger
-    ☠ skull, skull and crossbones
-    ☢ radiation sign, nuclear sign
-    ☣ biohazard sign
-    ☮ peace sign
-    ☯ yin and yang, yin-yang
-    ☸ ship's wheel, helm
-    ☹ sad face, frowning face
-    ☻ smiley, smiling face
-    ☾ moon, crescent
-    ♀ Venus sign, hand mirror
-    ♂ Mars sign
-    ♚ chess king
-    ♛ crown, tiara
-    ♜ castle tower, rook
-    ♝ chess bishop
-    ♞ horse, chess knight
-    ♟ pawn
-    ♠ spade
-    ♥ heart
-    ♦ diamond, rhombus
-    ♣ club suit
-    ♪ musical note, quaver
-    ♬ pair of notes, beamed notes
-    ♻ recycling sign
-    ♿ wheelchair
-    ⚄ die, dice cube
-    ⚑ flag, banner
-    ⚒ hammer and pick, mining tools
-    ⚓ anchor, ship's anchor
-    ⚔ crossed swords, pair of swords
-    ⚖ scales, balance
-    ⚗ distilling flask, alembic
-    ⚘ tulip, budding flower
-    ⚙ gear, cogwheel, cog
-    ⚛ atom
-    ⚠ warning sign, hazard triangle
-    ⚯ barbell, dumbbell
-    ⚱ vase, urn
-    ✂ scissors, shears
-    ✇ film reel, tape reel
-    ✈ airplane, plane, aeroplane
-    ✉ envelope, letter
-    ✏ pencil, crayon
-    ✒ pen nib, fountain pen
-    ✔ tick, check mark
-    ✘ cross mark, X mark
-    ✚ plus sign, plus
-    ✦ twinkle, four-pointed star
-    ✪ star badge, sheriff's badge
-    ✱ asterisk
-    ✹ starburst
-    ✿ blossom, bloom
-    ❄ snowflake, ice crystal
-    ❢ exclamation mark
-    ❦ ivy leaf, leafy vine
-    ➜ arrow
-    ➤ arrowhead, pointer
-    ➸ dart, feathered arrow
-    ⌂ house, home, hut
-    ⌘ looped square, command key
-    ⏎ return key, enter key
-    ⏏ eject button
-    ■ square, block
-    ● disc, ball
-    ▲ triangle
-    ⬟ pentagon
-    ⬢ hexagon, honeycomb cell
-    ▬ rectangle, plank
-    ▰ parallelogram
-    ◎ target, bullseye
-    ◕ pie chart
-    ◢ wedge, ramp
-    ◗ half disc, dome
-    ▦ grid, lattice
-    ⛃ coin stack, stack of coins
-    🂡 playing card, ace
-    🂓 domino, domino tile
-    🐭 mouse, mouse head
-    🐮 cow, cow head
-    🐱 cat, kitten
-    🐵 monkey, ape
-    😎 face with sunglasses
-    ↻ reload sign, circular arrow
-    ⇄ swap arrows
-    ⚲ lollipop
-    ♈ ram sign, ram's horns
-    ♏ scorpion sign, scorpion
-    ♓ fish sign, pair of fish
-    ∞ infinity sign
-    Ω horseshoe, omega
-    & ampersand
-    @ at sign
-    ? question mark
-    # hash sign, hashtag
-    % percent sign
-    $ dollar sign
-    € euro sign
-    ¶ paragraph sign, pilcrow
-""")
-
-PLURALS: Final = frozenset(
-    {
-        "beamed notes",
-        "mining tools",
-        "crossed swords",
-        "scales",
-        "scissors",
-        "shears",
-        "swap arrows",
-        "ram's horns",
-    }
+_SHAPES: Final = """
+    ☀ sun, sunshine | ☁ cloud, cumulus | ☂ umbrella, parasol, brolly | ☃ snowman | ☕ coffee cup, mug, teacup
+    ★ star, five-pointed star | ⚡ lightning bolt, flash | ☎ telephone, phone, desk phone
+    ☘ shamrock, three-leaf clover | ☛ pointing hand, pointing finger | ☠ skull, skull and crossbones
+    ☢ radiation sign, nuclear sign | ☣ biohazard sign | ☮ peace sign | ☯ yin and yang, yin-yang
+    ☸ ship's wheel, helm | ☹ sad face, frowning face | ☻ smiley, smiling face | ☾ moon, crescent
+    ♀ Venus sign, hand mirror | ♂ Mars sign | ♚ chess king | ♛ crown, tiara | ♜ castle tower, rook
+    ♝ chess bishop | ♞ horse, chess knight | ♟ pawn | ♠ spade | ♥ heart | ♦ diamond, rhombus | ♣ club suit
+    ♪ musical note, quaver | ♬ pair of notes, beamed notes | ♻ recycling sign | ♿ wheelchair
+    ⚄ die, dice cube | ⚑ flag, banner | ⚒ hammer and pick, mining tools | ⚓ anchor, ship's anchor
+    ⚔ crossed swords, pair of swords | ⚖ scales, balance | ⚗ distilling flask, alembic
+    ⚘ tulip, budding flower | ⚙ gear, cogwheel, cog | ⚛ atom | ⚠ warning sign, hazard triangle
+    ⚯ barbell, dumbbell | ⚱ vase, urn | ✂ scissors, shears | ✇ film reel, tape reel
+    ✈ airplane, plane, aeroplane | ✉ envelope, letter | ✏ pencil, crayon | ✒ pen nib, fountain pen
+    ✔ tick, check mark | ✘ cross mark, X mark | ✚ plus sign, plus | ✦ twinkle, four-pointed star
+    ✪ star badge, sheriff's badge | ✱ asterisk | ✹ starburst | ✿ blossom, bloom | ❄ snowflake, ice crystal
+    ❢ exclamation mark | ❦ ivy leaf, leafy vine | ➜ arrow | ➤ arrowhead, pointer | ➸ dart, feathered arrow
+    ⌂ house, home, hut | ⌘ looped square, command key | ⏎ return key, enter key | ⏏ eject button
+    ■ square, block | ● disc, ball | ▲ triangle | ⬟ pentagon | ⬢ hexagon, honeycomb cell
+    ▬ rectangle, plank | ▰ parallelogram | ◎ target, bullseye | ◕ pie chart | ◢ wedge, ramp
+    ◗ half disc, dome | ▦ grid, lattice | ⛃ coin stack, stack of coins | 🂡 playing card, ace
+    🂓 domino, domino tile | 🐭 mouse, mouse head | 🐮 cow, cow head | 🐱 cat, kitten | 🐵 monkey, ape
+    😎 face with sunglasses | ↻ reload sign, circular arrow | ⇄ swap arrows | ⚲ lollipop
+    ♈ ram sign, ram's horns | ♏ scorpion sign, scorpion | ♓ fish sign, pair of fish | ∞ infinity sign
+    Ω horseshoe, omega | & ampersand | @ at sign | ? question mark | # hash sign, hashtag | % percent sign
+    $ dollar sign | € euro sign | ¶ paragraph sign, pilcrow
+"""
+SHAPES: Final = tuple(
+    Shape(glyph, tuple(nouns.split(", ")))
+    for glyph, _, nouns in (
+        shape.strip().partition(" ") for line in _SHAPES.strip().split("\n") for shape in line.split(" | ")
+    )
 )
+PLURALS: Final = frozenset(
+    ("beamed notes", "mining tools", "crossed swords", "scales", "scissors", "shears", "swap arrows")
+) | {"ram's horns"}
 """Nouns that take no article."""
 
 COLOUR_WORDS: Final[dict[str, tuple[str, ...]]] = {
@@ -269,7 +176,7 @@ SIBLING_SHARE: Final = 0.5
 
 
 class Product(NamedTuple):
-    """One thing of the world: an index into ``VALUES`` for each attribute."""
+    """A product: an index into ``VALUES`` for each attribute."""
 
     shape: int
     colour: int
@@ -279,12 +186,12 @@ class Product(NamedTuple):
 
     @property
     def code(self) -> int:
-        """Its number among all combinations."""
+        """Its number among all combinations of attributes."""
         return int(np.ravel_multi_index(self, SIZES))
 
     @staticmethod
     def of(code: int) -> Product:
-        """The product with that number."""
+        """Return the product with this number."""
         indices = []
         for size in reversed(SIZES):
             code, index = divmod(code, size)
@@ -292,19 +199,19 @@ class Product(NamedTuple):
         return Product._make(reversed(indices))
 
     def words(self) -> dict[str, str]:
-        """Its attributes by their canonical names."""
+        """Return its attributes by their canonical names."""
         return {name: VALUES[name][index] for name, index in zip(ATTRIBUTES, self, strict=True)}
 
 
 class Change(NamedTuple):
-    """A product that differs from another one in exactly this attribute."""
+    """A product that differs from another in exactly this attribute."""
 
     attribute: Attribute
     code: int
 
 
 class Fact(NamedTuple):
-    """Something true of a product that no picture shows."""
+    """A fact about a product that no picture shows."""
 
     kind: FactKind
     value: str
@@ -312,7 +219,7 @@ class Fact(NamedTuple):
 
 @cache
 def possible_products() -> Bool[ndarray, " codes"]:
-    """Which combinations can be drawn: those whose colour stands out from the background."""
+    """Return which combinations can be drawn: those whose colour stands out from the background."""
     colours = np.array([COLOURS[name] for name in VALUES["colour"]], dtype=float)
     ends = np.array([BACKGROUNDS[name] for name in VALUES["background"]], dtype=float)
     distance = np.linalg.norm(colours[:, None, None] - ends[None], axis=-1).min(axis=-1)
@@ -321,9 +228,9 @@ def possible_products() -> Bool[ndarray, " codes"]:
 
 
 def split_of_products(seed: int) -> UInt8[ndarray, " codes"]:
-    """To which split each combination may belong (index in ``SPLITS``; 255: cannot be drawn).
+    """Return the split of each combination (index in ``SPLITS``; 255: cannot be drawn).
 
-    The parts are disjoint, so what a test query shows or wants was never seen in training.
+    The splits are disjoint, so no product of a test query was seen in training.
     """
     codes = np.flatnonzero(possible_products())
     generator = np.random.default_rng((seed, 1))
@@ -336,13 +243,13 @@ def split_of_products(seed: int) -> UInt8[ndarray, " codes"]:
 
 
 def changes(code: int, *, within: Bool[ndarray, " codes"], rng: random.Random) -> Iterator[Change]:
-    """Products of ``within`` that differ in one attribute, in random order, attributes taking turns."""
+    """Yield a product of ``within`` for each attribute that can change, attributes in random order."""
     for attribute in rng.sample(ATTRIBUTES, len(ATTRIBUTES)):
         position = ATTRIBUTES.index(attribute)
         stride = math.prod(SIZES[position + 1 :])
-        lowest = code - code // stride % SIZES[position] * stride
+        first = code - code // stride % SIZES[position] * stride
         neighbours = (
-            lowest + np.flatnonzero(within[lowest : lowest + SIZES[position] * stride : stride]) * stride
+            first + np.flatnonzero(within[first : first + SIZES[position] * stride : stride]) * stride
         )
         others = [other for other in neighbours.tolist() if other != code]
         if others:
@@ -352,7 +259,7 @@ def changes(code: int, *, within: Bool[ndarray, " codes"], rng: random.Random) -
 def sample_products(
     split: Split, count: int, *, splits: UInt8[ndarray, " codes"], seed: int
 ) -> Int[ndarray, " products"]:
-    """Draw products of a split without repetition; many bring a sibling, so details matter."""
+    """Sample products of a split without repetition; many bring a sibling, so that details matter."""
     allowed = splits == SPLITS.index(split)
     codes = np.flatnonzero(allowed)
     np.random.default_rng((seed, 2, SPLITS.index(split))).shuffle(codes)
@@ -394,7 +301,7 @@ _ORDERS: Final = tuple(permutations(range(len(FACT_KINDS))))
 
 
 def facts_of(code: int, *, seed: int) -> tuple[Fact, ...]:
-    """What is true of a product, one fact of each kind in its own order, the same wherever told."""
+    """Return a product's facts, one of each kind, in an order of its own."""
     digest = hashlib.blake2b(f"{seed} facts {code}".encode(), digest_size=24).digest()
     price, origin, material, weight, maker, order = struct.unpack("<6I", digest)
     facts = (

@@ -21,7 +21,7 @@ from genius_search.data.mbeir import (
     read_queries,
 )
 from genius_search.errors import BadData, UsageError
-from genius_search.lab.synth.rehearsal import LONGEST_SIDE, LONGEST_TEXT, ROWS, UPSAMPLED, draw_rehearsal
+from genius_search.lab.synth.mbeir import LONGEST_SIDE, LONGEST_TEXT, ROWS, UPSAMPLED, draw_synthetic_mbeir
 from genius_search.records import TASKS, Modality, parse_id
 
 SHARE = 0.0001
@@ -29,9 +29,9 @@ SHARE = 0.0001
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    """A tiny rehearsal; nobody may change it."""
+    """A tiny synthetic M-BEIR; nobody may change it."""
     out = tmp_path_factory.mktemp("rehearsal") / "mbeir"
-    draw_rehearsal(out, share=SHARE)
+    draw_synthetic_mbeir(out, share=SHARE)
     return out
 
 
@@ -39,7 +39,7 @@ def root(tmp_path_factory) -> Path:
 def bare(tmp_path_factory) -> Path:
     """The same without pictures; nobody may change it either."""
     out = tmp_path_factory.mktemp("bare") / "mbeir"
-    assert draw_rehearsal(out, share=SHARE, pictures=0).pictures == 0
+    assert draw_synthetic_mbeir(out, share=SHARE, pictures=0).pictures == 0
     return out
 
 
@@ -139,7 +139,7 @@ def test_at_full_size_positives_are_as_many_as_published_and_lie_in_the_pool(row
     asked = min(row.queries, blocks)
     assert row.block.before(blocks) <= row.pool
     assert row.block.before(asked) / asked == pytest.approx(average, rel=0.01)
-    assert max(map(row.block.of, range(100))) == most
+    assert max(map(row.block.size, range(100))) == most
 
 
 def test_training_queries_are_not_split_by_task_and_mscoco_has_pools_of_its_own(root):
@@ -300,7 +300,7 @@ def test_pictures_lie_where_m_beir_has_them_and_one_is_enormously_wide(root):
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(root, bare, tmp_path):
-    draw_rehearsal(tmp_path / "other", share=SHARE, pictures=0, seed=1)
+    draw_synthetic_mbeir(tmp_path / "other", share=SHARE, pictures=0, seed=1)
     for path in sorted(root.rglob("*.jsonl")):
         relative = path.relative_to(root)
         assert (bare / relative).read_bytes() == path.read_bytes()
@@ -332,80 +332,42 @@ def test_the_command_says_what_was_drawn_and_does_nothing_twice(root, capsys):
 )
 def test_impossible_numbers_are_refused(tmp_path, settings):
     with pytest.raises(UsageError, match="give a number"):
-        draw_rehearsal(tmp_path / "out", **settings)
+        draw_synthetic_mbeir(tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_something_else_is_left_alone(root, tmp_path):
     (tmp_path / "note.txt").write_text("mine")
     with pytest.raises(UsageError, match="give another folder"):
-        draw_rehearsal(tmp_path, share=SHARE)
+        draw_synthetic_mbeir(tmp_path, share=SHARE)
     with pytest.raises(UsageError, match="seed 5"):
-        draw_rehearsal(root, share=SHARE, seed=5)
+        draw_synthetic_mbeir(root, share=SHARE, seed=5)
 
 
-def test_a_missing_local_pool_is_named(damaged):
-    example = damaged.example("layout", of="mbeir_cirr_task7_test.jsonl")
-    assert "no local pool for it; expected" in example
-    assert "mbeir_cirr_task7_cand_pool.jsonl" in example
+DAMAGED = {
+    "mbeir_cirr_task7_test.jsonl": ("layout", "mbeir_cirr_task7_cand_pool.jsonl"),
+    "mbeir_fashioniq_task7_test.jsonl": ("layout", "mbeir_fashioniq_task7_test_qrels.txt"),
+    "mbeir_cirr_train.jsonl": ("layout", "mbeir_cirr_train_qrels.txt"),
+    "mbeir_fashion200k_task3_test_qrels.txt": ("layout", "is missing"),
+    "data set 0, text -> image": ("missing-instruction", "add text<tab>image<tab>NAME<tab>0<tab>INSTRUCTION"),
+    "qid 4:9:": ("positives-outside-local-pool", "mbeir_nights_task4_cand_pool.jsonl"),
+    "qid 4:10:": ("positives-outside-global-pool", "mbeir_union_test_cand_pool.jsonl"),
+    "qid 4:11:": ("qrels-disagree", "add `4:11 0 4:11 1 4`"),
+}
+GUTTED = {
+    "mbeir_mscoco_task0_test.jsonl": ("layout", "mbeir_mscoco_task0_test_cand_pool.jsonl"),
+    "query_instructions.tsv": ("layout", "is missing"),
+}
+
+
+def test_whatever_is_missing_is_named_with_the_remedy(damaged, gutted):
+    for found, expected in ((damaged, DAMAGED), (gutted, GUTTED)):
+        for of, (kind, fact) in expected.items():
+            assert fact in found.example(kind, of=of)
+    assert "no mbeir_union_train_cand_pool.jsonl" in gutted.errors["positives-outside-global-pool"][0]
+    assert ".jpg is missing" in gutted.errors["missing-image"][0]
     with pytest.raises(BadData, match="mbeir_cirr_task7_cand_pool"):
         MBeir(damaged.root).rows("test")
-
-
-def test_a_missing_test_pool_of_mscoco_is_named_as_it_is_called(gutted):
-    example = gutted.example("layout", of="mbeir_mscoco_task0_test.jsonl")
-    assert "mbeir_mscoco_task0_test_cand_pool.jsonl" in example
-
-
-def test_a_missing_training_pool_is_named(gutted):
-    example = gutted.errors["positives-outside-global-pool"][0]
-    assert "any pool (there is no mbeir_union_train_cand_pool.jsonl)" in example
-
-
-@pytest.mark.parametrize("name", ["test/mbeir_fashioniq_task7_test", "train/mbeir_cirr_train"])
-def test_a_missing_query_file_is_named_by_its_qrels(damaged, name):
-    example = damaged.example("layout", of=f"{damaged.root / 'query' / name}.jsonl is missing")
-    assert f"{damaged.root / 'qrels' / name}_qrels.txt is there; fetch the one or remove the other" in example
-
-
-def test_missing_qrels_are_an_error_where_other_rows_have_theirs(damaged):
-    example = damaged.example("layout", of="mbeir_fashion200k_task3_test_qrels.txt")
-    assert "is missing, while other rows have theirs; fetch it again" in example
-
-
-def test_missing_instructions_are_an_error_for_m_beirs_rows(gutted):
-    assert "is missing" in gutted.example("layout", of="query_instructions.tsv")
-
-
-def test_a_missing_instruction_is_named_by_the_row_to_add(damaged):
-    (example,) = damaged.errors["missing-instruction"]
-    assert "query_instructions.tsv: no row for data set 0, text -> image" in example
-    assert "add text<tab>image<tab>NAME<tab>0<tab>INSTRUCTION" in example
-
-
-@pytest.mark.parametrize(
-    ("did", "qid", "pool", "kind"),
-    [
-        ("4:9", "4:9", "local/mbeir_nights_task4", "positives-outside-local-pool"),
-        ("4:10", "4:10", "global/mbeir_union_test", "positives-outside-global-pool"),
-    ],
-)
-def test_a_candidate_missing_from_a_pool_is_named_with_the_query_and_the_pool(damaged, did, qid, pool, kind):
-    example = damaged.example(kind, of=f"qid {qid}:")
-    path = damaged.root / "cand_pool" / f"{pool}_cand_pool.jsonl"
-    assert f"none of its positives ({did}) is in {path}; add the candidate's line" in example
-
-
-def test_a_line_missing_from_the_qrels_is_shown_to_be_added(damaged):
-    example = damaged.example("qrels-disagree", of="qid 4:11")
-    assert "no line in" in example
-    assert "add `4:11 0 4:11 1 4`" in example
-
-
-def test_a_missing_picture_is_named_with_its_owner(gutted):
-    example = gutted.errors["missing-image"][0]
-    assert example.startswith("did ")
-    assert ".jpg is missing; put the picture there, or drop the record" in example
 
 
 def test_rows_keep_a_few_dozens_of_everything_however_small_the_share():

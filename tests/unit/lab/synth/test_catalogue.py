@@ -11,7 +11,7 @@ from PIL import Image
 
 from genius_search.data.mbeir import MBeir, read_candidates, read_pool, read_qrels, read_queries
 from genius_search.errors import MissingExtra, UsageError
-from genius_search.lab.synth import catalogue as drawing
+from genius_search.lab.synth import pictures
 from genius_search.lab.synth.catalogue import KINDS, PER_PRODUCT, _plan_splits, draw_catalogue
 from genius_search.lab.synth.world import (
     ATTRIBUTES,
@@ -33,7 +33,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def told(source: str | None) -> dict:
+def parsed(source: str | None) -> dict:
     assert source is not None
     return json.loads(source)
 
@@ -73,7 +73,7 @@ def test_training_asks_every_task_equally_often(drawn):
     assert {task: tasks.count(task) for task in TASKS} == dict.fromkeys(TASKS, 60)
 
 
-def test_the_test_pool_has_exactly_the_wanted_size(drawn):
+def test_the_test_pool_has_exactly_the_expected_size(drawn):
     (file,) = MBeir(drawn).global_pool("test")
     dids = [candidate.did for candidate in read_candidates(file)]
     assert dids == [f"50:{number}" for number in range(1, 1_004)]
@@ -106,10 +106,10 @@ def test_positives_are_exactly_what_answers_a_query_in_the_local_and_the_union_p
         assert {candidate.modality for candidate in local} == {TASKS[row.task_id][1]}
         qrels = read_qrels(row.qrels)
         for query in read_queries(row.queries):
-            asked = told(query.source)
-            wanted = {key: asked[key] for key in ("kind", "product", "fact") if key in asked}
+            answer = parsed(query.source)
+            expected = {key: answer[key] for key in ("kind", "product", "fact") if key in answer}
             for pool in (local, union):
-                answers = [candidate.did for candidate in pool if told(candidate.source) == wanted]
+                answers = [candidate.did for candidate in pool if parsed(candidate.source) == expected]
                 assert answers == list(query.positives)
             assert qrels[query.qid] == dict.fromkeys(query.positives, 1)
 
@@ -118,14 +118,14 @@ def test_training_positives_are_in_the_training_pool_and_answer_their_queries(dr
     data = MBeir(drawn)
     pool = {candidate.did: candidate for candidate in read_pool(data.training_pools())}
     for query in read_queries(data.training_queries()[0]):
-        asked = told(query.source)
-        wanted = {key: asked[key] for key in ("kind", "product", "fact") if key in asked}
-        assert [told(pool[did].source) for did in query.positives] == [wanted]
+        answer = parsed(query.source)
+        expected = {key: answer[key] for key in ("kind", "product", "fact") if key in answer}
+        assert [parsed(pool[did].source) for did in query.positives] == [expected]
 
 
 def test_what_a_picture_shows_differs_from_the_answer_in_the_named_attribute_only(drawn):
     for row in MBeir(drawn).rows("test"):
-        queries = [told(query.source) for query in read_queries(row.queries)]
+        queries = [parsed(query.source) for query in read_queries(row.queries)]
         changed = [query for query in queries if "changed" in query]
         assert (len(changed) > 0) == (row.task_id in {7, 8})
         for query in changed:
@@ -133,13 +133,13 @@ def test_what_a_picture_shows_differs_from_the_answer_in_the_named_attribute_onl
             assert differing == [query["changed"]]
 
 
-def test_what_is_shown_or_wanted_in_a_test_was_never_seen_in_training(drawn):
+def test_what_is_shown_or_expected_in_a_test_was_never_seen_in_training(drawn):
     data = MBeir(drawn)
     seen: dict[str, set[str]] = {}
     for split in ("train", "val", "test"):
         files = data.training_queries() if split == "train" else [row.queries for row in data.rows(split)]
-        sources = [told(query.source) for file in files for query in read_queries(file)]
-        sources += [told(candidate.source) for candidate in read_pool(data.global_pool(split))]
+        sources = [parsed(query.source) for file in files for query in read_queries(file)]
+        sources += [parsed(candidate.source) for candidate in read_pool(data.global_pool(split))]
         products = [source[key] for source in sources for key in ("product", "reference") if key in source]
         seen[split] = {json.dumps(product) for product in products}
     assert len(seen["test"]) > 200
@@ -224,21 +224,21 @@ def test_numbers_out_of_range_are_refused(setting, tmp_path):
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match="pip install matplotlib"):
-        drawing.font_file()
+        pictures.font_file()
 
 
 def test_no_shape_is_cut_off_however_it_is_turned_and_shifted():
-    largest = range(drawing.NUM_LOOKS - 5, drawing.NUM_LOOKS)
+    largest = range(pictures.NUM_LOOKS - 5, pictures.NUM_LOOKS)
     for shape in range(len(SHAPES)):
         for look in largest:
-            rim = drawing._masks(shape, look).rim[..., 0].copy()
-            inside = slice(2 * drawing.SHIFT, -2 * drawing.SHIFT)
+            rim = pictures._masks(shape, look).rim[..., 0].copy()
+            inside = slice(2 * pictures.SHIFT, -2 * pictures.SHIFT)
             rim[inside, inside] = 0
             assert rim.max() < 0.1, SHAPES[shape]
 
 
 def test_no_two_shapes_look_alike():
-    masks = np.stack([drawing._masks(shape, 7).body.ravel() for shape in range(len(SHAPES))])
+    masks = np.stack([pictures._masks(shape, 7).body.ravel() for shape in range(len(SHAPES))])
     overlap = masks @ masks.T
     union = masks.sum(axis=1)[:, None] + masks.sum(axis=1)[None] - overlap
     likeness = overlap / union
@@ -249,7 +249,7 @@ def test_no_two_shapes_look_alike():
 def test_a_solid_shape_has_the_colour_that_its_name_says():
     square = next(index for index, shape in enumerate(SHAPES) if shape.nouns[0] == "square")
     for index, name in enumerate(VALUES["colour"]):
-        picture = drawing.draw(Product(square, index, 0, 0, 0), drawing.Pose(7))
+        picture = pictures.draw(Product(square, index, 0, 0, 0), pictures.Pose(7))
         assert tuple(picture[32, 32]) == COLOURS[name]
 
 
@@ -275,7 +275,7 @@ def test_a_change_is_in_one_attribute_and_stays_within_what_is_allowed():
 
 
 @pytest.mark.parametrize("items", [1_000, 1_249, 1_252])
-def test_pools_have_exactly_the_wanted_number_of_candidates(items):
+def test_pools_have_exactly_the_expected_number_of_candidates(items):
     for rows in _plan_splits(items, 5, 3, 5):
         dids = [candidate.did for kind in KINDS for candidate in rows.candidates(kind)]
         assert len(set(dids)) == len(dids) == rows.num_candidates

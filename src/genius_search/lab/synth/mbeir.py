@@ -1,0 +1,706 @@
+"""A synthetic stand-in for M-BEIR: its files and field conventions, all 16 rows, at any share of its size.
+
+A whole run (check, fit, evaluate, index) can be rehearsed with it before 169 GB are downloaded. Every query
+and candidate is computed from its number, so that files of any size are written without keeping anything.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+import shutil
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from genius_search.data.mbeir import (
+    Layout,
+    candidate_row,
+    query_row,
+    replacing,
+    write_json_lines,
+    write_qrels,
+)
+from genius_search.errors import UsageError
+from genius_search.lab.synth.folder import concatenate, copy_instructions, draw_once
+from genius_search.lab.synth.pictures import Pose, draw, font_file, save
+from genius_search.lab.synth.world import (
+    FILL_WORDS,
+    FRAME_WORDS,
+    SPLITS,
+    Product,
+    Split,
+    facts_of,
+    possible_products,
+)
+from genius_search.records import TASKS, Candidate, Modality, Query
+
+
+class Counts(NamedTuple):
+    """Block sizes of a row: the first block has the most, the others the average; at least one."""
+
+    thousandths: int
+    """The average, times a thousand."""
+    most: int
+
+    def before(self, block: int) -> int:
+        """Return the size of all earlier blocks together."""
+        if block == 0:
+            return 0
+        return self.most + block * self.thousandths // 1000 - self.thousandths // 1000
+
+    def size(self, block: int) -> int:
+        """Return the size of a block."""
+        return self.before(block + 1) - self.before(block)
+
+    def fitting(self, room: int) -> int:
+        """Return the number of whole blocks that fit into so many places; at least one."""
+        return max(1, bisect.bisect_right(range(room + 2), room, key=self.before) - 1)
+
+    def within(self, room: int) -> Counts:
+        """Return the same average with at most an eighth of the room in one block."""
+        average = -(-self.thousandths // 1000)
+        return Counts(self.thousandths, min(self.most, max(average, room // 8)))
+
+
+@dataclass(frozen=True, slots=True)
+class RowSizes:
+    """The sizes of one of M-BEIR's 16 rows."""
+
+    dataset: str
+    dataset_id: int
+    task_id: int
+    queries: int
+    """Of the test split."""
+    pool: int
+    """Candidates of its local pool."""
+    val: int
+    train: int
+    train_pool: int
+    block: Counts = Counts(1000, 1)
+    """Candidates that show the same thing and stand next to one another."""
+    answers: Counts | None = None
+    """How many of a block answer a query, where that is not all of it."""
+    val_pool: int = 0
+    """Of the validation split, where it has a pool of its own."""
+
+    @property
+    def name(self) -> str:
+        """As in file names, for example ``webqa_task1``."""
+        return f"{self.dataset}_task{self.task_id}"
+
+    def scaled(self, share: float) -> RowSizes:
+        """Return the row at a share of its size, with a few dozen of everything at least."""
+
+        def size(real: int, least: int) -> int:
+            return max(min(real, least), round(real * share))
+
+        pool, train_pool = size(self.pool, 48), size(self.train_pool, 48)
+        room = min(pool, train_pool)
+        return replace(
+            self,
+            queries=size(self.queries, 24),
+            pool=pool,
+            val=size(self.val, 12),
+            train=size(self.train, 48),
+            train_pool=train_pool,
+            block=self.block.within(room),
+            answers=self.answers and self.answers.within(room),
+            val_pool=size(self.val_pool, 48),
+        )
+
+
+ROWS: Final = (
+    RowSizes("visualnews", 0, 0, 19_995, 542_246, 20_000, 99_000, 99_000, Counts(1000, 2)),
+    RowSizes("mscoco", 9, 0, 24_809, 5_000, 24_800, 100_000, 20_000, Counts(1006, 8), val_pool=5_000),
+    RowSizes("fashion200k", 1, 0, 1_719, 201_824, 1_700, 15_000, 15_000, Counts(2802, 35)),
+    RowSizes("webqa", 2, 1, 2_455, 544_457, 1_700, 16_000, 16_000, Counts(2039, 4)),
+    RowSizes("edis", 3, 2, 3_241, 1_047_067, 3_200, 26_000, 52_000, Counts(2569, 8)),
+    RowSizes("webqa", 2, 2, 2_511, 403_196, 1_700, 17_000, 17_000, Counts(1440, 2)),
+    RowSizes("visualnews", 0, 3, 20_000, 537_568, 20_000, 100_000, 100_000),
+    RowSizes("mscoco", 9, 3, 5_000, 24_809, 5_000, 113_000, 113_000, Counts(4998, 5), val_pool=24_800),
+    RowSizes("fashion200k", 1, 3, 4_889, 61_707, 4_800, 15_000, 15_000),
+    RowSizes("nights", 4, 4, 2_120, 40_038, 2_000, 16_000, 16_000),
+    RowSizes("oven", 5, 6, 50_004, 676_667, 50_000, 150_000, 150_000),
+    RowSizes(
+        "infoseek", 6, 6, 11_323, 611_651, 11_000, 141_000, 141_000, Counts(8852, 173), Counts(5520, 65)
+    ),
+    RowSizes("fashioniq", 7, 7, 6_003, 74_381, 2_000, 16_000, 16_000, Counts(1001, 4)),
+    RowSizes("cirr", 8, 7, 4_170, 21_551, 2_000, 26_000, 26_000, Counts(1010, 3)),
+    RowSizes("oven", 5, 8, 14_741, 335_135, 14_700, 157_000, 157_000),
+    RowSizes(
+        "infoseek", 6, 8, 17_593, 481_782, 17_600, 143_203, 143_203, Counts(16_712, 127), Counts(6463, 127)
+    ),
+)
+"""In the order of the papers' tables, which is the order of the pools in the union pool."""
+
+UPSAMPLED: Final = {"webqa": 100_000, "edis": 50_000, "nights": 50_000, "fashioniq": 50_000, "cirr": 50_000}
+"""Lines that these data sets have in the union training file, where their queries are repeated."""
+LONGEST_TEXT: Final = 60_546
+"""Characters of one OVEN article, the longest text there is."""
+LONGEST_SIDE: Final = 51_200
+"""Pixels of the widest picture; its shorter side is 256."""
+VERSION: Final = 2
+"""Raised whenever the same seed would give other bytes."""
+CONCEPTS: Final = 100_000
+"""Different things at full size; a share of M-BEIR has that share of them."""
+MIN_CONCEPTS: Final = 48
+_PARTNERS: Final = {"oven": "infoseek", "infoseek": "oven"}
+"""Data sets about the same things, that list each other's candidates as positives."""
+_WITHOUT_TASK: Final = frozenset({"nights", "fashioniq", "cirr"})
+"""Data sets whose training files do not name the task."""
+
+
+class Concept(NamedTuple):
+    """A thing that pictures show and texts name."""
+
+    product: Product
+    words: dict[str, str]
+    """What the templates of texts are filled with."""
+    facts: tuple[str, ...]
+
+
+class Concepts:
+    """The different things of a data set."""
+
+    def __init__(self, count: int, *, seed: int) -> None:
+        codes = np.flatnonzero(possible_products())
+        np.random.default_rng((seed, 3)).shuffle(codes)
+        self._products = [Product.of(int(code)) for code in codes[:count]]
+        self._seed = seed
+        self._by_shape: dict[int, list[int]] = defaultdict(list)
+        for number, product in enumerate(self._products):
+            self._by_shape[product.shape].append(number)
+        self.get = cache(self._get)
+
+    def __len__(self) -> int:
+        return len(self._products)
+
+    def lookalike(self, concept: int) -> int:
+        """Return another concept of the same shape, if there is any."""
+        alike = self._by_shape[self._products[concept].shape]
+        return alike[(alike.index(concept) + 1) % len(alike)]
+
+    def _get(self, concept: int) -> Concept:
+        product = self._products[concept]
+        names = product.words()
+        fill, frame = FILL_WORDS[names["fill"]].adjectives[0], FRAME_WORDS[names["frame"]][0]
+        thing = f"{fill} {names['colour']} {names['shape']}"
+        place = f"{frame}, on {names['background']}"
+        facts = facts_of(product.code, seed=self._seed)
+        words = {
+            "thing": thing,
+            "Thing": thing.capitalize(),
+            "place": place,
+            "changed": f"{fill} {names['colour']} {frame} and stands on {names['background']}",
+            "asked": facts[0].kind,
+        }
+        return Concept(
+            product,
+            words,
+            tuple(f"The {fact.kind} of the {thing} {place} is {fact.value}." for fact in facts),
+        )
+
+
+class Shelf:
+    """A row's candidates for some splits: numbered from ``first_did``, in blocks, strays at the end."""
+
+    def __init__(
+        self, row: RowSizes, kind: Literal["local", "val", "train"], first_did: int, size: int
+    ) -> None:
+        self.row, self.kind, self.first_did, self.size = row, kind, first_did, size
+        self.blocks = row.block.fitting(size)
+        """Whole blocks; every candidate after them is a block of its own that no query wants."""
+
+    def did(self, place: int) -> str:
+        """Return the id of a candidate."""
+        return f"{self.row.dataset_id}:{self.first_did + place}"
+
+    def places(self, block: int) -> range:
+        """Return the places of a block."""
+        first = self.row.block.before(block)
+        return range(min(first, self.size), min(first + self.row.block.size(block), self.size))
+
+    def members(self, first_block: int, blocks: int) -> Iterator[tuple[int, int]]:
+        """Yield place and block of each candidate of some blocks."""
+        for block in range(first_block, first_block + blocks):
+            for place in self.places(block):
+                yield place, block
+
+    def all_members(self) -> Iterator[tuple[int, int]]:
+        """Yield place and block of every candidate, ids ascending."""
+        yield from self.members(0, self.blocks)
+        first = self.places(self.blocks - 1).stop
+        for place in range(first, self.size):
+            yield place, self.blocks + place - first
+
+    def answers(self, block: int) -> range:
+        """Return the places of a block that answer a query for it."""
+        places = self.places(block)
+        return places if self.row.answers is None else places[: self.row.answers.size(block)]
+
+    def entity(self, block: int) -> str:
+        """Return the Wikidata id of what OVEN's and InfoSeek's articles are about."""
+        return f"Q{self.row.task_id}{int(self.kind == 'train')}{block:07d}"
+
+
+class QuerySet:
+    """The queries of a row in a split; each wants one block of its shelf."""
+
+    def __init__(
+        self, row: RowSizes, split: Split, first_qid: int, size: int, shelf: Shelf, other: Shelf | None
+    ) -> None:
+        self.row, self.split, self.first_qid, self.size, self.shelf = row, split, first_qid, size, shelf
+        self.other = other
+        """The shelf of the partner data set (OVEN, InfoSeek), or of WebQA's other modality."""
+        self.first_block = 0
+        if split == "train":
+            self.blocks = min(row.train, shelf.blocks)
+        elif split == "test" or row.val_pool:
+            self.blocks = min(row.queries, shelf.blocks)
+        else:  # validation wants other blocks than the test, partners the same
+            shelves = [shelf, other] if other is not None and row.dataset in _PARTNERS else [shelf]
+            room = min(one.blocks for one in shelves)
+            self.first_block = min(max(one.row.queries for one in shelves), room - 1)
+            self.blocks = min(room - self.first_block, *(one.row.val for one in shelves))
+
+    def block(self, number: int) -> int:
+        """Return the block that a query wants."""
+        return self.first_block + number % self.blocks
+
+    def positives(self, block: int) -> tuple[str, ...]:
+        """Return the ids that answer a query for this block, those of its own data set first."""
+        own = tuple(map(self.shelf.did, self.shelf.answers(block)))
+        if self.row.dataset not in _PARTNERS or self.other is None or block >= self.other.blocks:
+            return own
+        return own + tuple(map(self.other.did, self.other.places(block)))
+
+    def negatives(self, block: int) -> tuple[str, ...]:
+        """Return the ids that nearly answer it, where the data set names such (M-BEIR, section 1.6)."""
+        after = self.shelf.places(block).stop
+        following = tuple(self.shelf.did((after + step) % self.shelf.size) for step in range(3))
+        match self.row.dataset:
+            case "webqa" if self.other is not None:
+                return following[0], self.other.did(block % self.other.size)
+            case "edis":
+                return following[:2]
+            case "nights":
+                return following[:1]
+            case "cirr":
+                return following
+            case "infoseek":
+                unanswering = self.shelf.places(block)[len(self.shelf.answers(block)) :]
+                return tuple(map(self.shelf.did, unanswering))
+            case _:
+                return ()
+
+
+def plan_rows(rows: list[RowSizes]) -> tuple[list[Shelf], list[QuerySet]]:
+    """Give every row its ids: candidates unique in a data set, queries counted anew in each split."""
+    next_did: dict[int, int] = defaultdict(lambda: 1)
+    shelves: dict[tuple[str, str], Shelf] = {}
+    kinds: tuple[Literal["local", "val", "train"], ...] = ("local", "val", "train")
+    for kind in kinds:
+        for row in rows:
+            size = {"local": row.pool, "val": row.val_pool, "train": row.train_pool}[kind]
+            if size:
+                shelves[row.name, kind] = Shelf(row, kind, next_did[row.dataset_id], size)
+                next_did[row.dataset_id] += size
+    query_sets: list[QuerySet] = []
+    for split in SPLITS:
+        next_qid: dict[int, int] = defaultdict(lambda: 1)
+        for row in rows:
+            size = {"train": row.train, "val": row.val, "test": row.queries}[split]
+            kind = "train" if split == "train" else "val" if split == "val" and row.val_pool else "local"
+            other = f"{_PARTNERS.get(row.dataset)}_task{row.task_id}"
+            if row.dataset == "webqa":
+                other = f"webqa_task{3 - row.task_id}"
+            shelf, partner = shelves[row.name, kind], shelves.get((other, kind))
+            query_sets.append(QuerySet(row, split, next_qid[row.dataset_id], size, shelf, partner))
+            next_qid[row.dataset_id] += size
+    return list(shelves.values()), query_sets
+
+
+_MANNERS: Final = {
+    "news": ((235, 235, 235), ("visualnews", "edis")),
+    "fashion": ((230, 30, 140), ("fashion200k", "fashioniq")),
+    "wiki": ((30, 60, 200), ("webqa", "oven", "infoseek")),
+    "common": ((20, 130, 60), ("mscoco", "nights", "cirr")),
+}
+"""Sorts of pictures: the colour of the stripe at their foot, and the data sets that have them."""
+_MANNER_OF: Final = {dataset: manner for manner, (_, datasets) in _MANNERS.items() for dataset in datasets}
+_NUM_LOOKS: Final = 3
+"""Sizes and angles in which things are drawn; few, since each look of a shape is prepared first."""
+_STRIPE: Final = 6
+"""Height of the stripe in pixels."""
+_QUERIES_FROM: Final[dict[Split, int]] = {"test": 20_000_000, "val": 30_000_000, "train": 40_000_000}
+"""Pictures of queries are numbered apart from those of candidates, which have their did's number."""
+
+
+def _path(dataset: str, number: int) -> str:
+    folder = "oven_images/seek" if dataset == "infoseek" else f"{dataset}_images"
+    return f"mbeir_images/{folder}/{number // 1000:05d}/{number % 1000:03d}.jpg"
+
+
+class Pictures:
+    """Picture files, which link to one drawing for each concept and manner."""
+
+    def __init__(self, root: Path, concepts: Concepts, *, enabled: bool) -> None:
+        self._root = root
+        self._concepts = concepts
+        self._enabled = enabled
+        self._drawn = root / ".drawn"
+        self.count = 0
+        """Files put in place."""
+
+    def add(self, relative: str, concept: int, dataset: str) -> str:
+        """Put a concept's picture in the data set's manner at a path; returns the path."""
+        path = self._root / relative
+        if self._enabled and not path.exists():
+            source = self._source(concept, _MANNER_OF[dataset])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(source, path)
+            except OSError:  # no hard links on this disk, or no more of this file
+                shutil.copyfile(source, path)
+            self.count += 1
+        return relative
+
+    def add_widest(self, relative: str) -> None:
+        """Replace a picture by one as wide as M-BEIR's widest."""
+        if self._enabled:
+            path = self._root / relative
+            path.unlink()
+            Image.new("RGB", (LONGEST_SIDE, 256), "navy").save(path, "JPEG", quality=50)
+
+    def finish(self) -> None:
+        """Remove the drawings' own names."""
+        if self._enabled:
+            shutil.rmtree(self._drawn)
+
+    def _source(self, concept: int, manner: str) -> Path:
+        path = self._drawn / f"{manner}-{concept}.jpg"
+        if not path.exists():
+            self._drawn.mkdir(exist_ok=True)
+            picture = draw(self._concepts.get(concept).product, Pose(concept % _NUM_LOOKS))
+            picture[-_STRIPE:] = _MANNERS[manner][0]
+            save(picture, path)
+        return path
+
+
+_CANDIDATE_TEXTS: Final = {
+    "visualnews_task3": ("Reporters saw a {thing} {place}.",),
+    "mscoco_task3": tuple(f"{word} {{thing}} {{place}}." for word in ("A", "One", "Some", "That", "This")),
+    "fashion200k_task3": ("{Thing} print {place}.",),
+    "webqa_task1": ("{fact}",),
+    "webqa_task2": ("{Thing} {place}.",),
+    "edis_task2": ("Headline: {thing} {place} is found.",),
+    "oven_task6": ("{Thing}. It stands {place}, as the article says.",),
+    "oven_task8": ("{Thing}. It stands {place}, as the article says.",),
+    "infoseek_task6": ("{Thing}. {fact}",),
+    "infoseek_task8": ("{Thing}. {fact}",),
+}
+_QUERY_TEXTS: Final = {
+    "visualnews_task0": ("{Thing} {place}, seen by our correspondent.",),
+    "mscoco_task0": ("There is a {thing} {place}.",),
+    "fashion200k_task0": ("{Thing} {place}.",),
+    "webqa_task1": ("What is the {asked} of the {thing} {place}?",),
+    "webqa_task2": ("Where does the {thing} {place} stand?",),
+    "edis_task2": ("The {thing} {place} that was in the news.",),
+    "oven_task6": ("What is this?", "Which thing is shown?"),
+    "oven_task8": ("What is this?", "Which thing is shown?"),
+    "infoseek_task6": ("What is the {asked} of this?",),
+    "infoseek_task8": ("What is the {asked} of this?",),
+    "fashioniq_task7": ("Is {changed} and is otherwise alike.",),
+    "cirr_task7": ("Make it one that is {changed}.",),
+}
+_LONG_EVERY: Final = 8
+"""One in so many articles is as long as they really are; the others are short to save room."""
+_PADDING: Final = (
+    " Visitors have described it many times, and the accounts agree in most respects. Its history is told in"
+    " several books, none of which is easy to come by today. A second part of the article is about the people"
+    " who found it, and a third about those who wrote of it later. What is known for certain is little."
+    " Further reading is listed below, together with the sources of the figures that were given above."
+)
+Row = dict[str, Any]
+
+
+class Records:
+    """The rows of every file; pictures are put where the rows say that they are."""
+
+    def __init__(self, concepts: Concepts, pictures: Pictures, *, seed: int) -> None:
+        self._concepts = concepts
+        self._pictures = pictures
+        self._seed = seed
+
+    def candidate(self, shelf: Shelf, place: int, block: int) -> Row:
+        """Return a candidate with M-BEIR's oddities: absent keys, and keys in different orders."""
+        row, modality = shelf.row, TASKS[shelf.row.task_id][1]
+        concept = self._concept(shelf, block)
+        is_last = shelf.kind == "local" and place == shelf.size - 1
+        text = image = None
+        if modality is not Modality.IMAGE:
+            text = self._candidate_text(shelf, place, block, concept)
+            if row.name == "oven_task6" and is_last:
+                text += _PADDING * (LONGEST_TEXT // len(_PADDING))
+                text = text[: LONGEST_TEXT - 1].ljust(LONGEST_TEXT - 1, "m") + "."
+        if modality is not Modality.TEXT:
+            image = _path(row.dataset, shelf.first_did + place)
+            if row.dataset in _PARTNERS:  # both show the picture of the article, once
+                entity = shelf.entity(block)
+                image = f"mbeir_images/oven_images/wikipedia_images_full/{entity[:4]}/{entity}.jpg"
+            self._pictures.add(image, concept, row.dataset)
+            if row.name == "oven_task8" and is_last:
+                self._pictures.add_widest(image)
+        source = _candidate_source(shelf, place, block)
+        found = candidate_row(Candidate(shelf.did(place), modality, text, image, source))
+        found["did"] = found.pop("did")
+        found["src_content"] = found.pop("src_content")
+        if row.name == "webqa_task1":
+            del found["img_path"]
+        if row.dataset == "visualnews":
+            del found["src_content"]
+        return found if place % 2 else dict(reversed(found.items()))
+
+    def query(self, queries: QuerySet, number: int) -> Row:
+        """Return a query with M-BEIR's oddities: absent keys, and keys in different orders."""
+        row, block = queries.row, queries.block(number)
+        modality = TASKS[row.task_id][0]
+        concept = self._concept(queries.shelf, block)
+        text = image = None
+        if modality is not Modality.IMAGE:
+            templates = _QUERY_TEXTS[row.name]
+            text = templates[number % len(templates)].format(**self._concepts.get(concept).words)
+        if modality is not Modality.TEXT:
+            shown = self._concepts.lookalike(concept) if row.task_id == 7 else concept
+            image = _path(row.dataset, _QUERIES_FROM[queries.split] + queries.first_qid + number)
+            self._pictures.add(image, shown, row.dataset)
+        query = Query(
+            qid=f"{row.dataset_id}:{queries.first_qid + number}",
+            modality=modality,
+            text=text,
+            image=image,
+            positives=queries.positives(block),
+            negatives=queries.negatives(block),
+            task_id=row.task_id,
+        )
+        source = _query_source(query, queries, number)
+        found = query_row(replace(query, source=source))
+        if queries.split == "train" and row.dataset in _WITHOUT_TASK:
+            del found["task_id"]
+        return found if number % 2 else dict(reversed(found.items()))
+
+    def _concept(self, shelf: Shelf, block: int) -> int:
+        """Return the concept of a block; OVEN and InfoSeek have the same under the same number."""
+        about = "wiki" if shelf.row.dataset in _PARTNERS else shelf.row.dataset
+        key = f"{self._seed} {about} {shelf.row.task_id} {shelf.kind} {block}"
+        return zlib.crc32(key.encode()) % len(self._concepts)
+
+    def _candidate_text(self, shelf: Shelf, place: int, block: int, concept: int) -> str:
+        _, words, facts = self._concepts.get(concept)
+        number = place - shelf.places(block).start
+        if number < len(shelf.answers(block)) and shelf.row.answers is not None:
+            number = 0  # those chunks of an article that answer a query state the first fact
+        templates = _CANDIDATE_TEXTS[shelf.row.name]
+        text = templates[place % len(templates)].format(**words, fact=facts[number % len(facts)])
+        return text + _PADDING if shelf.row.dataset in _PARTNERS and block % _LONG_EVERY == 0 else text
+
+
+def _candidate_source(shelf: Shelf, place: int, block: int) -> str | None:
+    """Return ``src_content``: what the data set keeps about the origin, as JSON."""
+    number = shelf.first_did + place
+    sources: dict[str, Row] = {
+        "cirr": {"id": f"dev-{number}"},
+        "edis": {"candidate_id" if place % 2 else "id": f"e{number}"},
+        "fashioniq": {"img_id": f"B{number:09d}"},
+        "nights": {"image_id": f"{number:06d}"},
+        "webqa": {"snippet_id" if shelf.row.task_id == 1 else "image_id": number},
+        "wiki": {"wikidata_id": shelf.entity(block), "wikipedia_title": f"Thing {block}"},
+    }
+    source = sources.get("wiki" if shelf.row.dataset in _PARTNERS else shelf.row.dataset)
+    return None if source is None else json.dumps(source)
+
+
+def _query_source(query: Query, queries: QuerySet, number: int) -> str | None:
+    """Return ``query_src_content``: what the data set keeps about the origin, as JSON."""
+    count, split = queries.first_qid + number, queries.split
+    entity = queries.shelf.entity(queries.block(number))
+    sources: dict[str, Row] = {
+        "cirr": {"id": count},
+        "edis": {
+            "id": count,
+            "pos_cand_candidate_id_scores": [{"candidate_id": did, "score": 3} for did in query.positives],
+            "neg_cand_candidate_id_scores": [{"candidate_id": did, "score": 1} for did in query.negatives],
+        },
+        "fashioniq": {"candidate_img_id": f"B{count:09d}"},
+        "nights": {"id": count, "target": count % 2, "split": split, "is_imagenet": False},
+        "webqa": {"Guid": f"g{count}", "Qcate": "text" if queries.row.task_id == 1 else "color"},
+        "oven": {"data_id": f"oven_{count:08d}", "entity_id": entity, "data_split": split},
+        "infoseek": {
+            "data_id": f"infoseek_{count:08d}",
+            "answer": [entity],
+            "answer_eval": [entity],
+            "data_split": split,
+            "entity_id": entity,
+        },
+    }
+    source = sources.get(queries.row.dataset)
+    return None if source is None else json.dumps(source)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyntheticSummary:
+    """The size of a synthetic M-BEIR."""
+
+    folder: Path
+    share: float
+    """Of M-BEIR's size; small rows have some dozens of everything all the same."""
+    seed: int
+    rows: int
+    concepts: int
+    """Different things, each with its own picture."""
+    candidates: dict[str, int]
+    """Candidates of each split's union pool."""
+    queries: dict[str, int]
+    """Queries of each split, all rows together."""
+    training_lines: int
+    """Of the union training file, which repeats the queries of small data sets."""
+    pictures: int
+    """Picture files; 0 without pictures."""
+    drawn: bool
+    """False when the same data set was already there."""
+
+
+def draw_synthetic_mbeir(
+    out: Path, *, share: float, seed: int = 0, pictures: int | None = None
+) -> SyntheticSummary:
+    """Write a stand-in for M-BEIR at a share of its size.
+
+    Parameters
+    ----------
+    share
+        0.01 has 56,000 candidates, 1.0 all 5,609,079.
+    pictures
+        different things, each drawn once for news, fashion, encyclopedia and everyday pictures; the files of
+        the data set are links to these drawings. 0 writes the paths and no files: then only an encoder that
+        looks features up by id (``precomputed:``) can be used. Default: 100,000 times the share, and 48 at
+        least.
+
+    >>> draw_synthetic_mbeir(Path("rehearsal"), share=0.01)  # doctest: +SKIP
+
+    Raises
+    ------
+    UsageError
+        a number is out of range, or ``out`` holds something else.
+    """
+    if not 0 < share <= 1:
+        raise UsageError(f"share is {share}; give a number above 0 and up to 1, the whole of M-BEIR's size")
+    if seed < 0:
+        raise UsageError(f"seed is {seed}; give a number from 0 up")
+    if pictures is not None and not 0 <= pictures <= CONCEPTS:
+        raise UsageError(f"pictures is {pictures:,}; give a number up to {CONCEPTS:,}, or none")
+    plan = {"rehearsal": VERSION, "share": share, "seed": seed, "pictures": pictures}
+
+    def write(root: Path) -> dict[str, Any]:
+        if pictures != 0:
+            font_file()
+        concepts = Concepts(pictures or max(MIN_CONCEPTS, round(CONCEPTS * share)), seed=seed)
+        files = Pictures(root, concepts, enabled=pictures != 0)
+        shelves, query_sets = plan_rows([row.scaled(share) for row in ROWS])
+        counts = _write(root, shelves, query_sets, Records(concepts, files, seed=seed))
+        files.finish()
+        return {"concepts": len(concepts), "pictures": files.count, **counts}
+
+    counts = draw_once(out, "rehearsal", plan, write)
+    return SyntheticSummary(folder=out, share=share, seed=seed, rows=len(ROWS), **counts)
+
+
+def _write(root: Path, shelves: list[Shelf], query_sets: list[QuerySet], records: Records) -> dict[str, Any]:
+    """Write all pools, queries and qrels; returns their sizes."""
+    layout = Layout(root)
+    copy_instructions("mbeir", root)
+
+    def rows_of(shelf: Shelf) -> Iterator[Row]:
+        return (records.candidate(shelf, *member) for member in shelf.all_members())
+
+    train = [shelf for shelf in shelves if shelf.kind == "train"]
+    candidates = {
+        "train": write_json_lines(layout.union_pool("train"), chain.from_iterable(map(rows_of, train)))
+    }
+    own = []
+    for shelf in shelves:
+        if shelf.kind != "train":
+            split = "" if not shelf.row.val_pool else "_val" if shelf.kind == "val" else "_test"
+            path = layout.local_pool(f"{shelf.row.name}{split}")
+            write_json_lines(path, rows_of(shelf))
+            if shelf.kind == "local":
+                own.append(path)
+    concatenate(layout.union_pool("test"), own)
+    candidates["val"] = write_json_lines(
+        layout.union_pool("val"),
+        (
+            records.candidate(queries.shelf, *member)
+            for queries in query_sets
+            if queries.split == "val"
+            for member in queries.shelf.members(queries.first_block, queries.blocks)
+        ),
+    )
+    candidates["test"] = sum(shelf.size for shelf in shelves if shelf.kind == "local")
+    return {
+        "candidates": {split: candidates[split] for split in SPLITS},
+        "queries": {
+            split: sum(queries.size for queries in query_sets if queries.split == split) for split in SPLITS
+        },
+        "training_lines": _write_queries(layout, query_sets, records),
+    }
+
+
+def _write_queries(layout: Layout, query_sets: list[QuerySet], records: Records) -> int:
+    """Write queries and qrels; returns the lines of the union training file."""
+
+    def rows_of(queries: QuerySet) -> Iterator[Row]:
+        return (records.query(queries, number) for number in range(queries.size))
+
+    by_file: dict[tuple[Split, str], list[QuerySet]] = {}
+    for queries in query_sets:
+        row, split = queries.row, queries.split
+        name = f"{row.dataset if split == 'train' else row.name}_{split}"
+        by_file.setdefault((split, name), []).append(queries)
+    training: dict[Path, int] = {}
+    validation = []
+    for (split, name), some in by_file.items():
+        path = layout.queries(split, name)
+        size = write_json_lines(path, chain.from_iterable(map(rows_of, some)))
+        write_qrels(layout.qrels(split, name), chain.from_iterable(map(_judged, some)))
+        if split == "val":
+            validation.append(path)
+        elif split == "train":
+            dataset = some[0].row.dataset
+            real = sum(row.train for row in ROWS if row.dataset == dataset)
+            training[path] = round(size * max(1.0, UPSAMPLED.get(dataset, 0) / real))
+    concatenate(layout.queries("union_val", "union_val"), sorted(validation))
+    with replacing(layout.queries("union_train", "union_up_train")) as union:
+        for path, count in training.items():
+            while count > 0:
+                with path.open(encoding="utf-8") as file:
+                    for line in islice(file, count):
+                        union.write(line)
+                        count -= 1  # noqa: PLW2901
+    return sum(training.values())
+
+
+def _judged(queries: QuerySet) -> Iterator[Query]:
+    """Yield the queries with nothing but what qrels need."""
+    modality, task_id = TASKS[queries.row.task_id][0], queries.row.task_id
+    for number in range(queries.size):
+        qid = f"{queries.row.dataset_id}:{queries.first_qid + number}"
+        yield Query(qid, modality, positives=queries.positives(queries.block(number)), task_id=task_id)
