@@ -25,7 +25,7 @@ from genius_search.data.mbeir import MBeir
 from genius_search.errors import NetworkNeeded
 from genius_search.index.index import Index
 from genius_search.model import Genius
-from genius_search.serve.client import Client, Upload
+from genius_search.serve.client import Client, NewItem
 
 KILLS = int(os.environ.get("GENIUS_KILLS", "1"))
 ADDERS = 6
@@ -67,7 +67,7 @@ def add_until_killed(
             names = [f"{kill}/{adder}/{number}/{place}" for place in range(1 + number % 3)]
             word = f"w{kill}x{adder}x{number}"
             items = [
-                Upload(id=name, text=f"a kite {word}", image=photo(hash(name) % 65536) if adder % 2 else None)
+                NewItem(id=name, text=f"a kite {word}", image=photo(hash(name) % 65536) if adder % 2 else None)
                 for name in names
             ]
             try:

@@ -1,4 +1,4 @@
-"""The HTTP service: an index, or several, behind an API and a page; and its client.
+"""The HTTP service: one or several indexes behind an API and a page; and its client.
 
 >>> from genius_search.serve import Client  # doctest: +SKIP
 >>> Client("http://localhost:8000").search("a red leather bag").hits  # doctest: +SKIP
@@ -17,15 +17,15 @@ __all__ = ["Client"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the client when it is first used: the service needs none."""
-    if name == "Client":
-        try:
-            from genius_search.serve.client import Client  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            if error.name != "httpx":
-                raise
-            raise MissingExtra(
-                "the client needs httpx, which is not installed: pip install 'genius-retrieval[serve]'"
-            ) from None
-        return Client
-    raise AttributeError(f"module 'genius_search.serve' has no attribute {name!r}")
+    """Import the client on first use; the service does not need it."""
+    if name != "Client":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from genius_search.serve.client import Client  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name != "httpx":
+            raise
+        raise MissingExtra(
+            "the client needs httpx, which is not installed: pip install 'genius-search[serve]'"
+        ) from None
+    return Client

@@ -1,16 +1,16 @@
-"""Prints what ``docs/openapi.json`` holds: ``python -m genius_search.serve.document``; a test compares the two."""
+"""Print ``docs/openapi.json``: ``python -m genius_search.serve.document``. A test compares the two."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from genius_search.serve.app import api
+from genius_search.serve.app import build_api
 
 
 def document() -> str:
-    """The API's description as it is kept."""
-    return json.dumps(api().openapi(), indent=2, ensure_ascii=False) + "\n"
+    """Return the description of the API as it is kept in the documents."""
+    return json.dumps(build_api().openapi(), indent=2, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

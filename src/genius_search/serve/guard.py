@@ -1,30 +1,43 @@
-"""What every request passes: its id, who may ask, from where, and what browsers may do with the answer."""
+"""The middleware around every request, and the one form of every error (RFC 9457).
+
+What a client can correct is explained in full; errors of the server are logged under the id of the request
+and not shown.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
 import re
 import secrets
 import time
-from typing import Final, Protocol, runtime_checkable
-from urllib.parse import urlsplit
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
-from starlette.datastructures import Headers, MutableHeaders
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import URL, Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genius_search.serve.problems import Problem, Redactor, respond
+from genius_search.errors import ArtifactMismatch, BadData, GeniusError, UsageError
+from genius_search.index.snapshot import UnknownItem
+from genius_search.search.tree import UnknownPrefix
+from genius_search.serve import limits
+from genius_search.serve.engine import Overloaded, Refused
+from genius_search.serve.keys import Keys
+from genius_search.serve.metrics import METHODS, Metrics
 
-
-@runtime_checkable
-class Observe(Protocol):
-    """Is told of each response."""
-
-    def __call__(self, *, route: str, method: str, status: int, seconds: float) -> None:
-        """Note it."""
-
-
+STREAM_PATH: Final = "/v1/items/stream"
+STREAM_TYPE: Final = "application/x-ndjson"
 LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+OPEN_PATHS: Final = re.compile(r"/|/healthz|/readyz|/openapi\.json|/assets/[^/]*")
+"""Answered without a key."""
+READING_POSTS: Final = frozenset({"/v1/search", "/v1/explain"})
+"""All other requests that are not safe need a key that may write."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -34,82 +47,268 @@ HEADERS: Final = {
     "X-Frame-Options": "DENY",
     "Cache-Control": "no-store",
 }
-"""Of every response that does not say otherwise."""
+"""Sent with every response that does not set them."""
+MEDIA_TYPE: Final = "application/problem+json"
+TITLES: Final = {
+    400: "Unreadable request",
+    401: "Key needed",
+    403: "Forbidden",
+    404: "Not found",
+    405: "Method not allowed",
+    408: "Too slow",
+    413: "Too large",
+    415: "Wrong media type",
+    422: "Invalid request",
+    429: "Overloaded",
+    500: "Server error",
+    503: "Unavailable",
+    504: "Deadline passed",
+    507: "Disk full",
+}
+"""Kinds of errors; programs may rely on them."""
+STATUS: Final[Mapping[type[GeniusError], int]] = {
+    UnknownItem: 404,
+    UnknownPrefix: 404,
+    UsageError: 422,
+    BadData: 422,
+}
+"""Errors of the Python API that a client can correct."""
+HIDDEN: Final = "the server failed; its log has the details under this request_id"
+MAX_ERRORS: Final = 20
+"""Invalid fields named in one response."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
+Redact = Callable[[str], str]
+log = logging.getLogger("genius_search.serve")
 
-class Guard:
-    """Outermost of the application: nothing gets past it without an id, and no error without a form.
 
-    Parameters
-    ----------
-    local_only
-        nobody needs a key: then only those are answered who call this machine by its own name, so that no
-        web page can reach it under a name of its own (DNS rebinding).
+class Problem(HTTPException):
+    """A request that cannot be answered as it is; ``extra`` are further members of the response."""
+
+    def __init__(
+        self, status: int, detail: str, *, headers: Mapping[str, str] | None = None, **extra: object
+    ) -> None:
+        super().__init__(status, detail, headers)
+        self.extra = extra
+
+
+def respond(error: Exception, request_id: str, redact: Redact) -> JSONResponse:
+    """Return the response to an error; unexpected errors are logged and hidden."""
+    problem = _problem_of(error)
+    if problem is None:
+        log.error("request %s failed", request_id, exc_info=error)
+        problem = Problem(500, HIDDEN)
+    title = TITLES.get(problem.status_code, "Refused")
+    body = {
+        "type": f"urn:genius:{title.lower().replace(' ', '-')}",
+        "title": title,
+        "status": problem.status_code,
+        "detail": _utf8(redact(problem.detail)),
+        "request_id": request_id,
+        **problem.extra,
+    }
+    return JSONResponse(body, problem.status_code, headers=problem.headers, media_type=MEDIA_TYPE)
+
+
+def _problem_of(error: Exception) -> Problem | None:  # noqa: PLR0911  one for each kind
+    match error:
+        case Problem():
+            return error
+        case HTTPException():
+            return Problem(error.status_code, str(error.detail), headers=error.headers)
+        case RequestValidationError():
+            return _invalid_fields(error.errors())
+        case Overloaded():
+            seconds = str(max(1, math.ceil(error.retry_after_seconds)))
+            return Problem(429, str(error), headers={"Retry-After": seconds})
+        case Refused():
+            return Problem(error.status, str(error))
+        case GeniusError():
+            status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), None)
+            return None if status is None else Problem(status, str(error))
+        case _:
+            return None
+
+
+def _invalid_fields(errors: Sequence[Any]) -> Problem:
+    """Name every invalid field, without repeating what was given for it."""
+    fields = [
+        {
+            "field": _utf8(".".join(str(part) for part in error["loc"][1:])[:200]),
+            "problem": _utf8(str(error["msg"])[:300]),
+        }
+        for error in errors[:MAX_ERRORS]
+    ]
+    name, problem = fields[0].values()
+    return Problem(422, f"{name}: {problem}" if name else problem, errors=fields)
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+class BodyLimits:
+    """Middleware that bounds the size of a body, of all bodies together, and the time between chunks.
+
+    Starlette's own limit covers only the first of the three.
     """
 
-    def __init__(self, app: ASGIApp, *, local_only: bool, redact: Redactor, observe: Observe) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._local_only = local_only
-        self._redact = redact
-        self._observe = observe
+        self._bytes = 0
+        """In the bodies being processed."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Process a request whose body stays within the limits."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = time.perf_counter()
+        is_stream = scope.get("path") == STREAM_PATH
+        announced = Headers(scope=scope).get("content-length", "0")
+        if not is_stream and announced.isdigit() and int(announced[:20]) > limits.BODY_BYTES:
+            raise _too_large()
+        received = 0
+        is_complete = False
+
+        async def limited() -> Message:
+            nonlocal received, is_complete
+            if is_complete:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), limits.BODY_SECONDS)
+            except TimeoutError:
+                raise Problem(
+                    408, f"nothing arrived for {limits.BODY_SECONDS:g} seconds; send the body faster"
+                ) from None
+            is_complete = not message.get("more_body", False)
+            if not is_stream:
+                size = len(message.get("body", b""))
+                received += size
+                self._bytes += size
+                if received > limits.BODY_BYTES:
+                    raise _too_large()
+                if self._bytes > limits.BODIES_BYTES:
+                    raise Problem(
+                        429, "too much is being sent at once; try again", headers={"Retry-After": "1"}
+                    )
+            return message
+
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._bytes -= received
+
+
+def _too_large() -> Problem:
+    return Problem(
+        413,
+        f"the body has more than {limits.BODY_BYTES:,} bytes; send less at once, or items to {STREAM_PATH}",
+    )
+
+
+class Guard:
+    """Outermost middleware: request ids, origin and key checks, security headers, errors, metrics.
+
+    Parameters
+    ----------
+    keys
+        without, everybody on this machine is answered: then requests must name it ``localhost``, so that no
+        web page can reach it under a name of its own (DNS rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: Keys | None, redact: Redact, metrics: Metrics) -> None:
+        self._app = app
+        self._keys = keys
+        self._redact = redact
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Process a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state |= {"request_id": request_id, "began": began}
         status = 0
 
         async def guarded(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                sent = MutableHeaders(scope=message)
-                sent["X-Request-ID"] = request_id
+                response_headers = MutableHeaders(scope=message)
+                response_headers["X-Request-ID"] = request_id
                 for name, value in HEADERS.items():
-                    sent.setdefault(name, value)
+                    response_headers.setdefault(name, value)
             await send(message)
 
         try:
             self._check_origin(scope["method"], headers)
+            state["may_write"] = self._check_key(scope["method"], scope["path"], headers)
+            _check_media_type(scope["method"], scope["path"], headers)
             await self._app(scope, receive, guarded)
         except ClientDisconnect:
-            status = status or 499  # nobody is there to read it; the number is for the metrics
+            status = status or 499  # only for the metrics: nobody is left to read it
         except Exception as error:
             if status:
-                raise  # half an answer is out: the connection has to break
+                raise  # the response has begun: the connection must break
             await respond(error, request_id, self._redact)(scope, receive, guarded)
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            seconds = time.perf_counter() - began
-            self._observe(route=route, method=scope["method"], status=status, seconds=seconds)
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            self._metrics.requests.labels(route, method, str(status)).inc()
+            self._metrics.request_seconds.labels(route).observe(time.monotonic() - began)
 
     def _check_origin(self, method: str, headers: Headers) -> None:
         host = headers.get("host", "")
-        if self._local_only and _name_of(f"//{host}") not in LOCAL_HOSTS:
+        if self._keys is None and _hostname(host) not in LOCAL_HOSTS:
             raise Problem(
                 403,
-                "this server answers on its own machine only, as localhost or 127.0.0.1; start it with API "
-                "keys (--keys FILE) to be called by other names",
+                "this server answers only its own machine, as localhost or 127.0.0.1; start it with API keys "
+                "(--keys FILE) to be reached by other names",
             )
-        if method in SAFE_METHODS:
-            return
         origin = headers.get("origin")
-        if (origin is not None and origin.partition("://")[2] != host) or headers.get("sec-fetch-site") in (
-            "cross-site",
-            "same-site",
+        is_foreign = origin is not None and origin.partition("://")[2] != host
+        if method not in SAFE_METHODS and (
+            is_foreign or headers.get("sec-fetch-site") in ("cross-site", "same-site")
         ):
-            raise Problem(403, "another site's page may not ask this server for anything")
+            raise Problem(403, "pages of other sites may not use this server")
+
+    def _check_key(self, method: str, path: str, headers: Headers) -> bool:
+        """Return whether the client may write; checked before the body is read."""
+        if self._keys is None:
+            return True
+        if OPEN_PATHS.fullmatch(path):
+            return False
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        try:
+            key = self._keys.find(given) if given else None
+        except BadData as error:  # the fault of the server, and names a file of it
+            raise ArtifactMismatch(str(error)) from None
+        if key is None:
+            raise Problem(
+                401,
+                "an API key is needed: send it as Authorization: Bearer KEY, or as X-API-Key: KEY",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        may_write = key.scope == "write"
+        if not (may_write or method in SAFE_METHODS or path in READING_POSTS):
+            raise Problem(403, "this API key may only read; use one created with --scope write")
+        return may_write
 
 
-def _name_of(address: str) -> str | None:
+def _check_media_type(method: str, path: str, headers: Headers) -> None:
+    expected = STREAM_TYPE if path == STREAM_PATH else "application/json"
+    if method == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != expected:
+        raise Problem(415, f"expected a body with Content-Type: {expected}")
+
+
+def _hostname(host: str) -> str | None:
     try:
-        return urlsplit(address).hostname
+        return URL(f"//{host}").hostname
     except ValueError:
         return None

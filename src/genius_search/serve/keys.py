@@ -1,8 +1,8 @@
-"""API keys: a file with a line for each, which holds hashes only.
+"""API keys: a file with one line per key, which holds only hashes.
 
-A line is a name, what the key may do (``read``, or ``write``, which includes reading) and the key's SHA-256.
-A key is 32 random bytes, so there is nothing for a slow hash to protect. To revoke a key, delete its line:
-the file is read again whenever it changes.
+A line is a name, a scope (``read``, or ``write``, which includes reading) and the SHA-256 of the key. A key
+has 32 random bytes, so a slow hash would protect nothing. To revoke a key, delete its line: the file is read
+again whenever it changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, cast, get_args
 
 from genius_search.artifact import write_file
 from genius_search.errors import BadData, UsageError
@@ -21,110 +21,95 @@ from genius_search.errors import BadData, UsageError
 Scope = Literal["read", "write"]
 
 PREFIX: Final = "genius_"
-"""How keys begin, so that they are recognised where they should not be."""
+"""Start of every key, so that leaked keys are easy to recognise."""
 _NAME: Final = re.compile(r"[\w.@-]{1,64}")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class Key(NamedTuple):
-    """A key as it is known here."""
+    """A line of the file."""
 
     name: str
     scope: Scope
     sha256: str
 
-    @property
-    def may_write(self) -> bool:
-        """Whether it may add and delete items."""
-        return self.scope == "write"
-
 
 class Keys:
-    """The keys of a file.
+    """The keys of a file, read again when it changes.
 
     Raises
     ------
     BadData
-        the file cannot be read, or a line is no key.
+        the file cannot be read, or a line is malformed.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._seen = _stamp(file)
+        self._stamp = _stamp(file)
         self._keys = read_keys(file)
 
-    def find(self, given: str) -> Key | None:
-        """The key that was given, if it is one.
+    def find(self, key: str) -> Key | None:
+        """Return the entry of a key, or None if the key is unknown.
 
-        All of them are compared, each in constant time, so that how long it takes tells nothing.
+        Every entry is compared, in constant time, so the duration reveals nothing.
         """
-        self._refresh()
-        digest = _hash(given)
-        found = None
-        for key in self._keys:
-            if hmac.compare_digest(key.sha256, digest):
-                found = key
-        return found
-
-    def _refresh(self) -> None:
-        """Follow the file; while it cannot be read no key is good."""
-        now = _stamp(self._file)
-        if now != self._seen:
-            self._keys = []
+        stamp = _stamp(self._file)
+        if stamp != self._stamp:
+            self._keys = []  # until the file has been read, no key is valid
             self._keys = read_keys(self._file)
-            self._seen = now
+            self._stamp = stamp
+        digest = _hash(key)
+        matches = [entry for entry in self._keys if hmac.compare_digest(entry.sha256, digest)]
+        return matches[0] if matches else None
 
 
 def read_keys(file: Path) -> list[Key]:
-    """The keys of a file; empty lines and those that begin with # are passed over."""
+    """Read a file of keys; empty lines and lines that start with # are skipped."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadData(f"{file} cannot be read as a file of API keys ({error})") from None
-    return [
-        _key(file, number, line)
-        for number, line in enumerate(lines, start=1)
-        if line.strip() and not line.startswith("#")
-    ]
+    keys = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        words = line.split()
+        if len(words) != 3 or words[1] not in get_args(Scope) or not _HASH.fullmatch(words[2]):
+            raise BadData(
+                f"{file}:{number}: expected a name, read or write, and the SHA-256 of a key; `genius keys "
+                f"add {file} --name NAME` writes such a line"
+            )
+        keys.append(Key(words[0], cast("Scope", words[1]), words[2]))
+    return keys
 
 
 def add_key(file: Path, *, name: str, scope: Scope) -> str:
-    """Make a key and keep its hash in a file, which is made if it is not there; returns the key itself.
+    """Create a key, store its hash in a file (created if missing) and return the key.
 
     Raises
     ------
     UsageError
-        there is a key of this name, or it cannot be one.
+        the name is taken or malformed.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(f"the key's name is {name!r}, expected 1 to 64 letters, digits or any of . _ - @")
-    lines = [] if not file.exists() else file.read_text(encoding="utf-8").splitlines()
     if file.exists() and any(key.name == name for key in read_keys(file)):
         raise UsageError(
-            f"{file} has a key named {name} already; delete its line first, or choose another name"
+            f"{file} already has a key named {name}; delete its line first, or choose another name"
         )
-    given = PREFIX + secrets.token_urlsafe(32)
-    write_file(file, "\n".join([*lines, f"{name} {scope} {_hash(given)}", ""]).encode())
-    return given
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    key = PREFIX + secrets.token_urlsafe(32)
+    write_file(file, "\n".join([*lines, f"{name} {scope} {_hash(key)}", ""]).encode())
+    return key
 
 
-def _key(file: Path, number: int, line: str) -> Key:
-    words = line.split()
-    if len(words) == 3 and words[1] in get_args(Scope) and _HASH.fullmatch(words[2]):
-        return Key(words[0], "write" if words[1] == "write" else "read", words[2])
-    raise BadData(
-        f"{file}:{number}: expected a name, read or write, and the SHA-256 of a key; `genius keys add {file} "
-        "--name NAME` writes such a line"
-    )
-
-
-def _hash(given: str) -> str:
-    return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
     try:
-        status = os.stat(file)  # noqa: PTH116  once a request
+        status = os.stat(file)  # noqa: PTH116  on every request, so without building a Path
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size

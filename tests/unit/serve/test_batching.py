@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius_search.serve.engine import Batcher, BatchLimits
-from genius_search.serve.problems import DeadlinePassed, Draining, Overloaded
+from genius_search.serve.engine import Batcher, BatchLimits, DeadlinePassed, Draining, Overloaded
 
 
 class Bad(Exception):
@@ -50,7 +49,7 @@ async def until(condition) -> None:
 async def held(fake: Fake, batcher: Batcher) -> asyncio.Task:
     """Occupy the one worker, so that what comes now waits."""
     fake.free.clear()
-    first = asyncio.create_task(batcher.ask("held", 0))
+    first = asyncio.create_task(batcher.submit("held", 0))
     await until(lambda: batcher.num_running == 1)
     return first
 
@@ -64,9 +63,9 @@ def test_every_request_gets_its_own_answer_and_no_batch_mixes_kinds(requests, mo
     fake = Fake()
 
     async def all_at_once():
-        batcher = Batcher(fake, BatchLimits(most=most, workers=workers, wait_ms=wait_ms))
+        batcher = Batcher(fake, BatchLimits(max_size=most, workers=workers, wait_ms=wait_ms))
         batcher.start()
-        asked = [batcher.ask(kind, number, size=size) for kind, number, size in requests]
+        asked = [batcher.submit(kind, number, size=size) for kind, number, size in requests]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         await batcher.stop()
         return answers
@@ -77,7 +76,7 @@ def test_every_request_gets_its_own_answer_and_no_batch_mixes_kinds(requests, mo
             assert isinstance(answer, Bad)
             assert str(number) == str(answer)
         else:
-            assert answer.answer == (kind, 2 * number)
+            assert answer.result == (kind, 2 * number)
             assert answer.queue_seconds >= 0
     assert all(len(numbers) <= most for _, numbers in fake.batches)
     if not any(number < 0 for _, number, _ in requests):
@@ -88,10 +87,10 @@ def test_what_waits_is_answered_oldest_first_and_together():
     fake = Fake()
 
     async def run():
-        batcher = Batcher(fake, BatchLimits(most=4, wait_ms=0.0))
+        batcher = Batcher(fake, BatchLimits(max_size=4, wait_ms=0.0))
         batcher.start()
         first = await held(fake, batcher)
-        later = [asyncio.create_task(batcher.ask("ab"[n % 5 == 4], n)) for n in range(1, 11)]
+        later = [asyncio.create_task(batcher.submit("ab"[n % 5 == 4], n)) for n in range(1, 11)]
         await until(lambda: len(batcher) == 10)
         fake.free.set()
         await asyncio.gather(first, *later)
@@ -105,11 +104,11 @@ def test_a_large_request_is_answered_alone_and_sizes_fill_a_batch():
     fake = Fake()
 
     async def run():
-        batcher = Batcher(fake, BatchLimits(most=10, wait_ms=0.0))
+        batcher = Batcher(fake, BatchLimits(max_size=10, wait_ms=0.0))
         batcher.start()
         first = await held(fake, batcher)
         sizes = [4, 4, 4, 99, 10]
-        later = [asyncio.create_task(batcher.ask("a", n, size=size)) for n, size in enumerate(sizes)]
+        later = [asyncio.create_task(batcher.submit("a", n, size=size)) for n, size in enumerate(sizes)]
         await until(lambda: len(batcher) == 5)
         fake.free.set()
         await asyncio.gather(first, *later)
@@ -121,10 +120,10 @@ def test_a_large_request_is_answered_alone_and_sizes_fill_a_batch():
 
 def test_a_batch_does_not_wait_when_it_is_full_and_waits_for_company_when_not():
     async def seconds(count: int) -> float:
-        batcher = Batcher(Fake(), BatchLimits(most=3, wait_ms=2000.0))
+        batcher = Batcher(Fake(), BatchLimits(max_size=3, wait_ms=2000.0))
         batcher.start()
         began = time.monotonic()
-        await asyncio.gather(*(batcher.ask("a", n) for n in range(count)))
+        await asyncio.gather(*(batcher.submit("a", n) for n in range(count)))
         took = time.monotonic() - began
         await batcher.stop()
         return took
@@ -142,13 +141,13 @@ def test_a_request_whose_deadline_passed_is_told_so_at_once_and_never_run():
         first = await held(fake, batcher)
         began = time.monotonic()
         with pytest.raises(DeadlinePassed, match=r"within the 0\.0\d+ s"):
-            await batcher.ask("a", 1, deadline=began + 0.05)
+            await batcher.submit("a", 1, deadline=began + 0.05)
         assert time.monotonic() - began < 5  # while the worker is still held
         with pytest.raises(DeadlinePassed):
-            await batcher.ask("a", 2, deadline=began - 1)
+            await batcher.submit("a", 2, deadline=began - 1)
         assert len(batcher) == 0
         fake.free.set()
-        assert (await batcher.ask("a", 3, deadline=time.monotonic() + 60)).answer == ("a", 6)
+        assert (await batcher.submit("a", 3, deadline=time.monotonic() + 60)).result == ("a", 6)
         await first
         await batcher.stop()
 
@@ -164,9 +163,9 @@ def test_an_answer_that_comes_after_the_deadline_is_not_given():
         batcher.start()
         fake.free.clear()
         with pytest.raises(DeadlinePassed):
-            await batcher.ask("a", 1, deadline=time.monotonic() + 0.05)
+            await batcher.submit("a", 1, deadline=time.monotonic() + 0.05)
         fake.free.set()
-        assert (await batcher.ask("a", 2)).answer == ("a", 4)
+        assert (await batcher.submit("a", 2)).result == ("a", 4)
         await batcher.stop()
 
     asyncio.run(run())
@@ -176,17 +175,17 @@ def test_whoever_goes_away_is_dropped_from_the_queue():
     fake = Fake()
 
     async def run():
-        batcher = Batcher(fake, BatchLimits(queue=2))
+        batcher = Batcher(fake, BatchLimits(max_waiting=2))
         batcher.start()
         first = await held(fake, batcher)
-        gone, stays = (asyncio.create_task(batcher.ask("a", n)) for n in (1, 2))
+        gone, stays = (asyncio.create_task(batcher.submit("a", n)) for n in (1, 2))
         await until(lambda: len(batcher) == 2)
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
         assert gone.cancelled()
         assert len(batcher) == 1
         fake.free.set()
-        assert (await stays).answer == ("a", 4)
+        assert (await stays).result == ("a", 4)
         await first
         await batcher.stop()
 
@@ -198,14 +197,14 @@ def test_whoever_goes_away_while_its_batch_runs_harms_nobody():
     fake = Fake()
 
     async def run():
-        batcher = Batcher(fake, BatchLimits(most=2, wait_ms=1000.0))
+        batcher = Batcher(fake, BatchLimits(max_size=2, wait_ms=1000.0))
         batcher.start()
         fake.free.clear()
-        gone, stays = (asyncio.create_task(batcher.ask("a", n)) for n in (1, 2))
+        gone, stays = (asyncio.create_task(batcher.submit("a", n)) for n in (1, 2))
         await until(lambda: batcher.num_running == 1)
         gone.cancel()
         fake.free.set()
-        assert (await stays).answer == ("a", 4)
+        assert (await stays).result == ("a", 4)
         await batcher.stop()
 
     asyncio.run(run())
@@ -215,17 +214,17 @@ def test_a_full_queue_refuses_and_says_when_to_come_back():
     fake = Fake()
 
     async def run():
-        batcher = Batcher(fake, BatchLimits(most=2, queue=3, wait_ms=0.0))
+        batcher = Batcher(fake, BatchLimits(max_size=2, max_waiting=3, wait_ms=0.0))
         batcher.start()
         first = await held(fake, batcher)
-        waiting = [asyncio.create_task(batcher.ask("a", n)) for n in range(3)]
+        waiting = [asyncio.create_task(batcher.submit("a", n)) for n in range(3)]
         await until(lambda: len(batcher) == 3)
-        with pytest.raises(Overloaded, match="3 requests wait already") as refused:
-            await batcher.ask("a", 9)
+        with pytest.raises(Overloaded, match="3 requests") as refused:
+            await batcher.submit("a", 9)
         assert refused.value.retry_after_seconds == 1  # nothing is measured yet
         waiting.pop().cancel()
         await until(lambda: len(batcher) == 2)
-        waiting.append(asyncio.create_task(batcher.ask("a", 5)))
+        waiting.append(asyncio.create_task(batcher.submit("a", 5)))
         await until(lambda: len(batcher) == 3)  # who goes away makes room
         fake.free.set()
         await first
@@ -242,10 +241,10 @@ def test_the_time_to_come_back_follows_from_the_measured_rate():
             time.sleep(0.2)
             return list(numbers)
 
-        batcher = Batcher(slow, BatchLimits(most=1, wait_ms=0.0, queue=100))
+        batcher = Batcher(slow, BatchLimits(max_size=1, wait_ms=0.0, max_waiting=100))
         batcher.start()
-        await batcher.ask("a", 0)
-        waiting = [asyncio.create_task(batcher.ask("a", n)) for n in range(16)]
+        await batcher.submit("a", 0)
+        waiting = [asyncio.create_task(batcher.submit("a", n)) for n in range(16)]
         await until(lambda: len(batcher) == 15)
         seconds = batcher.retry_after_seconds()
         for task in waiting:
@@ -260,9 +259,9 @@ def test_the_time_to_come_back_follows_from_the_measured_rate():
 
 def test_one_request_larger_than_the_queue_is_taken_when_nothing_waits():
     async def run():
-        batcher = Batcher(Fake(), BatchLimits(most=2, queue=3))
+        batcher = Batcher(Fake(), BatchLimits(max_size=2, max_waiting=3))
         batcher.start()
-        assert (await batcher.ask("a", 1, size=50)).answer == ("a", 2)
+        assert (await batcher.submit("a", 1, size=50)).result == ("a", 2)
         await batcher.stop()
 
     asyncio.run(run())
@@ -273,8 +272,8 @@ def test_an_answer_that_is_an_exception_is_raised_to_its_asker_only():
         busy = Bad("busy")
         batcher = Batcher(lambda kind, numbers: [n or busy for n in numbers], BatchLimits())
         batcher.start()
-        outcomes = await asyncio.gather(*(batcher.ask("a", n) for n in (1, 0, 2)), return_exceptions=True)
-        assert [getattr(outcome, "answer", outcome) for outcome in outcomes] == [1, busy, 2]
+        outcomes = await asyncio.gather(*(batcher.submit("a", n) for n in (1, 0, 2)), return_exceptions=True)
+        assert [getattr(outcome, "result", outcome) for outcome in outcomes] == [1, busy, 2]
         await batcher.stop()
 
     asyncio.run(run())
@@ -284,16 +283,16 @@ def test_stopping_answers_what_waits_and_takes_nothing_new():
     fake = Fake()
 
     async def run():
-        batcher = Batcher(fake, BatchLimits(most=2, wait_ms=60_000.0))
+        batcher = Batcher(fake, BatchLimits(max_size=2, wait_ms=60_000.0))
         batcher.start()
-        waiting = [asyncio.create_task(batcher.ask("a", n)) for n in range(3)]
+        waiting = [asyncio.create_task(batcher.submit("a", n)) for n in range(3)]
         await asyncio.sleep(0.01)
         stopping = asyncio.create_task(batcher.stop())
         await asyncio.sleep(0)
         with pytest.raises(Draining):
-            await batcher.ask("a", 9)
+            await batcher.submit("a", 9)
         await stopping
-        assert [(await task).answer for task in waiting] == [("a", 0), ("a", 2), ("a", 4)]
+        assert [(await task).result for task in waiting] == [("a", 0), ("a", 2), ("a", 4)]
 
     asyncio.run(run())
 
@@ -302,10 +301,10 @@ def test_what_is_not_answered_in_the_time_to_stop_is_refused():
     fake = Fake()
 
     async def run():
-        batcher = Batcher(fake, BatchLimits(most=1, wait_ms=0.0))
+        batcher = Batcher(fake, BatchLimits(max_size=1, wait_ms=0.0))
         batcher.start()
         running = await held(fake, batcher)
-        waiting = asyncio.create_task(batcher.ask("a", 1))
+        waiting = asyncio.create_task(batcher.submit("a", 1))
         await until(lambda: len(batcher) == 1)
         await batcher.stop(0.05)
         for task in (running, waiting):
@@ -322,8 +321,8 @@ def test_too_few_answers_are_an_error_for_everybody_and_the_next_batch_runs():
         batcher = Batcher(lambda kind, numbers: numbers if kind == "good" else [], BatchLimits(wait_ms=0.0))
         batcher.start()
         with pytest.raises(ValueError, match="shorter"):
-            await batcher.ask("bad", 1)
-        assert (await batcher.ask("good", 2)).answer == 2
+            await batcher.submit("bad", 1)
+        assert (await batcher.submit("good", 2)).result == 2
         await batcher.stop()
 
     asyncio.run(run())
@@ -337,9 +336,9 @@ def test_two_workers_answer_two_batches_at_the_same_time():
             both.wait()
             return numbers
 
-        batcher = Batcher(meet, BatchLimits(most=1, workers=2, wait_ms=0.0))
+        batcher = Batcher(meet, BatchLimits(max_size=1, workers=2, wait_ms=0.0))
         batcher.start()
-        await asyncio.gather(batcher.ask("a", 1), batcher.ask("a", 2))
+        await asyncio.gather(batcher.submit("a", 1), batcher.submit("a", 2))
         await batcher.stop()
 
     asyncio.run(run())

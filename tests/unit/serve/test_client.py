@@ -12,7 +12,8 @@ import pytest
 
 from genius_search.errors import NetworkNeeded
 from genius_search.serve import client as module
-from genius_search.serve.client import BATCH_ITEMS, Client, LeftOut, Part, ServiceProblem, Upload
+from genius_search.serve.client import BATCH_ITEMS, Client, NewItem, SearchPart, ServiceProblem
+from genius_search.serve.schemas import LeftOut
 
 HIT = {
     "rank": 1,
@@ -71,11 +72,11 @@ def busy(seconds: str = "2", status: int = 429) -> httpx.Response:
     return httpx.Response(status, headers={"Retry-After": seconds}, json={"title": "Busy", "detail": "later"})
 
 
-def test_a_search_is_asked_as_it_is_meant_and_told_as_dataclasses():
+def test_a_search_is_asked_as_it_is_meant_and_told_as_objects():
     service = Service(httpx.Response(200, json=FOUND))
     with service.client(key="secret", index="kites") as client:
         found = client.search(
-            "a kite", image=b"photo", parts=[Part(item="7", weight=-0.5)], where=["price<9"], k=3
+            "a kite", image=b"photo", parts=[SearchPart(id="7", weight=-0.5)], where=["price<9"], k=3
         )
     (request,) = service.asked
     assert request.url.path == "/v1/search"
@@ -85,7 +86,7 @@ def test_a_search_is_asked_as_it_is_meant_and_told_as_dataclasses():
             "index": "kites",
             "text": "a kite",
             "image": base64.b64encode(b"photo").decode(),
-            "parts": [{"item": "7", "weight": -0.5}],
+            "parts": [{"id": "7", "weight": -0.5}],
             "where": ["price<9"],
             "k": 3,
         }
@@ -109,14 +110,14 @@ def test_many_items_go_in_several_requests_and_are_told_together(tmp_path):
         {"added": 1, "replaced": 2, "unchanged": 3, "left_out": [{"id": "b", "reason": "bad"}], "ids": ["y"]},
     ]
     service = Service(*(httpx.Response(200, json=answer) for answer in answers))
-    items = [Upload(id=str(n), text="a kite") for n in range(BATCH_ITEMS)]
-    added = service.client().add([*items, Upload(image=picture, fields={"price": 1})])
+    items = [NewItem(id=str(n), text="a kite") for n in range(BATCH_ITEMS)]
+    added = service.client().add([*items, NewItem(image=picture, fields={"price": 1})])
     assert [len(body["items"]) for body in service.bodies()] == [BATCH_ITEMS, 1]
     assert service.bodies()[1]["items"] == [
         {"image": base64.b64encode(b"photo").decode(), "fields": {"price": 1}}
     ]
     assert (added.added, added.replaced, added.unchanged) == (BATCH_ITEMS + 1, 2, 3)
-    assert added.left_out == [LeftOut("b", "bad")]
+    assert added.left_out == [LeftOut(id="b", reason="bad")]
     assert len(added.ids) == BATCH_ITEMS + 1
 
 
@@ -124,7 +125,7 @@ def test_large_items_go_in_requests_of_their_own(monkeypatch):
     monkeypatch.setattr(module, "BATCH_BYTES", 10)
     nothing = {"added": 1, "replaced": 0, "unchanged": 0, "left_out": [], "ids": []}
     service = Service(*(httpx.Response(200, json=nothing) for _ in range(3)))
-    service.client().add([Upload(text="x" * size) for size in (30, 4, 5, 5)])
+    service.client().add([NewItem(text="x" * size) for size in (30, 4, 5, 5)])
     assert [len(body["items"]) for body in service.bodies()] == [1, 2, 1]
 
 
@@ -147,7 +148,7 @@ def test_deleting_and_getting_name_the_index():
 def test_a_busy_service_is_asked_again_when_it_says(slept):
     service = Service(busy("2"), busy("7", status=503), busy("100000"), httpx.Response(200, json=FOUND))
     assert service.client().search("a kite").hits
-    assert slept == [2.0, 7.0, module.LONGEST_WAIT_SECONDS]
+    assert slept == [2.0, 7.0, module.MAX_WAIT_SECONDS]
 
 
 def test_a_service_that_stays_busy_is_left_alone_at_last(slept):
@@ -184,12 +185,12 @@ def test_the_client_and_the_service_understand_each_other(writable):
     client._http = httpx.Client(base_url="http://localhost", transport=httpx.MockTransport(pass_on))
     assert client.indexes() == ["things"]
     added = client.add(
-        [Upload(id="a/b", text="a striped drum", fields={"price": 99}), Upload(id="bad", text=" ")]
+        [NewItem(id="a/b", text="a striped drum", fields={"price": 99}), NewItem(id="bad", text=" ")]
     )
     assert (added.added, [one.id for one in added.left_out], added.ids) == (1, ["bad"], ["a/b", "bad"])
     (hit,) = client.search("a drum", where=["price=99"]).hits
     assert (hit.id, hit.rank, hit.fields) == ("a/b", 1, {"price": 99})
-    parts = [Part(item="a/b"), Part(text="red", weight=-0.5)]
+    parts = [SearchPart(id="a/b"), SearchPart(text="red", weight=-0.5)]
     assert client.search(parts=parts, k=3, beam=50, deadline_ms=60_000).hits
     item = client.get("a/b")
     assert (item.text, item.codes) == ("a striped drum", hit.codes)

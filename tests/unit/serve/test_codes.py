@@ -20,7 +20,7 @@ def test_the_tree_is_walked_from_all_items_to_one(client, index):
         told = client.get("/v1/codes", params={"prefix": ",".join(map(str, prefix))}).json()
         node = index.tree(prefix)
         assert (told["prefix"], told["level"], told["items"]) == (prefix, level, node.items)
-        assert (told["branches"], told["truncated"]) == (node.num_children, node.truncated)
+        assert (told["num_children"], told["truncated"]) == (node.num_children, node.truncated)
         assert [child["code"] for child in told["children"]] == [child.code for child in node.children]
         assert told["entropy"] == (pytest.approx(node.entropy) if node.num_children else None)
         if told["children"]:
@@ -59,8 +59,8 @@ def test_items_that_share_codes_are_listed_in_groups(client, index):
     page = index.near_duplicates(levels, limit=1)
     assert (told["total"], told["items"], len(told["groups"])) == (page.total, page.items, 1)
     group = told["groups"][0]
-    assert (group["codes"], group["count"]) == (list(page.groups[0].codes), page.groups[0].items)
-    assert len(group["items"]) == group["count"]
+    assert (group["codes"], group["items"]) == (list(page.groups[0].codes), page.groups[0].items)
+    assert len(group["examples"]) == group["items"]
     assert client.get("/v1/codes/collisions").json()["total"] == index.collisions().total
     for query in ({"levels": 64}, {"levels": -1}, {"limit": 0}, {"offset": -1}, {"limit": 101}):
         is_problem(client.get("/v1/codes/duplicates", params=query), 422)
@@ -72,13 +72,13 @@ def test_a_hit_is_explained_code_by_code(client, index):
     told = client.post("/v1/explain", json={**asked, "id": hit["id"]}).json()
     expected = index.explain(hit["id"], "a red kite", modality=Modality.TEXT, k=3)
     assert told["codes"] == hit["codes"]
-    assert (told["id"], told["rank"], told["is_allowed"]) == (hit["id"], 1, True)
+    assert (told["item"]["id"], told["rank"], told["is_allowed"]) == (hit["id"], 1, True)
     assert [level["probability"] for level in told["levels"]] == pytest.approx(
         [level.probability for level in expected.levels], abs=1e-5
     )
     assert told["levels"][0]["name"] == "modality"
-    assert all(level["items_below"] >= 1 for level in told["levels"])
-    near = {item["id"] for item in told["shares_prefix"]}
+    assert all(level["items"] >= 1 for level in told["levels"])
+    near = {item["id"] for item in told["neighbours"]}
     assert near
     assert hit["id"] not in near
 

@@ -69,8 +69,7 @@ def test_this_machine_has_several_names(client, host):
 )
 def test_another_site_s_page_can_neither_search_nor_add(client, headers):
     is_problem(client.post("/v1/search", json=SEARCH, headers=headers), 403)
-    form = {"text": (None, "spam")}
-    is_problem(client.post("/v1/items", files=form, headers=headers), 403)
+    is_problem(client.post("/v1/items", json={"items": [{"text": "spam"}]}, headers=headers), 403)
 
 
 def test_the_server_s_own_page_can(client):

@@ -78,10 +78,7 @@ def test_of_several_indexes_one_is_named(served_model, tmp_path):
     one, other = (make_index(tmp_path / name, served_model) for name in ("one", "other"))
     with TestClient(create_app(Engine({"one": one, "other": other})), base_url=LOCAL) as client:
         assert [told["name"] for told in client.get("/v1/indexes").json()["indexes"]] == ["one", "other"]
-        assert (
-            "name one of one, other"
-            in is_problem(client.post("/v1/search", json={"text": "x"}), 422)["detail"]
-        )
+        assert "one, other" in is_problem(client.post("/v1/search", json={"text": "x"}), 422)["detail"]
         assert client.post("/v1/search", json={"text": "x", "index": "other"}).json()["index"] == "other"
 
 

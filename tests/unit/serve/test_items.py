@@ -1,4 +1,4 @@
-"""Items over HTTP: seen, added in three forms, replaced, deleted."""
+"""Items over HTTP: seen, added, replaced, deleted."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import base64
 import io
 import json
 
-import pytest
 from PIL import Image
 
 from genius_search.index.index import Index
 from genius_search.serve import limits
-from genius_search.serve.problems import Problem
 
 from .conftest import picture
 from .test_guard import is_problem
@@ -105,36 +103,6 @@ def test_adding_again_changes_nothing_and_another_content_replaces(writable):
     assert writable.get("/v1/items?id=new").json()["text"] == "a harp"
 
 
-def test_files_of_a_form_are_items_by_their_names(writable, found):
-    files = [
-        ("files", ("C:\\Users\\me\\photo.png", picture("blue"))),
-        ("files", ("../../notes.txt", b"\xef\xbb\xbfa drum")),
-        ("files", ("bad.png", b"not a picture")),
-        ("files", ("latin.txt", "é".encode("latin-1"))),
-        ("files", ("long.txt", b"x" * (limits.TEXT_CHARACTERS + 1))),
-    ]
-    added = writable.post("/v1/items", files=files).json()
-    assert added["added"] == 2
-    assert [one["id"] for one in added["left_out"]] == ["bad.png", "latin.txt", "long.txt"]
-    assert {"photo.png", "notes.txt"} < found()
-    assert writable.get("/v1/items?id=notes.txt").json()["text"] == "a drum"
-
-
-def test_a_form_can_be_one_item_with_its_fields(writable):
-    form = {
-        "id": (None, "card"),
-        "text": (None, "a drum"),
-        "fields": (None, '{"price": 4}'),
-        "image": ("x", picture()),
-    }
-    assert writable.post("/v1/items", files=form).json()["added"] == 1
-    shown = writable.get("/v1/items?id=card").json()
-    assert (shown["modality"], shown["fields"]) == ("image-text", {"price": 4})
-    is_problem(writable.post("/v1/items", files=[*form.items(), ("files", ("x.png", picture()))]), 422)
-    is_problem(writable.post("/v1/items", files={"fields": (None, "{")}), 422)
-    is_problem(writable.post("/v1/items", files={"other": ("x.png", picture())}), 422)
-
-
 def test_what_cannot_be_used_is_left_out_with_its_reason_and_the_rest_is_added(writable):
     deep = {"a": 1}
     for _ in range(limits.FIELDS_DEPTH):
@@ -195,10 +163,6 @@ def test_too_large_a_body_is_refused_whether_it_says_so_or_not(client, monkeypat
             yield big[start : start + 100]
 
     is_problem(client.post("/v1/search", content=parts(), headers=json_type), 413)
-    both = [("Content-Type", "application/json"), ("Content-Type", "application/x-ndjson")]
-    for kinds in (both, both[::-1]):
-        response = client.post("/v1/search", content=parts(), headers=kinds)
-        assert is_problem(response, response.status_code)["status"] in (413, 415)
     assert client.post("/v1/search", json={"text": "x"}).status_code == 200
 
 
@@ -214,6 +178,3 @@ def test_too_much_at_once_is_refused_for_a_while(client, monkeypatch):
 def test_a_picture_with_too_many_bytes_is_refused(client, monkeypatch):
     monkeypatch.setattr(limits, "PICTURE_BYTES", 50)
     is_problem(client.post("/v1/search", json={"image": b64(picture())}), 413)
-    is_problem(client.post("/v1/search", files={"image": ("x.png", picture())}), 413)
-    with pytest.raises(Problem):
-        raise Problem(413, "as a service would")

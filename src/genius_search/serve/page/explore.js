@@ -68,15 +68,15 @@ async function node(state, signal) {
   const where = state.prefix.length === 0 ? "by modality" : `at level ${told.level}`;
   const isListed = told.items <= examples.length && children.every((child) => child.items === 1 || children.length === 1);
   const isSeen = !isListed && children.every((child) => child.items <= SEEN_IN_A_BRANCH);
-  say(`${items(told.items)}, ${told.branches} branches.`);
+  say(`${items(told.items)}, ${told.num_children} branches.`);
   return [
     trail(state.prefix, onlyModality(examples)),
     h(
       "dl",
       { class: "facts" },
       fact("Items", count(told.items)),
-      children.length > 0 && fact("Branches", count(told.branches)),
-      told.entropy !== null && told.branches > 1 && fact("Entropy", `${told.entropy.toFixed(2)} bits`, `as even as ${number(2 ** told.entropy)} equal branches`),
+      children.length > 0 && fact("Branches", count(told.num_children)),
+      told.entropy !== null && told.num_children > 1 && fact("Entropy", `${told.entropy.toFixed(2)} bits`, `as even as ${number(2 ** told.entropy)} equal branches`),
       fact("Depth", `${state.prefix.length} of ${levels}`),
     ),
     children.length > 1 && strip(children),
@@ -157,7 +157,7 @@ function apartDial(state) {
   return h("div", { class: "row" }, h("label", { for: "apart" }, "Last codes that may differ"), h("div", { class: "slider" }, dial, output));
 }
 
-function group({ codes, count: size, items: members }) {
+function group({ codes, items: size, examples: members }) {
   return h(
     "li",
     {},

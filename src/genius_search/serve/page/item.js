@@ -97,7 +97,7 @@ async function explain(place, item, state) {
       h("p", { class: "outcome" }, outcome(told)),
       h("p", { class: "fine" }, "Its codes, coarse to fine. A bar is the probability that the query gives a code after those before it; open a level to see what else could have been written."),
       ...path(told, item),
-      ...sharing(told.shares_prefix),
+      ...sharing(told.neighbours),
     );
   } catch (problem) {
     tell(problem, () => explain(place, item, state), place);
@@ -114,7 +114,7 @@ function outcome({ is_allowed: isAllowed, rank, touched, beam, lost_at: lostAt, 
 
 /** Level by level, as long as there was anything to choose; where one item is left its other codes are one line. */
 function path({ codes, levels }, item) {
-  const alone = levels.findIndex((level) => level.items_below === 1) + 1;
+  const alone = levels.findIndex((level) => level.items === 1) + 1;
   const chosenLevels = alone ? levels.slice(0, alone) : levels;
   const rest = codes.slice(chosenLevels.length);
   return [
@@ -126,18 +126,18 @@ function path({ codes, levels }, item) {
 function levelRow(codes, level, item) {
   const { probability } = level;
   const name = level.level === 0 ? "modality" : `level ${level.level}`;
-  const place = level.num_siblings === 1 ? "The only code that exists here." : `Choice ${count(level.rank_among_siblings)} of ${count(level.num_siblings)}.`;
+  const place = level.num_siblings === 1 ? "The only code that exists here." : `Choice ${count(level.rank)} of ${count(level.num_siblings)}.`;
   const shown = level.level === 0 ? modalityName(item.modality) : String(level.code);
   const sum = `${name}, code ${level.code}: ${percent(probability)}`;
   const siblings = level.siblings.filter((one) => one.code !== level.code);
   const row = h(
     "summary",
-    { "aria-label": `${sum}, ${items(level.items_below)}` },
+    { "aria-label": `${sum}, ${items(level.items)}` },
     level.level > 0 && h("span", { class: "name" }, name),
     h("b", { class: level.level === 0 ? "both" : "code" }, shown),
     h("span", { class: "meter", "--share": probability }),
     h("span", { class: "number" }, percent(probability)),
-    h("span", { class: "below" }, count(level.items_below)),
+    h("span", { class: "below" }, count(level.items)),
   );
   return h(
     "li",
@@ -146,7 +146,7 @@ function levelRow(codes, level, item) {
       "details",
       {},
       row,
-      h("div", { class: "siblings" }, h("p", { class: "fine" }, place, level.kept === false ? " The beam dropped it here. " : " ", codeLink(codes, level.level, `The ${items(level.items_below)} below it`)), siblings.length ? h("ul", {}, siblings.map((one) => siblingTile(codes, level.level, one))) : ""),
+      h("div", { class: "siblings" }, h("p", { class: "fine" }, place, level.is_kept === false ? " The beam dropped it here. " : " ", codeLink(codes, level.level, `The ${items(level.items)} below it`)), siblings.length ? h("ul", {}, siblings.map((one) => siblingTile(codes, level.level, one))) : ""),
     ),
   );
 }

@@ -21,7 +21,7 @@ export async function question(state) {
     index: chosen().name,
     text: state.text.trim() || undefined,
     image: brought ? await base64(brought.file, { shrink: true }) : undefined,
-    parts: state.parts.length ? state.parts.map(({ kind, value, weight }) => ({ [kind]: value, weight })) : undefined,
+    parts: state.parts.length ? state.parts.map(({ kind, value, weight }) => ({ [kind === "item" ? "id" : kind]: value, weight })) : undefined,
     instruction: state.instruction || undefined,
     modality: state.modality || undefined,
     where: state.where.length ? state.where : undefined,

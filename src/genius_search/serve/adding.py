@@ -1,0 +1,148 @@
+"""Items of requests on their way into an index: checked, named, added; as a list or as a stream of lines."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+
+from fastapi import Request
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from genius_search.errors import BadImage
+from genius_search.index import adding
+from genius_search.serve import limits
+from genius_search.serve.engine import Engine, Overloaded
+from genius_search.serve.guard import STREAM_TYPE, Problem, Redact, respond
+from genius_search.serve.pictures import Pictures, decode_base64
+from genius_search.serve.schemas import Added, LeftOut, NewItem
+
+BATCH_ITEMS: Final = 256
+BATCH_BYTES: Final = 8 << 20
+"""A batch of a stream is added when it has so many items, or so many bytes."""
+ATTEMPTS: Final = 30
+"""How often a batch is offered to a busy index."""
+
+
+async def add(engine: Engine, pictures: Pictures, index: str, items: Sequence[NewItem | LeftOut]) -> Added:
+    """Add items; those that cannot be used are left out, each with its reason."""
+    left_out: dict[int, LeftOut] = {}
+    new: dict[int, adding.NewItem] = {}
+    for number, item in enumerate(items):
+        if isinstance(item, LeftOut):
+            left_out[number] = item
+            continue
+        try:
+            new[number] = await _read_item(pictures, item)
+        except (Problem, BadImage) as error:
+            reason = error.reason if isinstance(error, BadImage) else error.detail
+            left_out[number] = LeftOut(id=item.id or f"item {number + 1}", reason=reason)
+    counts = {"added": 0, "replaced": 0, "unchanged": 0}
+    if new:
+        outcomes = await engine.add(index, list(new.values()))
+        for number, outcome in zip(new, outcomes, strict=True):
+            if outcome.status == "left out":
+                left_out[number] = LeftOut(id=outcome.id, reason=outcome.reason or "")
+            else:
+                counts[outcome.status] += 1
+    return Added(
+        **counts,
+        left_out=[left_out[number] for number in sorted(left_out)],
+        ids=[new[n].id if n in new else left_out[n].id for n in range(len(items))],
+    )
+
+
+async def _read_item(pictures: Pictures, item: NewItem) -> adding.NewItem:
+    image = None if item.image is None else decode_base64(item.image)
+    if image is not None:
+        await pictures.decode(image)  # refuses what the index could not read
+    contents = json.dumps([item.text, item.fields], sort_keys=True)
+    if item.fields is not None:
+        if _depth(item.fields) > limits.FIELDS_DEPTH:
+            raise Problem(422, f"fields: they are nested more than {limits.FIELDS_DEPTH} levels deep")
+        if len(json.dumps(item.fields)) > limits.FIELDS_BYTES:
+            raise Problem(422, f"fields: they have more than {limits.FIELDS_BYTES:,} bytes")
+    # Without an id the contents name the item, so that sending it twice adds it once.
+    derived = hashlib.sha256((image or b"") + contents.encode()).hexdigest()[:24]
+    return adding.NewItem(item.id or derived, item.text, image, item.fields)
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner)) if inner else 0
+
+
+class Acknowledgements(StreamingResponse):
+    """Acknowledges batches of a stream while its lines arrive: no stream is too long for the memory."""
+
+    media_type = STREAM_TYPE
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the response; unlike Starlette's own, leave receiving to the reader of the request."""
+        await self.stream_response(send)
+
+
+async def acknowledge(
+    request: Request, engine: Engine, pictures: Pictures, index: str, redact: Redact
+) -> AsyncIterator[bytes]:
+    """Add the items of a stream of lines; yield a line per batch, then the error that ended it, if any."""
+    try:
+        async for batch in _batches(request.stream()):
+            for attempt in range(ATTEMPTS):
+                try:
+                    added = await add(engine, pictures, index, batch)
+                    break
+                except Overloaded as busy:  # the stream waits; the client need not send anything again
+                    if attempt + 1 == ATTEMPTS:
+                        raise
+                    await asyncio.sleep(busy.retry_after_seconds)
+            yield added.model_dump_json().encode() + b"\n"
+    except ClientDisconnect:
+        raise
+    except Exception as error:  # noqa: BLE001  the response has begun, so its last line tells the error
+        yield bytes(respond(error, request.state.request_id, redact).body) + b"\n"
+
+
+async def _batches(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[NewItem | LeftOut]]:
+    batch: list[NewItem | LeftOut] = []
+    num_bytes = number = 0
+    async for line in _lines(chunks):
+        number += 1
+        if not line.strip():
+            continue
+        batch.append(_parse(line, number))
+        num_bytes += len(line)
+        if len(batch) >= BATCH_ITEMS or num_bytes >= BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield lines; of one that is too long only the beginning, which is not JSON."""
+    begun = bytearray()
+    async for chunk in chunks:
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            yield bytes(begun + end)
+            begun.clear()
+        begun += rest[: max(0, limits.LINE_BYTES - len(begun))]
+    if begun:
+        yield bytes(begun)
+
+
+def _parse(line: bytes, number: int) -> NewItem | LeftOut:
+    if len(line) >= limits.LINE_BYTES:
+        return LeftOut(id=f"line {number}", reason=f"the line has more than {limits.LINE_BYTES:,} bytes")
+    try:
+        return NewItem.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        return LeftOut(id=f"line {number}", reason=f"{name}: {first['msg']}"[:300].removeprefix(": "))

@@ -1,0 +1,104 @@
+"""What a client is shown of an index: contents, fields to filter by, instructions, settings."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+from genius_search.config import SearchConfig
+from genius_search.index.filters import COLUMNS
+from genius_search.index.index import Index
+from genius_search.index.snapshot import Snapshot
+from genius_search.records import Modality
+from genius_search.serve.schemas import FieldInfo, IndexInfo, Instruction, SearchSettings, clean_json
+
+SAMPLE: Final = 500
+"""Items of each segment, roughly, whose fields are examined."""
+MAX_FIELDS: Final = 100
+MAX_EXAMPLES: Final = 5
+EXAMPLE_CHARACTERS: Final = 80
+_UNQUOTED: Final = re.compile(r"[^\s.=!<>~\"',]+")
+
+FieldKind: TypeAlias = Literal["number", "text", "truth", "list"]
+
+
+def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:
+    """Describe an index to a client."""
+    snapshot, model = index.snapshot, index.model
+    counts = snapshot.count_by_modality()
+    return IndexInfo(
+        name=name,
+        items=snapshot.num_alive,
+        modalities={modality: counts[modality] for modality in Modality if modality in counts},
+        levels=list(model.quantizer.sizes),
+        fields=_describe_fields(snapshot),
+        instructions=[
+            Instruction(
+                text=known.text, modality=Modality.parse(known.candidate), query=Modality.parse(known.query)
+            )
+            for known in model.instructions
+        ],
+        stores_embeddings=snapshot.manifest.embeddings != "none",
+        calibrated=index.calibration is not None,
+        writable=writable,
+        settings=describe_settings(index.settings),
+    )
+
+
+def describe_settings(config: SearchConfig, beam: int | None = None, k: int = 1) -> SearchSettings:
+    """Describe how a search runs; the beam is never narrower than the number of hits."""
+    return SearchSettings(
+        beam=max(beam or config.beam, k), candidates=config.candidates, rerank=config.rerank
+    )
+
+
+def _describe_fields(snapshot: Snapshot) -> list[FieldInfo]:
+    """Describe the fields of a sample of the items, the frequent ones first."""
+    kinds: dict[str, Counter[FieldKind]] = defaultdict(Counter)
+    examples: dict[str, dict[str, Any]] = defaultdict(dict)
+    for segment in snapshot.segments:
+        count = segment.table.num_items
+        for item in segment.items.get(range(0, count, max(1, count // SAMPLE))):
+            for name, value in _flatten(clean_json(item.fields)):
+                kind = _kind(value)
+                if kind is None:
+                    continue
+                kinds[name][kind] += 1
+                some = examples[name]
+                if kind != "list" and len(some) < MAX_EXAMPLES and len(str(value)) <= EXAMPLE_CHARACTERS:
+                    some.setdefault(str(value), value)
+    names = sorted(kinds, key=lambda name: -kinds[name].total())[:MAX_FIELDS]
+    return [
+        FieldInfo(name=name, kind=kinds[name].most_common(1)[0][0], examples=[*examples[name].values()])
+        for name in names
+    ]
+
+
+def _flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield fields under the names that conditions use: inner ones after a dot, unusual ones in quotes."""
+    for name, value in fields.items():
+        if '"' in name and "'" in name:
+            continue  # no condition can name it
+        quote = "'" if '"' in name else '"'
+        is_plain = _UNQUOTED.fullmatch(name) and (prefix or name not in COLUMNS)
+        spelt = prefix + (name if is_plain else f"{quote}{name}{quote}")
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{spelt}.")
+        else:
+            yield spelt, value
+
+
+def _kind(value: object) -> FieldKind | None:
+    match value:
+        case bool():
+            return "truth"
+        case int() | float():
+            return "number"
+        case str():
+            return "text"
+        case list():
+            return "list"
+        case _:
+            return None

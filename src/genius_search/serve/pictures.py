@@ -1,0 +1,111 @@
+"""Pictures of requests and of items: decoded and redrawn in threads, a few at a time."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import re
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import anyio.to_thread
+from PIL import Image
+
+from genius_search.data.images import open_image, read_image
+from genius_search.embed import SHORTEST_SIDE
+from genius_search.errors import BadImage
+from genius_search.serve import limits
+from genius_search.serve.engine import Overloaded
+from genius_search.serve.guard import Problem
+
+Result = TypeVar("Result")
+
+THREADS: Final = 2
+"""Pictures decoded at a time: each may take 100 MB."""
+MAX_WAITING: Final = 256
+THUMBNAILS_KEPT: Final = 1024
+QUALITY: Final = 85
+_DATA_URL: Final = re.compile(r"data:[\w.+-]*/?[\w.+-]*(;[\w.+=-]+)*;base64,", re.ASCII | re.IGNORECASE)
+_OTHER_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*:", re.ASCII | re.IGNORECASE)
+
+
+class Pictures:
+    """Decodes pictures and draws thumbnails beside the event loop."""
+
+    def __init__(self) -> None:
+        self._limiter = anyio.CapacityLimiter(THREADS)
+        self._num_waiting = 0
+
+    async def decode(self, data: bytes) -> Image.Image:
+        """Decode a picture of a request, no larger than the encoder needs it.
+
+        Raises
+        ------
+        BadImage
+            it is not a picture, is damaged, or has too many pixels.
+        """
+        read = partial(
+            read_image, name="image", max_pixels=limits.PICTURE_PIXELS, shortest_side=SHORTEST_SIDE
+        )
+        return await self._run(lambda: read(data))
+
+    async def thumbnail(self, path: Path, size: int, known_tag: str = "") -> tuple[str, bytes]:
+        """Return the ETag and the JPEG of a picture, at most ``size`` pixels on its longer side.
+
+        Drawn anew, it has no EXIF. The bytes are empty if ``known_tag`` contains the tag.
+        """
+
+        def draw() -> tuple[str, bytes]:
+            status = path.stat()
+            version = (str(path), status.st_size, status.st_mtime_ns, size)
+            tag = f'"{hashlib.sha256(repr(version).encode()).hexdigest()[:32]}"'
+            return tag, b"" if tag in known_tag else _draw(*version)
+
+        try:
+            return await self._run(draw)
+        except (OSError, BadImage):
+            raise Problem(404, "the picture of this item is gone or cannot be read") from None
+
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        if self._num_waiting >= MAX_WAITING:
+            raise Overloaded("too many pictures are being read; try again", retry_after_seconds=1.0)
+        self._num_waiting += 1
+        try:
+            return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+        finally:
+            self._num_waiting -= 1
+
+
+def decode_base64(text: str) -> bytes:
+    """Decode a picture given as base64 or as a ``data:`` URL.
+
+    Raises
+    ------
+    Problem
+        it is neither, or too large.
+    """
+    url = _DATA_URL.match(text[:200])
+    if url is None and _OTHER_URL.match(text[:200]):
+        raise Problem(
+            422, "image: URLs are not fetched; send the picture itself, in base64 or as a data: URL"
+        )
+    try:
+        data = base64.b64decode(text[url.end() if url else 0 :], validate=True)
+    except (binascii.Error, ValueError):
+        raise Problem(422, "image: it is not base64; send the bytes of the picture in base64") from None
+    if len(data) > limits.PICTURE_BYTES:
+        raise Problem(413, f"image: it has more than {limits.PICTURE_BYTES:,} bytes; send a smaller one")
+    return data
+
+
+@lru_cache(THUMBNAILS_KEPT)
+def _draw(path: str, _bytes: int, _mtime_ns: int, size: int) -> bytes:
+    picture = open_image(Path(path), shortest_side=size)
+    picture.thumbnail((size, size))
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=QUALITY, optimize=True)
+    return file.getvalue()
