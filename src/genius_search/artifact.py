@@ -1,4 +1,9 @@
-"""Finished folders: written beside, put in place whole, and checked when they are opened."""
+"""Durable writing: files and folders appear complete or not at all, also after a power failure.
+
+:func:`write_atomically` replaces a file, :func:`new_folder` makes a folder, and :class:`ArtifactWriter` fills
+the folder of a stage (features, quantizer, generator, codes), whose manifest records settings, inputs and a
+checksum of every file. Each fsyncs the files first, then what names them, then the parent folder.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +13,120 @@ import json
 import os
 import shutil
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
-"""Version of every folder's layout; a reader refuses a newer one."""
+"""Version of every folder's layout; newer ones are refused."""
 CHECKPOINT: Final = "checkpoint.pt"
 """Training state in an unfinished folder; removed when it is finished."""
 LOCK_SECONDS: Final = 1.0
 """How long to wait for another writer: one that finds its folder finished holds it for a moment only."""
-_ENTRIES: Final = {
-    "config": dict,
-    "inputs": dict,
-    "facts": dict,
-    "files": dict,
-    "notes": dict,
-    "fingerprint": str,
-}
+_PLAN: Final = "plan.json"
+_UNSIGNED: Final = ("fingerprint", "notes")
+
+
+def fingerprint_of(value: object) -> str:
+    """Return the SHA-256 of a JSON-able value; the order of keys does not matter."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_fingerprint(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(*paths: Path) -> None:
+    """Wait until files, or the names that folders list, have reached the disk; skip missing ones."""
+    for path in paths:
+        # A folder may be writable without being readable.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Wait until a folder and everything in it have reached the disk."""
+    sync(*(path for path in folder.rglob("*") if path.is_file() or path.is_dir()), folder)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents if they do not exist; their names have reached the disk on return."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    sync(*(path.parent for path in new))
+
+
+@contextmanager
+def write_atomically(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; the file written there replaces it when the block ends.
+
+    A reader sees the old file or the new one. If the block raises, the old file stays.
+
+    >>> with write_atomically(Path("notes.txt")) as temporary:  # doctest: +SKIP
+    ...     temporary.write_text("complete or not at all")
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync(path.parent)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a file's contents in one step."""
+    with write_atomically(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace a JSON file in one step."""
+    write_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder beside ``folder`` that takes its place when the block ends.
+
+    The place must be free or an empty folder by then. If the block raises, nothing is left.
+    """
+    partial = folder.parent / f".{folder.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    make_folder(partial)
+    try:
+        yield partial
+        sync_tree(partial)
+        if folder.is_dir():
+            folder.rmdir()
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    sync(folder.parent)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a finished folder says about itself."""
+    """Contents of a finished folder's manifest."""
 
     folder: Path
     kind: str
@@ -47,48 +137,43 @@ class Manifest:
     facts: Mapping[str, Any]
     """Anything a reader needs beside the files: sizes, a permutation, a health report."""
     notes: Mapping[str, Any]
-    """What is worth knowing and may differ between equal folders."""
+    """Information that may differ between equal folders."""
     fingerprint: str
     """SHA-256 over settings, inputs, facts and the contents of all files."""
 
 
-def fingerprint_of(value: object) -> str:
-    """SHA-256 of a JSON-able value, key order ignored."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+class _FileFact(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    bytes: int
+    sha256: str
 
 
-def file_fingerprint(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+class _Body(BaseModel):
+    """A manifest's JSON."""
 
+    model_config = ConfigDict(strict=True)
 
-def write_file(path: Path, data: bytes) -> None:
-    """Replace a file in one step: a reader sees the old bytes or the new ones."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def write_json(path: Path, value: object) -> None:
-    """Replace a JSON file in one step."""
-    write_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+    format: int
+    kind: str
+    plan: str = ""
+    config: dict[str, Any]
+    inputs: dict[str, str]
+    facts: dict[str, Any]
+    files: dict[str, _FileFact]
+    notes: dict[str, Any] = {}
+    fingerprint: str
 
 
 class ArtifactWriter:
-    """Fills one folder. Reopening the same plan finds what an earlier, killed run had written.
+    """Fills the folder of a stage; opened again with the same plan, it finds what a killed run had written.
 
-    From its making until it is finished, or dropped, no other process can write the same folder: two of them
-    would fill one temporary folder and take it from under each other.
+    From its creation until it is finished or garbage collected, no other process can write the same folder.
 
     Raises
     ------
     UsageError
-        the folder holds something that genius did not make, or another process is writing it.
+        the folder holds something that GENIUS did not make, or another process is writing it.
 
     >>> writer = ArtifactWriter(Path("quantizer"), kind="quantizer", config={}, inputs={})  # doctest: +SKIP
     >>> (writer.path / "weights.safetensors").write_bytes(...)  # doctest: +SKIP
@@ -110,12 +195,17 @@ class ArtifactWriter:
             raise UsageError(
                 f"{folder} holds something that genius did not make; move it away, or choose another place"
             )
+        make_folder(folder.parent)
         self._release = weakref.finalize(self, _release, _acquire(folder))
-        plan_file = self.path / "plan.json"
-        if self.path.exists() and not _holds(plan_file, self.plan_fingerprint):
+        plan_file = self.path / _PLAN
+        try:
+            is_same = json.loads(plan_file.read_text())["fingerprint"] == self.plan_fingerprint
+        except (OSError, ValueError, KeyError):
+            is_same = False
+        if self.path.exists() and not is_same:
             shutil.rmtree(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        if not plan_file.exists():
+        if not is_same:
             write_json(plan_file, {"fingerprint": self.plan_fingerprint})
 
     def finish(
@@ -125,22 +215,26 @@ class ArtifactWriter:
         notes: Mapping[str, Any] | None = None,
         scratch: tuple[str, ...] = (),
     ) -> Manifest:
-        """Write the manifest, put the folder in its place, and drop ``scratch`` files.
+        """Write the manifest, put the folder in its place, and remove scratch files.
 
-        ``notes`` are no part of its identity: where something lay on this machine, for example.
-
-        They go last: until the folder is in its place, a killed run needs them to go on.
+        Parameters
+        ----------
+        facts
+            anything a reader needs beside the files.
+        notes
+            information that is not part of the folder's identity, such as paths on this machine.
+        scratch
+            files and folders to remove. They go last: until the folder is in its place, a killed run needs
+            them to go on. Checkpoints are always removed.
         """
-        temporary = ("plan.json", MANIFEST, CHECKPOINT, *scratch)
-        temporary += tuple(name + ".tmp" for name in temporary)
-        files = {
-            path.relative_to(self.path).as_posix(): {
-                "bytes": path.stat().st_size,
-                "sha256": file_fingerprint(path),
-            }
+        scratch = tuple(f"{name}{end}" for name in (_PLAN, CHECKPOINT, *scratch) for end in ("", ".tmp"))
+        files = [
+            path
             for path in sorted(self.path.rglob("*"))
-            if path.is_file() and path.relative_to(self.path).parts[0] not in temporary
-        }
+            if path.is_file()
+            and path.relative_to(self.path).parts[0] not in (*scratch, MANIFEST, f"{MANIFEST}.tmp")
+        ]
+        sync_tree(self.path)
         body = {
             "format": FORMAT,
             "kind": self.kind,
@@ -148,7 +242,13 @@ class ArtifactWriter:
             "config": dict(self.config),
             "inputs": dict(self.inputs),
             "facts": dict(facts or {}),
-            "files": files,
+            "files": {
+                path.relative_to(self.path).as_posix(): {
+                    "bytes": path.stat().st_size,
+                    "sha256": file_fingerprint(path),
+                }
+                for path in files
+            },
         }
         signed = {**body, "fingerprint": fingerprint_of(body), "notes": dict(notes or {})}
         write_json(self.path / MANIFEST, signed)
@@ -159,11 +259,12 @@ class ArtifactWriter:
         if self.folder.exists():
             self.folder.rename(old)
         self.path.rename(self.folder)
-        for name in temporary:
+        sync(self.folder.parent)
+        for name in scratch:
             target = self.folder / name
             if target.is_dir():
                 shutil.rmtree(target)
-            elif name != MANIFEST:
+            else:
                 target.unlink(missing_ok=True)
         if old.exists():
             shutil.rmtree(old)
@@ -172,13 +273,12 @@ class ArtifactWriter:
         return manifest
 
     def finished(self) -> Manifest | None:
-        """The folder's manifest when it is already complete and was made by this very plan."""
+        """Return the folder's manifest if the folder is complete and was made by this very plan."""
         try:
             manifest = open_artifact(self.folder, kind=self.kind)
+            if _read_manifest(self.folder, self.kind).plan != self.plan_fingerprint:
+                return None
         except (ArtifactMissing, ArtifactMismatch):
-            return None
-        body = json.loads((self.folder / MANIFEST).read_text())
-        if body.get("plan") != self.plan_fingerprint:
             return None
         shutil.rmtree(self.path, ignore_errors=True)
         self._release()
@@ -186,50 +286,41 @@ class ArtifactWriter:
 
 
 def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
-    """Read a finished folder's manifest and check that its files are there; ``verify`` rereads them all.
+    """Read a finished folder's manifest and check its files: their sizes, with ``verify`` their contents.
 
     Raises
     ------
     ArtifactMissing
-        the folder does not exist or was never finished.
+        the folder does not exist or was never finished, or a file is missing.
     ArtifactMismatch
-        it is of another kind or version, or a file is missing or changed.
+        it is of another kind or version, or a file has changed.
     """
     _recover(folder)
     body = _read_manifest(folder, kind)
-    contents = {name: value for name, value in body.items() if name not in ("fingerprint", "notes")}
-    if verify and fingerprint_of(contents) != body["fingerprint"]:
-        raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
-    for name, fact in body["files"].items():
+    if verify:
+        signed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if fingerprint_of({k: v for k, v in signed.items() if k not in _UNSIGNED}) != body.fingerprint:
+            raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
+    for name, fact in body.files.items():
         file = folder / name
         if not file.exists():
             raise ArtifactMissing(f"{folder} is damaged: {name} is missing")
-        if file.stat().st_size != fact["bytes"]:
-            raise ArtifactMismatch(
-                f"{folder} is damaged: {name} has {file.stat().st_size} bytes, expected {fact['bytes']}"
-            )
-        if verify and file_fingerprint(file) != fact["sha256"]:
+        size = file.stat().st_size
+        if size != fact.bytes:
+            raise ArtifactMismatch(f"{folder} is damaged: {name} has {size} bytes, expected {fact.bytes}")
+        if verify and file_fingerprint(file) != fact.sha256:
             raise ArtifactMismatch(f"{folder} is damaged: the contents of {name} have changed")
-    return Manifest(
-        folder=folder,
-        kind=kind,
-        config=body["config"],
-        inputs=body["inputs"],
-        facts=body["facts"],
-        notes=body["notes"],
-        fingerprint=body["fingerprint"],
-    )
+    return Manifest(folder, body.kind, body.config, body.inputs, body.facts, body.notes, body.fingerprint)
 
 
 def copy_artifact(source: Path, target: Path) -> None:
-    """Copy a finished folder: the files of its manifest, and no others."""
+    """Copy a finished folder: the files that its manifest names, and no others."""
     for name in (*json.loads((source / MANIFEST).read_bytes())["files"], MANIFEST):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, target / name)
 
 
-def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
-    """The manifest's entries, all there and of the right kind and format."""
+def _read_manifest(folder: Path, kind: str) -> _Body:
     path = folder / MANIFEST
     if not folder.exists():
         raise ArtifactMissing(f"no {kind} at {folder}: the folder does not exist")
@@ -239,48 +330,29 @@ def _read_manifest(folder: Path, kind: str) -> dict[str, Any]:
         )
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ArtifactMismatch(f"{path} is not valid JSON ({error}); make the {kind} again") from None
-    if not isinstance(body, dict):
-        raise ArtifactMismatch(f"{path} is not a manifest; make the {kind} again")
-    version = body.get("format")
-    if isinstance(version, int) and version > FORMAT:
-        raise ArtifactMismatch(
-            f"{folder} has format {version}, this version reads up to {FORMAT}: upgrade genius"
-        )
-    if body.get("kind") != kind:
-        raise ArtifactMismatch(f"{folder} holds a {body.get('kind')!r}, not a {kind!r}")
-    body.setdefault("notes", {})
-    odd = [name for name, shape in _ENTRIES.items() if not isinstance(body.get(name), shape)]
-    if not odd:
-        odd = [f"files: {name}" for name, fact in body["files"].items() if not _is_file_fact(fact)]
-    if odd or not isinstance(version, int):
-        raise ArtifactMismatch(
-            f"{path} is damaged: {(odd or ['format'])[0]} is missing or not what it should be; "
-            f"make the {kind} again"
-        )
-    if any({"/", ".."} & {*PurePosixPath(name).parts} or not name for name in body["files"]):
-        raise ArtifactMismatch(f"{path} names files outside its folder; do not use what came from there")
-    return body
-
-
-def _is_file_fact(fact: object) -> bool:
-    """Whether this says how long a file is and what is in it."""
-    return (
-        isinstance(fact, dict) and isinstance(fact.get("bytes"), int) and isinstance(fact.get("sha256"), str)
-    )
-
-
-def _holds(plan_file: Path, fingerprint: str) -> bool:
-    try:
-        return bool(json.loads(plan_file.read_text())["fingerprint"] == fingerprint)
-    except (OSError, ValueError, KeyError):
-        return False
+        version, found = body["format"], body["kind"]
+        if isinstance(version, int) and version > FORMAT:
+            raise ArtifactMismatch(
+                f"{folder} has format {version}, this version reads up to {FORMAT}: upgrade genius"
+            )
+        if found != kind:
+            raise ArtifactMismatch(f"{folder} holds a {found!r}, not a {kind!r}")
+        checked = _Body.model_validate(body)
+        if any({"/", ".."} & {*PurePosixPath(name).parts} or not name for name in checked.files):
+            raise ArtifactMismatch(f"{path} names files outside its folder; do not use what came from there")
+        return checked
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        if isinstance(error, ArtifactMismatch):
+            raise
+        problem = repr(error)
+    raise ArtifactMismatch(f"{path} is damaged ({problem}); make the {kind} again")
 
 
 def _acquire(folder: Path) -> FileLock:
-    """Hold a folder for writing. A process may hold one several times over; what dies holds nothing."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    """Lock a folder for writing. A process may hold one several times; a killed process holds none."""
     lock = FileLock(folder.parent / f".{folder.name}.lock", thread_local=False, is_singleton=True)
     try:
         lock.acquire(timeout=LOCK_SECONDS)
@@ -290,7 +362,7 @@ def _acquire(folder: Path) -> FileLock:
 
 
 def _release(lock: FileLock) -> None:
-    """Let go of a folder; the file goes first, so that nobody can have got hold of it meanwhile."""
+    """Unlock a folder; the lock file is removed first, while no other process can have acquired it."""
     try:
         if lock.lock_counter == 1:
             with contextlib.suppress(OSError):
@@ -304,7 +376,7 @@ def _old_name(folder: Path) -> Path:
 
 
 def _recover(folder: Path) -> None:
-    """Put the old folder back when a writer was killed between its two renames."""
+    """Put the old folder back if a writer was killed between its two renames."""
     old = _old_name(folder)
     if not folder.exists() and (old / MANIFEST).exists():
         old.rename(folder)

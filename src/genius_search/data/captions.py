@@ -10,12 +10,12 @@ No picture is copied: ``mbeir_images/<name>`` in the new folder is a link to the
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple
 
+from genius_search.artifact import new_folder
 from genius_search.data.mbeir import (
     InstructionRow,
     write_candidates,
@@ -114,24 +114,22 @@ def convert_karpathy(
     if not images_root.is_dir():
         raise BadData(f"{images_root}: there is no such folder of pictures")
     splits = _collect(json_file, images_root, dataset_id, dataset_name)
-    partial = out.parent / f".{out.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    for split, content in splits.items():
-        _write_split(partial, split, content, dataset_id, dataset_name)
-    write_instructions(
-        partial / "instructions" / "query_instructions.tsv",
-        (
-            InstructionRow(Modality.TEXT, Modality.IMAGE, dataset_name, dataset_id, TEXT_TO_IMAGE),
-            InstructionRow(Modality.IMAGE, Modality.TEXT, dataset_name, dataset_id, IMAGE_TO_TEXT),
-        ),
-    )
-    link = partial / _link(dataset_name)
-    link.parent.mkdir(parents=True)
-    try:
-        link.symlink_to(images_root.resolve(), target_is_directory=True)
-    except OSError as error:
-        raise BadData(f"{link}: cannot link to {images_root}: {error.strerror}") from None
-    partial.replace(out)
+    with new_folder(out) as partial:
+        for split, content in splits.items():
+            _write_split(partial, split, content, dataset_id, dataset_name)
+        write_instructions(
+            partial / "instructions" / "query_instructions.tsv",
+            (
+                InstructionRow(Modality.TEXT, Modality.IMAGE, dataset_name, dataset_id, TEXT_TO_IMAGE),
+                InstructionRow(Modality.IMAGE, Modality.TEXT, dataset_name, dataset_id, IMAGE_TO_TEXT),
+            ),
+        )
+        link = partial / _link(dataset_name)
+        link.parent.mkdir(parents=True)
+        try:
+            link.symlink_to(images_root.resolve(), target_is_directory=True)
+        except OSError as error:
+            raise BadData(f"{link}: cannot link to {images_root}: {error.strerror}") from None
     return [
         ConvertedSplit(
             split, len(part.images), len(part.captions), len(part.images) + len(part.asked_captions())

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TextIO, TypeVar
 
+from genius_search.artifact import write_atomically
 from genius_search.errors import BadData, BadRecord, UsageError
 from genius_search.records import TASKS, Candidate, Modality, Query, candidate_number, parse_id, query_number
 
@@ -350,13 +351,8 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
 def replacing(path: Path) -> Iterator[TextIO]:
     """Open a text file for writing that takes its name only when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            yield file
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with write_atomically(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        yield file
 
 
 class InstructionKey(NamedTuple):

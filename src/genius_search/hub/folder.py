@@ -10,6 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from genius_search.artifact import sync, sync_tree
 from genius_search.errors import UsageError
 from genius_search.hub.access import translate_os_errors
 
@@ -68,10 +69,12 @@ def write_folder(place: Path, *, check_replaceable: Callable[[Path], None]) -> I
         partial.mkdir()
         try:
             yield partial
+            sync_tree(partial)
             _remove(old)
             if folder.exists():
                 folder.rename(old)
             partial.rename(folder)
+            sync(folder.parent)
             _remove(old)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TextIO
 import torch
 from torch import Tensor, nn
 
-from genius_search.artifact import CHECKPOINT
+from genius_search.artifact import CHECKPOINT, write_atomically
 from genius_search.config import TrainingConfig
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
@@ -135,9 +135,9 @@ def _optimizer(module: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
 
 
 def _save(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, done: int) -> None:
-    temporary = folder / (CHECKPOINT + ".tmp")
-    torch.save({"module": module.state_dict(), "optimizer": optimizer.state_dict(), "done": done}, temporary)
-    temporary.replace(folder / CHECKPOINT)
+    state = {"module": module.state_dict(), "optimizer": optimizer.state_dict(), "done": done}
+    with write_atomically(folder / CHECKPOINT) as temporary:
+        torch.save(state, temporary)
 
 
 def _resume(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> int:
