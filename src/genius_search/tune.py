@@ -28,7 +28,7 @@ from genius_search.lab.evaluate import EvaluationConfig, embed_queries, judgemen
 from genius_search.nn.density import decode_densities
 from genius_search.progress import Progress
 from genius_search.search.beam import Beams, search
-from genius_search.search.rank import Evidence, Vectors, everything, exact_search, less, rank_items, with_one
+from genius_search.search.rank import Evidence, Vectors, all_ids, exact_search, append_bias, rank_items, append_one
 
 FIRST: Final = 5
 """A query is answered when a right answer is among so many first hits."""
@@ -106,7 +106,7 @@ def order_everything(index: Index, asked: Asked, config: SearchConfig) -> float:
     """Share of queries with a right answer among the first when all items are ordered by the evidence."""
     opened = index.snapshot
     if config.rerank == "codes":
-        beams, evidence = everything(opened.parts, 1), Evidence(index.model.ranker)
+        beams, evidence = all_ids(opened.parts, 1), Evidence(index.model.ranker)
         answers = [
             rank_items(opened.parts, beams, 0, query, config=config, evidence=evidence, k=FIRST)
             for query in asked.evidence
@@ -161,7 +161,7 @@ def _nearest(
         found = exact_search(queries, lambda here: vectors(rows[here]), len(rows), k=FIRST)
     else:
         found = exact_search(
-            with_one(queries), lambda here: less(vectors(rows[here]), costs[rows[here]]), len(rows), k=FIRST
+            append_one(queries), lambda here: append_bias(vectors(rows[here]), costs[rows[here]]), len(rows), k=FIRST
         )
     return _Nearest(found.scores, np.full_like(found.items, number), rows[found.items])
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius_search.search.tree import CodeTree, Sought, keeping_width, path_of, watch
+from genius_search.search.trace import Target, find_keeping_width, score_path, trace
+from genius_search.search.tree import CodeTree
 
 
 def sought(plain, case, model, query, codes):
     level0 = frozenset() if case.level0 is None else case.level0[query]
-    return Sought(
+    return Target(
         model.decoder,
         CodeTree(case.pool.parts),
         case.queries[query : query + 1],
@@ -35,7 +36,7 @@ def test_log_probabilities_are_those_of_the_beam(plain, scores):
         wide = case.only(query)._replace(widths=[1000])
         for found in case.pool.found(wide.search(model.decoder), 0):
             assert found.id in ids
-            steps = path_of(sought(plain, case, model, query, found.id), scores)
+            steps = score_path(sought(plain, case, model, query, found.id), scores)
             said = [float(step.log_probabilities[step.own]) for step in steps]
             assert np.allclose(said, found.gained, atol=1e-4)
             for step in steps:
@@ -53,17 +54,17 @@ def test_an_id_is_lost_where_the_search_does_not_list_it_and_a_wider_beam_keeps_
         there = {one.id for one in case.pool.found(case.only(query).search(model.decoder), 0)}
         for codes in ids[:3]:
             asked = sought(plain, case, model, query, codes)
-            watched = watch(asked, case.config, width)
-            assert (watched.lost_at is None) == (codes in there)
-            if watched.lost_at is None:
+            traced = trace(asked, case.config, width)
+            assert (traced.lost_at is None) == (codes in there)
+            if traced.lost_at is None:
                 continue
-            last = watched.seen[-1]
+            last = traced.seen[-1]
             assert last.rank > width
-            assert all(one.is_kept for one in watched.seen[:-1])
+            assert all(one.is_kept for one in traced.seen[:-1])
             assert last.rank <= last.weighed
-            wider = keeping_width(asked, case.config, watched)
+            wider = find_keeping_width(asked, case.config, traced)
             if wider is not None:
                 assert wider > width
-                assert watch(asked, case.config, wider).lost_at is None
+                assert trace(asked, case.config, wider).lost_at is None
                 lost += 1
     assert lost > 10

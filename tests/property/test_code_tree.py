@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from genius_search.search.tree import CodeTree, Ranges, UnknownPrefix, shared
+from genius_search.search.tree import CodeTree, Ranges, UnknownPrefix
 
 
 def pools(plain):
@@ -80,7 +80,7 @@ def test_shared_prefixes_are_those_of_several_living_items_the_largest_first(pla
         for depth in range(1, len(sizes) + 1):
             counts = Counter(id_[:depth] for id_ in living.values())
             expected = sorted(((-count, prefix) for prefix, count in counts.items() if count > 1))
-            found = shared(tree, depth)
+            found = tree.shared_prefixes(depth)
             ids = []
             for low, high in zip(*found.ranges, strict=True):
                 part = int(np.flatnonzero(high > low)[0])
@@ -94,4 +94,4 @@ def test_a_pool_of_nothing_has_a_root_and_no_children():
     children, counts = tree.children(tree.root(), 0)
     assert len(children.code) == len(counts) == 0
     assert len(tree.pick(tree.root(), 4).rows) == 0
-    assert len(shared(tree, 1).items) == 0
+    assert len(tree.shared_prefixes(1).items) == 0

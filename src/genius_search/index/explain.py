@@ -15,17 +15,8 @@ from genius_search.index.query import EncodedQuery, evidence_of
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
 from genius_search.search.rank import rank_items
-from genius_search.search.tree import (
-    CodeTree,
-    Ranges,
-    Sought,
-    Step,
-    Watched,
-    first_codes,
-    keeping_width,
-    path_of,
-    watch,
-)
+from genius_search.search.trace import Step, Target, Trace, find_keeping_width, score_path, trace
+from genius_search.search.tree import CodeTree, Ranges
 
 MOST_CHILDREN: Final = 64
 EXAMPLES: Final = 4
@@ -215,7 +206,7 @@ def shared_groups(
     groups = [
         SharedGroup(tuple(codes), int(count), own)
         for codes, count, own in zip(
-            first_codes(snapshot.tree, ranges, depth).tolist(),
+            snapshot.tree.first_codes(ranges, depth).tolist(),
             found.items[page],
             _examples(snapshot, snapshot.tree, ranges, most),
             strict=True,
@@ -243,13 +234,13 @@ def explain(
     )
     request = query.request
     width = max(request.beam or config.beam, request.k)
-    sought = Sought(model.decoder, snapshot.tree, query.embedding, codes, query.level0, query.restriction)
-    steps = path_of(sought, config.scores)
-    watched = watch(sought, config, width)
-    lost_at = watched.lost_at
+    target = Target(model.decoder, snapshot.tree, query.embedding, codes, query.level0, query.restriction)
+    steps = score_path(target, config.scores)
+    traced = trace(target, config, width)
+    lost_at = traced.lost_at
     found = rank_items(
         snapshot.parts,
-        watched.beams,
+        traced.beams,
         0,
         query.evidence,
         config=config,
@@ -268,12 +259,12 @@ def explain(
         touched=found.touched,
         beam=width,
         lost_at=lost_at,
-        kept_by_beam=None if lost_at is None else keeping_width(sought, config, watched),
-        levels=_levels(model, snapshot, steps, watched),
+        kept_by_beam=None if lost_at is None else find_keeping_width(target, config, traced),
+        levels=_levels(model, snapshot, steps, traced),
     )
 
 
-def _levels(model: Genius, snapshot: Snapshot, steps: Sequence[Step], watched: Watched) -> list[LevelStep]:
+def _levels(model: Genius, snapshot: Snapshot, steps: Sequence[Step], traced: Trace) -> list[LevelStep]:
     """Each level with its best siblings; the items of all of them are looked up together."""
     best = [np.argsort(-step.log_probabilities, kind="stable")[:SIBLINGS] for step in steps]
     chosen = [step.children.take(places) for step, places in zip(steps, best, strict=True)]
@@ -285,7 +276,7 @@ def _levels(model: Genius, snapshot: Snapshot, steps: Sequence[Step], watched: W
     first_is_modality = model.quantizer.has_modality_level
     levels = []
     for level, (step, places) in enumerate(zip(steps, best, strict=True)):
-        seen = watched.seen[level] if level < len(watched.seen) else None
+        seen = traced.seen[level] if level < len(traced.seen) else None
         levels.append(
             LevelStep(
                 level=level,

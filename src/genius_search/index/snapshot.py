@@ -30,7 +30,7 @@ from genius_search.search.table import Allowed, Part, Restriction
 
 if TYPE_CHECKING:  # PyTorch is imported when an index is searched, not when it is opened
     from genius_search.search.rank import Vectors
-    from genius_search.search.tree import CodeTree, Shared
+    from genius_search.search.tree import CodeTree, SharedPrefixes
 
 MAX_FILTERS: Final = 16
 """Number of filters whose results are cached, at about 1.2 bytes an item each."""
@@ -58,7 +58,7 @@ class Snapshot:
         self.is_verified = False
         """Whether every file was compared with its checksum since this state was opened."""
         self._restrictions: dict[Filter, Restriction] = {}
-        self._shared: dict[int, Shared] = {}
+        self._shared: dict[int, SharedPrefixes] = {}
 
     @staticmethod
     def open(folder: Path) -> Snapshot:
@@ -123,12 +123,11 @@ class Snapshot:
 
         return CodeTree(self.parts)
 
-    def shared(self, depth: int) -> Shared:
+    def shared(self, depth: int) -> SharedPrefixes:
         """Return the prefixes of ``depth`` codes that several items share; the result is cached."""
-        from genius_search.search.tree import shared
 
         if depth not in self._shared:
-            self._shared[depth] = shared(self.tree, depth)
+            self._shared[depth] = self.tree.shared_prefixes(depth)
         return self._shared[depth]
 
     @cached_property

@@ -47,7 +47,7 @@ from genius_search.nn.health import Health
 from genius_search.progress import Progress
 from genius_search.records import TASKS, Candidate, Modality, Query, candidate_number, did_of, task_name
 from genius_search.search.beam import search
-from genius_search.search.rank import Evidence, exact_search, less, rank_items, with_one
+from genius_search.search.rank import Evidence, exact_search, append_bias, rank_items, append_one
 from genius_search.search.table import IdTable, Part
 
 DEPTH: Final = 50
@@ -259,18 +259,18 @@ def _exact(model: Genius, pool: PoolCandidates, settings: SearchConfig) -> list[
         if pool.densities is None:
             raise ValueError("fused embeddings were not kept")
         density = decode_densities(pool.densities[rows])
-        return less(pool.fused(rows), np.float32(settings.density_weight) * density)
+        return append_bias(pool.fused(rows), np.float32(settings.density_weight) * density)
 
     def of_codes(rows: slice) -> Tensor:
         codes = pool.codes[rows]
         vectors = model.quantizer.decode(torch.from_numpy(codes.astype(np.int64)))
-        return less(vectors, model.ranker.costs(codes, density_weight=settings.density_weight))
+        return append_bias(vectors, model.ranker.costs(codes, density_weight=settings.density_weight))
 
     return [
         _Rival("exact-raw", lambda queries: queries.raw, pool.raw),
         _Rival("exact-fused", lambda queries: queries.fused, pool.fused),
-        _Rival("exact-fused+hubness", lambda queries: with_one(queries.fused), crowded),
-        _Rival("exact-codes", lambda queries: with_one(queries.fused), of_codes),
+        _Rival("exact-fused+hubness", lambda queries: append_one(queries.fused), crowded),
+        _Rival("exact-codes", lambda queries: append_one(queries.fused), of_codes),
     ]
 
 

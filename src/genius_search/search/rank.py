@@ -1,4 +1,4 @@
-"""Answer queries: from beams to items, ordered by the chosen evidence."""
+"""From beams to ranked items: scores by codes and by embeddings, and exact search to compare with."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int16, Int64, Integer, UInt8
+from jaxtyping import Float, Float32, Int64, Integer, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.config import SearchConfig
 from genius_search.errors import BadData, UsageError
 from genius_search.nn.density import decode_densities, decode_half_norms
-from genius_search.search.beam import Beams, highest
+from genius_search.search.beam import Beams, topk
 from genius_search.search.table import Part, Restriction, expand_ranges
 
 FEW: Final = 4
-"""The vectors of IDs are summed one by one when all their codes are at most one of so many code vectors."""
+"""Vectors of IDs are summed one by one if their codes, times this, are no more than there are code vectors."""
 
 
 class CodeRanker:
-    """Scores IDs by look-ups of code-vector products, less their half norms and densities.
+    """Scores IDs against query embeddings by their code vectors, their norm and the density around them.
 
     Deviation 20: the paper knows no re-ranking without stored embeddings.
 
-    IDs may come as codes alone (pools that were drawn to measure speed): then nothing is known of them but
-    the inner product.
+    Norm and density stand behind the codes of an ID (:mod:`genius_search.nn.density`). IDs may come as codes
+    alone (pools that were drawn to measure speed): then they are scored by the inner product alone.
 
     Parameters
     ----------
@@ -41,21 +41,9 @@ class CodeRanker:
         sizes = [len(table) for table in tables]
         self._offsets = np.array([0, *accumulate(sizes)][:-1], dtype=np.int64)
 
-    def products(self, queries: Float[Tensor, "queries dim"]) -> Float32[np.ndarray, "queries codes"]:
-        """Inner products with all code vectors, level after level."""
-        products: np.ndarray = (queries.float().cpu() @ self._vectors.T).numpy()
-        return products
-
     def vectors(self, ids: Integer[np.ndarray, "ids columns"]) -> Float[Tensor, "ids dim"]:
-        """What IDs stand for: the sums of their code vectors."""
+        """Return the vectors that IDs stand for: the sums of their code vectors."""
         return F.embedding_bag(torch.from_numpy(self._places(ids)), self._vectors, mode="sum")
-
-    def look_up(
-        self, products: Float32[np.ndarray, " codes"], ids: Integer[np.ndarray, "ids columns"]
-    ) -> Float32[np.ndarray, " ids"]:
-        """Inner products of one query with the vectors that IDs stand for."""
-        scores: np.ndarray = products[self._places(ids)].sum(axis=1)
-        return scores
 
     def scores(
         self,
@@ -64,15 +52,16 @@ class CodeRanker:
         *,
         density_weight: float = 0.0,
     ) -> Float32[np.ndarray, " ids"]:
-        """How near IDs are to a query: inner product, less half norm, less ``density_weight`` times density.
+        """Return how near IDs are to a query.
 
-        A few IDs are not worth the products with all code vectors.
+        That is the inner product minus half the squared norm, which orders IDs as their distance does, minus
+        ``density_weight`` times the density.
         """
         places = self._places(ids)
         if places.size * FEW > len(self._vectors):
-            products = self.products(query[None])[0]
+            products = (query[None].float().cpu() @ self._vectors.T)[0].numpy()
             scores: np.ndarray = products[places].sum(axis=1)
-        else:
+        else:  # a few IDs are not worth the products with all code vectors
             scores = (self.vectors(ids) @ query.float().cpu()).numpy()
         scores -= self.costs(ids, density_weight=density_weight)
         return scores
@@ -80,196 +69,60 @@ class CodeRanker:
     def costs(
         self, ids: Integer[np.ndarray, "ids columns"], *, density_weight: float
     ) -> Float32[np.ndarray, " ids"]:
-        """What is taken from the inner products of IDs, whatever the query."""
-        if not self._has_norm_and_density(ids):
+        """Return what is subtracted from the inner products of IDs, whatever the query."""
+        num_levels = len(self._offsets)
+        if ids.shape[1] == num_levels:
             return np.zeros(len(ids), dtype=np.float32)
-        kept = ids[:, len(self._offsets) :]
-        return decode_half_norms(kept[:, 0]) + np.float32(density_weight) * decode_densities(kept[:, 1])
+        return decode_half_norms(ids[:, num_levels]) + np.float32(density_weight) * self.densities(ids)
 
     def densities(self, ids: Integer[np.ndarray, "ids columns"]) -> Float32[np.ndarray, " ids"]:
-        """How crowded it is around IDs."""
-        if not self._has_norm_and_density(ids):
+        """Return the density around IDs."""
+        num_levels = len(self._offsets)
+        if ids.shape[1] == num_levels:
             return np.zeros(len(ids), dtype=np.float32)
-        return decode_densities(ids[:, len(self._offsets) + 1])
-
-    def _has_norm_and_density(self, ids: Integer[np.ndarray, "ids columns"]) -> bool:
-        return bool(ids.shape[1] > len(self._offsets))
+        return decode_densities(ids[:, num_levels + 1])
 
     def _places(self, ids: Integer[np.ndarray, "ids columns"]) -> Int64[np.ndarray, "ids levels"]:
-        """Where the vectors of the codes are among all."""
+        """Return the places of the codes among the vectors of all levels."""
         return np.asarray(ids[:, : len(self._offsets)] + self._offsets)
 
 
-def embedding_scores(
-    query: Float[Tensor, " dim"], items: Float[Tensor, "items dim"]
-) -> Float32[np.ndarray, " items"]:
-    """Cosine between one query and some items, all unit vectors."""
-    scores: np.ndarray = (items.float() @ query.float()).numpy()
-    return scores
-
-
-ITEM_BLOCK: Final = 16_384
-QUERY_BLOCK: Final = 2_048
-"""Scores of so many items and queries are in memory at once: 128 MiB."""
-
-
-class Nearest(NamedTuple):
-    """The items nearest to each query, best first."""
-
-    items: Int64[np.ndarray, "queries hits"]
-    """Item rows."""
-    scores: Float32[np.ndarray, "queries hits"]
-    """Inner products, never rising."""
-
-
-def exact_search(
-    queries: Float[Tensor, "queries dim"],
-    vectors: Callable[[slice], Float[Tensor, "items dim"]],
-    num_items: int,
-    *,
-    k: int,
-    device: torch.device | None = None,
-) -> Nearest:
-    """The ``k`` items of highest inner product (all, if there are fewer); of equal ones the first rows.
-
-    Parameters
-    ----------
-    vectors
-        gives the vectors of a range of item rows, so that they need not all be in memory; each range is
-        asked for once.
-    device
-        where products are computed; default: where the queries are.
-
-    Raises
-    ------
-    BadData
-        a vector holds NaN or infinity, which no order can place.
-    """
-    device = device or queries.device
-    if not bool(queries.isfinite().all()):
-        raise BadData("queries have vectors with NaN or infinity; embed them again")
-    blocks = [
-        queries[start : start + QUERY_BLOCK].to(device) for start in range(0, len(queries), QUERY_BLOCK)
-    ]
-    found = [
-        Nearest(np.zeros((len(block), 0), np.int64), np.zeros((len(block), 0), np.float32))
-        for block in blocks
-    ]
-    for start in range(0, num_items, ITEM_BLOCK):
-        stop = min(start + ITEM_BLOCK, num_items)
-        part = vectors(slice(start, stop)).to(device).T
-        if not bool(part.isfinite().all()):
-            raise BadData(f"items {start} to {stop - 1} have vectors with NaN or infinity; embed them again")
-        for number, block in enumerate(blocks):
-            best = _best_columns(block @ part, k)
-            found[number] = _merged(found[number], Nearest(best.items + start, best.scores), k)
-    if not found:
-        return Nearest(np.zeros((0, 0), np.int64), np.zeros((0, 0), np.float32))
-    return Nearest(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
-
-
-def with_one(queries: Float[Tensor, "queries dim"]) -> Float[Tensor, "queries longer"]:
-    """Queries for items that :func:`less` has made longer."""
-    return F.pad(queries, (0, 1), value=1.0)
-
-
-def less(
-    vectors: Float[Tensor, "items dim"], costs: Float32[np.ndarray, " items"]
-) -> Float[Tensor, "items longer"]:
-    """Vectors whose inner products with :func:`with_one`'s are lower by what each item costs."""
-    column = torch.from_numpy(costs).to(vectors)
-    return torch.cat([vectors, -column[:, None]], dim=1)
-
-
-def _merged(before: Nearest, here: Nearest, k: int) -> Nearest:
-    """The best of two; what was found before stands first, so that of equal scores the lower row does."""
-    scores = np.concatenate([before.scores, here.scores], axis=1)
-    items = np.concatenate([before.items, here.items], axis=1)
-    best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    return Nearest(np.take_along_axis(items, best, 1), np.take_along_axis(scores, best, 1))
-
-
-def _best_columns(products: Float[Tensor, "queries items"], k: int) -> Nearest:
-    """Columns of each row's ``k`` highest scores, highest first, equal ones from left to right.
-
-    ``topk`` alone takes any of the scores that equal the lowest it takes, so rows with such ties are looked
-    at again.
-    """
-    size = min(k, products.shape[1])
-    top = products.topk(size, dim=1)
-    lowest = top.values[:, -1:]
-    tied = ((products >= lowest).sum(dim=1) > size).cpu().numpy()
-    columns, scores = top.indices.cpu().numpy(), top.values.cpu().numpy()
-    order = np.lexsort((columns, -scores), axis=1)
-    columns, scores = np.take_along_axis(columns, order, 1), np.take_along_axis(scores, order, 1)
-    for row in np.flatnonzero(tied):
-        values = products[int(row)].cpu().numpy()
-        enough = np.flatnonzero(values >= scores[row, -1])
-        columns[row] = enough[highest(values[enough], size)]
-        scores[row] = values[columns[row]]
-    return Nearest(columns, scores)
-
-
-def everything(parts: Sequence[Part], queries: int) -> Beams:
-    """For each query one beam that holds all IDs; nothing was decoded for it.
-
-    Ordered by codes, this is the best that a search that routes and then orders by codes can reach.
-    """
-    sizes = np.array([len(part.table) for part in parts], dtype=np.int64)
-    low = np.zeros((queries, 1, len(parts)), dtype=np.int64)
-    return Beams(low, low + sizes, np.zeros((queries, 1, 0), dtype=np.float32))
-
-
-Vectors = Callable[[Int64[np.ndarray, " items"]], Float[Tensor, "items dim"]]
-"""Gives the unit embeddings of a part's item rows."""
-
-
-class Answer(NamedTuple):
-    """What one query found, best first."""
+class Ranking(NamedTuple):
+    """The items that one query found, best first."""
 
     parts: Int64[np.ndarray, " hits"]
-    """Which part each hit is in."""
+    """The part that each hit is in."""
     items: Int64[np.ndarray, " hits"]
     """Item rows there."""
     rows: Int64[np.ndarray, " hits"]
     """Rows of their IDs in the part's table."""
     scores: Float32[np.ndarray, " hits"]
-    """Of the evidence that ordered them, never rising."""
+    """Never increasing."""
     beams: Int64[np.ndarray, " hits"]
-    """Which beam each item came from."""
+    """The beam that each item came from."""
     touched: int
     """Items under all beams, before the cut."""
 
-    def first(self, count: int) -> Answer:
-        """The best of them only."""
-        return self._replace(
-            parts=self.parts[:count],
-            items=self.items[:count],
-            rows=self.rows[:count],
-            scores=self.scores[:count],
-            beams=self.beams[:count],
-        )
+    def take(self, chosen: Int64[np.ndarray, " kept"] | slice) -> Ranking:
+        """Return some of the hits."""
+        return Ranking(*(values[chosen] for values in self[:-1]), touched=self.touched)
+
+
+Vectors = Callable[[Int64[np.ndarray, " items"]], Float[Tensor, "items dim"]]
+"""Returns the unit embeddings of a part's item rows."""
 
 
 class Evidence(NamedTuple):
-    """What re-ranking needs; absent parts make that way of ranking an error."""
+    """What re-ranking compares queries with; ranking by what is None is an error."""
 
     codes: CodeRanker | None = None
     embeddings: Sequence[Vectors] | None = None
-    """Of each part."""
+    """For each part."""
     is_raw: bool = False
     """Whether the embeddings are the encoder's features and not the fused ones that IDs are made from."""
     densities: Sequence[UInt8[np.ndarray, " items"]] | None = None
-    """How crowded it is around the items of each part, by row. Where it is not known, it is taken from their
-    IDs, which know it less well."""
-
-
-class _Leaves(NamedTuple):
-    """IDs under the beams of one query, beam after beam."""
-
-    part: Int64[np.ndarray, " leaves"]
-    row: Int64[np.ndarray, " leaves"]
-    beam: Int64[np.ndarray, " leaves"]
+    """Density around the items of each part, by row. Where it is not known, that around their IDs is taken,
+    which is less exact."""
 
 
 def rank_items(
@@ -283,154 +136,221 @@ def rank_items(
     k: int,
     restriction: Restriction | None = None,
     for_codes: Float[Tensor, " dim"] | None = None,
-) -> Answer:
-    """List the items under the beams of one query and order them.
+) -> Ranking:
+    """Rank the items under the beams of one query.
 
     Without re-ranking they keep the generator's order; items that share an ID come most typical first. By
     ``codes`` and ``embeddings`` all items under all beams are ordered anew; ``embedding`` is the query's
-    vector in the space of the evidence (the paper's GENIUS^R: sums of the encoder's features on both sides).
-    With a ``config.shortlist`` only so many of them (at least ``k``), the best by codes, are compared by
-    their embeddings; ``for_codes`` is the query's vector in the space of the codes, where the stored
-    embeddings have another.
+    vector in the space of what they are compared with (the paper's GENIUS^R: sums of the encoder's features
+    on both sides). With a ``config.shortlist`` only so many of them (at least ``k``), the best by codes, are
+    compared by their embeddings; ``for_codes`` is the query's vector in the space of the codes, where the
+    stored embeddings have another.
 
     With a ``config.generator_weight`` an ID's score by codes is raised by so many times the log-probability
     of its beam. All beams of a query were decoded equally deep, so what is added is comparable: it is that
-    of the prefix where decoding stopped, and nothing for a query that was settled before the first code.
+    of the prefix where decoding stopped, and nothing for a query that was finished before the first code.
 
-    Both orders, by codes and by fused embeddings, take ``config.density_weight`` times a density from each score,
-    where it is known: that around an ID, and that around the item itself. By raw embeddings the order is
-    the paper's.
+    Scores by codes and by fused embeddings are lowered by ``config.density_weight`` times the density around
+    the ID or the item, where it is known. By raw embeddings the order is the paper's.
 
     Raises
     ------
     UsageError
-        the evidence that the re-ranking needs is not there.
+        The evidence that the re-ranking needs is not there.
     """
+    if config.rerank == "embeddings" and evidence.embeddings is None:
+        raise UsageError(
+            "this index stores no embeddings; rank by codes, or create it with --embeddings fused"
+        )
     restriction = restriction or tuple(part.alive for part in parts)
-    leaves = _leaves(beams, query, restriction)
-    by_leaf: np.ndarray | None = None
-    match config.rerank:
-        case "none":
-            by_leaf = _probability(beams, query, leaves)
-        case "codes":
-            by_leaf = _by_codes(parts, leaves, embedding, evidence, config)
-        case "embeddings":
-            if evidence.embeddings is None:
-                raise UsageError(
-                    "this index stores no embeddings; rank by codes, or create it with --embeddings fused"
-                )
-            if config.shortlist:
-                asked = embedding if for_codes is None else for_codes
-                by_leaf = _by_codes(parts, leaves, asked, evidence, config)
-    if by_leaf is not None and config.generator_weight and config.rerank != "none":
-        by_leaf = by_leaf + config.generator_weight * _probability(beams, query, leaves)
-    found = _items(parts, leaves, by_leaf, restriction)
-    touched = len(found.items)
+    ids = _ids_under(beams, query, restriction)
+    probabilities = np.nansum(beams.log_probabilities[query], axis=1, dtype=np.float32)[ids.beam]
+    scores: np.ndarray = np.zeros(len(ids.row), dtype=np.float32)
+    if config.rerank == "none":
+        scores = probabilities
+    elif config.rerank == "codes" or config.shortlist:
+        if evidence.codes is None:
+            raise UsageError("ranking by codes needs the model's codebooks")
+        own = embedding if config.rerank == "codes" or for_codes is None else for_codes
+        rows = _table_rows(parts, ids)
+        scores = evidence.codes.scores(own, rows, density_weight=config.density_weight)
+        if config.generator_weight:
+            scores = scores + config.generator_weight * probabilities
+    found = _items_of(parts, ids, scores, restriction)
     if config.rerank == "embeddings":
         if config.shortlist:
-            found = found.take(highest(found.scores, max(k, config.shortlist)))
+            found = found.take(topk(found.scores, max(k, config.shortlist)))
         found = found._replace(scores=_by_embeddings(parts, found, embedding, evidence, config))
-    best = found.take(highest(found.scores, k))
-    return Answer(*best, touched)
+    return found.take(topk(found.scores, k))
 
 
-class _Found(NamedTuple):
-    """Items, before they are ordered."""
+class _Ids(NamedTuple):
+    """IDs under the beams of one query, beam after beam."""
 
-    parts: np.ndarray
-    items: np.ndarray
-    rows: np.ndarray
-    scores: np.ndarray
-    beams: np.ndarray
-
-    def take(self, places: np.ndarray) -> _Found:
-        return _Found(*(values[places] for values in self))
+    part: Int64[np.ndarray, " ids"]
+    row: Int64[np.ndarray, " ids"]
+    beam: Int64[np.ndarray, " ids"]
 
 
-def _leaves(beams: Beams, query: int, restriction: Restriction) -> _Leaves:
-    """All rows in the ranges of all parts under which something may be found."""
-    found: list[_Leaves] = []
+def _ids_under(beams: Beams, query: int, restriction: Restriction) -> _Ids:
+    """List the IDs under which something may be found."""
+    found = []
     for number, allowed in enumerate(restriction):
-        ranges = (beams.low[query, :, number], beams.high[query, :, number])
-        beam, row = expand_ranges(*ranges) if allowed is None else allowed.ids.inside(*ranges)
-        found.append(_Leaves(np.full(len(row), number), row, beam))
+        low, high = beams.low[query, :, number], beams.high[query, :, number]
+        beam, row = expand_ranges(low, high) if allowed is None else allowed.ids.inside(low, high)
+        found.append(_Ids(np.full(len(row), number), row, beam))
     if len(found) == 1:
         return found[0]
-    together = _Leaves(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
-    order = np.argsort(together.beam, kind="stable")
-    return _Leaves(*(values[order] for values in together))
+    together = _Ids(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+    order = together.beam.argsort(kind="stable")
+    return _Ids(*(values[order] for values in together))
 
 
-def _probability(beams: Beams, query: int, leaves: _Leaves) -> Float32[np.ndarray, " leaves"]:
-    """Log-probability of each leaf's beam, of as many codes as were decoded."""
-    of_beams = np.asarray(np.nansum(beams.log_probabilities[query], axis=1, dtype=np.float32))
-    found: np.ndarray = of_beams[leaves.beam]
-    return found
-
-
-def _by_codes(
-    parts: Sequence[Part], leaves: _Leaves, embedding: Tensor, evidence: Evidence, config: SearchConfig
-) -> Float32[np.ndarray, " leaves"]:
-    if evidence.codes is None:
-        raise UsageError("ranking by codes needs the model's codebooks")
-    ids = _ids(parts, leaves.part, leaves.row)
-    return evidence.codes.scores(embedding, ids, density_weight=config.density_weight)
-
-
-def _ids(
-    parts: Sequence[Part], numbers: Int64[np.ndarray, " rows"], rows: Int64[np.ndarray, " rows"]
-) -> Int16[np.ndarray, "rows columns"]:
-    """These rows of the parts' tables: codes, and half norms and densities if there are any."""
-    ids = np.empty((len(rows), parts[0].table.num_levels), dtype=np.int16)
+def _table_rows(parts: Sequence[Part], ids: _Ids) -> Integer[np.ndarray, "ids columns"]:
+    """Read the IDs from their tables: codes, then norm and density if they are kept."""
+    rows = np.empty((len(ids.row), parts[0].table.num_levels), dtype=np.int16)
     for number, part in enumerate(parts):
-        here = numbers == number if len(parts) > 1 else slice(None)
-        ids[here] = part.table.ids[rows[here]]
-    return ids
+        here = ids.part == number if len(parts) > 1 else slice(None)
+        rows[here] = part.table.ids[ids.row[here]]
+    return rows
 
 
-def _items(
-    parts: Sequence[Part], leaves: _Leaves, scores: np.ndarray | None, restriction: Restriction
-) -> _Found:
-    """The items of all leaves that may be found, beam after beam."""
-    found: list[_Found] = []
+def _items_of(parts: Sequence[Part], ids: _Ids, scores: np.ndarray, restriction: Restriction) -> Ranking:
+    """List the items of all IDs that may be found, beam after beam, with the scores of their IDs."""
+    found = []
     for number, (part, allowed) in enumerate(zip(parts, restriction, strict=True)):
-        here = np.flatnonzero(leaves.part == number)
-        buckets = part.table.buckets(leaves.row[here])
-        owner = here[buckets.owner]
-        kept = np.arange(len(owner)) if allowed is None else np.flatnonzero(allowed.items[buckets.items])
-        owner = owner[kept]
-        found.append(
-            _Found(
-                np.full(len(kept), number),
-                buckets.items[kept],
-                leaves.row[owner],
-                np.zeros(len(kept), dtype=np.float32) if scores is None else scores[owner],
-                leaves.beam[owner],
-            )
-        )
-    if len(found) == 1:
-        return found[0]
-    together = _Found(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
-    return together.take(np.argsort(together.beams, kind="stable"))
+        here = np.flatnonzero(ids.part == number)
+        items, owner = part.table.buckets(ids.row[here])
+        owner = here[owner]
+        if allowed is not None:
+            kept = np.flatnonzero(allowed.items[items])
+            items, owner = items[kept], owner[kept]
+        found.append((np.full(len(items), number), items, ids.row[owner], scores[owner], ids.beam[owner]))
+    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+    ranking = Ranking(*columns, touched=len(columns[0]))
+    return ranking if len(parts) == 1 else ranking.take(ranking.beams.argsort(kind="stable"))
 
 
 def _by_embeddings(
-    parts: Sequence[Part], found: _Found, embedding: Tensor, evidence: Evidence, config: SearchConfig
-) -> Float32[np.ndarray, " items"]:
+    parts: Sequence[Part], found: Ranking, embedding: Tensor, evidence: Evidence, config: SearchConfig
+) -> Float32[np.ndarray, " hits"]:
+    """Return the cosines of the items' embeddings with the query's, minus what their density costs."""
     scores = np.empty(len(found.items), dtype=np.float32)
-    for number, part_vectors in enumerate(evidence.embeddings or ()):
+    for number, vectors in enumerate(evidence.embeddings or ()):
         here = np.flatnonzero(found.parts == number)
-        scores[here] = embedding_scores(embedding, part_vectors(found.items[here]))
+        items = found.items[here]
+        scores[here] = (vectors(items).float() @ embedding.float()).numpy()
         if config.density_weight and not evidence.is_raw:
-            crowded = _densities(parts[number], number, found.take(here), evidence)
+            crowded: Float32[np.ndarray, " items"] | float = 0.0
+            if evidence.densities is not None:
+                crowded = decode_densities(evidence.densities[number][items])
+            elif evidence.codes is not None:
+                crowded = evidence.codes.densities(parts[number].table.ids[found.rows[here]])
             scores[here] -= np.float32(config.density_weight) * crowded
     return scores
 
 
-def _densities(
-    part: Part, number: int, found: _Found, evidence: Evidence
-) -> Float32[np.ndarray, " items"] | float:
-    """How crowded it is around items of one part."""
-    if evidence.densities is not None:
-        return decode_densities(evidence.densities[number][found.items])
-    return 0.0 if evidence.codes is None else evidence.codes.densities(part.table.ids[found.rows])
+def all_ids(parts: Sequence[Part], num_queries: int) -> Beams:
+    """Return one beam for each query that holds all IDs, and for which nothing was decoded.
+
+    Ordered by codes, this is the best that a search that decodes and then orders by codes can reach.
+    """
+    sizes = np.array([len(part.table) for part in parts], dtype=np.int64)
+    low = np.zeros((num_queries, 1, len(parts)), dtype=np.int64)
+    return Beams(low, low + sizes, np.zeros((num_queries, 1, 0), dtype=np.float32))
+
+
+ITEM_BLOCK: Final = 16_384
+QUERY_BLOCK: Final = 2_048
+"""Scores of so many items and queries are in memory at once: 128 MiB."""
+
+
+class Nearest(NamedTuple):
+    """The items nearest to each query, best first."""
+
+    items: Int64[np.ndarray, "queries hits"]
+    """Item rows."""
+    scores: Float32[np.ndarray, "queries hits"]
+    """Inner products, never increasing."""
+
+
+def exact_search(
+    queries: Float[Tensor, "queries dim"],
+    vectors: Callable[[slice], Float[Tensor, "items dim"]],
+    num_items: int,
+    *,
+    k: int,
+    device: torch.device | None = None,
+) -> Nearest:
+    """Return the ``k`` items of highest inner product (all, if there are fewer); of equal ones the first rows.
+
+    Parameters
+    ----------
+    vectors
+        returns the vectors of a range of item rows, so that they need not all be in memory; it is called
+        once for each range.
+    device
+        where products are computed; by default where the queries are.
+
+    Raises
+    ------
+    BadData
+        A vector holds NaN or infinity, which no order can place.
+    """
+    device = device or queries.device
+    if not bool(queries.isfinite().all()):
+        raise BadData("queries have vectors with NaN or infinity; embed them again")
+    blocks = [block.to(device) for block in queries.split(QUERY_BLOCK)]
+    found = [
+        Nearest(np.zeros((len(block), 0), np.int64), np.zeros((len(block), 0), np.float32))
+        for block in blocks
+    ]
+    for start in range(0, num_items, ITEM_BLOCK):
+        stop = min(start + ITEM_BLOCK, num_items)
+        items = vectors(slice(start, stop)).to(device).T
+        if not bool(items.isfinite().all()):
+            raise BadData(f"items {start} to {stop - 1} have vectors with NaN or infinity; embed them again")
+        for number, block in enumerate(blocks):
+            best = _best_columns(block @ items, k)
+            # Earlier items stand first, so that the lower row comes first of equal scores.
+            scores = np.concatenate([found[number].scores, best.scores], axis=1)
+            rows = np.concatenate([found[number].items, best.items + start], axis=1)
+            order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+            found[number] = Nearest(
+                np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+            )
+    return Nearest(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+
+
+def _best_columns(products: Float[Tensor, "queries items"], k: int) -> Nearest:
+    """Return the columns of each row's ``k`` highest scores, highest first, equal ones from left to right.
+
+    ``Tensor.topk`` alone takes any of the scores that equal the lowest it takes, so rows with such ties are
+    looked at again.
+    """
+    size = min(k, products.shape[1])
+    top = products.topk(size, dim=1)
+    lowest = top.values[:, -1:]
+    tied = ((products >= lowest).sum(dim=1) > size).cpu().numpy()
+    columns, scores = top.indices.cpu().numpy(), top.values.cpu().numpy()
+    order = np.lexsort((columns, -scores), axis=1)
+    columns, scores = np.take_along_axis(columns, order, 1), np.take_along_axis(scores, order, 1)
+    for row in np.flatnonzero(tied):
+        values = products[int(row)].cpu().numpy()
+        enough = np.flatnonzero(values >= scores[row, -1])
+        columns[row] = enough[topk(values[enough], size)]
+        scores[row] = values[columns[row]]
+    return Nearest(columns, scores)
+
+
+def append_one(queries: Float[Tensor, "queries dim"]) -> Float[Tensor, "queries longer"]:
+    """Return queries for vectors that :func:`append_bias` has made longer."""
+    return F.pad(queries, (0, 1), value=1.0)
+
+
+def append_bias(
+    vectors: Float[Tensor, "items dim"], costs: Float32[np.ndarray, " items"]
+) -> Float[Tensor, "items longer"]:
+    """Return vectors whose inner products with :func:`append_one`'s are lower by the cost of each item."""
+    column = torch.from_numpy(costs).to(vectors)
+    return torch.cat([vectors, -column[:, None]], dim=1)

@@ -334,14 +334,22 @@ def children_in_parts(
         parent, code, only_low, only_high = found[0]
         return Children(parent, code, only_low[:, None], only_high[:, None])
     span = 1 + max((int(own.code.max(initial=0)) for own in found), default=0)
-    keys = [own.parent * span + own.code for own in found]
-    distinct = np.unique(np.concatenate(keys))
-    merged_low = np.zeros((len(distinct), len(parts)), dtype=np.int64)
+    keys = np.concatenate([own.parent * span + own.code for own in found])
+    order = keys.argsort(kind="stable")  # merges runs that are sorted already: those of the parts
+    keys = keys[order]
+    is_new = np.diff(keys, prepend=-1) > 0
+    place = np.empty_like(order)
+    place[order] = is_new.cumsum() - 1
+    keys = keys[is_new]
+    merged_low = np.zeros((len(keys), len(parts)), dtype=np.int64)
     merged_high = np.zeros_like(merged_low)
-    for number, (own, key) in enumerate(zip(found, keys, strict=True)):
-        place = distinct.searchsorted(key)
-        merged_low[place, number], merged_high[place, number] = own.low, own.high
-    return Children(distinct // span, distinct % span, merged_low, merged_high)
+    start = 0
+    for number, own in enumerate(found):
+        stop = start + len(own.parent)
+        merged_low[place[start:stop], number] = own.low
+        merged_high[place[start:stop], number] = own.high
+        start = stop
+    return Children(keys // span, keys % span, merged_low, merged_high)
 
 
 def count_ids(

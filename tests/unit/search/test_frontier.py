@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from genius_search.search.beam import Frontier, best, everything
+from genius_search.search.beam import Frontier, choose_best, choose_all
 from genius_search.search.table import Children
 
 OWNER = np.array([0, 0, 0, 2, 2])

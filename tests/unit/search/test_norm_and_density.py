@@ -14,16 +14,7 @@ from genius_search.nn.density import HALF_NORM_STEPS, NormAndDensity, decode_den
 from genius_search.nn.generator import Generator
 from genius_search.search.beam import search
 from genius_search.search.decoder import Decoder, GeometricDecoder
-from genius_search.search.rank import (
-    Answer,
-    CodeRanker,
-    Evidence,
-    everything,
-    exact_search,
-    less,
-    rank_items,
-    with_one,
-)
+from genius_search.search.rank import Ranking, CodeRanker, Evidence, all_ids, exact_search, append_bias, rank_items, append_one
 from genius_search.search.table import Allowed, IdTable, Part
 
 SIZES = (3, 6, 5)
@@ -77,7 +68,7 @@ def built(items: np.ndarray) -> IdTable:
     return IdTable.build(items, np.zeros(len(items), dtype=np.float16))
 
 
-def all_ranked(table: IdTable, query: torch.Tensor, evidence: Evidence, **settings) -> Answer:
+def all_ranked(table: IdTable, query: torch.Tensor, evidence: Evidence, **settings) -> Ranking:
     """Every item, in order."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -124,8 +115,8 @@ def test_without_hubness_ids_rank_by_their_distance_up_to_the_rounding_of_marks(
 def test_exact_search_over_codes_ranks_as_the_search_does(tables, codes, marked, queries, density_weight):
     ranker = CodeRanker(tables)
     vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
-    longer = less(vectors, ranker.costs(marked, density_weight=density_weight))
-    exact = exact_search(with_one(queries), longer.__getitem__, ITEMS, k=ITEMS)
+    longer = append_bias(vectors, ranker.costs(marked, density_weight=density_weight))
+    exact = exact_search(append_one(queries), longer.__getitem__, ITEMS, k=ITEMS)
     for number, query in enumerate(queries):
         answer = all_ranked(
             built(marked), query, Evidence(ranker), rerank="codes", density_weight=density_weight
@@ -159,7 +150,7 @@ def test_fused_embeddings_are_corrected_by_their_own_density_where_that_is_known
     expected = cosines - DENSITY_WEIGHT * known / np.float32(255)
     whole = rank_items(
         [Part(first), Part(second)],
-        everything([Part(first), Part(second)], 1),
+        all_ids([Part(first), Part(second)], 1),
         0,
         queries[0],
         config=SearchConfig(rerank="embeddings", density_weight=DENSITY_WEIGHT),

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.search.beam import Beams
-from genius_search.search.rank import Answer, CodeRanker, Evidence, rank_items
+from genius_search.search.rank import Ranking, CodeRanker, Evidence, rank_items
 from genius_search.search.table import Allowed, IdTable, Part
 
 SIZES = (2, 4, 3)
@@ -50,7 +50,7 @@ def beams_of(ranges: list[list[tuple[int, int]]], scores: list[float]) -> Beams:
 
 def ranked(
     parts: list[Part], beams: Beams, *, k=10, query=None, evidence=None, restriction=None, **config
-) -> Answer:
+) -> Ranking:
     return rank_items(
         parts,
         beams,

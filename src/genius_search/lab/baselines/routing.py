@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from genius_search.errors import UsageError
-from genius_search.search.beam import Beams, highest
+from genius_search.search.beam import Beams, topk
 from genius_search.search.table import Part
 
 
@@ -81,7 +81,7 @@ class CodeRouter:
         history = np.full((len(nearness), width, self._num_levels), -np.inf, dtype=np.float32)
         for query, values in enumerate(nearness):
             possible = np.flatnonzero(np.isfinite(values))
-            best = possible[highest(values[possible], beam)]
+            best = possible[topk(values[possible], beam)]
             bounds[query, : len(best)] = self._bounds[best]
             history[query, : len(best)] = np.nan
             history[query, : len(best), : self._depth] = 0

@@ -51,7 +51,7 @@ from genius_search.progress import Progress
 from genius_search.records import candidate_number, did_of, task_name
 from genius_search.search.beam import Beams, search
 from genius_search.search.decoder import Decoding, DecodingState, DecodingStep
-from genius_search.search.rank import Evidence, everything, exact_search, less, rank_items, with_one
+from genius_search.search.rank import Evidence, all_ids, exact_search, append_bias, rank_items, append_one
 from genius_search.search.table import IdTable, Part
 
 MEAN: Final = "mean"
@@ -551,7 +551,7 @@ class Direct(NamedTuple):
 
 def direct(ground: Ground) -> list[Direct]:
     """Exact search over whole vectors; with a byte more each, less what crowded places cost."""
-    uncrowded = less(ground.fused, np.float32(SearchConfig().density_weight) * ground.densities)
+    uncrowded = append_bias(ground.fused, np.float32(SearchConfig().density_weight) * ground.densities)
 
     def exact(name: str, vectors: Tensor, queries: Callable[[Batch], Tensor], more: int = 0) -> Direct:
         size = ground.vector_bytes + more
@@ -565,7 +565,7 @@ def direct(ground: Ground) -> list[Direct]:
     return [
         exact("exact-raw", ground.raw, lambda batch: batch.raw),
         exact(EXACT_FUSED, ground.fused, lambda batch: batch.fused),
-        exact(EXACT_FUSED_HUBNESS, uncrowded, lambda batch: with_one(batch.fused), more=1),
+        exact(EXACT_FUSED_HUBNESS, uncrowded, lambda batch: append_one(batch.fused), more=1),
     ]
 
 
