@@ -28,7 +28,15 @@ from genius_search.lab.evaluate import EvaluationConfig, embed_queries, judgemen
 from genius_search.nn.density import decode_densities
 from genius_search.progress import Progress
 from genius_search.search.beam import Beams, search
-from genius_search.search.rank import Evidence, Vectors, all_ids, exact_search, append_bias, rank_items, append_one
+from genius_search.search.rank import (
+    Evidence,
+    Vectors,
+    all_ids,
+    append_bias,
+    append_one,
+    exact_search,
+    rank_items,
+)
 
 FIRST: Final = 5
 """A query is answered when a right answer is among so many first hits."""
@@ -161,7 +169,10 @@ def _nearest(
         found = exact_search(queries, lambda here: vectors(rows[here]), len(rows), k=FIRST)
     else:
         found = exact_search(
-            append_one(queries), lambda here: append_bias(vectors(rows[here]), costs[rows[here]]), len(rows), k=FIRST
+            append_one(queries),
+            lambda here: append_bias(vectors(rows[here]), costs[rows[here]]),
+            len(rows),
+            k=FIRST,
         )
     return _Nearest(found.scores, np.full_like(found.items, number), rows[found.items])
 

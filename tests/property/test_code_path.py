@@ -61,7 +61,7 @@ def test_an_id_is_lost_where_the_search_does_not_list_it_and_a_wider_beam_keeps_
             last = traced.seen[-1]
             assert last.rank > width
             assert all(one.is_kept for one in traced.seen[:-1])
-            assert last.rank <= last.weighed
+            assert last.rank <= last.scored
             wider = find_keeping_width(asked, case.config, traced)
             if wider is not None:
                 assert wider > width

@@ -254,7 +254,7 @@ def _search(
         probabilities = None
         if calibration is not None and not query.request.parts:
             probabilities = calibration.probabilities(ranking.scores).tolist()
-        ranking = ranking.first(k)
+        ranking = ranking.take(slice(k))
         hits = []
         for place, item in enumerate(snapshot.items(ranking.parts, ranking.items)):
             decoded = beams.log_probabilities[number, ranking.beams[place]]

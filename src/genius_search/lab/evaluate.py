@@ -47,7 +47,7 @@ from genius_search.nn.health import Health
 from genius_search.progress import Progress
 from genius_search.records import TASKS, Candidate, Modality, Query, candidate_number, did_of, task_name
 from genius_search.search.beam import search
-from genius_search.search.rank import Evidence, exact_search, append_bias, rank_items, append_one
+from genius_search.search.rank import Evidence, append_bias, append_one, exact_search, rank_items
 from genius_search.search.table import IdTable, Part
 
 DEPTH: Final = 50

@@ -105,7 +105,14 @@ class Ranking(NamedTuple):
 
     def take(self, chosen: Int64[np.ndarray, " kept"] | slice) -> Ranking:
         """Return some of the hits."""
-        return Ranking(*(values[chosen] for values in self[:-1]), touched=self.touched)
+        return Ranking(
+            self.parts[chosen],
+            self.items[chosen],
+            self.rows[chosen],
+            self.scores[chosen],
+            self.beams[chosen],
+            self.touched,
+        )
 
 
 Vectors = Callable[[Int64[np.ndarray, " items"]], Float[Tensor, "items dim"]]
@@ -164,10 +171,9 @@ def rank_items(
         )
     restriction = restriction or tuple(part.alive for part in parts)
     ids = _ids_under(beams, query, restriction)
-    probabilities = np.nansum(beams.log_probabilities[query], axis=1, dtype=np.float32)[ids.beam]
     scores: np.ndarray = np.zeros(len(ids.row), dtype=np.float32)
     if config.rerank == "none":
-        scores = probabilities
+        scores = _log_probabilities(beams, query)[ids.beam]
     elif config.rerank == "codes" or config.shortlist:
         if evidence.codes is None:
             raise UsageError("ranking by codes needs the model's codebooks")
@@ -175,7 +181,7 @@ def rank_items(
         rows = _table_rows(parts, ids)
         scores = evidence.codes.scores(own, rows, density_weight=config.density_weight)
         if config.generator_weight:
-            scores = scores + config.generator_weight * probabilities
+            scores = scores + config.generator_weight * _log_probabilities(beams, query)[ids.beam]
     found = _items_of(parts, ids, scores, restriction)
     if config.rerank == "embeddings":
         if config.shortlist:
@@ -190,6 +196,11 @@ class _Ids(NamedTuple):
     part: Int64[np.ndarray, " ids"]
     row: Int64[np.ndarray, " ids"]
     beam: Int64[np.ndarray, " ids"]
+
+
+def _log_probabilities(beams: Beams, query: int) -> Float32[np.ndarray, " beams"]:
+    """Return the log-probability of each beam, for the levels that were decoded."""
+    return np.asarray(np.nansum(beams.log_probabilities[query], axis=1, dtype=np.float32))
 
 
 def _ids_under(beams: Beams, query: int, restriction: Restriction) -> _Ids:
@@ -226,8 +237,8 @@ def _items_of(parts: Sequence[Part], ids: _Ids, scores: np.ndarray, restriction:
             kept = np.flatnonzero(allowed.items[items])
             items, owner = items[kept], owner[kept]
         found.append((np.full(len(items), number), items, ids.row[owner], scores[owner], ids.beam[owner]))
-    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
-    ranking = Ranking(*columns, touched=len(columns[0]))
+    part_of, items, rows, item_scores, beams = (np.concatenate(column) for column in zip(*found, strict=True))
+    ranking = Ranking(part_of, items, rows, item_scores, beams, touched=len(items))
     return ranking if len(parts) == 1 else ranking.take(ranking.beams.argsort(kind="stable"))
 
 
@@ -316,9 +327,7 @@ def exact_search(
             scores = np.concatenate([found[number].scores, best.scores], axis=1)
             rows = np.concatenate([found[number].items, best.items + start], axis=1)
             order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-            found[number] = Nearest(
-                np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
-            )
+            found[number] = Nearest(np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1))
     return Nearest(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
 
 

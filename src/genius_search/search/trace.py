@@ -158,7 +158,9 @@ class _TracingSearch(BeamSearch):
         level = len(self.seen)
         written = frontier.codes.reshape(-1, self.num_levels)[children.parent]
         is_own = (written[:, :level] == self.codes[:level]).all(axis=1) & (children.code == self.codes[level])
-        for place in np.flatnonzero(is_own):  # one, or none where nothing that may be found lies there
+        for place in np.flatnonzero(
+            is_own
+        ).tolist():  # one, or none where nothing that may be found lies there
             self.seen.append(Seen(_rank(scores, place), len(scores), bool((chosen.child == place).any())))
         return chosen
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from genius_search.search.beam import Frontier, choose_best, choose_all
+from genius_search.search.beam import Frontier, choose_all, choose_best
 from genius_search.search.table import Children
 
 OWNER = np.array([0, 0, 0, 2, 2])
@@ -10,14 +10,14 @@ SCORES = np.array([-3, -1, -3, -np.inf, -5], dtype=np.float32)
 
 
 def test_the_best_of_each_query_come_in_their_places_and_the_impossible_nowhere():
-    chosen = best(OWNER, SCORES, np.array([2, 9, 9]))
+    chosen = choose_best(OWNER, SCORES, np.array([2, 9, 9]))
     assert chosen.query.tolist() == [0, 0, 2]
     assert chosen.place.tolist() == [0, 1, 0]
     assert chosen.child.tolist() == [1, 0, 4]
 
 
 def test_everything_keeps_its_order():
-    chosen = everything(OWNER, 3)
+    chosen = choose_all(OWNER, 3)
     assert chosen.query.tolist() == OWNER.tolist()
     assert chosen.place.tolist() == [0, 1, 2, 0, 1]
     assert chosen.child.tolist() == [0, 1, 2, 3, 4]
@@ -30,9 +30,8 @@ def test_a_frontier_grows_by_a_level_and_knows_where_each_place_came_from():
     )
     assert root.owners(children).tolist() == [0, 0, 1]
     gained = np.array([-2, -1, -4], dtype=np.float32)
-    grown = root.grown(children, best(root.owners(children), gained, np.array([5, 5])), gained, 0)
-    assert grown.rows.tolist() == [[0, 0], [1, 1]]
-    frontier = grown.frontier
+    frontier = root.extend(children, choose_best(root.owners(children), gained, np.array([5, 5])), gained, 0)
+    assert frontier.rows.tolist() == [[0, 0], [1, 1]]
     assert frontier.is_filled().tolist() == [[True, True], [True, False]]
     assert frontier.codes[:, :, 0][frontier.is_filled()].tolist() == [7, 4, 5]
     assert frontier.low[..., 0].tolist() == [[6, 0], [0, 0]]
@@ -51,6 +50,6 @@ def test_growing_by_nothing_leaves_places_without_ids():
     root = Frontier.root(2, [10, 4], 3)
     nothing = np.zeros(0, dtype=np.int64)
     children = Children(nothing, nothing, nothing.reshape(0, 2), nothing.reshape(0, 2))
-    grown = root.grown(children, everything(nothing, 2), None, 0)
-    assert grown.frontier.is_filled().tolist() == [[False], [False]]
-    assert np.isneginf(grown.frontier.history).all()
+    frontier = root.extend(children, choose_all(nothing, 2), None, 0)
+    assert frontier.is_filled().tolist() == [[False], [False]]
+    assert np.isneginf(frontier.history).all()

@@ -14,7 +14,16 @@ from genius_search.nn.density import HALF_NORM_STEPS, NormAndDensity, decode_den
 from genius_search.nn.generator import Generator
 from genius_search.search.beam import search
 from genius_search.search.decoder import Decoder, GeometricDecoder
-from genius_search.search.rank import Ranking, CodeRanker, Evidence, all_ids, exact_search, append_bias, rank_items, append_one
+from genius_search.search.rank import (
+    CodeRanker,
+    Evidence,
+    Ranking,
+    all_ids,
+    append_bias,
+    append_one,
+    exact_search,
+    rank_items,
+)
 from genius_search.search.table import Allowed, IdTable, Part
 
 SIZES = (3, 6, 5)
@@ -98,7 +107,9 @@ def test_by_codes_an_id_scores_its_inner_product_less_half_norm_and_hubness(
     np.testing.assert_allclose(
         ranker.scores(queries[0], marked, density_weight=DENSITY_WEIGHT), expected, atol=1e-5
     )
-    np.testing.assert_allclose(ranker.scores(queries[0], marked), products - decode_half_norms(own[:, 0]), atol=1e-5)
+    np.testing.assert_allclose(
+        ranker.scores(queries[0], marked), products - decode_half_norms(own[:, 0]), atol=1e-5
+    )
     np.testing.assert_allclose(ranker.scores(queries[0], codes.short().numpy()), products, atol=1e-5)
 
 

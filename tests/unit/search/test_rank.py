@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
-from genius_search.search.rank import CodeRanker, embedding_scores
+from genius_search.search.rank import CodeRanker
 
 SIZES = (2, 40, 30)
 DIM = 6
@@ -32,22 +31,8 @@ def test_the_score_by_codes_is_the_inner_product_with_the_sum_of_the_code_vector
     ]
     ranker = CodeRanker(tables)
     np.testing.assert_allclose(ranker.scores(query, ids), expected, rtol=1e-5, atol=1e-5)
-    products = ranker.products(torch.stack([query, -query]))
-    assert products.shape == (2, sum(SIZES))
-    np.testing.assert_allclose(
-        ranker.look_up(products[1], ids), [-score for score in expected], rtol=1e-5, atol=1e-5
-    )
 
 
 def test_code_vectors_that_are_being_trained_may_rank(tables):
     ranker = CodeRanker([table.double().requires_grad_() for table in tables])
     assert ranker.scores(torch.ones(DIM), np.zeros((1, 3), dtype=np.int16)).dtype == np.float32
-
-
-def test_the_score_by_embeddings_is_the_cosine(random):
-    stored = F.normalize(torch.randn(7, DIM, generator=random), dim=1)
-    query = F.normalize(torch.randn(DIM, generator=random), dim=0)
-    items = np.array([6, 0, 3])
-    found = embedding_scores(query, stored[torch.from_numpy(items)].half())
-    expected = F.cosine_similarity(query[None], stored[torch.from_numpy(items)])
-    np.testing.assert_allclose(found, expected.numpy(), atol=2e-3)

@@ -51,7 +51,7 @@ from genius_search.progress import Progress
 from genius_search.records import candidate_number, did_of, task_name
 from genius_search.search.beam import Beams, search
 from genius_search.search.decoder import Decoding, DecodingState, DecodingStep
-from genius_search.search.rank import Evidence, all_ids, exact_search, append_bias, rank_items, append_one
+from genius_search.search.rank import Evidence, all_ids, append_bias, append_one, exact_search, rank_items
 from genius_search.search.table import IdTable, Part
 
 MEAN: Final = "mean"
@@ -573,7 +573,7 @@ def routed(ground: Ground, *, beam: int, leaves: int, generator_weight: float) -
     """Everything by codes, the paper's full-depth search, and routing within a leaf budget."""
     codes, embeddings = SearchConfig(rerank="codes"), SearchConfig(rerank="embeddings")
     mixed = (SearchConfig(rerank="codes", generator_weight=generator_weight),) if generator_weight else ()
-    yield Routed("exact-codes", "", 0, 0, lambda queries: everything(ground.parts, len(queries)), (codes,))
+    yield Routed("exact-codes", "", 0, 0, lambda queries: all_ids(ground.parts, len(queries)), (codes,))
     yield Routed(
         f"{GENERATOR}, beam {PAPER_BEAM}, all levels",
         GENERATOR,

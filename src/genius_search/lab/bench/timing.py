@@ -21,9 +21,8 @@ from torch import Tensor
 
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.dense import use_threads
-from genius_search.search import beam
-from genius_search.search import rank as searcher
-from genius_search.search.beam import Frontier
+from genius_search.search import beam, rank
+from genius_search.search.beam import BeamSearch, Frontier
 from genius_search.search.decoder import Decoding, DecodingState
 from genius_search.search.rank import CodeRanker
 from genius_search.search.table import IdTable
@@ -247,25 +246,25 @@ CONSTRAINT: Final = ("children", "leaves")
 WATCHED: Final = (
     Watched(beam, "children_in_parts", "children"),
     Watched(beam, "count_ids", "leaves"),
-    Watched(beam, "best", "best"),
-    Watched(beam, "_picked", "scores picked"),
-    Watched(Frontier, "grown", "beams grown"),
+    Watched(beam, "choose_best", "best"),
+    Watched(beam, "gather", "scores picked"),
+    Watched(Frontier, "extend", "beams grown"),
     Watched(Frontier, "take", "beams taken"),
-    Watched(beam.Run, "__init__", "set-up"),
-    Watched(beam.Run, "decode", "the loop over levels"),
-    Watched(beam.Run, "_begin", "root"),
-    Watched(beam.Run, "_continue", "children"),
-    Watched(beam.Run, "_gained", "scores picked"),
-    Watched(beam.Run, "_leaves", "leaves"),
-    Watched(beam.Run, "_finish", "beams finished"),
-    Watched(beam.Run, "beams", "beams returned"),
+    Watched(BeamSearch, "__init__", "set-up"),
+    Watched(BeamSearch, "run", "the loop over levels"),
+    Watched(BeamSearch, "_begin", "root"),
+    Watched(BeamSearch, "_children", "children"),
+    Watched(BeamSearch, "_log_probabilities", "scores picked"),
+    Watched(BeamSearch, "_count", "leaves"),
+    Watched(BeamSearch, "_finish", "beams finished"),
+    Watched(BeamSearch, "_beams", "beams returned"),
     Watched(IdTable, "children", "children"),
     Watched(IdTable, "buckets", "items of leaves"),
-    Watched(searcher, "_leaves", "rows of leaves"),
+    Watched(rank, "_ids_under", "rows of leaves"),
     Watched(CodeRanker, "scores", "look-ups"),
-    Watched(searcher, "_by_codes", "IDs of leaves"),
-    Watched(searcher, "_items", "items of leaves"),
-    Watched(searcher, "highest", "ordering"),
+    Watched(rank, "_table_rows", "IDs of leaves"),
+    Watched(rank, "_items_of", "items of leaves"),
+    Watched(rank, "topk", "ordering"),
 )
 
 
