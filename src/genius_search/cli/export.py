@@ -12,7 +12,7 @@ from genius_search.cli.terminal import TerminalProgress, print_json
 
 if TYPE_CHECKING:
     from genius_search.model import Genius
-    from genius_search.onnx.agreement import Agreement
+    from genius_search.onnx.run import Agreement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,32 +90,22 @@ class Onnx:
 
         from genius_search.config import SearchConfig
         from genius_search.data.features import Features
-        from genius_search.onnx.agreement import Contender, agreement, drawn_trial, trial_of
-        from genius_search.onnx.run import OnnxDecoder, Precision
+        from genius_search.onnx.run import OnnxDecoder, compare_decoders, random_trial, real_trial
 
         if self.check is None:
-            trial = drawn_trial(model.generator.sizes, model.dim, num_queries=self.queries)
-            asked = "drawn vectors"
+            queries, table = random_trial(model.generator.sizes, model.dim, num_queries=self.queries)
+            source = "random vectors"
         else:
-            asked = f"queries of {self.check}"
-            trial = trial_of(
-                model,
-                Features.open(self.check / "queries"),
-                Features.open(self.check / "candidates"),
-                num_queries=self.queries,
-            )
-        progress.say(
-            f"measuring: {len(trial.queries)} {asked} against {len(trial.table)} IDs, beam {self.beam}"
-        )
+            folders = (Features.open(self.check / name) for name in ("queries", "candidates"))
+            queries, table = real_trial(model, *folders, num_queries=self.queries)
+            source = f"queries of {self.check}"
+        progress.say(f"measuring: {len(queries)} {source} against {len(table)} IDs, beam {self.beam}")
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            precisions: tuple[Precision, ...] = ("fp32", "int8") if self.int8 else ("fp32",)
-            written = [
-                Contender(f"ONNX {precision}", OnnxDecoder.open(self.out, precision=precision))
-                for precision in precisions
-            ]
-            contenders = [Contender("PyTorch", model.decoder), *written]
-            return agreement(contenders, trial, SearchConfig(beam=self.beam))
+            decoders = {"PyTorch": model.decoder, "ONNX fp32": OnnxDecoder.open(self.out)}
+            if self.int8:
+                decoders["ONNX int8"] = OnnxDecoder.open(self.out, precision="int8")
+            return compare_decoders(decoders, queries, table, SearchConfig(beam=self.beam))
         finally:
             torch.set_num_threads(threads)

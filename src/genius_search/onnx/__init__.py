@@ -1,1 +1,1 @@
-"""Models written for other runtimes: ONNX graphs of the query's way through a model."""
+"""Trained models as ONNX files: written by ``export``, run by ONNX Runtime in ``run``."""

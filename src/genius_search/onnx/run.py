@@ -1,64 +1,81 @@
-"""A query's embedding by ONNX Runtime: an exported model's encoder and fusion."""
+"""An exported model in ONNX Runtime: its encoder, fusion and decoder; how well they agree with PyTorch's."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Int, Int64
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from genius_search.artifact import Manifest, fingerprint_of, open_artifact
-from genius_search.config import SmallEncoderConfig
-from genius_search.data.features import FeatureBatch
-from genius_search.encoders.base import ImageInput, TextInput, decoded_images
-from genius_search.encoders.descriptors import describe
-from genius_search.encoders.pretrained import ClipEncoder, load_tokenizer, need_transformers, read_json
-from genius_search.encoders.small import CONFIG_FILE, TOKENIZER_FILE, pair_rows, token_rows
+from genius_search.config import SearchConfig, SmallEncoderConfig
+from genius_search.data.features import FeatureBatch, Features
+from genius_search.encoders.base import Encoder, ImageInput, TextInput
+from genius_search.encoders.pretrained import (
+    ClipEncoder,
+    load_image_processor,
+    load_tokenizer,
+    need_transformers,
+    read_json,
+)
+from genius_search.encoders.small import (
+    CONFIG_FILE,
+    TOKENIZER_FILE,
+    SmallEncoder,
+    SmallNetwork,
+    pair_rows,
+    trim_padding,
+)
 from genius_search.encoders.uniir import ClipScoreFusion
 from genius_search.errors import ArtifactMissing, MissingExtra, UsageError
+from genius_search.model import Genius
 from genius_search.nn.generator import NUM_SPECIAL, Guide
+from genius_search.search.beam import search
 from genius_search.search.decoder import Decoding, GuidedDecoder
-
-IMAGE: Final = "image.onnx"
-TEXT: Final = "text.onnx"
-FUSION: Final = "fusion.onnx"
-READER: Final = "reader"
-"""Folder of what turns texts and pictures into the numbers that the towers read: tokenizer, settings."""
-
+from genius_search.search.table import IdTable, Part
 
 if TYPE_CHECKING:
     import onnxruntime
 
 KIND: Final = "onnx"
-"""Of the folder, in its manifest."""
+"""The folder's kind in its manifest."""
+IMAGE: Final = "image.onnx"
+TEXT: Final = "text.onnx"
+FUSION: Final = "fusion.onnx"
 START: Final = "start.onnx"
 STEP: Final = "step.onnx"
-GUIDE: Final = "guide.safetensors"
-"""What a guided generator adds (``models/guide.py``); one file for every precision, a few products."""
 SPECIAL: Final = "special.onnx"
 """Logits of the rows before the codes, which the whole vocabulary includes."""
-
-
-def head_file(level: int) -> str:
-    """Logits of one level's codes; a file each, since a runtime computes all that a graph gives."""
-    return f"level_{level}.onnx"
-
+GUIDE: Final = "guide.safetensors"
+"""Weights of a guided generator's guide: a few products, one file for every precision."""
+READER: Final = "reader"
+"""Folder of the tokenizer and the settings of an encoder."""
 
 Precision = Literal["fp32", "int8"]
 """Which of the exported files: as trained, or with weights and inputs of matrix products in 8 bits."""
 
+BATCH: Final = 8
+"""Queries that are searched together while decoders are compared."""
+NUM_RANDOM_IDS: Final = 20_000
+ENCODED_AT_ONCE: Final = 4096
 
-@dataclass(frozen=True, slots=True)
-class DecoderFacts:
-    """What a reader must know of an exported decoder."""
+
+def level_file(level: int) -> str:
+    """Return the file of one level's logits; a file each, since a runtime computes all that a graph gives."""
+    return f"level_{level}.onnx"
+
+
+class DecoderFacts(NamedTuple):
+    """Sizes of an exported decoder, as its manifest holds them."""
 
     dim: int
     """Width of a query's embedding."""
@@ -69,101 +86,101 @@ class DecoderFacts:
     heads: int
     head_width: int
 
-    def to_json(self) -> dict[str, Any]:
-        """For the manifest."""
-        return {**asdict(self), "sizes": list(self.sizes)}
-
-    @staticmethod
-    def from_json(facts: Mapping[str, Any]) -> DecoderFacts:
-        """What :meth:`to_json` gave."""
-        return DecoderFacts(**{**facts, "sizes": tuple(facts["sizes"])})
-
 
 def open_export(folder: str | Path, precision: Precision) -> Manifest:
-    """Open an exported model's folder, and see that it has this precision.
+    """Open an exported model's folder.
 
     Raises
     ------
     ArtifactMissing
         there is no exported model, or it was exported without 8-bit files.
     """
-    folder = Path(folder)
-    manifest = open_artifact(folder, kind=KIND)
-    if not (folder / precision).is_dir():
+    manifest = open_artifact(Path(folder), kind=KIND)
+    if not (manifest.folder / precision).is_dir():
         raise ArtifactMissing(f"{folder} has no {precision} files; export it again with --{precision}")
     return manifest
 
 
-def open_session(path: Path, *, threads: int) -> onnxruntime.InferenceSession:
-    """Open a graph on the CPU.
+class Session:
+    """One graph on the CPU.
 
     Raises
     ------
     MissingExtra
         ONNX Runtime is not installed.
     """
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise MissingExtra(
-            "this needs onnxruntime, which is not installed: pip install genius-retrieval[onnx]"
-        )
-    import onnxruntime  # noqa: PLC0415  optional, as said above
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    def __init__(self, path: Path, *, threads: int = 1) -> None:
+        if importlib.util.find_spec("onnxruntime") is None:
+            raise MissingExtra("this needs onnxruntime: pip install 'genius-search[onnx]'")
+        import onnxruntime  # noqa: PLC0415  optional, as said above
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session: onnxruntime.InferenceSession = onnxruntime.InferenceSession(
+            path, options, providers=["CPUExecutionProvider"]
+        )
+
+    def outputs(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Return all outputs in the graph's order."""
+        found: list[np.ndarray] = self._session.run(None, inputs)
+        return found
+
+    def __call__(self, **inputs: Tensor) -> Tensor:
+        """Return the only output."""
+        (output,) = self.outputs({name: value.numpy() for name, value in inputs.items()})
+        return torch.from_numpy(output)
 
 
 class OnnxState(NamedTuple):
-    """Half-written IDs. Nobody looks inside but the decoder."""
+    """Half-written IDs; only the decoder looks inside."""
 
     level: int
-    """Codes read so far, the start token included."""
+    """Tokens read, the start token included."""
     prefixes: tuple[Float32[np.ndarray, "queries heads _ _"], ...]
     """Keys and values of each query's prefixes, block after block."""
     past: Float[Tensor, "sides rows_before heads before head_width"] | None
     """Keys and values of the codes before the last, block after block."""
-    fresh: tuple[Float32[np.ndarray, "rows_before heads 1 head_width"], ...]
-    """Those of the last."""
+    last: tuple[Float32[np.ndarray, "rows_before heads 1 head_width"], ...]
+    """Those of the last code."""
     rows: Int64[Tensor, " rows"] | None
-    """Which of those rows the beams continue; None: all. They are copied when next needed."""
+    """The rows that the beams continue; None means all. They are copied when they are next needed."""
 
     def select(self, queries: Int64[Tensor, " kept"] | None, rows: Int64[Tensor, "kept beams"]) -> OnnxState:
-        """The state of these queries (None: of all), and for each of them of these of its rows."""
+        """Return the state of these queries (None: of all), and for each of them of these of its rows."""
         prefixes = self.prefixes
         if queries is not None:
-            kept = queries.numpy()
-            prefixes = tuple(side[kept] for side in prefixes)
-        if not self.fresh:
+            prefixes = tuple(side[queries.numpy()] for side in prefixes)
+        if not self.last:
             return self._replace(prefixes=prefixes)
         flat = rows.flatten()
         return self._replace(prefixes=prefixes, rows=flat if self.rows is None else self.rows[flat])
 
     def memory(self) -> Float[Tensor, "sides rows heads tokens head_width"]:
-        """Keys and values of all codes so far, of the rows that go on."""
-        num_rows, heads, _, head_width = self.fresh[0].shape
+        """Return the keys and values of all codes so far, of the rows that go on."""
+        num_rows, heads, _, head_width = self.last[0].shape
         rows = torch.arange(num_rows) if self.rows is None else self.rows
         before = 0 if self.past is None else self.past.shape[3]
-        memory = torch.empty(len(self.fresh), len(rows), heads, before + 1, head_width)
+        memory = torch.empty(len(self.last), len(rows), heads, before + 1, head_width)
         if self.past is not None:
             torch.index_select(self.past, 1, rows, out=memory[:, :, :, :before])
-        last, places = memory[:, :, :, before].numpy(), rows.numpy()
-        for side, fresh in enumerate(self.fresh):
-            last[side] = fresh[places, :, 0]
+        for side, last in enumerate(self.last):
+            memory[side, :, :, before] = torch.from_numpy(last)[rows, :, 0]
         return memory
 
 
 class OnnxStep(NamedTuple):
-    """What the decoder says after each code it was given, and the state after the last."""
+    """What follows each code that the decoder read, and the state after the last."""
 
     hidden: Float[Tensor, "rows tokens width"]
     state: OnnxState
 
 
 class OnnxDecoder:
-    """An exported generator, ready to search; gives what :class:`genius_search.search.decoder.Decoder` gives.
+    """An exported generator; a drop-in for :class:`genius_search.search.decoder.Decoder`.
 
     >>> decoder = OnnxDecoder.open("model.onnx", precision="int8")  # doctest: +SKIP
     >>> search(decoder, parts, queries, SearchConfig())  # doctest: +SKIP
@@ -177,13 +194,10 @@ class OnnxDecoder:
         self._prefix_names = [f"prefix_{side}" for side in sides]
         self._past_names = [f"past_{side}" for side in sides]
         self._offsets = [NUM_SPECIAL + sum(self.sizes[:level]) for level in range(len(self.sizes))]
-        self._start, self._step, self._special = (
-            Runner(open_session(folder / name, threads=threads)) for name in (START, STEP, SPECIAL)
+        self._start, self._step, self._special, *self._levels = (
+            Session(folder / name, threads=threads)
+            for name in (START, STEP, SPECIAL, *(level_file(level) for level in range(len(self.sizes))))
         )
-        self._heads = [
-            Runner(open_session(folder / head_file(level), threads=threads))
-            for level in range(len(self.sizes))
-        ]
 
     @staticmethod
     def open(folder: str | Path, *, precision: Precision = "fp32", threads: int = 1) -> Decoding:
@@ -197,48 +211,47 @@ class OnnxDecoder:
             the folder is not an exported model, or lacks this precision.
         """
         manifest = open_export(folder, precision)
-        facts = DecoderFacts.from_json(manifest.facts["decoder"])
-        decoder = OnnxDecoder(Path(folder) / precision, facts, threads=threads)
-        weights = Path(folder) / GUIDE
-        if not weights.exists():
+        facts = manifest.facts["decoder"]
+        facts = DecoderFacts(**{**facts, "sizes": tuple(facts["sizes"])})
+        decoder = OnnxDecoder(manifest.folder / precision, facts, threads=threads)
+        if not (manifest.folder / GUIDE).exists():
             return decoder
         guide = Guide(facts.dim, facts.sizes)
-        guide.load_state_dict(load_file(weights))
+        guide.load_state_dict(load_file(manifest.folder / GUIDE))
         return GuidedDecoder(decoder, guide)
 
     def start(self, queries: Float[Tensor, "queries dim"]) -> OnnxState:
-        """The state before anything is read."""
-        prefixes = self._start({"queries": queries.numpy()})
-        return OnnxState(level=0, prefixes=tuple(prefixes), past=None, fresh=(), rows=None)
+        """Return the state before any code."""
+        prefixes = self._start.outputs({"queries": queries.numpy()})
+        return OnnxState(level=0, prefixes=tuple(prefixes), past=None, last=(), rows=None)
 
     def advance(self, state: OnnxState, codes: Int64[Tensor, "rows tokens"]) -> OnnxStep:
         """Read codes, one after the other; on a fresh state the start token comes before them."""
-        num_tokens = codes.shape[1]
-        first = max(state.level - 1, 0)
+        num_tokens, first = codes.shape[1], max(state.level - 1, 0)
         if num_tokens > len(self.sizes) - state.level:
             raise UsageError(
                 f"{num_tokens} codes after {state.level} tokens; an ID has {len(self.sizes)} levels"
             )
-        said: list[Tensor] = []
+        tokens = [codes[:, place] + self._offsets[first + place] for place in range(num_tokens)]
         if state.level == 0:
-            hidden, state = self._read(state, torch.zeros(len(codes), dtype=torch.int64))
-            said.append(hidden)
-        for place in range(num_tokens):
-            hidden, state = self._read(state, codes[:, place] + self._offsets[first + place])
-            said.append(hidden)
-        return OnnxStep(said[0][:, None] if len(said) == 1 else torch.stack(said, dim=1), state)
+            tokens.insert(0, torch.zeros(len(codes), dtype=torch.int64))
+        hidden = []
+        for column in tokens:
+            step, state = self._read(state, column)
+            hidden.append(step)
+        return OnnxStep(hidden[0][:, None] if len(hidden) == 1 else torch.stack(hidden, dim=1), state)
 
     def logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
-        """Unnormalised scores of one level's codes."""
-        return self._heads[level].one(hidden=hidden)
+        """Return unnormalised scores of one level's codes."""
+        return self._levels[level](hidden=hidden)
 
     def log_probabilities(
         self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
     ) -> Float[Tensor, "rows codes"]:
-        """Log-probabilities of one level's codes, normalised over the level or the whole vocabulary."""
+        """Return log-probabilities of one level's codes, normalised over the level or the vocabulary."""
         if scores == "level":
             return torch.log_softmax(self.logits(hidden, level), dim=-1)
-        logits = [head.one(hidden=hidden) for head in (*self._heads, self._special)]
+        logits = [head(hidden=hidden) for head in (*self._levels, self._special)]
         totals = torch.stack([part.logsumexp(dim=-1) for part in logits])
         return logits[level] - totals.logsumexp(dim=0)[:, None]
 
@@ -246,58 +259,33 @@ class OnnxDecoder:
         self, state: OnnxState, tokens: Int64[Tensor, " rows"]
     ) -> tuple[Float[Tensor, "rows width"], OnnxState]:
         facts = self._facts
-        memory = state.memory() if state.fresh else None
-        nothing = np.zeros((len(tokens), facts.heads, 0, facts.head_width), dtype=np.float32)
-        past: list[np.ndarray] = [nothing] * len(state.prefixes) if memory is None else list(memory.numpy())
-        given: dict[str, np.ndarray] = {"tokens": tokens.numpy().reshape(len(state.prefixes[0]), -1)}
-        given.update(zip(self._prefix_names, state.prefixes, strict=True))
-        given.update(zip(self._past_names, past, strict=True))
-        *fresh, hidden = self._step(given)
-        after = OnnxState(state.level + 1, state.prefixes, memory, tuple(fresh), None)
+        memory = state.memory() if state.last else None
+        if memory is None:
+            nothing = np.zeros((len(tokens), facts.heads, 0, facts.head_width), dtype=np.float32)
+            past = [nothing] * len(state.prefixes)
+        else:
+            past = list(memory.numpy())
+        inputs = {"tokens": tokens.numpy().reshape(len(state.prefixes[0]), -1)}
+        inputs.update(zip(self._prefix_names, state.prefixes, strict=True))
+        inputs.update(zip(self._past_names, past, strict=True))
+        *last, hidden = self._step.outputs(inputs)
+        after = OnnxState(state.level + 1, state.prefixes, memory, tuple(last), None)
         return torch.from_numpy(hidden.reshape(len(tokens), facts.width)), after
-
-
-class Runner:
-    """Runs one graph."""
-
-    def __init__(self, session: onnxruntime.InferenceSession) -> None:
-        self._session = session
-
-    def __call__(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """What the graph gives for these inputs, in its order."""
-        found: list[np.ndarray] = self._session.run(None, inputs)
-        return found
-
-    def one(self, **inputs: Tensor) -> Tensor:
-        """The only thing that a graph gives."""
-        return torch.from_numpy(self({name: value.numpy() for name, value in inputs.items()})[0])
-
-
-__all__ = ["OnnxFusion", "OnnxQueryEncoder"]
 
 
 class OnnxFusion:
     """An exported model's fusion: features to unit embeddings."""
 
     def __init__(self, folder: str | Path, *, precision: Precision = "fp32", threads: int = 1) -> None:
-        open_export(folder, precision)
-        self._runner = Runner(open_session(Path(folder) / precision / FUSION, threads=threads))
+        self._session = Session(open_export(folder, precision).folder / precision / FUSION, threads=threads)
 
     def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:
-        """Fused unit embeddings."""
-        return self._runner.one(image=features.image, text=features.text)
-
-
-class _Reader(Protocol):
-    """Makes features of pictures and texts."""
-
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]: ...
-
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]: ...
+        """Return fused unit embeddings."""
+        return self._session(image=features.image, text=features.text)
 
 
 class OnnxQueryEncoder:
-    """An exported model's encoder; it can stand wherever an encoder can.
+    """An exported model's encoder; a drop-in for any encoder.
 
     Raises
     ------
@@ -313,121 +301,189 @@ class OnnxQueryEncoder:
     torch.Size([1, 128])
     """
 
+    needs_pixels: bool = True
+
     def __init__(self, folder: str | Path, *, precision: Precision = "fp32", threads: int = 1) -> None:
-        folder = Path(folder)
         manifest = open_export(folder, precision)
-        told = manifest.facts["encoder"]
-        if told["kind"] is None:
-            raise UsageError(f"{folder} holds no encoder: {told['why_not']}")
-        self._manifest = manifest
-        self._precision = precision
-        self._dim = int(manifest.facts["decoder"]["dim"])
+        kind, reason = (manifest.facts["encoder"][name] for name in ("kind", "why_not"))
+        if kind is None:
+            raise UsageError(f"{folder} holds no encoder: {reason}")
+        self.spec = f"onnx:{manifest.folder}"
+        self.dim = int(manifest.facts["decoder"]["dim"])
+        self.fingerprint = fingerprint_of([manifest.fingerprint, precision])
         towers = _Towers(
-            *(Runner(open_session(folder / precision / name, threads=threads)) for name in (IMAGE, TEXT))
+            *(Session(manifest.folder / precision / name, threads=threads) for name in (IMAGE, TEXT))
         )
-        self._reader = _READERS[told["kind"]](manifest, towers)
-
-    @property
-    def spec(self) -> str:
-        """``onnx:FOLDER``."""
-        return f"onnx:{self._manifest.folder}"
-
-    @property
-    def dim(self) -> int:
-        """Width of its features."""
-        return self._dim
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes with the exported files and the precision."""
-        return fingerprint_of([self._manifest.fingerprint, self._precision])
-
-    @property
-    def needs_pixels(self) -> bool:
-        """It looks at pictures."""
-        return True
+        reader = manifest.folder / READER
+        self._encoder: Encoder = (
+            _open_small(reader, towers) if kind == "small" else _CLIPS[kind](reader, towers)
+        )
 
     def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Features of pictures."""
-        return self._reader.image_features(images) if images else torch.zeros(0, self.dim)
+        """Return the features of images."""
+        return self._encoder.image_features(images) if images else torch.zeros(0, self.dim)
 
     def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Features of texts."""
-        return self._reader.text_features(texts) if texts else torch.zeros(0, self.dim)
+        """Return the features of texts."""
+        return self._encoder.text_features(texts) if texts else torch.zeros(0, self.dim)
 
 
 class _Towers(NamedTuple):
     """The two networks of an encoder."""
 
-    image: Runner
-    text: Runner
+    image: Session
+    text: Session
 
 
-class _SmallReader:
-    """Describes pictures and numbers tokens as :class:`genius_search.encoders.small.SmallEncoder` does."""
+class _SmallTowers(SmallNetwork):
+    """Stands in a small encoder where PyTorch's network would."""
 
-    def __init__(self, manifest: Manifest, towers: _Towers) -> None:
-        folder = manifest.folder / READER
-        self._config = SmallEncoderConfig(**read_json(folder / CONFIG_FILE))
-        self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
-        self._towers = towers
+    device: torch.device = torch.device("cpu")
 
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        return self._towers.image.one(descriptors=describe(decoded_images(images)))
+    def __init__(self, config: SmallEncoderConfig, towers: _Towers) -> None:
+        nn.Module.__init__(self)
+        self.dim, self.pair_buckets, self.towers = config.dim, config.pair_buckets, towers
 
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        words = [text.text for text in texts]
-        tokens = token_rows(self._tokenizer, words, max_tokens=self._config.max_tokens).long()
-        pairs = pair_rows(tokens, buckets=self._config.pair_buckets)
-        return self._towers.text.one(tokens=tokens, pairs=pairs)
+    def image(self, descriptors: Float[Tensor, "items pixels"]) -> Float[Tensor, "items dim"]:
+        return self.towers.image(descriptors=descriptors)
+
+    def text(self, tokens: Int[Tensor, "items tokens"]) -> Float[Tensor, "items dim"]:
+        tokens = trim_padding(tokens)
+        return self.towers.text(tokens=tokens, pairs=pair_rows(tokens, buckets=self.pair_buckets))
 
 
-class _Found(NamedTuple):
-    """What transformers' models give."""
+def _open_small(folder: Path, towers: _Towers) -> SmallEncoder:
+    config = SmallEncoderConfig(**read_json(folder / CONFIG_FILE))
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+    return SmallEncoder(config, _SmallTowers(config, towers), tokenizer, spec=f"small:{folder}")
 
-    pooler_output: Tensor
 
-
-class _Network:
+class _ClipTowers:
     """Stands in a CLIP encoder where transformers' model would."""
+
+    class Output(NamedTuple):
+        pooler_output: Tensor
 
     def __init__(self, config: Any, towers: _Towers) -> None:
         self.config = config
         self._towers = towers
 
-    def get_image_features(self, pixel_values: Tensor) -> _Found:
-        return _Found(self._towers.image.one(pixel_values=pixel_values))
+    def get_image_features(self, **inputs: Tensor) -> Output:
+        return self.Output(self._towers.image(**inputs))
 
-    def get_text_features(self, **given: Tensor) -> _Found:
-        return _Found(self._towers.text.one(**given))
+    def get_text_features(self, **inputs: Tensor) -> Output:
+        return self.Output(self._towers.text(**inputs))
 
 
-class _ClipReader(ClipEncoder):
-    """A CLIP encoder without the weights."""
+class _Clip(ClipEncoder):
+    """A CLIP encoder without weights of its own."""
 
-    def __init__(self, manifest: Manifest, towers: _Towers) -> None:
+    def __init__(self, folder: Path, towers: _Towers) -> None:
         need_transformers()
-        from transformers import AutoConfig, AutoImageProcessor  # noqa: PLC0415  takes seconds to import
+        from transformers import AutoConfig  # noqa: PLC0415  takes seconds to import
 
-        folder = manifest.folder / READER
         self._name = str(folder)
         self._device = "cpu"
         self._folder = folder
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self._kind = str(config.model_type)
-        self._model = _Network(config, towers)
-        self._pixels = AutoImageProcessor.from_pretrained(
-            folder, backend="pil", local_files_only=True, trust_remote_code=False
-        )
+        self._model = _ClipTowers(config, towers)
+        self._pixels = load_image_processor(folder)
         self._tokenizer = load_tokenizer(folder)
 
 
-class _ClipScoreFusionReader(_ClipReader, ClipScoreFusion):
-    """UniIR's CLIP-SF, likewise: its own squares of pictures and its own tokens."""
+class _ClipScoreFusion(_Clip, ClipScoreFusion):
+    """UniIR's CLIP-SF, likewise: with its own squares of images and its own tokens."""
 
 
-_READERS: dict[str, Callable[[Manifest, _Towers], _Reader]] = {
-    "small": _SmallReader,
-    "clip": _ClipReader,
-    "clip-sf": _ClipScoreFusionReader,
-}
+_CLIPS: dict[str, type[_Clip]] = {"clip": _Clip, "clip-sf": _ClipScoreFusion}
+
+
+class Agreement(NamedTuple):
+    """IDs that a decoder finds, compared with those of the first decoder."""
+
+    name: str
+    top1: float
+    """Share of the queries with the same best ID."""
+    overlap_10: float
+    """Mean share of the first decoder's 10 best IDs among its own 10 best."""
+    overlap_50: float
+    """Likewise of 50; of the beam, where that is narrower."""
+    cpu_ms: float
+    """Processor time of a query, of all cores together."""
+
+
+def compare_decoders(
+    decoders: Mapping[str, Decoding],
+    queries: Float[Tensor, "queries dim"],
+    table: IdTable,
+    config: SearchConfig,
+) -> list[Agreement]:
+    """Search the same queries with all decoders, batch by batch in turns; the first sets the standard.
+
+    Raises
+    ------
+    UsageError
+        there are no queries.
+    """
+    if not len(queries):
+        raise UsageError("there are no queries to compare decoders by")
+    parts = [Part(table)]
+    batches = queries.split(BATCH)
+    found: dict[str, list[np.ndarray]] = {name: [] for name in decoders}
+    seconds = dict.fromkeys(decoders, 0.0)
+    for decoder in decoders.values():  # warm up
+        search(decoder, parts, batches[0], config)
+    for batch in batches:
+        for name, decoder in decoders.items():
+            start = time.process_time()
+            beams = search(decoder, parts, batch, config)
+            seconds[name] += time.process_time() - start
+            rows = np.full((len(batch), config.beam), -1, dtype=np.int64)
+            rows[:, : beams.low.shape[1]] = np.where(beams.filled(), beams.low[:, :, 0], -1)
+            found[name].append(rows)
+    ids = {name: np.concatenate(batches_found) for name, batches_found in found.items()}
+    standard = next(iter(ids.values()))
+    return [
+        Agreement(
+            name,
+            *(_overlap(standard, ids[name], k) for k in (1, 10, 50)),
+            cpu_ms=1000 * seconds[name] / len(queries),
+        )
+        for name in decoders
+    ]
+
+
+def real_trial(
+    model: Genius, queries: Features, candidates: Features, *, num_queries: int
+) -> tuple[Float[Tensor, "queries dim"], IdTable]:
+    """Return so many of the queries, evenly spaced, and the IDs of all candidates."""
+    chosen = np.unique(np.linspace(0, len(queries) - 1, num_queries).round().astype(np.int64))
+    encoded = [
+        model.encode(batch, candidates.modality[rows].astype(np.int64))
+        for rows, batch in candidates.batches(ENCODED_AT_ONCE)
+    ]
+    codes, cosines = (
+        np.concatenate([getattr(one, name).numpy() for one in encoded]) for name in ("codes", "code_cosine")
+    )
+    return model.embed(queries.gather(chosen)), IdTable.build(codes, cosines.astype(np.float32))
+
+
+def random_trial(
+    sizes: Sequence[int], dim: int, *, num_queries: int, seed: int = 0
+) -> tuple[Float[Tensor, "queries dim"], IdTable]:
+    """Return random unit vectors and IDs, which tell what a search costs, not how well real ones agree."""
+    random = np.random.default_rng(seed)
+    codes = np.stack([random.integers(0, size, NUM_RANDOM_IDS) for size in sizes], axis=1)
+    vectors = torch.from_numpy(random.standard_normal((num_queries, dim)).astype(np.float32))
+    return F.normalize(vectors), IdTable.build(codes, np.zeros(NUM_RANDOM_IDS, dtype=np.float32))
+
+
+def _overlap(
+    standard: Int64[np.ndarray, "queries beams"], own: Int64[np.ndarray, "queries beams"], k: int
+) -> float:
+    shares = [
+        np.isin(expected[expected >= 0], found[found >= 0]).mean()
+        for expected, found in zip(standard[:, :k], own[:, :k], strict=True)
+    ]
+    return float(np.mean(shares))

@@ -35,7 +35,7 @@ def test_what_was_written_and_measured_is_told_as_json(trained, written, capsys)
     }
     assert [row["name"] for row in told["measured"]] == ["PyTorch", "ONNX fp32", "ONNX int8"]
     assert told["measured"][1]["overlap_10"] > 0.99
-    assert "drawn vectors" in err
+    assert "random vectors" in err
 
 
 def test_real_queries_are_measured_where_features_are_given(trained, written, capsys):

@@ -9,7 +9,7 @@ from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, UsageError
 from genius_search.nn.generator import Generator
 from genius_search.onnx.export import write_decoder
-from genius_search.onnx.run import KIND, OnnxDecoder, open_session
+from genius_search.onnx.run import KIND, OnnxDecoder, Session
 from genius_search.search.beam import search
 from genius_search.search.decoder import Decoder
 from genius_search.search.table import IdTable, Part
@@ -126,5 +126,11 @@ def test_a_precision_that_was_not_exported_is_named_with_the_flag_that_writes_it
 
 def test_without_onnx_runtime_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(MissingExtra, match=r"genius-retrieval\[onnx\]"):
-        open_session(tmp_path / "any.onnx", threads=1)
+    with pytest.raises(MissingExtra, match=r"genius-search\[onnx\]"):
+        Session(tmp_path / "any.onnx")
+
+
+def test_a_generator_whose_levels_share_an_alphabet_is_not_exported(tmp_path):
+    generator = Generator(DIM, (8, 8), GeneratorConfig(layers=1, width=16, heads=2), shares_codes=True)
+    with pytest.raises(UsageError, match="Generator"):
+        write_decoder(generator, tmp_path)

@@ -13,9 +13,15 @@ from genius_search.data.features import FeatureBatch, Features
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
 from genius_search.errors import MissingExtra, UsageError
 from genius_search.model import Genius
-from genius_search.onnx.agreement import Contender, agreement, drawn_trial, trial_of
 from genius_search.onnx.export import export_onnx
-from genius_search.onnx.run import OnnxDecoder, OnnxFusion, OnnxQueryEncoder
+from genius_search.onnx.run import (
+    OnnxDecoder,
+    OnnxFusion,
+    OnnxQueryEncoder,
+    compare_decoders,
+    random_trial,
+    real_trial,
+)
 from genius_search.progress import Silent
 from genius_search.search.decoder import Decoder
 
@@ -88,15 +94,13 @@ def test_the_exported_fusion_embeds_like_the_model(exported, given):
 def test_decoders_are_measured_by_what_pytorch_finds(exported, trained):
     model = exported.model
     features = trained.model / "features"
-    trial = trial_of(
+    trial = real_trial(
         model, Features.open(features / "queries"), Features.open(features / "candidates"), num_queries=20
     )
-    plain = Contender("PyTorch", Decoder(model.generator))
-    written = [
-        Contender(precision, OnnxDecoder.open(exported.folder, precision=precision))
-        for precision in ("fp32", "int8")
-    ]
-    standard, fp32, int8 = agreement([plain, *written], trial, SearchConfig(beam=10))
+    decoders = {"PyTorch": Decoder(model.generator)}
+    for precision in ("fp32", "int8"):
+        decoders[precision] = OnnxDecoder.open(exported.folder, precision=precision)
+    standard, fp32, int8 = compare_decoders(decoders, *trial, SearchConfig(beam=10))
     assert standard[1:4] == (1.0, 1.0, 1.0)
     assert fp32.overlap_10 > 0.99
     assert 0.5 < int8.overlap_10 <= 1
@@ -108,18 +112,18 @@ def test_a_decoder_that_finds_other_ids_is_found_out(exported):
     other = Genius.open(model.folder).generator
     with torch.no_grad():
         other.embedding.weight[:] = other.embedding.weight.flip(0)
-    trial = drawn_trial(model.generator.sizes, model.dim, num_queries=8)
-    contenders = [Contender("right", Decoder(model.generator)), Contender("wrong", Decoder(other))]
-    right, wrong = agreement(contenders, trial, SearchConfig(beam=10))
+    trial = random_trial(model.generator.sizes, model.dim, num_queries=8)
+    decoders = {"right": Decoder(model.generator), "wrong": Decoder(other)}
+    right, wrong = compare_decoders(decoders, *trial, SearchConfig(beam=10))
     assert right.overlap_50 == 1
     assert max(wrong.top1, wrong.overlap_10, wrong.overlap_50) < 0.5
 
 
-def test_nothing_asked_is_refused(exported):
+def test_no_queries_are_refused(exported):
     model = exported.model
-    trial = drawn_trial(model.generator.sizes, model.dim, num_queries=0)
+    trial = random_trial(model.generator.sizes, model.dim, num_queries=0)
     with pytest.raises(UsageError, match="no queries"):
-        agreement([Contender("PyTorch", Decoder(model.generator))], trial, SearchConfig())
+        compare_decoders({"PyTorch": Decoder(model.generator)}, *trial, SearchConfig())
 
 
 def test_a_finished_export_is_not_written_again(exported):
@@ -152,7 +156,7 @@ class Stored:
         raise NotImplementedError
 
 
-def test_an_encoder_without_a_network_is_left_out_and_the_reader_is_told_why(exported, tmp_path, monkeypatch):
+def test_an_encoder_without_a_network_is_left_out_with_the_reason(exported, tmp_path, monkeypatch):
     monkeypatch.setattr(exported.model, "encoder", Stored())
     export_onnx(exported.model, tmp_path / "model.onnx", progress=Silent())
     OnnxDecoder.open(tmp_path / "model.onnx")
@@ -162,5 +166,5 @@ def test_an_encoder_without_a_network_is_left_out_and_the_reader_is_told_why(exp
 
 def test_without_the_libraries_the_extra_is_named(exported, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(MissingExtra, match=r"onnx and onnxruntime.*genius-retrieval\[onnx\]"):
+    with pytest.raises(MissingExtra, match=r"onnx and onnxruntime.*genius-search\[onnx\]"):
         export_onnx(exported.model, tmp_path / "model.onnx", progress=Silent())

@@ -89,12 +89,12 @@ def test_a_reader_is_everything_but_the_weights(clip_encoder, tmp_path):
 
 
 def test_towers_too_large_for_one_file_are_refused(clip_encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(traced, "MOST_BYTES", 100)
+    monkeypatch.setattr(traced, "MAX_BYTES", 100)
     with pytest.raises(UsageError, match="image tower"):
         write_towers(clip_encoder, tmp_path)
 
 
 def test_without_onnxscript_the_extra_is_named(clip_encoder, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(MissingExtra, match=r"genius-retrieval\[onnx\]"):
+    with pytest.raises(MissingExtra, match=r"genius-search\[onnx\]"):
         write_towers(clip_encoder, tmp_path)
