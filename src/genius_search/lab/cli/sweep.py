@@ -14,10 +14,10 @@ from genius_search.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Make every row of a recipe (ablations, baselines, beams, sizes, seeds); `genius report` shows them.
+    """Run every row of a recipe (ablations, baselines, beams, sizes, seeds); `genius report` shows them.
 
-    Run again after an interruption it goes on; finished rows are passed over, failed ones tried again, and
-    those made anew whose flags or data have changed. Rows share the encoder and its features. Exit status 1
+    Started again after an interruption it continues: finished rows are skipped, failed ones and those whose
+    flags or data have changed are run again. Rows share the encoder and its features. Exit status 1
     when a row failed.
     """
 
@@ -31,19 +31,19 @@ class Sweep:
     """A folder for each row and seed: its model, evaluation, log and row.json."""
 
     encoder: str = "small"
-    """Of all rows, as `genius fit` is told: small, clip:NAME, precomputed:PATH, …"""
+    """Of all rows, as for `genius fit`: small, clip:NAME, precomputed:PATH, …"""
 
     encoder_of: Annotated[Path | None, tyro.conf.arg(metavar="MODEL")] = None
-    """A model whose encoder and features are taken where they fit, instead of training and embedding."""
+    """A model whose encoder and features are used where they fit, instead of training and embedding."""
 
     only: str = ""
-    """Rows to make, and what they build on; commas between."""
+    """Rows to run, with what they build on; commas between."""
 
     skip: str = ""
     """Rows to leave out, such as those that need pictures where there are none; commas between."""
 
     jobs: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Rows made at the same time, each with its share of the cores."""
+    """Rows run at the same time, each with its share of the cores."""
 
     quick: bool = False
     """With the recipe's flags for a run of minutes, to see that everything works."""
@@ -55,14 +55,14 @@ class Sweep:
     """As JSON: [{"row", "seed", "state", "error", "seconds", "commands"}, …]."""
 
     def run(self) -> int:
-        """Make the rows."""
+        """Run the rows."""
         from genius_search.data.mbeir import MBeir
         from genius_search.lab.sweep import jobs_of, read_recipe, records_of, sweep
 
         if self.jobs < 1:
-            raise UsageError(f"--jobs {self.jobs}: at least one row has to be made at a time")
+            raise UsageError(f"--jobs {self.jobs}: give 1 or more")
         recipe = read_recipe(self.recipe)
-        # A wrong folder is said at once, not by every row.
+        # A wrong folder is reported at once, not by every row.
         records = "" if self.plan else records_of(MBeir(self.data))
         jobs = jobs_of(
             recipe,
@@ -88,7 +88,7 @@ class Sweep:
                 at_once=self.jobs,
             )
             failed = [job.place for job, row in made if row.state == "failed"]
-            progress.say(f"{len(made) - len(failed)} rows are made; failed: {', '.join(failed) or 'none'}")
+            progress.say(f"{len(made) - len(failed)} rows are done; failed: {', '.join(failed) or 'none'}")
             progress.say(f"next: genius report {self.out} --out REPORT")
         if self.json:
             shown = ("title", "table", "seed", "state", "error", "seconds", "commands")
@@ -96,5 +96,5 @@ class Sweep:
         return 1 if failed else 0
 
 
-def _names(spelt: str) -> list[str]:
-    return [name.strip() for name in spelt.split(",") if name.strip()]
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
