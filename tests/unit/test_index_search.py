@@ -125,6 +125,11 @@ def test_a_condition_that_is_none_is_refused(index, where):
         index.search("a kite", where=where)
 
 
+def test_an_unknown_field_is_an_error_that_names_the_known_ones(index):
+    with pytest.raises(UsageError, match=r"'prize'; the fields are .*price"):
+        index.search("a kite", where=["prize<20"])
+
+
 REQUESTS = [
     SearchRequest(text="a red kite"),
     SearchRequest(text="a green boat", k=3, modality="text"),

@@ -8,37 +8,20 @@ one of the JSON. What conditions mean: :class:`genius_search.index.filters.Condi
 
 from __future__ import annotations
 
-import json
 import math
-import operator
 import re
-import sqlite3
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from genius_search.errors import UsageError
 from genius_search.records import Modality
 
 Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">=", "~", "in"]
 Column: TypeAlias = Literal["item_id", "modality", "text", "image"]
-Bound: TypeAlias = dict[str, str]
-"""What the parameters of a query stand for."""
-
-_EQUALITIES: Final = ("=", "in")
-_FEW: Final = 8
-"""Values that are looked for in JSON before it is read."""
-_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-_WHOLE: Final = re.compile(r"-?[0-9]{1,19}")
-_COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    "~": lambda have, want: want.casefold() in have.casefold(),
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 
 
 class Value(NamedTuple):
@@ -68,170 +51,33 @@ class Condition:
     column: Column | None = None
     """Set if it is not in the JSON but the item's own; all values are texts then."""
 
-    def holds(self, source: str | None) -> bool:
-        """Whether what came with an item satisfies it."""
-        have = _resolve(source, self.path)
-        found = any(_fits(one, self) for one in (have if isinstance(have, list) else [have]))
-        return found != (self.operator == "!=")
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts among its values."""
+        return tuple(value.text for value in self.values if value.kind == "text")
 
-    def clause(self, bound: Bound) -> str:
-        """The same as SQL over the table ``items``: 0 or 1, never NULL. Adds its parameters to ``bound``."""
-        if self.operator == "!=":
-            return f"NOT ({replace(self, operator='=').clause(bound)})"
-        if self.column is None:
-            return self._clause_of_source(bound)
-        found = _compare_texts(self.column, self, bound)
-        if self.column in ("item_id", "modality"):
-            return found
-        return f"CASE WHEN {self.column} IS NULL THEN 0 ELSE {found} END"
+    @property
+    def numbers(self) -> tuple[int | float, ...]:
+        """The numbers among its values."""
+        numbers = (number_of(value.text) for value in self.values if value.kind == "number")
+        return tuple(number for number in numbers if number is not None)
 
-    def _clause_of_source(self, bound: Bound) -> str:
-        judged = f"genius_holds(source, {_bind(bound, _spell(self))})"
-        escaped = rf"CASE WHEN source IS NULL THEN 0 WHEN instr(source, '\') THEN {judged} "
-        if any(json.dumps(part, ensure_ascii=False) != f'"{part}"' for part in self.path):
-            return f"{escaped} ELSE 0 END"  # JSON cannot hold such a name without an escape
-        path = _bind(bound, "$" + "".join(f'."{part}"' for part in self.path))
-        absent = " AND ".join(f"NOT instr(source, {_bind(bound, part)})" for part in self._indispensable())
-        if self.operator == "~":  # in ASCII it is seen without reading the JSON, too
-            part = _bind(bound, self.values[0].text.casefold())
-            absent += f" OR ({_is_ascii('source')} AND NOT instr(lower(source), {part}))"
-        cases = self._cases(f"json_extract(source, {path})", bound)
-        return (
-            f"{escaped} WHEN {absent} THEN 0 WHEN NOT json_valid(source) THEN {judged} ELSE "
-            f"CASE json_type(source, {path}) {cases} WHEN 'array' THEN {judged} ELSE 0 END END"
-        )
-
-    def _indispensable(self) -> list[str]:
-        """JSON without escapes that has none of these cannot satisfy it; seen without reading the JSON."""
-        if (
-            self.operator in _EQUALITIES
-            and len(self.values) <= _FEW
-            and {v.kind for v in self.values} == {"text"}
-        ):
-            return [json.dumps(value.text, ensure_ascii=False) for value in self.values]
-        return [f'"{self.path[-1]}"']
-
-    def _cases(self, field: str, bound: Bound) -> str:
-        """What to do with a text, a number and a truth value."""
-        numbers = [_number_in_sql(bound, value) for value in self.values if value.kind == "number"]
-        truths = [value.text for value in self.values if value.kind == "truth"]
-        of_text = [_compare_texts(field, self, bound)] if any(v.kind == "text" for v in self.values) else []
-        if truths:
-            of_text.append(f"lower({field}) IN ({_bind_all(bound, truths)})")
-        of_number = "0"
-        if numbers:
-            how = (
-                f"IN ({', '.join(numbers)})"
-                if self.operator in _EQUALITIES
-                else f"{self.operator} {numbers[0]}"
-            )
-            of_number = f"{field} {how}"
-            of_text.append(
-                f"CASE WHEN {field} GLOB '[-0-9]*' AND {field} GLOB '*[0-9]' AND json_valid({field}) "
-                f"THEN CAST({field} AS NUMERIC) {how} ELSE 0 END"
-            )
-        return (
-            f"WHEN 'text' THEN {' OR '.join(of_text) or '0'} "
-            f"WHEN 'integer' THEN {of_number} WHEN 'real' THEN {of_number} "
-            f"WHEN 'true' THEN {int('true' in truths)} WHEN 'false' THEN {int('false' in truths)}"
-        )
+    @property
+    def truths(self) -> tuple[bool, ...]:
+        """The truth values among its values."""
+        return tuple(value.text == "true" for value in self.values if value.kind == "truth")
 
 
-def register_functions(database: sqlite3.Connection) -> None:
-    """Teach a database the functions that clauses call."""
-    database.create_function(
-        "genius_holds", 2, lambda source, spelt: _read(spelt).holds(source), deterministic=True
-    )
-    database.create_function(
-        "genius_contains", 2, lambda text, part: part in text.casefold(), deterministic=True
-    )
+def number_of(text: str) -> int | float | None:
+    """Return the number that a text spells as JSON does; ``007`` is a name and spells none.
 
-
-def is_number(text: str) -> bool:
-    """Whether a text spells a number, as JSON does; ``007`` does not, it is a name."""
-    return _NUMBER.fullmatch(text) is not None
-
-
-def _resolve(source: str | None, path: tuple[str, ...]) -> object:
-    if source is None:
+    Integers beyond 64 bits become floats.
+    """
+    if NUMBER.fullmatch(text) is None:
         return None
-    try:
-        have = json.loads(
-            source, object_pairs_hook=lambda pairs: dict(reversed(pairs))
-        )  # the first, as SQLite
-    except (ValueError, RecursionError):
-        return None
-    for part in path:
-        have = have.get(part) if isinstance(have, dict) else None
-    return have
-
-
-def _fits(have: object, condition: Condition) -> bool:
-    return any(_compare(have, condition.operator, value) for value in condition.values)
-
-
-def _compare(have: object, how: Operator, want: Value) -> bool:
-    fits: Callable[[Any, Any], bool] = _COMPARISONS.get(how, operator.eq)
-    match have, want.kind:
-        case str(), "text":
-            return fits(have, want.text)
-        case str(), "number":
-            return is_number(have) and fits(_number(have), _number(want.text))
-        case (bool(), "truth") | (str(), "truth"):
-            return str(have).lower() == want.text
-        case (int() | float(), "number") if not isinstance(have, bool):
-            return fits(_number(str(have)), _number(want.text))
-        case _:
-            return False
-
-
-def _number(text: str) -> int | float:
-    """As SQLite reads it: whole numbers beyond 64 bits are not exact."""
-    whole = int(text) if _WHOLE.fullmatch(text) else None
-    return whole if whole is not None and -(2**63) <= whole < 2**63 else float(text)
-
-
-def _compare_texts(field: str, condition: Condition, bound: Bound) -> str:
-    texts = [value.text for value in condition.values if value.kind == "text"]
-    if condition.operator in _EQUALITIES:
-        return f"{field} IN ({_bind_all(bound, texts)})"
-    if condition.operator != "~":
-        return f"{field} {condition.operator} {_bind(bound, texts[0])}"
-    part = _bind(bound, texts[0].casefold())
-    return (  # SQLite's lower knows ASCII only, where it is the same as casefold
-        f"CASE WHEN {_is_ascii(field)} THEN instr(lower({field}), {part}) > 0 "
-        f"ELSE genius_contains({field}, {part}) END"
-    )
-
-
-def _is_ascii(field: str) -> str:
-    return f"length({field}) = length(CAST({field} AS BLOB))"
-
-
-def _number_in_sql(bound: Bound, value: Value) -> str:
-    """Read by SQLite, as those in the JSON are, so that the same spelling is the same number."""
-    return f"CAST({_bind(bound, value.text)} AS NUMERIC)"
-
-
-def _bind(bound: Bound, text: str) -> str:
-    name = f"p{len(bound)}"
-    bound[name] = text
-    return f":{name}"
-
-
-def _bind_all(bound: Bound, texts: list[str]) -> str:
-    return ", ".join(_bind(bound, text) for text in texts)
-
-
-def _spell(condition: Condition) -> str:
-    """A condition as text, for a function that SQLite calls."""
-    return json.dumps([condition.path, condition.operator, condition.values])
-
-
-@lru_cache(maxsize=64)
-def _read(spelt: str) -> Condition:
-    path, how, values = json.loads(spelt)
-    return Condition(tuple(path), how, tuple(Value(*value) for value in values))
+    if INTEGER.fullmatch(text) and -(2**63) <= int(text) < 2**63:
+        return int(text)
+    return float(text)
 
 
 GRAMMAR: Final = (
@@ -241,7 +87,8 @@ GRAMMAR: Final = (
 MOST_VALUES: Final = 1_000
 """Values after ``in``."""
 MOST_CONDITIONS: Final = 200
-"""SQLite takes no query that is nested deeper than a thousand."""
+MAX_TOTAL_VALUES: Final = 10_000
+"""Values of all conditions together; more would take longer than a second."""
 
 COLUMNS: Final[Mapping[str, Column]] = {
     "id": "item_id",
@@ -281,6 +128,11 @@ class Filter:
             raise UsageError(
                 f"{len(self.conditions):,} conditions were given; give at most {MOST_CONDITIONS}, values of "
                 "one field with in, and long lists of items by item_ids"
+            )
+        total = sum(len(condition.values) for condition in self.conditions)
+        if total > MAX_TOTAL_VALUES:
+            raise UsageError(
+                f"{total:,} values were given; give at most {MAX_TOTAL_VALUES:,} in all conditions"
             )
         if self.match is not None:
             full_text_query(self.match)
@@ -389,7 +241,9 @@ def _typed(quoted: str | None, bare: str | None) -> Value:
         return Value("text", (quoted or "")[1:-1])
     if bare.lower() in ("true", "false"):
         return Value("truth", bare)
-    return Value("number" if is_number(bare) or _SHORT_NUMBER.fullmatch(bare) else "text", bare)
+    if _SHORT_NUMBER.fullmatch(bare):
+        bare = bare.replace(".", "0.")
+    return Value("text" if number_of(bare) is None else "number", bare)
 
 
 def _of_mapping(name: str, wanted: object) -> list[Condition]:
@@ -425,7 +279,7 @@ def _given(shown: str, value: object) -> Value:
     """A value of a mapping: its type says what it is."""
     match value:
         case bool():
-            return Value("truth", json.dumps(value))
+            return Value("truth", str(value).lower())
         case int():
             return Value("number", str(value))
         case float() if math.isfinite(value):

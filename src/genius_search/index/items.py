@@ -1,10 +1,11 @@
-"""What an index knows of its items beside their IDs: name, modality, text, picture; in SQLite.
+"""The items of a segment (id, modality, text, image, fields) in SQLite, with indexes for filters.
 
 A store is written once and never changed, so that reading needs no locks between processes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -14,32 +15,30 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
-from genius_search.index.filters import Bound, Filter, full_text_query, register_functions
+from genius_search.index.filters import Condition, Filter, full_text_query, number_of
 from genius_search.records import Modality
 
 ITEMS_FILE: Final = "items.sqlite"
-_SETTINGS: Final = (  # the file is used only when it is complete
+SETTINGS: Final = (  # the file is used only when it is complete
     "page_size = 8192",
     "journal_mode = OFF",
     "synchronous = OFF",
     "locking_mode = EXCLUSIVE",
     "cache_size = -65536",
 )
-_SCHEMA: Final = (
-    (
-        "CREATE TABLE items (row INTEGER PRIMARY KEY, item_id TEXT NOT NULL, modality TEXT NOT NULL, "
-        "text TEXT, image TEXT, source TEXT, stamp TEXT)"
-    ),
-    "CREATE TABLE modalities (modality TEXT PRIMARY KEY, items INTEGER NOT NULL)",
+ITEMS: Final = (
+    "CREATE TABLE items (row INTEGER PRIMARY KEY, item_id TEXT NOT NULL, modality TEXT NOT NULL, "
+    "text TEXT, image TEXT, source TEXT, stamp TEXT)"
 )
-_FULL_TEXT: Final = (
+FULL_TEXT: Final = (
     (
         "CREATE VIRTUAL TABLE words USING fts5(text, content='items', content_rowid='row', columnsize=0, "
         "tokenize='unicode61 remove_diacritics 2')"
@@ -47,13 +46,14 @@ _FULL_TEXT: Final = (
     "INSERT INTO words(words, rank) VALUES ('hashsize', 16777216)",  # twice as fast as SQLite's 1 MiB
     "INSERT INTO words(words) VALUES ('rebuild')",
 )
-_ASKED_AT_ONCE: Final = 20_000
-_ROWS_AT_ONCE: Final = 2**19
-"""Between two such parts of a long question others have their turn."""
+NUMBER, TEXT, TRUTH = KINDS = ("number", "text", "truth")
+"""Each kind of value has its own table, sorted by field, value and row."""
+KEYS_AT_ONCE: Final = 20_000
+INT64: Final = range(-(2**63), 2**63)
 
 
 class Item(NamedTuple):
-    """One item as its owner knows it."""
+    """One item of an index."""
 
     id: str
     """The item's external name."""
@@ -62,7 +62,7 @@ class Item(NamedTuple):
     image: str | None = None
     """Path of the picture."""
     source: str | None = None
-    """Whatever came with it; the keys of a JSON object are fields to filter by."""
+    """Whatever came with it, as text; the keys of a JSON object are its fields."""
     stamp: str | None = None
     """Changes whenever its contents do, so that what has not changed need not be indexed again."""
 
@@ -77,31 +77,38 @@ class Item(NamedTuple):
 
 
 def write_items(folder: Path, items: Iterable[Item]) -> int:
-    """Write items in the order of their rows, with their full text; returns how many.
+    """Write items in the order of their rows, with the indexes for filters; return how many.
 
     Memory stays below 150 MB, however many there are.
 
     Raises
     ------
     BadData
-        two items have the same id, or an item cannot be stored.
+        Two items have the same id, or an item cannot be stored.
     OSError
-        the disk is full.
+        The disk is full.
     """
     path = folder / ITEMS_FILE
     path.unlink(missing_ok=True)
     counts: Counter[str] = Counter()
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as database:
-            for setting in _SETTINGS:
+            for setting in SETTINGS:
                 database.execute(f"PRAGMA {setting}")
-            for statement in ("BEGIN", *_SCHEMA):
-                database.execute(statement)
+            database.execute("BEGIN")
+            database.execute(ITEMS)
+            database.execute("CREATE TABLE modalities (modality TEXT PRIMARY KEY, items INTEGER NOT NULL)")
             database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", _entries(items, counts))
             database.executemany("INSERT INTO modalities VALUES (?, ?)", counts.items())
             database.execute("COMMIT")
             _index_ids(database)
-            _index_words(database)
+            try:
+                for statement in FULL_TEXT:
+                    database.execute(statement)
+            except sqlite3.OperationalError as error:  # without full text everything but match works
+                if "no such module" not in str(error):
+                    raise
+            index_fields(database, database.execute("SELECT row, source FROM items WHERE source <> ''"))
         with path.open("r+b") as file:
             os.fsync(file.fileno())
     except BaseException as error:
@@ -133,33 +140,88 @@ def _index_ids(database: sqlite3.Connection) -> None:
         raise BadData(f"two items have the id {twice!r}; ids must be unique") from None
 
 
-def _index_words(database: sqlite3.Connection) -> None:
-    """Full text, if this SQLite has it; without, a store can do everything but match."""
-    try:
-        for statement in _FULL_TEXT:
-            database.execute(statement)
-    except sqlite3.OperationalError as error:
-        if "no such module" not in str(error):
-            raise
+def index_fields(database: sqlite3.Connection, sources: Iterable[tuple[int, str]]) -> None:
+    """Write every field of some items into tables that answer filters by look-up."""
+    names: dict[str, int] = {}
+    database.execute("CREATE TABLE field_names (path TEXT NOT NULL, name INTEGER PRIMARY KEY)")
+    database.execute("CREATE TEMP TABLE unsorted (kind, name, value, row)")
+    with contextlib.suppress(sqlite3.OperationalError):  # in memory no transaction is needed
+        database.execute("BEGIN")
+    database.executemany("INSERT INTO unsorted VALUES (?, ?, ?, ?)", _field_values(sources, names))
+    database.executemany("INSERT INTO field_names VALUES (?, ?)", names.items())
+    for kind in KINDS:
+        database.execute(
+            f"CREATE TABLE field_{kind} (name INTEGER, value, row INTEGER, PRIMARY KEY (name, value, row)) "
+            "WITHOUT ROWID"
+        )
+        database.execute(
+            f"INSERT OR IGNORE INTO field_{kind} SELECT name, value, row FROM unsorted "  # noqa: S608
+            f"WHERE kind = '{kind}' ORDER BY name, value, row"
+        )
+    database.execute("COMMIT")
+    database.execute("DROP TABLE unsorted")
+
+
+def _field_values(
+    sources: Iterable[tuple[int, str]], names: dict[str, int]
+) -> Iterator[tuple[str, int, Any, int]]:
+    """Yield kind, field, value and row of each value, as :class:`Condition` describes them."""
+    for row, source in sources:
+        for path, value in _flatten(Item("", Modality.TEXT, source=source).fields, ()):
+            name = names.setdefault(spell_path(path), len(names))
+            for one in value if isinstance(value, list) else [value]:
+                match one:
+                    case bool():
+                        yield TRUTH, name, one, row
+                    case int() | float():
+                        number = one if isinstance(one, float) or one in INT64 else float(one)
+                        if number == number:  # no NaN, which equals nothing
+                            yield NUMBER, name, number, row
+                    case str():
+                        yield TEXT, name, one.encode(errors="replace").decode(), row
+                        if (spelled := number_of(one)) is not None:
+                            yield NUMBER, name, spelled, row
+                        if one.lower() in ("true", "false"):
+                            yield TRUTH, name, one.lower() == "true", row
+
+
+def _flatten(fields: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in fields.items():
+        yield (*above, name), value
+        if isinstance(value, dict):
+            yield from _flatten(value, (*above, name))
+
+
+def spell_path(path: Sequence[str]) -> str:
+    """Return the key of a field in the store."""
+    return json.dumps(path).encode(errors="replace").decode()
 
 
 class ItemStore:
     """Reads the items of a finished store; safe to use from several threads.
 
-    The file stays open, so a writer that removes it takes nothing from whoever reads it.
+    The file stays open, so a writer that removes it takes nothing from whoever reads it. A store of version
+    0.1 has no tables of fields; they are made in memory when the first filter needs them, and on disk when
+    its segment is merged or compacted.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ITEMS_FILE
         uri = f"{self._path.resolve().as_uri()}?mode=ro&immutable=1"
         self._database = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         weakref.finalize(self, self._database.close)
-        self._ask("SELECT 1 FROM items LIMIT 1", ())  # SQLite opens the file when it is asked
-        register_functions(self._database)
+        self._query("SELECT 1 FROM items LIMIT 1")  # SQLite opens the file with the first query
+        self._register(self._database)
+
+    @staticmethod
+    def _register(database: sqlite3.Connection) -> None:
+        database.create_function(
+            "contains", 2, lambda text, part: part in text.casefold(), deterministic=True
+        )
 
     def get(self, rows: Sequence[int]) -> list[Item]:
-        """Items of these rows, in this order."""
+        """Return the items of these rows, in this order."""
         query = (
             "SELECT row, item_id, modality, text, image, source, stamp "
             "FROM json_each(?) CROSS JOIN items ON row = value"
@@ -168,7 +230,7 @@ class ItemStore:
         return [found[int(row)] for row in rows]
 
     def all(self) -> Iterator[Item]:
-        """Every item, by row."""
+        """Yield every item, by row."""
         query = "SELECT item_id, modality, text, image, source, stamp FROM items ORDER BY row"
         with self._reading():
             cursor = self._database.execute(query)
@@ -180,71 +242,108 @@ class ItemStore:
             yield from (_item(entry) for entry in entries)
 
     def count_by_modality(self) -> dict[Modality, int]:
-        """How many items of each modality there are."""
-        counts = self._ask("SELECT modality, items FROM modalities", ())
+        """Return the number of items of each modality."""
+        counts = self._query("SELECT modality, items FROM modalities")
         return {Modality.parse(name): count for name, count in counts}
 
-    def rows_of(self, item_ids: Iterable[str]) -> Int64[np.ndarray, " found"]:
-        """Rows of those of these items that are here, ascending."""
-        rows = np.fromiter(self.rows_by_id(item_ids).values(), dtype=np.int64)
-        rows.sort()
-        return rows
+    def images_below(self, folder: str) -> Iterator[tuple[int, str]]:
+        """Yield row and path of the images whose path begins with a folder's name."""
+        end = f"{folder}{chr(ord('/') + 1)}"
+        yield from self._query(
+            "SELECT row, image FROM items WHERE image >= ? AND image < ?", (f"{folder}/", end)
+        )
 
     def rows_by_id(self, item_ids: Iterable[str]) -> dict[str, int]:
-        """The row of each of those of these items that are here."""
+        """Return the row of each of these items that is in the store."""
         query = "SELECT item_id, row FROM json_each(?) CROSS JOIN items ON item_id = value"
         return dict(self._look_up(query, set(item_ids)))
 
     def stamps(self, item_ids: Iterable[str]) -> dict[str, str | None]:
-        """The stamp of each of those of these items that are here."""
+        """Return the stamp of each of these items that is in the store."""
         query = "SELECT item_id, stamp FROM json_each(?) CROSS JOIN items ON item_id = value"
         return dict(self._look_up(query, set(item_ids)))
 
-    def matching(self, filter_: Filter) -> Int64[np.ndarray, " rows"]:
-        """Rows of the items that satisfy a filter, ascending.
+    @cached_property
+    def field_names(self) -> dict[str, int]:
+        """The number of each field that an item has, by its spelled path."""
+        return dict(self._query("SELECT path, name FROM field_names", database=self._fields))
 
-        Words and ids are looked up; other conditions are checked item by item, in 1 to 3 seconds a million.
+    @cached_property
+    def has_fields(self) -> bool:
+        """Whether the tables of fields are on disk."""
+        return bool(self._query("SELECT 1 FROM sqlite_master WHERE name = 'field_names'"))
+
+    @cached_property
+    def _fields(self) -> sqlite3.Connection:
+        """The database that has the tables of fields."""
+        with self._lock:
+            if self.has_fields:
+                return self._database
+            database = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+            weakref.finalize(self, database.close)
+            self._register(database)
+            index_fields(database, self._query("SELECT row, source FROM items WHERE source <> ''"))
+            return database
+
+    def matching(self, filter_: Filter) -> Int64[np.ndarray, " rows"]:
+        """Return the rows of the items that satisfy a filter, ascending.
 
         Raises
         ------
         UsageError
-            words are asked for, and this SQLite or the one that wrote the store has no full text.
+            The filter has words, and this SQLite or the one that wrote the store has no full text.
         """
-        bound: Bound = {}
-        clauses = [condition.clause(bound) for condition in filter_.conditions]
+        (last,) = self._query("SELECT MAX(row) FROM items")[0]
+        mask = np.ones(0 if last is None else last + 1, dtype=bool)
         if filter_.modality is not None:
-            bound["modality"] = filter_.modality.mbeir
-            clauses.append("modality = :modality")
+            mask &= self._mask(mask, "items WHERE modality = ?", [filter_.modality.mbeir])
+        if filter_.item_ids is not None:
+            wanted = np.zeros_like(mask)
+            wanted[list(self.rows_by_id(filter_.item_ids).values())] = True
+            mask &= wanted
         if filter_.match is not None:
-            self._refuse_without_full_text()
-            bound["words"] = full_text_query(filter_.match)
-        rows = self._rows_where(clauses, bound)
-        if filter_.item_ids is None:
-            return rows
-        return np.intersect1d(rows, self.rows_of(filter_.item_ids), assume_unique=True)
+            self._check_full_text()
+            words = full_text_query(filter_.match)
+            mask &= self._mask(mask, "words WHERE words MATCH ?", [words], row="rowid")
+        for condition in _tightest(filter_.conditions):
+            if not mask.any():
+                break
+            holds = self._holds(condition, mask)
+            mask &= ~holds if condition.operator == "!=" else holds
+        return np.flatnonzero(mask)
 
-    def _rows_where(self, clauses: Sequence[str], bound: Bound) -> Int64[np.ndarray, " rows"]:
-        words = "FROM words WHERE words MATCH :words AND rowid >= :first AND rowid < :end"
-        where = ["row >= :first", "row < :end"]
-        if "words" in bound:
-            where.append(f"row IN (SELECT rowid {words})")
-        # What a person typed is bound; the clauses are of our own making.
-        query = f"SELECT group_concat(row) FROM items WHERE {' AND '.join([*where, *clauses])}"  # noqa: S608
-        if "words" in bound and not clauses:
-            query = f"SELECT group_concat(rowid) {words}"
-        (last,) = self._ask("SELECT MAX(row) FROM items", ())[0]
-        parts = []
-        for first in range(0, -1 if last is None else last + 1, _ROWS_AT_ONCE):
-            part = {**bound, "first": first, "end": first + _ROWS_AT_ONCE}
-            (found,) = self._ask(query, part)[0]
-            parts.append(np.fromstring(found or "", dtype=np.int64, sep=","))
-        rows = np.concatenate([np.empty(0, dtype=np.int64), *parts])
-        rows.sort()
-        return rows
+    def _holds(self, condition: Condition, mask: Bool[np.ndarray, " items"]) -> Bool[np.ndarray, " items"]:
+        """Return the rows that satisfy a condition; for ``!=`` those that satisfy ``=``."""
+        if condition.column is not None:
+            compared, values = _comparison(condition.column, condition, list(condition.texts))
+            return self._mask(mask, f"items WHERE {condition.column} IS NOT NULL AND {compared}", values)
+        found = np.zeros_like(mask)
+        name = self.field_names.get(spell_path(condition.path))
+        for kind, wanted in zip(KINDS, (condition.numbers, condition.texts, condition.truths), strict=True):
+            if wanted and name is not None:
+                compared, values = _comparison("value", condition, list(wanted))
+                source = f"field_{kind} WHERE name = ? AND {compared}"
+                found |= self._mask(mask, source, [name, *values], database=self._fields)
+        return found
 
-    def _refuse_without_full_text(self) -> None:
+    def _mask(
+        self,
+        mask: Bool[np.ndarray, " items"],
+        source: str,
+        values: Sequence[Any],
+        *,
+        row: str = "row",
+        database: sqlite3.Connection | None = None,
+    ) -> Bool[np.ndarray, " items"]:
+        # Values are bound; the rest of the query is ours.
+        (rows,) = self._query(f"SELECT group_concat({row}) FROM {source}", values, database)[0]  # noqa: S608
+        found = np.zeros_like(mask)
+        found[np.fromstring(rows or "", dtype=np.int64, sep=",")] = True
+        return found
+
+    def _check_full_text(self) -> None:
         try:
-            self._ask("SELECT 1 FROM words LIMIT 0", ())
+            self._query("SELECT 1 FROM words LIMIT 0")
         except sqlite3.OperationalError:
             raise UsageError(
                 f"{self._path} cannot be asked for words: this Python's SQLite {sqlite3.sqlite_version}, or "
@@ -253,14 +352,16 @@ class ItemStore:
             ) from None
 
     def _look_up(self, query: str, keys: set[Any]) -> Iterator[Any]:
-        """Answers for many keys; in their order, so that neighbours in the index are read together."""
+        """Yield the answers for many keys, in their order, so that neighbours are read together."""
         ordered = sorted(keys)
-        for start in range(0, len(ordered), _ASKED_AT_ONCE):
-            yield from self._ask(query, (json.dumps(ordered[start : start + _ASKED_AT_ONCE]),))
+        for start in range(0, len(ordered), KEYS_AT_ONCE):
+            yield from self._query(query, (json.dumps(ordered[start : start + KEYS_AT_ONCE]),))
 
-    def _ask(self, query: str, bound: Any) -> list[Any]:
+    def _query(
+        self, query: str, values: Sequence[Any] = (), database: sqlite3.Connection | None = None
+    ) -> list[Any]:
         with self._reading():
-            return self._database.execute(query, bound).fetchall()
+            return (database or self._database).execute(query, values).fetchall()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -271,6 +372,31 @@ class ItemStore:
                 if type(error) is not sqlite3.DatabaseError:
                     raise
                 raise ArtifactMismatch(f"{self._path} is damaged ({error}); make the index again") from None
+
+
+def _tightest(conditions: Sequence[Condition]) -> Iterable[Condition]:
+    """Drop repetitions, and bounds on a field that a tighter one of the same operator implies."""
+    kept: dict[object, Condition] = {}
+    for condition in conditions:
+        key: object = condition
+        if condition.operator in ("<", "<=", ">", ">="):
+            key = (condition.path, condition.column, condition.operator, condition.values[0].kind)
+            bounds = [(*one.numbers, *one.texts)[0] for one in (kept.get(key, condition), condition)]
+            if bounds[0] != (max if ">" in condition.operator else min)(bounds):  # type: ignore[type-var]
+                del kept[key]
+        kept.setdefault(key, condition)
+    return kept.values()
+
+
+def _comparison(value: str, condition: Condition, wanted: list[Any]) -> tuple[str, list[Any]]:
+    """Return the comparison in SQL and the values to bind."""
+    match condition.operator:
+        case "=" | "!=" | "in":
+            return f"{value} IN ({', '.join('?' * len(wanted))})", wanted
+        case "~":
+            return f"contains({value}, ?)", [wanted[0].casefold()]
+        case how:
+            return f"{value} {how} ?", wanted[:1]
 
 
 def _item(entry: tuple[str, str, str | None, str | None, str | None, str | None]) -> Item:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from jaxtyping import Int64, Integer, UInt8
 
 from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
 from genius_search.index.filters import Filter
-from genius_search.index.items import Item
+from genius_search.index.items import Item, spell_path
 from genius_search.index.store import (
     CURRENT,
     REMEDY,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:  # PyTorch is imported when an index is searched, not when it 
 
 MAX_FILTERS: Final = 16
 """Number of filters whose results are cached, at about 1.2 bytes an item each."""
+MAX_NAMES: Final = 30
+"""Number of fields that an error lists."""
 
 
 class UnknownItem(UsageError, LookupError):
@@ -161,9 +164,16 @@ class Snapshot:
         return {modality: count for modality, count in counts.items() if count}
 
     def restriction(self, wanted: Filter) -> Restriction:
-        """Return the items that a filter allows; the results of the last filters are cached."""
+        """Return the items that a filter allows; the results of the last filters are cached.
+
+        Raises
+        ------
+        UsageError
+            A condition is about a field that no item has.
+        """
         known = self._restrictions.get(wanted)
         if known is None:
+            self._check_fields(wanted)
             allowed = []
             for segment in self.segments:
                 mask = np.zeros(segment.table.num_items, dtype=bool)
@@ -175,6 +185,18 @@ class Snapshot:
                 self._restrictions.pop(next(iter(self._restrictions)), None)
             self._restrictions[wanted] = known
         return known
+
+    def _check_fields(self, wanted: Filter) -> None:
+        """Refuse conditions on fields that no item has."""
+        names = set().union(*(segment.items.field_names for segment in self.segments))
+        for condition in wanted.conditions:
+            if condition.column is None and spell_path(condition.path) not in names:
+                shown = sorted(".".join(json.loads(name)) for name in names)
+                known = ", ".join(shown[:MAX_NAMES]) + (", …" if len(shown) > MAX_NAMES else "")
+                raise UsageError(
+                    f"no item of this index has a field {'.'.join(condition.path)!r}; "
+                    + (f"the fields are {known}" if shown else "none has any field")
+                )
 
     def items(self, parts: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]) -> list[Item]:
         """Return items by segment and row, in this order. Paths of pictures lead there from anywhere."""

@@ -259,8 +259,9 @@ def check_segment(folder: Path, *, manifest: str, verify: bool) -> list[Path]:
 CURRENT: Final = "index.json"
 SEGMENTS: Final = "segments"
 DELETED: Final = "deleted"
-FORMAT: Final = 4
-"""Since 4 half norm and density stand behind an ID's codes."""
+FORMAT: Final = 5
+"""Since 4 norm and density stand behind an ID's codes; since 5 item stores have tables of fields."""
+OLDEST_FORMAT: Final = 4
 NAME: Final = re.compile(r"[0-9]{6,}")
 """Names of segments."""
 DELETED_NAME: Final = re.compile(r"[0-9]{6,}-[0-9]{6,}\.npy")
@@ -340,51 +341,30 @@ def read_manifest(folder: Path) -> IndexManifest:
         it was made by another version, or the manifest is damaged.
     """
     path = folder / CURRENT
-    body = _read(folder)
-    checksum = body.pop("checksum", None)
-    if body["format"] != FORMAT and not _fits({**body, "format": FORMAT}, checksum):
-        if body["format"] > FORMAT:
+    try:
+        if (folder / "model.json").exists():
+            raise ArtifactMissing(f"{folder} is a model, not an index; give the index's folder")
+        body = json.loads(path.read_bytes())
+        version, checksum = body.pop("format"), body.pop("checksum", None)
+        if version > FORMAT:
             raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
-        if checksum is None or _fits(body, checksum):
+        if version < OLDEST_FORMAT:
             raise ArtifactMismatch(f"{folder} was made by an older version: create the index again")
-    if not _fits(body, checksum):
-        raise _damaged(path, "its contents do not match its checksum")
-    body.pop("format")
-    try:
+        if fingerprint_of({"format": version, **body}) != checksum:
+            raise _damaged(path, "its contents do not match its checksum")
         return IndexManifest.model_validate_json(json.dumps(body))
-    except ValueError as error:
-        raise _damaged(path, str(error)) from None
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    """What the file says, when it says it in our words."""
-    path = folder / CURRENT
-    try:
-        text = None if (folder / "model.json").exists() else path.read_bytes()
     except IsADirectoryError:
         raise _damaged(path, "it is a folder") from None
     except OSError as error:
-        if error.errno not in {errno.ENOENT, *NO_PLACE}:
+        if isinstance(error, ArtifactError) or error.errno not in {errno.ENOENT, *NO_PLACE}:
             raise
         raise ArtifactMissing(
             f"no index at {folder}; `genius index create {folder} --model …` makes one"
         ) from None
-    if text is None:
-        raise ArtifactMissing(f"{folder} is a model, not an index; give the index's folder")
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except ArtifactError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
-    if not isinstance(body, dict) or not isinstance(body.get("format"), int):
-        raise _damaged(path, "it names no format")
-    return body
-
-
-def _fits(body: dict[str, Any], checksum: object) -> bool:
-    try:
-        return fingerprint_of(body) == checksum
-    except (UnicodeEncodeError, RecursionError):  # nothing that we have written
-        return False
 
 
 def _damaged(path: Path, why: str) -> ArtifactMismatch:

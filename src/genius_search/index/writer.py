@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -28,7 +27,7 @@ from jaxtyping import Bool, Float16, Int64
 
 from genius_search.artifact import MANIFEST, ArtifactWriter, file_fingerprint, write_file
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
-from genius_search.index.items import ITEMS_FILE, Item, write_items
+from genius_search.index.items import Item, write_items
 from genius_search.index.settings import Calibration, Tuned
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
@@ -174,15 +173,8 @@ def check_pictures(folder: Path, segments: Sequence[Segment]) -> list[Path]:
 
 def _names(segment: Segment) -> Iterator[str]:
     """Pictures kept here of the items of a segment that are alive."""
-    uri = f"{(segment.folder / ITEMS_FILE).resolve().as_uri()}?mode=ro&immutable=1"
     dead = set(segment.dead.tolist())
-    with closing(sqlite3.connect(uri, uri=True)) as database:
-        rows = database.execute("SELECT row, image FROM items WHERE image >= ? AND image < ?", _BETWEEN)
-        yield from (name for row, name in rows if row not in dead)
-
-
-_BETWEEN: Final = (f"{PICTURES}/", f"{PICTURES}{chr(ord('/') + 1)}")
-"""All that begins with the folder's name lies between."""
+    yield from (name for row, name in segment.items.images_below(PICTURES) if row not in dead)
 
 
 _NEW: Final = "new"
@@ -440,7 +432,9 @@ class Writer:
             a file is missing, or is not the one that was written; nothing has changed then.
         """
         state = self.snapshot
-        if len(state.segments) > 1 or any(len(segment.dead) for segment in state.segments):
+        if len(state.segments) > 1 or any(
+            len(segment.dead) or not segment.items.has_fields for segment in state.segments
+        ):
             self._check_contents(state.manifest.segments)
             with self._new_segment(state) as draft:
                 merge_segments(draft.path, state.segments)

@@ -26,6 +26,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
     FORMAT,
+    OLDEST_FORMAT,
     IndexManifest,
     ItemArrays,
     read_manifest,
@@ -408,7 +409,7 @@ def test_an_index_of_another_version_is_refused_with_advice(tmp_path, change, ad
 
 def test_an_older_index_is_refused_though_its_checksum_is_right(tmp_path):
     make(tmp_path, {"a": 1})
-    body = {**json.loads((tmp_path / CURRENT).read_text()), "format": FORMAT - 1}
+    body = {**json.loads((tmp_path / CURRENT).read_text()), "format": OLDEST_FORMAT - 1}
     del body["checksum"]
     (tmp_path / CURRENT).write_text(json.dumps({**body, "checksum": fingerprint_of(body)}))
     with pytest.raises(ArtifactMismatch, match="older version: create the index again"):
