@@ -121,7 +121,7 @@ def test_more_like_this_finds_the_item_itself(page, items):
     item_id = first.get_attribute("data-id")
     with page.expect_request("**/v1/search") as sent:
         first.get_by_role("button", name="Similar").click()
-    assert sent.value.post_data_json["parts"] == [{"item": item_id, "weight": 1}]
+    assert sent.value.post_data_json["parts"] == [{"id": item_id, "weight": 1}]
     expect(page.get_by_role("heading", name=re.compile("hits in"))).to_be_visible()
     expect(page.locator(f'.grid [data-id="{item_id}"]')).to_be_visible()
 
@@ -133,7 +133,7 @@ def test_this_but_asks_for_the_words_that_differ(page):
     expect(page.get_by_role("textbox", name="What to look for")).to_be_focused()
     with page.expect_request("**/v1/search") as sent:
         search(page, "in red")
-    assert sent.value.post_data_json["parts"] == [{"item": item_id, "weight": 1}]
+    assert sent.value.post_data_json["parts"] == [{"id": item_id, "weight": 1}]
     assert sent.value.post_data_json["text"] == "in red"
 
 

@@ -1,10 +1,8 @@
-"""``genius serve``: indexes over HTTP, with a page; and the keys to it."""
+"""``genius serve``: indexes over HTTP, with a page; and ``genius keys add``."""
 
 from __future__ import annotations
 
 import contextlib
-import re
-import signal
 import socket
 import sys
 import time
@@ -20,50 +18,50 @@ if TYPE_CHECKING:
     from genius_search.index.index import Index
     from genius_search.serve.keys import Keys
 
-LOCAL = ("127.0.0.1", "localhost", "::1")
-"""Addresses that nobody else reaches."""
+LOCAL_ADDRESSES = ("127.0.0.1", "localhost", "::1")
+"""Addresses that other machines cannot reach."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serve:
-    """Answer searches of indexes over HTTP, with a page to open in a browser.
+    """Answer searches of indexes over HTTP, with a page for browsers.
 
-    Only this machine is answered, unless there are API keys (`genius keys add`) and another address is given.
+    Only this machine is answered, unless --keys (`genius keys add`) and another --host are given.
     """
 
     indexes: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INDEX [INDEX ...]")]
-    """Folders of indexes. Each is called what its folder is called, without .index."""
+    """Folders of indexes. Each is named like its folder, without .index."""
 
     model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Where their model is now, if it moved."""
 
     host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1"
-    """Address to listen at; any other than this machine's own needs --keys. 0.0.0.0 is all of them."""
+    """Address to listen on; any that other machines can reach requires --keys. 0.0.0.0 means all."""
 
     port: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 8000
-    """Port to listen at; 0 takes a free one."""
+    """Port to listen on; 0 picks a free one."""
 
     keys: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """API keys, without one of which nobody is answered."""
+    """API keys; requests without one are refused."""
 
     threads: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 1
-    """Threads for the model; more than one pays where cores have nothing else to do."""
+    """Threads for the model; more than one pays if cores are idle."""
 
     max_batch: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 32
-    """Searches that are answered together; 1 answers one after the other."""
+    """Searches that run together; 1 runs them one by one."""
 
     queue: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 256
     """Searches that may wait; beyond that clients are told when to come back."""
 
     device: str = "cpu"
-    """Or cuda."""
+    """Device of the model: cpu or cuda."""
 
     download: bool = False
     """Allow downloading the encoder's weights."""
 
     def run(self) -> int:
         """Serve until interrupted."""
-        from genius_search.errors import UsageError
+        from genius_search.errors import MissingExtra, UsageError
 
         began = time.monotonic()
         if not self.indexes:
@@ -72,147 +70,123 @@ class Serve:
             raise UsageError(f"--port is {self.port}, expected 0 to 65535")
         if min(self.threads, self.max_batch, self.queue) < 1:
             raise UsageError("--threads, --max-batch and --queue are at least 1")
-        if self.host not in LOCAL and self.keys is None:
+        if self.host not in LOCAL_ADDRESSES and self.keys is None:
             raise UsageError(
-                f"--host {self.host} can be reached from elsewhere, and that needs API keys: make one with "
-                "`genius keys add FILE --name NAME` and give --keys FILE"
+                f"--host {self.host} can be reached by other machines, which requires API keys: create one "
+                "with `genius keys add FILE --name NAME` and give --keys FILE"
             )
-        _check_installed()
-        keys = _keys(self.keys)
-        listening = _listen(self.host, self.port)
-        with listening:
-            return _serve(self, _open(self), keys, listening, began)
+        missing = [name for name in ("fastapi", "prometheus_client", "uvicorn") if not find_spec(name)]
+        if missing:
+            raise MissingExtra(
+                f"serving needs {', '.join(missing)}, which is not installed: pip install "
+                "'genius-search[serve]', or pip install -e '.[serve]' in a clone"
+            )
+        from genius_search.serve.keys import Keys
+
+        keys = None if self.keys is None else Keys(self.keys)
+        with _bind(self.host, self.port) as bound:
+            return _serve(self, _open_indexes(self), keys, bound, began)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddKey:
-    """Make an API key for `genius serve --keys`; it is printed once, and only its hash is kept.
+    """Create an API key for `genius serve --keys`. It is printed once; only its hash is stored.
 
-    To revoke a key delete its line in the file; a server notices.
+    To revoke a key delete its line in the file; a running server notices.
     """
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """File of keys, made if it is not there."""
+    """File of keys; created if it does not exist."""
 
     name: Annotated[str, tyro.conf.arg(metavar="NAME")]
     """Whose key it is."""
 
     scope: Literal["read", "write"] = "read"
-    """What it may do: search and look, or also add and delete items."""
+    """What it permits: searching and looking, or also adding and deleting items."""
 
     def run(self) -> None:
-        """Make it and print it."""
+        """Create the key and print it."""
         from genius_search.serve.keys import add_key
 
         print(add_key(self.file, name=self.name, scope=self.scope))
-        print(f"{self.file} has its hash; the key itself is nowhere but above", file=sys.stderr)
+        print(f"{self.file} has its hash; the key itself is stored nowhere", file=sys.stderr)
 
 
-def _keys(file: Path | None) -> Keys | None:
-    from genius_search.serve.keys import Keys
-
-    return None if file is None else Keys(file)
-
-
-def _check_installed() -> None:
-    """Say what is missing before a model is opened."""
-    from genius_search.errors import MissingExtra
-
-    missing = [
-        name
-        for name in ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
-        if not find_spec(name)
-    ]
-    if missing:
-        raise MissingExtra(
-            f"serving needs {', '.join(missing)}, which is not installed: "
-            "pip install 'genius-retrieval[serve]', or pip install -e '.[serve]' in a clone"
-        )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """The address to listen at, before anything is loaded: it may be taken."""
+def _bind(host: str, port: int) -> socket.socket:
+    """Bind the address before anything is loaded: it may be taken."""
     from genius_search.errors import UsageError
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host, port))
+        bound.bind((host, port))
     except OSError as error:
-        listening.close()
-        raise UsageError(f"{host} port {port} cannot be listened at: {error.strerror or error}") from None
-    return listening
+        bound.close()
+        raise UsageError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+    return bound
 
 
-def _open(asked: Serve) -> dict[str, Index]:
-    """The indexes by name; those of one model share it."""
+def _open_indexes(command: Serve) -> dict[str, Index]:
+    """Open the indexes by name; those of one model share it."""
     from genius_search.errors import UsageError
     from genius_search.index.index import Index
     from genius_search.index.store import read_manifest
     from genius_search.model import Genius
 
-    opened: dict[str, Index] = {}
+    indexes: dict[str, Index] = {}
     models: dict[str, Genius] = {}
-    for folder in asked.indexes:
-        name = re.sub(r"\.index$", "", folder.resolve().name)
-        if name in opened:
-            raise UsageError(f"two indexes are called {name}; rename the folder of one")
+    for folder in command.indexes:
+        name = folder.resolve().name.removesuffix(".index")
+        if name in indexes:
+            raise UsageError(f"two indexes are named {name}; rename the folder of one")
         fingerprint = read_manifest(folder).model_fingerprint
-        known = models.get(fingerprint, asked.model)
-        opened[name] = Index.open(folder, model=known, device=asked.device, download=asked.download)
-        models[fingerprint] = opened[name].model
-    return opened
+        model = models.get(fingerprint, command.model)
+        index = Index.open(folder, model=model, device=command.device, download=command.download)
+        indexes[name] = index
+        models[fingerprint] = index.model
+    return indexes
 
 
 def _serve(
-    asked: Serve, indexes: dict[str, Index], keys: Keys | None, listening: socket.socket, began: float
+    command: Serve, indexes: dict[str, Index], keys: Keys | None, bound: socket.socket, began: float
 ) -> int:
     import uvicorn
 
     from genius_search.serve.app import create_app
-    from genius_search.serve.engine import Engine, EngineSettings
-
-    settings = EngineSettings(torch_threads=asked.threads, max_batch=asked.max_batch, max_queue=asked.queue)
-    app = create_app(Engine(indexes, settings), keys=keys)
-    config = uvicorn.Config(
-        app,
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        timeout_graceful_shutdown=int(settings.drain_seconds),
-    )
+    from genius_search.serve.engine import DRAIN_SECONDS, Engine, EngineSettings
 
     class Server(uvicorn.Server):
-        """Says when it answers, and ends well when it is told to end."""
+        """Announces when it is ready, and exits normally when it is interrupted."""
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            """Unlike uvicorn's own, do not die of the signal once everything has been answered."""
-            kinds = (signal.SIGINT, signal.SIGTERM)
-            before = {kind: signal.signal(kind, self.handle_exit) for kind in kinds}
-            try:
+            """Handle signals; unlike uvicorn's own, do not raise them again once everything is answered."""
+            with super().capture_signals():
                 yield
-            finally:
-                for kind, handler in before.items():
-                    signal.signal(kind, handler)
+                self._captured_signals.clear()
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
-                host, port = listening.getsockname()[:2]
-                place = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+                host, port = bound.getsockname()[:2]
+                address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+                names = ", ".join(f"{name} ({i.snapshot.num_alive:,} items)" for name, i in indexes.items())
                 seconds = time.monotonic() - began
-                named = ", ".join(f"{name} ({len_of(index):,} items)" for name, index in indexes.items())
                 print(
-                    f"{named} at {place} after {seconds:.1f} s; Ctrl-C ends it", file=sys.stderr, flush=True
+                    f"{names} at {address} after {seconds:.1f} s; Ctrl-C ends it", file=sys.stderr, flush=True
                 )
 
-    server = Server(config)
-    server.run(sockets=[listening])
+    settings = EngineSettings(
+        torch_threads=command.threads, max_batch=command.max_batch, max_queue=command.queue
+    )
+    server = Server(
+        uvicorn.Config(
+            create_app(Engine(indexes, settings), keys=keys),
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=int(DRAIN_SECONDS),
+        )
+    )
+    server.run(sockets=[bound])
     return 0 if server.started else 1
-
-
-def len_of(index: Index) -> int:
-    """How many items an index has."""
-    return index.snapshot.num_alive

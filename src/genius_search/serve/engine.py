@@ -40,8 +40,12 @@ Result = TypeVar("Result")
 MAX_RETRY_SECONDS: Final = 60.0
 SMOOTHING: Final = 0.2
 """Weight of the last batch in the measured rate."""
-READERS: Final = 2
-"""Look-ups at the same time, so that a slow one does not hold up pictures."""
+DRAIN_SECONDS: Final = 30.0
+"""How long a shutdown waits for what was accepted."""
+MAX_WRITTEN: Final = 1024
+"""Items in one change of an index."""
+MAX_UNWRITTEN: Final = 8192
+"""Items that may wait to be written."""
 MAX_DEAD_SHARE: Final = 0.2
 """Share of deleted items that triggers compaction: at most four items are rewritten per deleted one. Many
 segments need none, because adding merges them."""
@@ -103,6 +107,10 @@ class BatchLimits:
 
     workers: int = 1
     """Batches that run at the same time, each in its own thread."""
+
+
+READS: Final = BatchLimits(max_size=1, wait_ms=0.0, max_waiting=64, workers=2)
+"""For look-ups of items, codes and explanations; two at a time, so that a slow one holds up no picture."""
 
 
 class Completed(NamedTuple, Generic[Result]):
@@ -428,35 +436,20 @@ def _num_waiting(batchers: Sequence[Batcher[Any, Any, Any]]) -> float:
 class EngineSettings:
     """How much the service takes on at once."""
 
+    torch_threads: int = 1
+    """Threads that share one tensor operation."""
+
     max_batch: int = 32
     """Searches that run together."""
-
-    batch_wait_ms: float = 2.0
-    """How long the first search of a batch waits for others."""
 
     max_queue: int = 256
     """Searches that may wait; beyond that clients are told when to come back."""
 
-    workers: int = 1
-    """Batches of searches that run at the same time."""
-
-    torch_threads: int = 1
-    """Threads that share one tensor operation."""
-
-    max_reads: int = 64
-    """Look-ups of items, codes and explanations that may wait."""
-
-    max_written: int = 1024
-    """Items written in one change of an index."""
-
-    max_unwritten: int = 8192
-    """Items that may wait to be written."""
+    batch_wait_ms: float = 2.0
+    """How long the first search of a batch waits for others."""
 
     write_wait_ms: float = 20.0
     """How long the first add of a change waits for others."""
-
-    drain_seconds: float = 30.0
-    """How long a shutdown waits for what was accepted."""
 
 
 class SearchOutcome(NamedTuple):
@@ -502,15 +495,13 @@ class Engine:
                 max_size=settings.max_batch,
                 wait_ms=settings.batch_wait_ms,
                 max_waiting=settings.max_queue,
-                workers=settings.workers,
             ),
         )
         self._reads: Batcher[None, Callable[[], Any], Any] = Batcher(
-            lambda _, lookups: [look_up() for look_up in lookups],
-            BatchLimits(max_size=1, wait_ms=0.0, max_waiting=settings.max_reads, workers=READERS),
+            lambda _, look_ups: [look_up() for look_up in look_ups], READS
         )
         write_limits = BatchLimits(
-            max_size=settings.max_written, wait_ms=settings.write_wait_ms, max_waiting=settings.max_unwritten
+            max_size=MAX_WRITTEN, wait_ms=settings.write_wait_ms, max_waiting=MAX_UNWRITTEN
         )
         self._writers = {
             name: IndexWriter(name, Index(index.folder, index.model), write_limits, self.metrics)
@@ -540,7 +531,7 @@ class Engine:
         """Accept nothing new (:class:`Draining`) and finish what was accepted, within the time to drain."""
         self.is_ready = False
         batchers = itertools.chain.from_iterable(self._batchers.values())
-        await asyncio.gather(*(batcher.stop(self.settings.drain_seconds) for batcher in batchers))
+        await asyncio.gather(*(batcher.stop(DRAIN_SECONDS) for batcher in batchers))
 
     async def search(
         self, name: str, request: SearchRequest, config: SearchConfig, *, deadline: float = math.inf

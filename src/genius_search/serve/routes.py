@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from genius_search.config import USUAL_SEARCH, SearchConfig
 from genius_search.index.index import Index
@@ -26,7 +26,7 @@ from genius_search.serve import limits, schemas
 from genius_search.serve.adding import Acknowledgements, acknowledge, add
 from genius_search.serve.describe import describe_index, describe_settings
 from genius_search.serve.engine import Engine
-from genius_search.serve.guard import STREAM_TYPE, TITLES, Problem, Redact
+from genius_search.serve.guard import STREAM_PATH, STREAM_TYPE, TITLES, Problem, Redact
 from genius_search.serve.pictures import Pictures, decode_base64
 from genius_search.serve.schemas import THUMBNAIL, ItemSummary
 
@@ -84,12 +84,8 @@ Limit = Annotated[int, Query(ge=1, le=limits.GROUPS)]
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Document the errors of a route beside those that every route may give."""
-    common = {400, 401, 403, 422, 429, 500, 503}
-    return {
-        status: {"description": TITLES[status], "model": schemas.ProblemDetails}
-        for status in sorted(common | {*statuses})
-    }
+    """Document the errors of a route."""
+    return {status: {"description": TITLES[status], "model": schemas.ProblemDetails} for status in statuses}
 
 
 # The middleware checks keys before a body is read; this documents them.
@@ -97,8 +93,8 @@ KEYS: Final = [
     Security(HTTPBearer(auto_error=False)),
     Security(APIKeyHeader(name="X-API-Key", auto_error=False)),
 ]
-router = APIRouter(dependencies=KEYS)
-open_router = APIRouter(tags=["server"])
+router = APIRouter(dependencies=KEYS, responses=problems(400, 401, 403, 404, 422, 429, 500, 503))
+open_router = APIRouter()
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Result:
@@ -125,12 +121,7 @@ def show(kind: type[Shown], found: object, index: str) -> Shown:
     return kind.model_validate(found, from_attributes=True, context=index)
 
 
-@router.post(
-    "/v1/search",
-    summary="Search with a text, a picture, or several parts",
-    responses=problems(404, 408, 413, 415, 504),
-    tags=["search"],
-)
+@router.post("/v1/search", responses=problems(408, 413, 415, 504))
 async def search(request: Request, service: ServiceDep, body: schemas.SearchBody) -> schemas.SearchResult:
     """Find the best items for a query."""
     name = service.resolve(body.index)
@@ -199,12 +190,7 @@ async def search_request(pictures: Pictures, body: schemas.SearchBody) -> Search
     return request
 
 
-@router.post(
-    "/v1/explain",
-    summary="Explain why a search finds an item, or does not",
-    responses=problems(404, 408, 413, 415),
-    tags=["codes"],
-)
+@router.post("/v1/explain", responses=problems(408, 413, 415))
 async def explain(request: Request, service: ServiceDep, body: schemas.ExplainBody) -> schemas.Explanation:
     """Follow the ID of an item level by level: the probability of each code, and its alternatives."""
     name = service.resolve(body.index)
@@ -224,12 +210,7 @@ async def explain(request: Request, service: ServiceDep, body: schemas.ExplainBo
     return shown.model_copy(update={"request_id": request.state.request_id, "index": name})
 
 
-@router.get(
-    "/v1/codes",
-    summary="Look up a prefix of IDs and what lies below it",
-    responses=problems(404),
-    tags=["codes"],
-)
+@router.get("/v1/codes")
 async def codes(
     service: ServiceDep,
     name: IndexDep,
@@ -256,12 +237,7 @@ async def codes(
     return await service.engine.read(name, look_up)
 
 
-@router.get(
-    "/v1/codes/collisions",
-    summary="List items that share their whole ID",
-    responses=problems(404),
-    tags=["codes"],
-)
+@router.get("/v1/codes/collisions")
 async def collisions(
     service: ServiceDep, name: IndexDep, offset: Offset = 0, limit: Limit = 20
 ) -> schemas.SharedPage:
@@ -270,12 +246,7 @@ async def collisions(
     return show(schemas.SharedPage, page, name)
 
 
-@router.get(
-    "/v1/codes/duplicates",
-    summary="List items that share all but the last codes of their IDs",
-    responses=problems(404),
-    tags=["codes"],
-)
+@router.get("/v1/codes/duplicates")
 async def duplicates(
     service: ServiceDep,
     name: IndexDep,
@@ -290,7 +261,7 @@ async def duplicates(
     return show(schemas.SharedPage, page, name)
 
 
-@router.get("/v1/items", summary="Get an item", responses=problems(404), tags=["items"])
+@router.get("/v1/items")
 async def get_item(service: ServiceDep, name: IndexDep, item_id: IdQuery) -> schemas.Item:
     """Return an item with its fields and codes."""
 
@@ -304,16 +275,16 @@ async def get_item(service: ServiceDep, name: IndexDep, item_id: IdQuery) -> sch
     return await service.engine.read(name, look_up)
 
 
+class JpegResponse(Response):
+    """A picture."""
+
+    media_type = "image/jpeg"
+
+
 @router.get(
     "/v1/items/picture",
-    summary="Get the picture of an item as a small JPEG",
-    response_class=Response,
-    responses={
-        200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}},
-        304: {"description": "Unchanged (If-None-Match)."},
-        **problems(404),
-    },
-    tags=["items"],
+    response_class=JpegResponse,
+    responses={304: {"description": "Unchanged (If-None-Match)."}},
 )
 async def get_picture(
     request: Request,
@@ -336,15 +307,10 @@ async def get_picture(
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     if not jpeg:
         return Response(status_code=304, headers=headers)
-    return Response(jpeg, media_type="image/jpeg", headers=headers)
+    return JpegResponse(jpeg, headers=headers)
 
 
-@router.post(
-    "/v1/items",
-    summary="Add or replace items",
-    responses=problems(404, 408, 413, 415, 507),
-    tags=["items"],
-)
+@router.post("/v1/items", responses=problems(408, 413, 415, 507))
 async def add_items(service: ServiceDep, name: IndexDep, body: schemas.NewItems) -> schemas.Added:
     """Add items; one whose id is known replaces the other. On return they are on the disk and searchable."""
     added = await add(service.engine, service.pictures, name, body.items)
@@ -358,16 +324,13 @@ async def add_items(service: ServiceDep, name: IndexDep, body: schemas.NewItems)
     return added
 
 
-_LINES: Final = {"type": "string", "description": "JSON objects, one per line."}
-
-
 @router.post(
-    "/v1/items/stream",
-    summary="Add or replace any number of items",
+    STREAM_PATH,
     response_class=Acknowledgements,
-    responses={200: {"content": {STREAM_TYPE: {"schema": _LINES}}}, **problems(404, 408, 415)},
-    openapi_extra={"requestBody": {"required": True, "content": {STREAM_TYPE: {"schema": _LINES}}}},
-    tags=["items"],
+    responses=problems(408, 415),
+    openapi_extra={
+        "requestBody": {"required": True, "content": {STREAM_TYPE: {"schema": {"type": "string"}}}}
+    },
 )
 async def stream_items(request: Request, service: ServiceDep, name: IndexDep) -> Response:
     """Add the items of a stream (a NewItem per line); each batch is acknowledged by a line (Added).
@@ -378,18 +341,13 @@ async def stream_items(request: Request, service: ServiceDep, name: IndexDep) ->
     return Acknowledgements(acknowledge(request, engine, pictures, name, redact))
 
 
-@router.post(
-    "/v1/items/delete",
-    summary="Delete items",
-    responses=problems(404, 408, 413, 415, 507),
-    tags=["items"],
-)
+@router.post("/v1/items/delete", responses=problems(408, 413, 415, 507))
 async def delete_items(service: ServiceDep, name: IndexDep, body: schemas.ItemIds) -> schemas.Deleted:
     """Delete items; on return no search finds them."""
     return show(schemas.Deleted, await service.engine.delete(name, body.ids), name)
 
 
-@router.delete("/v1/items", summary="Delete an item", responses=problems(404, 507), tags=["items"])
+@router.delete("/v1/items", responses=problems(507))
 async def delete_item(service: ServiceDep, name: IndexDep, item_id: IdQuery) -> schemas.Deleted:
     """Delete an item; on return no search finds it."""
     deleted = await service.engine.delete(name, [item_id])
@@ -398,14 +356,14 @@ async def delete_item(service: ServiceDep, name: IndexDep, item_id: IdQuery) -> 
     return show(schemas.Deleted, deleted, name)
 
 
-@router.get("/v1/indexes", summary="List the indexes", responses=problems(), tags=["indexes"])
+@router.get("/v1/indexes")
 async def get_indexes(request: Request, service: ServiceDep) -> schemas.Indexes:
     """Describe every index as far as a search needs it."""
     names = service.engine.indexes
     return schemas.Indexes(indexes=[await _describe(request, service, name) for name in names])
 
 
-@router.get("/v1/indexes/{name}", summary="Describe an index", responses=problems(404), tags=["indexes"])
+@router.get("/v1/indexes/{name}")
 async def get_one_index(
     request: Request, service: ServiceDep, name: Annotated[schemas.IndexName, Path()]
 ) -> schemas.IndexInfo:
@@ -418,13 +376,13 @@ async def _describe(request: Request, service: Service, name: str) -> schemas.In
     return await service.engine.read(name, lambda index: describe_index(name, index, writable=may_write))
 
 
-@open_router.get("/healthz", summary="Is the server alive?")
+@open_router.get("/healthz")
 async def healthz() -> schemas.Health:
     """Answer while the process lives."""
     return schemas.Health()
 
 
-@open_router.get("/readyz", summary="Does the server answer searches?", responses={503: problems()[503]})
+@open_router.get("/readyz", responses=problems(503))
 async def readyz(service: ServiceDep) -> schemas.Health:
     """Answer with 503 while the server starts or shuts down."""
     if not service.engine.is_ready:
@@ -432,13 +390,7 @@ async def readyz(service: ServiceDep) -> schemas.Health:
     return schemas.Health()
 
 
-@router.get(
-    "/metrics",
-    summary="Metrics for Prometheus",
-    response_class=Response,
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **problems()},
-    tags=["server"],
-)
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(service: ServiceDep) -> Response:
     """Return latencies by stage, batches, beams, queues and errors."""
     return Response(generate_latest(service.engine.metrics.registry), media_type=CONTENT_TYPE_LATEST)

