@@ -19,7 +19,6 @@ from genius_search.errors import BadData
 from genius_search.index.index import Index
 from genius_search.index.settings import DEPTH, Bin, Calibration, Outcome, Weights, hit_features
 from genius_search.index.snapshot import Snapshot
-from genius_search.lab.evaluate import EvaluationConfig
 from genius_search.progress import Progress
 from genius_search.search.beam import search
 from genius_search.search.rank import Evidence, rank_items
@@ -201,12 +200,13 @@ def calibrate(index: Index, data: MBeir, config: CalibrateConfig, *, progress: P
     """
     config = checked(config)
     search_config = index.settings
-    settings = EvaluationConfig(split=config.split, max_queries=config.queries, seed=config.seed)
     asked = answerable(
         index,
         data,
         config.rows,
-        settings,
+        split=config.split,
+        max_queries=config.queries,
+        seed=config.seed,
         rerank="embeddings" if search_config.rerank == "embeddings" else "codes",
         progress=progress,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,11 +29,12 @@ from genius_search.data.features import (
     write_shard,
 )
 from genius_search.data.images import open_image
-from genius_search.data.mbeir import Instructions, MBeir, read_pool, read_queries
+from genius_search.data.mbeir import EvaluationRow, Instructions, MBeir, read_pool, read_queries
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, JointEncoder, JointInput, TextInput
 from genius_search.errors import ArtifactMismatch, BadData, BadImage
 from genius_search.progress import Progress
 from genius_search.records import (
+    TASKS,
     Candidate,
     Modality,
     Query,
@@ -537,3 +539,74 @@ def _training_query_rows(data: MBeir, candidates: Features) -> Iterator[FeatureR
                 offered = instructions_for(data.instructions, query, wanted)
                 for variant, instruction in enumerate(offered or (None,)):
                     yield query_row(data, query, wanted, instruction, variant, split="train")
+
+
+class EmbeddedQueries(NamedTuple):
+    """Features of the queries of one row of a data set."""
+
+    qids: list[str]
+    features: FeatureBatch
+
+
+def embed_queries(
+    data: MBeir,
+    encoder: Encoder,
+    row: EvaluationRow,
+    folder: Path,
+    *,
+    instructions: InstructionChoice = "hashed",
+    max_queries: int = 0,
+    seed: int = 0,
+    progress: Progress,
+) -> list[EmbeddedQueries]:
+    """Embed the queries of a row, once for each way of instructing them: one way, unless it is ``all``.
+
+    Features are kept under ``folder`` and found again. With ``max_queries`` so many are taken, spread evenly.
+
+    Raises
+    ------
+    BadData
+        a query occurs twice, or ``all`` is asked for and queries have different numbers of instructions.
+    """
+    target = TASKS[row.task_id][1]
+    queries = list(read_queries(row.queries))
+    if max_queries and max_queries < len(queries):
+        queries = [queries[int(place)] for place in np.linspace(0, len(queries) - 1, max_queries)]
+    repeated = [qid for qid, count in Counter(query.qid for query in queries).items() if count > 1]
+    if repeated:
+        raise BadData(
+            f"{row.queries}: query {repeated[0]} occurs twice ({len(repeated)} such); each may occur once"
+        )
+    variants: list[list[str | None]]
+    if instructions == "all":
+        offered = [instructions_for(data.instructions, query, target) for query in queries]
+        if len({len(texts) for texts in offered}) > 1:
+            raise BadData(
+                "the queries of a row have different numbers of instructions; choose hashed or first"
+            )
+        variants = [list(texts) for texts in zip(*offered, strict=True)] or [[None] * len(queries)]
+    else:
+        variants = [
+            [
+                choose_instruction(data.instructions, query, target, instructions, seed=seed)
+                for query in queries
+            ]
+        ]
+    features = embed(
+        (
+            query_row(data, query, target, instruction, variant, split=row.split)
+            for variant, texts in enumerate(variants)
+            for query, instruction in zip(queries, texts, strict=True)
+        ),
+        encoder,
+        folder / f"queries-{fingerprint_of([instructions, seed, max_queries])[:8]}" / row.name,
+        inputs={"records": fingerprint_of_files([row.queries, *instruction_files(data)])},
+        expected=len(queries) * len(variants),
+        progress=progress,
+    )
+    return [
+        EmbeddedQueries(
+            [query.qid for query in queries], features.gather(np.flatnonzero(features.variant == variant))
+        )
+        for variant in range(len(variants))
+    ]

@@ -16,15 +16,16 @@ from annotated_types import Gt, Le
 from jaxtyping import Float, Float32, Int64
 from pydantic import ConfigDict
 from torch import Tensor
+from torch.nn import functional as F
 
 from genius_search.config import Count, Natural, NonNegative, SearchConfig, checked
-from genius_search.data.mbeir import MBeir
+from genius_search.data.mbeir import MBeir, read_judgements
+from genius_search.embed import embed_queries
 from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
 from genius_search.index.settings import Tuned
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import Segment
-from genius_search.lab.evaluate import EvaluationConfig, embed_queries, judgements
 from genius_search.nn.density import decode_densities
 from genius_search.progress import Progress
 from genius_search.search.beam import Beams, search
@@ -62,8 +63,10 @@ def answerable(
     index: Index,
     data: MBeir,
     rows: Sequence[str],
-    settings: EvaluationConfig,
     *,
+    split: str,
+    max_queries: int,
+    seed: int,
     rerank: Literal["codes", "embeddings"],
     progress: Progress,
 ) -> Asked:
@@ -78,10 +81,20 @@ def answerable(
     fused, evidence, right = [], [], []
     left_out = 0
     with tempfile.TemporaryDirectory() as folder:
-        for row in data.rows(settings.split, names=rows):
-            (queries,) = embed_queries(data, index.model, row, settings, Path(folder), progress)
-            judged = judgements(row, queries.qids)
-            wanted = [[did for did, grade in judged[qid].items() if grade > 0] for qid in queries.qids]
+        for row in data.rows(split, names=rows):
+            ((qids, features),) = embed_queries(
+                data,
+                index.model.encoder,
+                row,
+                Path(folder),
+                max_queries=max_queries,
+                seed=seed,
+                progress=progress,
+            )
+            embeddings = index.model.embed(features)
+            in_evidence = F.normalize(features.total(), dim=-1) if is_raw else embeddings
+            judged = read_judgements(row, qids)
+            wanted = [[did for did, grade in judged[qid].items() if grade > 0] for qid in qids]
             places = _places(index.snapshot.segments, [did for own in wanted for did in own])
             for number, own in enumerate(wanted):
                 there = frozenset(places[did] for did in own if did in places)
@@ -89,11 +102,11 @@ def answerable(
                     left_out += 1
                     continue
                 right.append(there)
-                fused.append(queries.fused[number])
-                evidence.append((queries.raw if is_raw else queries.fused)[number])
+                fused.append(embeddings[number])
+                evidence.append(in_evidence[number])
     if not right:
         raise BadData(
-            f"none of the {left_out} queries of {data.root} (split {settings.split}) has a right answer in "
+            f"none of the {left_out} queries of {data.root} (split {split}) has a right answer in "
             f"{index.folder}: its items need the ids of the data set's candidates; `genius index create "
             "INDEX --pool FILE` with a pool's .jsonl file of this data set makes such an index"
         )
@@ -291,8 +304,16 @@ def tune(index: Index, data: MBeir, config: TuneConfig, *, progress: Progress) -
     stored = opened.manifest.embeddings
     if config.rerank == "embeddings" and stored == "none":
         raise UsageError(f"{index.folder} stores no embeddings; tune it for --rerank codes")
-    settings = EvaluationConfig(split=config.split, max_queries=config.queries, seed=config.seed)
-    asked = answerable(index, data, config.rows, settings, rerank=config.rerank, progress=progress)
+    asked = answerable(
+        index,
+        data,
+        config.rows,
+        split=config.split,
+        max_queries=config.queries,
+        seed=config.seed,
+        rerank=config.rerank,
+        progress=progress,
+    )
     ceiling = order_everything(index, asked, SearchConfig(rerank=config.rerank))
     if not ceiling:
         raise BadData(

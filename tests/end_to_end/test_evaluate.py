@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search import encode
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_candidates, read_qrels, read_queries
 from genius_search.errors import BadData, UsageError
+from genius_search.index import encode
 from genius_search.index.encode import encode_features
-from genius_search.lab.evaluate import DEPTH, EvaluationConfig, EvaluationResult, doctor, evaluate
+from genius_search.lab.evaluate import EvaluationConfig, EvaluationResult, doctor, evaluate
+from genius_search.lab.methods import DEPTH
 from genius_search.lab.results import METHODS, ResultRow
 from genius_search.lab.runs import evaluate as measure
 from genius_search.lab.runs import read_run

@@ -9,7 +9,7 @@ import csv
 import json
 import re
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -628,3 +628,21 @@ def _row_name(queries: Path, split: str) -> str:
 
 def _files(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
+
+
+def read_judgements(row: EvaluationRow, qids: Sequence[str]) -> dict[str, Mapping[str, int]]:
+    """Return the right answers of some queries of a row, from its qrels or else its query file.
+
+    Raises
+    ------
+    BadData
+        a query has none.
+    """
+    if row.qrels is not None:
+        known: Mapping[str, Mapping[str, int]] = read_qrels(row.qrels)
+    else:
+        known = {query.qid: dict.fromkeys(query.positives, 1) for query in read_queries(row.queries)}
+    missing = [qid for qid in qids if qid not in known]
+    if missing:
+        raise BadData(f"{row.qrels}: no line for query {missing[0]} and {len(missing) - 1} others")
+    return {qid: known[qid] for qid in qids}

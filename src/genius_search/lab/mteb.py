@@ -26,7 +26,7 @@ from genius_search.data.features import ABSENT, FeatureBatch
 from genius_search.embed import is_joint
 from genius_search.encoders.base import ImageInput, ItemKey, JointInput, TextInput
 from genius_search.errors import BadData, MissingExtra, UsageError
-from genius_search.lab.evaluate import WAYS
+from genius_search.lab.methods import BEAM_METHODS
 from genius_search.lab.runs import falling, some
 from genius_search.model import Genius
 from genius_search.nn.density import NUM_EXTRA_COLUMNS
@@ -458,14 +458,14 @@ class MtebModel:
     ) -> list[dict[str, float]]:
         """Hits of each query in their order, whatever sorts them again."""
         vectors = raw if self.method in RAW else fused
-        if self.method not in WAYS:
+        if self.method not in BEAM_METHODS:
             nearest = exact_search(
                 vectors, pool.vectors, len(pool.ids), k=k, device=self.model.quantizer.device
             )
             return [
                 pool.hits(items, scores) for items, scores in zip(nearest.items, nearest.scores, strict=True)
             ]
-        settings = dataclasses.replace(self._config, beam=beam, rerank=WAYS[self.method].rerank)
+        settings = dataclasses.replace(self._config, beam=beam, rerank=BEAM_METHODS[self.method].rerank)
         parts = [Part(pool.table)]
         beams = beam_search(self.model.decoder, parts, fused, settings)
         densities = None if pool.densities is None else [pool.densities]

@@ -16,7 +16,6 @@ from genius_search.config import USUAL_SEARCH, SearchConfig
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
-from genius_search.lab.evaluate import EvaluationConfig
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.search.beam import search
@@ -97,7 +96,9 @@ def test_the_ceiling_takes_hubness_from_embeddings_as_a_search_does(world, index
         index,
         world.data,
         (),
-        EvaluationConfig(split="test", max_queries=20),
+        split="test",
+        max_queries=20,
+        seed=0,
         rerank="embeddings",
         progress=Silent(),
     )

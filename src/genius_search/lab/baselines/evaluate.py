@@ -24,25 +24,17 @@ from genius_search.lab.baselines.dense import NOTHING, DenseName, Fitted, dense_
 from genius_search.lab.baselines.ids import NUMBERED, TRAITS, Items
 from genius_search.lab.baselines.train import Baseline, Sources, check_model, pool_items, rows_of
 from genius_search.lab.evaluate import (
-    DEPTH,
     RESULTS,
-    SEARCH_BATCH,
-    EmbeddedPools,
     EvaluationConfig,
-    Found,
-    PoolItems,
-    RowQueries,
+    EvaluationPools,
     chosen_rows,
     embed_queries,
     evaluate_rows,
-    hits_of,
-    query_features,
 )
+from genius_search.lab.methods import DEPTH, SEARCH_BATCH, MethodHits, PoolCandidates, RowQueries
 from genius_search.lab.results import ResultRow, to_json
-from genius_search.lab.runs import Hit
 from genius_search.model import Genius
 from genius_search.progress import Progress
-from genius_search.records import did_of
 from genius_search.search.beam import search as beam_search
 from genius_search.search.decoder import Decoder
 from genius_search.search.rank import Evidence, rank_items
@@ -190,7 +182,7 @@ def evaluate_baseline(
     config = dataclasses.replace(checked(config), methods=(method,))
     place = evaluation or model.folder / "evaluation"
     rows = chosen_rows(data, config)
-    pools = EmbeddedPools(
+    pools = EvaluationPools(
         data, model.encoder, rows, place, split=config.split, pools=config.pools, progress=progress
     )
     with_codes = TRAITS[baseline.config.kind].needs == "codes"
@@ -198,21 +190,15 @@ def evaluate_baseline(
     asked = [(row, embed_queries(data, model, row, config, place, progress)) for row in rows]
     folder.mkdir(parents=True, exist_ok=True)
 
-    def answer(queries: Sequence[RowQueries], candidates: PoolItems) -> Iterator[list[Found]]:
+    def answer(queries: Sequence[RowQueries], candidates: PoolCandidates) -> Iterator[list[MethodHits]]:
         chosen = rows_of(candidates.dids, items.numbers)
         index = rival.index(_some(items, chosen))
         size = index.table.nbytes / len(candidates)
         for some in queries:
             answers = list(rival.search(index, some.fused, beam=config.beam, k=DEPTH))
-            hits = [
-                [
-                    Hit(did_of(int(candidates.dids[item])), float(score))
-                    for item, score in zip(found, scores, strict=True)
-                ]
-                for found, scores, _ in answers
-            ]
+            hits = [candidates.hits(items, scores) for items, scores, _ in answers]
             touched = sum(count for _, _, count in answers) / max(1, len(answers))
-            yield [Found(method, hits, size, touched)]
+            yield [MethodHits(method, hits, size, touched)]
 
     results = evaluate_rows(asked, pools, answer, config, folder, progress)
     facts = examine_ids(rival, items, beam=config.beam)
@@ -335,13 +321,15 @@ class DenseRival:
             self._fitted[kind] = fit(_unit_sums(self._training), kind, seed=config.seed)
         return self._fitted[kind]
 
-    def answer(self, rows: Sequence[RowQueries], pool: PoolItems) -> Iterator[list[Found]]:
+    def answer(self, rows: Sequence[RowQueries], pool: PoolCandidates) -> Iterator[list[MethodHits]]:
         """Index a pool in every way and ask each the queries of each row."""
         # One kind after the other, so that one index at a time is in memory.
         answers = [list(self._answer(kind, rows, pool)) for kind in self._config.kinds]
         return map(list, zip(*answers, strict=True))
 
-    def _answer(self, kind: DenseName, rows: Sequence[RowQueries], pool: PoolItems) -> Iterator[Found]:
+    def _answer(
+        self, kind: DenseName, rows: Sequence[RowQueries], pool: PoolCandidates
+    ) -> Iterator[MethodHits]:
         began = time.process_time()
         fitted = self.fit(kind, len(pool))
         ready = time.process_time()
@@ -355,14 +343,14 @@ class DenseRival:
             took = time.process_time() - asked
             found = counted.found
             hits = [
-                hits_of(pool, items[items != NOTHING], scores[items != NOTHING])
+                pool.hits(items[items != NOTHING], scores[items != NOTHING])
                 for items, scores in zip(found.items, found.scores, strict=True)
             ]
             count = len(queries.qids)
             self.timings.append(
                 Timing(method, len(pool), ready - began, built - ready, count, 1000 * took / count)
             )
-            yield Found(method, hits, size, counted.compared / count)
+            yield MethodHits(method, hits, size, counted.compared / count)
 
 
 def evaluate_dense(
@@ -400,14 +388,10 @@ def evaluate_dense(
     config = dataclasses.replace(checked(config), methods=dense.methods)
     rows = chosen_rows(data, config)
     encoder = embedded.encoder
-    pools = EmbeddedPools(
+    pools = EvaluationPools(
         data, encoder, rows, evaluation, split=config.split, pools=config.pools, progress=progress
     )
-    asked = []
-    for row in rows:
-        ways = query_features(data, encoder, row, config, evaluation, progress)
-        sums = [(way.qids, F.normalize(way.features.total(), dim=-1)) for way in ways]
-        asked.append((row, [RowQueries(qids, total, total) for qids, total in sums]))
+    asked = [(row, embed_queries(data, encoder, row, config, evaluation, progress)) for row in rows]
     rival = DenseRival(embedded.features.candidates, dense)
     folder.mkdir(parents=True, exist_ok=True)
     results = evaluate_rows(asked, pools, rival.answer, config, folder, progress)

@@ -53,7 +53,7 @@ from genius_search.lab.baselines.ids import (
     giver_of,
     make_ids,
 )
-from genius_search.lab.evaluate import ALL
+from genius_search.lab.evaluate import CANDIDATES
 from genius_search.model import Genius
 from genius_search.nn.generator import Generator
 from genius_search.nn.quantizer import encode, fuse
@@ -77,7 +77,7 @@ def pool_items(sources: Sources, split: str, *, with_codes: bool, progress: Prog
     """Every candidate of a split's pools, in the order of the evaluation."""
     data = sources.data
     files = list(dict.fromkeys([*data.global_pool(split), *data.local_pools_of(split)]))
-    place = sources.evaluation / ALL / "features"
+    place = sources.evaluation / CANDIDATES / "features"
     features = embed_pool(data, files, sources.model.encoder, place, progress=progress)
     return _items(sources, features, files, with_codes=with_codes)
 

@@ -18,7 +18,7 @@ from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from genius_search.config import Count, Natural, NonNegative, SearchConfig, checked
-from genius_search.data.mbeir import EvaluationRow, MBeir
+from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.dense import (
     DenseIndex,
@@ -39,7 +39,6 @@ from genius_search.lab.evaluate import (
     PoolCandidates,
     RowQueries,
     embed_queries,
-    judgements,
 )
 from genius_search.lab.figure import Line
 from genius_search.lab.runs import Hit, Qrels, Run, evaluate, filter_to_pool
@@ -1092,7 +1091,7 @@ def _task(
     progress: Progress,
 ) -> Task:
     (queries,) = embed_queries(data, ground.model, row, config, folder, progress)
-    return Task(row, queries, filter_to_pool(judgements(row, queries.qids), ground.candidates))
+    return Task(row, queries, filter_to_pool(read_judgements(row, queries.qids), ground.candidates))
 
 
 def _measure(

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from genius_search.config import Count, Natural, checked
-from genius_search.data.mbeir import EvaluationRow, MBeir
+from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.generate import PointerTrie
 from genius_search.lab.bench.methods import FAMILIES, Found, Method, methods
@@ -27,7 +27,6 @@ from genius_search.lab.evaluate import (
     Pool,
     RowQueries,
     embed_queries,
-    judgements,
 )
 from genius_search.lab.figure import Line
 from genius_search.lab.runs import Hit, Qrels, Run, filter_to_pool
@@ -273,7 +272,7 @@ def _asked(data: MBeir, model: Genius, settings: RivalSettings, folder: Path, pr
         items=settings.grow,
         seed=settings.seed,
     )
-    return _Asked(row, queries, filter_to_pool(judgements(row, queries.qids), candidates), pool)
+    return _Asked(row, queries, filter_to_pool(read_judgements(row, queries.qids), candidates), pool)
 
 
 def _rows(

@@ -6,7 +6,7 @@ import torch
 
 from genius_search.config import SearchConfig
 from genius_search.index.store import ItemArrays
-from genius_search.lab.evaluate import WAYS, Found, PoolCandidates, RowQueries, find
+from genius_search.lab.methods import BEAM_METHODS, MethodHits, PoolCandidates, RowQueries, find
 from genius_search.model import Genius
 
 QUERIES = 12
@@ -42,16 +42,16 @@ def queries(model) -> RowQueries:
     return RowQueries([f"1:{number}" for number in range(QUERIES)], vectors, vectors)
 
 
-def asked(model, pool, queries, methods=tuple(WAYS), **settings) -> dict[str, Found]:
+def asked(model, pool, queries, methods=tuple(BEAM_METHODS), **settings) -> dict[str, MethodHits]:
     (found,) = find(model, [queries], pool, methods, SearchConfig(**settings))
     return {one.method: one for one in found}
 
 
-def dids(found: Found) -> list[list[str]]:
+def dids(found: MethodHits) -> list[list[str]]:
     return [[hit.did for hit in hits] for hits in found.hits]
 
 
-def scores(found: Found) -> list[float]:
+def scores(found: MethodHits) -> list[float]:
     return [hit.score for hits in found.hits for hit in hits]
 
 
@@ -91,7 +91,7 @@ def test_a_beam_over_the_whole_pool_orders_it_as_exact_search_does(model, pool, 
 
 
 def test_only_what_says_so_is_corrected_for_hubness(model, pool, queries):
-    methods = ("exact-raw", "exact-fused", "exact-fused+hubness", "exact-codes", *WAYS)
+    methods = ("exact-raw", "exact-fused", "exact-fused+hubness", "exact-codes", *BEAM_METHODS)
     plain, other = (
         asked(model, pool, queries, methods, beam=6, density_weight=density_weight)
         for density_weight in (0.0, 5.0)
@@ -109,6 +109,6 @@ def test_what_a_method_keeps_of_an_item_does_not_depend_on_who_leads(model, pool
 
 def test_a_row_is_the_same_alone_and_among_all(model, pool, queries):
     everything = asked(model, pool, queries, beam=6, candidates=10, generator_weight=0.1)
-    for method in WAYS:
+    for method in BEAM_METHODS:
         alone = asked(model, pool, queries, (method,), beam=6, candidates=10, generator_weight=0.1)
         assert alone == {method: everything[method]}
