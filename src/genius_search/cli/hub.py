@@ -46,7 +46,7 @@ class Pull:
 
     def run(self) -> None:
         """Fetch it."""
-        from huggingface_hub.utils import disable_progress_bars
+        from huggingface_hub.utils.tqdm import disable_progress_bars
 
         from genius_search.errors import NetworkNeeded
         from genius_search.hub.pull import plan_pull, pull

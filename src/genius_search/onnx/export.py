@@ -288,19 +288,14 @@ def _step(generator: Generator) -> Graph:
     config, num_levels = generator.config, len(generator.sizes)
     graph = Graph("step of the decoder")
     tokens = graph.input("tokens", ["queries", "beams"], dtype=TensorProto.INT64)
-    prefixes, past = (
-        [
-            _Memory(
-                graph.input(f"{name}_keys_{layer}", shape("keys")),
-                graph.input(f"{name}_values_{layer}", shape("values")),
-            )
-            for layer in range(config.layers)
-        ]
-        for name, shape in (
-            ("prefix", lambda side: _prefix_shape(generator, side)),
-            ("past", lambda _: ["rows", config.heads, "past", config.head_width]),
+    past_shape: list[str | int] = ["rows", config.heads, "past", config.head_width]
+    prefixes, past = [], []
+    for layer in range(config.layers):
+        names = f"keys_{layer}", f"values_{layer}"
+        prefixes.append(
+            _Memory(*(graph.input(f"prefix_{name}", _prefix_shape(generator, name)) for name in names))
         )
-    )
+        past.append(_Memory(*(graph.input(f"past_{name}", past_shape) for name in names)))
     # What a token adds to the scores of those before it depends on the distance only: the farthest stand
     # first, and the last columns are those of the tokens that are there.
     farthest_first = graph.weight(generator.position_biases(num_levels)[0, :, -1])
@@ -371,7 +366,7 @@ def _prefix_shape(generator: Generator, side: str) -> list[str | int]:
     """Return the shape of a query's prefix keys, which lie ready for a product, or values."""
     config = generator.config
     sizes = [config.prefixes, config.head_width]
-    return ["queries", config.heads, *(reversed(sizes) if side == "keys" else sizes)]
+    return ["queries", config.heads, *(reversed(sizes) if side.startswith("keys") else sizes)]
 
 
 def _blocks(generator: Generator) -> list[Block]:

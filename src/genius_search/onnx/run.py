@@ -265,7 +265,7 @@ class OnnxDecoder:
             past = [nothing] * len(state.prefixes)
         else:
             past = list(memory.numpy())
-        inputs = {"tokens": tokens.numpy().reshape(len(state.prefixes[0]), -1)}
+        inputs: dict[str, np.ndarray] = {"tokens": tokens.numpy().reshape(len(state.prefixes[0]), -1)}
         inputs.update(zip(self._prefix_names, state.prefixes, strict=True))
         inputs.update(zip(self._past_names, past, strict=True))
         *last, hidden = self._step.outputs(inputs)
@@ -447,7 +447,9 @@ def compare_decoders(
     return [
         Agreement(
             name,
-            *(_overlap(standard, ids[name], k) for k in (1, 10, 50)),
+            top1=_overlap(standard, ids[name], 1),
+            overlap_10=_overlap(standard, ids[name], 10),
+            overlap_50=_overlap(standard, ids[name], 50),
             cpu_ms=1000 * seconds[name] / len(queries),
         )
         for name in decoders

@@ -1,0 +1,265 @@
+"""A trained model: encoder, fusion and quantizer, generator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from genius_search.data.features import FeatureBatch
+from genius_search.encoders.base import Encoder, load_encoder
+from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.hub.pull import find_local, find_or_pull
+from genius_search.hub.push import push_folder
+from genius_search.model.folder import (
+    FORMAT,
+    EncoderPart,
+    KnownInstruction,
+    ModelFile,
+    ModelPart,
+    check_model,
+    read_model_file,
+    save_model,
+)
+from genius_search.nn.generator import Generator, TrainedGenerator, load_generator
+from genius_search.nn.parallel import usable
+from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer, load_quantizer
+from genius_search.records import Modality
+from genius_search.search.decoder import Decoder, Decoding, GeometricDecoder, GuidedDecoder
+from genius_search.search.rank import CodeRanker
+
+
+class Genius:
+    """A model that turns items into IDs and queries into the IDs of what they describe.
+
+    >>> model = Genius.open("model")  # doctest: +SKIP
+    >>> model.save_pretrained("my-model", license="mit")  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        encoder: Encoder,
+        quantizer: TrainedQuantizer,
+        generator: TrainedGenerator,
+        instructions: Sequence[KnownInstruction],
+        fingerprint: str,
+    ) -> None:
+        self.folder = folder
+        self.encoder = encoder
+        self.quantizer: Quantizer = quantizer.quantizer
+        self.quantizer_manifest = quantizer.manifest
+        self.generator: Generator = generator.generator
+        self.generator_manifest = generator.manifest
+        self.instructions = tuple(instructions)
+        self.fingerprint = fingerprint
+
+    @staticmethod
+    def open(folder: str | Path, *, device: str = "cpu", download: bool = False) -> Genius:
+        """Open a finished model by its folder, or by the name under which `genius pull` fetched it.
+
+        ``download`` is for the encoder's weights; the model itself is downloaded by :meth:`from_pretrained`
+        only.
+
+        Raises
+        ------
+        ArtifactMissing
+            there is no finished model in the folder, and none was pulled by this name.
+        ArtifactMismatch
+            its parts do not belong together, for example because a later training was interrupted.
+        """
+        given, folder = folder, find_local(folder, "model")
+        if folder != Path(given):  # from the hub
+            check_model(folder)
+        usable(device)
+        parts = read_model_file(folder)
+        encoder = load_encoder(parts.encoder.in_folder(folder), download=download, device=device)
+        quantizer = load_quantizer(folder / "quantizer", device=device)
+        generator = load_generator(folder / "generator", device=device)
+        found = {
+            "encoder": encoder.fingerprint,
+            "quantizer": quantizer.manifest.fingerprint,
+            "generator": generator.manifest.fingerprint,
+        }
+        for part, fingerprint in found.items():
+            if getattr(parts, part).fingerprint != fingerprint:
+                raise ArtifactMismatch(
+                    f"{folder}: the {part} is not the one this model was finished with (a later training was "
+                    "interrupted, or the file changed); run `genius fit` again"
+                )
+        return Genius(folder, encoder, quantizer, generator, parts.instructions, parts.fingerprint)
+
+    @staticmethod
+    def from_pretrained(
+        name_or_folder: str | Path,
+        *,
+        revision: str | None = None,
+        device: str = "cpu",
+        download: bool = True,
+        token: str | None = None,
+    ) -> Genius:
+        """Open a model by its folder, or by its name on the Hugging Face hub.
+
+        A folder, or a name that was pulled before, is opened without using the network; `genius pull` fetches
+        what is newer. Any other name is downloaded into that library's cache, unless ``download=False``,
+        ``GENIUS_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``.
+
+        Raises
+        ------
+        NetworkNeeded
+            it is not on this machine and cannot be downloaded; said within about two seconds.
+        ArtifactMissing
+            there is no such folder or repository.
+        ArtifactMismatch
+            a file is damaged, or the model refers to something outside its folder.
+        """
+        folder = find_or_pull(
+            name_or_folder, "model", check=check_model, revision=revision, download=download, token=token
+        )
+        return Genius.open(folder, device=device, download=download)
+
+    @staticmethod
+    def finish(
+        folder: Path,
+        encoder: Encoder,
+        quantizer: TrainedQuantizer,
+        generator: TrainedGenerator,
+        instructions: Sequence[KnownInstruction],
+    ) -> Genius:
+        """Declare the parts in a folder to be one model, by writing its ``model.json``."""
+        kind, _, place = encoder.spec.partition(":")
+        spec, home = encoder.spec, folder.resolve()
+        if kind in ("small", "uniir") and Path(place).resolve().is_relative_to(home):
+            spec = f"{kind}:./{Path(place).resolve().relative_to(home)}"  # so that the folder can be moved
+        parts = ModelFile(
+            format=FORMAT,
+            encoder=EncoderPart(spec=spec, fingerprint=encoder.fingerprint),
+            quantizer=ModelPart(fingerprint=quantizer.manifest.fingerprint),
+            generator=ModelPart(fingerprint=generator.manifest.fingerprint),
+            instructions=list(instructions),
+            fingerprint="",
+        )
+        parts = parts.model_copy(update={"fingerprint": parts.fingerprint_of_parts()})
+        parts.write(folder)
+        return Genius(folder, encoder, quantizer, generator, instructions, parts.fingerprint)
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        name: str | None = None,
+        license: str = "unknown",  # noqa: A002  the word of every model card
+        datasets: tuple[str, ...] = (),
+        results: str | Path | None = None,
+        copy_encoder: bool = True,
+    ) -> Path:
+        """Write the model as a folder that opens anywhere and holds a card; see :func:`save_model`."""
+        return save_model(
+            self.folder,
+            Path(folder),
+            name=name,
+            license=license,
+            datasets=datasets,
+            results=None if results is None else Path(results),
+            copy_encoder=copy_encoder,
+        )
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        private: bool = False,
+        license: str = "unknown",  # noqa: A002  as above
+        datasets: tuple[str, ...] = (),
+        results: str | Path | None = None,
+        token: str | None = None,
+    ) -> str:
+        """Publish the model as ``owner/name`` and return its address.
+
+        Raises
+        ------
+        NetworkNeeded
+            the hub cannot be reached.
+        ArtifactMissing
+            one may not write there: log in first.
+        """
+        write = partial(
+            self.save_pretrained, name=repository, license=license, datasets=datasets, results=results
+        )
+        return push_folder(write, repository, repo_type="model", private=private, token=token)
+
+    def __repr__(self) -> str:
+        sizes = " × ".join(str(size) for size in self.quantizer.sizes)
+        return f"<Genius {self.folder}, fingerprint {self.fingerprint[:12]}, ID {sizes}>"
+
+    @property
+    def dim(self) -> int:
+        """Width of features and embeddings."""
+        return self.quantizer.dim
+
+    @cached_property
+    def decoder(self) -> Decoding:
+        """The generator, laid out for search."""
+        decoder = Decoder(self.generator)
+        guide = self.generator.guide
+        return decoder if guide is None else GuidedDecoder(decoder, guide)
+
+    @cached_property
+    def router(self) -> GeometricDecoder:
+        """The geometry of the code vectors, in place of the generator."""
+        return GeometricDecoder(self.quantizer.tables())
+
+    @cached_property
+    def ranker(self) -> CodeRanker:
+        """Scores IDs by their code vectors."""
+        return CodeRanker(self.quantizer.tables())
+
+    @torch.no_grad()
+    def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:
+        """Return fused unit embeddings, on the CPU."""
+        device = self.quantizer.device
+        fused: Tensor = self.quantizer.fusion(features.image.to(device), features.text.to(device))
+        return fused.cpu()
+
+    def encode(self, features: FeatureBatch, modalities: Int[np.ndarray, " items"]) -> EncodedItems:
+        """Return the embeddings and IDs of items."""
+        codes = torch.from_numpy(modalities.astype(np.int64))
+        return self.quantizer.encode_items(features.image, features.text, codes)
+
+    @property
+    def level0_is_exact(self) -> bool:
+        """Whether an item's level-0 code is its modality for certain."""
+        return self.quantizer.config.level0 == "assigned"
+
+    def level0_codes(self, modality: Modality) -> frozenset[int]:
+        """Return the level-0 codes that stand for a modality.
+
+        Raises
+        ------
+        UsageError
+            the model has no modality level, or never saw this modality.
+        """
+        if not self.quantizer.has_modality_level:
+            raise UsageError(
+                "this model has no modality level, so a modality cannot be forced; name what you want in the "
+                "instruction instead"
+            )
+        codes = np.flatnonzero(self.quantizer.level0_modality.cpu().numpy() == modality.code)
+        if len(codes) == 0:
+            raise UsageError(
+                f"no level-0 code of this model is known to stand for {modality.value}; `genius doctor` "
+                "shows what they stand for. An imported model learns it by importing again with --data"
+            )
+        return frozenset(int(code) for code in codes)
+
+    def instruction_for(self, query: Modality, candidate: Modality) -> str | None:
+        """Return an instruction the model was trained with for this kind of query and result."""
+        for known in self.instructions:
+            if Modality.parse(known.query) is query and Modality.parse(known.candidate) is candidate:
+                return known.text
+        return None
