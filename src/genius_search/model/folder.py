@@ -283,7 +283,7 @@ def _check_is_copy(folder: Path, fingerprint: str) -> None:
 def _save_encoder(spec: str, target: Path, *, copy: bool) -> str:
     """Copy the encoder if it is a folder; return its spec in the saved model."""
     kind, _, place = spec.partition(":")
-    if kind == "precomputed":
+    if kind in ("precomputed", "published"):
         raise UsageError(
             "this model looks its features up in files, so it cannot read anything new and is of no use "
             "elsewhere; train one with an encoder that reads texts and pictures"

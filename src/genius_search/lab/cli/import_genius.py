@@ -92,7 +92,7 @@ class ImportGenius:
         problem = None
         try:
             published = read_published(files)
-            writes = {"quantizer": published.quantizer_bytes, "generator": published.generator_bytes}
+            writes = published.bytes
         except ArtifactMismatch as error:
             problem = error
         if self.json:

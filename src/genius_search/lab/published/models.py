@@ -1,8 +1,8 @@
 """``genius import genius``: the authors' published model becomes a folder of ours.
 
-The files are read by name and shape and nothing in them is run; optimizer state stays unread. What no file
-says, which of level 0's codes stand for image, text and image-text, is found on labelled candidates if there
-are any (specification, section 3).
+The files are read by name and shape and nothing in them is run; optimizer state stays unread. No file says
+which of level 0's codes stand for image, text and image-text; labelled candidates tell, where there are any
+(specification, section 3).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from genius_search.lab.published.checkpoint import (
     open_checkpoint,
     single_precision,
 )
-from genius_search.model import MODEL_FILE, Genius, KnownInstruction, read_model_file
+from genius_search.model import MODEL_FILE, Genius, read_model_file
 from genius_search.nn.generator import KIND as GENERATOR
 from genius_search.nn.generator import Generator, TrainedGenerator, load_generator, write_generator
 from genius_search.nn.health import LOW_PURITY, Health
@@ -51,14 +51,14 @@ Config = TypeVar("Config", QuantizerConfig, GeneratorConfig)
 QUANTIZER_FILE: Final = "rq_clip_large.pth"
 GENERATOR_FILE: Final = "GENIUS_t5small.pth"
 TOLERATED: Final = (re.compile(r"contra_projector\..*"), re.compile(r"(quantizer\.)?clip_model\..*"))
-"""The encoder may come along, and a layer that the released code makes and never uses."""
+"""The encoder may be there, and a layer that the released code builds and never uses."""
 
 NUM_MODALITIES: Final = 3
 NUM_SPECIAL: Final = 3
 NUM_BUCKETS: Final = 32
 PUBLISHED_DIM: Final = 768
 INSIDE: Final = "quantizer."
-"""Before the names of the quantizer inside the generator's file."""
+"""The prefix of the quantizer's names in the generator's file."""
 SHARED: Final = "id_generator.shared.weight"
 TIED: Final = tuple(
     f"id_generator.{part}.weight" for part in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
@@ -85,17 +85,17 @@ BLOCK: Final = {
 
 
 class QuantizerParts(NamedTuple):
-    """A published stage 1, under our names."""
+    """A published quantizer under our names."""
 
     dim: int
     config: QuantizerConfig
-    """The authors' settings, with the sizes found."""
+    """The authors' settings, with the sizes of the file."""
     state: dict[str, Tensor]
-    """Everything but what level 0's codes stand for, which no file says."""
+    """The whole state but the meaning of level 0's codes, which no file says."""
 
 
 class GeneratorParts(NamedTuple):
-    """A published stage 2, under our names."""
+    """A published generator under our names."""
 
     dim: int
     sizes: tuple[int, ...]
@@ -104,12 +104,12 @@ class GeneratorParts(NamedTuple):
 
 
 def quantizer_parts(checkpoint: Checkpoint) -> QuantizerParts:
-    """Fusion and codebooks of a stage-1 file.
+    """Read fusion and codebooks from a stage-1 file.
 
     Raises
     ------
     ArtifactMismatch
-        names or shapes are not those of this model, copies differ, or the codebooks were never started.
+        Names or shapes are not those of this model, copies differ, or the codebooks were never started.
     """
     what = f"{checkpoint.path} as a GENIUS quantizer ({QUANTIZER_FILE})"
     tensors = checkpoint.tensors
@@ -117,23 +117,29 @@ def quantizer_parts(checkpoint: Checkpoint) -> QuantizerParts:
     check_names(tensors, _quantizer_shapes(tensors, dim, config), tolerated=TOLERATED, what=what)
     config = _possible(config, what)
     _check_books(tensors, config.levels, what)
-    state = {}
-    for layer in FUSION_LAYERS:
-        for kind in ("weight", "bias"):
-            state[f"fusion.{layer}.{kind}"] = _sound(tensors, f"encoder.{layer}.{kind}", what)
-    for level in range(1 + config.levels):
-        for kind in ("embed", "cluster_size", "embed_avg"):
-            state[f"codebooks.{level}.{kind}"] = _sound(tensors, _book(level, kind), what)[0]
+    fusion = {
+        f"encoder.{layer}.{kind}": f"fusion.{layer}.{kind}"
+        for layer in FUSION_LAYERS
+        for kind in ("weight", "bias")
+    }
+    books = {
+        _book(level, kind): f"codebooks.{level}.{kind}"
+        for level in range(1 + config.levels)
+        for kind in ("embed", "cluster_size", "embed_avg")
+    }
+    used = single_precision(tensors, [*fusion, *books], what=what)
+    state = {ours: used[name].contiguous() for name, ours in fusion.items()}
+    state |= {ours: used[name].contiguous()[0] for name, ours in books.items()}
     return QuantizerParts(dim, config, state)
 
 
 def generator_parts(checkpoint: Checkpoint, quantizer: Checkpoint) -> GeneratorParts:
-    """The decoder of a stage-2 file, whose own copy of the quantizer must be the one given.
+    """Read the decoder from a stage-2 file, whose own copy of the quantizer must equal ``quantizer``.
 
     Raises
     ------
     ArtifactMismatch
-        as for :func:`quantizer_parts`, or the two files do not belong together.
+        As in :func:`quantizer_parts`, or the two files do not belong together.
     """
     what = f"{checkpoint.path} as a GENIUS generator ({GENERATOR_FILE})"
     tensors = checkpoint.tensors
@@ -149,16 +155,17 @@ def generator_parts(checkpoint: Checkpoint, quantizer: Checkpoint) -> GeneratorP
     for name in TIED:
         if not _equal(tensors[name], tensors[SHARED]):
             raise ArtifactMismatch(f"{what}: {name} differs from {SHARED}, and they are one in this model")
-    ours = _generator_names(config.layers)
-    state = {ours[name]: _sound(tensors, name, what) for name in ours}
+    names = _generator_names(config.layers)
+    used = single_precision(tensors, names, what=what)
+    state = {ours: used[name].contiguous() for name, ours in names.items()}
     return GeneratorParts(dim, sizes, config, state)
 
 
 def _quantizer_sizes(tensors: Mapping[str, Tensor]) -> tuple[int, QuantizerConfig]:
-    """Sizes by the shapes found; the published ones where a tensor is missing, which is then reported."""
+    """Read sizes off the shapes; a missing tensor, which is reported later, counts as the published one."""
     reference = preset("reference").quantizer
     projection = "encoder.text_projection_layer.weight"
-    levels = [int(found[1]) for name in tensors if (found := _LEVEL.match(name))]
+    levels = [int(match[1]) for name in tensors if (match := _LEVEL.match(name))]
     return _size(tensors, projection, 1, PUBLISHED_DIM), dataclasses.replace(
         reference,
         levels=max(levels, default=reference.levels) or reference.levels,
@@ -169,7 +176,7 @@ def _quantizer_sizes(tensors: Mapping[str, Tensor]) -> tuple[int, QuantizerConfi
 
 def _generator_sizes(tensors: Mapping[str, Tensor]) -> GeneratorConfig:
     reference = preset("reference").generator
-    blocks = [int(found[1]) for name in tensors if (found := _BLOCK.match(name))]
+    blocks = [int(match[1]) for name in tensors if (match := _BLOCK.match(name))]
     first = "id_generator.decoder.block.0.layer."
     width = _size(tensors, SHARED, 1, reference.width)
     heads = _size(tensors, f"{first}0.SelfAttention.relative_attention_bias.weight", 1, reference.heads)
@@ -190,15 +197,9 @@ def _quantizer_shapes(
     tensors: Mapping[str, Tensor], dim: int, config: QuantizerConfig
 ) -> dict[str, tuple[int, ...]]:
     hidden, joint = config.fusion.hidden, 2 * config.fusion.hidden
-    layers = dict(
-        zip(
-            FUSION_LAYERS,
-            ((hidden, dim), (hidden, dim), (joint, joint), (dim, joint), (joint, joint), (1, joint)),
-            strict=True,
-        )
-    )
+    layers = ((hidden, dim), (hidden, dim), (joint, joint), (dim, joint), (joint, joint), (1, joint))
     shapes: dict[str, tuple[int, ...]] = {}
-    for layer, (wide, narrow) in layers.items():
+    for layer, (wide, narrow) in zip(FUSION_LAYERS, layers, strict=True):
         shapes[f"encoder.{layer}.weight"] = (wide, narrow)
         shapes[f"encoder.{layer}.bias"] = (wide,)
     for level in (None, *range(1 + config.levels)):
@@ -235,7 +236,7 @@ def _generator_shapes(config: GeneratorConfig, dim: int, vocabulary: int) -> dic
 
 
 def _generator_names(layers: int) -> dict[str, str]:
-    """Every tensor that is used, published name -> ours."""
+    """Return every tensor that is used, published name -> ours."""
     first = "id_generator.decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     names = {
         SHARED: "embedding.weight",
@@ -283,18 +284,14 @@ def _check_same_quantizer(copy: Mapping[str, Tensor], checkpoint: Checkpoint, qu
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two copies hold the same numbers; a copy that is stored once is not read."""
+    """Return whether two copies hold the same numbers; a copy that is stored once is not read."""
     if one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride():
         return True
     return one.dtype == other.dtype and torch.equal(one.reshape(-1), other.reshape(-1))
 
 
-def _sound(tensors: Mapping[str, Tensor], name: str, what: str) -> Tensor:
-    return single_precision(tensors, [name], what=what)[name].contiguous()
-
-
 def _possible(config: Config, what: str) -> Config:
-    """Sizes within the limits of our settings."""
+    """Check that sizes are within the limits of our settings."""
     try:
         return checked(config)
     except UsageError as error:
@@ -302,7 +299,7 @@ def _possible(config: Config, what: str) -> Config:
 
 
 def _book(level: int | None, kind: str) -> str:
-    """A codebook's tensor; level None is the file's second copy of level 0."""
+    """Return a codebook tensor's name; level None is the file's second copy of level 0."""
     place = "vq" if level is None else f"residual_rq.layers.{level}"
     return f"{place}._codebook.{kind}"
 
@@ -318,69 +315,11 @@ _BLOCK: Final = re.compile(r"id_generator\.decoder\.block\.([0-9]{1,2})\.")
 
 
 WORK: Final = ".import"
-"""Folder inside the model's folder while an import is under way."""
+"""A folder inside the model's folder while an import is under way."""
 SOURCES: Final = "sources.json"
-
-
-class Sources(NamedTuple):
-    """SHA-256 of the two published files."""
-
-    quantizer: str
-    generator: str
-
-    @staticmethod
-    def of(quantizer: Checkpoint, generator: Checkpoint) -> Sources:
-        """Read both files to the end."""
-        return Sources(file_fingerprint(quantizer.path), file_fingerprint(generator.path))
-
-    def made(self, folder: Path, part: str) -> bool:
-        """Whether a finished part of a model was imported from its file."""
-        try:
-            manifest = open_artifact(folder / part, kind=part)
-        except (ArtifactMissing, ArtifactMismatch):
-            return False
-        return bool(manifest.inputs.get("published") == self._asdict()[part])
-
-
-def begin_import(folder: Path, sources: Sources) -> Path:
-    """Declare that an import of these files goes on in a folder; gives the folder for its own work.
-
-    Raises
-    ------
-    UsageError
-        the folder holds anything but an import of the same two files, finished or not.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; a model needs a folder")
-    work = folder / WORK
-    if folder.is_dir() and any(folder.iterdir()):
-        unfinished = _read(work / SOURCES) == sources._asdict()
-        finished = not work.exists() and all(sources.made(folder, part) for part in Sources._fields)
-        if not (unfinished or finished):
-            raise UsageError(
-                f"{folder} holds something else than an import of these two files; expected an empty folder "
-                "or none. Move it away, or choose another place"
-            )
-    work.mkdir(parents=True, exist_ok=True)
-    write_json(work / SOURCES, sources._asdict())
-    return work
-
-
-def end_import(folder: Path) -> None:
-    """Take the import's own work away."""
-    shutil.rmtree(folder / WORK)
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
 SAMPLE: Final = 512
-"""Candidates of each modality that vote on what level 0's codes stand for."""
-LOOK_AT: Final = 4 * SAMPLE
+"""Candidates of each modality that vote on the meaning of level 0's codes."""
+OFFERED: Final = 4 * SAMPLE
 """Candidates read from the start of each pool to choose them from."""
 
 UNKNOWN: Final = (
@@ -398,24 +337,22 @@ class PublishedFiles(NamedTuple):
 
 
 class PublishedModel(NamedTuple):
-    """What the two files hold, checked, under our names; still in the files."""
+    """The checked contents of the two files under our names; the tensors are still in the files."""
 
     quantizer: QuantizerParts
     generator: GeneratorParts
 
     @property
-    def quantizer_bytes(self) -> int:
-        """Of the weights that will be written."""
-        return sum(tensor.nbytes for tensor in self.quantizer.state.values())
-
-    @property
-    def generator_bytes(self) -> int:
-        """Of the weights that will be written."""
-        return sum(tensor.nbytes for tensor in self.generator.state.values())
+    def bytes(self) -> dict[str, int]:
+        """The size of the weights that will be written, by part."""
+        return {
+            name: sum(tensor.nbytes for tensor in part.state.values())
+            for name, part in self._asdict().items()
+        }
 
 
 def open_published(quantizer: Path, generator: Path) -> PublishedFiles:
-    """Open both files; what is in them is not looked at yet."""
+    """Open both files without checking their contents."""
     return PublishedFiles(open_checkpoint(quantizer), open_checkpoint(generator))
 
 
@@ -425,7 +362,7 @@ def read_published(files: PublishedFiles) -> PublishedModel:
     Raises
     ------
     ArtifactMismatch
-        lists what differs.
+        The message lists what differs.
     """
     return PublishedModel(quantizer_parts(files.quantizer), generator_parts(files.generator, files.quantizer))
 
@@ -444,24 +381,24 @@ def import_genius(
 ) -> Genius:
     """Turn the published files into a model's folder.
 
-    A folder that holds an import of the same two files is kept, or gone on with; ``data`` then adds what
-    level 0's codes stand for.
+    A folder that holds an import of the same two files is kept, or continued; ``data`` then adds the meaning
+    of level 0's codes.
 
     Parameters
     ----------
     encoder
-        the one whose features the model was trained on, for example ``uniir:FOLDER``.
+        The spec of the encoder whose features the model was trained on, for example ``uniir:FOLDER``.
     data
-        labelled candidates: what level 0's codes stand for is found on a few of them.
+        Labelled candidates, a few of which show the meaning of level 0's codes.
     instructions
         M-BEIR's ``query_instructions.tsv``; default: the data set's, if there is one.
 
     Raises
     ------
     ArtifactMismatch
-        a file is not what it should be, or the encoder is of another width.
+        A file is not what it should be, or the encoder has another width.
     UsageError
-        the folder holds something else; it is left as it is.
+        The folder holds something else; it is left as it is.
     """
     usable(device)
     files = open_published(quantizer, generator)
@@ -473,38 +410,66 @@ def import_genius(
             f"encoder {opened.spec} gives features of {opened.dim} numbers and this model reads "
             f"{published.quantizer.dim}; give the encoder it was trained with (UniIR's CLIP-SF)"
         )
-    sources = Sources.of(*files)
-    work = begin_import(folder, sources)
-    sample = None if data is None else _sample(data, opened, work / "candidates", progress=progress)
-    ours = _import_quantizer(sources, published, sample, folder, progress=progress, device=device)
-    decoder = _import_generator(sources, published, ours, folder, device=device)
-    instructions_known = known_instructions(known) if known else _kept_instructions(folder)
-    model = Genius.finish(folder, opened, ours, decoder, instructions_known)
-    end_import(folder)
+    sources = {name: file_fingerprint(file.path) for name, file in files._asdict().items()}
+    _begin_import(folder, sources)
+    sample = None
+    if data is not None:
+        sample = _sample(data, opened, folder / WORK / "candidates", progress=progress)
+    ours = _import_quantizer(sources, published.quantizer, sample, folder, progress=progress, device=device)
+    decoder = _import_generator(sources, published.generator, ours, folder, device=device)
+    if known:
+        model_instructions = known_instructions(known)
+    else:  # those that an earlier import of the same files wrote
+        written = (folder / MODEL_FILE).exists()
+        model_instructions = list(read_model_file(folder).instructions) if written else []
+    model = Genius.finish(folder, opened, ours, decoder, model_instructions)
+    shutil.rmtree(folder / WORK)
     return model
 
 
+def _begin_import(folder: Path, sources: Mapping[str, str]) -> None:
+    """Mark a folder as an unfinished import of these files; refuse one that holds anything else."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; a model needs a folder")
+    work = folder / WORK
+    if folder.is_dir() and any(folder.iterdir()):
+        try:
+            unfinished = json.loads((work / SOURCES).read_text(encoding="utf-8")) == sources
+        except (OSError, ValueError):
+            unfinished = False
+        finished = not work.exists() and all(_was_imported(folder, part, sources) for part in sources)
+        if not (unfinished or finished):
+            raise UsageError(
+                f"{folder} holds something else than an import of these two files; expected an empty folder "
+                "or none. Move it away, or choose another place"
+            )
+    work.mkdir(parents=True, exist_ok=True)
+    write_json(work / SOURCES, sources)
+
+
+def _was_imported(folder: Path, part: str, sources: Mapping[str, str]) -> bool:
+    """Return whether a finished part of a model was imported from its file."""
+    try:
+        manifest = open_artifact(folder / part, kind=part)
+    except (ArtifactMissing, ArtifactMismatch):
+        return False
+    return bool(manifest.inputs.get("published") == sources[part])
+
+
 def _import_quantizer(
-    sources: Sources,
-    published: PublishedModel,
+    sources: Mapping[str, str],
+    parts: QuantizerParts,
     sample: Features | None,
     folder: Path,
     *,
     progress: Progress,
     device: str,
 ) -> TrainedQuantizer:
-    if sample is None and sources.made(folder, QUANTIZER):
+    if sample is None and _was_imported(folder, QUANTIZER, sources):
         return load_quantizer(folder / QUANTIZER, device=device)  # what is known of level 0 stays known
-    parts = published.quantizer
-    writer = ArtifactWriter(
-        folder / QUANTIZER,
-        kind=QUANTIZER,
-        config=to_json(parts.config),
-        inputs={
-            "published": sources.quantizer,
-            "level0": "unknown" if sample is None else sample.manifest.fingerprint,
-        },
-    )
+    level0 = "unknown" if sample is None else sample.manifest.fingerprint
+    inputs = {"published": sources[QUANTIZER], "level0": level0}
+    writer = ArtifactWriter(folder / QUANTIZER, kind=QUANTIZER, config=to_json(parts.config), inputs=inputs)
     if writer.finished() is not None:
         return load_quantizer(folder / QUANTIZER, device=device)
     with torch.device("meta"):
@@ -513,29 +478,21 @@ def _import_quantizer(
     quantizer.load_state_dict({**parts.state, "level0_modality": unknown}, strict=True, assign=True)
     quantizer.to(device)
     health = None if sample is None else settle(quantizer, sample)
-    for line in _about_level0(health, sample):
+    for line in _describe_level0(health, sample):
         progress.say(line)
     return write_quantizer(writer, quantizer, health)
 
 
 def _import_generator(
-    sources: Sources,
-    published: PublishedModel,
+    sources: Mapping[str, str],
+    parts: GeneratorParts,
     quantizer: TrainedQuantizer,
     folder: Path,
     *,
     device: str,
 ) -> TrainedGenerator:
-    parts = published.generator
-    writer = ArtifactWriter(
-        folder / GENERATOR,
-        kind=GENERATOR,
-        config=to_json(parts.config),
-        inputs={
-            "published": sources.generator,
-            "quantizer": quantizer.manifest.fingerprint,
-        },
-    )
+    inputs = {"published": sources[GENERATOR], "quantizer": quantizer.manifest.fingerprint}
+    writer = ArtifactWriter(folder / GENERATOR, kind=GENERATOR, config=to_json(parts.config), inputs=inputs)
     if writer.finished() is not None:
         return load_generator(folder / GENERATOR, device=device)
     with torch.device("meta"):
@@ -544,35 +501,25 @@ def _import_generator(
     return write_generator(writer, generator.to(device), dim=parts.dim)
 
 
-def _kept_instructions(folder: Path) -> list[KnownInstruction]:
-    """Those that an earlier import of the same files wrote."""
-    if not (folder / MODEL_FILE).exists():
-        return []
-    return read_model_file(folder).instructions
-
-
 def _sample(data: MBeir, encoder: Encoder, folder: Path, *, progress: Progress) -> Features:
-    """Embed a few candidates of each modality, from the start of every pool; the same ones every time."""
+    """Embed the same few candidates of each modality every time, from the start of every pool."""
     offered: dict[Modality, dict[str, Candidate]] = {modality: {} for modality in Modality}
     for path in data.local_pools() or data.training_pools():
-        for candidate in islice(read_candidates(path), LOOK_AT):
+        for candidate in islice(read_candidates(path), OFFERED):
             offered[candidate.modality].setdefault(candidate.did, candidate)
     random = np.random.default_rng(0)
     chosen: list[Candidate] = []
     for candidates in offered.values():
-        everyone = list(candidates.values())
-        chosen += [everyone[place] for place in np.sort(random.permutation(len(everyone))[:SAMPLE])]
+        pool = list(candidates.values())
+        chosen += [pool[place] for place in np.sort(random.permutation(len(pool))[:SAMPLE])]
     if not chosen:
-        raise BadData(f"{data.root} has no candidates: level 0 cannot be told from it; leave --data out")
+        raise BadData(f"{data.root} has no candidates, which level 0 needs; leave --data out")
+    identity = [(each.did, each.modality.mbeir, each.text, each.image) for each in chosen]
     features = embed(
         (candidate_row(data, candidate) for candidate in chosen),
         encoder,
         folder,
-        inputs={
-            "sample": fingerprint_of(
-                [(each.did, each.modality.mbeir, each.text, each.image) for each in chosen]
-            )
-        },
+        inputs={"sample": fingerprint_of(identity)},
         expected=len(chosen),
         progress=progress,
         skip_bad_images=True,
@@ -580,24 +527,22 @@ def _sample(data: MBeir, encoder: Encoder, folder: Path, *, progress: Progress) 
     if features.left_out:
         first = features.left_out[0]
         progress.say(
-            f"{len(features.left_out)} of {len(chosen)} candidates have no readable picture and do not vote "
+            f"{len(features.left_out)} of {len(chosen)} candidates have no readable image and do not vote "
             f"on level 0, first {first.file}: {first.reason}"
         )
     return features
 
 
-def _about_level0(health: Health | None, sample: Features | None) -> list[str]:
-    """What a person must know of the modality level."""
+def _describe_level0(health: Health | None, sample: Features | None) -> list[str]:
+    """Return what a person must know of the modality level, line by line."""
     if health is None or sample is None:
         return [UNKNOWN]
     meaning = ", ".join(f"{code} = {name}" for code, name in enumerate(health.level0_modality))
     lines = [f"level 0: {meaning}; right for {health.purity:.1%} of {health.candidates:,} candidates"]
-    present = {int(code) for code in np.unique(sample.modality)}
+    present = set(np.unique(sample.modality).tolist())
     absent = [modality.value for modality in Modality if modality.code not in present]
     if absent:
-        lines.append(
-            f"WARNING: there was no candidate to tell which level-0 code stands for {' or '.join(absent)}"
-        )
+        lines.append(f"WARNING: no candidate shows which level-0 code stands for {' or '.join(absent)}")
     lost = [
         modality.value
         for modality in Modality
@@ -607,7 +552,7 @@ def _about_level0(health: Health | None, sample: Features | None) -> list[str]:
         lines.append(f"WARNING: no level-0 code stands mostly for {' or '.join(lost)}")
     if health.purity is not None and health.purity < LOW_PURITY:
         lines.append(
-            f"WARNING: level 0 tells modalities apart for only {health.purity:.1%} of the candidates, "
+            f"WARNING: level 0 separates modalities for only {health.purity:.1%} of the candidates, "
             f"expected at least {LOW_PURITY:.0%}: is this the encoder that the model was trained with?"
         )
     return lines
