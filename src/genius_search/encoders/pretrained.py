@@ -16,12 +16,10 @@ from PIL import Image
 from torch import Tensor
 
 from genius_search.artifact import file_fingerprint
-from genius_search.encoders.base import ImageInput, TextInput, decoded_images, encode_in_batches
+from genius_search.encoders.base import BatchEncoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, NetworkNeeded, UsageError
 from genius_search.hub.access import check_reachable, is_path, translate_hub_errors
 from genius_search.hub.pull import ENCODER_FILES
-
-BATCH: Final = 64
 
 _WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
 _TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model")
@@ -176,7 +174,7 @@ def load_tokenizer(folder: Path) -> Any:
     return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-class ClipEncoder:
+class ClipEncoder(BatchEncoder):
     """CLIP or SigLIP: projected image and text features, not normalised.
 
     Parameters
@@ -198,8 +196,6 @@ class ClipEncoder:
         The folder holds another kind of model, or asks for code to be run.
     """
 
-    needs_pixels: bool = True
-
     def __init__(self, name: str, *, download: bool = False, device: str = "cpu") -> None:
         need_transformers()
         self._name = name
@@ -214,15 +210,14 @@ class ClipEncoder:
         self._model = load_model(self._folder, device=device)
         self._pixels = load_image_processor(self._folder)
         self._tokenizer = load_tokenizer(self._folder)
+        self.dim = self._width()
 
     @property
     def spec(self) -> str:
         """``clip:`` and the name or folder."""
         return f"clip:{self._name}"
 
-    @property
-    def dim(self) -> int:
-        """The width of the features."""
+    def _width(self) -> int:
         config = self._model.config
         width: int = config.projection_dim if self._kind == "clip" else config.text_config.projection_size
         return width
@@ -232,22 +227,14 @@ class ClipEncoder:
         """A hash of settings, tokenizer and weights."""
         return contents_fingerprint(self._folder)
 
-    @torch.inference_mode()
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Return the features of images."""
-        return encode_in_batches(self._encode_images, decoded_images(images), size=BATCH, dim=self.dim)
-
-    @torch.inference_mode()
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Return the features of texts, cut at the model's maximum length."""
-        return encode_in_batches(self._encode_texts, [text.text for text in texts], size=BATCH, dim=self.dim)
-
-    def _encode_images(self, images: Sequence[Image.Image]) -> Tensor:
+    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of images."""
         pixels = self._pixels(images=list(images), return_tensors="pt")["pixel_values"]
         features: Tensor = self._model.get_image_features(pixel_values=pixels.to(self._device)).pooler_output
         return features
 
-    def _encode_texts(self, texts: Sequence[str]) -> Tensor:
+    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of texts, cut at the model's maximum length."""
         tokens = self._tokenizer(
             list(texts),
             # SigLIP was trained on texts padded to its full length, and reads the padding.

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
-from genius_search.encoders.base import ImageInput, TextInput, encode_in_batches
+from genius_search.encoders.base import ImageInput, TextInput, in_batches
 from genius_search.encoders.pretrained import (
-    BATCH,
     check_files,
     contents_fingerprint,
     load_model,
@@ -25,6 +24,7 @@ from genius_search.encoders.pretrained import (
 )
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
+BATCH: Final = 64
 MAX_TOKENS: Final = 512
 """Where texts are cut when the folder does not say."""
 
@@ -62,6 +62,7 @@ class SentenceEncoder:
         self._pooling = read_pooling(self._folder)
         self._model = load_model(self._folder, device=device)
         self._tokenizer = load_tokenizer(self._folder)
+        self.dim = int(self._model.config.hidden_size)
         limits = self._folder / "sentence_bert_config.json"
         settings = read_json(limits) if limits.is_file() else {}
         self._max_tokens = int(settings.get("max_seq_length", MAX_TOKENS))
@@ -70,11 +71,6 @@ class SentenceEncoder:
     def spec(self) -> str:
         """``text:FOLDER``."""
         return f"text:{self._folder}"
-
-    @property
-    def dim(self) -> int:
-        """The width of the features."""
-        return int(self._model.config.hidden_size)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -93,7 +89,7 @@ class SentenceEncoder:
     @torch.inference_mode()
     def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
         """Return the features of texts, cut at the model's maximum length."""
-        return encode_in_batches(self._encode, [text.text for text in texts], size=BATCH, dim=self.dim)
+        return in_batches(self._encode, [text.text for text in texts], size=BATCH, dim=self.dim)
 
     def _encode(self, texts: Sequence[str]) -> Tensor:
         tokens = self._tokenizer(

@@ -35,7 +35,13 @@ from torch.nn import functional as F
 from genius_search.artifact import fingerprint_of
 from genius_search.config import SmallEncoderConfig
 from genius_search.data.features import FeatureBatch
-from genius_search.encoders.base import ImageInput, JointInput, TextInput, decoded_images, encode_in_batches
+from genius_search.encoders.base import (
+    BatchEncoder,
+    BatchJointEncoder,
+    ImageInput,
+    JointInput,
+    decoded_images,
+)
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, describe
 from genius_search.encoders.pretrained import need_transformers
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra
@@ -46,7 +52,6 @@ PADDING: Final = 0
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 WEIGHTS_FILE: Final = "model.safetensors"
-BATCH: Final = 1024
 _MULTIPLIERS: Final = (1_000_003, 7_368_787)
 
 
@@ -174,7 +179,7 @@ Network = TypeVar("Network", bound=EmbeddingNetwork)
 class _TrainedNetwork(Generic[Network]):
     """A network with the tokenizer and the settings it was trained with."""
 
-    needs_pixels: bool = True
+    batch_size: int = 1024
 
     def __init__(
         self, config: SmallEncoderConfig, network: Network, tokenizer: Tokenizer, *, spec: str
@@ -210,7 +215,7 @@ class _TrainedNetwork(Generic[Network]):
         return token_rows(self.tokenizer, texts, max_tokens=self.config.max_tokens)
 
 
-class SmallEncoder(_TrainedNetwork[SmallNetwork]):
+class SmallEncoder(_TrainedNetwork[SmallNetwork], BatchEncoder):
     """CLIP-SF or BLIP-SF in small: features of images and of texts.
 
     >>> encoder = create_small(SmallEncoderConfig(), texts, seed=0)  # doctest: +SKIP
@@ -218,44 +223,20 @@ class SmallEncoder(_TrainedNetwork[SmallNetwork]):
     >>> features = encoder.network.image(descriptors)  # doctest: +SKIP
     """
 
-    @torch.inference_mode()
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Return the features of images."""
-        return encode_in_batches(
-            lambda part: self.network.image(self.prepare_images(part).to(self.network.device)),
-            decoded_images(images),
-            size=BATCH,
-            dim=self.dim,
-        )
+    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of images."""
+        return self.network.image(self.prepare_images(images).to(self.network.device))
 
-    @torch.inference_mode()
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Return the features of texts."""
-        return encode_in_batches(
-            lambda part: self.network.text(self.prepare_texts(part).to(self.network.device)),
-            [text.text for text in texts],
-            size=BATCH,
-            dim=self.dim,
-        )
+    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of texts."""
+        return self.network.text(self.prepare_texts(texts).to(self.network.device))
 
 
-class SmallJointEncoder(_TrainedNetwork[EmbeddingNetwork]):
+class SmallJointEncoder(_TrainedNetwork[EmbeddingNetwork], BatchJointEncoder):
     """CLIP-FF or BLIP-FF in small: one vector for image and text together."""
 
-    @torch.inference_mode()
-    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
-        """Return one vector for each image and text together."""
-        return encode_in_batches(self._encode, items, size=BATCH, dim=self.dim)
-
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Return the vectors of images without a text."""
-        return self.joint_features([JointInput(image, "", key, has_image=True) for image, key in images])
-
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Return the vectors of texts without an image."""
-        return self.joint_features([JointInput(None, text, key, has_image=False) for text, key in texts])
-
-    def _encode(self, items: Sequence[JointInput]) -> Tensor:
+    def encode_items(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of a batch of items."""
         has_image = torch.tensor([item.has_image for item in items])
         images = decoded_images([ImageInput(item.image, item.key) for item in items if item.has_image])
         descriptors = torch.zeros(len(items), DESCRIPTOR_SIZE)

@@ -27,10 +27,10 @@ from genius_search.config import SmallEncoderConfig
 from genius_search.data.features import FeatureBatch
 from genius_search.encoders.descriptors import CELL_SIZE, CELLS, cells
 from genius_search.encoders.small import PADDING, EmbeddingNetwork, SmallNetwork, pair_rows, trim_padding
-from genius_search.encoders.uniir import bert_settings, t5_layers, t5_settings
+from genius_search.encoders.uniir import BERT_SETTINGS, T5_LAYERS, T5_SETTINGS, t5_layers
 
 LAYERS: Final = 2
-"""Layers over both modalities; the paper's CLIP-FF has as many, its BLIP-FF 12 (a BERT)."""
+"""BERT layers over both modalities; the paper's BLIP-FF has 12."""
 BUCKETS: Final = 32
 """Buckets of T5's relative positions."""
 CHUNK: Final = 256
@@ -110,14 +110,19 @@ class SmallClipFusion(SmallFusion):
     def __init__(self, config: SmallEncoderConfig, *, vocabulary: int) -> None:
         super().__init__(config, vocabulary=vocabulary)
         heads = math.gcd(config.dim, 4)
-        settings = t5_settings(
-            width=config.dim,
-            head=config.dim // heads,
-            hidden=16 * math.ceil(config.dim / 6),  # 2048 for a width of 768, and quick to multiply for any
-            num_heads=heads,
-            buckets=BUCKETS,
+        self.mixer = t5_layers(
+            {
+                **T5_SETTINGS,
+                "d_model": config.dim,
+                "d_kv": config.dim // heads,
+                # 2048 for a width of 768, and quick to multiply for any
+                "d_ff": 16 * math.ceil(config.dim / 6),
+                "num_layers": T5_LAYERS,
+                "num_heads": heads,
+                "relative_attention_num_buckets": BUCKETS,
+                "dropout_rate": 0.0,
+            }
         )
-        self.mixer = t5_layers({**settings, "dropout_rate": 0.0})
 
     def fuse(
         self, words: Words | None, image: Float[Tensor, "items tokens dim"] | None
@@ -143,23 +148,22 @@ class SmallBlipFusion(SmallFusion):
 
     def __init__(self, config: SmallEncoderConfig, *, vocabulary: int) -> None:
         super().__init__(config, vocabulary=vocabulary)
-        settings = bert_settings(
-            tokens=1,
-            width=config.dim,
-            image_width=config.dim,
-            hidden=4 * config.dim,
-            layers=LAYERS,
-            num_heads=math.gcd(config.dim, 4),
-            positions=config.max_tokens + 1,
-            fused=True,
-        )
-        from_scratch = {
+        settings = {
+            **BERT_SETTINGS,
+            "vocab_size": 1,
+            "hidden_size": config.dim,
+            "encoder_hidden_size": config.dim,
+            "intermediate_size": 4 * config.dim,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": math.gcd(config.dim, 4),
+            "max_position_embeddings": config.max_tokens + 1,
+            "is_decoder": True,
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
             # BERT's own 0.02 would leave so narrow a network nearly blind for the image at the start.
             "initializer_range": config.dim**-0.5,
         }
-        self.reader = BlipTextModel(BlipTextConfig(**settings, **from_scratch))
+        self.reader = BlipTextModel(BlipTextConfig(**settings))
         self.reader.embeddings.word_embeddings = nn.Identity()  # it is given vectors, not tokens
 
     def fuse(

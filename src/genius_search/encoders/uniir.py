@@ -25,16 +25,15 @@ from torch import Tensor, nn
 from genius_search.artifact import MANIFEST, Manifest, open_artifact
 from genius_search.config import EncoderKind
 from genius_search.encoders.base import (
+    BatchEncoder,
+    BatchJointEncoder,
     Encoder,
     ImageInput,
     JointInput,
-    TextInput,
     decoded_images,
-    encode_in_batches,
 )
 from genius_search.encoders.clip_tokens import END, token_rows
 from genius_search.encoders.pretrained import (
-    BATCH,
     ClipEncoder,
     load_image_processor,
     need_transformers,
@@ -54,6 +53,22 @@ MAX_BERT_TOKENS: Final = 100
 """Where BLIP's texts are cut."""
 T5_LAYERS: Final = 2
 """Layers of CLIP-FF over the tokens of both towers."""
+T5_SETTINGS: Final[Mapping[str, Any]] = {
+    "vocab_size": 1,
+    "eos_token_id": None,
+    "is_encoder_decoder": False,
+    "use_cache": False,
+}
+"""Transformers' settings of those layers beside their sizes; the rest are T5's defaults, ReLU among them."""
+BERT_SETTINGS: Final[Mapping[str, Any]] = {
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "sep_token_id": None,
+    "use_cache": False,
+}
+"""Transformers' settings of BLIP's BERT beside its sizes; ``is_decoder`` makes it attend to images."""
 
 
 def load_uniir(folder: Path, *, device: str = "cpu") -> Encoder:
@@ -184,11 +199,13 @@ class ClipScoreFusion(ClipEncoder):
         """``uniir:FOLDER``."""
         return f"uniir:{self._name}"
 
-    def _encode_images(self, images: Sequence[Image.Image]) -> Tensor:
+    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of images, of their middle squares."""
         side: int = self._model.config.vision_config.image_size
-        return super()._encode_images([middle_square(image, side=side) for image in images])
+        return super().encode_images([middle_square(image, side=side) for image in images])
 
-    def _encode_texts(self, texts: Sequence[str]) -> Tensor:
+    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of texts, taken at their first end token."""
         rows = token_rows(texts, context=self._model.config.text_config.max_position_embeddings)
         # Nothing after the first end token counts: no token looks ahead.
         last = int((rows == END).int().argmax(dim=1).max())
@@ -316,60 +333,11 @@ def t5_layers(settings: Mapping[str, Any]) -> nn.Module:
     return layers
 
 
-def t5_settings(*, width: int, head: int, hidden: int, num_heads: int, buckets: int) -> dict[str, Any]:
-    """Return transformers' settings of CLIP-FF's T5 layers; the rest are T5's defaults, ReLU among them."""
-    return {
-        "d_model": width,
-        "d_kv": head,
-        "d_ff": hidden,
-        "num_layers": T5_LAYERS,
-        "num_heads": num_heads,
-        "relative_attention_num_buckets": buckets,
-        "vocab_size": 1,
-        "eos_token_id": None,
-        "is_encoder_decoder": False,
-        "use_cache": False,
-    }
-
-
-def bert_settings(
-    *,
-    tokens: int,
-    width: int,
-    image_width: int,
-    hidden: int,
-    layers: int,
-    num_heads: int,
-    positions: int,
-    fused: bool,
-) -> dict[str, Any]:
-    """Return transformers' settings of BLIP's BERT, which attends to image tokens where ``fused``."""
-    return {
-        "vocab_size": tokens,
-        "hidden_size": width,
-        "encoder_hidden_size": image_width,
-        "intermediate_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": num_heads,
-        "max_position_embeddings": positions,
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-12,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "sep_token_id": None,
-        "use_cache": False,
-        # Transformers' word for "attends to images"; nothing is decoded.
-        "is_decoder": fused,
-    }
-
-
 Network = TypeVar("Network", bound=UniirNetwork)
 
 
 class _UniirEncoder(Generic[Network]):
     """A network of an imported folder, with what reads images and texts for it."""
-
-    needs_pixels: bool = True
 
     def __init__(self, manifest: Manifest, network: Network, read: Reader, *, device: str) -> None:
         self.spec = f"uniir:{manifest.folder}"
@@ -399,47 +367,23 @@ class _UniirEncoder(Generic[Network]):
         return {name: tensor.to(self._device) for name, tensor in self._read(texts).items()}
 
 
-class BlipScoreFusion(_UniirEncoder[BlipTowers]):
+class BlipScoreFusion(_UniirEncoder[BlipTowers], BatchEncoder):
     """BLIP-SF: image and text features, to be summed; unnormalised, in single precision."""
 
-    @torch.inference_mode()
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Return the features of images."""
-        return encode_in_batches(
-            lambda part: self._network.image(self._prepare(part)),
-            decoded_images(images),
-            size=BATCH,
-            dim=self.dim,
-        )
+    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of images."""
+        return self._network.image(self._prepare(images))
 
-    @torch.inference_mode()
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Return the features of texts, cut at 100 tokens."""
-        return encode_in_batches(
-            lambda part: self._network.text(self._tokens(part)),
-            [text.text for text in texts],
-            size=BATCH,
-            dim=self.dim,
-        )
+    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of texts, cut at 100 tokens."""
+        return self._network.text(self._tokens(texts))
 
 
-class FeatureFusion(_UniirEncoder[FusionNetwork]):
+class FeatureFusion(_UniirEncoder[FusionNetwork], BatchJointEncoder):
     """CLIP-FF or BLIP-FF: one vector for image and text together, unnormalised, in single precision."""
 
-    @torch.inference_mode()
-    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
-        """Return one vector for each image and text together."""
-        return encode_in_batches(self._encode, items, size=BATCH, dim=self.dim)
-
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Return the vectors of images with an empty text."""
-        return self.joint_features([JointInput(image, "", key, has_image=True) for image, key in images])
-
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Return the vectors of texts with a blank image."""
-        return self.joint_features([JointInput(None, text, key, has_image=False) for text, key in texts])
-
-    def _encode(self, items: Sequence[JointInput]) -> Tensor:
+    def encode_items(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of a batch of items; a missing image is a blank one, a missing text empty."""
         images = decoded_images([ImageInput(item.image, item.key) for item in items if item.has_image])
         blank = torch.zeros(1, 3, self._network.side, self._network.side, device=self._device)
         patches = self._network.patches(torch.cat([blank, *([self._prepare(images)] if images else [])]))

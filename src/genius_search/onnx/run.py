@@ -390,6 +390,7 @@ class _Clip(ClipEncoder):
         self._model = _ClipTowers(config, towers)
         self._pixels = load_image_processor(folder)
         self._tokenizer = load_tokenizer(folder)
+        self.dim = self._width()
 
 
 class _ClipScoreFusion(_Clip, ClipScoreFusion):

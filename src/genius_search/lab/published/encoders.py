@@ -34,13 +34,13 @@ from genius_search.encoders.clip_tokens import END, START, VOCABULARY, stored_to
 from genius_search.encoders.uniir import (
     ACTIVATION,
     ARTIFACT,
+    BERT_SETTINGS,
     DESCRIPTION,
     FORMAT,
     MAX_BERT_TOKENS,
     T5_LAYERS,
-    bert_settings,
+    T5_SETTINGS,
     read_tokenizer,
-    t5_settings,
 )
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.lab.published.checkpoint import (
@@ -532,9 +532,15 @@ def _mixer_config(tensors: Mapping[str, Tensor], *, what: str) -> dict[str, Any]
     buckets, num_heads = size_of(tensors, MIXER + _BIAS, what=what)
     inner, width = size_of(tensors, f"{first}0.SelfAttention.q.weight", what=what)
     hidden, _ = size_of(tensors, f"{first}1.DenseReluDense.wi.weight", what=what)
-    return t5_settings(
-        width=width, head=inner // num_heads, hidden=hidden, num_heads=num_heads, buckets=buckets
-    )
+    return {
+        "d_model": width,
+        "d_kv": inner // num_heads,
+        "d_ff": hidden,
+        "num_layers": T5_LAYERS,
+        "num_heads": num_heads,
+        "relative_attention_num_buckets": buckets,
+        **T5_SETTINGS,
+    }
 
 
 def mixer_shapes(config: Mapping[str, Any]) -> Shapes:
@@ -687,16 +693,17 @@ def _blip_config(sizes: BlipArchitecture, *, fused: bool) -> dict[str, Any]:
     return {
         "architectures": ["BlipFusion" if fused else "BlipTowers"],
         "model_type": "blip",
-        "text_config": bert_settings(
-            tokens=sizes.tokens,
-            width=sizes.text_width,
-            image_width=sizes.width,
-            hidden=sizes.text_hidden,
-            layers=BLIP_TEXT_LAYERS,
-            num_heads=heads_of(sizes.text_width),
-            positions=sizes.positions,
-            fused=fused,
-        ),
+        "text_config": {
+            "vocab_size": sizes.tokens,
+            "hidden_size": sizes.text_width,
+            "encoder_hidden_size": sizes.width,
+            "intermediate_size": sizes.text_hidden,
+            "num_hidden_layers": BLIP_TEXT_LAYERS,
+            "num_attention_heads": heads_of(sizes.text_width),
+            "max_position_embeddings": sizes.positions,
+            **BERT_SETTINGS,
+            "is_decoder": fused,  # transformers' word for "attends to images"; nothing is decoded
+        },
         "vision_config": {
             "hidden_size": sizes.width,
             "intermediate_size": sizes.hidden,

@@ -54,8 +54,6 @@ TOLERATED: Final = (re.compile(r"contra_projector\..*"), re.compile(r"(quantizer
 """The encoder may be there, and a layer that the released code builds and never uses."""
 
 NUM_MODALITIES: Final = 3
-NUM_SPECIAL: Final = 3
-NUM_BUCKETS: Final = 32
 PUBLISHED_DIM: Final = 768
 INSIDE: Final = "quantizer."
 """The prefix of the quantizer's names in the generator's file."""
@@ -148,7 +146,7 @@ def generator_parts(checkpoint: Checkpoint, quantizer: Checkpoint) -> GeneratorP
     sizes = (NUM_MODALITIES, *[inner.codebook_size] * inner.levels)
     config = _generator_sizes(tensors)
     expected = {INSIDE + name: shape for name, shape in _quantizer_shapes(copy, dim, inner).items()}
-    expected |= _generator_shapes(config, dim, NUM_SPECIAL + sum(sizes))
+    expected |= _generator_shapes(config, dim, sizes)
     check_names(tensors, expected, tolerated=TOLERATED, what=what)
     config = _possible(config, what)
     _check_same_quantizer(copy, checkpoint, quantizer)
@@ -212,27 +210,13 @@ def _quantizer_shapes(
     return shapes
 
 
-def _generator_shapes(config: GeneratorConfig, dim: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
-    width, inside = config.width, config.heads * config.head_width
-    kinds = {
-        "q": (inside, width),
-        "k": (inside, width),
-        "v": (inside, width),
-        "o": (width, inside),
-        "relative_attention_bias": (NUM_BUCKETS, config.heads),
-        "wi": (config.feedforward, width),
-        "wo": (width, config.feedforward),
-        "layer_norm": (width,),
-        "final_layer_norm": (width,),
-        "shared": (vocabulary, width),
-    }
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(TIED, (vocabulary, width))
-    for name in _generator_names(config.layers):
-        if not name.startswith("embed_projector."):
-            shapes[name] = kinds[name.split(".")[-2]]
-    shapes["embed_projector.0.weight"] = (config.prefixes * width, dim)
-    shapes["embed_projector.0.bias"] = (config.prefixes * width,)
-    return shapes
+def _generator_shapes(
+    config: GeneratorConfig, dim: int, sizes: tuple[int, ...]
+) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        ours = Generator(dim, sizes, config).state_dict()
+    shapes = {theirs: tuple(ours[name].shape) for theirs, name in _generator_names(config.layers).items()}
+    return shapes | dict.fromkeys(TIED, shapes[SHARED])
 
 
 def _generator_names(layers: int) -> dict[str, str]:
