@@ -19,7 +19,7 @@ import torch
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.nn.generator import Generator
 from genius_search.search.beam import Beams, search
-from genius_search.search.decoder import Decoder
+from genius_search.search.decoder import T5Decoder
 from genius_search.search.table import Allowed, IdTable, Part
 
 QUERIES = 10
@@ -213,7 +213,7 @@ class Model(NamedTuple):
     """A random generator, as trained and laid out for search."""
 
     generator: Generator
-    decoder: Decoder
+    decoder: T5Decoder
 
 
 def sizes_of(number: int) -> tuple[int, ...]:
@@ -237,7 +237,7 @@ def model(number: int) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number)
         generator = Generator(DIM, sizes_of(number), config).eval()
-    return Model(generator, Decoder(generator))
+    return Model(generator, T5Decoder(generator))
 
 
 def teacher_forced(generator: Generator, queries: torch.Tensor, ids: set[Id], scores: str) -> list[Foretold]:

@@ -1,4 +1,4 @@
-"""Decoding for search equals training's teacher forcing, however it is cut into steps, beams and batches."""
+"""Decoder for search equals training's teacher forcing, however it is cut into steps, beams and batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from genius_search.config import GeneratorConfig
 from genius_search.nn.generator import Generator
-from genius_search.search.decoder import OPENING_CODES, Decoder
+from genius_search.search.decoder import OPENING_CODES, T5Decoder
 
 DIM = 5
 
@@ -82,7 +82,7 @@ def agree(decoder, generator, hidden, level, queries, codes):
 @given(plan=plans(), items=st.integers(1, 4), data=st.data())
 def test_any_cut_into_steps_equals_teacher_forcing_at_every_level(plan, items, data):
     generator = make(plan)
-    decoder = Decoder(generator)
+    decoder = T5Decoder(generator)
     queries, codes = written(generator, items)
     levels = len(generator.sizes)
     state = decoder.start(queries)
@@ -103,7 +103,7 @@ def test_any_cut_into_steps_equals_teacher_forcing_at_every_level(plan, items, d
 @given(plan=plans(), data=st.data())
 def test_selected_beams_say_what_they_would_if_written_from_the_start(plan, data):
     generator = make(plan)
-    decoder = Decoder(generator)
+    decoder = T5Decoder(generator)
     queries, codes = written(generator, 3)
     levels = len(generator.sizes)
     owner, codes, width = torch.arange(3), codes[:, :0], 1
@@ -134,7 +134,7 @@ def test_selected_beams_say_what_they_would_if_written_from_the_start(plan, data
 @given(plan=plans(), beams=st.integers(1, 3))
 def test_queries_dropped_before_the_start_and_several_ids_of_one_query(plan, beams):
     generator = make(plan)
-    decoder = Decoder(generator)
+    decoder = T5Decoder(generator)
     queries, _ = written(generator, 4)
     kept = torch.tensor([3, 1])
     state = decoder.start(queries).select(kept, kept[:, None])
@@ -149,7 +149,7 @@ def test_queries_dropped_before_the_start_and_several_ids_of_one_query(plan, bea
 @given(plan=plans(), items=st.integers(2, 5))
 def test_a_batch_of_one_equals_the_row_of_a_batch(plan, items):
     generator = make(plan)
-    decoder = Decoder(generator)
+    decoder = T5Decoder(generator)
     queries, codes = written(generator, items)
     together = decoder.advance(decoder.start(queries), codes[:, :-1]).hidden
     for row in range(items):

@@ -168,7 +168,7 @@ class Generator(nn.Module):
 
     A generator of another package (:mod:`genius_search.registry`) is a subclass. If it computes its logits in
     another way, it also has a method ``decoding()`` that returns a
-    :class:`genius_search.search.decoder.Decoding` for search.
+    :class:`genius_search.search.decoder.T5Decoder` for search.
 
     Parameters
     ----------

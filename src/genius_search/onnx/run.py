@@ -40,7 +40,7 @@ from genius_search.errors import ArtifactMissing, MissingExtra, UsageError
 from genius_search.model import Genius
 from genius_search.nn.generator import NUM_SPECIAL, Guide
 from genius_search.search.beam import search
-from genius_search.search.decoder import Decoding, GuidedDecoder
+from genius_search.search.decoder import Decoder, DecoderStep, GuidedDecoder
 from genius_search.search.table import IdTable, Part
 
 if TYPE_CHECKING:
@@ -172,15 +172,8 @@ class OnnxState(NamedTuple):
         return memory
 
 
-class OnnxStep(NamedTuple):
-    """What follows each code that the decoder read, and the state after the last."""
-
-    hidden: Float[Tensor, "rows tokens width"]
-    state: OnnxState
-
-
 class OnnxDecoder:
-    """An exported generator; a drop-in for :class:`genius_search.search.decoder.Decoder`.
+    """An exported generator; a drop-in for :class:`genius_search.search.decoder.T5Decoder`.
 
     >>> decoder = OnnxDecoder.open("model.onnx", precision="int8")  # doctest: +SKIP
     >>> search(decoder, parts, queries, SearchConfig())  # doctest: +SKIP
@@ -200,7 +193,7 @@ class OnnxDecoder:
         )
 
     @staticmethod
-    def open(folder: str | Path, *, precision: Precision = "fp32", threads: int = 1) -> Decoding:
+    def open(folder: str | Path, *, precision: Precision = "fp32", threads: int = 1) -> Decoder:
         """Open what ``genius export onnx`` wrote, with the generator's guide if it has one.
 
         Raises
@@ -225,7 +218,7 @@ class OnnxDecoder:
         prefixes = self._start.outputs({"queries": queries.numpy()})
         return OnnxState(level=0, prefixes=tuple(prefixes), past=None, last=(), rows=None)
 
-    def advance(self, state: OnnxState, codes: Int64[Tensor, "rows tokens"]) -> OnnxStep:
+    def advance(self, state: OnnxState, codes: Int64[Tensor, "rows tokens"]) -> DecoderStep:
         """Read codes, one after the other; on a fresh state the start token comes before them."""
         num_tokens, first = codes.shape[1], max(state.level - 1, 0)
         if num_tokens > len(self.sizes) - state.level:
@@ -239,7 +232,7 @@ class OnnxDecoder:
         for column in tokens:
             step, state = self._read(state, column)
             hidden.append(step)
-        return OnnxStep(hidden[0][:, None] if len(hidden) == 1 else torch.stack(hidden, dim=1), state)
+        return DecoderStep(hidden[0][:, None] if len(hidden) == 1 else torch.stack(hidden, dim=1), state)
 
     def logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
         """Return unnormalised scores of one level's codes."""
@@ -415,7 +408,7 @@ class Agreement(NamedTuple):
 
 
 def compare_decoders(
-    decoders: Mapping[str, Decoding],
+    decoders: Mapping[str, Decoder],
     queries: Float[Tensor, "queries dim"],
     table: IdTable,
     config: SearchConfig,

@@ -79,7 +79,11 @@ def open_array(
         raise ArtifactMismatch(
             f"{path} is damaged or no array of {expected} ({error}); restore it, or make it again"
         ) from None
-    if array.ndim != dimensions or array.dtype not in [np.dtype(dtype) for dtype in dtypes] or not array.flags.c_contiguous:
+    if (
+        array.ndim != dimensions
+        or array.dtype not in [np.dtype(dtype) for dtype in dtypes]
+        or not array.flags.c_contiguous
+    ):
         raise ArtifactMismatch(
             f"{path} holds {array.dtype.str} of shape {array.shape}, expected {expected}; it belongs to "
             "something else, make it again"

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 from genius_search.config import SearchConfig
-from genius_search.search.decoder import Decoding, DecodingState
+from genius_search.search.decoder import Decoder, DecoderState
 from genius_search.search.table import Children, Part, Restriction, children_in_parts, count_ids
 
 MAX_READ_AHEAD: Final = 4
@@ -47,7 +47,7 @@ class Beams(NamedTuple):
 
 @torch.inference_mode()
 def search(
-    decoder: Decoding,
+    decoder: Decoder,
     parts: Sequence[Part],
     queries: Float[Tensor, "queries dim"],
     config: SearchConfig,
@@ -86,7 +86,7 @@ class BeamSearch:
 
     def __init__(
         self,
-        decoder: Decoding,
+        decoder: Decoder,
         parts: Sequence[Part],
         config: SearchConfig,
         level0: Sequence[frozenset[int]] | None,
@@ -241,7 +241,7 @@ class BeamSearch:
         return normalised
 
     def _finish(
-        self, frontier: Frontier, state: DecodingState, ahead: Tensor, level: int
+        self, frontier: Frontier, state: DecoderState, ahead: Tensor, level: int
     ) -> Bool[np.ndarray, " active"]:
         """Put away the queries that need no more decoding; return which ones go on."""
         counts = self._count(*frontier.ranges(), frontier.queries.repeat(frontier.width))
@@ -259,7 +259,7 @@ class BeamSearch:
         self,
         frontier: Frontier,
         numbers: Int64[np.ndarray, " settled"],
-        state: DecodingState,
+        state: DecoderState,
         ahead: Tensor,
         level: int,
     ) -> None:
@@ -299,7 +299,7 @@ class BeamSearch:
         frontier: Frontier,
         numbers: Int64[np.ndarray, " settled"],
         rows: Int64[np.ndarray, "settled beams"],
-        state: DecodingState,
+        state: DecoderState,
         ahead: Tensor,
     ) -> Float[Tensor, "places later width"]:
         """Read whole IDs; return what predicts each of the levels to come."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from genius_search.config import SearchConfig
 from genius_search.search.beam import Beams, BeamSearch, Chosen, Frontier
-from genius_search.search.decoder import Decoding
+from genius_search.search.decoder import Decoder
 from genius_search.search.table import Children, Restriction, count_ids
 from genius_search.search.tree import CodeTree, Ranges
 
@@ -24,7 +24,7 @@ MAX_WIDTH: Final = 1000
 class Target(NamedTuple):
     """An ID, and a query that may find it."""
 
-    decoder: Decoding
+    decoder: Decoder
     tree: CodeTree
     embedding: Float[Tensor, "1 dim"]
     codes: tuple[int, ...]

@@ -5,7 +5,7 @@ import torch
 
 from genius_search.config import GeneratorConfig
 from genius_search.nn.generator import NUM_SPECIAL, Generator
-from genius_search.search.decoder import Decoder
+from genius_search.search.decoder import T5Decoder
 
 CONFIG = GeneratorConfig(
     layers=2, width=16, feedforward=32, heads=2, head_width=8, prefixes=3, dropout=0.0, softmax="level"
@@ -20,7 +20,7 @@ def test_search_reads_one_alphabet_at_every_level_as_training_does(head):
     assert len(generator.embedding.weight) == NUM_SPECIAL + 11
     queries, codes = torch.randn(4, 6), torch.randint(11, (4, 3))
     trained = generator(queries, codes)
-    decoder = Decoder(generator)
+    decoder = T5Decoder(generator)
     with torch.no_grad():
         step = decoder.advance(decoder.start(queries), codes[:, :2])
         for level in range(3):

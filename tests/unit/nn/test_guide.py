@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from genius_search.config import GeneratorConfig
 from genius_search.errors import UsageError
 from genius_search.nn.generator import Generator, Guide
-from genius_search.search.decoder import Decoder, GuidedDecoder
+from genius_search.search.decoder import GuidedDecoder, T5Decoder
 
 SIZES = (3, 8, 8, 5)
 DIM = 12
@@ -82,7 +82,7 @@ def test_search_says_what_training_learned() -> None:
     guide = guide_of(generator)
     with torch.no_grad():
         guide.bias.normal_(generator=torch.Generator().manual_seed(3))
-    decoder = GuidedDecoder(Decoder(generator), guide)
+    decoder = GuidedDecoder(T5Decoder(generator), guide)
     queries, codes = asked(5)
     with torch.no_grad():
         expected = generator.loss(queries, codes)
@@ -104,7 +104,7 @@ def test_search_says_what_training_learned() -> None:
 
 def test_several_codes_at_once_are_what_they_are_one_by_one() -> None:
     generator = drawn()
-    decoder = GuidedDecoder(Decoder(generator), guide_of(generator))
+    decoder = GuidedDecoder(T5Decoder(generator), guide_of(generator))
     queries, codes = asked(4)
     at_once = decoder.advance(decoder.start(queries), codes[:, :3])
     first = decoder.advance(decoder.start(queries), codes[:, :1])
@@ -116,7 +116,7 @@ def test_several_codes_at_once_are_what_they_are_one_by_one() -> None:
 
 def test_distances_of_different_levels_are_not_compared() -> None:
     generator = drawn()
-    decoder = GuidedDecoder(Decoder(generator), guide_of(generator))
+    decoder = GuidedDecoder(T5Decoder(generator), guide_of(generator))
     hidden = decoder.advance(decoder.start(asked(2)[0]), torch.zeros((2, 0), dtype=torch.int64)).hidden
     with pytest.raises(UsageError, match="--scores level"):
         decoder.log_probabilities(hidden[:, 0], 0, "vocabulary")

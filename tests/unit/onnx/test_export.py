@@ -23,7 +23,7 @@ from genius_search.onnx.run import (
     real_trial,
 )
 from genius_search.progress import Silent
-from genius_search.search.decoder import Decoder
+from genius_search.search.decoder import T5Decoder
 
 KEY = ItemKey("query", "1:1")
 
@@ -97,7 +97,7 @@ def test_decoders_are_measured_by_what_pytorch_finds(exported, trained):
     trial = real_trial(
         model, Features.open(features / "queries"), Features.open(features / "candidates"), num_queries=20
     )
-    decoders = {"PyTorch": Decoder(model.generator)}
+    decoders = {"PyTorch": T5Decoder(model.generator)}
     for precision in ("fp32", "int8"):
         decoders[precision] = OnnxDecoder.open(exported.folder, precision=precision)
     standard, fp32, int8 = compare_decoders(decoders, *trial, SearchConfig(beam=10))
@@ -113,7 +113,7 @@ def test_a_decoder_that_finds_other_ids_is_found_out(exported):
     with torch.no_grad():
         other.embedding.weight[:] = other.embedding.weight.flip(0)
     trial = random_trial(model.generator.sizes, model.dim, num_queries=8)
-    decoders = {"right": Decoder(model.generator), "wrong": Decoder(other)}
+    decoders = {"right": T5Decoder(model.generator), "wrong": T5Decoder(other)}
     right, wrong = compare_decoders(decoders, *trial, SearchConfig(beam=10))
     assert right.overlap_50 == 1
     assert max(wrong.top1, wrong.overlap_10, wrong.overlap_50) < 0.5
@@ -123,7 +123,7 @@ def test_no_queries_are_refused(exported):
     model = exported.model
     trial = random_trial(model.generator.sizes, model.dim, num_queries=0)
     with pytest.raises(UsageError, match="no queries"):
-        compare_decoders({"PyTorch": Decoder(model.generator)}, *trial, SearchConfig())
+        compare_decoders({"PyTorch": T5Decoder(model.generator)}, *trial, SearchConfig())
 
 
 def test_a_finished_export_is_not_written_again(exported):

@@ -7,7 +7,7 @@ import torch
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.nn.generator import Generator
 from genius_search.search.beam import Beams, search
-from genius_search.search.decoder import Decoder
+from genius_search.search.decoder import T5Decoder
 from genius_search.search.table import Allowed, IdTable, Part
 
 SIZES = (3, 4, 4)
@@ -22,16 +22,16 @@ def generator() -> Generator:
 
 
 @pytest.fixture
-def decoder(generator) -> Decoder:
-    return Decoder(generator)
+def decoder(generator) -> T5Decoder:
+    return T5Decoder(generator)
 
 
 @pytest.fixture
-def indifferent(generator) -> Decoder:
+def indifferent(generator) -> T5Decoder:
     """Gives all codes of a level the same probability."""
     with torch.no_grad():
         generator.embedding.weight.zero_()
-    return Decoder(generator)
+    return T5Decoder(generator)
 
 
 def table_of(codes: list[list[int]]) -> IdTable:

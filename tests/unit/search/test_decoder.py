@@ -13,7 +13,7 @@ from torch import nn
 from genius_search.config import GeneratorConfig
 from genius_search.errors import UsageError
 from genius_search.nn.generator import Generator
-from genius_search.search.decoder import OPENING_CODES, Decoder
+from genius_search.search.decoder import OPENING_CODES, T5Decoder
 
 DIM = 6
 SIZES = (3, 5, 4, 6)
@@ -58,7 +58,7 @@ def said(decoder, queries, codes):
 def test_the_generator_is_left_as_it_was_and_may_change_without_the_decoder():
     generator = make()
     before = {name: weight.clone() for name, weight in generator.state_dict().items()}
-    decoder = Decoder(generator)
+    decoder = T5Decoder(generator)
     queries, codes = draw()
     expected = said(decoder, queries, codes)
     after = generator.state_dict()
@@ -72,13 +72,13 @@ def test_the_generator_is_left_as_it_was_and_may_change_without_the_decoder():
 def test_dropout_is_never_active_even_if_the_generator_is_in_training():
     generator = make()
     queries, codes = draw()
-    expected = said(Decoder(generator), queries, codes)
+    expected = said(T5Decoder(generator), queries, codes)
     generator.train()
-    torch.testing.assert_close(said(Decoder(generator), queries, codes), expected, rtol=0, atol=0)
+    torch.testing.assert_close(said(T5Decoder(generator), queries, codes), expected, rtol=0, atol=0)
 
 
 def test_no_gradient_is_recorded_even_if_the_query_wants_one():
-    decoder = Decoder(make())
+    decoder = T5Decoder(make())
     queries, codes = draw()
     step = decoder.advance(decoder.start(queries.requires_grad_()), codes[:, :1])
     assert not step.hidden.requires_grad
@@ -93,7 +93,7 @@ def test_rows_of_almost_no_length_are_normed_as_in_training(scale):
         weight.mul_(scale)
     queries, codes = draw()
     hidden = generator(queries, codes)
-    for level, found in enumerate(said(Decoder(generator), queries, codes)):
+    for level, found in enumerate(said(T5Decoder(generator), queries, codes)):
         expected = generator.log_probabilities(hidden[:, level], level, "level")
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -105,7 +105,7 @@ def test_what_is_computed_ahead_for_few_first_codes_equals_what_is_computed_for_
     sizes = (first, 5, 4, 6)
     generator = make(sizes)
     queries, codes = draw(sizes)
-    decoder = Decoder(generator)
+    decoder = T5Decoder(generator)
     hidden = generator(queries, codes)
     step = decoder.advance(decoder.start(queries), codes[:, :count])
     for level in range(count + 1):
@@ -120,7 +120,7 @@ def test_what_is_computed_ahead_for_few_first_codes_equals_what_is_computed_for_
 def test_ids_of_one_level_are_written_too():
     generator = make((5,))
     queries, _ = draw((5,))
-    decoder = Decoder(generator)
+    decoder = T5Decoder(generator)
     step = decoder.advance(decoder.start(queries), START_ONLY)
     with torch.no_grad():
         hidden = generator(queries, torch.zeros(3, 1, dtype=torch.int64))
@@ -130,7 +130,7 @@ def test_ids_of_one_level_are_written_too():
 
 
 def test_the_last_level_is_predicted_but_not_written_and_nothing_is_no_code():
-    decoder = Decoder(make())
+    decoder = T5Decoder(make())
     queries, codes = draw()
     fresh = decoder.start(queries)
     with pytest.raises(UsageError, match="4 codes after 0 tokens of an ID of 4 levels"):
@@ -142,7 +142,7 @@ def test_the_last_level_is_predicted_but_not_written_and_nothing_is_no_code():
 
 
 def test_a_state_can_be_continued_twice():
-    decoder = Decoder(make())
+    decoder = T5Decoder(make())
     queries, codes = draw()
     begun = decoder.advance(decoder.start(queries), codes[:, :1]).state
     once = decoder.advance(begun, codes[:, 1:2])
@@ -155,11 +155,11 @@ _TRACE = """
 import torch
 from genius_search.config import GeneratorConfig
 from genius_search.nn.generator import Generator
-from genius_search.search.decoder import OPENING_CODES, Decoder
+from genius_search.search.decoder import OPENING_CODES, T5Decoder
 
 for first in (3, OPENING_CODES + 1):
     config = GeneratorConfig(layers=2, width=12, feedforward=20, heads=3, head_width=4, prefixes=5)
-    decoder = Decoder(Generator(6, (first, 5, 4, 6), config))
+    decoder = T5Decoder(Generator(6, (first, 5, 4, 6), config))
     queries, codes = torch.randn(3, 6), torch.zeros(6, 3, dtype=torch.int64)
 
     def whole(advance):

@@ -14,9 +14,9 @@ from genius_search.errors import UsageError
 from genius_search.lab.baselines.routing import CodeRouter
 from genius_search.search.beam import Beams, search
 from genius_search.search.decoder import (
-    Decoding,
-    DecodingState,
-    DecodingStep,
+    Decoder,
+    DecoderState,
+    DecoderStep,
     GeometricDecoder,
     GeometricState,
 )
@@ -68,9 +68,9 @@ def found(parts: list[Part], beams: Beams, query: int) -> list[tuple[int, ...]]:
 def test_it_is_what_beam_search_asks_of_a_decoder():
     drawn = Drawn()
     state = drawn.decoder.start(drawn.queries)
-    assert isinstance(drawn.decoder, Decoding)
-    assert isinstance(state, DecodingState)
-    assert isinstance(drawn.decoder.advance(state, torch.zeros(4, 0, dtype=torch.long)), DecodingStep)
+    assert isinstance(drawn.decoder, Decoder)
+    assert isinstance(state, DecoderState)
+    assert isinstance(drawn.decoder.advance(state, torch.zeros(4, 0, dtype=torch.long)), DecoderStep)
     assert drawn.decoder.sizes == SIZES
     assert drawn.decoder.device == drawn.tables[0].device
 

@@ -13,7 +13,7 @@ from genius_search.lab.baselines.routing import CodeRouter
 from genius_search.nn.density import HALF_NORM_STEPS, NormAndDensity, decode_densities, decode_half_norms
 from genius_search.nn.generator import Generator
 from genius_search.search.beam import search
-from genius_search.search.decoder import Decoder, GeometricDecoder
+from genius_search.search.decoder import GeometricDecoder, T5Decoder
 from genius_search.search.rank import (
     CodeRanker,
     Evidence,
@@ -65,12 +65,12 @@ def queries(random) -> torch.Tensor:
 
 
 @pytest.fixture
-def decoders(tables) -> list[Decoder | GeometricDecoder]:
+def decoders(tables) -> list[T5Decoder | GeometricDecoder]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         config = GeneratorConfig(layers=1, width=8, feedforward=8, heads=2, head_width=4, prefixes=2)
         generator = Generator(DIM, SIZES, config).eval()
-    return [Decoder(generator), GeometricDecoder(tables)]
+    return [T5Decoder(generator), GeometricDecoder(tables)]
 
 
 def built(items: np.ndarray) -> IdTable:

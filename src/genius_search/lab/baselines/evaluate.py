@@ -36,7 +36,7 @@ from genius_search.lab.results import ResultRow, to_json
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.search.beam import search as beam_search
-from genius_search.search.decoder import Decoder
+from genius_search.search.decoder import T5Decoder
 from genius_search.search.rank import Evidence, rank_items
 from genius_search.search.table import IdTable, Part
 from genius_search.training.fit import Embedded
@@ -91,7 +91,7 @@ class Rival:
 
     def __init__(self, baseline: Baseline) -> None:
         self.baseline = baseline
-        self._decoder = Decoder(baseline.generator)
+        self._decoder = T5Decoder(baseline.generator)
 
     def name(self, split: str) -> str:
         """Its method in tables and runs, of a split's pools: whether their items were learned is told.

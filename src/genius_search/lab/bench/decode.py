@@ -27,7 +27,7 @@ from genius_search.lab.bench.timing import (
 )
 from genius_search.progress import Progress
 from genius_search.search.beam import Beams, search
-from genius_search.search.decoder import Decoding
+from genius_search.search.decoder import Decoder
 from genius_search.search.rank import Evidence, rank_items
 from genius_search.search.table import IdTable, Part
 
@@ -299,7 +299,7 @@ class _Bench:
             beam=self.settings.small_beam, candidates=self.settings.small_candidates, rerank="codes"
         )
 
-    def answer(self, decoder: Decoding, queries: Float[Tensor, "queries dim"], config: SearchConfig) -> Beams:
+    def answer(self, decoder: Decoder, queries: Float[Tensor, "queries dim"], config: SearchConfig) -> Beams:
         """Search, and rank the items where that is part of the way."""
         parts = [Part(self.table)]
         beams = search(decoder, parts, queries, config)

@@ -49,7 +49,7 @@ from genius_search.nn.health import Health
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, did_of, task_name
 from genius_search.search.beam import Beams, search
-from genius_search.search.decoder import Decoding, DecodingState, DecodingStep
+from genius_search.search.decoder import Decoder, DecoderState, DecoderStep
 from genius_search.search.rank import Evidence, all_ids, append_bias, append_one, exact_search, rank_items
 from genius_search.search.table import IdTable, Part
 
@@ -581,7 +581,7 @@ def routed(ground: Ground, *, beam: int, leaves: int, generator_weight: float) -
         by_beam(ground, ground.model.decoder, beam=PAPER_BEAM, leaves=0, is_ordered=False),
         (SearchConfig(rerank="none"), codes, embeddings),
     )
-    routers: dict[str, Decoding] = {GENERATOR: ground.model.decoder, GEOMETRY: ground.model.router}
+    routers: dict[str, Decoder] = {GENERATOR: ground.model.decoder, GEOMETRY: ground.model.router}
     for router, decoder in routers.items():
         yield Routed(
             f"{router}, beam {beam}, {leaves:,} leaves",
@@ -606,7 +606,7 @@ def routed(ground: Ground, *, beam: int, leaves: int, generator_weight: float) -
     )
 
 
-def by_beam(ground: Ground, decoder: Decoding, *, beam: int, leaves: int, is_ordered: bool = True) -> Route:
+def by_beam(ground: Ground, decoder: Decoder, *, beam: int, leaves: int, is_ordered: bool = True) -> Route:
     """Beam search, until few enough leaves are left or, with 0, the IDs are settled.
 
     Parameters
@@ -884,16 +884,16 @@ BY_CODES: Final = SearchConfig(rerank="codes")
 class Shallow:
     """A decoder that ends after its first levels: its IDs are prefixes."""
 
-    def __init__(self, decoder: Decoding, levels: int) -> None:
+    def __init__(self, decoder: Decoder, levels: int) -> None:
         self._decoder = decoder
         self.sizes: tuple[int, ...] = decoder.sizes[:levels]
         self.device = decoder.device
 
-    def start(self, queries: Float[Tensor, "queries dim"]) -> DecodingState:
+    def start(self, queries: Float[Tensor, "queries dim"]) -> DecoderState:
         """The state before any code."""
         return self._decoder.start(queries)
 
-    def advance(self, state: Any, codes: Int64[Tensor, "rows tokens"]) -> DecodingStep:
+    def advance(self, state: Any, codes: Int64[Tensor, "rows tokens"]) -> DecoderStep:
         """Read codes."""
         return self._decoder.advance(state, codes)
 
@@ -920,7 +920,7 @@ class Prefixes:
         self.bounds: Int64[np.ndarray, " fences"] = np.append(starts, len(table))
         self.part = Part(IdTable.build(codes[starts], np.zeros(len(starts), dtype=np.float16)))
 
-    def best(self, decoder: Decoding, queries: Float[Tensor, "queries dim"], count: int) -> Beams:
+    def best(self, decoder: Decoder, queries: Float[Tensor, "queries dim"], count: int) -> Beams:
         """The best prefixes of each query, as ranges of the whole table."""
         found = search(Shallow(decoder, self.levels), [self.part], queries, SearchConfig(beam=count))
         low = self.bounds[found.low]
@@ -937,7 +937,7 @@ def compare_leaves(ground: Ground, task: Task, budgets: Sequence[int]) -> Iterat
     """
     first = 1 if ground.model.quantizer.has_modality_level else 0
     right = [ground.right_ids(task, qid) for qid in task.queries.qids]
-    decoders: dict[str, Decoding] = {GENERATOR: ground.model.decoder, GEOMETRY: ground.model.router}
+    decoders: dict[str, Decoder] = {GENERATOR: ground.model.decoder, GEOMETRY: ground.model.router}
     for depth in DEPTHS:
         if first + depth > len(ground.model.quantizer.sizes):
             continue
@@ -1131,7 +1131,7 @@ def _touched(ground: Ground, queries: Float[Tensor, "queries dim"], settings: Qu
 def _grid(ground: Ground, settings: QualitySettings) -> Iterator[Routed]:
     """Both routers at every setting."""
     orders = (SearchConfig(rerank="codes"), SearchConfig(rerank="embeddings"))
-    routers: dict[str, Decoding] = {GENERATOR: ground.model.decoder, GEOMETRY: ground.model.router}
+    routers: dict[str, Decoder] = {GENERATOR: ground.model.decoder, GEOMETRY: ground.model.router}
     for router, decoder in routers.items():
         for beam in settings.grid_beams:
             for leaves in settings.grid_candidates:

@@ -21,7 +21,7 @@ from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.nn.generator import Generator
 from genius_search.nn.quantizer import NUM_MODALITIES
-from genius_search.search.decoder import Decoder, Decoding
+from genius_search.search.decoder import Decoder, T5Decoder
 from genius_search.search.rank import CodeRanker
 from genius_search.search.table import IdTable
 
@@ -43,7 +43,7 @@ class Subject(NamedTuple):
 
     name: str
     generator: Generator
-    decoder: Decoding
+    decoder: Decoder
     ranker: CodeRanker
     dim: int
 
@@ -78,7 +78,7 @@ def stand_in(name: DecoderName, *, seed: int, sizes: tuple[int, ...] | None = No
         torch.manual_seed(seed)
         generator = Generator(DIM, sizes, config).eval()
         tables = [torch.randn(size, DIM) * (0.5 / DIM**0.5) * 0.7**level for level, size in enumerate(sizes)]
-    return Subject(name, generator, Decoder(generator), CodeRanker(tables), DIM)
+    return Subject(name, generator, T5Decoder(generator), CodeRanker(tables), DIM)
 
 
 def subject_of(model: Genius) -> Subject:

@@ -23,7 +23,7 @@ from genius_search.errors import UsageError
 from genius_search.lab.baselines.dense import use_threads
 from genius_search.search import beam, rank
 from genius_search.search.beam import BeamSearch, Frontier
-from genius_search.search.decoder import Decoding, DecodingState
+from genius_search.search.decoder import Decoder, DecoderState, DecoderStep
 from genius_search.search.rank import CodeRanker
 from genius_search.search.table import IdTable
 
@@ -85,7 +85,7 @@ class Stopwatch:
 class _State:
     """A decoder's state, watched."""
 
-    def __init__(self, state: DecodingState, watch: Stopwatch) -> None:
+    def __init__(self, state: DecoderState, watch: Stopwatch) -> None:
         self.inner = state
         self._watch = watch
         self._select = watch.timed("decoder: select", state.select)
@@ -96,11 +96,6 @@ class _State:
 
     def select(self, queries: Int64[Tensor, " kept"] | None, rows: Int64[Tensor, "kept beams"]) -> _State:
         return _State(self._select(queries, rows), self._watch)
-
-
-class _Step(NamedTuple):
-    hidden: Tensor
-    state: _State
 
 
 class WatchedDecoder:
@@ -114,7 +109,7 @@ class WatchedDecoder:
         counts its parts as ``decoder: …``.
     """
 
-    def __init__(self, decoder: Decoding, watch: Stopwatch) -> None:
+    def __init__(self, decoder: Decoder, watch: Stopwatch) -> None:
         self._decoder = decoder
         self._watch = watch
         self._start = watch.timed("decoder: start", decoder.start)
@@ -136,10 +131,10 @@ class WatchedDecoder:
         """The state before any code."""
         return _State(self._start(queries), self._watch)
 
-    def advance(self, state: DecodingState, codes: Int64[Tensor, "rows tokens"]) -> _Step:
+    def advance(self, state: DecoderState, codes: Int64[Tensor, "rows tokens"]) -> DecoderStep:
         """Read codes."""
         step = self._advance(state.inner if isinstance(state, _State) else state, codes)
-        return _Step(step.hidden, _State(step.state, self._watch))
+        return DecoderStep(step.hidden, _State(step.state, self._watch))
 
     def logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
         """Of one level's codes."""
