@@ -30,7 +30,7 @@ from genius_search.nn.generator import Generator, TrainedGenerator, load_generat
 from genius_search.nn.parallel import usable
 from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer, load_quantizer
 from genius_search.records import Modality
-from genius_search.search.decoder import Decoder, Decoding, GeometricDecoder, GuidedDecoder
+from genius_search.search.decoder import Decoder, GeometricDecoder, GuidedDecoder, T5Decoder
 from genius_search.search.rank import CodeRanker
 
 
@@ -203,9 +203,9 @@ class Genius:
         return self.quantizer.dim
 
     @cached_property
-    def decoder(self) -> Decoding:
+    def decoder(self) -> Decoder:
         """The generator, laid out for search."""
-        decoder = Decoder(self.generator)
+        decoder = T5Decoder(self.generator)
         guide = self.generator.guide
         return decoder if guide is None else GuidedDecoder(decoder, guide)
 
