@@ -1,8 +1,8 @@
-"""Karpathy's caption files (COCO, Flickr30K, Flickr8K) become a data set in M-BEIR's layout.
+"""Converts Karpathy's caption files (COCO, Flickr30K, Flickr8K) to M-BEIR's layout.
 
-Done as M-BEIR's authors did with COCO: the first five captions of each picture, a caption that occurs with
-several pictures of a split kept once with all of them as positives, task 0 (text -> image) and task 3
-(image -> text), pools of their own for val and test. GENIUS adds Flickr30K as data set 10 in this form.
+As in M-BEIR's conversion of COCO, a picture has its first five captions, a caption that occurs with several
+pictures of a split is kept once with all of them as positives, tasks are 0 (text -> image) and 3 (image ->
+text), and val and test have pools of their own. GENIUS adds Flickr30K as data set 10 in this form.
 
 No picture is copied: ``mbeir_images/<name>`` in the new folder is a link to the folder of pictures.
 """
@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, NamedTuple
 from genius_search.artifact import new_folder
 from genius_search.data.mbeir import (
     InstructionRow,
+    Layout,
     write_candidates,
     write_instructions,
     write_qrels,
@@ -29,7 +30,7 @@ from genius_search.records import QUERY_CAP, Candidate, Modality, Query
 CAPTIONS_PER_IMAGE: Final = 5
 
 SPLITS: Final = {"train": "train", "restval": "train", "val": "val", "test": "test"}
-"""Karpathy's splits -> ours; ``restval`` is what he added to COCO's training pictures."""
+"""Karpathy's splits -> ours; ``restval`` is his addition to COCO's training pictures."""
 
 TEXT_TO_IMAGE: Final = (
     "Find the photo that this caption was written for.",
@@ -49,7 +50,7 @@ IMAGE_TO_TEXT: Final = (
 
 
 class ConvertedSplit(NamedTuple):
-    """What one split came to."""
+    """The size of a converted split."""
 
     split: str
     num_images: int
@@ -62,30 +63,57 @@ class ConvertedSplit(NamedTuple):
 class _Caption(NamedTuple):
     did: str
     place: int
-    """Which of its (first) picture's captions it is, from 0."""
+    """Its place among the captions of its (first) picture, from 0."""
     image_ids: list[str]
 
 
 @dataclass(slots=True)
 class _Split:
-    """Pictures and captions of one split, tied both ways."""
+    """The pictures and captions of a split."""
 
     images: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
     """Id of a picture -> its path and the ids of its captions."""
     captions: dict[str, _Caption] = field(default_factory=dict)
 
-    def asked_captions(self) -> list[tuple[str, _Caption]]:
-        """Captions that become queries: all, or as many as query numbers below UniIR's cap allow.
+    def query_captions(self) -> list[tuple[str, _Caption]]:
+        """Return the captions that become queries: all, or as many as UniIR's cap on query numbers allows.
 
         COCO's training captions are more. Then every picture's first caption goes before any second one.
         """
         room = QUERY_CAP - 1 - len(self.images)
         captions = list(self.captions.items())
-        return captions if len(captions) <= room else sorted(captions, key=_by_place)[:room]
+        return captions if len(captions) <= room else sorted(captions, key=lambda item: item[1].place)[:room]
 
+    def candidates(self, task_id: Literal[0, 3]) -> Iterator[Candidate]:
+        """Yield the pictures (task 0) or the captions (task 3)."""
+        if task_id == 0:
+            for did, (path, _) in self.images.items():
+                yield Candidate(did, Modality.IMAGE, image=path)
+        else:
+            for text, caption in self.captions.items():
+                yield Candidate(caption.did, Modality.TEXT, text=text)
 
-def _by_place(item: tuple[str, _Caption]) -> int:
-    return item[1].place
+    def queries(self, dataset_id: int, task_id: Literal[0, 3]) -> Iterator[Query]:
+        """Yield the captions (task 0), numbered from 1, or the pictures (task 3), numbered after them."""
+        captions = self.query_captions()
+        if task_id == 0:
+            for number, (text, caption) in enumerate(captions, start=1):
+                yield Query(
+                    f"{dataset_id}:{number}",
+                    Modality.TEXT,
+                    text=text,
+                    positives=tuple(caption.image_ids),
+                    task_id=task_id,
+                )
+        else:
+            for number, (path, caption_ids) in enumerate(self.images.values(), start=len(captions) + 1):
+                yield Query(
+                    f"{dataset_id}:{number}",
+                    Modality.IMAGE,
+                    image=path,
+                    positives=tuple(caption_ids),
+                    task_id=task_id,
+                )
 
 
 def convert_karpathy(
@@ -116,7 +144,7 @@ def convert_karpathy(
     splits = _collect(json_file, images_root, dataset_id, dataset_name)
     with new_folder(out) as partial:
         for split, content in splits.items():
-            _write_split(partial, split, content, dataset_id, dataset_name)
+            _write_split(Layout(partial), split, content, dataset_id, dataset_name)
         write_instructions(
             partial / "instructions" / "query_instructions.tsv",
             (
@@ -124,7 +152,7 @@ def convert_karpathy(
                 InstructionRow(Modality.IMAGE, Modality.TEXT, dataset_name, dataset_id, IMAGE_TO_TEXT),
             ),
         )
-        link = partial / _link(dataset_name)
+        link = partial / "mbeir_images" / dataset_name
         link.parent.mkdir(parents=True)
         try:
             link.symlink_to(images_root.resolve(), target_is_directory=True)
@@ -132,18 +160,14 @@ def convert_karpathy(
             raise BadData(f"{link}: cannot link to {images_root}: {error.strerror}") from None
     return [
         ConvertedSplit(
-            split, len(part.images), len(part.captions), len(part.images) + len(part.asked_captions())
+            split, len(part.images), len(part.captions), len(part.images) + len(part.query_captions())
         )
         for split, part in splits.items()
     ]
 
 
-def _link(dataset_name: str) -> PurePosixPath:
-    return PurePosixPath("mbeir_images", dataset_name)
-
-
 def _collect(json_file: Path, images_root: Path, dataset_id: int, dataset_name: str) -> dict[str, _Split]:
-    """Number pictures and captions in the order of the file, so that ids are unique over all splits."""
+    """Number pictures and captions in the order of the file, so that ids are unique in the data set."""
     splits: dict[str, _Split] = {}
     missing: list[Path] = []
     num_images = number = 0
@@ -161,7 +185,7 @@ def _collect(json_file: Path, images_root: Path, dataset_id: int, dataset_name: 
                 content.captions[text] = _Caption(f"{dataset_id}:{number}", place, [])
             content.captions[text].image_ids.append(image_id)
             caption_ids.append(content.captions[text].did)
-        content.images[image_id] = (str(_link(dataset_name) / path), caption_ids)
+        content.images[image_id] = (f"mbeir_images/{dataset_name}/{path}", caption_ids)
     if missing:
         raise BadData(
             f"{json_file}: {len(missing):,} of {num_images:,} pictures are missing, the first is "
@@ -173,16 +197,16 @@ def _collect(json_file: Path, images_root: Path, dataset_id: int, dataset_name: 
 
 
 def _images(json_file: Path) -> Iterator[tuple[str, PurePosixPath, list[str]]]:
-    """Split, path and captions of each picture."""
+    """Yield split, path and captions of each picture."""
     try:
         with json_file.open(encoding="utf-8") as file:
-            body = json.load(file, object_hook=_without_tokens)
+            body = json.load(file, object_hook=_drop_tokens)
         rows = body["images"]
     except OSError as error:
         raise BadData(f"{json_file}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise BadData(
-            f"{json_file} is not a caption file of Karpathy's kind, an object with 'images' ({error!r})"
+            f"{json_file} is not one of Karpathy's caption files, an object with 'images' ({error!r})"
         ) from None
     for place, row in enumerate(rows):
         try:
@@ -205,49 +229,23 @@ def _images(json_file: Path) -> Iterator[tuple[str, PurePosixPath, list[str]]]:
         yield split, path, captions
 
 
-def _without_tokens(part: dict[str, Any]) -> dict[str, Any]:
-    """The token lists are most of the file and not needed."""
+def _drop_tokens(part: dict[str, Any]) -> dict[str, Any]:
+    """Drop the token lists, which are most of the file and not needed."""
     part.pop("tokens", None)
     return part
 
 
-def _write_split(out: Path, split: str, content: _Split, dataset_id: int, name: str) -> None:
-    """Queries, pools and qrels of one split; the training queries of both tasks share a file."""
-    pool = out / "cand_pool"
-    write_candidates(
-        pool / "global" / f"mbeir_union_{split}_cand_pool.jsonl",
-        (*_candidates(content, 0), *_candidates(content, 3)),
-    )
+def _write_split(layout: Layout, split: str, content: _Split, dataset_id: int, name: str) -> None:
+    """Write queries, pools and qrels of a split; the training queries of both tasks share a file."""
+    write_candidates(layout.union_pool(split), (*content.candidates(0), *content.candidates(3)))
     if split == "train":
-        stem = f"mbeir_{name}_{split}"
-        queries = (*_queries(content, dataset_id, 0), *_queries(content, dataset_id, 3))
-        write_queries(out / "query" / split / f"{stem}.jsonl", queries)
-        write_qrels(out / "qrels" / split / f"{stem}_qrels.txt", queries)
+        queries = (*content.queries(dataset_id, 0), *content.queries(dataset_id, 3))
+        write_queries(layout.queries(split, f"{name}_{split}"), queries)
+        write_qrels(layout.qrels(split, f"{name}_{split}"), queries)
         return
-    for task_id in (0, 3):
-        stem = f"mbeir_{name}_task{task_id}_{split}"
-        write_candidates(pool / "local" / f"{stem}_cand_pool.jsonl", _candidates(content, task_id))
-        write_queries(out / "query" / split / f"{stem}.jsonl", _queries(content, dataset_id, task_id))
-        write_qrels(out / "qrels" / split / f"{stem}_qrels.txt", _queries(content, dataset_id, task_id))
-
-
-def _candidates(content: _Split, task_id: Literal[0, 3]) -> Iterator[Candidate]:
-    if task_id == 0:
-        for did, (path, _) in content.images.items():
-            yield Candidate(did, Modality.IMAGE, image=path)
-    else:
-        for text, caption in content.captions.items():
-            yield Candidate(caption.did, Modality.TEXT, text=text)
-
-
-def _queries(content: _Split, dataset_id: int, task_id: Literal[0, 3]) -> Iterator[Query]:
-    """Captions are numbered from 1 and pictures after them, so that a split's query ids are unique."""
-    asked = content.asked_captions()
-    if task_id == 0:
-        for number, (text, caption) in enumerate(asked, start=1):
-            qid = f"{dataset_id}:{number}"
-            yield Query(qid, Modality.TEXT, text=text, positives=tuple(caption.image_ids), task_id=task_id)
-    else:
-        for number, (path, caption_ids) in enumerate(content.images.values(), start=len(asked) + 1):
-            qid = f"{dataset_id}:{number}"
-            yield Query(qid, Modality.IMAGE, image=path, positives=tuple(caption_ids), task_id=task_id)
+    tasks: tuple[Literal[0, 3], ...] = (0, 3)
+    for task_id in tasks:
+        stem = f"{name}_task{task_id}_{split}"
+        write_candidates(layout.local_pool(stem), content.candidates(task_id))
+        write_queries(layout.queries(split, stem), content.queries(dataset_id, task_id))
+        write_qrels(layout.qrels(split, stem), content.queries(dataset_id, task_id))

@@ -1,6 +1,6 @@
-"""Which queries belong to which candidates: what both training stages draw their batches from.
+"""Features on disk, and pairs of queries and candidates to train on.
 
-Everything is integer arrays over rows of features, so M-BEIR's 1.3 million training lines take some 50 MB.
+Pairs are integer arrays over rows of features, so that M-BEIR's 1.3 million training lines take 50 MB.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,16 +26,16 @@ LEFT_OUT: Final = "left_out.json"
 
 
 class Shard(NamedTuple):
-    """Rows that are written together."""
+    """Rows that are written together, with their features packed."""
 
     ids: Int64[np.ndarray, " rows"]
     """The item's integer: UniIR's hash for M-BEIR ids, else the row number."""
     variant: Int16[np.ndarray, " rows"]
-    """Which instruction a query row was given; −1 for none."""
+    """Number of the instruction of a query row; −1 for none."""
     modality: Int8[np.ndarray, " rows"]
     """Code of the item's own modality."""
     wanted: Int8[np.ndarray, " rows"]
-    """Code of the modality that a query row asks for; −1 for candidates."""
+    """Code of the modality that a query row wants; −1 for candidates."""
     image_index: Int64[np.ndarray, " rows"]
     """Row of ``image``, −1 without one."""
     text_index: Int64[np.ndarray, " rows"]
@@ -54,12 +54,12 @@ class FeatureBatch(NamedTuple):
     has_text: Bool[Tensor, " items"]
 
     def total(self) -> Float[Tensor, "items dim"]:
-        """The encoder's own score fusion: the unnormalised sum (UniIR's CLIP-SF)."""
+        """Return the encoder's own score fusion: the unnormalised sum (UniIR's CLIP-SF)."""
         return self.image + self.text
 
     @staticmethod
     def of(image: Tensor, text: Tensor, image_places: np.ndarray, text_places: np.ndarray) -> FeatureBatch:
-        """Spread packed features over rows; a place of −1 is an absent modality."""
+        """Unpack features into rows; a place of −1 is an absent modality."""
         return FeatureBatch(
             _spread(image, image_places),
             _spread(text, text_places),
@@ -69,14 +69,13 @@ class FeatureBatch(NamedTuple):
 
     @staticmethod
     def of_shard(shard: Shard) -> FeatureBatch:
-        """The rows of a shard as they would be read back from the disk; raises as :func:`write_shard`."""
-        stored = _to_write(shard)
-        image, text = (torch.from_numpy(packed).float() for packed in (stored.image, stored.text))
+        """Return the rows of a shard as they would be read back from disk; raises as :func:`write_shard`."""
+        image, text = (torch.from_numpy(_stored(shard, name)).float() for name in ("image", "text"))
         return FeatureBatch.of(image, text, shard.image_index, shard.text_index)
 
 
 class LeftOut(NamedTuple):
-    """A record whose picture could not be read, so that it has no row."""
+    """A record without a row, since its picture could not be read."""
 
     id: int
     file: str
@@ -84,16 +83,16 @@ class LeftOut(NamedTuple):
 
 
 def write_shard(folder: Path, number: int, shard: Shard, left_out: Sequence[LeftOut]) -> None:
-    """Write one shard in one step: it is there whole or not at all.
+    """Write a shard in one step: all of it is there or nothing.
 
     Raises
     ------
     BadData
         features are not finite.
     ArtifactMismatch
-        the folder is gone: it is not made again, since the shards that were in it would be missing.
+        the folder is gone; it is not made again, since the shards that were in it would be missing.
     """
-    shard = _to_write(shard)
+    shard = shard._replace(image=_stored(shard, "image"), text=_stored(shard, "text"))
     temporary = folder / f".shard-{number:06d}"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -105,16 +104,16 @@ def write_shard(folder: Path, number: int, shard: Shard, left_out: Sequence[Left
     for name, array in shard._asdict().items():
         np.save(temporary / f"{name}.npy", array)
     (temporary / LEFT_OUT).write_text(json.dumps(left_out))
-    temporary.rename(folder / _shard_name(number))
+    temporary.rename(folder / f"shard-{number:06d}")
 
 
 def has_shard(folder: Path, number: int) -> bool:
-    """Whether this shard was finished."""
-    return (folder / _shard_name(number)).is_dir()
+    """Return whether this shard is finished."""
+    return (folder / f"shard-{number:06d}").is_dir()
 
 
 def num_records(folder: Path) -> dict[int, int]:
-    """Finished shards by number, and how many records each stands for: its rows, and what was left out."""
+    """Return the number of records of each finished shard: its rows, and those left out."""
     return {
         int(path.name.rpartition("-")[2]): len(np.load(path / "ids.npy", mmap_mode="r"))
         + len(json.loads((path / LEFT_OUT).read_text()))
@@ -123,12 +122,12 @@ def num_records(folder: Path) -> dict[int, int]:
 
 
 def num_rows(folder: Path) -> int:
-    """Rows in the finished shards of a folder."""
+    """Return the number of rows in a folder's finished shards."""
     return sum(len(np.load(path, mmap_mode="r")) for path in folder.glob("shard-*/ids.npy"))
 
 
 class Features:
-    """A finished folder of features, memory-mapped.
+    """The features of a finished folder, memory-mapped.
 
     >>> features = Features.open(Path("features/candidates"))  # doctest: +SKIP
     >>> features.gather(np.array([0, 5])).total().shape  # doctest: +SKIP
@@ -140,8 +139,11 @@ class Features:
         self.image_dim = int(manifest.facts["image_dim"])
         self.text_dim = int(manifest.facts["text_dim"])
         paths = sorted(path for path in manifest.folder.glob("shard-*") if path.is_dir())
-        self._image = [_mapped(path / "image.npy") for path in paths]
-        self._text = [_mapped(path / "text.npy") for path in paths]
+        # As plain arrays: indexing a memmap makes another memmap, which is slow.
+        self._image, self._text = (
+            [np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray) for path in paths]
+            for name in ("image", "text")
+        )
         ids = [np.load(path / "ids.npy") for path in paths]
         self._starts = np.cumsum([0, *(len(part) for part in ids)], dtype=np.int64)
         self.ids = np.concatenate([np.zeros(0, np.int64), *ids])
@@ -162,7 +164,7 @@ class Features:
 
     @staticmethod
     def open(folder: Path) -> Features:
-        """Open a finished folder."""
+        """Open a finished folder of features."""
         return Features(open_artifact(folder, kind=KIND))
 
     def __len__(self) -> int:
@@ -179,7 +181,7 @@ class Features:
         return self.image_dim
 
     def gather(self, rows: Int64[np.ndarray, " items"]) -> FeatureBatch:
-        """Features of these rows, as float32."""
+        """Return the features of these rows, as float32."""
         return FeatureBatch(
             image=self._packed(rows, self._image, self._image_index, self.image_dim),
             text=self._packed(rows, self._text, self._text_index, self.text_dim),
@@ -188,12 +190,12 @@ class Features:
         )
 
     def shards(self) -> Iterator[Shard]:
-        """The shards as they were written."""
+        """Yield the shards as they were written."""
         for path in sorted(self.manifest.folder.glob("shard-*")):
             yield Shard(*(np.load(path / f"{name}.npy", mmap_mode="r") for name in Shard._fields))
 
     def batches(self, size: int) -> Iterator[tuple[slice, FeatureBatch]]:
-        """All rows in order, so many at a time."""
+        """Yield all rows in order, ``size`` at a time."""
         for start in range(0, len(self), size):
             rows = np.arange(start, min(start + size, len(self)))
             yield slice(start, start + len(rows)), self.gather(rows)
@@ -204,45 +206,28 @@ class Features:
         output = torch.zeros(len(rows), dim)
         places = index[rows]
         shards = np.searchsorted(self._starts, rows, side="right") - 1
-        order = np.argsort(shards, kind="stable")  # at once for rows in order
+        order = np.argsort(shards, kind="stable")  # immediate for rows in order
         bounds = np.searchsorted(shards[order], np.arange(len(arrays) + 1))
         for shard in np.unique(shards).tolist():
-            here = order[bounds[shard] : bounds[shard + 1]]
-            here = here[places[here] != ABSENT]
-            if len(here):
-                found = np.asarray(arrays[shard][places[here]])
-                output[torch.from_numpy(here)] = torch.from_numpy(found).float()
+            inside = order[bounds[shard] : bounds[shard + 1]]
+            inside = inside[places[inside] != ABSENT]
+            if len(inside):
+                packed = arrays[shard][places[inside]]
+                output[torch.from_numpy(inside)] = torch.from_numpy(packed).float()
         return output
 
 
-def _to_write(shard: Shard) -> Shard:
-    shard = shard._replace(image=_stored(shard.image), text=_stored(shard.text))
-    for name in ("image", "text"):
-        if not _all_finite(getattr(shard, name)):
-            raise BadData(
-                f"{name} features are not finite or too large for 16 bits; check the encoder's output"
-            )
-    return shard
-
-
-def _mapped(path: Path) -> np.ndarray:
-    return np.load(path, mmap_mode="r").view(np.ndarray)  # type: ignore[no-any-return]
-
-
-def _stored(features: np.ndarray) -> np.ndarray:
-    """Floats as 16 bits; through torch, since numpy takes ten times as long."""
-    if not np.issubdtype(features.dtype, np.floating) or features.dtype == np.float16:
+def _stored(shard: Shard, name: Literal["image", "text"]) -> np.ndarray:
+    """Return features as they are stored: floats as 16 bits; through torch, ten times as fast as numpy."""
+    features: np.ndarray = getattr(shard, name)
+    if not np.issubdtype(features.dtype, np.floating):
         return features
-    half: np.ndarray = torch.from_numpy(np.require(features, requirements="W")).half().numpy()
-    return half
-
-
-def _all_finite(features: np.ndarray) -> bool:
-    """A sum of 16-bit floats is finite where each of them is, and much faster than a flag for each."""
-    if features.dtype != np.float16:
-        return True
-    total = torch.from_numpy(np.require(features, requirements="W")).sum(dtype=torch.float64)
-    return bool(total.isfinite())
+    half = torch.from_numpy(np.require(features, requirements="W")).half()
+    # The sum is finite where each of them is, and much faster than a flag for each.
+    if not half.sum(dtype=torch.float64).isfinite():
+        raise BadData(f"{name} features are not finite or too large for 16 bits; check the encoder's output")
+    stored: np.ndarray = half.numpy()
+    return stored
 
 
 def _spread(packed: Tensor, places: np.ndarray) -> Tensor:
@@ -256,22 +241,18 @@ def _joined(paths: list[Path], name: str, kind: type[np.generic]) -> np.ndarray:
     return np.concatenate([np.zeros(0, kind), *(np.load(path / f"{name}.npy") for path in paths)], dtype=kind)
 
 
-def _shard_name(number: int) -> str:
-    return f"shard-{number:06d}"
-
-
-NUM_MODALITIES = 3
+NUM_MODALITIES: Final = 3
 
 
 class Batch(NamedTuple):
-    """Rows of features that belong together, pair by pair."""
+    """Rows of queries and of their right answers, pair by pair."""
 
     query_rows: Int64[np.ndarray, " batch"]
-    """A query under one of its instructions."""
+    """Queries, each with one of its instructions."""
     candidate_rows: Int64[np.ndarray, " batch"]
-    """One of its positives."""
+    """A positive of each."""
     false_negatives: Bool[Tensor, "batch batch"]
-    """Marks, for each query, the other rows whose candidate answers it too."""
+    """For each query, the other rows whose candidate answers it too."""
 
 
 class Pairs:
@@ -301,6 +282,7 @@ class Pairs:
         self._counts = np.array(counts, dtype=np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._counts)[:-1]]).astype(np.int64)
         self._modality = candidates.modality
+        self._epoch: tuple[int, int] | None = None
         self._first, self._variants = _variants(query_features, np.array(numbers, dtype=np.int64))
         owner = np.repeat(np.arange(len(counts)), counts)
         lacking = owner[self._variants[owner, self._modality[self._positives]] == 0]
@@ -314,11 +296,14 @@ class Pairs:
         return len(self._counts)
 
     def epoch_order(self, seed: int, epoch: int) -> Int64[np.ndarray, " pairs"]:
-        """The order in which an epoch goes through the queries."""
-        return np.random.default_rng([seed, epoch]).permutation(len(self))
+        """Return the order in which an epoch goes through the queries; the last one is kept."""
+        if self._epoch != (seed, epoch):
+            self._epoch = (seed, epoch)
+            self._order = np.random.default_rng([seed, epoch]).permutation(len(self))
+        return self._order
 
     def draw(self, step: int, batch_size: int, *, seed: int) -> Batch:
-        """The batch of a step: a positive and an instruction drawn afresh for each query, seeded.
+        """Draw the batch of a step: a positive and an instruction anew for each query, seeded.
 
         Deviation 9: the released code draws one of each per query and keeps them for all epochs.
         """
@@ -326,7 +311,7 @@ class Pairs:
         epochs = places // len(self)
         lines = np.concatenate(
             [
-                self._order(seed, int(epoch))[places[epochs == epoch] % len(self)]
+                self.epoch_order(seed, int(epoch))[places[epochs == epoch] % len(self)]
                 for epoch in np.unique(epochs)
             ]
         )
@@ -339,14 +324,8 @@ class Pairs:
         query_rows = self._first[lines, wanted] + (share[1] * variants).astype(np.int64)
         return Batch(query_rows, candidate_rows, self._false_negatives(lines, candidate_rows))
 
-    def _order(self, seed: int, epoch: int) -> np.ndarray:
-        if getattr(self, "_cached_epoch", None) != (seed, epoch):
-            self._cached_order = self.epoch_order(seed, epoch)
-            self._cached_epoch = (seed, epoch)
-        return self._cached_order
-
     def _false_negatives(self, lines: np.ndarray, candidate_rows: np.ndarray) -> Tensor:
-        """Compare every query's positives with the batch's candidates, without a cube of comparisons."""
+        """Find the batch's candidates among every query's positives, without comparing all with all."""
         unique, inverse = np.unique(candidate_rows, return_inverse=True)
         counts = self._counts[lines]
         owner = np.repeat(np.arange(len(lines)), counts)
@@ -362,14 +341,14 @@ class Pairs:
 
 
 def _look_up(ids: np.ndarray, order: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the wanted ids, and which of them exist."""
+    """Return the rows of the wanted ids, and which of them exist."""
     place = np.searchsorted(ids, wanted, sorter=order).clip(max=max(0, len(ids) - 1))
     rows = order[place]
     return rows, ids[rows] == wanted
 
 
 def _variants(features: Features, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the rows of each query and wanted modality begin, and how many there are.
+    """Return where the rows of each query and wanted modality begin, and how many there are.
 
     The embedding stage writes the instructions of one query and modality next to one another.
     """

@@ -1,6 +1,6 @@
-"""A person's folder of pictures and texts becomes candidates, and what cannot is named with its reason.
+"""Reads a person's folder of pictures and texts as candidates; unusable files are named with the reason.
 
-Where a picture's text is looked for, the first that is not empty wins:
+A picture's text is the first of these that is not empty:
 
 1. ``photo.txt`` beside ``photo.jpg``: the whole file;
 2. ``photo.json``: ``caption``, else ``text``, ``title``, ``description``;
@@ -9,7 +9,7 @@ Where a picture's text is looked for, the first that is not empty wins:
    with ``image`` and ``captions`` (the first one is the text, since an encoder reads one sentence better
    than five).
 
-What else the side-car or the list says is kept in ``source``. A ``.txt`` or ``.md`` file that belongs to no
+Other fields of the side-car or the list are kept in ``source``. A ``.txt`` or ``.md`` file that belongs to no
 picture is a text candidate.
 """
 
@@ -18,56 +18,56 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from genius_search.data.images import is_image_file
+from genius_search.data.images import is_image_file, require_file
+from genius_search.data.mbeir import BadLines, read_json_lines
 from genius_search.errors import BadData, BadImage, BadRecord
 from genius_search.records import Candidate, Modality
 
 MAX_TEXT_BYTES: Final = 1_000_000
-"""Text files beyond this are refused: one candidate is a paragraph or a page, not a log."""
-
-_TEXT_SUFFIXES: Final = frozenset({".txt", ".md"})
-_SIDE_CARS: Final = (".txt", ".json")
+"""Larger text files are refused: one candidate is a paragraph or a page, not a log."""
 _LISTS: Final = ("metadata.jsonl", "metadata.csv", "captions.jsonl")
 _FILE_KEYS: Final = ("file_name", "image")
 _TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions")
-_CONVERT: Final = frozenset({".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg", ".ico", ".avif"}) | frozenset(
-    {".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2"}
+_CONVERTIBLE: Final = frozenset(
+    f".{suffix}"
+    for suffix in re.findall(r"\w+", "heic heif jxl jp2 psd svg ico avif raw dng cr2 cr3 nef arw orf rw2")
 )
-"""Pictures to a person that no decoder here reads."""
+"""Pictures that no decoder of ours reads."""
+
+Problem = BadImage | BadRecord
 
 
 @dataclass(frozen=True, slots=True)
 class FolderScan:
-    """What a folder holds. Pictures are not decoded yet: that is the work of whoever embeds them."""
+    """The candidates of a folder. Pictures are not decoded until they are embedded."""
 
     root: Path
     candidates: tuple[Candidate, ...]
     """By name; an id is the file's path relative to the folder, with forward slashes."""
-    problems: tuple[BadImage | BadRecord, ...]
-    """Files (or lines of lists) that cannot be used, each with its reason."""
+    problems: tuple[Problem, ...]
+    """Unusable files and lines of lists, each with the reason."""
 
 
-class _Words(NamedTuple):
-    text: str | None
-    source: str | None
-
-
-_NO_WORDS: Final = _Words(None, None)
+class _Caption(NamedTuple):
+    text: str | None = None
+    source: str | None = None
 
 
 def read_folder(root: Path, *, captions: bool = True) -> FolderScan:
-    """Everything in a folder and its subfolders that can be searched; hidden files are left out.
+    """Find everything in a folder and its subfolders that can be searched; hidden files are left out.
 
     Parameters
     ----------
     captions
         read the texts that belong to pictures, which makes them image-text candidates; without, pictures
-        are found by what they show only.
+        have no text.
 
     Raises
     ------
@@ -78,51 +78,46 @@ def read_folder(root: Path, *, captions: bool = True) -> FolderScan:
         raise BadData(f"{root}: there is no such folder")
     files = sorted(_walk(root), key=lambda path: path.relative_to(root).as_posix())
     images = {path for path in files if is_image_file(path)}
-    pictured = {path.with_suffix("") for path in images}
+    stems = {path.with_suffix("") for path in images}
     side_cars = {
         (path.with_suffix(""), path.suffix.lower()): path
         for path in files
-        if path.suffix.lower() in _SIDE_CARS and path.with_suffix("") in pictured
+        if path.suffix.lower() in (".txt", ".json") and path.with_suffix("") in stems
     }
-    taken = set(side_cars.values())
-    problems: list[BadImage | BadRecord] = []
-    listed: dict[Path, _Words] = {}
+    problems: list[Problem] = []
+    listed: dict[Path, _Caption] = {}
     if captions:
         for path in files:
             if path.name in _LISTS:
                 _read_list(path, images, listed, problems)
     candidates: list[Candidate] = []
+    skipped = {*side_cars.values(), *(path for path in files if path.name in _LISTS)}
     for path in files:
-        if path.name in _LISTS or path in taken:
+        if path in skipped:
             continue
-        suffix = path.suffix.lower()
         try:
-            did = _name(root, path)
+            did = _id(root, path)
             if path in images:
-                _refuse_unusable(path)
-                words = _words_beside(path, side_cars, problems) if captions else _NO_WORDS
-                words = words if words.text is not None else listed.get(path, words)
-                modality = Modality.of(has_image=True, has_text=words.text is not None)
-                candidates.append(Candidate(did, modality, words.text, did, words.source))
-            elif suffix in _TEXT_SUFFIXES:
-                candidates.append(Candidate(did, Modality.TEXT, _text_of(path)))
+                require_file(path)
+                caption = _read_side_cars(path, side_cars, problems) if captions else _Caption()
+                caption = caption if caption.text is not None else listed.get(path, caption)
+                modality = Modality.of(has_image=True, has_text=caption.text is not None)
+                candidates.append(Candidate(did, modality, caption.text, did, caption.source))
             else:
-                problems.append(BadImage(path, _unknown(suffix)))
+                candidates.append(Candidate(did, Modality.TEXT, _read_lone_text(path)))
         except BadImage as error:
             problems.append(error)
     return FolderScan(root, tuple(candidates), tuple(problems))
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Files that are not hidden; links to folders are not followed, so that there is an end."""
+    """Yield files that are not hidden; links to folders are not followed, since they may form a circle."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        for name in names:
-            if not name.startswith("."):
-                yield Path(folder) / name
+        yield from (Path(folder) / name for name in names if not name.startswith("."))
 
 
-def _name(root: Path, path: Path) -> str:
+def _id(root: Path, path: Path) -> str:
     name = path.relative_to(root).as_posix()
     try:
         name.encode()
@@ -131,27 +126,18 @@ def _name(root: Path, path: Path) -> str:
     return name
 
 
-def _refuse_unusable(path: Path) -> None:
-    """Name what needs no decoding to be known as unusable."""
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise BadImage(path, f"cannot be read: {error.strerror}") from None
-    if not path.is_file():
-        raise BadImage(path, "is not a file")
-    if size == 0:
-        raise BadImage(path, "is empty (0 bytes)")
-
-
-def _unknown(suffix: str) -> str:
-    if suffix in _CONVERT:
-        return f"{suffix} pictures are not read here; convert it to JPEG or PNG"
+def _read_lone_text(path: Path) -> str:
+    suffix = path.suffix.lower()
+    if suffix in (".txt", ".md"):
+        return _read_text(path)
+    if suffix in _CONVERTIBLE:
+        raise BadImage(path, f"{suffix} pictures are not supported; convert it to JPEG or PNG")
     kind = f"files ending in {suffix}" if suffix else "files without an ending"
-    return f"{kind} are not known as pictures or texts"
+    raise BadImage(path, f"{kind} are not known as pictures or texts")
 
 
-def _text_of(path: Path) -> str:
-    _refuse_unusable(path)
+def _read_text(path: Path) -> str:
+    require_file(path)
     if path.stat().st_size > MAX_TEXT_BYTES:
         raise BadImage(path, f"is a text of more than {MAX_TEXT_BYTES:,} bytes; split it")
     try:
@@ -165,29 +151,31 @@ def _text_of(path: Path) -> str:
     return text
 
 
-def _words_beside(
-    image: Path, side_cars: Mapping[tuple[Path, str], Path], problems: list[BadImage | BadRecord]
-) -> _Words:
-    """The side-car's words; a side-car that cannot be read is named and the picture goes without."""
-    text_file, json_file = (side_cars.get((image.with_suffix(""), suffix)) for suffix in _SIDE_CARS)
+def _read_side_cars(
+    image: Path, side_cars: Mapping[tuple[Path, str], Path], problems: list[Problem]
+) -> _Caption:
+    """Read a picture's side-car; one that cannot be read is a problem, and the picture has no text."""
+    text_file, json_file = (side_cars.get((image.with_suffix(""), suffix)) for suffix in (".txt", ".json"))
     if text_file is not None:
         try:
-            return _Words(_text_of(text_file), None)
+            return _Caption(_read_text(text_file))
         except BadImage as error:
             problems.append(error)
     if json_file is not None:
         try:
-            return _words_in(json.loads(_text_of(json_file)))
+            row = json.loads(_read_text(json_file))
+            if isinstance(row, dict):
+                return _caption_of(row)
+            problem = f"is a JSON {type(row).__name__}, expected an object with a caption"
+            problems.append(BadRecord(json_file, 1, problem))
         except BadImage as error:
             problems.append(error)
         except (ValueError, RecursionError) as error:
             problems.append(BadRecord(json_file, getattr(error, "lineno", 1), f"cannot be used: {error}"))
-    return _NO_WORDS
+    return _Caption()
 
 
-def _words_in(row: object) -> _Words:
-    if not isinstance(row, Mapping):
-        raise BadData(f"is a JSON {type(row).__name__}, expected an object with a caption")
+def _caption_of(row: Mapping[str, Any]) -> _Caption:
     text = None
     rest = {name: row[name] for name in row if name not in _FILE_KEYS}
     for key in _TEXT_KEYS:
@@ -198,43 +186,30 @@ def _words_in(row: object) -> _Words:
             if not isinstance(value, list):
                 del rest[key]
             break
-    return _Words(text, json.dumps(rest, ensure_ascii=False) if rest else None)
+    return _Caption(text, json.dumps(rest, ensure_ascii=False) if rest else None)
 
 
-def _read_list(
-    path: Path, images: set[Path], listed: dict[Path, _Words], problems: list[BadImage | BadRecord]
-) -> None:
+def _read_list(path: Path, images: set[Path], listed: dict[Path, _Caption], problems: list[Problem]) -> None:
+    """Read the captions in a list."""
+    bad = BadLines(remember=sys.maxsize)
     try:
-        for line, row in _rows(path, problems):
+        rows = _csv_rows(path) if path.suffix == ".csv" else read_json_lines(path, dict, bad)
+        for line, row in rows:
             name = next((row[key] for key in _FILE_KEYS if isinstance(row.get(key), str)), None)
+            image = path if name is None else Path(os.path.normpath(path.parent / name))
             if name is None:
-                problems.append(BadRecord(path, line, f"has none of {', '.join(_FILE_KEYS)}"))
-                continue
-            image = Path(os.path.normpath(path.parent / name))
-            if image not in images:
-                problems.append(BadRecord(path, line, f"there is no picture {name!r} in this folder"))
-                continue
-            listed[image] = _words_in(row)
-    except (OSError, ValueError, csv.Error) as error:
-        problems.append(BadRecord(path, 1, f"cannot be read: {error}"))
-
-
-def _rows(path: Path, problems: list[BadImage | BadRecord]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix == ".csv":
-            reader = csv.DictReader(file)
-            for row in reader:
-                yield reader.line_num, {key: value for key, value in row.items() if key and value}
-            return
-        for line, raw in enumerate(file, start=1):
-            if not raw.strip():
-                continue
-            try:
-                row = json.loads(raw)
-            except (ValueError, RecursionError) as error:
-                problems.append(BadRecord(path, line, f"is not valid JSON: {error}"))
-                continue
-            if isinstance(row, Mapping):
-                yield line, row
+                bad.add(BadRecord(path, line, f"has none of {', '.join(_FILE_KEYS)}"))
+            elif image not in images:
+                bad.add(BadRecord(path, line, f"there is no picture {name!r} in this folder"))
             else:
-                problems.append(BadRecord(path, line, "is not a JSON object"))
+                listed[image] = _caption_of(row)
+    except (OSError, ValueError, csv.Error) as error:
+        bad.add(BadRecord(path, 1, f"cannot be read: {error}"))
+    problems.extend(bad.problems)
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        for row in reader:
+            yield reader.line_num, {key: value for key, value in row.items() if key and value}

@@ -1,7 +1,6 @@
-"""A picture from a file: upright, RGB, no larger than needed, or refused by name with the reason.
+"""Reads pictures: upright, RGB, no larger than needed, or refused by name with the reason.
 
-Photographs of real people are rotated, grey, transparent, animated, cut off, empty or enormous; an encoder
-wants none of that.
+People's photographs are rotated, grey, transparent, animated, cut off, empty or enormous.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _FORMATS: Final = (
     "TIFF",
     *(("AVIF",) if features.check("avif") else ()),
 )
-"""Decoders that may run; Pillow has others (PostScript, fonts, ...) that a photo search has no use for."""
+"""Decoders that may run; Pillow's others (PostScript, fonts, ...) are of no use to a photo search."""
 
 IMAGE_SUFFIXES: Final = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
     | ({".avif"} if "AVIF" in _FORMATS else set())
 )
-"""How the names of files that :func:`open_image` reads usually end."""
+"""Usual endings of the files that :func:`open_image` reads."""
 
 _SIGNATURES: Final = {
     b"\xff\xd8\xff": "JPEG",
@@ -58,18 +57,18 @@ _UPRIGHT: Final = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""EXIF orientation -> what turns the picture upright."""
+"""EXIF orientation -> the operation that turns the picture upright."""
 _EXIF_ORIENTATION: Final = 0x0112
 
 _WARNINGS_LOCK = threading.Lock()
 
 
 class TooManyPixels(BadImage):
-    """The picture is whole as far as one can tell, but larger than allowed."""
+    """The picture seems undamaged, but is larger than allowed."""
 
 
 def is_image_file(path: Path) -> bool:
-    """Whether a file's name says that it is a picture :func:`open_image` can read."""
+    """Return whether a file has the name of a picture that :func:`open_image` can read."""
     return path.suffix.lower() in IMAGE_SUFFIXES
 
 
@@ -79,8 +78,8 @@ def open_image(path: Path, *, max_pixels: int = MAX_PIXELS, shortest_side: int |
     Parameters
     ----------
     max_pixels
-        refuse what would decode to more; long thin pictures are fine. Pillow's own ceiling (178 million
-        pixels in the file) stays in force whatever is given here.
+        refuse pictures that would decode to more. Pillow's own limit (178 million pixels in the file)
+        stays in force.
     shortest_side
         a JPEG may then be decoded at a half, a quarter or an eighth of its size, as long as its shorter
         side keeps at least this many pixels. That costs a fraction of the time and memory, so a
@@ -93,18 +92,18 @@ def open_image(path: Path, *, max_pixels: int = MAX_PIXELS, shortest_side: int |
     BadImage
         it is missing, empty, not a picture, or damaged.
     """
-    _refuse_what_is_no_file(path)
+    require_file(path)
     try:
         with path.open("rb") as file:
             return _read(path, file, max_pixels, shortest_side)
     except OSError as error:
-        raise BadImage(path, f"cannot be read: {_words(error)}") from None
+        raise BadImage(path, f"cannot be read: {_describe(error)}") from None
 
 
 def read_image(
     data: bytes, *, name: str, max_pixels: int = MAX_PIXELS, shortest_side: int | None = None
 ) -> Image.Image:
-    """Read a picture that somebody sent, as :func:`open_image` reads a file; errors call it ``name``."""
+    """Read a picture from bytes, as :func:`open_image` reads a file; errors call it ``name``."""
     if not data:
         raise BadImage(Path(name), "is empty (0 bytes)")
     return _read(Path(name), io.BytesIO(data), max_pixels, shortest_side)
@@ -127,15 +126,15 @@ def _read(
 
 
 def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int | None) -> Image.Image:
-    whole = opened.size
+    full_size = opened.size
     if shortest_side is not None:
         opened.draft(None, (shortest_side, shortest_side))
-    # A progressive JPEG is held in memory whole before it can be reduced.
-    width, height = whole if "progressive" in opened.info else opened.size
+    # A progressive JPEG is held in memory at full size before it can be reduced.
+    width, height = full_size if "progressive" in opened.info else opened.size
     if width * height > max_pixels:
-        raise TooManyPixels(path, _too_large(whole, max_pixels))
+        raise TooManyPixels(path, _too_large(full_size, max_pixels))
     if opened.mode == "LAB":
-        raise BadImage(path, "its colours are stored as Lab, which is not read here; save it as RGB")
+        raise BadImage(path, "its colours are stored as Lab, which is not supported; save it as RGB")
     if opened.format == "TIFF":
         with _quiet():  # its decoder reads tags while it decodes, and warns about them
             opened.load()
@@ -148,7 +147,7 @@ def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int
 
 
 def _orientation(opened: Image.Image) -> int:
-    """EXIF's orientation; damaged EXIF is no reason to refuse a picture that decodes."""
+    """Return EXIF's orientation; damaged EXIF is no reason to refuse a picture that decodes."""
     try:
         orientation = opened.getexif().get(_EXIF_ORIENTATION, 1)
     except Exception:  # noqa: BLE001  (Pillow's EXIF parser raises nearly anything on damaged tags)
@@ -166,7 +165,7 @@ def _to_rgb(opened: Image.Image) -> Image.Image:
 
 
 def _eight_bits(opened: Image.Image) -> Image.Image:
-    """Grey of 16 bits, 32 bits or floats; Pillow's own conversion clips to white."""
+    """Scale grey of 16 bits, 32 bits or floats; Pillow's own conversion clips to white."""
     values = np.asarray(opened).astype(np.float64)
     values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
     low, high = float(values.min()), float(values.max())
@@ -179,13 +178,14 @@ def _eight_bits(opened: Image.Image) -> Image.Image:
     return Image.fromarray((values * (255.0 / full)).round().astype(np.uint8))
 
 
-def _refuse_what_is_no_file(path: Path) -> None:
+def require_file(path: Path) -> None:
+    """Raise :class:`BadImage` unless there is a file with something in it."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
         raise BadImage(path, "missing: there is no such file") from None
     except (OSError, ValueError) as error:
-        raise BadImage(path, f"cannot be read: {_words(error)}") from None
+        raise BadImage(path, f"cannot be read: {_describe(error)}") from None
     if not path.is_file():
         raise BadImage(path, "is not a file")
     if size == 0:
@@ -199,12 +199,12 @@ def _reason(file: io.BufferedReader | io.BytesIO, error: Exception) -> str:
         for signature, name in _SIGNATURES.items():
             if start.startswith(signature):
                 return f"starts like a {name} picture but is damaged or cut off"
-        return f"is not a picture in a format that is read here ({', '.join(_FORMATS)})"
+        return f"is not a picture in a supported format ({', '.join(_FORMATS)})"
     if isinstance(error, MemoryError):
         return "is too large for this machine's memory"
     if isinstance(error, EOFError) or "truncated" in str(error).lower():
         return "is cut off: the file ends before the picture does"
-    return f"is damaged: {_words(error)}"
+    return f"is damaged: {_describe(error)}"
 
 
 def _too_large(size: tuple[int, int] | None, max_pixels: int) -> str:
@@ -217,7 +217,7 @@ def _too_large(size: tuple[int, int] | None, max_pixels: int) -> str:
     )
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
@@ -227,8 +227,8 @@ def _words(error: Exception) -> str:
 def _quiet() -> Iterator[None]:
     """Silence Pillow's warnings about odd headers.
 
-    Python's filters belong to the whole process and swapping them is not thread-safe, so threads take
-    turns; it surrounds the reading of headers, which is quick, and not the decoding, which runs in parallel.
+    Python's filters belong to the process and swapping them is not thread-safe, so threads take turns. Only
+    the quick reading of headers is inside, so that decoding runs in parallel.
     """
     with _WARNINGS_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,21 +1,21 @@
-"""``genius demo``: the whole method on the embedded catalogue, from nothing to a page of pictures."""
+"""``genius demo``: the whole method on a drawn catalogue, from nothing to a page of pictures."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from pydantic import ConfigDict
 
-from genius_search.config import USUAL_SEARCH, Count, FitConfig, Natural, checked, preset
+from genius_search.config import USUAL_SEARCH, Count, FitConfig, Natural, SearchConfig, checked, preset
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_queries
 from genius_search.embed import choose_instruction
 from genius_search.errors import UsageError
 from genius_search.index.index import Index
-from genius_search.index.query import SearchHit
 from genius_search.lab.evaluate import EvaluationConfig, evaluate
 from genius_search.lab.report.page import Fact, ResultsPage, ShownHit, ShownSearch, write_page
 from genius_search.lab.results import ResultRow
@@ -26,16 +26,15 @@ from genius_search.progress import Progress
 from genius_search.records import TASKS, Query, task_name
 from genius_search.training.fit import fit
 
-PAGE: Final = "index.html"
 SEARCHES_PER_TASK: Final = 4
 HITS_SHOWN: Final = 5
-LEAF_SHARE: Final = 20
+CANDIDATE_SHARE: Final = 20
 """One item in so many is ranked by its code; the others are not looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
-    """How large a demo."""
+    """The size of a demo."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -52,11 +51,11 @@ class DemoConfig:
     """IDs kept at each level."""
 
     seed: Natural = 0
-    """Of the drawing and the training."""
+    """Seed of the drawing and the training."""
 
 
 class DemoResult(NamedTuple):
-    """What the demo found."""
+    """The results of the demo."""
 
     rows: list[ResultRow]
     health: Health
@@ -68,7 +67,7 @@ class DemoResult(NamedTuple):
 def demo(
     out: Path, config: DemoConfig, *, progress: Progress, settings: FitConfig | None = None
 ) -> DemoResult:
-    """Draw, train, index, evaluate, search, and write the page; what is done already is not done again."""
+    """Draw, train, index, evaluate, search, and write the page; finished stages are not repeated."""
     config = checked(config)
     began = time.monotonic()
     progress.say("drawing the catalogue")
@@ -89,21 +88,21 @@ def demo(
     else:
         pool = data.global_pool("test")[0]
         index, _ = Index.create(folder, model=model, pool=pool, embeddings="fused", progress=progress)
+    candidates = config.items // CANDIDATE_SHARE
     result = evaluate(
         data,
         model,
-        EvaluationConfig(
-            pools=("global",), beam=config.beam, candidates=config.items // LEAF_SHARE, seed=config.seed
-        ),
+        EvaluationConfig(pools=("global",), beam=config.beam, candidates=candidates, seed=config.seed),
         out / "model" / "evaluation",
         progress=progress,
     )
+    search_config = dataclasses.replace(USUAL_SEARCH, beam=config.beam, candidates=candidates)
     searches = [
-        _search(data, index, row, query, config)
+        _search(data, index, row, query, search_config, seed=config.seed)
         for row in data.rows("test")
-        for query in _samples(row, SEARCHES_PER_TASK)
+        for query in islice(read_queries(row.queries), SEARCHES_PER_TASK)  # in random order already
     ]
-    page = out / PAGE
+    page = out / "index.html"
     write_page(
         page,
         ResultsPage(
@@ -118,46 +117,31 @@ def demo(
     return DemoResult(result.rows, result.health, page, folder, searches)
 
 
-def _samples(row: EvaluationRow, count: int) -> list[Query]:
-    """The first queries of a task; they are in random order already."""
-    found = []
-    for query in read_queries(row.queries):
-        found.append(query)
-        if len(found) == count:
-            break
-    return found
-
-
-def _search(data: MBeir, index: Index, row: EvaluationRow, query: Query, config: DemoConfig) -> ShownSearch:
-    wanted = TASKS[row.task_id][1]
-    instruction = choose_instruction(data.instructions, query, wanted, "hashed", seed=config.seed)
+def _search(
+    data: MBeir, index: Index, row: EvaluationRow, query: Query, config: SearchConfig, *, seed: int
+) -> ShownSearch:
+    target = TASKS[row.task_id][1]
+    instruction = choose_instruction(data.instructions, query, target, "hashed", seed=seed)
     image = None if query.image is None else data.image_path(query.image)
-    hits = index.search(
-        query.text,
-        image=image,
-        instruction=instruction,
-        k=HITS_SHOWN,
-        config=dataclasses.replace(USUAL_SEARCH, beam=config.beam, candidates=config.items // LEAF_SHARE),
-    )
+    hits = index.search(query.text, image=image, instruction=instruction, k=HITS_SHOWN, config=config)
     return ShownSearch(
         task=task_name(row.task_id),
         instruction=instruction or "",
         query_text=query.text,
         query_image=None if image is None else image.read_bytes(),
-        hits=tuple(_shown(hit, query) for hit in hits),
-    )
-
-
-def _shown(hit: SearchHit, query: Query) -> ShownHit:
-    return ShownHit(
-        item_id=hit.id,
-        modality=hit.modality.value,
-        score=hit.score,
-        text=hit.text,
-        image=None if hit.image is None else Path(hit.image).read_bytes(),
-        is_relevant=hit.id in query.positives,
-        codes=hit.codes,
-        log_probabilities=hit.log_probabilities,
+        hits=tuple(
+            ShownHit(
+                item_id=hit.id,
+                modality=hit.modality,
+                score=hit.score,
+                text=hit.text,
+                image=None if hit.image is None else Path(hit.image).read_bytes(),
+                is_relevant=hit.id in query.positives,
+                codes=hit.codes,
+                log_probabilities=hit.log_probabilities,
+            )
+            for hit in hits
+        ),
     )
 
 

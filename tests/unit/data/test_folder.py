@@ -152,7 +152,7 @@ def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
         "blank.txt": "without words",
         "latin.txt": "UTF-8",
         "log.txt": "split it",
-        "dangling.png": "No such file",
+        "dangling.png": "no such file",
         "pipe.png": "not a file",
     }
     assert set(problems) == set(expected)
@@ -169,11 +169,11 @@ def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
         ("a.json", b"[" * 100_000, "cannot be used"),
         ("a.txt", b"\xff", "UTF-8"),
         ("metadata.jsonl", b"{broken", "not valid JSON"),
-        ("metadata.jsonl", b"[1]", "not a JSON object"),
+        ("metadata.jsonl", b"[1]", "expected an object"),
         ("metadata.jsonl", b'{"text": "x"}', "file_name"),
         ("metadata.jsonl", b'{"file_name": "gone.png", "text": "x"}', "no picture 'gone.png'"),
         ("metadata.jsonl", b'{"file_name": "../a.png", "text": "x"}', "no picture"),
-        ("metadata.jsonl", b"\xff\xff", "cannot be read"),
+        ("metadata.jsonl", b"\xff\xff", "UTF-8"),
         ("metadata.csv", b"text\nx\n", "file_name"),
     ],
 )

@@ -41,13 +41,14 @@ def draw_once(
             f"{out} is not empty and does not hold this {kind} ({settings}); give another folder, or remove "
             "this one"
         )
-    unfinished = out.parent / f".{out.name}.partial"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    counts = draw(unfinished)
-    write_json(unfinished / f"{kind}.json", {"plan": plan, "counts": counts})
+    # Not `artifact.new_folder`, which waits for the disk at every file: these can be drawn again.
+    partial = out.parent / f".{out.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    counts = draw(partial)
+    write_json(partial / f"{kind}.json", {"plan": plan, "counts": counts})
     if out.exists():
         out.rmdir()
-    unfinished.rename(out)
+    partial.rename(out)
     return {**counts, "drawn": True}
 
 
