@@ -325,7 +325,7 @@ class Batcher(Generic[Kind, Request, Result]):
         return [*self._run_or_split(kind, requests[:middle]), *self._run_or_split(kind, requests[middle:])]
 
 
-_Change: TypeAlias = Literal["add", "delete", "compact"]
+Change: TypeAlias = Literal["add", "delete", "compact"]
 
 
 class IndexWriter:
@@ -344,17 +344,14 @@ class IndexWriter:
         self._compacting: asyncio.Task[None] | None = None
         self._needs_compaction = False
         self._collisions_counted = -math.inf
-        self.changes: Batcher[_Change, Sequence[Any], Any] = Batcher(self._change, limits)
+        self.changes: Batcher[Change, Sequence[Any], Any] = Batcher(self._change, limits)
 
-    async def add(self, items: Sequence[NewItem]) -> list[ItemOutcome]:
-        """Add items, in one change with others added at the same time; return their outcomes, in order."""
-        outcomes: list[ItemOutcome] = await self._submit("add", items)
-        return outcomes
-
-    async def delete(self, ids: Sequence[str]) -> Deleted:
-        """Delete items, in one change with others deleted at the same time."""
-        deleted: Deleted = await self._submit("delete", ids)
-        return deleted
+    async def submit(self, change: Change, request: Sequence[Any]) -> Any:
+        """Add or delete items, in one change with others that come at the same time; return the outcome."""
+        completed = await self.changes.submit(change, request, size=len(request))
+        if self._needs_compaction and (self._compacting is None or self._compacting.done()):
+            self._compacting = asyncio.create_task(self._compact())
+        return completed.result
 
     def record_state(self) -> None:
         """Export what the index consists of, and decide whether it should be compacted."""
@@ -369,12 +366,6 @@ class IndexWriter:
             metrics.collision_rate.labels(name).set(self._index.info().collision_rate)
             self._collisions_counted = time.monotonic()
 
-    async def _submit(self, change: _Change, request: Sequence[Any]) -> Any:
-        completed = await self.changes.submit(change, request, size=len(request))
-        if self._needs_compaction and (self._compacting is None or self._compacting.done()):
-            self._compacting = asyncio.create_task(self._compact())
-        return completed.result
-
     async def _compact(self) -> None:
         try:
             with contextlib.suppress(Refused):
@@ -382,7 +373,7 @@ class IndexWriter:
         except Exception:  # nobody waits for it
             log.exception("%s could not be compacted", self._name)
 
-    def _change(self, change: _Change, requests: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    def _change(self, change: Change, requests: Sequence[Sequence[Any]]) -> Sequence[Any]:
         try:
             match change:
                 case "add":
@@ -459,10 +450,8 @@ class SearchOutcome(NamedTuple):
     timing: Timing
 
 
-class _Searched(NamedTuple):
-    found: SearchResult
-    encode_seconds: float
-    search_seconds: float
+_Searched: TypeAlias = tuple[SearchResult, float, float]
+"""The result of a search, and the seconds that its batch was encoded and searched."""
 
 
 class Engine:
@@ -547,9 +536,12 @@ class Engine:
         ------
         Refused
             too many requests wait, the deadline has passed, or the service is shutting down.
+        UsageError
+            the request is invalid.
         """
         began = time.monotonic()
         with self._counting_errors():
+            request.check()  # an invalid request must not split a batch
             completed = await self._searches.submit((name, config), request, deadline=deadline)
         (found, encode, search), queue = completed
         for stage, seconds in (("queue", queue), ("encode", encode), ("search", search)):
@@ -571,12 +563,14 @@ class Engine:
     async def add(self, name: str, items: Sequence[NewItem]) -> list[ItemOutcome]:
         """Add items; on return they are on the disk and the next search finds them."""
         with self._counting_errors():
-            return await self._writers[name].add(items)
+            outcomes: list[ItemOutcome] = await self._writers[name].submit("add", items)
+        return outcomes
 
     async def delete(self, name: str, ids: Sequence[str]) -> Deleted:
         """Delete items; on return no search finds them."""
         with self._counting_errors():
-            return await self._writers[name].delete(ids)
+            deleted: Deleted = await self._writers[name].submit("delete", ids)
+        return deleted
 
     def _search_together(
         self, kind: tuple[str, SearchConfig], requests: Sequence[SearchRequest]
@@ -590,7 +584,7 @@ class Engine:
         found = search_encoded(index.model, snapshot, queries, config)
         search_seconds = time.perf_counter() - began - encode_seconds
         self.metrics.batch_size.observe(len(requests))
-        return [_Searched(one, encode_seconds, search_seconds) for one in found]
+        return [(one, encode_seconds, search_seconds) for one in found]
 
     @contextlib.contextmanager
     def _counting_errors(self) -> Iterator[None]:
