@@ -1,4 +1,4 @@
-"""Throws at a running service whatever its own description allows, and does not allow.
+"""Send a running service whatever its own description allows, and does not allow.
 
 ``python benchmarks/fuzz_api.py URL --cases 10000`` takes `/openapi.json` and lets schemathesis invent
 requests for every operation, half of them valid and half broken. Each answer has to be one that the
@@ -39,19 +39,19 @@ CHECKS = [
     response_schema_conformance,
 ]
 FEW = 20
-"""Requests for an operation that takes nothing."""
+"""Requests for an operation without parameters."""
 REAL_SHARE = 3
-"""Of so many requests with an id or a prefix one names something that is there."""
+"""One of so many requests names an id or a prefix that exists."""
 
 
 @schemathesis.serializer("application/x-ndjson")
 def lines(_: object, value: object) -> bytes:
-    """A stream's body is any text."""
+    """Serialize the body of a stream, which is any text."""
     return str(value).encode("utf-8", "replace")
 
 
 class Known:
-    """What is in the service, so that not every question is about nothing."""
+    """Ids, prefixes and names that exist in the service."""
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         names = [index["name"] for index in get(url, "/v1/indexes", headers)["indexes"]]
@@ -68,7 +68,7 @@ def get(url: str, path: str, headers: dict[str, str]) -> dict[str, object]:
 
 
 def make_real(case: Case, known: Known, number: int) -> None:
-    """Let a request name what is there."""
+    """Make a request name something that exists."""
     some = known.ids[number % len(known.ids)]
     if isinstance(case.query, dict):
         if "id" in case.query and case.method == "GET":
@@ -80,14 +80,14 @@ def make_real(case: Case, known: Known, number: int) -> None:
     if isinstance(case.path_parameters, dict) and "name" in case.path_parameters:
         case.path_parameters["name"] = known.names[0]
     if isinstance(case.body, dict) and case.path in ("/v1/search", "/v1/explain"):
-        for odd in (
+        for name in (
             "index",
             "where",
             "match",
             "candidates",
             "image",
-        ):  # what is invented for these is hardly good
-            case.body.pop(odd, None)
+        ):  # generated ones are hardly ever valid
+            case.body.pop(name, None)
         case.body |= {"text": "a red kite", "parts": [], "rerank": "codes"}
         if number % 2 and case.media_type == "application/json":
             case.body["image"] = TINY
@@ -96,7 +96,7 @@ def make_real(case: Case, known: Known, number: int) -> None:
 
 
 def tiny_picture() -> str:
-    """A red dot, in base64."""
+    """Return a red dot in base64."""
     kept = io.BytesIO()
     Image.new("RGB", (4, 4), "red").save(kept, "PNG")
     return base64.b64encode(kept.getvalue()).decode()
@@ -106,7 +106,7 @@ TINY = tiny_picture()
 
 
 def fuzz(url: str, cases: int, start: int, headers: dict[str, str]) -> dict[str, object]:
-    """Every operation gets its share of the cases, half of them broken on purpose."""
+    """Give every operation its share of the cases, half of them invalid on purpose."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=headers)
     operations = sorted(
         (found.ok() for found in schema.get_all_operations()), key=lambda one: len(modes(one))
@@ -146,19 +146,18 @@ def fuzz(url: str, cases: int, start: int, headers: dict[str, str]) -> dict[str,
 
 
 def is_late(case: Case, response: schemathesis.Response) -> bool:
-    """Whether a request set a deadline, and it passed."""
-    asked = json.dumps(case.body) if isinstance(case.body, dict) else ""
-    return response.status_code == 504 and "deadline_ms" in asked
+    """Return whether a request set a deadline that passed."""
+    return response.status_code == 504 and isinstance(case.body, dict) and "deadline_ms" in case.body
 
 
 def modes(operation: schemathesis.APIOperation) -> list[GenerationMode]:
-    """What takes nothing cannot be asked wrongly."""
+    """Return the kinds of cases of an operation; one without parameters has no invalid ones."""
     takes = list(operation.iter_parameters()) or list(operation.body)
     return [GenerationMode.POSITIVE, GenerationMode.NEGATIVE] if takes else [GenerationMode.POSITIVE]
 
 
 def run(cases: st.SearchStrategy[Case], answer: Callable[[Case, int], None], count: int, start: int) -> None:
-    """Send so many cases of a kind."""
+    """Send so many cases."""
 
     @seed(start)
     @settings(
@@ -183,14 +182,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--key")
     parser.add_argument("--out", type=Path, help="where to keep the figures as JSON")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     began = time.monotonic()
-    headers = {} if asked.key is None else {"Authorization": f"Bearer {asked.key}"}
-    found = fuzz(asked.url.rstrip("/"), asked.cases, asked.seed, headers)
+    headers = {} if arguments.key is None else {"Authorization": f"Bearer {arguments.key}"}
+    found = fuzz(arguments.url.rstrip("/"), arguments.cases, arguments.seed, headers)
     found["seconds"] = round(time.monotonic() - began, 1)
     text = json.dumps(found, indent=2)
-    if asked.out is not None:
-        asked.out.write_text(text + "\n")
+    if arguments.out is not None:
+        arguments.out.write_text(text + "\n")
     print(text)
     return 1 if found["failed"] else 0
 

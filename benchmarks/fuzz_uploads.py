@@ -1,4 +1,4 @@
-"""Sends a running service pictures and bodies that were made to hurt it.
+"""Send a running service pictures and bodies that were made to hurt it.
 
 ``python benchmarks/fuzz_uploads.py URL --cases 600 --pid PID`` sends pictures that are cut off, damaged, of
 other kinds, enormous once decoded; JSON that is deep, half or no JSON; streams that break off. Each
@@ -40,16 +40,16 @@ FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
 
 
 class Hostile(NamedTuple):
-    """Something to send."""
+    """A request."""
 
     name: str
     send: Callable[[httpx.Client], httpx.Response]
     may_be_taken: bool = False
-    """It is odd, and not wrong."""
+    """Odd, but not invalid."""
 
 
 class Nasty(NamedTuple):
-    """A picture to send."""
+    """A picture."""
 
     name: str
     data: bytes
@@ -57,10 +57,10 @@ class Nasty(NamedTuple):
 
 
 def picture(kind: str, size: tuple[int, int] = (48, 32), **more: object) -> bytes:
-    kept = io.BytesIO()
+    file = io.BytesIO()
     noise = Image.effect_noise(size, 80).convert("RGB")
-    noise.save(kept, kind, **more)
-    return kept.getvalue()
+    noise.save(file, kind, **more)
+    return file.getvalue()
 
 
 def png_chunk(kind: bytes, data: bytes) -> bytes:
@@ -68,7 +68,7 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def png(width: int, height: int, rows: bytes, *, extra: bytes = b"") -> bytes:
-    """A PNG of so many pixels of one bit, whatever its rows hold."""
+    """Return a PNG that claims so many pixels of one bit, whatever its rows hold."""
     head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"
@@ -80,7 +80,7 @@ def png(width: int, height: int, rows: bytes, *, extra: bytes = b"") -> bytes:
 
 
 def bombs() -> Iterator[Nasty]:
-    """Little to send, much to decode; or said to be."""
+    """Pictures that are small to send and large to decode, or claim to be."""
     for side in (5_001, 12_000, 30_000, 65_535):
         yield Nasty(f"PNG of {side} x {side}", png(side, side, b"\0" * (1 << 20)))
     yield Nasty("PNG of 12,000 x 12,000 whole", png(12_000, 12_000, b"\0" * (12_000 * 1501)))
@@ -106,7 +106,7 @@ def bombs() -> Iterator[Nasty]:
 
 
 def others() -> Iterator[Nasty]:
-    """What is no picture here, whatever it says."""
+    """Files of other kinds."""
     svg = '<svg xmlns="http://www.w3.org/2000/svg"><image href="http://169.254.169.254/"/><script>alert(1)</script></svg>'
     entity = '<?xml version="1.0"?><!DOCTYPE s [<!ENTITY x SYSTEM "file:///etc/passwd">]><svg>&x;</svg>'
     for name, data in (
@@ -143,11 +143,11 @@ def others() -> Iterator[Nasty]:
 
 
 def odd() -> Iterator[Nasty]:
-    """Pictures, though with something to them."""
+    """Unusual pictures."""
     frames = [Image.new("RGB", (64, 64), (n % 256, 0, 0)) for n in range(600)]
-    kept = io.BytesIO()
-    frames[0].save(kept, "GIF", save_all=True, append_images=frames[1:])
-    yield Nasty("GIF of 600 frames", kept.getvalue(), may_be_taken=True)
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    yield Nasty("GIF of 600 frames", file.getvalue(), may_be_taken=True)
     jpeg = picture("JPEG")
     yield Nasty("JPEG and ZIP", jpeg + b"PK\x03\x04" + bytes(100), may_be_taken=True)
     yield Nasty("JPEG and HTML", jpeg + b"<script>alert(1)</script>", may_be_taken=True)
@@ -161,7 +161,7 @@ def odd() -> Iterator[Nasty]:
 
 
 def damaged(number: random.Random) -> Iterator[Nasty]:
-    """Cut off anywhere, or with bytes changed; without end."""
+    """Yield pictures cut off anywhere or with bytes changed, without end."""
     whole = {kind: picture(kind, (96, 64)) for kind in FORMATS}
     while True:
         kind = number.choice(FORMATS)
@@ -175,7 +175,7 @@ def damaged(number: random.Random) -> Iterator[Nasty]:
 
 
 def sent_as_picture(nasty: Nasty, way: int) -> Hostile:
-    """One of the ways in which a picture can come."""
+    """Send a picture in one of the ways in which it can come."""
     text = base64.b64encode(nasty.data).decode()
     ways: list[tuple[str, Callable[[httpx.Client], httpx.Response]]] = [
         ("search, JSON", lambda client: client.post("/v1/search", json={"image": text})),
@@ -202,7 +202,7 @@ def sent_as_picture(nasty: Nasty, way: int) -> Hostile:
 
 
 def json_bodies() -> Iterator[Hostile]:
-    """Bodies that are no JSON, or JSON that nobody means."""
+    """Bodies that are not JSON, or JSON that nobody means."""
     deep = b'{"fields":' * 50_000
     contents = [
         b"", b"{", b"nul", b"[]", b'"x"', b"0", b"\xff\xfe{\0}\0", b"\xef\xbb\xbf{}", b"{}" * 100,
@@ -301,7 +301,7 @@ def bodies() -> Iterator[Hostile]:
 
 
 def everything(cases: int, start: int) -> Iterator[Hostile]:
-    """So many things to send, damaged pictures until there are enough."""
+    """Yield so many requests; damaged pictures fill up the rest."""
     number = random.Random(start)
     fixed = [*json_bodies(), *bodies()]
     for place, nasty in enumerate([*bombs(), *others(), *odd()]):
@@ -312,7 +312,7 @@ def everything(cases: int, start: int) -> Iterator[Hostile]:
 
 
 def refused(response: httpx.Response) -> bool:
-    """A clear 4xx; or, for a stream that has begun, lines that say what was wrong with it."""
+    """Return whether a response is a clear 4xx or, for a stream, lines that say what was wrong."""
     if 400 <= response.status_code < 500:
         return (
             bool(response.json()["detail"])
@@ -320,12 +320,12 @@ def refused(response: httpx.Response) -> bool:
         )
     if response.headers.get("content-type") != "application/x-ndjson":
         return False
-    told = [json.loads(line) for line in response.text.splitlines()]
-    return bool(told) and all(one.get("left_out") or one.get("detail") for one in told)
+    lines = [json.loads(line) for line in response.text.splitlines()]
+    return bool(lines) and all(line.get("left_out") or line.get("detail") for line in lines)
 
 
 def broken_off(url: str) -> None:
-    """Requests that are never finished, or are none."""
+    """Send requests that are never finished or malformed."""
     place = urlsplit(url)
     for content in (
         b"\0" * 100,
@@ -340,13 +340,15 @@ def broken_off(url: str) -> None:
 
 
 def memory(pid: int | None) -> dict[str, int]:
-    """Memory of the service in MB: now and at its most."""
+    """Return the memory of the service in MB: now and at most."""
     if pid is None:
         return {}
-    told = dict(
-        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
-    )
-    return {"now_mb": int(told["VmRSS"].split()[0]) // 1024, "most_mb": int(told["VmHWM"].split()[0]) // 1024}
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    sizes = dict(line.split(":", 1) for line in lines if ":" in line)
+    return {
+        "now_mb": int(sizes["VmRSS"].split()[0]) // 1024,
+        "most_mb": int(sizes["VmHWM"].split()[0]) // 1024,
+    }
 
 
 def fuzz(url: str, cases: int, start: int, headers: dict[str, str], pid: int | None) -> dict[str, object]:
@@ -393,9 +395,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--key")
     parser.add_argument("--pid", type=int)
-    asked = parser.parse_args()
-    headers = {} if asked.key is None else {"Authorization": f"Bearer {asked.key}"}
-    found = fuzz(asked.url.rstrip("/"), asked.cases, asked.seed, headers, asked.pid)
+    arguments = parser.parse_args()
+    headers = {} if arguments.key is None else {"Authorization": f"Bearer {arguments.key}"}
+    found = fuzz(arguments.url.rstrip("/"), arguments.cases, arguments.seed, headers, arguments.pid)
     print(json.dumps(found, indent=2))
     return 0 if found["alive"] and not found["failed"] else 1
 
