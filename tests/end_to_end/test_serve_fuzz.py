@@ -72,25 +72,25 @@ def run(script: str, *arguments: object) -> dict:
 
 
 def test_every_answer_to_whatever_is_asked_is_one_that_the_description_names(server):
-    told = run("fuzz_api.py", server.url, "--cases", 300)
-    assert told["failed"] == 0
-    assert told["cases"] >= 290
-    assert len(told["answers"]) == len(
+    answer = run("fuzz_api.py", server.url, "--cases", 300)
+    assert answer["failed"] == 0
+    assert answer["cases"] >= 290
+    assert len(answer["answers"]) == len(
         [
             method
             for path in httpx.get(f"{server.url}/openapi.json").json()["paths"].values()
             for method in path
         ]
     )
-    for name, statuses in told["answers"].items():
+    for name, statuses in answer["answers"].items():
         assert "200" in statuses or name == "DELETE /v1/items", name
 
 
 def test_whatever_is_uploaded_is_refused_clearly_and_harms_nothing(server):
     beside = set(server.folder.parent.iterdir())
-    told = run("fuzz_uploads.py", server.url, "--cases", 500, "--pid", server.process.pid)
-    assert (told["failed"], told["alive"]) == (0, True)
-    assert told["memory_after"]["most_mb"] < told["memory_before"]["now_mb"] + 1000
+    answer = run("fuzz_uploads.py", server.url, "--cases", 500, "--pid", server.process.pid)
+    assert (answer["failed"], answer["alive"]) == (0, True)
+    assert answer["memory_after"]["most_mb"] < answer["memory_before"]["now_mb"] + 1000
     assert set(server.folder.parent.iterdir()) == beside
     assert {path.name for path in server.folder.iterdir()} <= {
         "index.json",

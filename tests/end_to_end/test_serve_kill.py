@@ -42,10 +42,10 @@ def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     ) as process:
         assert process.stderr is not None
-        said = process.stderr.readline()
+        line = process.stderr.readline()
         try:
-            address = re.search(r"http://\S+", said)
-            assert address, said + process.stderr.read()
+            address = re.search(r"http://\S+", line)
+            assert address, line + process.stderr.read()
             yield process, address[0]
         finally:
             process.kill()
@@ -67,7 +67,9 @@ def add_until_killed(
             names = [f"{kill}/{adder}/{number}/{place}" for place in range(1 + number % 3)]
             word = f"w{kill}x{adder}x{number}"
             items = [
-                NewItem(id=name, text=f"a kite {word}", image=photo(hash(name) % 65536) if adder % 2 else None)
+                NewItem(
+                    id=name, text=f"a kite {word}", image=photo(hash(name) % 65536) if adder % 2 else None
+                )
                 for name in names
             ]
             try:

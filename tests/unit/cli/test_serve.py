@@ -61,8 +61,8 @@ def test_what_is_not_installed_is_said_with_what_installs_it(folder, capsys, mon
         "genius_search.cli.serve.find_spec", lambda name: None if name == "uvicorn" else object()
     )
     assert main(["serve", str(folder)]) == 2
-    assert "uvicorn" in (said := capsys.readouterr().err)
-    assert "pip install 'genius-search[serve]'" in said
+    assert "uvicorn" in (message := capsys.readouterr().err)
+    assert "pip install 'genius-search[serve]'" in message
 
 
 def test_the_client_says_what_it_needs(monkeypatch):

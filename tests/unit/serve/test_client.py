@@ -1,4 +1,4 @@
-"""The client says what the service says, and comes back when it is told to."""
+"""The client returns what the service answers, and comes back when it is busy."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ FOUND = {
 
 
 class Service:
-    """Answers as it is told, and remembers what it was asked."""
+    """Gives prepared answers and remembers the requests."""
 
     def __init__(self, *answers: httpx.Response) -> None:
         self.answers = list(answers)
-        self.asked: list[httpx.Request] = []
+        self.requests: list[httpx.Request] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append(request)
+        self.requests.append(request)
         return self.answers.pop(0)
 
     def bodies(self) -> list[dict]:
-        return [json.loads(request.content) for request in self.asked]
+        return [json.loads(request.content) for request in self.requests]
 
     def client(self, **settings) -> Client:
         made = Client("http://service", **settings)
@@ -78,7 +78,7 @@ def test_a_search_is_asked_as_it_is_meant_and_told_as_objects():
         found = client.search(
             "a kite", image=b"photo", parts=[SearchPart(id="7", weight=-0.5)], where=["price<9"], k=3
         )
-    (request,) = service.asked
+    (request,) = service.requests
     assert request.url.path == "/v1/search"
     assert request.headers["Authorization"] == "Bearer secret"
     assert service.bodies() == [
@@ -141,8 +141,8 @@ def test_deleting_and_getting_name_the_index():
     assert (deleted.deleted, deleted.missing) == (1, ["b"])
     assert client.get("a&b").text == "a kite"
     assert client.indexes() == ["kites"]
-    assert [request.url.params.get("index") for request in service.asked] == ["kites", "kites", None]
-    assert service.asked[1].url.params["id"] == "a&b"
+    assert [request.url.params.get("index") for request in service.requests] == ["kites", "kites", None]
+    assert service.requests[1].url.params["id"] == "a&b"
 
 
 def test_a_busy_service_is_asked_again_when_it_says(slept):
@@ -178,8 +178,8 @@ def test_what_waiting_does_not_mend_is_said_at_once(slept):
 def test_the_client_and_the_service_understand_each_other(writable):
     def pass_on(request: httpx.Request) -> httpx.Response:
         headers = {name: request.headers[name] for name in ("Content-Type",) if name in request.headers}
-        said = writable.request(request.method, str(request.url), content=request.content, headers=headers)
-        return httpx.Response(said.status_code, headers=dict(said.headers), content=said.content)
+        done = writable.request(request.method, str(request.url), content=request.content, headers=headers)
+        return httpx.Response(done.status_code, headers=dict(done.headers), content=done.content)
 
     client = Client("http://localhost")
     client._http = httpx.Client(base_url="http://localhost", transport=httpx.MockTransport(pass_on))
@@ -221,5 +221,5 @@ def test_the_client_needs_neither_pytorch_nor_fastapi():
         "import sys; from genius_search.serve import Client; "
         "print(sorted({'torch', 'fastapi', 'starlette', 'numpy', 'PIL'} & set(sys.modules)))"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
-    assert said.stdout.strip() == "[]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    assert done.stdout.strip() == "[]"

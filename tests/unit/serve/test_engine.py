@@ -173,13 +173,13 @@ def test_adds_at_once_share_one_change_and_each_hears_of_its_own_items(folder, m
     async def test():
         async with running(folder, model, write_wait_ms=200.0) as engine:
             before = engine.indexes["kites"].info().generation
-            told = await asyncio.gather(
+            added = await asyncio.gather(
                 *(
                     engine.add("kites", [NewItem(f"{n}-{m}", f"a drum {n} {m}") for m in range(n)])
                     for n in range(1, 9)
                 )
             )
-            for n, outcomes in enumerate(told, 1):
+            for n, outcomes in enumerate(added, 1):
                 assert [(one.id, one.status) for one in outcomes] == [(f"{n}-{m}", "added") for m in range(n)]
             assert engine.indexes["kites"].info().generation == before + 1
             gone = await asyncio.gather(

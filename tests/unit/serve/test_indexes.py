@@ -1,4 +1,4 @@
-"""What one is told of an index; and the API's own description."""
+"""What one is answer of an index; and the API's own description."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_an_index_says_what_one_needs_to_search_it(client):
-    (told,) = client.get("/v1/indexes").json()["indexes"]
-    assert client.get("/v1/indexes/things").json() == told
-    assert (told["name"], told["items"], told["modalities"]) == ("things", 12, {"image": 3, "text": 9})
-    assert told["levels"][0] == 3
-    assert {"name": "price", "kind": "number", "examples": [0, 1, 2, 3, 4]} in told["fields"]
-    assert {"name": "size.width", "kind": "number", "examples": [0, 1, 2, 3]} in told["fields"]
-    assert {"query": "text", "modality": "image"}.items() <= told["instructions"][0].items()
-    assert (told["stores_embeddings"], told["calibrated"], told["writable"]) == (False, False, True)
-    assert told["settings"] == {"beam": 50, "candidates": 1000, "rerank": "codes"}
-    assert str(client.app.state.service.engine.indexes["things"].folder.parent) not in json.dumps(told)
+    (answer,) = client.get("/v1/indexes").json()["indexes"]
+    assert client.get("/v1/indexes/things").json() == answer
+    assert (answer["name"], answer["items"], answer["modalities"]) == ("things", 12, {"image": 3, "text": 9})
+    assert answer["levels"][0] == 3
+    assert {"name": "price", "kind": "number", "examples": [0, 1, 2, 3, 4]} in answer["fields"]
+    assert {"name": "size.width", "kind": "number", "examples": [0, 1, 2, 3]} in answer["fields"]
+    assert {"query": "text", "modality": "image"}.items() <= answer["instructions"][0].items()
+    assert (answer["stores_embeddings"], answer["calibrated"], answer["writable"]) == (False, False, True)
+    assert answer["settings"] == {"beam": 50, "candidates": 1000, "rerank": "codes"}
+    assert str(client.app.state.service.engine.indexes["things"].folder.parent) not in json.dumps(answer)
 
 
 def test_every_field_that_is_told_can_be_searched_by(writable):
@@ -43,7 +43,7 @@ def test_every_field_that_is_told_can_be_searched_by(writable):
         "yes": True,
     }
     index.add_items([NewItem("odd", "a drum", fields=odd)])
-    told = {field["name"]: field for field in writable.get("/v1/indexes/things").json()["fields"]}
+    answer = {field["name"]: field for field in writable.get("/v1/indexes/things").json()["fields"]}
     for name, value in [
         ('"unit price"', 1),
         ('"a.b"', 2),
@@ -53,13 +53,13 @@ def test_every_field_that_is_told_can_be_searched_by(writable):
         ("list", 6),
         ("yes", "true"),
     ]:
-        assert name in told
+        assert name in answer
         answered = writable.post(
             "/v1/search", json={"text": "x", "where": [f"{name}={value}"], "k": 20}
         ).json()
         assert "odd" in [hit["id"] for hit in answered["hits"]]
-    assert told["list"]["kind"] == "list"
-    assert told["yes"]["kind"] == "truth"
+    assert answer["list"]["kind"] == "list"
+    assert answer["yes"]["kind"] == "truth"
 
 
 def test_fields_that_are_no_json_for_everybody_are_told_as_some(writable):
@@ -77,7 +77,7 @@ def test_fields_that_are_no_json_for_everybody_are_told_as_some(writable):
 def test_of_several_indexes_one_is_named(served_model, tmp_path):
     one, other = (make_index(tmp_path / name, served_model) for name in ("one", "other"))
     with TestClient(create_app(Engine({"one": one, "other": other})), base_url=LOCAL) as client:
-        assert [told["name"] for told in client.get("/v1/indexes").json()["indexes"]] == ["one", "other"]
+        assert [answer["name"] for answer in client.get("/v1/indexes").json()["indexes"]] == ["one", "other"]
         assert "one, other" in is_problem(client.post("/v1/search", json={"text": "x"}), 422)["detail"]
         assert client.post("/v1/search", json={"text": "x", "index": "other"}).json()["index"] == "other"
 
@@ -88,9 +88,9 @@ def test_the_kept_description_of_the_api_is_what_the_api_says():
 
 
 def test_the_description_names_everything_it_refers_to(client):
-    told = client.get("/openapi.json").json()
-    assert told == json.loads(document())
-    assert told["openapi"].startswith("3.1")
-    text = json.dumps(told)
+    answer = client.get("/openapi.json").json()
+    assert answer == json.loads(document())
+    assert answer["openapi"].startswith("3.1")
+    text = json.dumps(answer)
     for name in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
-        assert name in told["components"]["schemas"]
+        assert name in answer["components"]["schemas"]

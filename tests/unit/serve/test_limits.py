@@ -62,8 +62,8 @@ def test_a_stream_may_go_on_but_a_body_that_only_says_how_long_it_is_may_not():
     async def nothing(scope, receive, send):
         pass
 
-    said = [(b"content-length", str(limits.BODY_BYTES + 1).encode())]
-    stream = {"type": "http", "headers": said, "path": STREAM_PATH}
+    headers = [(b"content-length", str(limits.BODY_BYTES + 1).encode())]
+    stream = {"type": "http", "headers": headers, "path": STREAM_PATH}
     asyncio.run(BodyLimits(nothing)(stream, nobody, ignore))
     with pytest.raises(Problem, match="413"):
-        asyncio.run(BodyLimits(nothing)({"type": "http", "headers": said}, nobody, ignore))
+        asyncio.run(BodyLimits(nothing)({"type": "http", "headers": headers}, nobody, ignore))

@@ -174,9 +174,9 @@ def test_a_deadline_that_has_passed_is_no_answer(client, monkeypatch):
     searched = engine.search
     given = []
 
-    async def note(name, asked, config, *, deadline):
+    async def note(name, query, config, *, deadline):
         given.append(deadline)
-        return await searched(name, asked, config, deadline=0.0)
+        return await searched(name, query, config, deadline=0.0)
 
     monkeypatch.setattr(engine, "search", note)
     is_problem(post(client, text="x", deadline_ms=60_000), 504)

@@ -30,9 +30,9 @@ def test_each_batch_of_a_stream_is_acknowledged_and_all_of_it_is_found(writable,
         for start in range(0, len(sent), 7):  # wherever a line may be cut
             yield sent[start : start + 7]
 
-    told = acknowledged(writable.post("/v1/items/stream", content=parts(), headers=LINES))
-    assert [one["added"] for one in told] == [4, 4, 2]
-    assert told[1]["ids"] == ["n4", "n5", "n6", "n7"]
+    answer = acknowledged(writable.post("/v1/items/stream", content=parts(), headers=LINES))
+    assert [one["added"] for one in answer] == [4, 4, 2]
+    assert answer[1]["ids"] == ["n4", "n5", "n6", "n7"]
     assert {f"n{n}" for n in range(10)} < found()
 
 
@@ -42,10 +42,10 @@ def test_lines_that_cannot_be_used_are_told_and_the_others_are_added(writable, m
         b'{"id": "a", "text": "a drum"}\n\nnot json\n{"id": "b"}\n{"idd": 1}\n{"text": "%b"}\n{"id":"c","text":"x"}'
         % (b"x" * 300)
     )
-    (told,) = acknowledged(writable.post("/v1/items/stream", content=sent, headers=LINES))
-    assert told["added"] == 2
-    assert [one["id"] for one in told["left_out"]] == ["line 3", "b", "line 5", "line 6"]
-    assert "more than 200 bytes" in told["left_out"][3]["reason"]
+    (answer,) = acknowledged(writable.post("/v1/items/stream", content=sent, headers=LINES))
+    assert answer["added"] == 2
+    assert [one["id"] for one in answer["left_out"]] == ["line 3", "b", "line 5", "line 6"]
+    assert "more than 200 bytes" in answer["left_out"][3]["reason"]
     assert acknowledged(writable.post("/v1/items/stream", content=b"", headers=LINES)) == []
 
 
@@ -59,8 +59,8 @@ def test_a_stream_waits_for_an_index_that_is_busy(writable, found, monkeypatch):
         return await add(name, items)
 
     monkeypatch.setattr(engine, "add", sometimes)
-    (told,) = acknowledged(writable.post("/v1/items/stream", content=lines(2), headers=LINES))
-    assert told["added"] == 2
+    (answer,) = acknowledged(writable.post("/v1/items/stream", content=lines(2), headers=LINES))
+    assert answer["added"] == 2
     assert not busy
 
 
@@ -70,6 +70,6 @@ def test_an_error_in_the_middle_is_the_last_line(writable, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(writable.app.state.service.engine, "add", fail)
-    (told,) = acknowledged(writable.post("/v1/items/stream", content=lines(2), headers=LINES))
-    assert told["status"] == (503 if isinstance(error, Draining) else 500)
-    assert "secret" not in json.dumps(told)
+    (answer,) = acknowledged(writable.post("/v1/items/stream", content=lines(2), headers=LINES))
+    assert answer["status"] == (503 if isinstance(error, Draining) else 500)
+    assert "secret" not in json.dumps(answer)
