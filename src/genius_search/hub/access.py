@@ -172,6 +172,6 @@ def translate_os_errors(name: str) -> Iterator[None]:
             raise
         place = f" at {error.filename}" if error.filename else ""
         raise UsageError(
-            f"{name} cannot be written{place}: {os.strerror(error.errno or 0)}. Make room, or choose a place that "
-            "you may write to"
+            f"{name} cannot be written{place}: {os.strerror(error.errno or 0)}. Make room, or choose a place "
+            "that you may write to"
         ) from error

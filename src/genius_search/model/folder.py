@@ -69,8 +69,8 @@ class EncoderPart(ModelPart, frozen=True):
         return f"{kind}:{folder / place}" if place.startswith("./") else self.spec
 
 
-class ModelFile(BaseModel, frozen=True):
-    """Contents of ``model.json``."""
+class ModelFile(BaseModel, frozen=True, extra="allow"):
+    """Contents of ``model.json``; entries that a later version of the same format adds are kept."""
 
     format: StrictInt
     encoder: EncoderPart

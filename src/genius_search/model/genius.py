@@ -204,7 +204,11 @@ class Genius:
 
     @cached_property
     def decoder(self) -> Decoder:
-        """The generator, laid out for search."""
+        """The generator, laid out for search; in its own way if it is of another package's kind."""
+        decoding = getattr(self.generator, "decoding", None)
+        if decoding is not None:
+            own: Decoder = decoding()
+            return own
         decoder = T5Decoder(self.generator)
         guide = self.generator.guide
         return decoder if guide is None else GuidedDecoder(decoder, guide)

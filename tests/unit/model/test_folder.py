@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from genius_search.artifact import ArtifactWriter
-from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.model import Genius, check_model, save_model
 
 
@@ -95,17 +95,7 @@ def test_the_card_names_data_licence_and_numbers_that_were_given(trained, tmp_pa
     assert "| toys\\|bits | text -> image | local | generative | 1,200 | 0.250 | 0.500 |" in card
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        '{"rows": 3}',
-        '{"rows": [{}]}',
-        '{"rows": [], "config": 3}',
-        '{"rows": [], "config": {"rows": 3}}',
-    ],
-)
+@pytest.mark.parametrize("text", ["", "[]", '{"rows": [{}]}', '{"rows": [], "config": {"rows": 3}}'])
 def test_a_file_of_results_that_is_none_is_refused_by_name(trained, tmp_path, text):
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(UsageError, match=r"results\.json.*genius evaluate") as refused:
@@ -247,16 +237,48 @@ def test_a_strangers_encoder_that_is_inside_or_on_the_hub_is_accepted(copied, sp
     check_model(copied, verify=True)
 
 
+@pytest.mark.parametrize(
+    ("kind", "removed", "missing"),
+    [
+        *((kind, ("config.json", "model.safetensors"), "config.json") for kind in ("text", "clip", "small")),
+        ("text", (), "model_type"),
+        ("uniir", ("uniir.json",), "uniir.json"),
+        ("uniir", ("manifest.json",), "manifest.json"),
+    ],
+)
+def test_an_encoder_that_did_not_come_along_or_is_of_another_kind_is_found_out(
+    copied, kind, removed, missing
+):
+    (copied / "encoder" / "uniir.json").write_text("{}")
+    edit(copied / "model.json", lambda body: body["encoder"].update(spec=f"{kind}:./encoder"))
+    for name in removed:
+        (copied / "encoder" / name).unlink()
+    with pytest.raises(ArtifactMissing, match=rf"encoder is {kind}:.*{missing}"):
+        check_model(copied)
+
+
 def test_parts_that_do_not_belong_together_are_found_out(copied):
-    edit(copied / "model.json", lambda body: body["generator"].update(fingerprint="0" * 64))
-    with pytest.raises(ArtifactMismatch, match="generator"):
-        check_model(copied, verify=True)
-
-
-def test_a_fingerprint_that_is_not_the_parts_own_is_found_out(copied):
     edit(copied / "model.json", lambda body: body.update(fingerprint="0" * 64))
     with pytest.raises(ArtifactMismatch, match="fingerprint"):
-        check_model(copied, verify=True)
+        check_model(copied)
+    edit(copied / "model.json", lambda body: body["generator"].update(fingerprint="0" * 64))
+    with pytest.raises(ArtifactMismatch, match="generator"):
+        check_model(copied)
+
+
+def test_a_manifest_may_not_name_files_outside_its_folder(copied):
+    (copied / "secret").write_bytes(b"x")
+    outside = {"../secret": {"bytes": 1, "sha256": "0"}}
+    edit(copied / "quantizer" / "manifest.json", lambda body: body["files"].update(outside))
+    for use in (check_model, lambda folder: save_model(folder, copied.parent / "saved")):
+        with pytest.raises(ArtifactMismatch, match="outside its folder"):
+            use(copied)
+
+
+def test_a_saved_copy_keeps_entries_that_a_later_version_adds(copied, tmp_path):
+    edit(copied / "model.json", lambda body: body.update(ids="grace"))
+    saved = save_model(copied, tmp_path / "saved")
+    assert json.loads((saved / "model.json").read_text())["ids"] == "grace"
 
 
 def test_an_imported_models_card_credits_the_authors_and_claims_nothing_that_is_unknown(copied, tmp_path):
