@@ -3,12 +3,16 @@
 import json
 import subprocess
 import sys
+import types
+from importlib.metadata import EntryPoint, EntryPoints
 
 import numpy as np
 import pytest
+import torch
 
+from genius_search import registry
 from genius_search.config import SmallEncoderConfig
-from genius_search.encoders.base import load_encoder
+from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.encoders.small import create_small
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
@@ -31,6 +35,39 @@ def test_a_small_encoder_opens_from_its_folder(tmp_path):
 def test_precomputed_features_open_from_their_file(tmp_path):
     np.save(tmp_path / "text_features.npy", np.zeros((2, 5), dtype=np.float16))
     assert load_encoder(f"precomputed:{tmp_path / 'text_features.npy'}").dim == 5
+
+
+def test_an_encoder_of_another_package_is_opened_by_its_entry_point(monkeypatch):
+    """A class that knows nothing of this package but the protocol."""
+
+    class Constant:
+        dim, fingerprint, needs_pixels = 2, "constant", False
+
+        def __init__(self, place, *, download, device):
+            self.spec, self.given = f"constant:{place}", (download, device)
+
+        def image_features(self, images):
+            return torch.ones(len(images), 2)
+
+        text_features = image_features
+
+    module = types.ModuleType("another_package")
+    module.Constant = Constant
+    monkeypatch.setitem(sys.modules, "another_package", module)
+    point = EntryPoint("constant", "another_package:Constant", "genius_search.encoders")
+    monkeypatch.setattr(registry, "entry_points", EntryPoints([point]).select)
+    encoder = load_encoder("constant:a:b", download=True, device="cpu")
+    assert isinstance(encoder, Encoder)
+    assert (encoder.spec, encoder.given) == ("constant:a:b", (True, "cpu"))
+    with pytest.raises(UsageError, match="constant"):
+        load_encoder("unheard-of:place")
+
+
+def test_an_entry_point_cannot_take_the_place_of_our_own_encoder(tmp_path, monkeypatch):
+    point = EntryPoint("small", "collections:OrderedDict", "genius_search.encoders")
+    monkeypatch.setattr(registry, "entry_points", EntryPoints([point]).select)
+    with pytest.raises(ArtifactMissing):
+        load_encoder(f"small:{tmp_path}")
 
 
 @pytest.mark.parametrize("kind", ["small", "clip", "precomputed", "text", "uniir"])

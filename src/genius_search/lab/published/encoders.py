@@ -125,7 +125,6 @@ _BERT_SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 class EncoderWeights:
     """An encoder taken from a checkpoint: weights in single precision, under transformers' names."""
 
-    kind: EncoderKind
     weights: Mapping[str, Tensor]
     config: Mapping[str, Any]
     """The contents of ``config.json``: the architecture."""
@@ -402,7 +401,6 @@ def convert_clip(checkpoint: Checkpoint, kind: EncoderKind) -> EncoderWeights:
         "damaged, or its training went wrong"
     )
     return EncoderWeights(
-        kind=kind,
         weights=weights,
         config=config,
         pixels=pixel_settings("CLIPImageProcessor", side=sizes.patch * sizes.grid, squash=False),
@@ -593,7 +591,6 @@ def convert_blip(checkpoint: Checkpoint, kind: EncoderKind) -> EncoderWeights:
     check_names(tensors, expected, tolerated=tolerated, what=what)
     used = single_precision(tensors, expected, what=what)
     return EncoderWeights(
-        kind=kind,
         weights={_blip_name(name): tensor for name, tensor in used.items()},
         config={**_blip_config(sizes, fused=fused), "projection_dim": dim},
         pixels=pixel_settings("BlipImageProcessor", side=sizes.patch * sizes.grid, squash=True),

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from genius_search.encoders.base import Encoder, ImageInput, ItemKey, JointEncoder, JointInput, TextInput
+from genius_search.encoders.base import (
+    Encoder,
+    ImageInput,
+    ItemKey,
+    JointEncoder,
+    JointInput,
+    TextInput,
+    load_encoder,
+)
 from genius_search.encoders.precomputed import open_precomputed
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.lab.published.embeddings import PublishedEncoder, PublishedJointEncoder, open_features
@@ -313,3 +321,10 @@ def test_nothing_and_a_folder_without_published_features_are_refused(tmp_path):
         opened(tmp_path / "nothing")
     with pytest.raises(ArtifactMissing, match="holds no published features"):
         opened(tmp_path)
+
+
+def test_the_kind_is_known_by_its_entry_point(tmp_path):
+    write_uniir(tmp_path, "cirr_task7_test", [query_number("8:1")])
+    encoder = load_encoder(f"published:{tmp_path}")
+    assert isinstance(encoder, PublishedJointEncoder)
+    assert encoder.spec == f"published:{tmp_path}"
