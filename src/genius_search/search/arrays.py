@@ -52,7 +52,7 @@ class GrowingArray:
 
 
 def save_array(path: Path, array: Shaped[np.ndarray, "rows ..."]) -> None:
-    """Write an ``.npy`` file; unlike ``np.save`` it raises an OSError with its reason when the disk is full."""
+    """Write an ``.npy`` file; unlike ``np.save``, the error of a full disk says so."""
     with contextlib.closing(GrowingArray(path, array.dtype, *array.shape[1:])) as file:
         file.append(array)
 
@@ -75,7 +75,9 @@ def open_array(
         size = array.offset + array.nbytes
     except FileNotFoundError:
         raise ArtifactMissing(f"{path} is missing; restore it, or make its folder again") from None
-    except Exception as error:  # numpy evaluates the header as Python: any error is possible
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001  numpy evaluates the header as Python
         raise ArtifactMismatch(
             f"{path} is damaged or no array of {expected} ({error}); restore it, or make it again"
         ) from None

@@ -1,8 +1,8 @@
 """Beam search over the IDs that exist (paper, section 4.4).
 
-The generator writes an ID code by code, and at each level a query keeps its most probable prefixes, its beams.
-A prefix is a range of rows in the table of each part, so the codes that may come next, and how many IDs lie
-under each, are look-ups in sorted rows. All queries of a batch go through the levels together.
+The generator writes an ID code by code, and at each level a query keeps its most probable prefixes: its
+beams. A prefix is a range of rows in the table of each part, so the codes that may come next, and how many
+IDs lie under each, are look-ups in sorted rows. All queries of a batch go through the levels together.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class BeamSearch:
         return choose_best(owner, scores, widths)
 
     def _begin(self, num_queries: int) -> tuple[Frontier, Children]:
-        """Put all queries at the root; those that may find few enough IDs are finished before the first code."""
+        """Put all queries at the root; finish those that may find few enough IDs before the first code."""
         root = Frontier.root(num_queries, [len(part.table) for part in self.parts], self.num_levels)
         children = self._children(root, 0)
         if not self.is_reranked:
@@ -263,7 +263,7 @@ class BeamSearch:
         ahead: Tensor,
         level: int,
     ) -> None:
-        """Finish some queries by writing out all IDs under their beams, scoring the later levels in one pass."""
+        """Write out all IDs under the beams of some queries, and score the later levels in one pass."""
         frontier = frontier.take(numbers)
         rows = frontier.rows
         later_children: list[Children] = []
@@ -486,8 +486,6 @@ def gather(
 ) -> Float32[np.ndarray, " pairs"]:
     """Return single values of a tensor; only these leave the device."""
     if values.device.type == "cpu":
-        found: np.ndarray = values.float().numpy()[rows, codes]
-        return found
+        return np.asarray(values.float().numpy()[rows, codes])
     at = torch.from_numpy(np.stack([rows, codes])).to(values.device)
-    found = values[at[0], at[1]].float().cpu().numpy()
-    return found
+    return np.asarray(values[at[0], at[1]].float().cpu().numpy())

@@ -1,4 +1,4 @@
-"""Decoders that write IDs code by code: the generator's (paper, section 4.3), nearness alone, and both together.
+"""Decoders write IDs code by code: the generator's (paper, section 4.3), geometry alone, and both together.
 
 Beam search needs nothing but the :class:`Decoder` protocol, so any other decoder may take their place.
 """
@@ -292,7 +292,7 @@ class T5Decoder:
         return torch.addmm(hidden, inner, weights.down)
 
     def _compute_opening(self) -> Float[Tensor, "codes tokens features"] | None:
-        """Compute the first block's self-attention for the start and each code of level 0, whatever the query."""
+        """Compute the first block's self-attention for the start and each code of level 0."""
         if len(self.sizes) == 1 or self.sizes[0] > OPENING_CODES:
             return None
         codes = torch.arange(self.sizes[0], device=self.device)[:, None]
@@ -335,9 +335,9 @@ def _append(
 
 
 def _cross_projections(block: Block, heads: int) -> Float[Tensor, "two_heads head_width width"]:
-    """Return the matrices from a prefix's keys to what tokens are compared with, and from its values to tokens.
+    """Return the matrices that turn a prefix's keys and values into the space of tokens.
 
-    So the projections of cross-attention are multiplied into the prefixes, once for each query.
+    So tokens need no projections in cross-attention: they are multiplied into the prefixes of a query once.
     """
     cross = block.cross_attention
     query = (cross.q.weight * block.cross_norm.weight * block.cross_norm.weight.numel() ** 0.5).detach()

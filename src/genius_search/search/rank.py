@@ -19,7 +19,7 @@ from genius_search.search.beam import Beams, topk
 from genius_search.search.table import Part, Restriction, expand_ranges
 
 FEW: Final = 4
-"""Vectors of IDs are summed one by one if their codes, times this, are no more than there are code vectors."""
+"""Vectors of IDs are summed one by one if they have at most one code for this many code vectors."""
 
 
 class CodeRanker:
@@ -293,7 +293,7 @@ def exact_search(
     k: int,
     device: torch.device | None = None,
 ) -> Nearest:
-    """Return the ``k`` items of highest inner product (all, if there are fewer); of equal ones the first rows.
+    """Return the ``k`` items of highest inner product (all, if there are fewer); equal ones by row.
 
     Parameters
     ----------

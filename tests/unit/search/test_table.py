@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData
-from genius_search.search.table import LARGEST_CODE, IdTable
+from genius_search.search.table import (
+    LARGEST_CODE,
+    Allowed,
+    IdTable,
+    Part,
+    RankedBits,
+    children_in_parts,
+    count_ids,
+    expand_ranges,
+)
 
 FILES = ("ids", "starts", "level_bounds", "bucket_starts", "items")
 
@@ -143,3 +152,134 @@ def test_level_bounds_that_cannot_be_are_refused(tmp_path):
     np.save(tmp_path / "level_bounds.npy", np.array([0, 60, 49]))
     with pytest.raises(ArtifactMismatch, match=r"level_bounds.npy is damaged"):
         IdTable.open(tmp_path)
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 127, 128, 129, 1000])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_rows_of_a_range_are_counted_like_summing_the_mask(length, share):
+    random = np.random.default_rng(length)
+    mask = random.random(length) < share
+    bits = RankedBits(mask)
+    low, high = (
+        np.triu_indices(length + 1)
+        if length < 70
+        else np.sort(random.integers(0, length + 1, (2, 500)), axis=0)
+    )
+    expected = [int(mask[first:last].sum()) for first, last in zip(low, high, strict=True)]
+    assert bits.count(low, high).tolist() == expected
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 200, 1000])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
+def test_rows_of_ranges_are_listed_in_the_order_of_the_ranges(length, share):
+    random = np.random.default_rng(length)
+    mask = random.random(length) < share
+    low, high = np.sort(random.integers(0, length + 1, (2, 30)), axis=0)
+    found = RankedBits(mask).inside(low, high)
+    every = expand_ranges(low, high)
+    ranges = list(enumerate(zip(low.tolist(), high.tolist(), strict=True)))
+    assert list(zip(*map(np.ndarray.tolist, every), strict=True)) == [
+        (owner, row) for owner, (first, last) in ranges for row in range(first, last)
+    ]
+    assert list(zip(*map(np.ndarray.tolist, found), strict=True)) == [
+        (owner, row) for owner, (first, last) in ranges for row in range(first, last) if mask[row]
+    ]
+
+
+def test_no_ranges_have_no_rows():
+    none = np.zeros(0, dtype=np.int64)
+    assert RankedBits(np.ones(70, dtype=bool)).inside(none, none).row.tolist() == []
+
+
+def test_counts_have_the_shape_of_the_ranges_and_need_no_ranges_at_all():
+    bits = RankedBits(np.ones(100, dtype=bool))
+    low = np.array([[0, 64], [7, 100]])
+    assert bits.count(low, low + np.array([[3, 30], [0, 0]])).tolist() == [[3, 30], [0, 0]]
+    none = np.zeros(0, dtype=np.int64)
+    assert bits.count(none, none).tolist() == []
+
+
+def test_a_set_of_rows_takes_about_a_bit_and_a_half_a_row():
+    assert RankedBits(np.ones(64_000, dtype=bool)).nbytes <= 64_064 * 1.5 / 8
+
+
+def test_an_id_may_be_found_when_any_of_its_items_may():
+    codes = np.array([[0, 1], [0, 0], [0, 1], [2, 1]])
+    table = IdTable.build(codes, np.zeros(4, dtype=np.float32))
+    for number in range(16):
+        items = np.array([bool(number >> item & 1) for item in range(4)])
+        allowed = Allowed.of(table, items)
+        row = np.arange(3)
+        by_id = allowed.ids.count(row, row + 1)
+        assert by_id.tolist() == [items[1], items[0] or items[2], items[3]]
+        assert (allowed.items == items).all()
+
+
+def test_of_an_empty_table_nothing_may_be_found():
+    table = IdTable.build(np.zeros((0, 2), dtype=np.int64), np.zeros(0, dtype=np.float32))
+    allowed = Allowed.of(table, np.zeros(0, dtype=bool))
+    assert allowed.ids.count(np.array([0]), np.array([0])).tolist() == [0]
+
+
+def part_of(ids: list[tuple[int, ...]]) -> Part:
+    codes = np.array(ids, dtype=np.int64).reshape(len(ids), -1 if ids else 2)
+    return Part(IdTable.build(codes, np.zeros(len(ids), dtype=np.float32)))
+
+
+FIRST = [(0, 1), (0, 4), (2, 0)]
+SECOND = [(0, 4), (1, 1), (2, 3)]
+
+
+def roots(parts: list[Part]) -> tuple[np.ndarray, np.ndarray]:
+    high = np.array([[len(part.table) for part in parts]])
+    return np.zeros_like(high), high
+
+
+def test_parts_continue_a_prefix_together_each_with_its_own_rows():
+    parts = [part_of(FIRST), part_of(SECOND)]
+    level0 = children_in_parts(parts, 0, *roots(parts))
+    assert level0.parent.tolist() == [0, 0, 0]
+    assert level0.code.tolist() == [0, 1, 2]
+    assert (level0.high - level0.low).tolist() == [[2, 1], [0, 1], [1, 1]]
+    level1 = children_in_parts(parts, 1, level0.low, level0.high)
+    assert list(zip(level1.parent.tolist(), level1.code.tolist(), strict=True)) == [
+        (0, 1),
+        (0, 4),
+        (1, 1),
+        (2, 0),
+        (2, 3),
+    ]
+    assert (level1.high - level1.low).tolist() == [[1, 0], [1, 1], [0, 1], [1, 0], [0, 1]]
+    assert [parts[0].table.ids[low].tolist() for low, _ in level1.low[[0, 1, 3]]] == [
+        list(id_) for id_ in FIRST
+    ]
+    assert [parts[1].table.ids[low].tolist() for _, low in level1.low[[1, 2, 4]]] == [
+        list(id_) for id_ in SECOND
+    ]
+
+
+@pytest.mark.parametrize("ids", [[FIRST], [FIRST, FIRST], [FIRST, []], [[], FIRST, []]])
+def test_parts_that_add_nothing_change_nothing(ids):
+    parts = [part_of(own) for own in ids]
+    alone = children_in_parts([part_of(FIRST)], 0, *roots([part_of(FIRST)]))
+    together = children_in_parts(parts, 0, *roots(parts))
+    assert together.parent.tolist() == alone.parent.tolist()
+    assert together.code.tolist() == alone.code.tolist()
+
+
+def test_prefixes_that_are_empty_in_every_part_have_no_continuations():
+    parts = [part_of(FIRST), part_of([])]
+    nothing = np.zeros((3, 2), dtype=np.int64)
+    found = children_in_parts(parts, 1, nothing, nothing)
+    assert (found.parent.tolist(), found.low.shape) == ([], (0, 2))
+
+
+def test_ids_are_counted_under_the_restriction_of_the_query_that_asks():
+    parts = [part_of(FIRST), part_of(SECOND)]
+    level0 = children_in_parts(parts, 0, *roots(parts))
+    low, high = np.tile(level0.low, (3, 1)), np.tile(level0.high, (3, 1))
+    first = Allowed.of(parts[0].table, np.array([True, False, False]))
+    restrictions = [None, (first, None), (first, Allowed.of(parts[1].table, np.zeros(3, dtype=bool)))]
+    owner = np.repeat([2, 0, 1], 3)
+    assert count_ids(low, high, restrictions, owner).tolist() == [1, 0, 0, 3, 1, 2, 2, 1, 1]
+    assert count_ids(low[:3], high[:3], [], owner[:3]).tolist() == [3, 1, 2]
