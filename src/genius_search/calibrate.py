@@ -23,27 +23,27 @@ from genius_search.progress import Progress
 from genius_search.search.beam import search
 from genius_search.search.rank import Evidence, rank_items
 from genius_search.search.table import Allowed, Restriction
-from genius_search.tune import Asked, answerable
+from genius_search.tune import ValidationQueries, validation_queries
 
 NUM_BINS: Final = 10
 FEWEST: Final = 20
 """A threshold is not chosen by fewer queries above it."""
 
 
-class Told(NamedTuple):
-    """Probabilities that something is so, and whether it is."""
+class Predictions(NamedTuple):
+    """Predicted probabilities, whether each case is right, and its weight."""
 
     probability: Float64[np.ndarray, " cases"]
     is_right: Bool[np.ndarray, " cases"]
     weight: Float64[np.ndarray, " cases"]
 
-    def take(self, chosen: np.ndarray) -> Told:
-        """Some of the cases."""
-        return Told(*(values[chosen] for values in self))
+    def take(self, chosen: np.ndarray) -> Predictions:
+        """Return some of the cases."""
+        return Predictions(*(values[chosen] for values in self))
 
 
 class ReliabilityBin(NamedTuple):
-    """Cases of about the same probability."""
+    """Mean prediction and observed share of cases of about the same probability."""
 
     predicted: float
     observed: float
@@ -51,50 +51,52 @@ class ReliabilityBin(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """What comes of accepting every case from a probability on."""
+    """Coverage and precision when every case from a probability on is accepted."""
 
     threshold: Float64[np.ndarray, " thresholds"]
-    """Falling."""
+    """In descending order."""
     coverage: Float64[np.ndarray, " thresholds"]
     """Share of the cases that are accepted."""
     precision: Float64[np.ndarray, " thresholds"]
     """Share of those that are right."""
     cases: Float64[np.ndarray, " thresholds"]
-    """How many are accepted, not weighted."""
+    """Number of accepted cases, unweighted."""
 
 
-def reliability(told: Told) -> list[ReliabilityBin]:
-    """Cases by probability, in tenths; tenths without any are left out."""
-    place = np.minimum((told.probability * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+def reliability(predictions: Predictions) -> list[ReliabilityBin]:
+    """Group cases by probability, in tenths; empty tenths are left out."""
+    place = np.minimum((predictions.probability * NUM_BINS).astype(np.int64), NUM_BINS - 1)
     found = []
     for number in range(NUM_BINS):
-        here = told.take(place == number)
-        if len(here.weight):
+        own = predictions.take(place == number)
+        if len(own.weight):
             found.append(
                 ReliabilityBin(
-                    float(np.average(here.probability, weights=here.weight)),
-                    float(np.average(here.is_right, weights=here.weight)),
-                    float(here.weight.sum()),
+                    float(np.average(own.probability, weights=own.weight)),
+                    float(np.average(own.is_right, weights=own.weight)),
+                    float(own.weight.sum()),
                 )
             )
     return found
 
 
 def calibration_error(bins: list[ReliabilityBin]) -> float:
-    """How far predicted and observed lie apart, on average over the cases (expected calibration error)."""
+    """Return the expected calibration error: the mean distance of predicted and observed."""
     total = sum(one.weight for one in bins)
     return sum(one.weight * abs(one.predicted - one.observed) for one in bins) / total
 
 
-def brier(told: Told) -> float:
-    """Mean squared distance of the probabilities from what is so; 0 is perfect."""
-    return float(np.average((told.probability - told.is_right) ** 2, weights=told.weight))
+def brier(predictions: Predictions) -> float:
+    """Return the Brier score: the mean squared error of the probabilities; 0 is perfect."""
+    return float(
+        np.average((predictions.probability - predictions.is_right) ** 2, weights=predictions.weight)
+    )
 
 
-def accept(told: Told) -> Coverage:
-    """What every possible threshold accepts, the highest first; equal probabilities go together."""
-    order = np.argsort(-told.probability, kind="stable")
-    probability, is_right, weight = told.take(order)
+def accept(predictions: Predictions) -> Coverage:
+    """Return coverage and precision at every threshold, the highest first."""
+    order = np.argsort(-predictions.probability, kind="stable")
+    probability, is_right, weight = predictions.take(order)
     accepted, right = weight.cumsum(), (weight * is_right).cumsum()
     last = np.append(probability[1:] < probability[:-1], True)
     cases = np.arange(1, len(weight) + 1, dtype=np.float64)
@@ -103,9 +105,9 @@ def accept(told: Told) -> Coverage:
     )
 
 
-def threshold_for(told: Told, precision: float, *, at_least: float) -> float | None:
-    """The lowest probability, of those that are large enough, from which on so many are right; or None."""
-    found = accept(told)
+def threshold_for(predictions: Predictions, precision: float, *, at_least: float) -> float | None:
+    """Return the lowest threshold of at least ``at_least`` that reaches a precision, or None."""
+    found = accept(predictions)
     is_enough = (found.precision >= precision) & (found.cases >= FEWEST) & (found.threshold >= at_least)
     enough = np.flatnonzero(is_enough)
     return float(found.threshold[enough[-1]]) if len(enough) else None
@@ -114,7 +116,7 @@ def threshold_for(told: Told, precision: float, *, at_least: float) -> float | N
 BATCH: Final = 32
 """Queries searched together; each has its own mask over the items when its answers are taken away."""
 FEWEST_QUERIES: Final = 40
-"""Fewer say nothing."""
+"""Fewer queries are not enough to fit and measure."""
 WORTH: Final = 0.03
 """One more number is used when it lowers the cross-validated loss by this share at least."""
 FOLDS: Final = 5
@@ -132,63 +134,63 @@ WITH_CONTRAST: Final = (0, 1, 2, 3)
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateConfig:
-    """What is fitted on, and for what."""
+    """Settings of a calibration."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     precision: Annotated[float, Gt(0), Lt(1)] = 0.8
-    """Of the first hits that are called good matches so many are to be right. However little is asked for, a
+    """Of the first hits that are called good matches so many are to be right. However little is queries for, a
     good match is more likely right than not."""
 
     absent: Annotated[float, Gt(0), Lt(1)] = 0.2
-    """Share of queries that nothing in the index answers, as you expect them to come."""
+    """Expected share of queries that nothing in the index answers."""
 
     split: str = "val"
-    """Of the data set."""
+    """Split of the data set."""
 
     rows: tuple[str, ...] = ()
-    """Of the data set, named as in its files; none named means all."""
+    """Rows of the data set, named as in its files; none means all."""
 
     queries: Natural = 0
-    """Of each row at most so many, spread evenly; 0 means all."""
+    """At most this many queries of each row, spread evenly; 0 means all."""
 
     seed: Natural = 0
-    """Of the choice of instructions."""
+    """Seed of the choice of instructions."""
 
     batch: Count = BATCH
 
 
 class Calibrated(NamedTuple):
-    """What was found; nothing has been changed yet."""
+    """A fitted calibration; the index is unchanged."""
 
     calibration: Calibration
-    held_out: Told
+    held_out: Predictions
     """The first hits of the queries that were not fitted on."""
     left_out: int
     """Queries whose right answers are not in the index."""
 
 
 class Cases(NamedTuple):
-    """Hits of queries, those of a query next to one another, and whether they are right."""
+    """Hits of queries, those of a query together, and whether they are right."""
 
     numbers: Float64[np.ndarray, "hits 4"]
     is_right: Bool[np.ndarray, " hits"]
     is_first: Bool[np.ndarray, " hits"]
     is_absent: Bool[np.ndarray, " hits"]
-    """Of queries whose right answers were taken away."""
+    """Whether the query's right answers were taken away."""
     query: np.ndarray
 
     def take(self, chosen: np.ndarray) -> Cases:
-        """Some of them."""
+        """Return some of the hits."""
         return Cases(*(values[chosen] for values in self))
 
     def weights(self, absent: float) -> Float64[np.ndarray, " hits"]:
-        """So that this share of the queries are those without an answer."""
+        """Return weights such that this share of the queries has no answer."""
         return np.where(self.is_absent, absent, 1 - absent)
 
 
 def calibrate(index: Index, data: MBeir, config: CalibrateConfig, *, progress: Progress) -> Calibrated:
-    """Search for every validation query twice, once without its right answers, and fit and measure.
+    """Fit and measure a calibration on validation queries, each searched with and without its right answers.
 
     The queries without their answers are the honest kind that nothing answers: their words and pictures are
     those of any other query. Half of the queries are fitted on, the other half is measured.
@@ -200,7 +202,7 @@ def calibrate(index: Index, data: MBeir, config: CalibrateConfig, *, progress: P
     """
     config = checked(config)
     search_config = index.settings
-    asked = answerable(
+    queries = validation_queries(
         index,
         data,
         config.rows,
@@ -210,13 +212,13 @@ def calibrate(index: Index, data: MBeir, config: CalibrateConfig, *, progress: P
         rerank="embeddings" if search_config.rerank == "embeddings" else "codes",
         progress=progress,
     )
-    if len(asked.right) < FEWEST_QUERIES:
+    if len(queries.right) < FEWEST_QUERIES:
         raise BadData(
-            f"{len(asked.right)} queries of {data.root} (split {config.split}) have a right answer in "
+            f"{len(queries.right)} queries of {data.root} (split {config.split}) have a right answer in "
             f"{index.folder}; at least {FEWEST_QUERIES} are needed to fit on one half and measure the other"
         )
-    opened = index.snapshot
-    cases = _cases(index, opened, asked, search_config, config.batch, progress)
+    snapshot = index.snapshot
+    cases = _cases(index, snapshot, queries, search_config, config.batch, progress)
     fitted = cases.take(cases.query % 2 == 0)
     measured = cases.take(cases.query % 2 == 1)
     return _calibrated(
@@ -226,8 +228,8 @@ def calibrate(index: Index, data: MBeir, config: CalibrateConfig, *, progress: P
         config,
         search_config,
         data=f"{data.name} {config.split}",
-        items=opened.num_alive,
-        left_out=asked.left_out,
+        items=snapshot.num_alive,
+        left_out=queries.left_out,
     )
 
 
@@ -238,12 +240,12 @@ class Fitted(NamedTuple):
     weights: Weights
 
     def log_odds(self, found: Float64[np.ndarray, "hits 4"]) -> Float64[np.ndarray, " hits"]:
-        """Of hits."""
+        """Return the log-odds of hits."""
         return np.asarray(self.intercept + found @ self.weights.array)
 
 
 def fit(cases: Cases, absent: float) -> Fitted:
-    """The regression with the contrast if it is worth it, else without.
+    """Fit the regression, with the contrast if it lowers the loss enough.
 
     What the contrast says depends on how densely a pool is filled, more than the other numbers do: without
     it a calibration stays truer while the index grows. So it has to earn its place by cross-validation.
@@ -262,17 +264,17 @@ def fit(cases: Cases, absent: float) -> Fitted:
 
 
 def _best(cases: Cases, absent: float, used: Sequence[int]) -> Fitted:
-    """Of the regressions over these numbers by which a better score is never worth less, the best."""
+    """Fit a regression over some numbers under which a better score is never worth less."""
     weight = cases.weights(absent)
     mean, scale = cases.numbers.mean(axis=0), cases.numbers.std(axis=0) + 1e-12
     design = np.column_stack([np.ones(len(weight)), (cases.numbers - mean) / scale])
 
-    def loss(told: Float64[np.ndarray, " weights"]) -> tuple[float, Float64[np.ndarray, " weights"]]:
-        said = design @ told
-        value = weight @ (np.logaddexp(0, said) - cases.is_right * said)
-        slope = design.T @ (weight * (expit(said) - cases.is_right))
-        value += SHRINKAGE / 2 * (told[1:] ** 2).sum()
-        slope[1:] += SHRINKAGE * told[1:]
+    def loss(coefficients: Float64[np.ndarray, " weights"]) -> tuple[float, Float64[np.ndarray, " weights"]]:
+        log_odds = design @ coefficients
+        value = weight @ (np.logaddexp(0, log_odds) - cases.is_right * log_odds)
+        slope = design.T @ (weight * (expit(log_odds) - cases.is_right))
+        value += SHRINKAGE / 2 * (coefficients[1:] ** 2).sum()
+        slope[1:] += SHRINKAGE * coefficients[1:]
         return value / weight.sum(), slope / weight.sum()
 
     found = minimize(
@@ -289,9 +291,9 @@ def _best(cases: Cases, absent: float, used: Sequence[int]) -> Fitted:
 
 
 def _loss(fitted: Fitted, cases: Cases, absent: float) -> float:
-    """Log loss."""
-    said = fitted.log_odds(cases.numbers)
-    return float(cases.weights(absent) @ (np.logaddexp(0, said) - cases.is_right * said))
+    """Return the weighted log loss."""
+    log_odds = fitted.log_odds(cases.numbers)
+    return float(cases.weights(absent) @ (np.logaddexp(0, log_odds) - cases.is_right * log_odds))
 
 
 def _calibrated(
@@ -305,28 +307,32 @@ def _calibrated(
     items: int,
     left_out: int,
 ) -> Calibrated:
-    """Choose the threshold on what was fitted, and measure everything on the rest."""
+    """Choose the threshold on the fitted half and measure on the other."""
     seen = fitted.log_odds(cases.numbers)
     lowest, highest = float(seen.min()), float(seen.max())
 
-    def first(some: Cases) -> Told:
+    def first(some: Cases) -> Predictions:
         own = some.take(some.is_first)
-        said = np.clip(fitted.log_odds(own.numbers), lowest, highest)
-        return Told(1 / (1 + np.exp(-said)), own.is_right, own.weights(config.absent))
+        log_odds = np.clip(fitted.log_odds(own.numbers), lowest, highest)
+        return Predictions(1 / (1 + np.exp(-log_odds)), own.is_right, own.weights(config.absent))
 
     threshold = threshold_for(first(cases), config.precision, at_least=LIKELY)
-    told = first(measured)
-    bins = reliability(told)
+    predictions = first(measured)
+    bins = reliability(predictions)
     is_absent = measured.is_absent[measured.is_first]
-    is_good = np.zeros(len(told.weight), dtype=bool) if threshold is None else told.probability >= threshold
-    good = told.take(is_good)
-    share = float(np.average(told.is_right, weights=told.weight))
+    is_good = (
+        np.zeros(len(predictions.weight), dtype=bool)
+        if threshold is None
+        else predictions.probability >= threshold
+    )
+    good = predictions.take(is_good)
+    share = float(np.average(predictions.is_right, weights=predictions.weight))
     outcome = Outcome(
         queries=int((~is_absent).sum()),
         error=calibration_error(bins),
-        brier=brier(told),
+        brier=brier(predictions),
         base_brier=share * (1 - share),
-        coverage=float(good.weight.sum() / told.weight.sum()),
+        coverage=float(good.weight.sum() / predictions.weight.sum()),
         precision=float(np.average(good.is_right, weights=good.weight)) if len(good.weight) else 0.0,
         refused=float((~is_good)[is_absent].mean()),
         bins=tuple(Bin(*one) for one in bins),
@@ -346,52 +352,54 @@ def _calibrated(
         items=items,
         held_out=outcome,
     )
-    return Calibrated(calibration, told, left_out)
+    return Calibrated(calibration, predictions, left_out)
 
 
 def _cases(
     index: Index,
-    opened: Snapshot,
-    asked: Asked,
+    snapshot: Snapshot,
+    queries: ValidationQueries,
     config: SearchConfig,
     batch: int,
     progress: Progress,
 ) -> Cases:
-    """The first hits of every query, with its right answers in the index and without."""
+    """Return the first hits of every query, with its right answers in the index and without."""
     found = []
-    progress.begin("search", len(asked.right))
-    for here in asked.batches(batch):
-        without = [_without(opened, right) for right in asked.right[here]]
+    progress.begin("search", len(queries.right))
+    for own in queries.batches(batch):
+        without = [_without(snapshot, right) for right in queries.right[own]]
         for is_absent, restrictions in ((False, [None] * len(without)), (True, without)):
-            found += list(_found(index, opened, asked, here, config, restrictions, is_absent=is_absent))
-        progress.advance(here.stop, {})
+            found += list(
+                _batch_cases(index, snapshot, queries, own, config, restrictions, is_absent=is_absent)
+            )
+        progress.advance(own.stop, {})
     return Cases(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
 
 
-def _found(
+def _batch_cases(
     index: Index,
-    opened: Snapshot,
-    asked: Asked,
-    here: slice,
+    snapshot: Snapshot,
+    queries: ValidationQueries,
+    own: slice,
     config: SearchConfig,
     restrictions: Sequence[Restriction | None],
     *,
     is_absent: bool,
 ) -> Iterator[Cases]:
-    is_raw = opened.manifest.embeddings == "raw"
-    evidence = Evidence(index.model.ranker, opened.vectors, is_raw, opened.densities)
-    fused = asked.fused[here]
+    is_raw = snapshot.manifest.embeddings == "raw"
+    evidence = Evidence(index.model.ranker, snapshot.vectors, is_raw, snapshot.densities)
+    fused = queries.fused[own]
     beams = search(
         index.model.decoder,
-        opened.parts,
+        snapshot.parts,
         fused,
         config,
         restrictions=restrictions,
         widths=[max(config.beam, DEPTH)] * len(fused),
     )
-    for number, query in enumerate(asked.evidence[here]):
+    for number, query in enumerate(queries.evidence[own]):
         answer = rank_items(
-            opened.parts,
+            snapshot.parts,
             beams,
             number,
             query,
@@ -401,7 +409,7 @@ def _found(
             restriction=restrictions[number],
             for_codes=fused[number],
         )
-        right = asked.right[here.start + number]
+        right = queries.right[own.start + number]
         places = zip(answer.parts.tolist(), answer.items.tolist(), strict=True)
         count = len(answer.items)
         yield Cases(
@@ -409,14 +417,14 @@ def _found(
             np.array([place in right for place in places], dtype=bool),
             np.arange(count) == 0,
             np.full(count, is_absent),
-            np.full(count, here.start + number),
+            np.full(count, own.start + number),
         )
 
 
-def _without(opened: Snapshot, right: frozenset[tuple[int, int]]) -> Restriction:
-    """Everything that is alive but these items."""
+def _without(snapshot: Snapshot, right: frozenset[tuple[int, int]]) -> Restriction:
+    """Return a restriction to all items but these."""
     allowed = []
-    for number, segment in enumerate(opened.segments):
+    for number, segment in enumerate(snapshot.segments):
         mask = segment.alive()
         if mask is None:
             mask = np.ones(segment.table.num_items, dtype=bool)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from genius_search.artifact import write_file
-from genius_search.calibrate import Told, accept, calibration_error, reliability
+from genius_search.calibrate import Predictions, accept, calibration_error, reliability
 from genius_search.errors import MissingExtra, UsageError
 
 INK, BLUE, VERMILION, GRID = "#33302b", "#0072B2", "#D55E00", "#e4e0d8"
@@ -35,7 +35,7 @@ def check_figure_path(path: Path) -> None:
     _matplotlib()
 
 
-def reliability_facts(cases: Told) -> dict[str, Any]:
+def reliability_facts(cases: Predictions) -> dict[str, Any]:
     """Return the numbers behind the figure."""
     curve = accept(cases)
     return {
@@ -47,7 +47,7 @@ def reliability_facts(cases: Told) -> dict[str, Any]:
     }
 
 
-def draw_reliability(cases: Told, path: Path, *, threshold: float | None) -> None:
+def draw_reliability(cases: Predictions, path: Path, *, threshold: float | None) -> None:
     """Write the figure as SVG or PNG, by the suffix of its name; raises as :func:`check_figure_path`."""
     check_figure_path(path)
     mpl = _matplotlib()

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Float64, Int, Int16, Int64, UInt8
 from scipy import special, stats
 
 from genius_search.artifact import open_artifact
-from genius_search.calibrate import Told
+from genius_search.calibrate import Predictions
 from genius_search.data.features import Features
 from genius_search.data.images import open_image
 from genius_search.data.mbeir import MBeir, read_pool
@@ -104,10 +104,10 @@ class FirstHits(NamedTuple):
         """The promise, or else the score."""
         return self.scores if self.promised is None else self.promised
 
-    def cases(self) -> Told:
+    def cases(self) -> Predictions:
         """Return the promises with what came of them."""
         assert self.promised is not None
-        return Told(self.promised, self.right, np.ones(len(self.promised)))
+        return Predictions(self.promised, self.right, np.ones(len(self.promised)))
 
 
 def first_hits(system: System, pool: Pool, method: str, *, label: str) -> FirstHits:

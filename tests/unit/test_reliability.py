@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius_search.calibrate import Told, accept, brier, calibration_error, reliability, threshold_for
+from genius_search.calibrate import Predictions, accept, brier, calibration_error, reliability, threshold_for
 
 
-def told(probability, is_right, weight=None) -> Told:
+def told(probability, is_right, weight=None) -> Predictions:
     ones = np.ones(len(probability)) if weight is None else np.array(weight, dtype=np.float64)
-    return Told(np.array(probability, dtype=np.float64), np.array(is_right, dtype=bool), ones)
+    return Predictions(np.array(probability, dtype=np.float64), np.array(is_right, dtype=bool), ones)
 
 
 def test_tenths_hold_what_is_said_and_what_is_so():

@@ -20,7 +20,7 @@ from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.search.beam import search
 from genius_search.search.rank import Evidence, rank_items
-from genius_search.tune import TuneConfig, answerable, is_found, order_everything, tune
+from genius_search.tune import TuneConfig, exhaustive_recall, is_found, tune, validation_queries
 
 FEW = {
     "split": "test",
@@ -56,7 +56,7 @@ def index(world, tmp_path) -> Index:
 
 
 def found(world: World, index: Index, **wished):
-    """What tuning says."""
+    """Tune with few settings."""
     return tune(index, world.data, TuneConfig(**{**FEW, **wished}), progress=Silent())
 
 
@@ -92,7 +92,7 @@ def test_looking_at_everything_is_the_ceiling(world, index, rerank):
 
 @pytest.mark.parametrize("density_weight", [0.0, 1.0])
 def test_the_ceiling_takes_hubness_from_embeddings_as_a_search_does(world, index, density_weight):
-    asked = answerable(
+    asked = validation_queries(
         index,
         world.data,
         (),
@@ -111,7 +111,7 @@ def test_the_ceiling_takes_hubness_from_embeddings_as_a_search_does(world, index
         for number, query in enumerate(asked.evidence)
     ]
     shares = [is_found(right, one.parts, one.items) for right, one in zip(asked.right, found, strict=True)]
-    assert order_everything(index, asked, config) == pytest.approx(sum(shares) / len(shares))
+    assert exhaustive_recall(index, asked, config) == pytest.approx(sum(shares) / len(shares))
     assert 0 < sum(shares) < len(shares)
 
 
@@ -127,8 +127,8 @@ def ids(index: Index) -> list[str]:
 @pytest.mark.parametrize(
     ("wished", "advice"),
     [
-        ({}, "say either"),
-        ({"recall": 0.9, "milliseconds": 3.0}, "say either"),
+        ({}, "recall"),
+        ({"recall": 0.9, "milliseconds": 3.0}, "milliseconds"),
         ({"recall": 1.5}, "recall"),
         ({"milliseconds": 1e-9}, "--milliseconds"),
         ({"recall": 0.9, "beams": ()}, "at least one"),
@@ -140,7 +140,7 @@ def test_wishes_that_cannot_be_met_are_refused(world, index, wished, advice):
 
 
 def test_too_much_recall_names_the_best_there_is(world, index, monkeypatch):
-    monkeypatch.setattr("genius_search.tune.order_everything", lambda *_: 1.0)
+    monkeypatch.setattr("genius_search.tune.exhaustive_recall", lambda *_: 1.0)
     with pytest.raises(UsageError, match=r"the best reach 0\.\d+ \(beam"):
         found(world, index, recall=1.0, beams=(10,), generator_weights=(0.0,))
 
