@@ -139,8 +139,8 @@ class CalibrateConfig:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     precision: Annotated[float, Gt(0), Lt(1)] = 0.8
-    """Of the first hits that are called good matches so many are to be right. However little is queries for, a
-    good match is more likely right than not."""
+    """Share of the first hits called good matches that should be right. A good match is always more likely
+    right than wrong, however low this is."""
 
     absent: Annotated[float, Gt(0), Lt(1)] = 0.2
     """Expected share of queries that nothing in the index answers."""
