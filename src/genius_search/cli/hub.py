@@ -221,7 +221,7 @@ class Push:
 
             save_index(self.folder, folder, name=self.repository, license=self.license, model=self.model)
         else:
-            from genius_search.model import save_model
+            from genius_search.model.publish import save_model
 
             save_model(
                 self.folder,
@@ -236,7 +236,7 @@ class Push:
 def _check(kind: Kind, folder: Path, *, verify: bool = True) -> None:
     """Check a folder that somebody else made."""
     if kind == "model":
-        from genius_search.model import check_model
+        from genius_search.model.publish import check_model
 
         check_model(folder, verify)
     elif kind == "index":

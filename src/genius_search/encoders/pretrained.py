@@ -18,8 +18,7 @@ from torch import Tensor
 from genius_search.artifact import file_fingerprint
 from genius_search.encoders.base import BatchEncoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, NetworkNeeded, UsageError
-from genius_search.hub.access import check_reachable, is_path, translate_hub_errors
-from genius_search.hub.pull import ENCODER_FILES
+from genius_search.hub.access import ENCODER_FILES, check_reachable, is_path, translate_hub_errors
 
 _WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
 _TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model")

@@ -18,6 +18,8 @@ from genius_search.errors import ArtifactMissing, NetworkNeeded, UsageError
 PROBE_SECONDS: Final = 1.5
 DATASETS: Final = "datasets/"
 """Prefix of a data set's name, as in the hub's own addresses."""
+ENCODER_FILES: Final = ("*.json", "*.txt", "*.model", "*.safetensors")
+"""Files of a pretrained encoder: settings, tokenizers, weights. Never pickles."""
 
 _OFFLINE_SWITCHES: Final = ("GENIUS_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)

@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.hub.access import (
     DATASETS,
+    ENCODER_FILES,
     check_reachable,
     endpoint,
     is_path,
@@ -37,8 +38,6 @@ class Layout(NamedTuple):
     """Of the files that belong to it; ``*`` matches slashes too."""
 
 
-ENCODER_FILES: Final = ("*.json", "*.txt", "*.model", "*.safetensors")
-"""Files of a pretrained encoder: settings, tokenizers, weights. Never pickles."""
 LAYOUTS: Final[dict[Kind, Layout]] = {
     "model": Layout(
         "model",

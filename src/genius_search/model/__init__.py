@@ -1,12 +1,6 @@
-"""A trained model, and the folder it lies in."""
+"""A trained model, and what its folder says of it."""
 
-from genius_search.model.folder import (
-    MODEL_FILE,
-    KnownInstruction,
-    check_model,
-    read_model_file,
-    save_model,
-)
+from genius_search.model.file import MODEL_FILE, KnownInstruction, read_model_file
 from genius_search.model.genius import Genius
 
-__all__ = ["MODEL_FILE", "Genius", "KnownInstruction", "check_model", "read_model_file", "save_model"]
+__all__ = ["MODEL_FILE", "Genius", "KnownInstruction", "read_model_file"]

@@ -14,17 +14,13 @@ from torch import Tensor
 from genius_search.data.features import FeatureBatch
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, UsageError
-from genius_search.hub.pull import find_local, find_or_pull
-from genius_search.hub.push import push_folder
-from genius_search.model.folder import (
+from genius_search.model.file import (
     FORMAT,
     EncoderPart,
     KnownInstruction,
     ModelFile,
     ModelPart,
-    check_model,
     read_model_file,
-    save_model,
 )
 from genius_search.nn.generator import Generator, TrainedGenerator, load_generator
 from genius_search.nn.parallel import usable
@@ -73,9 +69,15 @@ class Genius:
         ArtifactMismatch
             its parts do not belong together, for example because a later training was interrupted.
         """
-        given, folder = folder, find_local(folder, "model")
-        if folder != Path(given):  # from the hub
-            check_model(folder)
+        folder = Path(folder)
+        if not folder.exists():
+            from genius_search.hub.pull import find_local  # noqa: PLC0415  opening a folder needs none of it
+            from genius_search.model.publish import check_model  # noqa: PLC0415
+
+            cached = find_local(folder, "model")
+            if cached != folder:
+                check_model(cached)
+                folder = cached
         usable(device)
         parts = read_model_file(folder)
         encoder = load_encoder(parts.encoder.in_folder(folder), download=download, device=device)
@@ -118,6 +120,9 @@ class Genius:
         ArtifactMismatch
             a file is damaged, or the model refers to something outside its folder.
         """
+        from genius_search.hub.pull import find_or_pull  # noqa: PLC0415  as above
+        from genius_search.model.publish import check_model  # noqa: PLC0415
+
         folder = find_or_pull(
             name_or_folder, "model", check=check_model, revision=revision, download=download, token=token
         )
@@ -158,7 +163,12 @@ class Genius:
         results: str | Path | None = None,
         copy_encoder: bool = True,
     ) -> Path:
-        """Write the model as a folder that opens anywhere and holds a card; see :func:`save_model`."""
+        """Write the model as a folder that opens anywhere and holds a card.
+
+        See :func:`genius_search.model.publish.save_model` for the parameters and errors.
+        """
+        from genius_search.model.publish import save_model  # noqa: PLC0415  as above
+
         return save_model(
             self.folder,
             Path(folder),
@@ -188,6 +198,8 @@ class Genius:
         ArtifactMissing
             one may not write there: log in first.
         """
+        from genius_search.hub.push import push_folder  # noqa: PLC0415  as above
+
         write = partial(
             self.save_pretrained, name=repository, license=license, datasets=datasets, results=results
         )

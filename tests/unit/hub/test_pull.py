@@ -25,7 +25,8 @@ from genius_search.errors import (
 from genius_search.hub.checkpoints import CHECKPOINTS
 from genius_search.hub.pull import find_or_pull, plan_pull, pull
 from genius_search.index.publish import check_index
-from genius_search.model import Genius, check_model, save_model
+from genius_search.model import Genius
+from genius_search.model.publish import check_model, save_model
 
 WEIGHTS = "generator/generator.safetensors"
 

@@ -1,132 +1,30 @@
-"""A model's folder: its ``model.json``, a check of those that others made, a copy that opens anywhere."""
+"""A model as others get it: a copy that opens anywhere, with a card; a check of those that others made."""
 
 from __future__ import annotations
 
 import json
 import logging
 import shutil
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from pydantic import BaseModel, StrictInt, ValidationError
-
 from genius_search import __version__
-from genius_search.artifact import (
-    MANIFEST,
-    Manifest,
-    copy_artifact,
-    fingerprint_of,
-    open_artifact,
-    write_json,
-)
+from genius_search.artifact import MANIFEST, Manifest, copy_artifact, open_artifact, write_json
 from genius_search.encoders.pretrained import check_files, read_json
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.hub.access import is_repository_name, stays_inside
+from genius_search.hub.access import ENCODER_FILES, is_repository_name, stays_inside
 from genius_search.hub.card import LIBRARY, model_card, read_results
 from genius_search.hub.folder import write_folder
-from genius_search.hub.pull import ENCODER_FILES
 from genius_search.hub.push import check_license
+from genius_search.model.file import FORMAT, MODEL_FILE, PARTS, read_model_file
 
-MODEL_FILE: Final = "model.json"
-FORMAT: Final = 1
 CONFIG_FILE: Final = "config.json"
 """For the hub and its libraries; we read ``model.json``."""
 
-_PARTS: Final = ("encoder", "quantizer", "generator")
-_SAVED: Final = frozenset({MODEL_FILE, CONFIG_FILE, "README.md", *_PARTS})
+_SAVED: Final = frozenset({MODEL_FILE, CONFIG_FILE, "README.md", *PARTS})
 _PORTABLE_ENCODERS: Final = ("small", "uniir", "clip", "text")
 """Kinds of encoders that can be folders inside a pulled model."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownInstruction:
-    """An instruction the model was trained with, and when it applies."""
-
-    query: str
-    """Modality of the query, by value."""
-    candidate: str
-    """Modality of the result, by value."""
-    text: str
-
-
-class ModelPart(BaseModel, frozen=True):
-    """The fingerprint of a part's folder."""
-
-    fingerprint: str
-
-
-class EncoderPart(ModelPart, frozen=True):
-    """The encoder, by how a person names it; ``./`` begins a place inside the model's folder."""
-
-    spec: str
-    fingerprint: str
-
-    def in_folder(self, folder: Path) -> str:
-        """Return the spec such that it can be opened from anywhere."""
-        kind, _, place = self.spec.partition(":")
-        return f"{kind}:{folder / place}" if place.startswith("./") else self.spec
-
-
-class ModelFile(BaseModel, frozen=True, extra="allow"):
-    """Contents of ``model.json``; entries that a later version of the same format adds are kept."""
-
-    format: StrictInt
-    encoder: EncoderPart
-    quantizer: ModelPart
-    generator: ModelPart
-    instructions: list[KnownInstruction]
-    fingerprint: str
-
-    def fingerprint_of_parts(self) -> str:
-        """Return what the fingerprint must be. The encoder's spec does not count: a model can be moved."""
-        return fingerprint_of({part: getattr(self, part).fingerprint for part in _PARTS})
-
-    def write(self, folder: Path) -> None:
-        """Write the file into a folder."""
-        write_json(folder / MODEL_FILE, self.model_dump())
-
-
-def read_model_file(folder: Path) -> ModelFile:
-    """Read which parts are a folder's model.
-
-    Raises
-    ------
-    ArtifactMissing
-        there is no finished model in the folder.
-    ArtifactMismatch
-        the file is damaged, or was made by a newer version.
-    """
-    path = folder / MODEL_FILE
-    if (folder / "index.json").exists():
-        raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")
-    if not path.exists():
-        pull = (
-            f"; or, if this is a name on the hub, `genius pull {folder}` first"
-            if is_repository_name(str(folder)) and not folder.exists()
-            else ""
-        )
-        raise ArtifactMissing(
-            f"no finished model at {folder}: it has no {MODEL_FILE}. `genius fit` makes one, and goes on "
-            f"where it stopped when run again{pull}"
-        )
-    try:
-        content = json.loads(path.read_bytes())
-        found = content.get("format") if isinstance(content, dict) else None
-        if isinstance(found, int) and found > FORMAT:
-            raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
-        return ModelFile.model_validate(content)
-    except (OSError, RecursionError, ValueError) as error:
-        if isinstance(error, ArtifactMismatch):
-            raise
-        reason = str(error)
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-        raise ArtifactMismatch(
-            f"{path} is damaged ({reason}); run `genius fit` again, or `genius pull` if it was pulled"
-        ) from None
 
 
 def check_model(folder: Path, verify: bool = False) -> None:  # noqa: FBT001, FBT002  a callback of hub.pull

@@ -11,7 +11,8 @@ import pytest
 
 from genius_search.artifact import ArtifactWriter
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.model import Genius, check_model, save_model
+from genius_search.model import Genius
+from genius_search.model.publish import check_model, save_model
 
 
 @pytest.fixture(scope="module")

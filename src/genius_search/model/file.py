@@ -1,0 +1,107 @@
+"""``model.json``: which encoder, quantizer and generator are one model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, StrictInt, ValidationError
+
+from genius_search.artifact import fingerprint_of, write_json
+from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.hub.access import is_repository_name
+
+MODEL_FILE: Final = "model.json"
+FORMAT: Final = 1
+PARTS: Final = ("encoder", "quantizer", "generator")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownInstruction:
+    """An instruction the model was trained with, and when it applies."""
+
+    query: str
+    """Modality of the query, by value."""
+    candidate: str
+    """Modality of the result, by value."""
+    text: str
+
+
+class ModelPart(BaseModel, frozen=True):
+    """The fingerprint of a part's folder."""
+
+    fingerprint: str
+
+
+class EncoderPart(ModelPart, frozen=True):
+    """The encoder, by how a person names it; ``./`` begins a place inside the model's folder."""
+
+    spec: str
+    fingerprint: str
+
+    def in_folder(self, folder: Path) -> str:
+        """Return the spec such that it can be opened from anywhere."""
+        kind, _, place = self.spec.partition(":")
+        return f"{kind}:{folder / place}" if place.startswith("./") else self.spec
+
+
+class ModelFile(BaseModel, frozen=True, extra="allow"):
+    """Contents of ``model.json``; entries that a later version of the same format adds are kept."""
+
+    format: StrictInt
+    encoder: EncoderPart
+    quantizer: ModelPart
+    generator: ModelPart
+    instructions: list[KnownInstruction]
+    fingerprint: str
+
+    def fingerprint_of_parts(self) -> str:
+        """Return what the fingerprint must be. The encoder's spec does not count: a model can be moved."""
+        return fingerprint_of({part: getattr(self, part).fingerprint for part in PARTS})
+
+    def write(self, folder: Path) -> None:
+        """Write the file into a folder."""
+        write_json(folder / MODEL_FILE, self.model_dump())
+
+
+def read_model_file(folder: Path) -> ModelFile:
+    """Read which parts are a folder's model.
+
+    Raises
+    ------
+    ArtifactMissing
+        there is no finished model in the folder.
+    ArtifactMismatch
+        the file is damaged, or was made by a newer version.
+    """
+    path = folder / MODEL_FILE
+    if (folder / "index.json").exists():
+        raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")
+    if not path.exists():
+        pull = (
+            f"; or, if this is a name on the hub, `genius pull {folder}` first"
+            if is_repository_name(str(folder)) and not folder.exists()
+            else ""
+        )
+        raise ArtifactMissing(
+            f"no finished model at {folder}: it has no {MODEL_FILE}. `genius fit` makes one, and goes on "
+            f"where it stopped when run again{pull}"
+        )
+    try:
+        content = json.loads(path.read_bytes())
+        found = content.get("format") if isinstance(content, dict) else None
+        if isinstance(found, int) and found > FORMAT:
+            raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
+        return ModelFile.model_validate(content)
+    except (OSError, RecursionError, ValueError) as error:
+        if isinstance(error, ArtifactMismatch):
+            raise
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        raise ArtifactMismatch(
+            f"{path} is damaged ({reason}); run `genius fit` again, or `genius pull` if it was pulled"
+        ) from None
