@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from genius_search.artifact import ArtifactWriter
+from genius_search.artifact import ArtifactWriter, fingerprint_of
 from genius_search.data.features import Features
 from genius_search.embed import embed
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import UsageError
-from genius_search.index.adding import feature_rows, read_items, stamps_of
+from genius_search.index.adding import feature_rows, open_pool, stamp_of
 from genius_search.model import MODEL_FILE, Genius
 from genius_search.nn.generator import KIND as GENERATOR
 from genius_search.nn.generator import write_generator
@@ -78,13 +78,13 @@ def refit(
     if (folder / MODEL_FILE).exists():
         raise UsageError(f"{folder} holds a model already; choose another folder for the new one")
     refuse_foreign_folder(folder)
-    items = read_items(pool, captions=True)
+    stamps = [stamp_of(item) for item in open_pool(pool, captions=True).items]
     features = embed(
-        feature_rows(items, folder),
+        feature_rows(open_pool(pool, captions=True).items, folder),
         model.encoder,
         folder / FEATURES,
-        inputs={"items": stamps_of(items)[1]},
-        expected=items.count,
+        inputs={"items": fingerprint_of(stamps)},
+        expected=len(stamps),
         progress=progress,
         skip_bad_images=True,
     )

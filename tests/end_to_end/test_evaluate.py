@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_candidates, read_qrels, read_queries
 from genius_search.errors import BadData, UsageError
-from genius_search.index import encode
-from genius_search.index.encode import encode_features
+from genius_search.lab import codes
+from genius_search.lab.codes import encode_features
 from genius_search.lab.evaluate import EvaluationConfig, EvaluationResult, doctor, evaluate
 from genius_search.lab.methods import DEPTH
 from genius_search.lab.results import METHODS, ResultRow
@@ -284,8 +284,8 @@ def test_a_killed_encoding_goes_on_where_it_stopped(evaluated, tmp_path, monkeyp
     whole = encode_features(
         evaluated.model, features, tmp_path / "whole", embeddings="raw", progress=Silent()
     )
-    monkeypatch.setattr(encode, "BATCH", 100)
-    monkeypatch.setattr(encode, "SAVED_EVERY", 2)
+    monkeypatch.setattr(codes, "BATCH", 100)
+    monkeypatch.setattr(codes, "SAVED_EVERY", 2)
 
     class Killed(Exception):
         pass

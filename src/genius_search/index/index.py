@@ -5,23 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
 from genius_search.config import USUAL_SEARCH, SearchConfig
-from genius_search.data.features import LeftOut
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
-from genius_search.index.adding import (
-    ItemOutcome,
-    NewItem,
-    NothingReadable,
-    add_new_items,
-    encode_items,
-    read_items,
-    without_unchanged,
-)
+from genius_search.index.adding import Added, ItemOutcome, NewItem, add_new_items, add_pool, open_pool
 from genius_search.index.explain import CodeNode, Explanation, SharedPage, code_node, explain, shared_groups
 from genius_search.index.filters import Filter
 from genius_search.index.query import (
@@ -63,19 +53,6 @@ __all__ = [
 
 LEFTOVERS = frozenset({LOCK, WORK, SEGMENTS, DELETED, f"{CURRENT}.tmp"})
 """Names that a killed writer may leave in the folder of an index."""
-
-
-@dataclass(frozen=True, slots=True)
-class Added:
-    """The result of adding a pool."""
-
-    added: int
-    replaced: int
-    """How many of those took the place of an item with the same id."""
-    unchanged: int
-    """Items that were already in the index as they are."""
-    left_out: tuple[LeftOut, ...]
-    """Files that could not be used, each with its reason."""
 
 
 class Index:
@@ -140,7 +117,7 @@ class Index:
         if folder.exists() and not all(entry.name in LEFTOVERS for entry in folder.iterdir()):
             raise UsageError(f"{folder} holds other things; an index needs a folder of its own")
         opened = model if isinstance(model, Genius) else Genius.open(model)
-        read = read_items(Path(pool), captions=captions)
+        items = open_pool(Path(pool), captions=captions)
         manifest = IndexManifest(
             model=str(opened.folder.resolve()),
             model_fingerprint=opened.fingerprint,
@@ -149,15 +126,13 @@ class Index:
         )
         try:
             with one_writer(folder) as writer:
-                new = encode_items(opened, read, folder, embeddings=embeddings, progress=progress or Silent())
-                writer.create(manifest, new, new.arrays)
-                remove_work(folder)
+                added = add_pool(writer, opened, items, create=manifest, progress=progress or Silent())
         except BadData:
             with contextlib.suppress(OSError):  # a killed writer's files stay
                 (folder / LOCK).unlink()
                 folder.rmdir()
             raise
-        return Index(folder, opened), Added(len(new), 0, 0, (*read.left_out, *new.left_out))
+        return Index(folder, opened), added
 
     @staticmethod
     def open(
@@ -275,29 +250,12 @@ class Index:
         BadData
             Nothing in the pool can be used; the message names files and reasons.
         """
-        read = read_items(Path(pool), captions=captions)
+        items = open_pool(Path(pool), captions=captions)
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
-            self._refresh()
-            changed, unchanged = without_unchanged(read, self._snapshot.stamps)
-            if not changed.count:
-                remove_work(self.folder)
-                return Added(0, 0, unchanged, tuple(read.left_out))
-            try:
-                new = encode_items(
-                    self.model,
-                    changed,
-                    self.folder,
-                    embeddings=self._snapshot.manifest.embeddings,
-                    progress=progress or Silent(),
-                )
-            except NothingReadable as nothing:
-                if not unchanged:
-                    raise
-                return Added(0, 0, unchanged, (*read.left_out, *nothing.left_out))
-            done = writer.add(new, new.arrays)
-            remove_work(self.folder)
+            self._check_model(writer.snapshot)
+            added = add_pool(writer, self.model, items, progress=progress or Silent())
         self._refresh()
-        return Added(done.added, done.replaced, unchanged, (*read.left_out, *new.left_out))
+        return added
 
     def add_items(self, items: Sequence[NewItem], *, wait_seconds: float = 0.0) -> list[ItemOutcome]:
         """Add items from memory; return what happened to each, in order. They are searchable at once.
@@ -309,8 +267,8 @@ class Index:
         >>> index.add_items([NewItem("kite", "a red kite", photo, {"price": 12})])  # doctest: +SKIP
         """
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
-            self._refresh()
-            outcomes = add_new_items(writer, self.model, self._snapshot, items)
+            self._check_model(writer.snapshot)
+            outcomes = add_new_items(writer, self.model, items)
         self._refresh()
         return outcomes
 
@@ -534,9 +492,12 @@ class Index:
         if now == self._stamp:
             return
         snapshot = Snapshot.open(self.folder)
+        self._check_model(snapshot)
+        self._snapshot, self._stamp = snapshot, now
+
+    def _check_model(self, snapshot: Snapshot) -> None:
         if snapshot.manifest.model_fingerprint != self.model.fingerprint:
             raise ArtifactMismatch(f"{self.folder} was made anew with another model meanwhile; open it again")
-        self._snapshot, self._stamp = snapshot, now
 
 
 def _check_model_exists(folder: Path, model: str) -> None:

@@ -382,7 +382,7 @@ def _tightest(conditions: Sequence[Condition]) -> Iterable[Condition]:
         if condition.operator in ("<", "<=", ">", ">="):
             key = (condition.path, condition.column, condition.operator, condition.values[0].kind)
             bounds = [(*one.numbers, *one.texts)[0] for one in (kept.get(key, condition), condition)]
-            if bounds[0] != (max if ">" in condition.operator else min)(bounds):  # type: ignore[type-var]
+            if bounds[0] != (max if ">" in condition.operator else min)(bounds):
                 del kept[key]
         kept.setdefault(key, condition)
     return kept.values()

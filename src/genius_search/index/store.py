@@ -24,7 +24,8 @@ from genius_search.search.table import IdTable
 
 EmbeddingType: TypeAlias = Literal["float16", "int8"]
 """How stored embeddings are kept."""
-BLOCK_BYTES: Final = 16 << 20
+ROWS_AT_ONCE: Final = 8192
+"""Embeddings that are written together."""
 LARGEST: Final = 127
 
 
@@ -45,50 +46,6 @@ def quantize(embeddings: Float16[np.ndarray, "rows dim"]) -> Quantized:
     return Quantized(values.astype(np.int8), scales)
 
 
-class EmbeddingWriter:
-    """Writes embeddings, block by block.
-
-    >>> with closing(EmbeddingWriter(file, scales, dim=768, kind="int8")) as out:  # doctest: +SKIP
-    ...     out.append(embeddings)
-    """
-
-    def __init__(self, path: Path, scales: Path, *, dim: int, kind: EmbeddingType) -> None:
-        self._rows = GrowingArray(path, np.dtype(kind), dim)
-        self._scales = GrowingArray(scales, np.float16) if kind == "int8" else None
-
-    def append(self, embeddings: Float16[np.ndarray, "rows dim"]) -> None:
-        """Add embeddings as they are; they are rounded if they are to be integers."""
-        rows_at_once = max(1, BLOCK_BYTES // (4 * max(1, embeddings.shape[1])))
-        for start in range(0, len(embeddings), rows_at_once):
-            block = embeddings[start : start + rows_at_once]
-            self.append_stored(*((block, None) if self._scales is None else quantize(block)))
-
-    def append_stored(
-        self, values: Shaped[np.ndarray, "rows dim"], scales: Float16[np.ndarray, " rows"] | None
-    ) -> None:
-        """Add embeddings as another file keeps them."""
-        self._rows.append(values)
-        if self._scales is not None and scales is not None:
-            self._scales.append(scales)
-
-    def close(self) -> None:
-        """Finish the files."""
-        self._rows.close()
-        if self._scales is not None:
-            self._scales.close()
-
-
-def read_blocks(path: Path) -> Iterator[Shaped[np.ndarray, "rows dim"]]:
-    """The rows of an ``.npy`` file in order, a block at a time; nothing is mapped into memory."""
-    with path.open("rb") as file:
-        np.lib.format.read_magic(file)
-        (rows, dim), _, dtype = np.lib.format.read_array_header_1_0(file)
-        rows_at_once = max(1, BLOCK_BYTES // (dtype.itemsize * max(1, dim)))
-        for start in range(0, rows, rows_at_once):
-            count = min(rows_at_once, rows - start)
-            yield np.fromfile(file, dtype, count * dim).reshape(count, dim)
-
-
 KIND: Final = "segment"
 REMEDY: Final = "put back a copy of it, or create the index again"
 TYPICALITY: Final = "typicality.npy"
@@ -107,10 +64,10 @@ class ItemArrays(NamedTuple):
     codes: Int16[np.ndarray, "items columns"]
     """Codes of the IDs, then half norms and densities (:mod:`genius_search.nn.density`)."""
     typicality: Float16[np.ndarray, " items"]
-    embeddings: Float16[np.ndarray, "items dim"] | None
+    embeddings: Float16[np.ndarray, "items dim"] | None = None
     """Unit vectors, only when they are stored."""
-    stored: StoredEmbeddings
-    """What they are."""
+    stored: StoredEmbeddings = "none"
+    """The kind of embeddings."""
     densities: UInt8[np.ndarray, " items"] | None = None
     """Density around each item (:meth:`~genius_search.nn.density.NormAndDensity.item_density`), with fused
     embeddings."""
@@ -170,18 +127,70 @@ class Segment(NamedTuple):
         return found
 
 
-def fill_arrays(folder: Path, arrays: ItemArrays, kind: EmbeddingType) -> None:
-    """Write the files of a new segment, all but the item store."""
-    IdTable.build(arrays.codes, arrays.typicality).save(folder)
-    save_array(folder / TYPICALITY, arrays.typicality)
-    if arrays.embeddings is not None:
-        dim = arrays.embeddings.shape[1]
-        with contextlib.closing(
-            EmbeddingWriter(folder / EMBEDDINGS, folder / SCALES, dim=dim, kind=kind)
-        ) as out:
-            out.append(arrays.embeddings)
-    if arrays.densities is not None:
-        save_array(folder / DENSITIES, arrays.densities)
+class ArraysWriter:
+    """Writes the arrays of a segment from batches of items. Embeddings go to disk at once.
+
+    >>> with closing(ArraysWriter(folder, "float16")) as writer:  # doctest: +SKIP
+    ...     writer.append(arrays)
+    ...     writer.finish()
+    """
+
+    def __init__(self, folder: Path, kind: EmbeddingType) -> None:
+        self._folder = folder
+        self._kind = kind
+        self._codes: list[np.ndarray] = []
+        self._typicality: list[np.ndarray] = []
+        self._densities: list[np.ndarray | None] = []
+        self._embeddings: GrowingArray | None = None
+        self._scales: GrowingArray | None = None
+
+    def append(self, arrays: ItemArrays) -> None:
+        """Add new items."""
+        self._codes.append(arrays.codes)
+        self._typicality.append(arrays.typicality)
+        self._densities.append(arrays.densities)
+        if arrays.embeddings is not None:
+            for start in range(0, len(arrays.embeddings), ROWS_AT_ONCE):
+                block = arrays.embeddings[start : start + ROWS_AT_ONCE]
+                self._write(*(quantize(block) if self._kind == "int8" else (block, None)))
+
+    def append_segment(self, segment: Segment) -> None:
+        """Add the items of a segment that are not deleted."""
+        alive = segment.alive()
+        kept = np.arange(segment.table.num_items) if alive is None else np.flatnonzero(alive)
+        self._codes.append(segment.table.ids[segment.table.rows()[kept]])
+        self._typicality.append(segment.typicality[kept])
+        self._densities.append(None if segment.densities is None else segment.densities[kept])
+        if segment.embeddings is not None:
+            for start in range(0, len(kept), ROWS_AT_ONCE):
+                rows = kept[start : start + ROWS_AT_ONCE]
+                self._write(
+                    segment.embeddings[rows], None if segment.scales is None else segment.scales[rows]
+                )
+
+    def finish(self) -> None:
+        """Build the ID table and write everything that is left."""
+        typicality = np.concatenate(self._typicality)
+        IdTable.build(np.concatenate(self._codes), typicality).save(self._folder)
+        save_array(self._folder / TYPICALITY, typicality)
+        densities = [known for known in self._densities if known is not None]
+        if len(densities) == len(self._densities):
+            save_array(self._folder / DENSITIES, np.concatenate(densities))
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in (self._embeddings, self._scales):
+            if file is not None:
+                file.close()
+
+    def _write(self, values: Shaped[np.ndarray, "rows dim"], scales: np.ndarray | None) -> None:
+        if self._embeddings is None:
+            self._embeddings = GrowingArray(self._folder / EMBEDDINGS, values.dtype, values.shape[1])
+            if scales is not None:
+                self._scales = GrowingArray(self._folder / SCALES, np.float16)
+        self._embeddings.append(values)
+        if self._scales is not None and scales is not None:
+            self._scales.append(scales)
 
 
 def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> Segment:
@@ -281,7 +290,7 @@ class SegmentEntry(BaseModel):
     """Deleted ones included."""
     manifest: str
     """SHA-256 of its manifest, which holds those of its files."""
-    deleted: str | None = Field(None, pattern=r"^[0-9]{6,}-[0-9]{6,}\.npy$")
+    deleted: str | None = Field(default=None, pattern=r"^[0-9]{6,}-[0-9]{6,}\.npy$")
     """File that lists the deleted items."""
     num_deleted: int = 0
     deleted_sha256: str | None = None

@@ -16,16 +16,16 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 from filelock import FileLock, Timeout
-from jaxtyping import Bool, Float16, Int64
+from jaxtyping import Int64
 
-from genius_search.artifact import MANIFEST, ArtifactWriter, file_fingerprint, write_file
+from genius_search.artifact import MANIFEST, ArtifactWriter, file_fingerprint, make_folder, sync, write_file
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.index.items import Item, write_items
 from genius_search.index.settings import Calibration, Tuned
@@ -34,30 +34,22 @@ from genius_search.index.store import (
     CURRENT,
     DELETED,
     DELETED_NAME,
-    DENSITIES,
-    EMBEDDINGS,
     KIND,
     NAME,
     NO_PLACE,
     REMEDY,
-    SCALES,
     SEGMENTS,
-    TYPICALITY,
-    EmbeddingType,
-    EmbeddingWriter,
+    ArraysWriter,
     IndexManifest,
     ItemArrays,
     Segment,
     SegmentEntry,
     check_deleted,
     check_segment,
-    fill_arrays,
-    read_blocks,
     read_manifest,
     write_manifest,
 )
-from genius_search.search.arrays import GrowingArray, open_array, save_array
-from genius_search.search.table import IdTable
+from genius_search.search.arrays import save_array
 
 _UNFINISHED: Final = re.compile(r"\.[0-9]{6,}\.(partial|old|lock|gone)")
 """Names of what a killed writer may leave beside segments."""
@@ -98,27 +90,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, if it is not there; its name has reached the disk then."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in new:
-        with contextlib.suppress(PermissionError):  # one may be allowed to write names and not to list them
-            sync(path.parent)
-
-
-def sync(*paths: Path) -> None:
-    """Wait until files, or the lists of names that folders are, have reached the disk."""
-    for path in paths:
-        if not path.exists():
-            continue
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 PICTURES: Final = "pictures"
 
 
@@ -130,14 +101,11 @@ def picture_name(data: bytes) -> str:
 
 def keep_pictures(folder: Path, pictures: Iterable[bytes]) -> None:
     """Write pictures into an index; when this returns they are on the disk."""
-    changed = set()
     for data in pictures:
         place = folder / picture_name(data)
         if not place.exists():
             make_folder(place.parent)
             write_file(place, data)
-            changed.add(place.parent)
-    sync(*changed)
 
 
 def remove_unused_pictures(folder: Path, segments: Sequence[Segment]) -> None:
@@ -177,74 +145,11 @@ def _names(segment: Segment) -> Iterator[str]:
     yield from (name for row, name in segment.items.images_below(PICTURES) if row not in dead)
 
 
-_NEW: Final = "new"
-"""Where the arrays of new items are written first when they are merged with others."""
-
-
-class _Part(NamedTuple):
-    """Arrays to merge."""
-
-    folder: Path
-    table: IdTable
-    typicality: Float16[np.ndarray, " items"]
-    alive: Bool[np.ndarray, " items"] | None
-    """Which items are kept; None keeps all."""
-
-
-def merge_segments(folder: Path, segments: Sequence[Segment]) -> None:
-    """Write the files of one segment that holds what is alive in these, in their order."""
-    write_items(folder, itertools.chain.from_iterable(map(alive_items, segments)))
-    _merge(folder, list(map(_part, segments)))
-
-
-def merge_arrays(folder: Path, arrays: ItemArrays, segments: Sequence[Segment], kind: EmbeddingType) -> None:
-    """Write the arrays of new items, and behind them what is alive in some segments; not the item store."""
-    new = folder / _NEW
-    new.mkdir()
-    fill_arrays(new, arrays, kind)
-    first = _Part(new, IdTable.open(new), open_array(new / TYPICALITY, np.float16), None)
-    _merge(folder, [first, *map(_part, segments)])
-    shutil.rmtree(new)
-
-
 def alive_items(segment: Segment) -> Iterator[Item]:
-    """Items that are not deleted, by row."""
+    """Yield the items that are not deleted, by row."""
     alive = segment.alive()
     items = segment.items.all()
     return items if alive is None else itertools.compress(items, alive)
-
-
-def _part(segment: Segment) -> _Part:
-    return _Part(segment.folder, segment.table, segment.typicality, segment.alive())
-
-
-def _merge(folder: Path, parts: Sequence[_Part]) -> None:
-    kept = [slice(None) if part.alive is None else part.alive for part in parts]
-    codes = [part.table.ids[part.table.rows()[own]] for part, own in zip(parts, kept, strict=True)]
-    typicality = np.concatenate([part.typicality[own] for part, own in zip(parts, kept, strict=True)])
-    IdTable.build(np.concatenate(codes), typicality).save(folder)
-    save_array(folder / TYPICALITY, typicality)
-    if (parts[0].folder / EMBEDDINGS).exists():
-        _merge_embeddings(folder, parts)
-    if all((part.folder / DENSITIES).exists() for part in parts):
-        with closing(GrowingArray(folder / DENSITIES, np.uint8)) as file:
-            for part in parts:
-                densities = open_array(part.folder / DENSITIES, np.uint8)
-                file.append(densities if part.alive is None else densities[part.alive])
-
-
-def _merge_embeddings(folder: Path, parts: Sequence[_Part]) -> None:
-    dim = open_array(parts[0].folder / EMBEDDINGS, np.float16, np.int8, dimensions=2).shape[1]
-    kind: EmbeddingType = "int8" if (parts[0].folder / SCALES).exists() else "float16"
-    with closing(EmbeddingWriter(folder / EMBEDDINGS, folder / SCALES, dim=dim, kind=kind)) as out:
-        for part in parts:
-            scales = open_array(part.folder / SCALES, np.float16) if kind == "int8" else None
-            start = 0
-            for block in read_blocks(part.folder / EMBEDDINGS):
-                rows = slice(start, start + len(block))
-                kept = slice(None) if part.alive is None else part.alive[rows]
-                out.append_stored(block[kept], None if scales is None else scales[rows][kept])
-                start += len(block)
 
 
 WORK: Final = ".work"
@@ -266,7 +171,7 @@ def work_bytes(folder: Path) -> int:
 
 
 LOCK: Final = ".lock"
-MOST_SEGMENTS: Final = 8
+MAX_SEGMENTS: Final = 8
 """An index never has more segments than this."""
 
 
@@ -363,46 +268,59 @@ class Writer:
         return self._snapshot
 
     def create(self, manifest: IndexManifest, items: Iterable[Item], arrays: ItemArrays) -> Changed:
-        """Make an index, which may be empty.
+        """Create an index, which may be empty; see :meth:`create_batches`."""
+        return self.create_batches(manifest, [(items, arrays)])
+
+    def create_batches(
+        self, manifest: IndexManifest, batches: Iterable[tuple[Iterable[Item], ItemArrays]]
+    ) -> Changed:
+        """Create an index, which may be empty.
 
         Raises
         ------
         UsageError
-            there is one already.
+            There is one already.
         BadData
-            two items have the same id, or there are more or fewer items than IDs.
+            Two items have the same id, or the numbers of items and IDs differ.
         """
         self._check_open()
         if (self.folder / CURRENT).exists():
             raise UsageError(f"{self.folder} holds an index already; `genius index add` adds to it")
-        return self._add(Snapshot(manifest, ()), items, arrays)
+        return self._add(Snapshot(manifest, ()), batches)
 
     def add(self, items: Iterable[Item], arrays: ItemArrays) -> Changed:
-        """Add items; one whose id is here already takes the other's place.
+        """Add items; see :meth:`add_batches`."""
+        return self.add_batches([(items, arrays)])
+
+    def add_batches(self, batches: Iterable[tuple[Iterable[Item], ItemArrays]]) -> Changed:
+        """Add items as one segment; an item replaces the one with the same id.
 
         The last segments are merged into the new one while at most twice as many items are alive in them as
-        are written anyway. So when a segment was written, the one before it was more than twice as long:
-        adding one by one writes an item a few times over (a logarithm), and small additions leave a large
-        segment alone. There are never more than eight segments (:data:`MOST_SEGMENTS`).
+        are written anyway. So each remaining segment is more than twice as long as the next: adding one by
+        one writes an item a logarithmic number of times, and small additions leave a large segment alone.
+        There are never more than :data:`MAX_SEGMENTS`.
 
         Raises
         ------
         BadData
-            two of them have the same id, or there are more or fewer items than IDs; nothing has changed then.
+            Two items have the same id, or the numbers of items and IDs differ; nothing has changed then.
         UsageError
-            they do not fit the index: other embeddings, or another number of levels.
+            They do not fit the index: other embeddings, or another number of levels.
         ArtifactMissing, ArtifactMismatch
-            a segment to merge with is not what was written; nothing has changed then.
+            A segment to merge with is damaged; nothing has changed then.
         """
-        return self._add(self.snapshot, items, arrays)
+        self._check_open()
+        return self._add(self.snapshot, batches)
 
     def delete(self, item_ids: Iterable[str]) -> Deleted:
         """Delete items; they are not found any more, and compaction reclaims their room."""
         ids = list(dict.fromkeys(item_ids))
-        gone = {segment.name: _alive_rows(segment, ids) for segment in self.snapshot.segments}
-        there = {name for found in gone.values() for name in found.ids}
+        snapshot = self.snapshot
+        found = {segment.name: _alive_rows(segment, ids) for segment in snapshot.segments}
+        there = {name for names, _ in found.values() for name in names}
         if there:
-            self._commit(self.snapshot, kept=len(self.snapshot.segments), gone=gone, new=None)
+            gone = {name: rows for name, (_, rows) in found.items()}
+            self._commit(snapshot, kept=len(snapshot.segments), gone=gone, new=None)
         return Deleted(len(there), [name for name in ids if name not in there])
 
     def tune(self, tuned: Tuned) -> None:
@@ -419,115 +337,126 @@ class Writer:
         """Say something else about the index; its items stay."""
         self._snapshot = None
         write_manifest(self.folder, manifest.replace(generation=manifest.generation + 1))
-        sync(self.folder)
 
     def compact(self) -> None:
-        """Merge all segments into one without deleted items.
+        """Merge all segments into one without deleted items, in the current format.
 
-        Pictures that the index keeps go with their items.
+        Pictures that the index stores go with their items.
 
         Raises
         ------
         ArtifactMissing, ArtifactMismatch
-            a file is missing, or is not the one that was written; nothing has changed then.
+            A file is missing or damaged; nothing has changed then.
         """
-        state = self.snapshot
-        if len(state.segments) > 1 or any(
-            len(segment.dead) or not segment.items.has_fields for segment in state.segments
-        ):
-            self._check_contents(state.manifest.segments)
-            with self._new_segment(state) as draft:
-                merge_segments(draft.path, state.segments)
-                new = _finish(draft, state.num_alive)
-            self._commit(state, kept=0, gone={}, new=new)
+        snapshot = self.snapshot
+        segments = snapshot.segments
+        if len(segments) > 1 or any(len(one.dead) or not one.items.has_fields for one in segments):
+            self._check_contents(snapshot.manifest.segments)
+            new = None
+            if snapshot.num_alive:
+                new = self._write_segment(snapshot, lambda arrays: _merge(arrays, segments))
+            self._commit(snapshot, kept=0, gone={}, new=new)
         remove_unused_pictures(self.folder, self.snapshot.segments)
 
-    def _add(self, state: Snapshot, items: Iterable[Item], arrays: ItemArrays) -> Changed:
-        _check_fit(state, arrays)
-        count = len(arrays.codes)
-        if not count:
-            return self._add_nothing(state, items)
-        kept = _num_kept(state.segments, count)
-        self._check_contents(state.manifest.segments[kept:])
-        kind = state.manifest.embedding_type
-        gone: dict[str, _Found] = {}
-        merged: list[Segment] = []
+    def _add(self, snapshot: Snapshot, batches: Iterable[tuple[Iterable[Item], ItemArrays]]) -> Changed:
+        segments = snapshot.segments
+        ids: list[str] = []
+        gone: dict[str, Int64[np.ndarray, " rows"]] = {}
+        kept = len(segments)
 
-        def all_items() -> Iterator[Item]:
-            """The new items; once their ids are known, what stays of the segments to merge them with."""
-            ids: list[str] = []
-            for item in items:
-                ids.append(item.id)
+        def add_new() -> Iterator[tuple[Item, ItemArrays | None]]:
+            """Yield every new item, with the arrays of its batch at the first."""
+            for items, arrays in batches:
+                _check_fit(snapshot, arrays)
+                before = len(ids)
+                for item in items:
+                    yield item, arrays if len(ids) == before else None
+                    ids.append(item.id)
+                if len(ids) - before != len(arrays.codes):
+                    raise BadData(
+                        f"{len(ids) - before} items were given with IDs for {len(arrays.codes)}; run the "
+                        "same again"
+                    )
+
+        new_items = add_new()
+        first = next(new_items, None)
+        if first is None:
+            if snapshot.manifest.generation == 0:
+                self._commit(snapshot, kept=0, gone={}, new=None)
+            return Changed(0, 0)
+
+        def all_items(writer: ArraysWriter) -> Iterator[Item]:
+            nonlocal kept
+            for item, arrays in itertools.chain([first], new_items):
+                if arrays is not None:
+                    writer.append(arrays)
                 yield item
-            if len(ids) != count:
-                raise BadData(f"{len(ids)} items were given with IDs for {count}; run the same again")
-            gone.update((segment.name, _alive_rows(segment, ids)) for segment in state.segments)
-            merged.extend(_without(segment, gone[segment.name]) for segment in state.segments[kept:])
-            for segment in merged:
-                yield from alive_items(segment)
+            kept = _num_kept(segments, len(ids))
+            self._check_contents(snapshot.manifest.segments[kept:])
+            gone.update((segment.name, _alive_rows(segment, ids)[1]) for segment in segments)
+            rest = [
+                segment._replace(dead=np.union1d(segment.dead, gone[segment.name]))
+                for segment in segments[kept:]
+            ]
+            yield from _merge(writer, rest)
 
-        with self._new_segment(state) as draft:
-            written = write_items(draft.path, all_items())
-            if merged:
-                merge_arrays(draft.path, arrays, merged, kind)
-            else:
-                fill_arrays(draft.path, arrays, kind)
-            new = _finish(draft, written)
-        self._commit(state, kept=kept, gone=gone, new=new)
-        return Changed(count, sum(len(found.rows) for found in gone.values()))
+        new = self._write_segment(snapshot, all_items)
+        self._commit(snapshot, kept=kept, gone=gone, new=new)
+        return Changed(len(ids), sum(map(len, gone.values())))
 
-    def _add_nothing(self, state: Snapshot, items: Iterable[Item]) -> Changed:
-        if any(True for _ in items):
-            raise BadData("items were given without IDs; run the same again")
-        if state.manifest.generation == 0:
-            self._commit(state, kept=0, gone={}, new=None)
-        return Changed(0, 0)
+    def _write_segment(
+        self, snapshot: Snapshot, items: Callable[[ArraysWriter], Iterator[Item]]
+    ) -> SegmentEntry:
+        """Write a segment; what it holds so far is removed again when something goes wrong."""
+        self._check_open()
+        manifest = snapshot.manifest
+        remove_leftovers(self.folder, manifest.segments)
+        place = self.folder / SEGMENTS / _numbered(manifest.generation + 1)
+        if os.path.lexists(place):
+            raise ArtifactMismatch(f"{place} is in the way and no part of the index; move it away")
+        try:
+            draft = ArtifactWriter(
+                place,
+                kind=KIND,
+                config={"embeddings": manifest.embeddings, "embedding_type": manifest.embedding_type},
+                inputs={"model": manifest.model_fingerprint},
+            )
+            with closing(ArraysWriter(draft.path, manifest.embedding_type)) as arrays:
+                written = write_items(draft.path, items(arrays))
+                arrays.finish()
+            draft.finish(facts={"items": written})
+            return SegmentEntry(name=place.name, items=written, manifest=file_fingerprint(place / MANIFEST))
+        except BaseException:
+            remove_leftovers(self.folder, manifest.segments)
+            raise
 
     def _check_contents(self, entries: Iterable[SegmentEntry]) -> None:
         """Every byte of segments to merge, for damage that is merged looks like what was written."""
         for entry in entries:
             check_segment(self.folder / SEGMENTS / entry.name, manifest=entry.manifest, verify=True)
 
-    @contextlib.contextmanager
-    def _new_segment(self, state: Snapshot) -> Iterator[ArtifactWriter]:
-        """A folder to fill; removed again when something goes wrong."""
-        self._check_open()
-        remove_leftovers(self.folder, state.manifest.segments)
-        place = self.folder / SEGMENTS / _numbered(state.manifest.generation + 1)
-        if os.path.lexists(place):
-            raise ArtifactMismatch(f"{place} is in the way and no part of the index; move it away")
-        try:
-            yield ArtifactWriter(
-                place,
-                kind=KIND,
-                config={
-                    "embeddings": state.manifest.embeddings,
-                    "embedding_type": state.manifest.embedding_type,
-                },
-                inputs={"model": state.manifest.model_fingerprint},
-            )
-        except BaseException:
-            remove_leftovers(self.folder, state.manifest.segments)
-            raise
-
     def _commit(
-        self, state: Snapshot, *, kept: int, gone: Mapping[str, _Found], new: SegmentEntry | None
+        self,
+        snapshot: Snapshot,
+        *,
+        kept: int,
+        gone: Mapping[str, Int64[np.ndarray, " rows"]],
+        new: SegmentEntry | None,
     ) -> None:
         """Name the first segments, less what is gone, and the new one as the index's state: in one step."""
         self._check_open()
-        generation = state.manifest.generation + 1
+        generation = snapshot.manifest.generation + 1
         entries = []
-        for segment, entry in zip(state.segments[:kept], state.manifest.segments, strict=False):
-            rows = gone[segment.name].rows
+        for segment, entry in zip(snapshot.segments[:kept], snapshot.manifest.segments, strict=False):
+            rows = gone[segment.name]
             if len(rows) < segment.num_alive:
                 entries.append(self._without_rows(generation, segment, entry, rows))
         if new is not None:
             entries.append(new)
         sync(self.folder / SEGMENTS, self.folder)
-        self._snapshot = None  # first: if what follows fails, it is to be read which state there is
-        manifest = state.manifest.replace(generation=generation, segments=tuple(entries))
+        self._snapshot = None  # first, because what follows may fail on either side of the change
+        manifest = snapshot.manifest.replace(generation=generation, segments=tuple(entries))
         write_manifest(self.folder, manifest)
-        sync(self.folder)
         remove_leftovers(self.folder, entries)
 
     def _without_rows(
@@ -550,42 +479,38 @@ class Writer:
             raise UsageError(f"{self.folder} is not held for writing any more; use one_writer again")
 
 
-class _Found(NamedTuple):
-    """Those of some items that are in a segment and not deleted."""
+def _merge(arrays: ArraysWriter, segments: Sequence[Segment]) -> Iterator[Item]:
+    """Yield the items of segments that are not deleted, and write their arrays."""
+    for segment in segments:
+        arrays.append_segment(segment)
+        yield from alive_items(segment)
 
-    ids: list[str]
-    rows: Int64[np.ndarray, " found"]
 
-
-def _alive_rows(segment: Segment, ids: Sequence[str]) -> _Found:
+def _alive_rows(segment: Segment, ids: Sequence[str]) -> tuple[list[str], Int64[np.ndarray, " found"]]:
+    """Return those of some items that are in a segment and not deleted, and their rows."""
     found = segment.items.rows_by_id(ids)
     rows = np.fromiter(found.values(), dtype=np.int64, count=len(found))
     alive = ~segment.is_dead(rows)
-    names = [name for name, is_alive in zip(found, alive.tolist(), strict=True) if is_alive]
-    return _Found(names, rows[alive])
-
-
-def _without(segment: Segment, found: _Found) -> Segment:
-    return segment._replace(dead=np.union1d(segment.dead, found.rows))
+    return list(itertools.compress(found, alive)), rows[alive]
 
 
 def _num_kept(segments: Sequence[Segment], count: int) -> int:
     """How many segments are left alone when ``count`` items are added; the others are merged with them."""
     kept = len(segments)
-    while kept and (kept >= MOST_SEGMENTS or segments[kept - 1].num_alive <= 2 * count):
+    while kept and (kept >= MAX_SEGMENTS or segments[kept - 1].num_alive <= 2 * count):
         kept -= 1
         count += segments[kept].num_alive
     return kept
 
 
-def _check_fit(state: Snapshot, arrays: ItemArrays) -> None:
+def _check_fit(snapshot: Snapshot, arrays: ItemArrays) -> None:
     """Refuse items that the index has no room for: other embeddings, or IDs of another length."""
-    wanted = state.manifest.embeddings
+    wanted = snapshot.manifest.embeddings
     if arrays.stored != wanted or (arrays.embeddings is None) is not (wanted == "none"):
         raise UsageError(
             f"the items come with {arrays.stored} embeddings, the index keeps {wanted}; encode them for it"
         )
-    for segment in state.segments[:1]:
+    for segment in snapshot.segments[:1]:
         given, here = _widths(arrays.codes, arrays.embeddings), _widths(segment.table.ids, segment.embeddings)
         if given != here:
             raise UsageError(
@@ -596,16 +521,6 @@ def _check_fit(state: Snapshot, arrays: ItemArrays) -> None:
 
 def _widths(*arrays: np.ndarray | None) -> list[int]:
     return [array.shape[1] for array in arrays if array is not None]
-
-
-def _finish(draft: ArtifactWriter, items: int) -> SegmentEntry:
-    """Put a filled folder in its place, all of it on the disk."""
-    sync(*(path for path in draft.path.rglob("*") if path.is_file()))
-    draft.finish(facts={"items": items})
-    sync(draft.folder)
-    return SegmentEntry(
-        name=draft.folder.name, items=items, manifest=file_fingerprint(draft.folder / MANIFEST)
-    )
 
 
 def _numbered(generation: int) -> str:

@@ -27,8 +27,8 @@ from genius_search.embed import (
 from genius_search.embed import embed_queries as embed_query_features
 from genius_search.encoders.base import Encoder
 from genius_search.errors import ArtifactError, ArtifactMissing, BadData, UsageError
-from genius_search.index.encode import encode_features, examine_items
 from genius_search.index.store import ItemArrays, StoredEmbeddings
+from genius_search.lab.codes import encode_features, examine_items
 from genius_search.lab.methods import FUSED, MethodHits, PoolCandidates, RowQueries, find
 from genius_search.lab.published_numbers import Pool
 from genius_search.lab.results import METHODS, ResultRow, to_json

@@ -19,7 +19,7 @@ from genius_search.data.features import Features
 from genius_search.data.images import open_image
 from genius_search.data.mbeir import MBeir, read_pool
 from genius_search.errors import BadData
-from genius_search.index.encode import KIND as CODES
+from genius_search.lab.codes import KIND as CODES
 from genius_search.lab.report.evaluated import Pool, System
 from genius_search.lab.runs import Qrels, Run
 from genius_search.nn.density import NUM_EXTRA_COLUMNS

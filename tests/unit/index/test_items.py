@@ -100,9 +100,6 @@ def test_a_store_without_items_can_be_asked_everything(tmp_path):
     assert store.matching(Filter.parse(["a!=1"], "word")).tolist() == []
 
 
-
-
-
 def test_without_full_text_a_match_is_refused_and_everything_else_works(tmp_path):
     write_items(tmp_path, [LONG, CARD])
     with sqlite3.connect(tmp_path / ITEMS_FILE) as database:

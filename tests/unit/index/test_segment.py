@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.index import store as embedding_file
+from genius_search.index import store as store_module
 from genius_search.index.items import Item, write_items
-from genius_search.index.store import NOTHING, EmbeddingType, ItemArrays, fill_arrays, load_segment, quantize
+from genius_search.index.store import NOTHING, ArraysWriter, EmbeddingType, ItemArrays, load_segment, quantize
 from genius_search.records import Modality
 
 
@@ -29,12 +30,14 @@ def new(count: int, *, dim: int | None = 6, seed: int = 0) -> tuple[list[Item], 
 
 def fill(folder: Path, items: list[Item], given_arrays: ItemArrays, kind: EmbeddingType) -> None:
     write_items(folder, items)
-    fill_arrays(folder, given_arrays, kind)
+    with closing(ArraysWriter(folder, kind)) as writer:
+        writer.append(given_arrays)
+        writer.finish()
 
 
 @pytest.mark.parametrize("kind", ["float16", "int8"])
 def test_a_segment_comes_back_as_it_was_written(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(embedding_file, "BLOCK_BYTES", 100)  # several blocks
+    monkeypatch.setattr(store_module, "ROWS_AT_ONCE", 7)  # several blocks
     items, given_arrays = new(30)
     fill(tmp_path, items, given_arrays, kind)
     segment = load_segment(tmp_path, "000001", NOTHING)

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from genius_search.index.encode import _reserve
+from genius_search.lab.codes import _reserve
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve room")

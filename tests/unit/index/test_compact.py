@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import itertools
 import os
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from genius_search.index import store as embedding_file
+from genius_search.index import store as store_module
 from genius_search.index.items import Item, write_items
-from genius_search.index.store import NOTHING, EmbeddingType, ItemArrays, Segment, fill_arrays, load_segment
-from genius_search.index.writer import merge_arrays, merge_segments
+from genius_search.index.store import NOTHING, ArraysWriter, EmbeddingType, ItemArrays, Segment, load_segment
+from genius_search.index.writer import alive_items
 from genius_search.records import Modality
 from genius_search.search.table import IdTable
 
@@ -17,7 +19,7 @@ from genius_search.search.table import IdTable
 @pytest.fixture(autouse=True)
 def _hurried(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(embedding_file, "BLOCK_BYTES", 64)  # many blocks
+    monkeypatch.setattr(store_module, "ROWS_AT_ONCE", 7)  # many blocks
 
 
 def drawn(count: int, seed: int, *, stored: bool = True) -> tuple[list[Item], ItemArrays]:
@@ -32,12 +34,22 @@ def drawn(count: int, seed: int, *, stored: bool = True) -> tuple[list[Item], It
     )
 
 
+def merge(folder: Path, new: ItemArrays | None, segments: list[Segment], kind: EmbeddingType) -> None:
+    """Write the arrays of a segment."""
+    with closing(ArraysWriter(folder, kind)) as writer:
+        if new is not None:
+            writer.append(new)
+        for segment in segments:
+            writer.append_segment(segment)
+        writer.finish()
+
+
 def write(
     folder: Path, given: tuple[list[Item], ItemArrays], kind: EmbeddingType, dead: list[int]
 ) -> Segment:
     folder.mkdir()
     write_items(folder, given[0])
-    fill_arrays(folder, given[1], kind)
+    merge(folder, given[1], [], kind)
     return load_segment(folder, folder.name, np.array(dead, dtype=np.int64))
 
 
@@ -74,7 +86,8 @@ def test_merged_segments_are_one_segment_of_what_is_alive_in_them(tmp_path, kind
     segments = [write(tmp_path / str(place), given, kind, dead) for place, (given, dead) in enumerate(parts)]
     place = tmp_path / "merged"
     place.mkdir()
-    merge_segments(place, segments)
+    write_items(place, itertools.chain.from_iterable(map(alive_items, segments)))
+    merge(place, None, segments, kind)
     merged = load_segment(place, "merged", NOTHING)
     same(merged, together(parts))
     rows = [
@@ -96,7 +109,7 @@ def test_new_arrays_come_before_the_segments_they_are_merged_with(tmp_path):
     place.mkdir()
     expected = together([(new, []), (old, [5, 6])])
     write_items(place, expected[0])
-    merge_arrays(place, new[1], [segment], "int8")
+    merge(place, new[1], [segment], "int8")
     merged = load_segment(place, "merged", NOTHING)
     same(merged, expected)
     assert np.allclose(merged.vectors(np.arange(20)), new[1].embeddings, atol=0.02)
@@ -106,5 +119,6 @@ def test_new_arrays_come_before_the_segments_they_are_merged_with(tmp_path):
 def test_without_embeddings_none_are_written(tmp_path):
     segment = write(tmp_path / "a", drawn(20, 1, stored=False), "float16", [1])
     (tmp_path / "merged").mkdir()
-    merge_segments(tmp_path / "merged", [segment])
+    write_items(tmp_path / "merged", alive_items(segment))
+    merge(tmp_path / "merged", None, [segment], "float16")
     assert load_segment(tmp_path / "merged", "merged", NOTHING).embeddings is None

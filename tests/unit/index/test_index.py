@@ -16,9 +16,7 @@ from genius_search.config import SearchConfig
 from genius_search.data.mbeir import read_candidates, write_candidates
 from genius_search.encoders.base import ItemKey, TextInput
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
-from genius_search.index import index as index_module
 from genius_search.index import query as query_module
-from genius_search.index.adding import encode_items
 from genius_search.index.index import Index
 from genius_search.index.query import SearchHit
 from genius_search.index.store import read_manifest, write_manifest
@@ -473,24 +471,6 @@ def test_a_search_touches_only_what_is_under_its_beams(shared, monkeypatch):
     shared.search("a star", config=SearchConfig(beam=1))
     shared.search("a star", config=WIDE)
     assert touched[0] < touched[1] == 36
-
-
-def test_a_pool_that_changes_while_it_is_indexed_is_refused(model, pool, candidates, tmp_path, monkeypatch):
-    (tmp_path / "cand_pool").mkdir()
-    (tmp_path / "mbeir_images").symlink_to(pool.parents[1] / "mbeir_images")
-    changing = tmp_path / "cand_pool" / "some.jsonl"
-    write_candidates(changing, candidates)
-
-    def encode_and_change(*args: Any, **named: Any) -> Any:
-        encoded = encode_items(*args, **named)
-        write_candidates(changing, [*candidates[1:], candidates[0]])
-        return encoded
-
-    monkeypatch.setattr(index_module, "encode_items", encode_and_change)
-    with pytest.raises(BadData, match="changed while it was being indexed"):
-        Index.create(tmp_path / "index", model=model, pool=changing)
-    with pytest.raises(ArtifactMissing):
-        Index.open(tmp_path / "index", model=model)
 
 
 def test_an_index_that_does_not_say_where_its_model_is_asks_for_it(own):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from genius_search.index import adding as new_items
+from genius_search.index import adding
 from genius_search.index.adding import ItemOutcome, NewItem
 from genius_search.index.index import Index
 from genius_search.index.writer import WORK
@@ -52,7 +52,7 @@ def contents(index: Index) -> dict[str, tuple[list[int], float, list[float]]]:
 def test_items_from_memory_get_the_ids_and_embeddings_of_the_same_files(
     model, pool, tmp_path, monkeypatch, embeddings
 ):
-    monkeypatch.setattr(new_items, "BATCH", 4)  # so that there are several
+    monkeypatch.setattr(adding, "CHUNK", 4)  # so that there are several
     of_files, _ = Index.create(tmp_path / "files", model=model, pool=pool, embeddings=embeddings)
     index, _ = Index.create(tmp_path / "memory", model=model, pool=pool, embeddings=embeddings)
     expected = contents(of_files)
@@ -78,7 +78,7 @@ def test_items_from_memory_get_the_ids_and_embeddings_of_the_same_files(
 
 
 def test_pictures_that_cannot_be_read_are_left_out_and_the_rest_is_added(model, pool, tmp_path, monkeypatch):
-    monkeypatch.setattr(new_items, "BATCH", 2)
+    monkeypatch.setattr(adding, "CHUNK", 2)
     index, _ = Index.create(tmp_path / "index", model=model, pool=pool)
     bad = [NewItem(f"bad {number}", "a text", b"no picture") for number in range(2)]
     drum = NewItem("new", "a drum")

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Int8
-from torch.nn import functional as F
 
 from genius_search.artifact import ArtifactWriter, write_json
-from genius_search.data.features import FeatureBatch, Features
+from genius_search.data.features import Features
+from genius_search.index.adding import encode_batch
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.model import Genius
 from genius_search.nn.density import DENSITY_STEPS, HALF_NORM_STEPS, NUM_EXTRA_COLUMNS
@@ -52,30 +51,6 @@ def encode_features(
         _fill(model, features, writer.path, embeddings, progress)
         writer.finish(facts={"rows": len(features)}, scratch=(DONE,))
     return _open(folder, "r", embeddings)
-
-
-def encode_batch(
-    model: Genius,
-    features: FeatureBatch,
-    modality: Int8[np.ndarray, " items"],
-    *,
-    embeddings: StoredEmbeddings,
-) -> ItemArrays:
-    """IDs of some items, and their embeddings if wanted, in memory."""
-    encoded = model.encode(features, modality.astype(np.int64))
-    vectors = densities = None
-    if embeddings == "fused":
-        densities = model.quantizer.norm_and_density.item_density(encoded.embeddings, encoded.codes).numpy()
-    if embeddings != "none":
-        kept = F.normalize(features.total(), dim=-1) if embeddings == "raw" else encoded.embeddings
-        vectors = kept.numpy().astype(np.float16)
-    return ItemArrays(
-        encoded.columns.numpy().astype(np.int16),
-        encoded.code_cosine.numpy().astype(np.float16),
-        vectors,
-        embeddings,
-        densities,
-    )
 
 
 def examine_items(model: Genius, encoded: Sequence[tuple[Features, ItemArrays]]) -> Health:

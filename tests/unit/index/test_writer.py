@@ -32,7 +32,7 @@ from genius_search.index.store import (
     read_manifest,
 )
 from genius_search.index.verify import verify
-from genius_search.index.writer import MOST_SEGMENTS, Changed, Writer, one_writer
+from genius_search.index.writer import MAX_SEGMENTS, Changed, Writer, one_writer
 from genius_search.records import Modality
 
 FACTS = IndexManifest(
@@ -199,7 +199,7 @@ def test_items_that_do_not_fit_the_index_are_refused(tmp_path):
             writer.add(items, arrays._replace(codes=arrays.codes[:, 1:]))
         with pytest.raises(UsageError, match=r"\[3, 7\].*\[3, 8\]"):
             writer.add(items, arrays._replace(embeddings=arrays.embeddings[:, 1:]))
-        with pytest.raises(BadData, match="without IDs"):
+        with pytest.raises(BadData, match="IDs for 0"):
             writer.add(items, given_items({})[1])
     assert found(tmp_path) == {"a": 1}
 
@@ -218,14 +218,14 @@ def test_adding_one_by_one_keeps_segments_few_and_leaves_the_large_one_alone(tmp
 
 
 def test_no_series_of_additions_makes_more_segments_than_allowed(tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "MOST_SEGMENTS", 4)
+    monkeypatch.setattr(live, "MAX_SEGMENTS", 4)
     make(tmp_path, {})
     with one_writer(tmp_path) as writer:
         for size in (200, 99, 49, 24, 11, 5, 2, 1):  # each less than half of the one before
             writer.add(*given_items({f"{size}/{number}": number for number in range(size)}))
             assert len(writer.snapshot.segments) <= 4
     assert len(found(tmp_path)) == 391
-    assert MOST_SEGMENTS == 8
+    assert MAX_SEGMENTS == 8
 
 
 def test_what_is_open_stays_whole_while_the_index_changes(tmp_path):

@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 from genius_search.config import SearchConfig
+from genius_search.embed import encode_shard
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
-from genius_search.index import index as index_module
+from genius_search.index import adding
 from genius_search.index import query as query_module
 from genius_search.index import verify as verify_module
-from genius_search.index.adding import encode_items
 from genius_search.index.index import Added, Index
 from genius_search.index.items import ItemStore
 from genius_search.index.store import read_manifest, write_manifest
@@ -52,7 +52,7 @@ ALL = {*(f"{colour}.txt" for colour in COLOURS), "red square.png", "green square
 @pytest.fixture
 def index(model, pool, tmp_path) -> Index:
     made, added = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="fused")
-    assert added == Added(8, 0, 0, ())
+    assert added == Added(8, 0, 0)
     return made
 
 
@@ -83,26 +83,26 @@ def test_a_deleted_item_is_not_found_any_more_and_ids_that_are_not_there_are_ret
 def test_a_deleted_item_can_be_added_again(index, pool):
     assert index.delete("red.txt") == Deleted(1, [])
     assert everything(index) == ALL - {"red.txt"}
-    assert index.add(pool) == Added(1, 0, 7, ())
+    assert index.add(pool) == Added(1, 0, 7)
     assert everything(index) == ALL
 
 
 def test_what_has_not_changed_is_passed_over(index, pool):
     before = index.info()
-    assert index.add(pool) == Added(0, 0, 8, ())
+    assert index.add(pool) == Added(0, 0, 8)
     assert index.info() == before
     (pool / "new.txt").write_text("a new kite")
-    assert index.add(pool) == Added(1, 0, 8, ())
+    assert index.add(pool) == Added(1, 0, 8)
     assert everything(index) == {*ALL, "new.txt"}
 
 
 def test_a_text_that_changed_is_indexed_anew(index, pool):
     (pool / "red.txt").write_text("a boat")
-    assert index.add(pool) == Added(1, 1, 7, ())
+    assert index.add(pool) == Added(1, 1, 7)
     texts = {hit.id: hit.text for hit in index.search("a kite", k=100, config=WIDE)}
     assert texts["red.txt"] == "a boat"
     assert set(texts) == ALL
-    assert index.add(pool) == Added(0, 0, 8, ())
+    assert index.add(pool) == Added(0, 0, 8)
 
 
 def test_a_picture_that_changed_in_its_place_is_indexed_anew(index, pool):
@@ -113,13 +113,13 @@ def test_a_picture_that_changed_in_its_place_is_indexed_anew(index, pool):
     before = codes()
     Image.effect_noise((32, 32), 90.0).convert("RGB").save(pool / "red square.png")
     later(pool / "red square.png")
-    assert index.add(pool) == Added(1, 1, 7, ())
+    assert index.add(pool) == Added(1, 1, 7)
     assert codes() != before
 
 
 def test_fields_that_changed_are_noticed_though_text_and_picture_did_not(index, pool):
     (pool / "red square.json").write_text(json.dumps({"price": 3}))
-    assert index.add(pool) == Added(1, 1, 7, ())
+    assert index.add(pool) == Added(1, 1, 7)
     assert [hit.id for hit in index.search("a kite", where=["price=3"])] == ["red square.png"]
 
 
@@ -133,7 +133,7 @@ def test_an_emptied_index_finds_nothing_and_can_be_added_to_again(index, model, 
         assert opened.verify().items == 0
         opened.compact()
         assert "0 items" in repr(opened)
-    assert index.add(pool) == Added(8, 0, 0, ())
+    assert index.add(pool) == Added(8, 0, 0)
     assert everything(index) == ALL
     assert index.verify().items == 8
 
@@ -196,7 +196,7 @@ def test_while_somebody_else_writes_one_can_search_but_not_change(index, pool):
                 change()
         assert everything(index) == ALL
     assert index.delete(["red.txt"], wait_seconds=1.0) == Deleted(1, [])
-    assert index.add(pool, wait_seconds=1.0) == Added(2, 0, 7, ())
+    assert index.add(pool, wait_seconds=1.0) == Added(2, 0, 7)
 
 
 def test_an_index_that_was_made_anew_with_another_model_meanwhile_is_not_searched(index, model, pool):
@@ -234,16 +234,16 @@ def test_a_picture_that_was_replaced_while_it_was_embedded_is_indexed_anew_next_
     model, pool, tmp_path, monkeypatch
 ):
     def encode_and_replace(*args: Any, **named: Any) -> Any:
-        encoded = encode_items(*args, **named)
+        encoded = encode_shard(*args, **named)
         Image.effect_noise((32, 32), 90.0).convert("RGB").save(pool / "red square.png")
         later(pool / "red square.png")
         return encoded
 
     with monkeypatch.context() as patched:
-        patched.setattr(index_module, "encode_items", encode_and_replace)
+        patched.setattr(adding, "encode_shard", encode_and_replace)
         made, _ = Index.create(tmp_path / "index", model=model, pool=pool)
-    assert made.add(pool) == Added(1, 1, 7, ())
-    assert made.add(pool) == Added(0, 0, 8, ())
+    assert made.add(pool) == Added(1, 1, 7)
+    assert made.add(pool) == Added(0, 0, 8)
 
 
 def test_the_work_of_a_killed_writer_is_gone_once_there_is_nothing_more_to_do(index, pool, monkeypatch):
@@ -252,11 +252,12 @@ def test_the_work_of_a_killed_writer_is_gone_once_there_is_nothing_more_to_do(in
 
     (pool / "new.txt").write_text("a new kite")
     with monkeypatch.context() as patched:
-        patched.setattr(index_module, "remove_work", killed)
+        patched.setattr(adding, "MIN_SAVED", 1)
+        patched.setattr(adding, "remove_work", killed)
         with pytest.raises(KeyboardInterrupt):
             index.add(pool)
     assert index.info().work_bytes > 0
-    assert index.add(pool) == Added(0, 0, 9, ())
+    assert index.add(pool) == Added(0, 0, 9)
     assert index.info().work_bytes == 0
     (index.folder / ".work").mkdir()
     index.compact()
@@ -336,7 +337,7 @@ def test_an_item_that_cannot_be_stored_is_named_before_anything_is_embedded(mode
     (tmp_path / "pool.jsonl").write_text(json.dumps({**row, "did": "1:1", "src_content": "é"}) + "\n")
     with (tmp_path / "pool.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
-    monkeypatch.setattr("genius_search.index.adding.embed", None)
+    monkeypatch.setattr(adding, "encode_shard", None)
     with pytest.raises(BadData, match=r"item '1:2' holds half a character"):
         Index.create(tmp_path / "index", model=model, pool=tmp_path / "pool.jsonl")
     assert not (tmp_path / "index").exists()

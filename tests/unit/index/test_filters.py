@@ -256,7 +256,9 @@ raise SystemExit(2)
 
 def test_a_store_of_version_0_1_answers_the_same_from_tables_in_memory(tmp_path):
     write_items(tmp_path, [BAG, COAT, CARD])
-    wanted = [Filter.parse(where) for where in (["price<100"], ["brand=acme"], ["brand!=acme"], ["nothing=1"])]
+    wanted = [
+        Filter.parse(where) for where in (["price<100"], ["brand=acme"], ["brand!=acme"], ["nothing=1"])
+    ]
     expected = [ItemStore(tmp_path).matching(one).tolist() for one in wanted]
     with closing(sqlite3.connect(tmp_path / ITEMS_FILE)) as database:
         for table in ("field_names", "field_number", "field_text", "field_truth"):
