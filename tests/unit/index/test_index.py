@@ -282,7 +282,7 @@ def test_what_was_added_is_found_at_once_and_after_opening_again(own, model, tmp
     path = drawn_photo(photos / "new.png", (10, 200, 30))
     before = own.info().items
     added = own.add(photos)
-    assert (added.added, added.replaced, added.left_out) == (1, 0, ())
+    assert (added.added, added.replaced, added.left_out) == (1, 0, [])
     for index in (own, Index.open(own.folder, model=model)):
         assert index.info().items == before + 1
         assert "new.png" in {hit.id for hit in index.search(image=path, k=100, config=WIDE)}
