@@ -7,7 +7,7 @@ fits exactly one product however it is worded.
 from __future__ import annotations
 
 import random
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from genius_search.lab.synth.world import (
     BACKGROUND_WORDS,
@@ -16,9 +16,9 @@ from genius_search.lab.synth.world import (
     FILLS,
     FRAME_WORDS,
     FRAMES,
-    PLURALS,
     SHAPES,
     VALUES,
+    WORDS,
     Attribute,
     Fact,
     FactKind,
@@ -75,71 +75,6 @@ class _Words(NamedTuple):
         return rng.choice((", ", " and ")).join(parts)
 
 
-_QUESTIONS: Final[dict[FactKind, tuple[str, ...]]] = {
-    "price": (
-        "How much is {x}?",
-        "What does {x} cost?",
-        "What is the price of {x}?",
-        "Tell me what {x} sells for.",
-    ),
-    "origin": (
-        "Where does {x} come from?",
-        "In which city was {x} made?",
-        "What is the origin of {x}?",
-        "Name the city {x} was shipped from.",
-    ),
-    "material": (
-        "What is {x} made of?",
-        "Which material is {x} made from?",
-        "What stuff was used for {x}?",
-        "Tell me the material of {x}.",
-    ),
-    "weight": (
-        "How heavy is {x}?",
-        "What does {x} weigh?",
-        "What is the weight of {x}?",
-        "How many grams does {x} weigh?",
-    ),
-    "maker": (
-        "Who makes {x}?",
-        "Which company produces {x}?",
-        "Who is the maker of {x}?",
-        "Tell me the brand of {x}.",
-    ),
-}
-_STATEMENTS: Final[dict[FactKind, tuple[str, ...]]] = {
-    "price": ("{x} costs {v}.", "The price of {x} is {v}.", "{x} sells for {v}."),
-    "origin": ("{x} comes from {v}.", "{x} was made in the city of {v}.", "{v} is the origin of {x}."),
-    "material": ("{x} is made of {v}.", "The material of {x} is {v}.", "{v} was used for {x}."),
-    "weight": ("{x} weighs {v}.", "The weight of {x} is {v}.", "Put on a scale, {x} shows {v}."),
-    "maker": ("{x} is made by {v}.", "{v} produces {x}.", "The maker of {x} is {v}."),
-}
-_EDITS: Final[dict[Attribute, tuple[str, ...]]] = {
-    "shape": (
-        "but with {x} instead",
-        "the same style, showing {x}",
-        "swap the object for {x}",
-        "{x} drawn the same way",
-    ),
-    "colour": ("but in {x}", "the same one in {x}", "make it {x}", "recolour it to {x}"),
-    "fill": ("but {x}", "the same one, {x}", "change the fill: {x}", "this, only {x}"),
-    "background": ("but on {x}", "the same one against {x}", "change the backdrop to {x}", "put it on {x}"),
-    "frame": ("but {x}", "the same one {x}", "this, only {x}", "show it {x}"),
-}
-_CARD_REQUESTS: Final = (
-    "show me its card",
-    "the shop card of this one",
-    "open the product card",
-    "its catalogue card, please",
-)
-_CARD_TAILS: Final = (
-    "as a shop card",
-    "and give me its card",
-    "I want the product card",
-    "on a catalogue card",
-)
-
-
 def caption(product: Product, rng: random.Random) -> str:
     """Describe a picture of the product."""
     words = _Words.of(product, rng)
@@ -181,17 +116,19 @@ def card_text(product: Product, *, number: str, price: str, rng: random.Random) 
 
 def question(product: Product, kind: FactKind, rng: random.Random) -> str:
     """Ask about a product named in words."""
-    return rng.choice(_QUESTIONS[kind]).format(x=_named(product, rng))
+    return _pick("questions", kind, rng).format(x=_named(product, rng))
 
 
 def image_question(kind: FactKind, rng: random.Random) -> str:
     """Ask about the product in a picture."""
-    return rng.choice(_QUESTIONS[kind]).format(x=rng.choice(("this", "this one", "the thing in the picture")))
+    return _pick("questions", kind, rng).format(
+        x=rng.choice(("this", "this one", "the thing in the picture"))
+    )
 
 
 def fact_text(product: Product, fact: Fact, rng: random.Random) -> str:
     """State a fact in a sentence that names its product."""
-    return _capital(rng.choice(_STATEMENTS[fact.kind]).format(x=_named(product, rng), v=fact.value))
+    return _capital(_pick("statements", fact.kind, rng).format(x=_named(product, rng), v=fact.value))
 
 
 def edit(target: Product, changed: Attribute, rng: random.Random) -> str:
@@ -208,17 +145,22 @@ def edit(target: Product, changed: Attribute, rng: random.Random) -> str:
             value = f"{_article(words.background)} {words.background} background"
         case "frame":
             value = words.frame
-    return rng.choice(_EDITS[changed]).format(x=value)
+    return _pick("edits", changed, rng).format(x=value)
 
 
 def card_request(rng: random.Random) -> str:
     """Request the card of the product in the picture."""
-    return rng.choice(_CARD_REQUESTS)
+    return str(rng.choice(WORDS["card_requests"]))
 
 
 def changed_card_request(target: Product, changed: Attribute, rng: random.Random) -> str:
     """Request the card of a product that differs from the one in the picture."""
-    return f"{edit(target, changed, rng)}, {rng.choice(_CARD_TAILS)}"
+    return f"{edit(target, changed, rng)}, {rng.choice(WORDS['card_tails'])}"
+
+
+def _pick(table: str, row: str, rng: random.Random) -> str:
+    templates: list[str] = WORDS[table][row]
+    return rng.choice(templates)
 
 
 def _named(product: Product, rng: random.Random) -> str:
@@ -231,7 +173,7 @@ def _article(following: str) -> str:
 
 
 def _article_for(words: _Words, following: str) -> str:
-    return "some" if words.noun in PLURALS else _article(following)
+    return "some" if words.noun in WORDS["plurals"] else _article(following)
 
 
 def _capital(text: str) -> str:

@@ -9,14 +9,20 @@ import hashlib
 import math
 import random
 import struct
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from itertools import permutations
-from typing import Final, Literal, NamedTuple, get_args
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Bool, Int, UInt8
 from numpy import ndarray
+
+WORDS: Final[dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("words.toml").read_text(encoding="utf-8")
+)
 
 
 class Shape(NamedTuple):
@@ -26,60 +32,6 @@ class Shape(NamedTuple):
     nouns: tuple[str, ...]
 
 
-_SHAPES: Final = """
-    ☀ sun, sunshine | ☁ cloud, cumulus | ☂ umbrella, parasol, brolly | ☃ snowman | ☕ coffee cup, mug, teacup
-    ★ star, five-pointed star | ⚡ lightning bolt, flash | ☎ telephone, phone, desk phone
-    ☘ shamrock, three-leaf clover | ☛ pointing hand, pointing finger | ☠ skull, skull and crossbones
-    ☢ radiation sign, nuclear sign | ☣ biohazard sign | ☮ peace sign | ☯ yin and yang, yin-yang
-    ☸ ship's wheel, helm | ☹ sad face, frowning face | ☻ smiley, smiling face | ☾ moon, crescent
-    ♀ Venus sign, hand mirror | ♂ Mars sign | ♚ chess king | ♛ crown, tiara | ♜ castle tower, rook
-    ♝ chess bishop | ♞ horse, chess knight | ♟ pawn | ♠ spade | ♥ heart | ♦ diamond, rhombus | ♣ club suit
-    ♪ musical note, quaver | ♬ pair of notes, beamed notes | ♻ recycling sign | ♿ wheelchair
-    ⚄ die, dice cube | ⚑ flag, banner | ⚒ hammer and pick, mining tools | ⚓ anchor, ship's anchor
-    ⚔ crossed swords, pair of swords | ⚖ scales, balance | ⚗ distilling flask, alembic
-    ⚘ tulip, budding flower | ⚙ gear, cogwheel, cog | ⚛ atom | ⚠ warning sign, hazard triangle
-    ⚯ barbell, dumbbell | ⚱ vase, urn | ✂ scissors, shears | ✇ film reel, tape reel
-    ✈ airplane, plane, aeroplane | ✉ envelope, letter | ✏ pencil, crayon | ✒ pen nib, fountain pen
-    ✔ tick, check mark | ✘ cross mark, X mark | ✚ plus sign, plus | ✦ twinkle, four-pointed star
-    ✪ star badge, sheriff's badge | ✱ asterisk | ✹ starburst | ✿ blossom, bloom | ❄ snowflake, ice crystal
-    ❢ exclamation mark | ❦ ivy leaf, leafy vine | ➜ arrow | ➤ arrowhead, pointer | ➸ dart, feathered arrow
-    ⌂ house, home, hut | ⌘ looped square, command key | ⏎ return key, enter key | ⏏ eject button
-    ■ square, block | ● disc, ball | ▲ triangle | ⬟ pentagon | ⬢ hexagon, honeycomb cell
-    ▬ rectangle, plank | ▰ parallelogram | ◎ target, bullseye | ◕ pie chart | ◢ wedge, ramp
-    ◗ half disc, dome | ▦ grid, lattice | ⛃ coin stack, stack of coins | 🂡 playing card, ace
-    🂓 domino, domino tile | 🐭 mouse, mouse head | 🐮 cow, cow head | 🐱 cat, kitten | 🐵 monkey, ape
-    😎 face with sunglasses | ↻ reload sign, circular arrow | ⇄ swap arrows | ⚲ lollipop
-    ♈ ram sign, ram's horns | ♏ scorpion sign, scorpion | ♓ fish sign, pair of fish | ∞ infinity sign
-    Ω horseshoe, omega | & ampersand | @ at sign | ? question mark | # hash sign, hashtag | % percent sign
-    $ dollar sign | € euro sign | ¶ paragraph sign, pilcrow
-"""
-SHAPES: Final = tuple(
-    Shape(glyph, tuple(nouns.split(", ")))
-    for glyph, _, nouns in (
-        shape.strip().partition(" ") for line in _SHAPES.strip().split("\n") for shape in line.split(" | ")
-    )
-)
-PLURALS: Final = frozenset(
-    ("beamed notes", "mining tools", "crossed swords", "scales", "scissors", "shears", "swap arrows")
-) | {"ram's horns"}
-"""Nouns that take no article."""
-
-COLOUR_WORDS: Final[dict[str, tuple[str, ...]]] = {
-    "red": ("red", "crimson", "scarlet"),
-    "orange": ("orange", "tangerine"),
-    "yellow": ("yellow", "lemon", "golden"),
-    "lime": ("lime", "chartreuse"),
-    "green": ("green", "emerald"),
-    "turquoise": ("turquoise", "teal", "aqua"),
-    "blue": ("blue", "cobalt", "sapphire"),
-    "purple": ("purple", "violet", "plum"),
-    "pink": ("pink", "magenta", "fuchsia"),
-    "brown": ("brown", "chocolate", "chestnut"),
-    "black": ("black", "coal", "ebony"),
-    "grey": ("grey", "gray", "ash"),
-}
-
-
 class FillWords(NamedTuple):
     """A fill as adjectives (``striped``) and as phrases after the noun (``with stripes``)."""
 
@@ -87,36 +39,14 @@ class FillWords(NamedTuple):
     phrases: tuple[str, ...]
 
 
-FILL_WORDS: Final[dict[str, FillWords]] = {
-    "solid": FillWords(("solid", "plain"), ("in one flat tone", "without any pattern")),
-    "outlined": FillWords(("outlined", "hollow"), ("drawn as an outline", "with only its contour inked")),
-    "striped": FillWords(("striped", "banded"), ("with stripes", "covered in bands")),
-    "dotted": FillWords(("dotted", "spotted", "polka-dot"), ("with dots", "covered in spots")),
-    "checkered": FillWords(("checkered", "chequered"), ("with checks", "in a chessboard pattern")),
-    "two-tone": FillWords(("two-tone", "half-and-half"), ("in two tones", "split into two shades")),
+SHAPES: Final = tuple(Shape(glyph, tuple(nouns)) for glyph, nouns in WORDS["shapes"].items())
+COLOUR_WORDS: Final = {name: tuple(colour["words"]) for name, colour in WORDS["colours"].items()}
+FILL_WORDS: Final = {
+    name: FillWords(tuple(fill["adjectives"]), tuple(fill["phrases"]))
+    for name, fill in WORDS["fills"].items()
 }
-
-BACKGROUND_WORDS: Final[dict[str, tuple[str, ...]]] = {
-    "white": ("white", "snow"),
-    "cream": ("cream", "ivory"),
-    "sky": ("sky", "azure"),
-    "mint": ("mint", "pistachio"),
-    "rose": ("rose", "blush"),
-    "lilac": ("lilac", "lavender"),
-    "charcoal": ("charcoal", "graphite"),
-    "navy": ("navy", "midnight"),
-    "forest": ("forest", "spruce"),
-    "sunset": ("sunset", "dusk"),
-}
-
-FRAME_WORDS: Final[dict[str, tuple[str, ...]]] = {
-    "none": ("without a frame", "unframed", "with no border"),
-    "ring": ("in a round frame", "inside a ring", "encircled"),
-    "box": ("in a rectangular frame", "boxed in", "inside a box"),
-    "corners": ("with corner marks", "between four corners"),
-    "bars": ("between two bars", "with a bar above and below"),
-}
-
+BACKGROUND_WORDS: Final = {name: tuple(ground["words"]) for name, ground in WORDS["backgrounds"].items()}
+FRAME_WORDS: Final = {name: tuple(words) for name, words in WORDS["frames"].items()}
 
 Attribute = Literal["shape", "colour", "fill", "background", "frame"]
 ATTRIBUTES: Final[tuple[Attribute, ...]] = get_args(Attribute)
@@ -125,33 +55,8 @@ SPLITS: Final[tuple[Split, ...]] = get_args(Split)
 FactKind = Literal["price", "origin", "material", "weight", "maker"]
 FACT_KINDS: Final[tuple[FactKind, ...]] = get_args(FactKind)
 
-RGB = tuple[int, int, int]
-COLOURS: Final[dict[str, RGB]] = {
-    "red": (214, 30, 40),
-    "orange": (250, 125, 10),
-    "yellow": (248, 208, 0),
-    "lime": (150, 215, 30),
-    "green": (15, 125, 50),
-    "turquoise": (10, 170, 175),
-    "blue": (30, 80, 215),
-    "purple": (125, 40, 175),
-    "pink": (245, 75, 165),
-    "brown": (125, 70, 25),
-    "black": (15, 15, 18),
-    "grey": (130, 132, 136),
-}
-BACKGROUNDS: Final[dict[str, tuple[RGB, RGB]]] = {
-    "white": ((255, 255, 255), (255, 255, 255)),
-    "cream": ((250, 234, 190), (250, 234, 190)),
-    "sky": ((180, 216, 250), (180, 216, 250)),
-    "mint": ((182, 238, 202), (182, 238, 202)),
-    "rose": ((250, 196, 208), (250, 196, 208)),
-    "lilac": ((208, 190, 250), (208, 190, 250)),
-    "charcoal": ((52, 52, 58), (52, 52, 58)),
-    "navy": ((16, 26, 84), (16, 26, 84)),
-    "forest": ((12, 62, 40), (12, 62, 40)),
-    "sunset": ((255, 222, 120), (255, 140, 150)),
-}
+COLOURS: Final = {name: tuple(colour["rgb"]) for name, colour in WORDS["colours"].items()}
+BACKGROUNDS: Final = {name: tuple(map(tuple, ground["rgb"])) for name, ground in WORDS["backgrounds"].items()}
 """Colour at the top and at the bottom; the same twice where it is not a gradient."""
 FILLS: Final = tuple(FILL_WORDS)
 FRAMES: Final = tuple(FRAME_WORDS)
@@ -280,23 +185,6 @@ def sample_products(
     return np.array(chosen, dtype=np.int64)
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-_ORIGINS: Final = _words("""
-    Lisbon Oslo Kyoto Lima Dakar Ghent Tartu Perth Quito Turin Leeds Bergen Malmo Seville Krakow Cusco
-    Nairobi Hanoi Zagreb Toledo Fargo Boston Galway Utrecht Bremen Porto Riga Cairo Osaka Izmir Tunis Havana
-""")
-_MATERIALS: Final = _words("""
-    oak pine walnut bamboo cork wool felt linen cotton silk leather paper wax clay glass marble granite steel
-    copper brass tin pewter rubber resin
-""")
-_MAKERS: Final = tuple(
-    f"{head}{tail}"
-    for head in _words("Bel Cor Dan Fen Hol Jar Lum Mar Nor Pel")
-    for tail in _words("vik dale mont ello")
-)
 _ORDERS: Final = tuple(permutations(range(len(FACT_KINDS))))
 
 
@@ -304,11 +192,12 @@ def facts_of(code: int, *, seed: int) -> tuple[Fact, ...]:
     """Return a product's facts, one of each kind, in an order of its own."""
     digest = hashlib.blake2b(f"{seed} facts {code}".encode(), digest_size=24).digest()
     price, origin, material, weight, maker, order = struct.unpack("<6I", digest)
+    origins, materials, makers = WORDS["facts"].values()
     facts = (
         Fact("price", f"{price % 19_000 / 100 + 5:.2f} euros"),
-        Fact("origin", _ORIGINS[origin % len(_ORIGINS)]),
-        Fact("material", _MATERIALS[material % len(_MATERIALS)]),
+        Fact("origin", origins[origin % len(origins)]),
+        Fact("material", materials[material % len(materials)]),
         Fact("weight", f"{weight % 196 * 10 + 40} grams"),
-        Fact("maker", _MAKERS[maker % len(_MAKERS)]),
+        Fact("maker", makers[maker % len(makers)]),
     )
     return tuple(facts[index] for index in _ORDERS[order % len(_ORDERS)])
