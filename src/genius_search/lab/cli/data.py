@@ -26,7 +26,7 @@ class Catalogue:
     """Folder of the new data set."""
 
     seed: int = 0
-    """Of everything that is drawn."""
+    """Seed of everything that is drawn."""
 
     train_products: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Products in the training split; default: as many as items, between 2,000 and 12,000."""
@@ -35,7 +35,7 @@ class Catalogue:
     """Test queries of each task."""
 
     json: bool = False
-    """Say what was drawn as JSON."""
+    """Print the sizes as JSON."""
 
     def run(self) -> None:
         """Draw it."""
@@ -53,7 +53,7 @@ class Catalogue:
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """Write a stand-in for M-BEIR at a share of its size, to rehearse a run before downloading 169 GB.
+    """Write a synthetic M-BEIR at a share of its size, to rehearse a run before downloading 169 GB.
 
     All 16 rows, splits and pools, in M-BEIR's files and field conventions. The same seed and share give the
     same bytes.
@@ -66,14 +66,14 @@ class Rehearsal:
     """Of M-BEIR's size: 0.01 has 56,000 candidates, 1 all 5,609,079."""
 
     seed: int = 0
-    """Of everything that is drawn."""
+    """Seed of everything that is drawn."""
 
     pictures: Annotated[int | Literal["none"] | None, tyro.conf.arg(metavar="INT|none")] = None
     """Different things to draw; the data set's files are links to the drawings. Default: 100,000 times the
     share. With none, paths are written and no files: only precomputed: encoders work then."""
 
     json: bool = False
-    """Say what was drawn as JSON."""
+    """Print the sizes as JSON."""
 
     def run(self) -> None:
         """Draw it."""

@@ -10,9 +10,10 @@ import bisect
 import json
 import os
 import shutil
+import tomllib
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, islice
@@ -21,6 +22,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
+from pydantic import TypeAdapter
 
 from genius_search.data.mbeir import (
     Layout,
@@ -92,6 +94,10 @@ class RowSizes:
     """How many of a block answer a query, where that is not all of it."""
     val_pool: int = 0
     """Of the validation split, where it has a pool of its own."""
+    query_texts: Sequence[str] = ()
+    """Templates, used in turn."""
+    candidate_texts: Sequence[str] = ()
+    """Templates, used in turn."""
 
     @property
     def name(self) -> str:
@@ -119,27 +125,8 @@ class RowSizes:
         )
 
 
-ROWS: Final = (
-    RowSizes("visualnews", 0, 0, 19_995, 542_246, 20_000, 99_000, 99_000, Counts(1000, 2)),
-    RowSizes("mscoco", 9, 0, 24_809, 5_000, 24_800, 100_000, 20_000, Counts(1006, 8), val_pool=5_000),
-    RowSizes("fashion200k", 1, 0, 1_719, 201_824, 1_700, 15_000, 15_000, Counts(2802, 35)),
-    RowSizes("webqa", 2, 1, 2_455, 544_457, 1_700, 16_000, 16_000, Counts(2039, 4)),
-    RowSizes("edis", 3, 2, 3_241, 1_047_067, 3_200, 26_000, 52_000, Counts(2569, 8)),
-    RowSizes("webqa", 2, 2, 2_511, 403_196, 1_700, 17_000, 17_000, Counts(1440, 2)),
-    RowSizes("visualnews", 0, 3, 20_000, 537_568, 20_000, 100_000, 100_000),
-    RowSizes("mscoco", 9, 3, 5_000, 24_809, 5_000, 113_000, 113_000, Counts(4998, 5), val_pool=24_800),
-    RowSizes("fashion200k", 1, 3, 4_889, 61_707, 4_800, 15_000, 15_000),
-    RowSizes("nights", 4, 4, 2_120, 40_038, 2_000, 16_000, 16_000),
-    RowSizes("oven", 5, 6, 50_004, 676_667, 50_000, 150_000, 150_000),
-    RowSizes(
-        "infoseek", 6, 6, 11_323, 611_651, 11_000, 141_000, 141_000, Counts(8852, 173), Counts(5520, 65)
-    ),
-    RowSizes("fashioniq", 7, 7, 6_003, 74_381, 2_000, 16_000, 16_000, Counts(1001, 4)),
-    RowSizes("cirr", 8, 7, 4_170, 21_551, 2_000, 26_000, 26_000, Counts(1010, 3)),
-    RowSizes("oven", 5, 8, 14_741, 335_135, 14_700, 157_000, 157_000),
-    RowSizes(
-        "infoseek", 6, 8, 17_593, 481_782, 17_600, 143_203, 143_203, Counts(16_712, 127), Counts(6463, 127)
-    ),
+ROWS: Final = TypeAdapter(tuple[RowSizes, ...]).validate_python(
+    tomllib.loads(Path(__file__).with_name("mbeir.toml").read_text(encoding="utf-8"))["row"]
 )
 """In the order of the papers' tables, which is the order of the pools in the union pool."""
 
@@ -397,32 +384,6 @@ class Pictures:
         return path
 
 
-_CANDIDATE_TEXTS: Final = {
-    "visualnews_task3": ("Reporters saw a {thing} {place}.",),
-    "mscoco_task3": tuple(f"{word} {{thing}} {{place}}." for word in ("A", "One", "Some", "That", "This")),
-    "fashion200k_task3": ("{Thing} print {place}.",),
-    "webqa_task1": ("{fact}",),
-    "webqa_task2": ("{Thing} {place}.",),
-    "edis_task2": ("Headline: {thing} {place} is found.",),
-    "oven_task6": ("{Thing}. It stands {place}, as the article says.",),
-    "oven_task8": ("{Thing}. It stands {place}, as the article says.",),
-    "infoseek_task6": ("{Thing}. {fact}",),
-    "infoseek_task8": ("{Thing}. {fact}",),
-}
-_QUERY_TEXTS: Final = {
-    "visualnews_task0": ("{Thing} {place}, seen by our correspondent.",),
-    "mscoco_task0": ("There is a {thing} {place}.",),
-    "fashion200k_task0": ("{Thing} {place}.",),
-    "webqa_task1": ("What is the {asked} of the {thing} {place}?",),
-    "webqa_task2": ("Where does the {thing} {place} stand?",),
-    "edis_task2": ("The {thing} {place} that was in the news.",),
-    "oven_task6": ("What is this?", "Which thing is shown?"),
-    "oven_task8": ("What is this?", "Which thing is shown?"),
-    "infoseek_task6": ("What is the {asked} of this?",),
-    "infoseek_task8": ("What is the {asked} of this?",),
-    "fashioniq_task7": ("Is {changed} and is otherwise alike.",),
-    "cirr_task7": ("Make it one that is {changed}.",),
-}
 _LONG_EVERY: Final = 8
 """One in so many articles is as long as they really are; the others are short to save room."""
 _PADDING: Final = (
@@ -478,8 +439,8 @@ class Records:
         concept = self._concept(queries.shelf, block)
         text = image = None
         if modality is not Modality.IMAGE:
-            templates = _QUERY_TEXTS[row.name]
-            text = templates[number % len(templates)].format(**self._concepts.get(concept).words)
+            template = row.query_texts[number % len(row.query_texts)]
+            text = template.format(**self._concepts.get(concept).words)
         if modality is not Modality.TEXT:
             shown = self._concepts.lookalike(concept) if row.task_id == 7 else concept
             image = _path(row.dataset, _QUERIES_FROM[queries.split] + queries.first_qid + number)
@@ -510,7 +471,7 @@ class Records:
         number = place - shelf.places(block).start
         if number < len(shelf.answers(block)) and shelf.row.answers is not None:
             number = 0  # those chunks of an article that answer a query state the first fact
-        templates = _CANDIDATE_TEXTS[shelf.row.name]
+        templates = shelf.row.candidate_texts
         text = templates[place % len(templates)].format(**words, fact=facts[number % len(facts)])
         return text + _PADDING if shelf.row.dataset in _PARTNERS and block % _LONG_EVERY == 0 else text
 
