@@ -21,7 +21,7 @@ class CodeRouter:
     """Finds the prefixes (modality code if there is one, first semantic code) nearest to a query.
 
     A prefix stands at the sum of its code vectors, and near means a small Euclidean distance, as when the
-    quantizer chose the codes. What it gives is ranked as beams are (``search/searcher.py``).
+    quantizer chose the codes. Its prefixes are ranked as beams are (``search/rank.py``).
 
     Parameters
     ----------
