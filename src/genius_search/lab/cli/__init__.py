@@ -15,9 +15,7 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
         "baseline fit": "genius_search.lab.cli.baseline:Fit",
         "baseline evaluate": "genius_search.lab.cli.baseline:Evaluate",
         "baseline dense": "genius_search.lab.cli.baseline_dense:Dense",
-        "bench decode": "genius_search.lab.cli.bench:Decode",
-        "bench scale": "genius_search.lab.cli.bench:Scale",
-        "bench rivals": "genius_search.lab.cli.bench:Rivals",
+        "bench speed": "genius_search.lab.cli.bench:Speed",
         "bench quality": "genius_search.lab.cli.bench:Quality",
     },
     "Published checkpoints": {

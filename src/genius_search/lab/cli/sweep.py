@@ -75,14 +75,14 @@ class Sweep:
         if self.plan:
             print("\n".join(command for job in jobs for command in job.shown(self.data)))
             return 0
-        from genius_search.lab.bench.timing import describe
+        from genius_search.lab.bench.measure import describe_machine
 
         with TerminalProgress() as progress:
             made = sweep(
                 jobs,
                 self.data,
                 self.out,
-                machine=describe(),
+                machine=describe_machine(),
                 progress=progress,
                 encoder_of=self.encoder_of,
                 at_once=self.jobs,

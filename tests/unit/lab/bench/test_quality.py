@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius_search.lab.bench.quality import Prefixes, filled
+from genius_search.lab.bench.quality import Prefixes, cut_to_budget
 from genius_search.search.beam import Beams
 from genius_search.search.decoder import GeometricDecoder
 from genius_search.search.table import IdTable
@@ -27,7 +27,7 @@ def drawn(seed: int, items: int) -> tuple[IdTable, list[torch.Tensor], torch.Ten
 @given(st.integers(0, 10_000), st.integers(1, 60), st.integers(1, 3), st.integers(1, 80))
 def test_leaves_are_those_of_the_nearest_prefixes_and_exactly_as_many(seed, items, levels, budget):
     table, tables, queries = drawn(seed, items)
-    beams = filled(Prefixes(table, levels).best(GeometricDecoder(tables), queries, 100), budget)
+    beams = cut_to_budget(Prefixes(table, levels).best(GeometricDecoder(tables), queries, 100), budget)
     for number, query in enumerate(queries):
         taken = [
             row
@@ -45,7 +45,7 @@ def test_the_last_prefix_is_cut_where_the_budget_ends():
     low = np.array([[[4], [0], [7]]])
     high = np.array([[[7], [4], [9]]])
     beams = Beams(low, high, np.zeros((1, 3, 2), dtype=np.float32))
-    cut = filled(beams, 5)
+    cut = cut_to_budget(beams, 5)
     assert (cut.high - cut.low)[0, :, 0].tolist() == [3, 2, 0]
     assert cut.filled().tolist() == [[True, True, False]]
     assert np.isneginf(cut.log_probabilities[0, 2]).all()

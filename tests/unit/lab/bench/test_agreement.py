@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from genius_search.lab.bench.decode import Agreement, Ranking, agreement
+from genius_search.lab.bench.speed import Ranking, compare_rankings
 
 IDS = np.array([[0, 1], [0, 2], [1, 1]])
 
@@ -12,9 +12,9 @@ def ranking(order, scores) -> Ranking:
 
 
 def compared(left: Ranking, right: Ranking) -> str:
-    found = agreement([left], [right])
-    assert found.compared == 1
-    return "identical" if found.identical else "tied" if found.tied else "different"
+    found = compare_rankings([left], [right])
+    assert found["compared"] == 1
+    return "identical" if found["identical"] else "tied" if found["tied"] else "different"
 
 
 def test_the_same_order_is_identical_whatever_the_scores():
@@ -39,4 +39,6 @@ def test_rankings_of_other_lengths_are_different():
 
 
 def test_the_share_excuses_ties():
-    assert Agreement(compared=4, identical=2, tied=1).share == 0.75
+    left = [ranking((0, 1, 2), [-1, -2, -2])] * 3
+    right = [left[0], ranking((0, 2, 1), [-1, -2, -2]), ranking((0,), [-1])]
+    assert compare_rankings(left, right) == {"compared": 3, "identical": 1, "tied": 1, "share": 2 / 3}

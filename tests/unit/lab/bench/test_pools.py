@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from genius_search.errors import UsageError
-from genius_search.lab.bench.stand_ins import BLOCK, SyntheticPool
+from genius_search.lab.bench.pools import BLOCK, SyntheticPool
 
 SIZES = (3, 64, 64, 64, 64)
 

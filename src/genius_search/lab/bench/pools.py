@@ -1,4 +1,4 @@
-"""A real pool, padded with invented neighbours, so that speed can be measured at sizes that nobody labelled.
+"""Models and pools to measure speed with: synthetic ones of any size, and real ones padded with neighbours.
 
 A neighbour is a real embedding with noise, encoded by the model's own quantizer. It is never a right answer:
 recall on a padded pool says how well a method finds the same answers among more that look like them.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, Protocol, assert_never, runtime_checkable
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -38,8 +38,8 @@ TINY: Final = GeneratorConfig(
 DecoderName = Literal["reference", "tiny"]
 
 
-class Subject(NamedTuple):
-    """Something to search with."""
+class Searcher(NamedTuple):
+    """The parts of a model that a search needs."""
 
     name: str
     generator: Generator
@@ -47,49 +47,36 @@ class Subject(NamedTuple):
     ranker: CodeRanker
     dim: int
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Codes at each level."""
-        return self.decoder.sizes
-
     def fixed_bytes(self) -> int:
-        """What is stored once, however large the pool: the generator's weights and the code vectors."""
+        """Return what does not grow with the pool: the generator's weights and the code vectors."""
         weights = sum(weight.nbytes for weight in self.generator.parameters())
-        return weights + 4 * self.dim * sum(self.sizes)
+        return weights + 4 * self.dim * sum(self.decoder.sizes)
 
 
-def stand_in(name: DecoderName, *, seed: int, sizes: tuple[int, ...] | None = None) -> Subject:
-    """A decoder of the paper's size (T5-small's), or of one narrow layer.
+def synthetic_searcher(name: DecoderName, *, seed: int, sizes: tuple[int, ...] | None = None) -> Searcher:
+    """Return a decoder with drawn weights, of the paper's size (T5-small's) or of one narrow layer.
 
     Parameters
     ----------
     sizes
-        codes at each level, if other than the decoder usually goes with.
+        Codes at each level, if other than the decoder usually goes with.
     """
-    match name:
-        case "reference":
-            config, usual = GeneratorConfig(), REFERENCE_SIZES
-        case "tiny":
-            config, usual = TINY, TINY_SIZES
-        case _:
-            assert_never(name)
-    sizes = sizes or usual
+    sizes = sizes or (REFERENCE_SIZES if name == "reference" else TINY_SIZES)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        generator = Generator(DIM, sizes, config).eval()
+        generator = Generator(DIM, sizes, GeneratorConfig() if name == "reference" else TINY).eval()
         tables = [torch.randn(size, DIM) * (0.5 / DIM**0.5) * 0.7**level for level, size in enumerate(sizes)]
-    return Subject(name, generator, T5Decoder(generator), CodeRanker(tables), DIM)
+    return Searcher(name, generator, T5Decoder(generator), CodeRanker(tables), DIM)
 
 
-def subject_of(model: Genius) -> Subject:
-    """A trained model."""
-    return Subject(
-        f"model {model.fingerprint[:12]}", model.generator.eval(), model.decoder, model.ranker, model.dim
-    )
+def searcher_of(model: Genius) -> Searcher:
+    """Return the parts of a trained model."""
+    name = f"model {model.fingerprint[:12]}"
+    return Searcher(name, model.generator.eval(), model.decoder, model.ranker, model.dim)
 
 
 def random_queries(count: int, dim: int, *, seed: int) -> Float[Tensor, "queries dim"]:
-    """Unit vectors that ask for nothing."""
+    """Return random unit vectors."""
     random = torch.Generator().manual_seed(seed)
     return F.normalize(torch.randn(count, dim, generator=random), dim=-1)
 
@@ -115,22 +102,6 @@ class Block(NamedTuple):
     typicality: Float16[np.ndarray, " items"]
 
 
-@runtime_checkable
-class Pool(Protocol):
-    """Items that are drawn block by block."""
-
-    @property
-    def items(self) -> int:
-        """How many."""
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Codes at each level."""
-
-    def blocks(self) -> Iterator[Block]:
-        """All items, in order."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class NumberedPool:
     """Items whose IDs are their numbers, digit by digit: GRACE's numeric IDs."""
@@ -143,7 +114,7 @@ class NumberedPool:
         return (10,) * len(str(self.items - 1))
 
     def blocks(self) -> Iterator[Block]:
-        """All items, in order."""
+        """Yield all items, in order."""
         places = 10 ** np.arange(len(self.sizes))[::-1]
         for start in range(0, self.items, BLOCK):
             numbers = np.arange(start, min(start + BLOCK, self.items))
@@ -153,7 +124,7 @@ class NumberedPool:
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticPool:
-    """A pool that nobody embedded.
+    """A pool of drawn codes.
 
     ``uniform``: every code of a level is as likely as any other, whatever stands before it. ``skewed``, which
     is more like real pools: at each level few codes hold most items (Zipf), which codes depends on the
@@ -174,7 +145,7 @@ class SyntheticPool:
             )
 
     def blocks(self) -> Iterator[Block]:
-        """All items, in order."""
+        """Yield all items, in order."""
         for number, start in enumerate(range(0, self.items, BLOCK)):
             random = np.random.default_rng([self.seed, number])
             codes = self._codes(random)
@@ -183,17 +154,9 @@ class SyntheticPool:
             yield Block(codes[:count], typicality[:count])
 
     def _codes(self, random: np.random.Generator) -> Int16[np.ndarray, "items levels"]:
-        match self.kind:
-            case "uniform":
-                return np.stack([random.integers(size, size=BLOCK) for size in self.sizes], axis=1).astype(
-                    np.int16
-                )
-            case "skewed":
-                return self._skewed(random)
-            case _:
-                assert_never(self.kind)
-
-    def _skewed(self, random: np.random.Generator) -> Int16[np.ndarray, "items levels"]:
+        if self.kind == "uniform":
+            columns = [random.integers(size, size=BLOCK) for size in self.sizes]
+            return np.stack(columns, axis=1).astype(np.int16)
         codes = np.empty((BLOCK, len(self.sizes)), dtype=np.int16)
         copied = random.random(BLOCK) < NEAR_SHARE + COPY_SHARE
         is_near = random.random(BLOCK) < NEAR_SHARE / (NEAR_SHARE + COPY_SHARE)
@@ -209,20 +172,24 @@ class SyntheticPool:
             else:
                 drawn = np.where(is_near, drawn, drawn[source])
             codes[:, level] = drawn
-            prefix = _mixed(prefix, drawn)
+            prefix = _hash_prefix(prefix, drawn)
         return codes
 
 
+Pool = SyntheticPool | NumberedPool
+"""A pool whose items are drawn block by block."""
+
+
 def _zipf(size: int) -> UInt64[np.ndarray, " places"]:
-    """The code of each place, so that code c has a share in proportion to 1 / (c + 1)."""
+    """Return the code of each place, so that the share of code c is in proportion to 1 / (c + 1)."""
     shares = 1 / np.arange(1, size + 1)
     places = (np.arange(STEPS) + 0.5) / STEPS
     found: np.ndarray = np.searchsorted(np.cumsum(shares) / shares.sum(), places).clip(max=size - 1)
     return found.astype(np.uint64)
 
 
-def _mixed(prefix: UInt64[np.ndarray, " items"], codes: np.ndarray) -> UInt64[np.ndarray, " items"]:
-    """A number for each prefix with one code more: equal prefixes stay equal, others part."""
+def _hash_prefix(prefix: UInt64[np.ndarray, " items"], codes: np.ndarray) -> UInt64[np.ndarray, " items"]:
+    """Return a number for each prefix with one more code: equal prefixes stay equal, others differ."""
     mixed: np.ndarray = (prefix ^ (codes.astype(np.uint64) + np.uint64(1))) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     return mixed
@@ -249,8 +216,8 @@ class PaddedPool(NamedTuple):
     def __len__(self) -> int:
         return len(self.vectors)
 
-    def name(self, item: int) -> str:
-        """Of a candidate, or one that no candidate has."""
+    def id_of(self, item: int) -> str:
+        """Return the id of a candidate, or one that no candidate has."""
         return self.names[item] if item < len(self.names) else f"padding {item}"
 
 
@@ -265,12 +232,12 @@ def padded(
     items: int,
     seed: int,
 ) -> PaddedPool:
-    """A pool of so many items; with 0, or as many as there are, the real one.
+    """Return a pool padded to so many items; with 0, or as many as there are, the real one.
 
     Parameters
     ----------
     modalities
-        of the real candidates; a neighbour has that of the candidate it was made from.
+        Of the real candidates; a neighbour has that of the candidate it was made from.
     """
     real = len(vectors)
     if items and items < real:

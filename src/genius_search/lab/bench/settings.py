@@ -1,0 +1,118 @@
+"""What the benchmarks measure; light enough to be imported for ``--help``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from genius_search.config import Count, Natural, NonNegative
+from genius_search.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedSettings:
+    """What ``genius bench speed`` measures."""
+
+    sizes: str = ""
+    """Items in the pools, with commas between. Left out: 1e4,1e5,1e6,1e7,1e8 without DATA, else its pool as
+    it is; a larger size pads that with noisy copies, which are never right answers."""
+
+    methods: str = "all"
+    """Commas between. Without DATA: ours, numbers (as IDs, as GRACE's), exact, generate (Hugging Face's, and
+    its pointer trie). With DATA: ours, routing (nearest code vectors, without the generator), exact, hnsw,
+    ivf, ivf-pq, residual, generate."""
+
+    rival_items: Natural = 1_000_000
+    """Without DATA: exact search and generate are measured up to so many items. Beyond, exact search is
+    calculated, and generate left out."""
+
+    codes: Literal["skewed", "uniform"] = "skewed"
+    """Without DATA: how codes are spread."""
+
+    beam: Count = 50
+    """IDs kept at each level."""
+
+    small_beam: Count = 10
+    """Without DATA: the same within a leaf budget."""
+
+    small_candidates: Count = 1000
+    """Without DATA: the leaf budget, of a small decoder where no model is given."""
+
+    timed: Count = 20
+    """Queries timed one by one; within a leaf budget ten times as many."""
+
+    batch: Count = 64
+    """Queries timed together."""
+
+    rounds: Count = 3
+    """Times that a batch is timed."""
+
+    compared: Natural = 40
+    """Queries whose rankings are compared with those of generate."""
+
+    split: str = "test"
+    """Of the data set."""
+
+    row: str = ""
+    """Of the data set, as in its file names; needed where it has several."""
+
+    pool: Literal["global", "local"] = "global"
+    """Search the union of all pools, or the row's own."""
+
+    queries: Natural = 0
+    """Of the data set at most so many, spread evenly; 0 means all."""
+
+    seed: Natural = 0
+    """Of drawn weights, pools and queries, of training samples, and of the choice of instructions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualitySettings:
+    """What ``genius bench quality`` measures."""
+
+    split: str = "test"
+    """Of the data set."""
+
+    row: str = ""
+    """Rows of the data set, as in its file names; commas between. Left out: all of them."""
+
+    pool: Literal["global", "local"] = "global"
+    """Search the union of all pools, or each row's own."""
+
+    queries: Natural = 0
+    """Of each row at most so many, spread evenly; 0 means all."""
+
+    beam: Count = 50
+    """Of the search within a leaf budget."""
+
+    candidates: Count = 500
+    """The leaf budget."""
+
+    generator_weight: NonNegative = 0.0
+    """Also rank by codes with so many times the log-probability; 0 leaves that out."""
+
+    budgets: str = "150,300,600,1200,2000"
+    """Leaf budgets at which the generator and geometry are compared; commas between."""
+
+    grid_beams: str = "1,2,5,10,20,50,100"
+    """Beams of the curves; commas between."""
+
+    grid_candidates: str = "0,150,500,1500,5000"
+    """Leaf budgets of the curves; 0 decodes all levels."""
+
+    grid_queries: Natural = 200
+    """Of each row at most so many for the curves; 0 leaves the curves out."""
+
+    no_faiss: bool = False
+    """Leave faiss out."""
+
+    seed: Natural = 0
+    """Of training samples and of the choice of instructions."""
+
+
+def parse_counts(flag: str, text: str) -> tuple[int, ...]:
+    """Return numbers with commas between, such as ``1e4,1e6``; raises UsageError where they are none."""
+    try:
+        return tuple(int(float(number)) for number in text.split(","))
+    except (ValueError, OverflowError):
+        raise UsageError(f"{flag} {text!r}: expected numbers with commas between, such as 1e4,1e6") from None

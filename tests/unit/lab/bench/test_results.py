@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from genius_search.cli import main
+from genius_search.errors import UsageError
+from genius_search.lab.bench.measure import About, about
+from genius_search.lab.bench.results import Measurements, markdown, table, to_json, write
+from genius_search.lab.bench.settings import SpeedSettings
+from genius_search.lab.cli.bench import Speed, format_command
+from genius_search.lab.figure import Drawing, Line, draw_lines
+
+COLUMNS = {"name": "name", "cpu_ms": "ms"}
+ABOUT = About(machine="a machine", date="2026-01-01", command="genius bench x", seed=3)
+
+
+def measurements(*rows: dict) -> Measurements:
+    figure = draw_lines([Line("ours", ((10.0, 1.0), (100.0, 1.5)))], x="items", y="ms")
+    return Measurements(
+        rows={"things": rows},
+        tables=[table(rows, COLUMNS, name="things", title="Things <fast>", note="Less is better.")],
+        long_tables=[table(rows, COLUMNS, name="long", title="All settings")],
+        figures=[Drawing(name="time", title="Time", alt="ours", figure=figure)],
+    )
+
+
+def test_every_row_says_what_it_was_measured_on(tmp_path):
+    found = measurements({"name": "a", "cpu_ms": 1.0}, {"name": "b", "cpu_ms": 2.0, "speedup": None})
+    document = write(tmp_path / "out", "Speed", found, about("genius bench things", seed=7))
+    assert document == json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["name"] for row in document["things"]] == ["a", "b"]
+    for row in document["things"]:
+        assert (row["command"], row["seed"]) == ("genius bench things", 7)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"])
+        assert "torch 2" in row["machine"]
+        assert "threads used" in row["machine"]
+
+
+def test_the_page_holds_tables_and_figures_and_fetches_nothing(tmp_path):
+    write(tmp_path, "Speed", measurements({"name": "a<b", "cpu_ms": 1.0}), ABOUT)
+    page = (tmp_path / "index.html").read_text()
+    assert "Things &lt;fast&gt;" in page
+    assert "a&lt;b" in page
+    assert "All settings" in page
+    assert page.count("<img") == 1
+    assert "data:image/png;base64," in page
+    assert not re.search(r"https?:", page)
+
+
+def test_what_is_no_number_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="cpu_ms is not a number"):
+        write(tmp_path, "Speed", measurements({"name": "a", "cpu_ms": float("nan")}), ABOUT)
+    assert not list(tmp_path.iterdir())
+
+
+def test_short_tables_become_text():
+    text = markdown("Speed", measurements({"name": "a|b", "cpu_ms": 0.5}), ABOUT)
+    assert text.startswith("# Speed\n\n## Things <fast>\n\nLess is better.\n\n| name   |    ms |\n")
+    assert r"| a\|b   | 0.500 |" in text
+    assert "All settings" not in text
+    assert text.endswith("a machine; 2026-01-01; `genius bench x`; seed 3\n")
+    assert to_json("Speed", measurements({"name": "a"}), ABOUT)["title"] == "Speed"
+
+
+def test_a_command_is_shown_without_folders_and_defaults():
+    assert format_command(Speed(out=Path("/somewhere/place")), "speed") == "genius bench speed"
+    options = SpeedSettings(methods="exact,ours", timed=5)
+    command = Speed(
+        data=Path("/somewhere/data/flickr8k"), model=Path("m"), out=Path("x"), options=options, json=True
+    )
+    assert format_command(command, "speed") == (
+        "genius bench speed flickr8k --model m --methods exact,ours --timed 5"
+    )
+
+
+@pytest.fixture
+def _threads(monkeypatch):
+    """The command sets these for its own process."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize(
+    ("flag", "value", "fact"),
+    [("--sizes", "many", "'many'"), ("--methods", "ours,hnsw", "exact"), ("--sizes", "2e6", "1,000,000")],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is(flag, value, fact, capsys, tmp_path):
+    assert main(["bench", "speed", "--out", str(tmp_path), flag, value]) == 2
+    assert fact in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["speed", "quality"])
+def test_help_explains_every_flag(name, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", name, "--help"])
+    assert "--seed" in capsys.readouterr().out
