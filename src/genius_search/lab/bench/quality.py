@@ -185,8 +185,8 @@ class EvalPool:
         self.fused = candidates.fused(slice(None))
         sizes = model.quantizer.sizes
         self.code_bytes = sum(math.log2(size) for size in sizes) / 8
-        """Bytes of an ID, as short as its codes can be written; its half norm and density follow from them, so
-        they are counted in :attr:`stored_bytes` only."""
+        """Bytes of an ID, as short as its codes can be written; half norm and density follow from them, so they
+        are counted in :attr:`stored_bytes` only."""
         self.stored_bytes = (
             self.table.nbytes + self.table.bucket_starts.nbytes + self.table.items.nbytes
         ) / len(candidates)
