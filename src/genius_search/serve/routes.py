@@ -118,7 +118,7 @@ async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Res
 
 def show(kind: type[Shown], found: object, index: str) -> Shown:
     """Turn a result of the Python API into its response; pictures become addresses on this server."""
-    return kind.model_validate(found, from_attributes=True, context=index)
+    return kind.model_validate(found, context=index)
 
 
 @router.post("/v1/search", responses=problems(408, 413, 415, 504))

@@ -33,7 +33,7 @@ def test_an_address_that_others_reach_needs_keys(folder, capsys):
         assert "API keys" in refused(capsys, folder, "--host", host)
 
 
-def test_an_address_that_is_taken_or_not_here_is_said_at_once(folder, tmp_path, capsys):
+def test_an_address_that_is_taken_or_elsewhere_is_refused_at_once(folder, tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"127.0.0.1 port {port}" in refused(capsys, folder, "--port", port)
@@ -45,18 +45,18 @@ def test_an_address_that_is_taken_or_not_here_is_said_at_once(folder, tmp_path, 
     assert "at least 1" in refused(capsys, folder, "--queue", 0)
 
 
-def test_indexes_are_told_apart_by_their_names(folder, capsys):
+def test_two_indexes_of_one_name_are_refused(folder, capsys):
     assert "photos" in refused(capsys, folder, folder, "--port", 0)
 
 
-def test_what_is_not_there_is_said_to_be_missing(folder, tmp_path, capsys):
+def test_a_missing_index_or_file_of_keys_is_named(folder, tmp_path, capsys):
     assert main(["serve", str(tmp_path / "none.index"), "--port", "0"]) == 4
     assert "no index at" in capsys.readouterr().err
     assert main(["serve", str(folder), "--keys", str(tmp_path / "none"), "--port", "0"]) == 6
     assert str(tmp_path / "none") in capsys.readouterr().err
 
 
-def test_what_is_not_installed_is_said_with_what_installs_it(folder, capsys, monkeypatch):
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(folder, capsys, monkeypatch):
     monkeypatch.setattr(
         "genius_search.cli.serve.find_spec", lambda name: None if name == "uvicorn" else object()
     )
@@ -65,7 +65,7 @@ def test_what_is_not_installed_is_said_with_what_installs_it(folder, capsys, mon
     assert "pip install 'genius-search[serve]'" in message
 
 
-def test_the_client_says_what_it_needs(monkeypatch):
+def test_the_client_names_the_package_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "httpx", None)
     monkeypatch.delitem(sys.modules, "genius_search.serve.client", raising=False)
     with pytest.raises(MissingExtra, match="httpx"):

@@ -83,7 +83,7 @@ def test_every_request_gets_its_own_answer_and_no_batch_mixes_kinds(requests, mo
         assert sorted(fake.ran) == sorted(number for _, number, _ in requests)
 
 
-def test_what_waits_is_answered_oldest_first_and_together():
+def test_waiting_requests_run_oldest_first_and_together():
     fake = Fake()
 
     async def run():
@@ -132,7 +132,7 @@ def test_a_batch_does_not_wait_when_it_is_full_and_waits_for_company_when_not():
     assert asyncio.run(seconds(3)) < 0.49
 
 
-def test_a_request_whose_deadline_passed_is_told_so_at_once_and_never_run():
+def test_a_request_past_its_deadline_fails_at_once_and_never_runs():
     fake = Fake()
 
     async def run():
@@ -155,7 +155,7 @@ def test_a_request_whose_deadline_passed_is_told_so_at_once_and_never_run():
     assert fake.ran == [0, 3]
 
 
-def test_an_answer_that_comes_after_the_deadline_is_not_given():
+def test_a_result_after_the_deadline_is_dropped():
     fake = Fake()
 
     async def run():
@@ -171,7 +171,7 @@ def test_an_answer_that_comes_after_the_deadline_is_not_given():
     asyncio.run(run())
 
 
-def test_whoever_goes_away_is_dropped_from_the_queue():
+def test_a_cancelled_request_leaves_the_queue():
     fake = Fake()
 
     async def run():
@@ -193,7 +193,7 @@ def test_whoever_goes_away_is_dropped_from_the_queue():
     assert fake.ran == [0, 2]
 
 
-def test_whoever_goes_away_while_its_batch_runs_harms_nobody():
+def test_cancelling_a_request_of_a_running_batch_harms_no_other():
     fake = Fake()
 
     async def run():
@@ -267,7 +267,7 @@ def test_one_request_larger_than_the_queue_is_taken_when_nothing_waits():
     asyncio.run(run())
 
 
-def test_an_answer_that_is_an_exception_is_raised_to_its_asker_only():
+def test_an_exception_in_place_of_a_result_is_raised_to_its_request_only():
     async def run():
         busy = Bad("busy")
         batcher = Batcher(lambda kind, numbers: [n or busy for n in numbers], BatchLimits())
@@ -279,7 +279,7 @@ def test_an_answer_that_is_an_exception_is_raised_to_its_asker_only():
     asyncio.run(run())
 
 
-def test_stopping_answers_what_waits_and_takes_nothing_new():
+def test_stopping_finishes_waiting_requests_and_accepts_nothing_new():
     fake = Fake()
 
     async def run():
@@ -297,7 +297,7 @@ def test_stopping_answers_what_waits_and_takes_nothing_new():
     asyncio.run(run())
 
 
-def test_what_is_not_answered_in_the_time_to_stop_is_refused():
+def test_requests_not_finished_in_the_time_to_stop_are_refused():
     fake = Fake()
 
     async def run():

@@ -26,7 +26,7 @@ HIT = {
     "fields": {"price": 3},
     "codes": [1, 2],
     "log_probabilities": [-0.1],
-    "said_by_a_newer_service": 1,
+    "from_a_newer_service": 1,
 }
 FOUND = {
     "request_id": "r",
@@ -72,7 +72,7 @@ def busy(seconds: str = "2", status: int = 429) -> httpx.Response:
     return httpx.Response(status, headers={"Retry-After": seconds}, json={"title": "Busy", "detail": "later"})
 
 
-def test_a_search_is_asked_as_it_is_meant_and_told_as_objects():
+def test_a_search_sends_its_parameters_and_returns_objects():
     service = Service(httpx.Response(200, json=FOUND))
     with service.client(key="secret", index="kites") as client:
         found = client.search(
@@ -102,7 +102,7 @@ def test_a_search_is_asked_as_it_is_meant_and_told_as_objects():
     )
 
 
-def test_many_items_go_in_several_requests_and_are_told_together(tmp_path):
+def test_many_items_go_in_several_requests_with_one_outcome(tmp_path):
     picture = tmp_path / "kite.jpg"
     picture.write_bytes(b"photo")
     answers = [
@@ -145,7 +145,7 @@ def test_deleting_and_getting_name_the_index():
     assert service.requests[1].url.params["id"] == "a&b"
 
 
-def test_a_busy_service_is_asked_again_when_it_says(slept):
+def test_a_busy_service_is_tried_again_when_it_says(slept):
     service = Service(busy("2"), busy("7", status=503), busy("100000"), httpx.Response(200, json=FOUND))
     assert service.client().search("a kite").hits
     assert slept == [2.0, 7.0, module.MAX_WAIT_SECONDS]
@@ -158,7 +158,7 @@ def test_a_service_that_stays_busy_is_left_alone_at_last(slept):
     assert len(slept) == module.ATTEMPTS - 1
 
 
-def test_what_waiting_does_not_mend_is_said_at_once(slept):
+def test_other_errors_are_raised_at_once(slept):
     problem = {"title": "Unprocessable", "detail": "k: too many", "request_id": "abc", "errors": []}
     service = Service(
         httpx.Response(422, json=problem), httpx.Response(502, text="<html>proxy"), busy("soon")
@@ -208,7 +208,7 @@ def test_the_client_and_the_service_understand_each_other(writable):
     assert client.delete(["a/b"]).deleted == 1
 
 
-def test_a_service_that_is_not_there_is_told_by_its_address():
+def test_a_service_that_does_not_answer_is_named_by_its_address():
     with (
         pytest.raises(NetworkNeeded, match=r"http://127\.0\.0\.1:9.* does not answer"),
         Client("http://127.0.0.1:9") as client,

@@ -83,7 +83,7 @@ def test_a_hit_is_explained_code_by_code(client, index):
     assert hit["id"] not in near
 
 
-def test_an_item_that_may_not_be_found_is_said_to_be_none(client):
+def test_an_item_that_conditions_exclude_is_not_allowed(client):
     answer = client.post("/v1/explain", json={"text": "a kite", "modality": "image", "id": "1:0"}).json()
     assert (answer["is_allowed"], answer["rank"]) == (False, None)
     is_problem(client.post("/v1/explain", json={"text": "a kite", "id": "nobody"}), 404)

@@ -242,7 +242,7 @@ def test_an_index_that_another_process_changes_is_busy_for_now(folder, model, mo
     on_loop(test)
 
 
-def test_look_ups_run_beside_searches_and_raise_what_they_raise(folder, model):
+def test_look_ups_run_beside_searches_and_pass_on_their_errors(folder, model):
     async def test():
         async with running(folder, model) as engine:
             assert await engine.read("kites", lambda index: index.info().items) == 40
@@ -266,7 +266,7 @@ def test_a_deadline_is_kept(folder, model):
     on_loop(test)
 
 
-def test_stopping_finishes_what_was_asked_and_refuses_the_rest(folder, model):
+def test_stopping_finishes_accepted_requests_and_refuses_new_ones(folder, model):
     async def test():
         async with running(folder, model, batch_wait_ms=10_000.0, write_wait_ms=10_000.0) as engine:
             search = asyncio.create_task(engine.search("kites", SearchRequest(text="a kite"), WIDE))
@@ -287,7 +287,7 @@ def test_stopping_finishes_what_was_asked_and_refuses_the_rest(folder, model):
     assert "last" in {hit.id for hit in Index(folder, model).search(text="a drum", k=50, config=WIDE)}
 
 
-def test_a_damaged_index_says_so_to_everybody_and_the_engine_goes_on(folder, model):
+def test_a_damaged_index_fails_every_request_and_the_engine_continues(folder, model):
     async def test():
         async with running(folder, model) as engine:
             manifest = folder / "index.json"

@@ -40,7 +40,7 @@ def test_every_answer_has_an_id_and_forbids_what_browsers_might_do_with_it(clien
     assert odd.headers["x-request-id"] != "<script>"
 
 
-def test_what_is_not_there_and_what_cannot_be_done_with_it_are_problems(client):
+def test_unknown_paths_and_methods_are_problems(client):
     is_problem(client.get("/v1/nothing"), 404)
     is_problem(client.put("/v1/search"), 405)
     is_problem(client.get("/v1/items"), 422)
@@ -77,7 +77,7 @@ def test_the_server_s_own_page_can(client):
     assert client.post("/v1/search", json=SEARCH, headers=own).status_code == 200
 
 
-def test_with_keys_nobody_is_answered_without_one_and_reading_is_not_writing(served_model, tmp_path):
+def test_with_keys_every_request_needs_one_and_reading_is_not_writing(served_model, tmp_path):
     file = tmp_path / "keys"
     reader = add_key(file, name="reader", scope="read")
     writer = add_key(file, name="writer", scope="write")
@@ -108,7 +108,7 @@ def test_with_keys_nobody_is_answered_without_one_and_reading_is_not_writing(ser
             assert client.get(path).status_code == 200
 
 
-def test_while_the_file_of_keys_cannot_be_read_nobody_is_answered(served_model, tmp_path):
+def test_while_the_file_of_keys_is_unreadable_every_request_is_refused(served_model, tmp_path):
     file = tmp_path / "keys"
     key = add_key(file, name="reader", scope="read")
     with serving(make_index(tmp_path, served_model), keys=file) as client:
@@ -122,7 +122,7 @@ def test_while_the_file_of_keys_cannot_be_read_nobody_is_answered(served_model, 
 @pytest.mark.parametrize(
     "error", [RuntimeError("secret"), ArtifactMismatch("secret"), OSError(2, "secret", "/secret")]
 )
-def test_what_is_the_server_s_fault_is_logged_and_not_told(client, monkeypatch, caplog, error):
+def test_errors_of_the_server_are_logged_and_hidden(client, monkeypatch, caplog, error):
     async def fail(*_, **__):
         raise error
 
@@ -134,7 +134,7 @@ def test_what_is_the_server_s_fault_is_logged_and_not_told(client, monkeypatch, 
     assert "secret" in caplog.text
 
 
-def test_folders_of_the_server_are_taken_out_of_what_is_told(client, monkeypatch):
+def test_folders_of_the_server_are_redacted(client, monkeypatch):
     index = client.app.state.service.engine.indexes["things"]
 
     async def refuse(*_, **__):
@@ -145,7 +145,7 @@ def test_folders_of_the_server_are_taken_out_of_what_is_told(client, monkeypatch
     assert body["detail"] == "things/items.sqlite has no full text, says things"
 
 
-def test_measures_count_every_answer_by_its_route(client):
+def test_metrics_count_every_response_by_its_route(client):
     before = client.get("/metrics").text
     assert 'genius_requests_total{method="GET",route="/metrics",status="200"}' in client.get("/metrics").text
     client.get("/v1/items?id=nobody")
@@ -155,7 +155,7 @@ def test_measures_count_every_answer_by_its_route(client):
     assert before != after
 
 
-def test_a_server_that_is_not_ready_says_so(client, monkeypatch):
+def test_readyz_reports_a_server_that_is_not_ready(client, monkeypatch):
     assert client.get("/readyz").json() == {"status": "ok"}
     monkeypatch.setattr(client.app.state.service.engine, "is_ready", False)
     is_problem(client.get("/readyz"), 503)
@@ -163,7 +163,7 @@ def test_a_server_that_is_not_ready_says_so(client, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_said_and_nothing_has_changed(writable, monkeypatch, caplog, code):
+def test_a_full_disk_is_reported_and_changes_nothing(writable, monkeypatch, caplog, code):
     def fail(*_, **__):
         raise OSError(code, "full", "/secret")
 

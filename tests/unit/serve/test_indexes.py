@@ -18,7 +18,7 @@ from .test_guard import is_problem
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-def test_an_index_says_what_one_needs_to_search_it(client):
+def test_an_index_is_described_as_far_as_a_search_needs_it(client):
     (answer,) = client.get("/v1/indexes").json()["indexes"]
     assert client.get("/v1/indexes/things").json() == answer
     assert (answer["name"], answer["items"], answer["modalities"]) == ("things", 12, {"image": 3, "text": 9})
@@ -31,7 +31,7 @@ def test_an_index_says_what_one_needs_to_search_it(client):
     assert str(client.app.state.service.engine.indexes["things"].folder.parent) not in json.dumps(answer)
 
 
-def test_every_field_that_is_told_can_be_searched_by(writable):
+def test_every_listed_field_can_be_filtered_by(writable):
     index = writable.app.state.service.engine.indexes["things"]
     odd = {
         "unit price": 1,
@@ -62,7 +62,7 @@ def test_every_field_that_is_told_can_be_searched_by(writable):
     assert answer["yes"]["kind"] == "truth"
 
 
-def test_fields_that_are_no_json_for_everybody_are_told_as_some(writable):
+def test_fields_that_are_not_strict_json_are_cleaned(writable):
     index = writable.app.state.service.engine.indexes["things"]
     pool = index.folder.parent / "odd.jsonl"
     source = '{"nan": NaN, "half": "\\ud800", "deep": ' + "[" * 200 + "]" * 200 + "}"
@@ -74,7 +74,7 @@ def test_fields_that_are_no_json_for_everybody_are_told_as_some(writable):
     assert writable.get("/v1/indexes").status_code == 200
 
 
-def test_of_several_indexes_one_is_named(served_model, tmp_path):
+def test_with_several_indexes_a_request_names_one(served_model, tmp_path):
     one, other = (make_index(tmp_path / name, served_model) for name in ("one", "other"))
     with TestClient(create_app(Engine({"one": one, "other": other})), base_url=LOCAL) as client:
         assert [answer["name"] for answer in client.get("/v1/indexes").json()["indexes"]] == ["one", "other"]

@@ -23,7 +23,7 @@ def b64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def test_an_item_is_told_without_its_path(client):
+def test_an_item_is_shown_without_its_path(client):
     assert client.get("/v1/items", params={"id": "1:4"}).json() | {"codes": []} == {
         "id": "1:4",
         "modality": "text",

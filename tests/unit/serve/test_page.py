@@ -49,14 +49,14 @@ def test_it_has_no_script_or_style_inside_and_makes_no_markup_from_text():
 
 
 @pytest.mark.parametrize("path", ["/", "/assets/main.js"])
-def test_what_did_not_change_is_not_sent_again(client, path):
+def test_unchanged_files_are_not_sent_again(client, path):
     first = client.get(path)
     again = client.get(path, headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
     assert client.get(path, headers={"If-None-Match": '"another"'}).status_code == 200
 
 
-def test_it_is_compressed_for_those_who_read_that(client):
+def test_it_is_compressed_for_clients_that_accept_it(client):
     plain = client.get("/assets/base.css", headers={"Accept-Encoding": "identity"})
     packed = client.get("/assets/base.css", headers={"Accept-Encoding": "gzip"})
     assert "content-encoding" not in plain.headers

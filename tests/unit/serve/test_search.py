@@ -29,7 +29,7 @@ def index(client):
     return client.app.state.service.engine.indexes["things"]
 
 
-def test_a_text_finds_what_it_finds_in_python_and_tells_no_path(client, index):
+def test_a_text_finds_the_same_as_in_python_and_reveals_no_path(client, index):
     response = post(client, text="a red kite", modality="text", k=4)
     assert response.status_code == 200
     body = response.json()
@@ -66,7 +66,7 @@ def test_a_picture_is_the_same_query_as_base64_and_as_a_data_url(client, index):
         assert [hit["id"] for hit in answer.json()["hits"]] == expected
 
 
-def test_conditions_words_and_settings_are_heeded(client):
+def test_conditions_words_and_settings_apply(client):
     cheap = post(client, text="a kite", where=["price<3", "size.width!=1"], k=9).json()["hits"]
     assert {hit["id"] for hit in cheap} == {"1:0", "1:2"}
     named = post(client, text="a kite", match="green", k=9).json()["hits"]
@@ -130,7 +130,7 @@ def test_parts_are_composed_with_their_weights(client, index):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_cannot_be_asked_is_refused_with_its_reason(client, body, why):
+def test_an_invalid_search_is_refused_with_its_reason(client, body, why):
     assert why in is_problem(post(client, **body), 422)["detail"]
 
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_asked_is_refused_with_its_reason(client, body, why):
     ],
     ids=lambda content: repr(content[:20]),
 )
-def test_what_is_no_json_or_another_s_is_refused(client, content):
+def test_invalid_json_is_refused(client, content):
     response = client.post("/v1/search", content=content, headers={"Content-Type": "application/json"})
     is_problem(response, response.status_code)
     assert response.status_code in (400, 422)
@@ -169,7 +169,7 @@ def test_an_index_that_is_not_there_is_not_found(client):
     assert post(client, index="things", text="x").status_code == 200
 
 
-def test_a_deadline_that_has_passed_is_no_answer(client, monkeypatch):
+def test_a_passed_deadline_is_a_problem(client, monkeypatch):
     engine = client.app.state.service.engine
     searched = engine.search
     given = []
@@ -183,7 +183,7 @@ def test_a_deadline_that_has_passed_is_no_answer(client, monkeypatch):
     assert given[0] > 0
 
 
-def test_a_search_that_nobody_waits_for_is_given_up():
+def test_a_search_whose_client_disconnects_is_cancelled():
     class Request:
         async def receive(self):
             await asyncio.sleep(0.01)

@@ -36,7 +36,7 @@ def test_each_batch_of_a_stream_is_acknowledged_and_all_of_it_is_found(writable,
     assert {f"n{n}" for n in range(10)} < found()
 
 
-def test_lines_that_cannot_be_used_are_told_and_the_others_are_added(writable, monkeypatch):
+def test_invalid_lines_are_left_out_and_the_others_are_added(writable, monkeypatch):
     monkeypatch.setattr(limits, "LINE_BYTES", 200)
     sent = (
         b'{"id": "a", "text": "a drum"}\n\nnot json\n{"id": "b"}\n{"idd": 1}\n{"text": "%b"}\n{"id":"c","text":"x"}'
