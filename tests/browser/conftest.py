@@ -42,7 +42,17 @@ class Server(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def serve() -> Iterator[Callable[..., Server]]:
+def chromium() -> str:
+    """Return the path of Debian's chromium; without one the tests are skipped before anything is built."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip("needs a chromium in the PATH (Debian: apt-get install chromium)")
+    return path
+
+
+@pytest.fixture(scope="session")
+def serve(chromium) -> Iterator[Callable[..., Server]]:
     """Start `genius serve` on an index and wait until it says where it listens."""
     started = []
 
@@ -53,14 +63,14 @@ def serve() -> Iterator[Callable[..., Server]]:
             stderr=subprocess.PIPE,
             text=True,
         )
-        said = ""
+        output = ""
         for line in process.stderr:
-            said += line
+            output += line
             if found := re.search(r"http://\S+:\d+", line):
                 started.append(Server(found[0], process))
                 return started[-1]
         process.wait()
-        pytest.fail(f"the server did not start:\n{said}")
+        pytest.fail(f"the server did not start:\n{output}")
 
     yield start
     for server in started:
@@ -68,7 +78,7 @@ def serve() -> Iterator[Callable[..., Server]]:
 
 
 @pytest.fixture(scope="session")
-def small_index(trained, tmp_path_factory) -> Path:
+def small_index(chromium, trained, tmp_path_factory) -> Path:
     """Twelve items of each modality, whose pictures and texts were drawn."""
     root = tmp_path_factory.mktemp("browser")
     pool = list(read_candidates(trained.data / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl"))
@@ -82,14 +92,11 @@ def small_index(trained, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
-    """Debian's chromium; the tests are passed over where there is none.
+def browser(chromium) -> Iterator[playwright.Browser]:
+    """Open a browser.
 
-    Of one file: as long as it is there an event loop runs, and what starts one of its own in other files would fail.
+    Per file: its event loop runs as long as it is open, and would break tests of other files that start their own.
     """
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("needs a chromium in the PATH (Debian: apt-get install chromium)")
     playwright.expect.set_options(timeout=15_000)  # as long as an action waits
     with playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=chromium)
@@ -147,7 +154,7 @@ def page(open_page, server) -> playwright.Page:
 
 @pytest.fixture
 def hold() -> Callable[[playwright.Page, str], Callable[[], None]]:
-    """Keep requests waiting until what it answers is called; that returns when their answers had time to be shown."""
+    """Hold requests back until the returned function is called; it returns when their answers are shown."""
 
     def hold_at(page: playwright.Page, address: str) -> Callable[[], None]:
         held: list[playwright.Route] = []
@@ -170,7 +177,7 @@ def hold() -> Callable[[playwright.Page, str], Callable[[], None]]:
 
 @pytest.fixture(scope="session")
 def items(small_index) -> dict[str, list[dict[str, object]]]:
-    """What is in the index, by modality."""
+    """Return the items of the index by modality."""
     found: dict[str, list[dict[str, object]]] = {}
     with (small_index.parent / "cand_pool" / "some.jsonl").open(encoding="utf-8") as lines:
         for line in lines:

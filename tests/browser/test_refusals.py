@@ -1,4 +1,4 @@
-"""What the page says when it cannot have what was asked for, and what it does then."""
+"""What the page shows when a request fails, and what it does then."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ def hits(page: Page):
     return page.get_by_role("list", name="Hits, best first").get_by_role("listitem")
 
 
-def asked(page: Page) -> dict[str, list[str]]:
-    """What the address says."""
+def address_query(page: Page) -> dict[str, list[str]]:
+    """Return the query of the address."""
     return parse_qs(urlsplit(page.url).query)
 
 
@@ -72,7 +72,7 @@ def test_the_address_says_the_search_and_back_goes_to_the_one_before(page, open_
     search(page, "a blue leaf")
     first = hits(page).first.get_by_role("link").get_attribute("aria-label")
     search(page, "a red anchor")
-    assert asked(page) == {"q": ["a red anchor"]}
+    assert address_query(page) == {"q": ["a red anchor"]}
     page.go_back()
     expect(page.get_by_role("textbox", name="What to look for")).to_have_value("a blue leaf")
     expect(hits(page).first.get_by_role("link")).to_have_attribute("aria-label", first)
@@ -85,7 +85,7 @@ def test_a_modality_is_all_that_is_found(page):
     page.get_by_role("radio", name="Texts").check()
     expect(hits(page)).to_have_count(12)
     expect(page.locator(".grid .frame")).to_have_count(0)
-    assert asked(page)["find"] == ["text"]
+    assert address_query(page)["find"] == ["text"]
 
 
 def test_a_picture_searches_and_stays_with_the_words(page, small_index, items):
@@ -144,7 +144,7 @@ def test_a_result_is_dragged_into_the_query_and_weighed(page):
     dragged.drag_to(page.locator("#composer"))
     parts = page.get_by_role("list", name="Parts of the query").get_by_role("listitem")
     expect(parts).to_have_count(1)
-    assert asked(page)["part"] == [f"1*item:{item_id}"]
+    assert address_query(page)["part"] == [f"1*item:{item_id}"]
     for weight in ("0.75", "0.5", "0.25", "-0.25"):
         parts.get_by_role("button", name="Less").click()
         page.wait_for_url(lambda url, weight=weight: f"part={weight}*item" in url)
@@ -218,8 +218,8 @@ def test_an_item_opens_from_the_side_and_back_closes_it(page):
     hits(page).nth(1).get_by_role("link").click()
     sheet = page.get_by_role("dialog", name="Item")
     expect(sheet.get_by_role("button", name="More like this")).to_be_visible()
-    assert "item" in asked(page)
+    assert "item" in address_query(page)
     page.go_back()
     expect(sheet).to_be_hidden()
-    assert "item" not in asked(page)
+    assert "item" not in address_query(page)
     expect(hits(page)).to_have_count(20)
