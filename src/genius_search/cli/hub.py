@@ -304,7 +304,7 @@ def _next_command(plan: PullPlan, folder: Path) -> str:
     from genius_search.hub.checkpoints import CHECKPOINTS
 
     match plan.kind:
-        case "checkpoint":
+        case "original":
             checkpoint = CHECKPOINTS[plan.name]
             return checkpoint.next_command.format(*(folder / path for path in checkpoint.files))
         case "model":

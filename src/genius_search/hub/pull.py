@@ -25,7 +25,7 @@ from genius_search.hub.access import (
 from genius_search.hub.checkpoints import CHECKPOINTS, Checkpoint
 from genius_search.hub.folder import claim_folder
 
-Kind = Literal["model", "index", "encoder", "checkpoint"]
+Kind = Literal["model", "index", "encoder", "original"]
 
 
 class Layout(NamedTuple):
@@ -149,7 +149,7 @@ def _plan(name: str, revision: str | None, token: str | None) -> PullPlan:
     repo_type = repo_type or "model"
     if checkpoint:
         chosen = _checkpoint_files(checkpoint, files)
-        return PullPlan(name, "checkpoint", repository, repo_type, revision, commit, chosen, ())
+        return PullPlan(name, "original", repository, repo_type, revision, commit, chosen, ())
     paths = {file.path for file in files}
     for kind, layout in LAYOUTS.items():
         if layout.repo_type == repo_type and layout.marker in paths:

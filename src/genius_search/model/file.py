@@ -23,9 +23,9 @@ class KnownInstruction:
     """An instruction the model was trained with, and when it applies."""
 
     query: str
-    """Modality of the query, by value."""
+    """Modality of the query, in M-BEIR's spelling or ours."""
     candidate: str
-    """Modality of the result, by value."""
+    """Modality of the result, likewise."""
     text: str
 
 

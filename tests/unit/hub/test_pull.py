@@ -297,8 +297,10 @@ def test_the_authors_checkpoints_have_short_names_and_a_next_command(hub, tmp_pa
         (held / path).parent.mkdir(parents=True, exist_ok=True)
         (held / path).write_bytes(path.encode())
     hub.hold(CHECKPOINTS["genius"].repository, held)
-    assert main(["pull", "genius", "--yes", "--out", str(tmp_path / "out")]) == 0
-    message = " ".join(capsys.readouterr().err.split())
+    assert main(["pull", "genius", "--yes", "--json", "--out", str(tmp_path / "out")]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["what"] == "original"
+    message = " ".join(captured.err.split())
     assert f"--quantizer {tmp_path}/out/checkpoint/rq_clip_large.pth" in message
     assert set(contents(tmp_path / "out")) == set(CHECKPOINTS["genius"].files)
 
