@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from genius_search.encoders.base import ItemKey
 from genius_search.encoders.precomputed import numbers_of
 from genius_search.errors import BadData
-from genius_search.records import Modality, parse_id
+from genius_search.records import Modality, format_text, instructed, parse_id
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**9))
@@ -37,3 +37,44 @@ def test_a_modality_is_its_name():
     assert f"{Modality.IMAGE_TEXT}" == "image-text"
     assert [modality.mbeir for modality in Modality] == ["image", "text", "image,text"]
     assert Modality.parse("image,text") is Modality.parse("image-text") is Modality.IMAGE_TEXT
+
+
+@pytest.mark.parametrize(
+    ("text", "formatted"),
+    [
+        (None, ""),
+        ("", ""),
+        (" ", ""),
+        ("a cat", "A cat."),
+        ("A cat?", "A cat?"),
+        ('"quoted text"', "Quoted text."),
+        ('end!"', "End!"),
+        ("3 dogs", "3 dogs."),
+        ("ünïcode", "Ünïcode."),
+        ("a\r\nb", "A\nb."),
+        ("…ellipsis…", "…ellipsis…."),
+        ('" lead space"', " lead space."),
+        (" lead space.", "Lead space."),
+        ("ßa", "SSa."),
+    ],
+)
+def test_texts_are_formatted_as_uniir_does(text, formatted):
+    assert format_text(text) == formatted
+
+
+@pytest.mark.parametrize(
+    ("instruction", "text", "joined"),
+    [
+        (
+            "find me an everyday image that matches the given caption",
+            "a man on a moped",
+            "Find me an everyday image that matches the given caption. a man on a moped.",
+        ),
+        ("Find a similar image?", None, "Find a similar image?"),
+        (None, "a man", "A man."),
+        (None, None, ""),
+        ('"Quoted."', '"text"', 'Quoted. "text.'),
+    ],
+)
+def test_an_instruction_is_joined_as_uniir_does(instruction, text, joined):
+    assert instructed(instruction, text) == joined

@@ -19,7 +19,6 @@ from genius_search.encoders.uniir import middle_square
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.lab.published.encoders import import_encoder
 from genius_search.progress import Silent
-from genius_search.records import format_text, instructed
 
 KEY = ItemKey("candidate", "9:1")
 TEXTS = [
@@ -186,44 +185,3 @@ def test_another_format_or_kind_is_refused(folder, tmp_path, told, message):
     (copy / "uniir.json").write_text(json.dumps(told))
     with pytest.raises(ArtifactMismatch, match=message):
         load_encoder(f"uniir:{copy}")
-
-
-@pytest.mark.parametrize(
-    ("text", "formatted"),
-    [
-        (None, ""),
-        ("", ""),
-        (" ", ""),
-        ("a cat", "A cat."),
-        ("A cat?", "A cat?"),
-        ('"quoted text"', "Quoted text."),
-        ('end!"', "End!"),
-        ("3 dogs", "3 dogs."),
-        ("ünïcode", "Ünïcode."),
-        ("a\r\nb", "A\nb."),
-        ("…ellipsis…", "…ellipsis…."),
-        ('" lead space"', " lead space."),
-        (" lead space.", "Lead space."),
-        ("ßa", "SSa."),
-    ],
-)
-def test_texts_are_formatted_as_uniir_does(text, formatted):
-    assert format_text(text) == formatted
-
-
-@pytest.mark.parametrize(
-    ("instruction", "text", "joined"),
-    [
-        (
-            "find me an everyday image that matches the given caption",
-            "a man on a moped",
-            "Find me an everyday image that matches the given caption. a man on a moped.",
-        ),
-        ("Find a similar image?", None, "Find a similar image?"),
-        (None, "a man", "A man."),
-        (None, None, ""),
-        ('"Quoted."', '"text"', 'Quoted. "text.'),
-    ],
-)
-def test_an_instruction_is_joined_as_uniir_does(instruction, text, joined):
-    assert instructed(instruction, text) == joined

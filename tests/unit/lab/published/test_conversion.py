@@ -1,4 +1,4 @@
-"""The published CLIP-SF: 446 names, their shapes, and where each goes."""
+"""Names and shapes of UniIR's checkpoints, and where each tensor goes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,24 @@ import torch
 
 from genius_search.errors import ArtifactMismatch
 from genius_search.lab.published.checkpoint import Checkpoint
-from genius_search.lab.published.encoders import Tower, clip_architecture, clip_shapes, convert_clip
+from genius_search.lab.published.encoders import (
+    BlipArchitecture,
+    ClipArchitecture,
+    Tower,
+    blip_shapes,
+    clip_architecture,
+    clip_shapes,
+    convert_blip,
+    convert_clip,
+    mixer_shapes,
+)
+
+
+def checkpoint_of(shapes, *, scale=4.6):
+    tensors = {name: torch.zeros(()).expand(shape) for name, shape in shapes.items()}
+    if "clip_model.logit_scale" in tensors:
+        tensors["clip_model.logit_scale"] = torch.tensor(scale)
+    return Checkpoint(Path("file.pth"), tensors, (), 0)
 
 
 def block(prefix, width):
@@ -51,13 +68,6 @@ def names_and_shapes(*, vision=1024, text=768, dim=768, layers=24, patch=14):
     for layer in range(12):
         shapes |= block(f"transformer.resblocks.{layer}.", text)
     return {f"clip_model.{name}": shape for name, shape in shapes.items()}
-
-
-def checkpoint_of(shapes, *, scale=4.6):
-    tensors = {name: torch.zeros(()).expand(shape) for name, shape in shapes.items()}
-    if "clip_model.logit_scale" in tensors:
-        tensors["clip_model.logit_scale"] = torch.tensor(scale)
-    return Checkpoint(Path("clip_sf_large.pth"), tensors, (), 0)
 
 
 def test_the_published_file_has_446_tensors_and_427_616_513_numbers():
@@ -114,7 +124,7 @@ def test_missing_unknown_and_misshapen_tensors_are_listed():
     shapes["clip_model.transformer.resblocks.0.ln_1.weight"] = (65,)
     with pytest.raises(ArtifactMismatch) as refused:
         convert(checkpoint_of(shapes))
-    for part in ("clip_sf_large.pth as clip-sf", "ln_final.bias", "visual.surprise", "(65,), expected (64,)"):
+    for part in ("file.pth as clip-sf", "ln_final.bias", "visual.surprise", "(65,), expected (64,)"):
         assert part in str(refused.value)
 
 
@@ -161,3 +171,138 @@ def test_a_file_without_what_tells_the_sizes_is_another_model(name):
 @pytest.mark.parametrize(("scale", "remarks"), [(math.log(100), 0), (2.6592, 0), (9.0, 1), (-3.0, 1)])
 def test_a_scale_that_no_training_leaves_is_remarked(scale, remarks):
     assert len(convert(checkpoint_of(names_and_shapes(), scale=scale)).remarks) == remarks
+
+
+MIXER = {"d_model": 768, "d_kv": 64, "d_ff": 2048, "num_heads": 12, "relative_attention_num_buckets": 32}
+
+
+def shapes_of(*, dim=768):
+    text = Tower("transformer.resblocks.", "", 12, 768, 3072)
+    vision = Tower("visual.transformer.resblocks.", "", 24, 1024, 4096)
+    return clip_shapes(ClipArchitecture(text, vision, dim, 77, 14, 16)) | mixer_shapes(MIXER)
+
+
+def test_the_layers_have_t5s_names():
+    from transformers import T5Config  # noqa: PLC0415  takes seconds to import
+    from transformers.models.t5.modeling_t5 import T5Stack  # noqa: PLC0415
+
+    with torch.device("meta"):
+        stack = T5Stack(T5Config(num_layers=2, num_heads=12, d_model=768, d_kv=64))
+    theirs = {f"t5_layers.{name}": tuple(tensor.shape) for name, tensor in stack.state_dict().items()}
+    table = theirs.pop("t5_layers.embed_tokens.weight")
+    assert mixer_shapes(MIXER) == theirs
+    found = convert_clip(checkpoint_of(shapes_of() | {"t5_layers.embed_tokens.weight": table}), "clip-ff")
+    assert found.left_out == ("t5_layers.embed_tokens.weight",)
+    assert {name: found.config["mixer_config"][name] for name in MIXER} == MIXER
+
+
+def test_a_text_projection_is_one_tensor_too_many():
+    with pytest.raises(ArtifactMismatch, match=r"1 unknown: clip_model\.text_projection"):
+        convert_clip(checkpoint_of(shapes_of() | {"clip_model.text_projection": (768, 768)}), "clip-ff")
+
+
+def test_a_clip_sf_file_is_refused_by_what_it_lacks():
+    shapes = {name: shape for name, shape in shapes_of().items() if not name.startswith("t5_layers.")}
+    with pytest.raises(ArtifactMismatch, match=r"needs a tensor t5_layers\..*relative_attention_bias"):
+        convert_clip(checkpoint_of(shapes), "clip-ff")
+
+
+def test_tokens_of_different_widths_cannot_be_mixed():
+    with pytest.raises(
+        ArtifactMismatch, match="text tokens are 768 wide, image tokens 512, the layers over both 768"
+    ):
+        convert_clip(checkpoint_of(shapes_of(dim=512)), "clip-ff")
+
+
+LARGE = BlipArchitecture(
+    layers=24,
+    width=1024,
+    hidden=4096,
+    patch=16,
+    grid=14,
+    text_width=768,
+    text_hidden=3072,
+    tokens=30524,
+    positions=512,
+)
+QUEUES = {
+    "query_queue": (768, 57960),
+    "cand_queue": (768, 57960),
+    "idx_queue": (1, 57960),
+    "new_ptr_queue": (1,),
+}
+PROJECTIONS = {
+    "vision_proj.weight": (768, 1024),
+    "vision_proj.bias": (768,),
+    "text_proj.weight": (768, 768),
+    "text_proj.bias": (768,),
+}
+
+
+def numbers(shapes, start):
+    return sum(math.prod(shape) for name, shape in shapes.items() if name.startswith(start))
+
+
+def with_training(shapes):
+    copies = {}
+    for name, shape in shapes.items():
+        first, _, rest = name.partition(".")
+        copies[f"{first}_m.{rest}"] = shape
+    return shapes | copies | QUEUES | {"temp": (), "text_encoder.embeddings.position_ids": (1, 512)}
+
+
+def test_the_sizes_add_up_to_the_published_files_7_49_gb():
+    shapes = blip_shapes(LARGE, fused=True)
+    assert numbers(shapes, "visual_encoder.") == 303_301_632
+    assert numbers(shapes, "text_encoder.") == 142_567_680
+    trained = numbers(shapes, "")
+    weights = 2 * trained + numbers(QUEUES, "")
+    adam = 2 * trained
+    assert 4 * (weights + adam) == pytest.approx(7.49e9, rel=0.001)
+
+
+def test_blips_names_become_those_of_transformers():
+    from transformers import BlipTextConfig, BlipVisionConfig, BlipVisionModel  # noqa: PLC0415  takes seconds
+    from transformers.models.blip.modeling_blip_text import BlipTextModel  # noqa: PLC0415
+
+    found = convert_blip(checkpoint_of(with_training(blip_shapes(LARGE, fused=True))), "blip-ff")
+    with torch.device("meta"):
+        vision = BlipVisionModel(BlipVisionConfig(**found.config["vision_config"]))
+        text = BlipTextModel(BlipTextConfig(**found.config["text_config"]))
+    theirs = {f"vision_model.{name}": tensor.shape for name, tensor in vision.state_dict().items()}
+    theirs |= {f"text_encoder.{name}": tensor.shape for name, tensor in text.state_dict().items()}
+    assert {name: tensor.shape for name, tensor in found.weights.items()} == theirs
+    assert found.config["vision_config"]["num_attention_heads"] == 16
+    assert found.config["text_config"]["num_attention_heads"] == 12
+    assert found.config["vision_config"]["layer_norm_eps"] == 1e-6
+    assert found.pixels["size"] == {"height": 224, "width": 224}
+    assert not found.pixels["do_center_crop"]
+    assert found.tokens == 30524
+
+
+def test_what_only_training_needed_is_left_out():
+    shapes = blip_shapes(LARGE, fused=True)
+    found = convert_blip(checkpoint_of(with_training(shapes)), "blip-ff")
+    assert found.used == len(shapes)
+    assert len(found.left_out) == len(shapes) + len(QUEUES) + 2
+    assert {"temp", "idx_queue", "text_encoder.embeddings.position_ids"} < set(found.left_out)
+    assert any(name.startswith("text_encoder_m.pooler") for name in found.left_out)
+
+
+def test_score_fusion_has_projections_and_leaves_the_attention_to_images():
+    whole = blip_shapes(LARGE, fused=True)
+    shapes = {name: shape for name, shape in whole.items() if "pooler" not in name} | PROJECTIONS
+    found = convert_blip(checkpoint_of(with_training(shapes)), "blip-sf")
+    assert not any("crossattention" in name for name in found.weights)
+    assert any("text_encoder.encoder.layer.0.crossattention" in name for name in found.left_out)
+    assert tuple(found.weights["vision_proj.weight"].shape) == (768, 1024)
+    assert found.config["projection_dim"] == 768
+
+
+def test_the_two_kinds_are_not_taken_for_each_other():
+    fused = checkpoint_of(with_training(blip_shapes(LARGE, fused=True)))
+    with pytest.raises(ArtifactMismatch, match=r"needs a tensor vision_proj\.weight"):
+        convert_blip(fused, "blip-sf")
+    plain = checkpoint_of(with_training(blip_shapes(LARGE, fused=False) | PROJECTIONS))
+    with pytest.raises(ArtifactMismatch, match=r"file\.pth as blip-ff.*missing.*pooler.*4 unknown"):
+        convert_blip(plain, "blip-ff")
