@@ -57,7 +57,7 @@ class ConvertedSplit(NamedTuple):
     num_captions: int
     """Different ones."""
     num_queries: int
-    """Of both tasks; fewer than pictures and captions together only where M-BEIR's numbers run out."""
+    """Both tasks together; fewer than pictures and captions together only where M-BEIR's numbers run out."""
 
 
 class _Caption(NamedTuple):

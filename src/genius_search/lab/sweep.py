@@ -63,10 +63,10 @@ class Flags:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     fit: str = ""
-    """Of `genius fit`."""
+    """Flags of `genius fit`."""
 
     evaluate: str = ""
-    """Of `genius evaluate`."""
+    """Flags of `genius evaluate`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Row:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$")]
-    """Of its folder; small letters, digits, full stops, plus and minus signs."""
+    """Name of its folder; small letters, digits, full stops, plus and minus signs."""
 
     title: str = ""
     """In tables; the name if it is left out."""

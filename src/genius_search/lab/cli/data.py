@@ -63,7 +63,7 @@ class Rehearsal:
     """Folder of the new data set."""
 
     share: float = 0.01
-    """Of M-BEIR's size: 0.01 has 56,000 candidates, 1 all 5,609,079."""
+    """Share of M-BEIR's size: 0.01 has 56,000 candidates, 1 all 5,609,079."""
 
     seed: int = 0
     """Seed of everything that is drawn."""

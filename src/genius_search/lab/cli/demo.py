@@ -27,7 +27,7 @@ class Demo:
     """IDs kept at each level."""
 
     seed: int = 0
-    """Of the drawing and the training."""
+    """Seed of the drawing and the training."""
 
     json: bool = False
     """The table as JSON."""
@@ -50,11 +50,11 @@ class Demo:
         console.print(to_rich(result.rows))
         for search in result.searches[::4]:
             picture = " + a picture" if search.query_image and search.query_text else ""
-            asked = search.query_text or "a picture"
+            query = search.query_text or "a picture"
             best = search.hits[0]
             mark = "right" if best.is_relevant else "not the one"
             console.print(
-                f"[bold]{search.task}[/]  {search.instruction} [italic]{asked}[/]{picture}\n"
+                f"[bold]{search.task}[/]  {search.instruction} [italic]{query}[/]{picture}\n"
                 f"    found {best.item_id}, {mark}: {best.text or 'a picture'}",
                 highlight=False,
             )

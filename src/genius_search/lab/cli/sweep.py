@@ -31,7 +31,7 @@ class Sweep:
     """A folder for each row and seed: its model, evaluation, log and row.json."""
 
     encoder: str = "small"
-    """Of all rows, as for `genius fit`: small, clip:NAME, precomputed:PATH, …"""
+    """Encoder of all rows, as for `genius fit`: small, clip:NAME, precomputed:PATH, …"""
 
     encoder_of: Annotated[Path | None, tyro.conf.arg(metavar="MODEL")] = None
     """A model whose encoder and features are used where they fit, instead of training and embedding."""

@@ -55,10 +55,10 @@ def draw_once(
 def concatenate(path: Path, parts: Iterable[Path]) -> None:
     """Write the contents of some files into one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as whole:
+    with path.open("wb") as joined:
         for part in parts:
             with part.open("rb") as file:
-                shutil.copyfileobj(file, whole, 1 << 20)
+                shutil.copyfileobj(file, joined, 1 << 20)
 
 
 def copy_instructions(name: str, root: Path) -> None:

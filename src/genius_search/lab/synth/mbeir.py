@@ -1,6 +1,6 @@
 """A synthetic stand-in for M-BEIR: its files and field conventions, all 16 rows, at any share of its size.
 
-A whole run (check, fit, evaluate, index) can be rehearsed with it before 169 GB are downloaded. Every query
+A complete run (check, fit, evaluate, index) can be rehearsed with it before 169 GB are downloaded. Every query
 and candidate is computed from its number, so that files of any size are written without keeping anything.
 """
 
@@ -82,7 +82,7 @@ class RowSizes:
     dataset_id: int
     task_id: int
     queries: int
-    """Of the test split."""
+    """Test queries."""
     pool: int
     """Candidates of its local pool."""
     val: int
@@ -93,7 +93,7 @@ class RowSizes:
     answers: Counts | None = None
     """How many of a block answer a query, where that is not all of it."""
     val_pool: int = 0
-    """Of the validation split, where it has a pool of its own."""
+    """Candidates of the validation split, where it has a pool of its own."""
     query_texts: Sequence[str] = ()
     """Templates, used in turn."""
     candidate_texts: Sequence[str] = ()
@@ -152,7 +152,7 @@ class Concept(NamedTuple):
 
     product: Product
     words: dict[str, str]
-    """What the templates of texts are filled with."""
+    """Values for the templates of texts."""
     facts: tuple[str, ...]
 
 
@@ -524,7 +524,7 @@ class SyntheticSummary:
 
     folder: Path
     share: float
-    """Of M-BEIR's size; small rows have some dozens of everything all the same."""
+    """Share of M-BEIR's size; small rows keep a few dozen of everything."""
     seed: int
     rows: int
     concepts: int
@@ -534,7 +534,7 @@ class SyntheticSummary:
     queries: dict[str, int]
     """Queries of each split, all rows together."""
     training_lines: int
-    """Of the union training file, which repeats the queries of small data sets."""
+    """Lines of the union training file, which repeats the queries of small data sets."""
     pictures: int
     """Picture files; 0 without pictures."""
     drawn: bool
@@ -564,7 +564,7 @@ def draw_synthetic_mbeir(
         a number is out of range, or ``out`` holds something else.
     """
     if not 0 < share <= 1:
-        raise UsageError(f"share is {share}; give a number above 0 and up to 1, the whole of M-BEIR's size")
+        raise UsageError(f"share is {share}; give a number above 0 and up to 1, M-BEIR's full size")
     if seed < 0:
         raise UsageError(f"seed is {seed}; give a number from 0 up")
     if pictures is not None and not 0 <= pictures <= CONCEPTS:
