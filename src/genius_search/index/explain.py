@@ -1,4 +1,4 @@
-"""A look inside the codes of an index: the tree, items that share codes, and why an item is found or not."""
+"""The codes of an index explained: its tree, items that share codes, and why an item is found or not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_CHILDREN: Final = 64
 EXAMPLES: Final = 4
 SIBLINGS: Final = 8
 SHARING: Final = 20
-"""Of what may be large so much is shown unless one asks for more."""
+"""Default numbers of children, examples, siblings and items of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +31,29 @@ class CodeChild:
 
     code: int
     items: int
-    """So many lie below it."""
+    """Number of items below it."""
     share: float
-    """Of the items below the prefix."""
+    """Relative to the items below the prefix."""
     examples: list[Item]
 
 
 @dataclass(frozen=True, slots=True)
 class CodeNode:
-    """A prefix of IDs, and what lies below it; deleted items do not count."""
+    """A prefix of IDs and the items below it, deleted ones left out."""
 
     prefix: tuple[int, ...]
     level: int
-    """Codes in the prefix: the level that its children are of."""
+    """Number of codes in the prefix, which is the level of its children."""
     items: int
     share: float
-    """Of all items."""
+    """Relative to all items."""
     entropy: float
-    """Bits that the next code says of the items here."""
+    """Entropy of the next code in bits."""
     num_children: int
     children: list[CodeChild]
-    """Those of most items first."""
+    """Those with most items first."""
     examples: list[Item]
-    """Spread evenly over what lies below."""
+    """Spread evenly over the items below."""
     truncated: bool
     """Whether there are more children than are listed."""
 
@@ -63,18 +63,18 @@ class SharedGroup:
     """Items whose IDs begin with the same codes."""
 
     codes: tuple[int, ...]
-    """What they share."""
+    """The codes they share."""
     items: int
     examples: list[Item]
-    """All of them, unless there are many."""
+    """At most twenty of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPage:
-    """Some of the groups of an index, largest first."""
+    """A page of groups, largest first."""
 
     total: int
-    """Groups there are."""
+    """Number of groups in the index."""
     items: int
     """Items in all of them."""
     groups: list[SharedGroup]
@@ -82,37 +82,37 @@ class SharedPage:
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """A code that might have come instead."""
+    """An alternative to an item's code."""
 
     code: int
     log_probability: float
     probability: float
-    """Among the codes that exist there and may be found."""
+    """Relative to the codes that exist there and may be found."""
     items: int
     examples: list[Item]
 
 
 @dataclass(frozen=True, slots=True)
 class LevelStep:
-    """What the generator says of one code of an item's ID."""
+    """The generator's view of one code of an item's ID."""
 
     level: int
     name: str
     code: int
     log_probability: float
-    """What it adds to the score of a beam."""
+    """The code's contribution to the score of a beam."""
     probability: float
-    """Among the codes that exist there and may be found."""
+    """Relative to the codes that exist there and may be found."""
     rank: int
     """Among them, from 1."""
     num_siblings: int
-    """How many they are, with itself."""
+    """Number of these codes, its own included."""
     items: int
-    """So many share the ID up to here."""
+    """Number of items whose IDs share the codes up to this one."""
     siblings: list[Sibling]
-    """The most probable, the item's own code among them if it is one of those."""
+    """The most probable codes, which may include the item's own."""
     beam_rank: int | None
-    """Where the prefix up to here stood among all that the beam weighed; None: it was not weighed."""
+    """Rank of the prefix up to this code among all that the beam scored; None if it was not scored."""
     is_kept: bool | None
     """Whether the beam kept it."""
 
@@ -124,18 +124,18 @@ class Explanation:
     item: Item
     codes: tuple[int, ...]
     is_allowed: bool
-    """Whether modality and conditions of the request let it be found."""
+    """Whether the modality and conditions of the request admit the item."""
     rank: int | None
-    """Among all items that the search looked at; None: it was not reached."""
+    """Rank among all items under the beams; None if the item was not reached."""
     score: float | None
     touched: int
-    """Items that the search looked at."""
+    """Number of items under the beams."""
     beam: int
-    """How wide it was."""
+    """Beam width."""
     lost_at: int | None
     """The level at which the beam dropped it."""
     kept_by_beam: int | None
-    """The narrowest beam found to keep it, where this one does not; None: none that was tried does."""
+    """The narrowest beam found that keeps the item, where this one does not; None if none does."""
     levels: list[LevelStep]
 
 
@@ -147,14 +147,14 @@ def code_node(
     examples: int = EXAMPLES,
     most_children: int = MOST_CHILDREN,
 ) -> CodeNode:
-    """A prefix and its children.
+    """Describe a prefix and its children.
 
     Raises
     ------
     UnknownPrefix
-        no item has such an ID.
+        No item has such an ID.
     UsageError
-        it is longer than an ID.
+        It is longer than an ID.
     """
     if len(prefix) > num_levels:
         raise UsageError(f"{len(prefix)} codes are given; the IDs of this index have {num_levels}")
@@ -191,12 +191,12 @@ def code_node(
 def shared_groups(
     snapshot: Snapshot, depth: int, *, offset: int = 0, limit: int = 50, most: int = SHARING
 ) -> SharedPage:
-    """Groups of items that share their first so many codes.
+    """Return a page of the groups of items that share their first ``depth`` codes.
 
     Raises
     ------
     UsageError
-        the page is none, or nothing is to be shared.
+        The page is invalid, or the depth is zero.
     """
     if offset < 0 or limit < 0:
         raise UsageError(f"a page from {offset} of {limit} groups is asked for; give 0 or more")
@@ -218,12 +218,12 @@ def shared_groups(
 def explain(
     model: Genius, snapshot: Snapshot, query: EncodedQuery, item_id: str, config: SearchConfig
 ) -> Explanation:
-    """The way of an item's ID through the levels, for what is query.
+    """Follow an item's ID through the levels of a search.
 
     Raises
     ------
     UnknownItem
-        it is not in the index.
+        It is not in the index.
     """
     place = snapshot.place_of(item_id)
     num_levels = model.quantizer.num_levels
@@ -265,7 +265,7 @@ def explain(
 
 
 def _levels(model: Genius, snapshot: Snapshot, steps: Sequence[Step], traced: Trace) -> list[LevelStep]:
-    """Each level with its best siblings; the items of all of them are looked up together."""
+    """Return each level with its best siblings; their example items are looked up in one go."""
     best = [np.argsort(-step.log_probabilities, kind="stable")[:SIBLINGS] for step in steps]
     chosen = [step.children.take(places) for step, places in zip(steps, best, strict=True)]
     ranges = Ranges(
@@ -305,7 +305,7 @@ def _levels(model: Genius, snapshot: Snapshot, steps: Sequence[Step], traced: Tr
 
 
 def _examples(snapshot: Snapshot, tree: CodeTree, ranges: Ranges, most: int) -> list[list[Item]]:
-    """Items below each prefix."""
+    """Return some items below each prefix."""
     picked = tree.pick(ranges, most)
     found: list[list[Item]] = [[] for _ in range(len(ranges.low))]
     for owner, item in zip(picked.owner.tolist(), snapshot.items(picked.parts, picked.rows), strict=True):

@@ -1,9 +1,9 @@
-"""Which items a person wants to search among: conditions on fields, words of the text, names.
+"""Filters: conditions on the fields of items, words of their texts, ids.
 
 A condition is ``FIELD OPERATOR VALUE``, for example ``price<20``, ``brand=acme``, ``colour in red,blue`` or
 ``title~umbrella``. Fields are the keys of the JSON that came with an item, inner ones after a dot
 (``size.width``), and the item's own ``id``, ``modality``, ``text`` and ``image``. A name in quotes is always
-one of the JSON. What conditions mean: :class:`genius_search.index.filters.Condition`.
+one of the JSON. :class:`Condition` defines what conditions mean.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 
 
 class Value(NamedTuple):
-    """What a field is compared with. Kept as it is spelt, so that 1 and true are two values."""
+    """A value to compare with, kept as spelled, so that 1 and true are two values."""
 
     kind: Literal["text", "number", "truth"]
     text: str
-    """Of a truth value ``true`` or ``false``."""
+    """``true`` or ``false`` for a truth value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One field compared with a value, or with several of which one has to fit (``in``).
+    """One field compared with a value, or with several of which one must match (``in``).
 
     A field that an item does not have, or that is null or an object, satisfies ``!=`` and nothing else:
     ``!=`` holds exactly where ``=`` does not. A list satisfies the other operators if one of its values does.
     Numbers are compared with numbers and with texts that spell one (in a CSV file everything is text); truth
     values with truth values and the texts true and false; texts with texts, in the order of their characters.
-    ``~`` looks for a part of a text, upper and lower case alike.
+    ``~`` searches for a substring and ignores case.
     """
 
     path: tuple[str, ...]
-    """Where the field lies in the JSON that came with the item; or the name of a column."""
+    """Path of the field in the item's JSON, or the name of a column."""
     operator: Operator
     values: tuple[Value, ...]
-    """One; any number for ``in``."""
+    """One value, or any number for ``in``."""
     column: Column | None = None
-    """Set if it is not in the JSON but the item's own; all values are texts then."""
+    """Set for an item's own id, modality, text and image; all values are texts then."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -84,9 +84,9 @@ GRAMMAR: Final = (
     "a condition is FIELD OPERATOR VALUE with one of = != < <= > >= ~ (contains) in, for example: price<20, "
     "brand=acme, 'colour in red,blue', title~umbrella, size.width>=30, '\"unit price\"=\"a, b\"'"
 )
-MOST_VALUES: Final = 1_000
+MAX_VALUES: Final = 1_000
 """Values after ``in``."""
-MOST_CONDITIONS: Final = 200
+MAX_CONDITIONS: Final = 200
 MAX_TOTAL_VALUES: Final = 10_000
 """Values of all conditions together; more would take longer than a second."""
 
@@ -96,7 +96,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
     "text": "text",
     "image": "image",
 }
-"""What an item has that is no field of its JSON."""
+"""The names of an item's own columns in conditions."""
 _OPERATORS: Final[Sequence[Operator]] = get_args(Operator)
 _QUOTED: Final = r"\"[^\"]*\"|'[^']*'"
 _NAME: Final = re.compile(rf"\s*({_QUOTED}|[^\s.=!<>~\"',]+)")
@@ -109,7 +109,7 @@ _WORDS: Final = re.compile(r'"([^"]*)"(\*?)|([^\s"]+)|"')
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What an item has to satisfy, all of it. Two that ask the same are equal and may be kept in a cache.
+    """Conditions that an item must meet, all of them. Hashable, so that results can be cached.
 
     >>> Filter.parse(["price<20", "colour in red,blue"], match='"leather strap" bag*')  # doctest: +SKIP
     >>> Filter.parse({"price": {"<": 20}, "colour": ["red", "blue"]})  # doctest: +SKIP
@@ -117,16 +117,15 @@ class Filter:
 
     conditions: tuple[Condition, ...] = ()
     match: str | None = None
-    """Words that the text must have, all of them, in any order; ``"a phrase"``, ``begin*``. Accents and upper
-    case are alike, and what is no letter or digit separates words, except inside quotes, where they stay
-    together."""
+    """Words that the text must contain, in any order; ``"a phrase"``, ``begin*``. Accents and case are
+    ignored. Everything but letters and digits separates words; words in quotes must be adjacent."""
     modality: Modality | None = None
     item_ids: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
-        if len(self.conditions) > MOST_CONDITIONS:
+        if len(self.conditions) > MAX_CONDITIONS:
             raise UsageError(
-                f"{len(self.conditions):,} conditions were given; give at most {MOST_CONDITIONS}, values of "
+                f"{len(self.conditions):,} conditions were given; give at most {MAX_CONDITIONS}, values of "
                 "one field with in, and long lists of items by item_ids"
             )
         total = sum(len(condition.values) for condition in self.conditions)
@@ -145,87 +144,86 @@ class Filter:
         modality: Modality | None = None,
         item_ids: Iterable[str] | None = None,
     ) -> Filter:
-        """Read conditions as a person types them, or as a mapping.
+        """Parse conditions, typed or as a mapping.
 
-        In a mapping a field has a value, a list of which one has to fit, or operators with their values.
-        Texts are texts there, whereas what is typed without quotes and spells a number or true or false is
-        that.
+        A mapping gives for each field a value, a list of which one must match, or operators with values.
+        Texts in it are texts; a typed value without quotes that spells a number, true or false is one.
 
         Raises
         ------
         UsageError
-            a condition is none; says where, and how one is written.
+            A condition cannot be parsed; the message says where, and how to write one.
         """
         if isinstance(where, Mapping):
-            conditions = [one for name, wanted in where.items() for one in _of_mapping(name, wanted)]
+            conditions = [one for name, wanted in where.items() for one in _parse_mapping(name, wanted)]
         else:
-            conditions = [_of_text(one) for one in ([where] if isinstance(where, str) else where)]
+            conditions = [_parse_text(one) for one in ([where] if isinstance(where, str) else where)]
         names = None if item_ids is None else frozenset(item_ids)
         return Filter(tuple(conditions), match, modality, names)
 
 
 def full_text_query(match: str) -> str:
-    """Words, phrases and beginnings in the language of SQLite's full text; everything else is quoted away.
+    """Translate words, phrases and prefixes to SQLite's full-text language; all else is quoted.
 
     Raises
     ------
     UsageError
-        there is no word in it.
+        It contains no word.
     """
     found = []
     for phrase, phrase_star, word in _WORDS.findall(match.replace("\0", " ")):
         words = phrase or word.rstrip("*")
         star = phrase_star or ("*" if word.endswith("*") else "")
-        if any(_is_of_word(character) for character in words):
+        if any(_is_word_character(character) for character in words):
             found.append(f'"{words}"{star}')
     if not found:
         raise UsageError(
             f"match {match!r} has no word in it; give words that the text must have, for example "
             '"leather strap*" or, for a phrase, \'"leather strap"\''
         )
-    _refuse_halves(match, match)
+    _check_unicode(match, match)
     return " ".join(found)
 
 
-def _is_of_word(character: str) -> bool:
+def _is_word_character(character: str) -> bool:
     kind = unicodedata.category(character)
     return kind[0] in "LN" or kind == "Co"
 
 
-def _of_text(text: str) -> Condition:
-    """One condition as it is typed."""
-    _refuse_halves(text, text)
+def _parse_text(text: str) -> Condition:
+    """Parse a typed condition."""
+    _check_unicode(text, text)
     path, own, place = _name(text)
     found = _OPERATOR.match(text, place)
     if found is None:
-        raise _refused(text, place, "an operator")
+        raise _syntax_error(text, place, "an operator")
     how = cast("Operator", found[1])
     place = found.end()
     if how != "in":
         value = _VALUE.match(text, place)
         if value is None:
-            raise _refused(text, place, "a value (in quotes if it begins with one of \" ' = < > ~ !)")
+            raise _syntax_error(text, place, "a value (in quotes if it begins with one of \" ' = < > ~ !)")
         return _condition(text, path, how, [_typed(value[1], value[2])], own=own)
     values = []
     more = ","
     while more:
         value = _LISTED.match(text, place)
         if value is None:
-            raise _refused(text, place, "a value (in quotes if it has a quote or a comma)")
+            raise _syntax_error(text, place, "a value (in quotes if it has a quote or a comma)")
         values.append(_typed(value[1], value[2]))
         place, more = value.end(), value[3]
     return _condition(text, path, how, values, own=own)
 
 
 def _name(text: str) -> tuple[tuple[str, ...], bool, int]:
-    """Parts of a field's name, whether it may be the item's own, and where the name ends."""
+    """Return the parts of a field's name, whether it may be a column, and where the name ends."""
     parts: list[str] = []
     place = 0
     own = True
     while True:
         found = _NAME.match(text, place)
         if found is None:
-            raise _refused(text, place, "the name of a field")
+            raise _syntax_error(text, place, "the name of a field")
         quoted = found[1][0] in "\"'"
         parts.append(found[1][1:-1] if quoted else found[1])
         own = own and not quoted
@@ -236,7 +234,7 @@ def _name(text: str) -> tuple[tuple[str, ...], bool, int]:
 
 
 def _typed(quoted: str | None, bare: str | None) -> Value:
-    """A value as it is typed: quotes make it a text."""
+    """Parse a typed value; quotes make it a text."""
     if bare is None:
         return Value("text", (quoted or "")[1:-1])
     if bare.lower() in ("true", "false"):
@@ -246,15 +244,15 @@ def _typed(quoted: str | None, bare: str | None) -> Value:
     return Value("text" if number_of(bare) is None else "number", bare)
 
 
-def _of_mapping(name: str, wanted: object) -> list[Condition]:
-    """The conditions on one field."""
+def _parse_mapping(name: str, wanted: object) -> list[Condition]:
+    """Parse the conditions on one field of a mapping."""
     if not isinstance(name, str):
         raise UsageError(f"condition on {name!r}: the name of a field is a text; {GRAMMAR}")
     path, own, place = (
         _name(name) if re.search(r"[\"']", name) else (tuple(name.split(".")), "." not in name, 0)
     )
     if place not in (0, len(name)):
-        raise _refused(name, place, "the end of the name")
+        raise _syntax_error(name, place, "the end of the name")
     if not isinstance(wanted, Mapping):
         wanted = {"in" if isinstance(wanted, list | tuple | set | frozenset) else "=": wanted}
     if not wanted:
@@ -276,7 +274,7 @@ def _of_mapping(name: str, wanted: object) -> list[Condition]:
 
 
 def _given(shown: str, value: object) -> Value:
-    """A value of a mapping: its type says what it is."""
+    """Convert a value of a mapping."""
     match value:
         case bool():
             return Value("truth", str(value).lower())
@@ -285,7 +283,7 @@ def _given(shown: str, value: object) -> Value:
         case float() if math.isfinite(value):
             return Value("number", repr(value))
         case str():
-            _refuse_halves(shown, value)
+            _check_unicode(shown, value)
             return Value("text", value)
         case _:
             raise UsageError(
@@ -297,10 +295,10 @@ def _given(shown: str, value: object) -> Value:
 def _condition(
     shown: str, path: tuple[str, ...], how: Operator, values: list[Value], *, own: bool
 ) -> Condition:
-    """A condition, when its operator and values go together."""
-    if not 1 <= len(values) <= MOST_VALUES:
+    """Return a condition whose operator and values go together."""
+    if not 1 <= len(values) <= MAX_VALUES:
         raise UsageError(
-            f"condition {shown[:80]!r} has {len(values):,} values; give 1 to {MOST_VALUES:,}, and long lists "
+            f"condition {shown[:80]!r} has {len(values):,} values; give 1 to {MAX_VALUES:,}, and long lists "
             "of items by item_ids"
         )
     column = COLUMNS.get(path[0]) if own else None
@@ -316,7 +314,7 @@ def _condition(
     return Condition(path, how, tuple(spelt), column)
 
 
-def _refuse_halves(shown: str, text: str) -> None:
+def _check_unicode(shown: str, text: str) -> None:
     if not text.isascii():
         try:
             text.encode()
@@ -324,7 +322,7 @@ def _refuse_halves(shown: str, text: str) -> None:
             raise UsageError(f"{shown!r} is not valid Unicode; type it in UTF-8") from None
 
 
-def _refused(text: str, place: int, expected: str) -> UsageError:
+def _syntax_error(text: str, place: int, expected: str) -> UsageError:
     rest = text[place:].strip()
     where = f"before {rest!r}" if rest else "at its end"
     return UsageError(f"condition {text!r}: expected {expected} {where} (character {place + 1}); {GRAMMAR}")

@@ -23,7 +23,7 @@ from genius_search.search.arrays import GrowingArray, open_array, save_array
 from genius_search.search.table import IdTable
 
 EmbeddingType: TypeAlias = Literal["float16", "int8"]
-"""How stored embeddings are kept."""
+"""The number type of stored embeddings."""
 ROWS_AT_ONCE: Final = 8192
 """Embeddings that are written together."""
 LARGEST: Final = 127
@@ -54,12 +54,12 @@ SCALES: Final = "embedding_scales.npy"
 DENSITIES: Final = "embedding_densities.npy"
 
 StoredEmbeddings: TypeAlias = Literal["none", "fused", "raw"]
-"""What is kept of each item beside its ID for re-ranking: nothing, the embedding that the ID was made from,
-or the sum of the encoder's features (the paper's GENIUS^R)."""
+"""The embedding stored with each item for re-ranking: none, the one that its ID was made from, or the sum of the
+encoder's features (the paper's GENIUS^R)."""
 
 
 class ItemArrays(NamedTuple):
-    """What a model says of items, by row; may be memory-mapped."""
+    """IDs and embeddings of items, by row."""
 
     codes: Int16[np.ndarray, "items columns"]
     """Codes of the IDs, then half norms and densities (:mod:`genius_search.nn.density`)."""
@@ -83,19 +83,19 @@ class Segment(NamedTuple):
     typicality: Float16[np.ndarray, " items"]
     embeddings: Float16[np.ndarray, "items dim"] | Int8[np.ndarray, "items dim"] | None
     scales: Float16[np.ndarray, " items"] | None
-    """What to multiply each embedding with, where they are stored as 8-bit integers."""
+    """A factor for each embedding, where they are stored as 8-bit integers."""
     densities: UInt8[np.ndarray, " items"] | None
-    """How crowded it is around items; None also where an earlier version, which kept none, wrote them."""
+    """Density around items; None also in segments of versions that stored none."""
     dead: Int64[np.ndarray, " rows"]
-    """Deleted items' rows, ascending."""
+    """Rows of deleted items, ascending."""
 
     @property
     def num_alive(self) -> int:
-        """Items that are not deleted."""
+        """Number of items that are not deleted."""
         return self.table.num_items - len(self.dead)
 
     def alive(self) -> Bool[np.ndarray, " items"] | None:
-        """Which items are not deleted; None when none is."""
+        """Return a mask of the items that are not deleted, or None when none is deleted."""
         if not len(self.dead):
             return None
         mask = np.ones(self.table.num_items, dtype=bool)
@@ -103,19 +103,19 @@ class Segment(NamedTuple):
         return mask
 
     def is_dead(self, rows: Int64[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
-        """Whether these items are deleted."""
+        """Return whether items are deleted."""
         if not len(self.dead):
             return np.zeros(len(rows), dtype=bool)
         place = np.searchsorted(self.dead, rows)
         return np.asarray(self.dead[np.minimum(place, len(self.dead) - 1)] == rows)
 
     def vectors(self, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
-        """Stored embeddings of item rows.
+        """Return the stored embeddings of items.
 
         Raises
         ------
         UsageError
-            the index keeps none.
+            The index stores none.
         """
         if self.embeddings is None:
             raise UsageError(
@@ -199,7 +199,7 @@ def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> S
     Raises
     ------
     ArtifactMismatch
-        one of them cannot be read, or does not fit the others.
+        One of them cannot be read, or does not fit the others.
     """
     with with_hint():
         table = IdTable.open(folder)
@@ -230,7 +230,7 @@ def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> S
 
 @contextlib.contextmanager
 def with_hint() -> Iterator[None]:
-    """Let the errors of what reads single files say what to do about an index."""
+    """Append to errors about single files what to do about the index."""
     try:
         yield
     except ArtifactError as error:
@@ -254,7 +254,7 @@ def open_segment(
 
 
 def check_segment(folder: Path, *, manifest: str, verify: bool) -> list[Path]:
-    """Compare a segment's files with what was noted when they were written; returns them."""
+    """Check the sizes of a segment's files, or with ``verify`` their checksums; return the files."""
     path = folder / MANIFEST
     if not path.is_file():
         raise ArtifactMissing(f"{path} is missing; {REMEDY}")
@@ -386,7 +386,7 @@ MOST_ATTEMPTS: Final = 10
 
 
 def read_deleted(folder: Path, entry: SegmentEntry) -> Int64[np.ndarray, " rows"]:
-    """Rows of a segment's deleted items, ascending.
+    """Return the rows of a segment's deleted items, ascending.
 
     Raises
     ------
@@ -412,7 +412,7 @@ def read_deleted(folder: Path, entry: SegmentEntry) -> Int64[np.ndarray, " rows"
 
 
 def check_deleted(folder: Path, entry: SegmentEntry) -> list[Path]:
-    """Compare a list of deleted items with what was noted when it was written; returns it if there is one.
+    """Compare a list of deleted items with its checksum; return its path, if there is one.
 
     Raises
     ------

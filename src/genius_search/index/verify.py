@@ -1,4 +1,4 @@
-"""What an index holds, and what each part of it costs; no model is needed to say."""
+"""Checks of an index's files, and a description of what it holds. No model is needed."""
 
 from __future__ import annotations
 
@@ -37,36 +37,36 @@ from genius_search.index.writer import check_pictures, work_bytes
 from genius_search.search.table import IdTable
 
 ROWS: Final = 1 << 18
-"""Rows of a table that are looked at together."""
+"""Rows of a table that are checked together."""
 NAMES: Final = 50_000
 """Item ids that are looked up together."""
 
 
 class Verified(NamedTuple):
-    """What was read and found whole."""
+    """The size of an index whose files are all intact."""
 
     segments: int
     items: int
-    """Those that are not deleted."""
+    """Without deleted ones."""
     deleted: int
-    """Deleted items that still take room."""
+    """Deleted items that still take up space."""
     files: int
     bytes: int
 
 
 def verify(folder: Path) -> Verified:
-    """Read an index through; it may be in use meanwhile.
+    """Check every file of an index, which may be in use meanwhile.
 
-    Every file is compared with its checksum; then it is checked that tables are sorted and complete, that
-    lists of deleted items lie in range, that item stores are sound and hold as many items as the tables, that
-    no two items have the same id, and that the pictures kept here are those that were sent.
+    Every file is compared with its checksum. Then: ID tables are sorted and complete, lists of deleted items
+    are in range, item stores are intact and hold as many items as the tables, no two items have the same id,
+    and the stored pictures are those that were sent.
 
     Raises
     ------
     ArtifactMissing, ArtifactMismatch
-        something is missing or damaged; the message names the file and says what to do.
+        A file is missing or damaged; the message names it and says what to do.
     UsageError
-        it changes faster than it can be read.
+        The index changes faster than it can be read.
     """
     manifest = read_manifest(folder)
     for _ in range(MOST_ATTEMPTS):
@@ -74,7 +74,7 @@ def verify(folder: Path) -> Verified:
             return _verify(folder, manifest)
         except (ArtifactError, OSError, sqlite3.Error):
             now = read_manifest(folder)
-            if now == manifest:  # it is not that a writer removed it meanwhile
+            if now == manifest:  # no writer removed it meanwhile
                 raise
             manifest = now
     raise UsageError(
@@ -86,7 +86,12 @@ def verify(folder: Path) -> Verified:
 def _verify(folder: Path, manifest: IndexManifest) -> Verified:
     files = [folder / CURRENT]  # its own checksum is checked whenever it is read
     for entry in manifest.segments:
-        files += _check_contents(folder, entry)
+        place = folder / SEGMENTS / entry.name
+        own = check_segment(place, manifest=entry.manifest, verify=True)
+        for path in place.rglob("*"):
+            if path.is_file() and path not in own:
+                raise ArtifactMismatch(f"{path} is no part of the index; move it away")
+        files += own + check_deleted(folder, entry)
     snapshot = Snapshot.load(folder, manifest)
     for segment in snapshot.segments:
         _check_table(segment.folder, segment.table)
@@ -103,18 +108,8 @@ def _verify(folder: Path, manifest: IndexManifest) -> Verified:
     )
 
 
-def _check_contents(folder: Path, entry: SegmentEntry) -> list[Path]:
-    """Every file's checksum; returns the files."""
-    place = folder / SEGMENTS / entry.name
-    files = check_segment(place, manifest=entry.manifest, verify=True)
-    for path in place.rglob("*"):
-        if path.is_file() and path not in files:
-            raise ArtifactMismatch(f"{path} is no part of the index; move it away")
-    return files + check_deleted(folder, entry)
-
-
 def _check_table(folder: Path, table: IdTable) -> None:
-    """IDs are sorted and distinct, prefixes begin where they say, buckets and items are complete."""
+    """Check that IDs are sorted and distinct, and that prefixes, buckets and items match them."""
     place = table.level_bounds[:-1].tolist()
     for rows, levels in _first_differences(folder, table):
         for level in range(table.num_levels):
@@ -133,7 +128,7 @@ def _check_table(folder: Path, table: IdTable) -> None:
 
 
 def _first_differences(folder: Path, table: IdTable) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows of a table but the first, and the level at which each differs from the row before it."""
+    """Yield the rows after the first, and the level at which each differs from the one before."""
     for start in range(1, len(table), ROWS):
         block = table.ids[start - 1 : start + ROWS]
         steps = block[1:].astype(np.int32) - block[:-1]
@@ -163,7 +158,7 @@ def _is_permutation(items: Integer[np.ndarray, " items"]) -> bool:
 
 
 def _check_items(segment: Segment) -> None:
-    """The item store is sound, and has rows 0, 1, … for the items of the table."""
+    """Check that the item store is intact and has rows 0, 1, … for the items of the table."""
     path = segment.folder / ITEMS_FILE
     uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
     try:
@@ -179,7 +174,7 @@ def _check_items(segment: Segment) -> None:
 
 
 def _check_unique(segments: tuple[Segment, ...]) -> None:
-    """No two items that are alive have the same id; inside a segment the item store sees to that."""
+    """Check that no id occurs in two segments; within one the item store ensures it."""
     for place, segment in enumerate(segments[1:], start=1):
         alive = segment.alive()
         ids = (item.id for item in segment.items.all())
@@ -225,7 +220,7 @@ def diagnose_corruption(snapshot: Snapshot) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """One of the parts that an index is stored in."""
+    """The size of a segment."""
 
     name: str
     items: int
@@ -236,29 +231,29 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True)
 class IndexInfo:
-    """What an index holds."""
+    """A description of an index."""
 
     folder: str
     model: str
     model_fingerprint: str
     generation: int
-    """How often it has changed."""
+    """Number of changes so far."""
     items: int
     by_modality: dict[str, int]
     distinct_ids: int
     collision_rate: float
-    """Share of the items whose ID is shared."""
+    """Share of the items that share their ID with others."""
     bytes_per_item: dict[str, float]
-    """On disk, by part: ``ids`` (codes, and where prefixes begin), ``buckets`` (which items each ID stands
-    for), ``typicality``, ``embeddings``, ``items`` (the store of texts and fields), and ``deleted``: what
-    deleted items still take until `genius index compact`."""
+    """On disk, by part: ``ids`` (codes and prefixes), ``buckets`` (the items of each ID), ``typicality``,
+    ``embeddings``, ``items`` (texts and fields), and ``deleted``: deleted items, until `genius index
+    compact`."""
     embeddings: str
-    """What is stored for re-ranking, and how."""
+    """The stored embeddings and their type."""
     tuned: Tuned | None
-    """How it is searched unless one says otherwise, as `genius tune` chose it."""
+    """Default search settings, where `genius tune` chose some."""
     segments: list[SegmentInfo]
     work_bytes: int
-    """What a `genius index add` that was killed, or is running, keeps to go on from."""
+    """Files of a `genius index add` that was killed or is running."""
 
 
 def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
@@ -299,7 +294,7 @@ def _describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
 
 
 def _bucket_sizes(segments: Sequence[Segment]) -> Int64[np.ndarray, " ids"]:
-    """How many items that are alive share each ID."""
+    """Return how many items share each ID, deleted ones left out."""
     if len(segments) == 1 and not len(segments[0].dead):
         return np.diff(segments[0].table.bucket_starts).astype(np.int64)
     found = [np.zeros((0, segments[0].table.num_levels if segments else 1), dtype=np.int16)]

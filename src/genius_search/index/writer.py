@@ -1,9 +1,8 @@
-"""An index that lives: items come and go while others search.
+"""Changes to an index, while others search it.
 
-All files but ``index.json`` are written once and never changed. A change writes a segment of what is new, or
-a list of what is deleted, and then names them in ``index.json`` in one step; what nothing names any more is
-removed afterwards. So readers see the state before or the state after, and a killed writer leaves the state
-before.
+All files but ``index.json`` are written once and never changed. A change writes a segment of new items, or a
+list of deleted ones, and then names them in ``index.json`` in one step; files that nothing names any more are
+removed afterwards. So readers see the state before or after, and a killed writer leaves the state before.
 """
 
 from __future__ import annotations
@@ -52,18 +51,18 @@ from genius_search.index.store import (
 from genius_search.search.arrays import save_array
 
 _UNFINISHED: Final = re.compile(r"\.[0-9]{6,}\.(partial|old|lock|gone)")
-"""Names of what a killed writer may leave beside segments."""
+"""Names that a killed writer may leave beside segments."""
 
 
 def remove_leftovers(folder: Path, entries: Iterable[SegmentEntry]) -> None:
-    """Remove what no entry names: old segments, what a killed writer began; nothing of anybody else's."""
+    """Remove old segments, unfinished ones and old lists of deleted items, but no foreign files."""
     entries = tuple(entries)
     segments = {entry.name for entry in entries}
     for path in _entries_of(folder / SEGMENTS):
         if _UNFINISHED.fullmatch(path.name):
             _remove(path)
         elif NAME.fullmatch(path.name) and path.name not in segments and _is_segment(path):
-            # First out of sight: what is half removed must not look like somebody else's folder.
+            # Renamed first, because a half removed segment looks like a foreign folder.
             _remove(path.rename(path.with_name(f".{path.name}.gone")))
     lists = {entry.deleted for entry in entries}
     for path in _entries_of(folder / DELETED):
@@ -94,13 +93,13 @@ PICTURES: Final = "pictures"
 
 
 def picture_name(data: bytes) -> str:
-    """Where a picture is kept, from the index's folder."""
+    """Return the path of a stored picture, relative to the index."""
     digest = hashlib.sha256(data).hexdigest()
     return f"{PICTURES}/{digest[:2]}/{digest}"
 
 
 def keep_pictures(folder: Path, pictures: Iterable[bytes]) -> None:
-    """Write pictures into an index; when this returns they are on the disk."""
+    """Store pictures in an index; they are on disk on return."""
     for data in pictures:
         place = folder / picture_name(data)
         if not place.exists():
@@ -109,7 +108,7 @@ def keep_pictures(folder: Path, pictures: Iterable[bytes]) -> None:
 
 
 def remove_unused_pictures(folder: Path, segments: Sequence[Segment]) -> None:
-    """Remove the pictures that no item names; only for whoever holds the index for writing."""
+    """Remove the pictures that no item names; only while holding the index for writing."""
     if not (folder / PICTURES).is_dir():
         return
     used = {folder / name for segment in segments for name in _names(segment)}
@@ -119,9 +118,9 @@ def remove_unused_pictures(folder: Path, segments: Sequence[Segment]) -> None:
 
 
 def check_pictures(folder: Path, segments: Sequence[Segment]) -> list[Path]:
-    """Compare every picture that an item names with its own name; returns the files.
+    """Compare every stored picture with its name, which is its checksum; return the files.
 
-    An index that was published has none of its pictures.
+    A published index has none of its pictures.
 
     Raises
     ------
@@ -140,7 +139,7 @@ def check_pictures(folder: Path, segments: Sequence[Segment]) -> list[Path]:
 
 
 def _names(segment: Segment) -> Iterator[str]:
-    """Pictures kept here of the items of a segment that are alive."""
+    """Yield the stored pictures of the items of a segment that are not deleted."""
     dead = set(segment.dead.tolist())
     yield from (name for row, name in segment.items.images_below(PICTURES) if row not in dead)
 
@@ -153,16 +152,16 @@ def alive_items(segment: Segment) -> Iterator[Item]:
 
 
 WORK: Final = ".work"
-"""Folder inside the index for what has to survive a kill."""
+"""Folder inside the index for work that survives a kill."""
 
 
 def remove_work(folder: Path) -> None:
-    """Take away what was kept for the case of a kill; only for whoever holds the index for writing."""
+    """Remove what a killed writer would have continued with; only while holding the index for writing."""
     shutil.rmtree(folder / WORK, ignore_errors=True)
 
 
 def work_bytes(folder: Path) -> int:
-    """What is left of a writer that was killed, or is being written now."""
+    """Return the size of the work of a killed or running writer."""
     found = 0
     for path in (folder / WORK).rglob("*"):
         with contextlib.suppress(OSError):  # a writer removed it meanwhile
@@ -176,23 +175,23 @@ MAX_SEGMENTS: Final = 8
 
 
 class HeldByAnother(UsageError):
-    """Somebody else holds the index for writing."""
+    """Another process holds the index for writing."""
 
 
 class Changed(NamedTuple):
-    """What adding did."""
+    """The result of adding items."""
 
     added: int
     replaced: int
-    """Of those, how many took the place of an item with the same id."""
+    """How many of those took the place of an item with the same id."""
 
 
 class Deleted(NamedTuple):
-    """What deleting did."""
+    """The result of deleting items."""
 
     deleted: int
     missing: list[str]
-    """Ids that were not there."""
+    """Ids that are not in the index."""
 
 
 @contextlib.contextmanager
@@ -259,7 +258,7 @@ class Writer:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The state of the index now; lists of deleted items are what was written, for they are continued."""
+        """The current state; lists of deleted items are verified, because changes extend them."""
         if self._snapshot is None:
             state = Snapshot.open(self.folder)
             for entry in state.manifest.segments:
@@ -324,17 +323,17 @@ class Writer:
         return Deleted(len(there), [name for name in ids if name not in there])
 
     def tune(self, tuned: Tuned) -> None:
-        """Keep settings that searches use from now on unless they say otherwise."""
+        """Store default search settings."""
         self._check_open()
         self._note(self.snapshot.manifest.replace(tuned=tuned))
 
     def calibrate(self, calibration: Calibration) -> None:
-        """Keep what turns scores into probabilities."""
+        """Store a calibration."""
         self._check_open()
         self._note(self.snapshot.manifest.replace(calibration=calibration))
 
     def _note(self, manifest: IndexManifest) -> None:
-        """Say something else about the index; its items stay."""
+        """Change the manifest but not the items."""
         self._snapshot = None
         write_manifest(self.folder, manifest.replace(generation=manifest.generation + 1))
 
@@ -431,7 +430,7 @@ class Writer:
             raise
 
     def _check_contents(self, entries: Iterable[SegmentEntry]) -> None:
-        """Every byte of segments to merge, for damage that is merged looks like what was written."""
+        """Verify segments before merging them, because merged damage would get a valid checksum."""
         for entry in entries:
             check_segment(self.folder / SEGMENTS / entry.name, manifest=entry.manifest, verify=True)
 
@@ -443,7 +442,7 @@ class Writer:
         gone: Mapping[str, Int64[np.ndarray, " rows"]],
         new: SegmentEntry | None,
     ) -> None:
-        """Name the first segments, less what is gone, and the new one as the index's state: in one step."""
+        """Make the first ``kept`` segments without the deleted rows, and the new one, the current state."""
         self._check_open()
         generation = snapshot.manifest.generation + 1
         entries = []
@@ -462,7 +461,7 @@ class Writer:
     def _without_rows(
         self, generation: int, segment: Segment, entry: SegmentEntry, rows: Int64[np.ndarray, " rows"]
     ) -> SegmentEntry:
-        """The entry of a segment, with these items deleted too."""
+        """Return the entry of a segment with these items deleted too."""
         if not len(rows):
             return entry
         dead = np.union1d(segment.dead, rows)
@@ -495,7 +494,7 @@ def _alive_rows(segment: Segment, ids: Sequence[str]) -> tuple[list[str], Int64[
 
 
 def _num_kept(segments: Sequence[Segment], count: int) -> int:
-    """How many segments are left alone when ``count`` items are added; the others are merged with them."""
+    """Return how many segments stay when ``count`` items are added; the others are merged."""
     kept = len(segments)
     while kept and (kept >= MAX_SEGMENTS or segments[kept - 1].num_alive <= 2 * count):
         kept -= 1
@@ -504,7 +503,7 @@ def _num_kept(segments: Sequence[Segment], count: int) -> int:
 
 
 def _check_fit(snapshot: Snapshot, arrays: ItemArrays) -> None:
-    """Refuse items that the index has no room for: other embeddings, or IDs of another length."""
+    """Refuse items with other embeddings than the index stores, or IDs of another length."""
     wanted = snapshot.manifest.embeddings
     if arrays.stored != wanted or (arrays.embeddings is None) is not (wanted == "none"):
         raise UsageError(

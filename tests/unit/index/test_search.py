@@ -130,6 +130,16 @@ def test_an_unknown_field_is_an_error_that_names_the_known_ones(index):
         index.search("a kite", where=["prize<20"])
 
 
+def test_a_request_takes_what_search_takes(index):
+    request = SearchRequest(text="a kite", modality="image", where=["price<20"], k=3)
+    assert request.modality is Modality.IMAGE
+    assert index.search_many([request]) == [
+        index.search("a kite", modality="image", where={"price": {"<": 20}}, k=3)
+    ]
+    with pytest.raises(UsageError, match="sound"):
+        SearchRequest(text="a kite", modality="sound")
+
+
 REQUESTS = [
     SearchRequest(text="a red kite"),
     SearchRequest(text="a green boat", k=3, modality="text"),
