@@ -1,1 +1,1 @@
-""""""
+"""Indexes: pools of items, searched by their IDs."""

@@ -425,7 +425,7 @@ class Index:
         return self.near_duplicates(0, offset=offset, limit=limit)
 
     def near_duplicates(self, levels: int = 1, *, offset: int = 0, limit: int = 50) -> SharedPage:
-        """Return a page of the groups of items that share all but the last ``levels`` codes, largest first."""
+        """Return a page of the groups of items that share all but the last ``levels`` codes."""
         num_levels = self.model.quantizer.num_levels
         if not 0 <= levels < num_levels:
             raise UsageError(f"all but the last {levels} of {num_levels} codes cannot be shared")
@@ -450,8 +450,9 @@ class Index:
 
     @property
     def settings(self) -> SearchConfig:
-        """The default search settings: what `genius tune` chose for this index, or else
-        :data:`genius_search.config.USUAL_SEARCH`. Change some with ``dataclasses.replace``.
+        """The default search settings, to be changed with ``dataclasses.replace``.
+
+        They are what `genius tune` chose for this index, or else :data:`genius_search.config.USUAL_SEARCH`.
         """
         tuned = self.snapshot.manifest.tuned
         return USUAL_SEARCH if tuned is None else tuned.search

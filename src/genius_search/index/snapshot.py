@@ -128,7 +128,6 @@ class Snapshot:
 
     def shared(self, depth: int) -> SharedPrefixes:
         """Return the prefixes of ``depth`` codes that several items share; the result is cached."""
-
         if depth not in self._shared:
             self._shared[depth] = self.tree.shared_prefixes(depth)
         return self._shared[depth]

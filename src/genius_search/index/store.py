@@ -54,8 +54,8 @@ SCALES: Final = "embedding_scales.npy"
 DENSITIES: Final = "embedding_densities.npy"
 
 StoredEmbeddings: TypeAlias = Literal["none", "fused", "raw"]
-"""The embedding stored with each item for re-ranking: none, the one that its ID was made from, or the sum of the
-encoder's features (the paper's GENIUS^R)."""
+"""The embedding stored with each item for re-ranking: none, the one that its ID was made from, or the sum of
+the encoder's features (the paper's GENIUS^R)."""
 
 
 class ItemArrays(NamedTuple):

@@ -28,7 +28,6 @@ from genius_search.index.store import (
     TYPICALITY,
     IndexManifest,
     Segment,
-    SegmentEntry,
     check_deleted,
     check_segment,
     read_manifest,
