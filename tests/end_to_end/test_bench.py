@@ -24,7 +24,7 @@ def measured(capsys, out: Path, *words: str | Path) -> dict[str, Any]:
     assert main(["bench", *map(str, words), "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((out / "results.json").read_text())
-    assert "<table>" in (out / "index.html").read_text()
+    assert '<table class="bench">' in (out / "index.html").read_text()
     for name, rows in found.items():
         for row in rows if name != "title" else ():
             assert {"machine", "date", "command", "seed"} <= set(row)

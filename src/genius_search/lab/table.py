@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -98,13 +98,18 @@ class Table:
         """Return every cell as people read it."""
         return [[format_cell(cell, self.decimals) for cell in line] for line in self.lines]
 
-    def text(self) -> str:
-        """Return title, table and note for a terminal."""
-        return f"{self.title}\n{self._plain('simple')}\n{self.note}\n"
+    def text(self, width: int) -> str:
+        """Return title, table and note for a terminal, with as many columns as have room."""
+        for count in range(len(self.headings), self.text_columns, -1):
+            lines = [line[:count] for line in self.lines]
+            table = replace(self, headings=self.headings[:count], lines=lines).plain("simple")
+            if table.find("\n") <= width:
+                break
+        return f"{self.title}\n{table}\n{self.note}\n"
 
     def markdown(self) -> str:
         """Return title, note and table."""
-        table = self._plain("pipe", lambda text: text.replace("|", "\\|"))
+        table = self.plain("pipe", lambda text: text.replace("|", "\\|"))
         return "\n\n".join(part for part in (f"## {self.title}", self.note, table) if part)
 
     def csv(self) -> str:
@@ -138,7 +143,8 @@ class Table:
         lines = [[escape(cell) for cell in line] for line in self.cells()]
         return pd.DataFrame(lines, columns=[escape(heading) for heading in self.headings], dtype=object)
 
-    def _plain(self, layout: str, escape: Callable[[str], str] = str) -> str:
+    def plain(self, layout: str, escape: Callable[[str], str] = str) -> str:
+        """Return the cells in one of tabulate's layouts."""
         align = ["left"] * self.text_columns + ["right"] * (len(self.headings) - self.text_columns)
         frame = self._strings(escape)
         return str(frame.to_markdown(index=False, tablefmt=layout, disable_numparse=True, colalign=align))

@@ -44,3 +44,9 @@ def test_every_special_sign_of_latex_is_escaped_once():
 
 def test_latex_keeps_both_dashes_of_a_flag_and_no_line_begins_with_an_argument():
     assert escape_latex("[ours] --beam 3 – or*") == "{[}ours{]} -{}-beam 3 -- or{*}"
+
+
+def test_a_terminal_gets_the_columns_that_have_room():
+    assert TABLE.text(80).splitlines()[1].split() == ["system", "R@5", "n"]
+    assert TABLE.text(24).splitlines()[1].split() == ["system", "R@5"]
+    assert "86.2 ± 0.5" in TABLE.text(1)

@@ -28,11 +28,10 @@ from genius_search.lab.bench.settings import QualitySettings, parse_counts
 from genius_search.lab.evaluate import (
     EvaluationConfig,
     EvaluationPools,
-    PoolCandidates,
-    RowQueries,
     embed_queries,
 )
 from genius_search.lab.figure import Drawing, Line, draw_lines
+from genius_search.lab.methods import PoolCandidates, RowQueries
 from genius_search.lab.runs import Hit, Qrels, Run, evaluate, filter_to_pool
 from genius_search.lab.table import Table, pareto_front
 from genius_search.model import Genius
@@ -98,21 +97,22 @@ HOW_TO_READ: Final = (
     "generator, by the distance between the query and the vectors of prefixes; on one level, the nearest "
     "first codes until the leaves are as many as allowed."
 )
+# A terminal shows as many of these as have room.
 METHOD_COLUMNS: Final = {
     "method": "method",
     "recall_1": "R@1",
     "recall_5": "R@5",
-    "recall_10": "R@10",
     "of_exact_1": "R@1 of exact",
     "of_exact_5": "R@5 of exact",
     "code_bytes": "bytes",
-    "stored_bytes": "stored",
     "touched": "touched",
-    "touched_percent": "of the pool",
     "levels": "levels",
+    "cpu_ms": "CPU-ms",
+    "recall_10": "R@10",
+    "stored_bytes": "stored",
+    "touched_percent": "of the pool",
     "route_ms": "decode, CPU-ms",
     "rank_ms": "rank, CPU-ms",
-    "cpu_ms": "CPU-ms",
 }
 LEAF_COLUMNS: Final = {
     "task": "task",
@@ -185,8 +185,8 @@ class EvalPool:
         self.fused = candidates.fused(slice(None))
         sizes = model.quantizer.sizes
         self.code_bytes = sum(math.log2(size) for size in sizes) / 8
-        """Bytes of an ID, as short as its codes can be written; half norm and density follow from them, so they
-        are counted in :attr:`stored_bytes` only."""
+        """Bytes of an ID, as short as its codes can be written. Half norm and density follow from the codes:
+        they are counted in :attr:`stored_bytes` only."""
         self.stored_bytes = (
             self.table.nbytes + self.table.bucket_starts.nbytes + self.table.items.nbytes
         ) / len(candidates)

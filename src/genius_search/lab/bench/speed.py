@@ -55,10 +55,10 @@ from genius_search.lab.bench.settings import SpeedSettings, parse_counts
 from genius_search.lab.evaluate import (
     EvaluationConfig,
     EvaluationPools,
-    RowQueries,
     embed_queries,
 )
 from genius_search.lab.figure import Drawing, Line, draw_lines
+from genius_search.lab.methods import RowQueries
 from genius_search.lab.runs import Hit, Qrels, Run, evaluate, filter_to_pool
 from genius_search.lab.table import Table, pareto_front
 from genius_search.model import Genius

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from genius_search.lab.bench.settings import QualitySettings, SpeedSettings
 if TYPE_CHECKING:
     from genius_search.lab.bench.results import Measurements
 
+MIN_WIDTH = 120
+"""Columns of text that a table may take whatever the terminal."""
 Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
 
 
@@ -145,6 +148,6 @@ def finish(command: Speed | Quality, name: str, title: str, found: Measurements)
         print_json(document)
         return
     for table in found.tables:
-        print(table.text())
+        print(table.text(max(shutil.get_terminal_size().columns, MIN_WIDTH)))
     print(f"{facts.machine}; {facts.date}; {facts.command}")
     print(f"all columns: index.html and results.json in {command.out}", file=sys.stderr)
