@@ -285,7 +285,7 @@ class MtebModel:
         name: str | None = None,
     ) -> None:
         if importlib.util.find_spec("mteb") is None:
-            raise MissingExtra("mteb is not installed: pip install genius-retrieval[mteb]")
+            raise MissingExtra("mteb is not installed: pip install 'genius-search[lab]'")
         for given, offered in ((method, get_args(Method)), (instructions, get_args(InstructionSource))):
             if given not in offered:
                 raise UsageError(f"{given!r} is not one of {', '.join(offered)}")
