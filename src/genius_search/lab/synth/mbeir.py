@@ -1,6 +1,6 @@
 """A synthetic stand-in for M-BEIR: its files and field conventions, all 16 rows, at any share of its size.
 
-A complete run (check, fit, evaluate, index) can be rehearsed with it before 169 GB are downloaded. Every query
+Complete runs (check, fit, evaluate, index) can be rehearsed with it before 169 GB are downloaded. Every query
 and candidate is computed from its number, so that files of any size are written without keeping anything.
 """
 
