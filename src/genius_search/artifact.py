@@ -340,7 +340,7 @@ def _read_manifest(folder: Path, kind: str) -> _Body:
         checked = _Body.model_validate(body)
         if any({"/", ".."} & {*PurePosixPath(name).parts} or not name for name in checked.files):
             raise ArtifactMismatch(f"{path} names files outside its folder; do not use what came from there")
-        return checked
+        return checked  # noqa: TRY300
     except ValidationError as error:
         first = error.errors()[0]
         problem = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -85,6 +86,12 @@ class SmallEncoderConfig:
 Settings = TypeVar("Settings")
 
 Level0 = Literal["learned", "assigned", "classifier", "none"]
+
+
+def _added(default: str) -> Any:
+    """Declare a setting that version 0.1 lacked; its default is not stored, so that old folders match."""
+    return dataclasses.field(default=default, metadata={"stored": False})
+
 
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
@@ -205,6 +212,9 @@ class QuantizerConfig:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
+    kind: str = _added("residual")
+    """residual, or the name of an entry point of the group genius_search.quantizers."""
+
     levels: Annotated[int, Ge(1), Le(64)] = 8
     """Semantic levels, coarse to fine; the modality level comes on top."""
 
@@ -277,6 +287,9 @@ class GeneratorConfig:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
+    kind: str = _added("t5")
+    """t5, or the name of an entry point of the group genius_search.generators."""
+
     layers: Count = 6
     """Decoder blocks."""
 
@@ -326,6 +339,10 @@ class FitConfig:
     """Everything that ``genius fit`` decides; a preset fills it, flags change it."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
+
+    ids: str = _added("residual")
+    """IDs of items: residual (the quantizer's codes), or the name of an entry point of the group
+    genius_search.id_schemes."""
 
     encoder: EncoderConfig = EncoderConfig()
     """Only used by the encoder `small`."""
@@ -411,8 +428,13 @@ def from_json(kind: type[Settings], value: Mapping[str, Any]) -> Settings:
 
 
 def to_json(config: Any) -> dict[str, Any]:
-    """Settings as a JSON-able dictionary."""
-    return dataclasses.asdict(config)
+    """Return settings as a JSON-able dictionary."""
+    return {
+        field.name: to_json(value) if dataclasses.is_dataclass(value) else copy.deepcopy(value)
+        for field in dataclasses.fields(config)
+        for value in [getattr(config, field.name)]
+        if field.metadata.get("stored", True) or value != field.default
+    }
 
 
 def _first_problem(error: ValidationError) -> str:

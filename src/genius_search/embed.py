@@ -401,37 +401,22 @@ def _finish(writer: ArtifactWriter, spec: str, sizes: Sequence[int]) -> None:
 InstructionChoice = Literal["hashed", "first", "none", "all"]
 
 
-class TrainingFeatures(NamedTuple):
-    """Features of a data set's training queries and training pool."""
-
-    queries: Features
-    candidates: Features
-
-
-def embed_training(data: MBeir, encoder: Encoder, folder: Path, *, progress: Progress) -> TrainingFeatures:
-    """Embed the training pool, and each training query once under each of its instructions."""
-    candidates = embed_pool(data, data.training_pools(), encoder, folder / "candidates", progress=progress)
-    queries = embed(
-        _training_query_rows(data, candidates),
-        encoder,
-        folder / "queries",
-        inputs={"records": fingerprint_of_files([*data.training_queries(), *instruction_files(data)])},
-        expected=count_lines(data.training_queries()) * _usual_number(data.instructions),
-        progress=progress,
-    )
-    return TrainingFeatures(queries, candidates)
-
-
 def embed_pool(
-    data: MBeir, pools: Sequence[Path], encoder: Encoder, folder: Path, *, progress: Progress
+    data: MBeir,
+    pools: Sequence[Path],
+    encoder: Encoder,
+    folder: Path,
+    *,
+    fingerprint: str | None = None,
+    progress: Progress,
 ) -> Features:
-    """Embed the candidates of some pool files, each candidate once."""
+    """Embed the candidates of some pool files, each candidate once; ``fingerprint`` is theirs, if known."""
     rows = (candidate_row(data, candidate) for candidate in read_pool(pools))
     return embed(
         rows,
         encoder,
         folder,
-        inputs={"records": fingerprint_of_files(pools)},
+        inputs={"records": fingerprint or fingerprint_of_files(pools)},
         expected=count_lines(pools),
         progress=progress,
     )
@@ -496,12 +481,6 @@ def instruction_files(data: MBeir) -> list[Path]:
     return [data.instructions_file] if data.instructions_file.exists() else []
 
 
-def _usual_number(instructions: Instructions) -> int:
-    """About how many instructions a query has."""
-    counts = [len(texts) for texts in instructions.rows.values()]
-    return max(1, round(sum(counts) / len(counts))) if counts else 1
-
-
 def count_lines(files: Sequence[Path]) -> int:
     """Records of some files: their lines, blank ones left out, whether or not the last one ends."""
     total = 0
@@ -514,31 +493,6 @@ def count_lines(files: Sequence[Path]) -> int:
 def fingerprint_of_files(files: Sequence[Path]) -> str:
     """Fingerprint of the contents of some files, whatever their folder."""
     return fingerprint_of([[path.name, file_fingerprint(path)] for path in files])
-
-
-def _training_query_rows(data: MBeir, candidates: Features) -> Iterator[FeatureRow]:
-    order = np.argsort(candidates.ids, kind="stable")
-    ids = candidates.ids[order]
-    modalities = list(Modality)
-    seen: set[str] = set()
-    for path in data.training_queries():
-        for query in read_queries(path):
-            if query.qid in seen:  # the upsampled training file repeats queries
-                continue
-            seen.add(query.qid)
-            positives = np.array([candidate_number(did) for did in query.positives], dtype=np.int64)
-            place = np.searchsorted(ids, positives).clip(max=len(ids) - 1)
-            if not (ids[place] == positives).all():
-                absent = query.positives[int(np.flatnonzero(ids[place] != positives)[0])]
-                raise BadData(
-                    f"{path}: query {query.qid} has the positive {absent}, which is not in the training "
-                    "pool; run `genius data check` on the data set"
-                )
-            for code in np.unique(candidates.modality[order[place]]):
-                wanted = modalities[int(code)]
-                offered = instructions_for(data.instructions, query, wanted)
-                for variant, instruction in enumerate(offered or (None,)):
-                    yield query_row(data, query, wanted, instruction, variant, split="train")
 
 
 class EmbeddedQueries(NamedTuple):

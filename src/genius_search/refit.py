@@ -32,7 +32,7 @@ from genius_search.nn.quantizer import KIND as QUANTIZER
 from genius_search.nn.quantizer import Quantizer, encode, fuse, measure_health, write_quantizer
 from genius_search.progress import Progress
 from genius_search.records import Modality
-from genius_search.training.fit import refuse_foreign_folder
+from genius_search.training.fit import check_folder
 
 BATCH: Final = 2048
 """Items in a step of the moving average."""
@@ -77,7 +77,7 @@ def refit(
         raise UsageError(f"passes is {passes}, it must be at least 1")
     if (folder / MODEL_FILE).exists():
         raise UsageError(f"{folder} holds a model already; choose another folder for the new one")
-    refuse_foreign_folder(folder)
+    check_folder(folder)
     stamps = [stamp_of(item) for item in open_pool(pool, captions=True).items]
     features = embed(
         feature_rows(open_pool(pool, captions=True).items, folder),

@@ -97,6 +97,7 @@ class Embed:
         _look_for(self.encoder, download=self.download)
         from genius_search.data.mbeir import MBeir
         from genius_search.errors import UsageError
+        from genius_search.training.embed import TrainingRecords
         from genius_search.training.fit import embed_with
 
         if self.encoder == "small":
@@ -105,7 +106,7 @@ class Embed:
             )
         with TerminalProgress() as progress:
             embed_with(
-                MBeir(self.data),
+                TrainingRecords(MBeir(self.data)),
                 self.encoder,
                 self.out,
                 EncoderConfig(),
@@ -146,11 +147,17 @@ class TrainEncoder(OneStage):
     def run(self) -> None:
         """Train stage 0."""
         from genius_search.data.mbeir import MBeir
+        from genius_search.training.embed import TrainingRecords
         from genius_search.training.fit import embed_with
 
         with TerminalProgress() as progress:
             embed_with(
-                MBeir(self.data), "small", self.out, self.settings, progress=progress, device=self.device
+                TrainingRecords(MBeir(self.data)),
+                "small",
+                self.out,
+                self.settings,
+                progress=progress,
+                device=self.device,
             )
             progress.say(f"next: genius train quantizer {self.data} --out {self.out}")
 
@@ -169,13 +176,13 @@ class TrainQuantizer(OneStage):
     def run(self) -> None:
         """Train stage 1."""
         from genius_search.data.mbeir import MBeir
+        from genius_search.training.embed import TrainingRecords
         from genius_search.training.fit import fit_quantizer, reopen_embedded
 
         with TerminalProgress() as progress:
             features = reopen_embedded(self.out, device=self.device).features
-            fit_quantizer(
-                MBeir(self.data), features, self.out, self.settings, progress=progress, device=self.device
-            )
+            records = TrainingRecords(MBeir(self.data))
+            fit_quantizer(records, features, self.out, self.settings, progress=progress, device=self.device)
             progress.say(f"next: genius train generator {self.data} --out {self.out}")
 
 
@@ -188,20 +195,24 @@ class TrainGenerator(OneStage):
     out: Path
     """Folder of the model, which has features/ and quantizer/ already."""
 
+    ids: str = "residual"
+    """IDs of items: residual, or the name of an entry point of the group genius_search.id_schemes."""
+
     settings: Annotated[GeneratorConfig, tyro.conf.arg(name="generator")] = GeneratorConfig()
 
     def run(self) -> None:
         """Train stage 2."""
         from genius_search.data.mbeir import MBeir
+        from genius_search.training.embed import TrainingRecords
         from genius_search.training.fit import fit_generator, reopen_embedded
 
         with TerminalProgress() as progress:
             model = fit_generator(
-                MBeir(self.data),
+                TrainingRecords(MBeir(self.data)),
                 reopen_embedded(self.out, device=self.device),
-                None,
                 self.out,
                 self.settings,
+                ids=self.ids,
                 progress=progress,
                 device=self.device,
             )

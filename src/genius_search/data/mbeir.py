@@ -92,14 +92,21 @@ class IdColumn:
         values[number] = value
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank with their numbers, without a byte order mark."""
+def numbered_lines(
+    path: Path, observe: Callable[[bytes], object] | None = None
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank with their numbers, without a byte order mark.
+
+    ``observe`` is called with every line as it is in the file.
+    """
     try:
         file = path.open("rb")
     except OSError as error:
         raise BadData(f"{path}: cannot be read: {error.strerror}") from None
     with file:
         for number, raw in enumerate(file, start=1):
+            if observe is not None:
+                observe(raw)
             line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
             if line.strip():
                 yield number, line.rstrip(b"\r\n")
@@ -120,7 +127,10 @@ def _refuse(path: Path, line: int, problem: str, skip_bad: BadLines | None) -> N
 
 
 def read_json_lines(
-    path: Path, parse: Callable[[dict[str, Any]], Record], skip_bad: BadLines | None = None
+    path: Path,
+    parse: Callable[[dict[str, Any]], Record],
+    skip_bad: BadLines | None = None,
+    observe: Callable[[bytes], object] | None = None,
 ) -> Iterator[tuple[int, Record]]:
     """Parse the JSON object on each line; yields the line's number and the result.
 
@@ -131,7 +141,7 @@ def read_json_lines(
     BadData
         the file cannot be opened.
     """
-    for line, raw in numbered_lines(path):
+    for line, raw in numbered_lines(path, observe):
         try:
             row = json.loads(raw.decode())
             if not isinstance(row, dict):
@@ -149,9 +159,14 @@ def read_json_lines(
             yield line, record
 
 
-def read_queries(path: Path, *, skip_bad: BadLines | None = None) -> Iterator[Query]:
-    """Read the queries of one file, one at a time; raises as :func:`read_json_lines`."""
-    return (query for _, query in read_json_lines(path, _parse_query, skip_bad))
+def read_queries(
+    path: Path, *, skip_bad: BadLines | None = None, observe: Callable[[bytes], object] | None = None
+) -> Iterator[Query]:
+    """Read the queries of one file, one at a time; raises as :func:`read_json_lines`.
+
+    ``observe`` is called with every line's bytes, for example to hash the file in passing.
+    """
+    return (query for _, query in read_json_lines(path, _parse_query, skip_bad, observe))
 
 
 def read_candidates(path: Path, *, skip_bad: BadLines | None = None) -> Iterator[Candidate]:

@@ -42,7 +42,7 @@ LAYOUTS: Final[dict[Kind, Layout]] = {
     "model": Layout(
         "model",
         "model.json",
-        ("model.json", "config.json", "README.md", "encoder/*", "quantizer/*", "generator/*"),
+        ("model.json", "config.json", "README.md", "encoder/*", "quantizer/*", "generator/*", "ids/*"),
     ),
     "index": Layout("dataset", "index.json", ("index.json", "README.md", "segments/*", "deleted/*")),
     "encoder": Layout("model", "config.json", ENCODER_FILES),

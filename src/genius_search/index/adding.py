@@ -341,7 +341,7 @@ def encode_batch(
     encoded = model.encode(features, modality.astype(np.int64))
     vectors = densities = None
     if embeddings == "fused":
-        densities = model.quantizer.norm_and_density.item_density(encoded.embeddings, encoded.codes).numpy()
+        densities = model.item_density(encoded.embeddings, encoded.codes).numpy()
     if embeddings != "none":
         kept = F.normalize(features.total(), dim=-1) if embeddings == "raw" else encoded.embeddings
         vectors = kept.numpy().astype(np.float16)

@@ -226,7 +226,7 @@ def explain(
         It is not in the index.
     """
     place = snapshot.place_of(item_id)
-    num_levels = model.quantizer.num_levels
+    num_levels = model.num_levels
     codes = tuple(snapshot.id_at(place)[:num_levels].tolist())
     allowed = None if query.restriction is None else query.restriction[place.part]
     is_allowed = (allowed is None or bool(allowed.items[place.row])) and (
@@ -273,7 +273,7 @@ def _levels(model: Genius, snapshot: Snapshot, steps: Sequence[Step], traced: Tr
         np.concatenate([children.high for children in chosen]),
     )
     shown = iter(_examples(snapshot, snapshot.tree, ranges, EXAMPLES))
-    first_is_modality = model.quantizer.has_modality_level
+    first_is_modality = model.has_modality_level
     levels = []
     for level, (step, places) in enumerate(zip(steps, best, strict=True)):
         seen = traced.seen[level] if level < len(traced.seen) else None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from genius_search.config import USUAL_SEARCH, SearchConfig
+from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.index.adding import Added, ItemOutcome, NewItem, add_new_items, add_pool, open_pool
 from genius_search.index.explain import CodeNode, Explanation, SharedPage, code_node, explain, shared_groups
@@ -414,7 +414,7 @@ class Index:
         with diagnose_corruption(snapshot):
             return code_node(
                 snapshot,
-                self.model.quantizer.num_levels,
+                self.model.num_levels,
                 prefix,
                 examples=examples,
                 most_children=most_children,
@@ -426,7 +426,7 @@ class Index:
 
     def near_duplicates(self, levels: int = 1, *, offset: int = 0, limit: int = 50) -> SharedPage:
         """Return a page of the groups of items that share all but the last ``levels`` codes."""
-        num_levels = self.model.quantizer.num_levels
+        num_levels = self.model.num_levels
         if not 0 <= levels < num_levels:
             raise UsageError(f"all but the last {levels} of {num_levels} codes cannot be shared")
         snapshot = self.snapshot
@@ -455,7 +455,7 @@ class Index:
         They are what `genius tune` chose for this index, or else :data:`genius_search.config.USUAL_SEARCH`.
         """
         tuned = self.snapshot.manifest.tuned
-        return USUAL_SEARCH if tuned is None else tuned.search
+        return self.model.usual_search if tuned is None else tuned.search
 
     def keep_settings(self, tuned: Tuned, *, wait_seconds: float = 0.0) -> None:
         """Store default search settings with the index."""

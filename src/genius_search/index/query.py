@@ -237,7 +237,7 @@ def _search(
     if calibration is not None and not calibration.applies_to(config):
         calibration = None
     results = []
-    num_levels = model.quantizer.num_levels  # the columns behind an ID's codes are not shown
+    num_levels = model.num_levels  # the columns behind an ID's codes are not shown
     for number, query in enumerate(queries):
         k = query.request.k
         ranking = rank_items(

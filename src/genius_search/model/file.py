@@ -15,6 +15,8 @@ from genius_search.hub.access import is_repository_name
 
 MODEL_FILE: Final = "model.json"
 FORMAT: Final = 1
+IDS_FORMAT: Final = 2
+"""Of models whose IDs are not the quantizer's, which earlier versions would search wrongly."""
 PARTS: Final = ("encoder", "quantizer", "generator")
 
 
@@ -54,16 +56,24 @@ class ModelFile(BaseModel, frozen=True, extra="allow"):
     encoder: EncoderPart
     quantizer: ModelPart
     generator: ModelPart
+    ids: ModelPart | None = None
+    """The ID scheme, if it is not the quantizer itself."""
     instructions: list[KnownInstruction]
     fingerprint: str
 
+    @property
+    def parts(self) -> dict[str, ModelPart]:
+        """The parts by the names of their folders."""
+        ids = {} if self.ids is None else {"ids": self.ids}
+        return {**{part: getattr(self, part) for part in PARTS}, **ids}
+
     def fingerprint_of_parts(self) -> str:
         """Return what the fingerprint must be. The encoder's spec does not count: a model can be moved."""
-        return fingerprint_of({part: getattr(self, part).fingerprint for part in PARTS})
+        return fingerprint_of({name: part.fingerprint for name, part in self.parts.items()})
 
     def write(self, folder: Path) -> None:
         """Write the file into a folder."""
-        write_json(folder / MODEL_FILE, self.model_dump())
+        write_json(folder / MODEL_FILE, self.model_dump(exclude_none=True))
 
 
 def read_model_file(folder: Path) -> ModelFile:
@@ -92,7 +102,7 @@ def read_model_file(folder: Path) -> ModelFile:
     try:
         content = json.loads(path.read_bytes())
         found = content.get("format") if isinstance(content, dict) else None
-        if isinstance(found, int) and found > FORMAT:
+        if isinstance(found, int) and found > IDS_FORMAT:
             raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
         return ModelFile.model_validate(content)
     except (OSError, RecursionError, ValueError) as error:

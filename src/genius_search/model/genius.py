@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer, UInt8
 from torch import Tensor
 
+from genius_search.config import USUAL_SEARCH, SearchConfig
 from genius_search.data.features import FeatureBatch
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.model.file import (
     FORMAT,
+    IDS_FORMAT,
     EncoderPart,
     KnownInstruction,
     ModelFile,
@@ -23,6 +27,7 @@ from genius_search.model.file import (
     read_model_file,
 )
 from genius_search.nn.generator import Generator, TrainedGenerator, load_generator
+from genius_search.nn.ids import RESIDUAL, TrainedIds, apply_scheme, load_ids, residual_ids
 from genius_search.nn.parallel import usable
 from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer, load_quantizer
 from genius_search.records import Modality
@@ -45,6 +50,7 @@ class Genius:
         generator: TrainedGenerator,
         instructions: Sequence[KnownInstruction],
         fingerprint: str,
+        ids: TrainedIds | None = None,
     ) -> None:
         self.folder = folder
         self.encoder = encoder
@@ -52,6 +58,8 @@ class Genius:
         self.quantizer_manifest = quantizer.manifest
         self.generator: Generator = generator.generator
         self.generator_manifest = generator.manifest
+        self.ids = ids or residual_ids(self.quantizer)
+        """The scheme that gives items their IDs; that of the quantizer unless another is given."""
         self.instructions = tuple(instructions)
         self.fingerprint = fingerprint
 
@@ -83,18 +91,21 @@ class Genius:
         encoder = load_encoder(parts.encoder.in_folder(folder), download=download, device=device)
         quantizer = load_quantizer(folder / "quantizer", device=device)
         generator = load_generator(folder / "generator", device=device)
+        ids = None if parts.ids is None else load_ids(folder / "ids", quantizer.quantizer)
         found = {
             "encoder": encoder.fingerprint,
             "quantizer": quantizer.manifest.fingerprint,
             "generator": generator.manifest.fingerprint,
         }
+        if ids is not None and ids.manifest is not None:
+            found["ids"] = ids.manifest.fingerprint
         for part, fingerprint in found.items():
-            if getattr(parts, part).fingerprint != fingerprint:
+            if parts.parts[part].fingerprint != fingerprint:
                 raise ArtifactMismatch(
                     f"{folder}: the {part} is not the one this model was finished with (a later training was "
                     "interrupted, or the file changed); run `genius fit` again"
                 )
-        return Genius(folder, encoder, quantizer, generator, parts.instructions, parts.fingerprint)
+        return Genius(folder, encoder, quantizer, generator, parts.instructions, parts.fingerprint, ids)
 
     @staticmethod
     def from_pretrained(
@@ -135,14 +146,19 @@ class Genius:
         quantizer: TrainedQuantizer,
         generator: TrainedGenerator,
         instructions: Sequence[KnownInstruction],
+        ids: TrainedIds | None = None,
     ) -> Genius:
         """Declare the parts in a folder to be one model, by writing its ``model.json``."""
         kind, _, place = encoder.spec.partition(":")
         spec, home = encoder.spec, folder.resolve()
         if kind in ("small", "uniir") and Path(place).resolve().is_relative_to(home):
             spec = f"{kind}:./{Path(place).resolve().relative_to(home)}"  # so that the folder can be moved
+        scheme = None
+        if ids is not None and ids.manifest is not None:
+            scheme = ModelPart(fingerprint=ids.manifest.fingerprint)
         parts = ModelFile(
-            format=FORMAT,
+            format=FORMAT if scheme is None else IDS_FORMAT,
+            ids=scheme,
             encoder=EncoderPart(spec=spec, fingerprint=encoder.fingerprint),
             quantizer=ModelPart(fingerprint=quantizer.manifest.fingerprint),
             generator=ModelPart(fingerprint=generator.manifest.fingerprint),
@@ -151,7 +167,7 @@ class Genius:
         )
         parts = parts.model_copy(update={"fingerprint": parts.fingerprint_of_parts()})
         parts.write(folder)
-        return Genius(folder, encoder, quantizer, generator, instructions, parts.fingerprint)
+        return Genius(folder, encoder, quantizer, generator, instructions, parts.fingerprint, ids)
 
     def save_pretrained(
         self,
@@ -206,8 +222,23 @@ class Genius:
         return push_folder(write, repository, repo_type="model", private=private, token=token)
 
     def __repr__(self) -> str:
-        sizes = " × ".join(str(size) for size in self.quantizer.sizes)
+        sizes = " × ".join(str(size) for size in self.sizes)
         return f"<Genius {self.folder}, fingerprint {self.fingerprint[:12]}, ID {sizes}>"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of codes at each level of an ID."""
+        return self.ids.scheme.sizes
+
+    @property
+    def num_levels(self) -> int:
+        """Codes in an ID."""
+        return len(self.ids.scheme.sizes)
+
+    @property
+    def has_modality_level(self) -> bool:
+        """Whether an ID's first code stands for the modality."""
+        return self.ids.scheme.has_modality_level
 
     @property
     def dim(self) -> int:
@@ -228,12 +259,20 @@ class Genius:
     @cached_property
     def router(self) -> GeometricDecoder:
         """The geometry of the code vectors, in place of the generator."""
-        return GeometricDecoder(self.quantizer.tables())
+        return GeometricDecoder(self.ids.scheme.tables() or self.quantizer.tables())
 
     @cached_property
     def ranker(self) -> CodeRanker:
-        """Scores IDs by their code vectors."""
-        return CodeRanker(self.quantizer.tables())
+        """Scores IDs by their code vectors, if its scheme has any."""
+        tables = self.ids.scheme.tables()
+        return CodeRanker(tables) if tables is not None else _NoRanker(self.ids.name, self.num_levels)
+
+    @property
+    def usual_search(self) -> SearchConfig:
+        """The default search settings of an index that is made with this model."""
+        if self.ids.scheme.tables() is None:
+            return replace(USUAL_SEARCH, rerank="none", candidates=0)
+        return USUAL_SEARCH
 
     @torch.no_grad()
     def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:
@@ -245,12 +284,21 @@ class Genius:
     def encode(self, features: FeatureBatch, modalities: Int[np.ndarray, " items"]) -> EncodedItems:
         """Return the embeddings and IDs of items."""
         codes = torch.from_numpy(modalities.astype(np.int64))
-        return self.quantizer.encode_items(features.image, features.text, codes)
+        encoded = self.quantizer.encode_items(features.image, features.text, codes)
+        return apply_scheme(self.ids.scheme, encoded)
+
+    def item_density(
+        self, embeddings: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
+    ) -> UInt8[Tensor, " items"]:
+        """Return the density around items, as an index stores it; 0 if IDs are not the quantizer's."""
+        if self.ids.name != RESIDUAL:
+            return torch.zeros(len(codes), dtype=torch.uint8)
+        return self.quantizer.norm_and_density.item_density(embeddings, codes)
 
     @property
     def level0_is_exact(self) -> bool:
         """Whether an item's level-0 code is its modality for certain."""
-        return self.quantizer.config.level0 == "assigned"
+        return self.has_modality_level and self.quantizer.config.level0 == "assigned"
 
     def level0_codes(self, modality: Modality) -> frozenset[int]:
         """Return the level-0 codes that stand for a modality.
@@ -260,7 +308,7 @@ class Genius:
         UsageError
             the model has no modality level, or never saw this modality.
         """
-        if not self.quantizer.has_modality_level:
+        if not self.has_modality_level:
             raise UsageError(
                 "this model has no modality level, so a modality cannot be forced; name what you want in the "
                 "instruction instead"
@@ -279,3 +327,17 @@ class Genius:
             if Modality.parse(known.query) is query and Modality.parse(known.candidate) is candidate:
                 return known.text
         return None
+
+
+class _NoRanker(CodeRanker):
+    """Refuses to score IDs that have no code vectors."""
+
+    def __init__(self, name: str, num_levels: int) -> None:
+        super().__init__([torch.zeros(1, 1)] * num_levels)
+        self._name = name
+
+    def _places(self, ids: Integer[np.ndarray, "ids columns"]) -> NoReturn:  # noqa: ARG002
+        raise UsageError(
+            f"IDs of the scheme {self._name!r} have no code vectors to order results by; search with "
+            "rerank none, or make the index with stored embeddings and search with rerank embeddings"
+        )

@@ -22,7 +22,7 @@ from genius_search.model.file import FORMAT, MODEL_FILE, PARTS, read_model_file
 CONFIG_FILE: Final = "config.json"
 """For the hub and its libraries; we read ``model.json``."""
 
-_SAVED: Final = frozenset({MODEL_FILE, CONFIG_FILE, "README.md", *PARTS})
+_SAVED: Final = frozenset({MODEL_FILE, CONFIG_FILE, "README.md", "ids", *PARTS})
 _PORTABLE_ENCODERS: Final = ("small", "uniir", "clip", "text")
 """Kinds of encoders that can be folders inside a pulled model."""
 
@@ -38,9 +38,9 @@ def check_model(folder: Path, verify: bool = False) -> None:  # noqa: FBT001, FB
         a file is damaged, parts do not belong together, or a path leads out of the folder.
     """
     model = read_model_file(folder)
-    for part in ("quantizer", "generator"):
+    for part in model.parts.keys() - {"encoder"}:
         manifest = open_artifact(folder / part, kind=part, verify=verify)
-        if manifest.fingerprint != getattr(model, part).fingerprint:
+        if manifest.fingerprint != model.parts[part].fingerprint:
             raise ArtifactMismatch(f"{folder}: its {part} is not the one that it was finished with")
     if model.fingerprint != model.fingerprint_of_parts():
         raise ArtifactMismatch(f"{folder}: the fingerprint in {MODEL_FILE} is not that of its parts")
@@ -106,7 +106,7 @@ def save_model(
     """
     check_license(license)
     model = read_model_file(source)
-    parts = {part: open_artifact(source / part, kind=part) for part in ("quantizer", "generator")}
+    parts = {part: open_artifact(source / part, kind=part) for part in model.parts if part != "encoder"}
     encoder = model.encoder.in_folder(source)
 
     def check_replaceable(folder: Path) -> None:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from genius_search.artifact import ArtifactWriter, Manifest, open_artifact
 from genius_search.config import GeneratorConfig, from_json
 from genius_search.nn.weights import write_weights
+from genius_search.registry import find_part
 
 KIND: Final = "generator"
 WEIGHTS: Final = "generator.safetensors"
@@ -184,6 +185,7 @@ class Generator(nn.Module):
         super().__init__()
         self.config = config
         self.sizes = sizes
+        self.shares_codes = shares_codes
         before = [0 if shares_codes else sum(sizes[:level]) for level in range(len(sizes))]
         self.offsets = tuple(NUM_SPECIAL + rows for rows in before)
         vocabulary = max(offset + size for offset, size in zip(self.offsets, sizes, strict=True))
@@ -308,6 +310,14 @@ def _bucket(distance: Tensor) -> Tensor:
     return torch.where(distance < exact, distance, far)
 
 
+def make_generator(
+    dim: int, sizes: tuple[int, ...], config: GeneratorConfig, *, shares_codes: bool = False
+) -> Generator:
+    """Return an untrained generator of the kind that the settings name."""
+    make = find_part("generators", config.kind, {"t5": Generator})
+    return make(dim, sizes, config, shares_codes=shares_codes)
+
+
 class TrainedGenerator(NamedTuple):
     """A generator and the manifest of its folder."""
 
@@ -318,7 +328,10 @@ class TrainedGenerator(NamedTuple):
 def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> TrainedGenerator:
     """Finish a generator's folder; ``dim`` is the width of the embeddings."""
     write_weights(writer.path / WEIGHTS, generator.state_dict())
-    manifest = writer.finish(facts={"dim": dim, "sizes": list(generator.sizes)})
+    facts: dict[str, object] = {"dim": dim, "sizes": list(generator.sizes)}
+    if generator.shares_codes:
+        facts["shares_codes"] = True
+    manifest = writer.finish(facts=facts)
     return TrainedGenerator(generator.eval(), manifest)
 
 
@@ -326,6 +339,9 @@ def load_generator(folder: Path, *, device: str = "cpu") -> TrainedGenerator:
     """Open a finished generator."""
     manifest = open_artifact(folder, kind=KIND)
     config = from_json(GeneratorConfig, manifest.config)
-    generator = Generator(int(manifest.facts["dim"]), tuple(manifest.facts["sizes"]), config)
+    facts = manifest.facts
+    generator = make_generator(
+        int(facts["dim"]), tuple(facts["sizes"]), config, shares_codes=bool(facts.get("shares_codes"))
+    )
     generator.load_state_dict(load_file(folder / WEIGHTS))
     return TrainedGenerator(generator.to(device).eval(), manifest)

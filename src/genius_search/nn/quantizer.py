@@ -26,6 +26,7 @@ from genius_search.nn.density import NormAndDensity
 from genius_search.nn.fusion import Fusion
 from genius_search.nn.health import Health, examine
 from genius_search.nn.weights import write_weights
+from genius_search.registry import find_part
 
 KIND: Final = "quantizer"
 WEIGHTS: Final = "quantizer.safetensors"
@@ -419,6 +420,11 @@ class Quantizer(nn.Module):
         return assign(residual.detach(), self.books[level].embed)
 
 
+def make_quantizer(dim: int, config: QuantizerConfig) -> Quantizer:
+    """Return an untrained quantizer of the kind that the settings name."""
+    return find_part("quantizers", config.kind, {"residual": Quantizer})(dim, config)
+
+
 class TrainedQuantizer(NamedTuple):
     """A quantizer and the manifest of its folder."""
 
@@ -442,7 +448,7 @@ def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health
 def load_quantizer(folder: Path, *, device: str = "cpu") -> TrainedQuantizer:
     """Open a finished quantizer."""
     manifest = open_artifact(folder, kind=KIND)
-    quantizer = Quantizer(int(manifest.facts["dim"]), from_json(QuantizerConfig, manifest.config))
+    quantizer = make_quantizer(int(manifest.facts["dim"]), from_json(QuantizerConfig, manifest.config))
     tensors = load_file(folder / WEIGHTS)
     quantizer.set_pool_sample(tensors.pop(POOL_SAMPLE, quantizer.pool_sample))
     if quantizer.config.shared_codebook:

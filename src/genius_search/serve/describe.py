@@ -32,7 +32,7 @@ def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:
         name=name,
         items=snapshot.num_alive,
         modalities={modality: counts[modality] for modality in Modality if modality in counts},
-        levels=list(model.quantizer.sizes),
+        levels=list(model.sizes),
         fields=_describe_fields(snapshot),
         instructions=[
             Instruction(

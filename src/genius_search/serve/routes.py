@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, Response
 
-from genius_search.config import USUAL_SEARCH, SearchConfig
+from genius_search.config import SearchConfig
 from genius_search.index.index import Index
 from genius_search.index.items import Item
 from genius_search.index.query import SearchPart, SearchRequest
@@ -151,7 +151,7 @@ def search_config(index: Index, body: schemas.SearchBody) -> SearchConfig:
         a change is impossible, or would have no effect.
     """
     manifest = index.cached_snapshot.manifest  # opening a new state here would hold up every client
-    usual = USUAL_SEARCH if manifest.tuned is None else manifest.tuned.search
+    usual = index.model.usual_search if manifest.tuned is None else manifest.tuned.search
     config = dataclasses.replace(
         usual,
         rerank=usual.rerank if body.rerank is None else body.rerank,
@@ -269,7 +269,7 @@ async def get_item(service: ServiceDep, name: IndexDep, item_id: IdQuery) -> sch
         snapshot = index.snapshot
         place = snapshot.place_of(item_id)
         item = snapshot.item_at(place)
-        codes = snapshot.id_at(place)[: index.model.quantizer.num_levels].tolist()
+        codes = snapshot.id_at(place)[: index.model.num_levels].tolist()
         return show(schemas.Item, {**item._asdict(), "fields": item.fields, "codes": codes}, name)
 
     return await service.engine.read(name, look_up)

@@ -1,12 +1,11 @@
-"""``genius train encoder``: the ``small`` encoder from scratch, as CLIP or as BLIP is trained."""
+"""Stage 0, ``genius train encoder``: the ``small`` encoder from scratch, as CLIP or as BLIP is trained."""
 
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -17,14 +16,7 @@ from torch.nn import functional as F
 from genius_search.artifact import ArtifactWriter, fingerprint_of, open_artifact
 from genius_search.config import EncoderConfig, checked, to_json
 from genius_search.data.features import ABSENT, Batch, FeatureBatch, Features, Pairs, Shard
-from genius_search.data.mbeir import MBeir, read_pool, read_queries
-from genius_search.embed import (
-    TrainingFeatures,
-    embed_training,
-    fingerprint_of_files,
-    instruction_files,
-    transform,
-)
+from genius_search.embed import transform
 from genius_search.encoders.base import ImageInput, TextInput
 from genius_search.encoders.small import (
     AnySmallEncoder,
@@ -37,13 +29,13 @@ from genius_search.encoders.small import (
 from genius_search.nn import parallel
 from genius_search.nn.losses import contrastive_loss
 from genius_search.progress import Progress
-from genius_search.records import Query, format_text
-from genius_search.training.loop import Moment, StepResult, num_steps, random_for, train
+from genius_search.training.embed import TrainingFeatures, TrainingRecords, embed_training
+from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
 
-Network = TypeVar("Network", bound=nn.Module)
-
-NOBODY = -1
-"""Stands in the queue for the candidate of a random vector, before there are others."""
+KIND: Final = "encoder"
+FORWARD_BATCH: Final = 2048
+NO_CANDIDATE: Final = -1
+"""Candidate number of the random vectors that a queue begins with."""
 
 
 class Views(NamedTuple):
@@ -53,15 +45,15 @@ class Views(NamedTuple):
     candidates: Float[Tensor, "batch dim"]
 
 
-class MomentumPair(nn.Module, Generic[Network]):
-    """A network, its slow copy and their queue; all of it is in a checkpoint.
+class MomentumPair(nn.Module):
+    """A network, its slow copy and their queue, all of which is part of a checkpoint (BLIP).
 
     Parameters
     ----------
     dim
-        width of its vectors.
+        width of the vectors.
     queue
-        pairs that are remembered.
+        number of earlier pairs to compare with.
     decay
         share of itself that the copy keeps at a step.
     """
@@ -71,16 +63,16 @@ class MomentumPair(nn.Module, Generic[Network]):
     queued_numbers: Tensor
 
     def __init__(
-        self, network: Network, *, dim: int, queue: int, decay: float, generator: torch.Generator
+        self, network: nn.Module, *, dim: int, queue: int, decay: float, generator: torch.Generator
     ) -> None:
         super().__init__()
         self.network = network
-        self.slow: Network = copy.deepcopy(network).requires_grad_(requires_grad=False)
+        self.slow = copy.deepcopy(network).requires_grad_(requires_grad=False)
         self.decay = decay
         for name in ("queued_queries", "queued_candidates"):
             vectors = F.normalize(torch.randn(queue, dim, generator=generator), dim=-1)
             self.register_buffer(name, vectors)
-        self.register_buffer("queued_numbers", torch.full((queue,), NOBODY))
+        self.register_buffer("queued_numbers", torch.full((queue,), NO_CANDIDATE))
 
     @torch.no_grad()
     def follow(self) -> None:
@@ -90,7 +82,7 @@ class MomentumPair(nn.Module, Generic[Network]):
 
     @torch.no_grad()
     def remember(self, slow: Views, numbers: Int64[Tensor, " batch"]) -> None:
-        """Put a batch in front of the queue; the oldest pairs are forgotten."""
+        """Put a batch in front of the queue; the oldest pairs drop out."""
         for name, new in (
             ("queued_queries", slow.queries),
             ("queued_candidates", slow.candidates),
@@ -109,159 +101,43 @@ class MomentumPair(nn.Module, Generic[Network]):
         temperature: float,
         softness: float,
     ) -> Float[Tensor, ""]:
-        """Cross-entropy in both directions against targets that are partly the copy's own similarities.
+        """Return the cross-entropy in both directions against soft targets.
 
         Parameters
         ----------
         numbers
-            of the candidates; pairs of the same candidate share the hard target.
+            candidate numbers; pairs of the same candidate share the hard target.
         false_negatives
-            marks candidates of the batch that answer another query too; they share its hard target.
+            true for candidates of the batch that answer another query too; they share its hard target.
         softness
-            of the targets: the share that is the copy's (BLIP's alpha).
+            share of the targets that is the copy's own similarities (BLIP's alpha).
         """
         same = numbers[:, None] == torch.cat([numbers, self.queued_numbers])[None]
         batch = len(numbers)
-        forth, back = same.clone(), same.clone()
-        forth[:, :batch] |= false_negatives
-        back[:, :batch] |= false_negatives.T
+        to_candidates, to_queries = same.clone(), same.clone()
+        to_candidates[:, :batch] |= false_negatives
+        to_queries[:, :batch] |= false_negatives.T
         candidates = torch.cat([slow.candidates, self.queued_candidates])
         queries = torch.cat([slow.queries, self.queued_queries])
         with torch.autocast(numbers.device.type, enabled=False):  # a low temperature magnifies rounding
             return (
-                _soft(fast.queries, slow.queries, candidates, forth, temperature, softness)
-                + _soft(fast.candidates, slow.candidates, queries, back, temperature, softness)
+                _soft_loss(fast.queries, slow.queries, candidates, to_candidates, temperature, softness)
+                + _soft_loss(fast.candidates, slow.candidates, queries, to_queries, temperature, softness)
             ) / 2
 
 
-def _soft(
+def _soft_loss(
     fast: Float[Tensor, "batch dim"],
     slow: Float[Tensor, "batch dim"],
     others: Float[Tensor, "others dim"],
-    right: Bool[Tensor, "batch others"],
+    positive: Bool[Tensor, "batch others"],
     temperature: float,
     softness: float,
 ) -> Float[Tensor, ""]:
-    hard = F.normalize(right.float(), p=1, dim=1)
+    hard = F.normalize(positive.float(), p=1, dim=1)
     with torch.no_grad():
-        guessed = (slow @ others.T / temperature).softmax(dim=1)
-    return F.cross_entropy(fast @ others.T / temperature, softness * guessed + (1 - softness) * hard)
-
-
-__all__ = ["Step", "step_of"]
-
-
-class Step(ABC):
-    """One step, on prepared records."""
-
-    def __init__(self, pairs: Pairs, prepared: TrainingFeatures, config: EncoderConfig) -> None:
-        self.pairs = pairs
-        self.prepared = prepared
-        self.config = config
-
-    @property
-    @abstractmethod
-    def module(self) -> nn.Module:
-        """What is optimised, and kept in checkpoints."""
-
-    @abstractmethod
-    def __call__(self, moment: Moment) -> StepResult:
-        """The loss of a batch."""
-
-    def draw(self, moment: Moment) -> Batch:
-        """The batch of a step, of all ranks."""
-        training = self.config.training
-        return self.pairs.draw(moment.step, training.batch_size, seed=training.seed)
-
-    def views(self, network: EmbeddingNetwork, batch: Batch) -> Views:
-        """Unit vectors of a batch, of all ranks."""
-        return Views(
-            parallel.gather(_embedded(network, self.prepared.queries, batch.query_rows)),
-            parallel.gather(_embedded(network, self.prepared.candidates, batch.candidate_rows)),
-        )
-
-
-def step_of(
-    network: EmbeddingNetwork, pairs: Pairs, prepared: TrainingFeatures, config: EncoderConfig
-) -> Step:
-    """The step that fits the kind of encoder."""
-    if config.network.has_momentum:
-        return _MomentumStep(network, pairs, prepared, config)
-    return _ContrastiveStep(network, pairs, prepared, config)
-
-
-class _ContrastiveStep(Step):
-    """Equation 2."""
-
-    def __init__(
-        self, network: EmbeddingNetwork, pairs: Pairs, prepared: TrainingFeatures, config: EncoderConfig
-    ) -> None:
-        super().__init__(pairs, prepared, config)
-        self._network = network
-
-    @property
-    def module(self) -> nn.Module:
-        return self._network
-
-    def __call__(self, moment: Moment) -> StepResult:
-        batch = self.draw(moment)
-        asked, wanted = self.views(self._network, batch)
-        loss = contrastive_loss(
-            asked,
-            wanted,
-            batch.false_negatives.to(asked.device),
-            temperature=self.config.temperature,
-            direction="both",
-        )
-        return StepResult(loss, {})
-
-
-class _MomentumStep(Step):
-    """BLIP's."""
-
-    def __init__(
-        self, network: EmbeddingNetwork, pairs: Pairs, prepared: TrainingFeatures, config: EncoderConfig
-    ) -> None:
-        super().__init__(pairs, prepared, config)
-        self._pair = MomentumPair(
-            network,
-            dim=network.dim,
-            queue=config.momentum.queue,
-            decay=config.momentum.decay,
-            generator=random_for(config.training.seed, 0),
-        ).to(network.device)
-        self._steps_per_epoch = len(pairs) / config.training.batch_size
-
-    @property
-    def module(self) -> nn.Module:
-        return self._pair
-
-    def __call__(self, moment: Moment) -> StepResult:
-        device = self._pair.network.device
-        batch = self.draw(moment)
-        self._pair.follow()
-        with torch.no_grad():
-            slow = self.views(self._pair.slow, batch)
-        numbers = torch.from_numpy(batch.candidate_rows).to(device)
-        loss = self._pair.loss(
-            self.views(self._pair.network, batch),
-            slow,
-            numbers,
-            batch.false_negatives.to(device),
-            temperature=self.config.temperature,
-            softness=self.config.momentum.softness * min(1.0, moment.step / self._steps_per_epoch),
-        )
-        self._pair.remember(slow, numbers)
-        return StepResult(loss, {})
-
-
-def _embedded(network: EmbeddingNetwork, features: Features, rows: np.ndarray) -> Float[Tensor, "items dim"]:
-    own = parallel.own_rows(torch.from_numpy(rows)).numpy()
-    return F.normalize(network.embedding(features.gather(own)), dim=-1)
-
-
-KIND: Final = "encoder"
-FORWARD_BATCH: Final = 2048
+        soft = (slow @ others.T / temperature).softmax(dim=1)
+    return F.cross_entropy(fast @ others.T / temperature, softness * soft + (1 - softness) * hard)
 
 
 class TrainedEncoder(NamedTuple):
@@ -272,7 +148,7 @@ class TrainedEncoder(NamedTuple):
 
 
 def train_encoder(
-    data: MBeir,
+    records: TrainingRecords,
     folder: Path,
     config: EncoderConfig,
     *,
@@ -280,37 +156,34 @@ def train_encoder(
     progress: Progress,
     device: str = "cpu",
 ) -> TrainedEncoder:
-    """Train ``small`` on a data set, or open the folder when this very training is already done.
+    """Train ``small`` on a data set, or open the folder if this was done already.
 
     Pictures are described and texts tokenised once; training runs on those numbers, and so does the
     embedding of the training records afterwards.
     """
     config = checked(config)
-    sources = [*data.training_pools(), *data.training_queries(), *instruction_files(data)]
-    writer = ArtifactWriter(
-        folder,
-        kind=KIND,
-        config=_plan(config),
-        inputs={"records": fingerprint_of_files(sources)},
-    )
+    settings: dict[str, Any] = {**to_json(config), "network": config.network.to_json()}
+    if not config.network.has_momentum:
+        del settings["momentum"]
+    writer = ArtifactWriter(folder, kind=KIND, config=settings, inputs={"records": records.fingerprint})
     torch.manual_seed(config.training.seed)
     done = writer.finished() is not None
     prepared_folder = folder.parent / "prepared"
     if done:
         encoder = load_trained_encoder(folder, device=device)
         if not prepared_folder.exists():  # a finished model keeps only the features
-            features = embed_training(data, encoder, features_folder, progress=progress)
+            features = embed_training(records, encoder, features_folder, progress=progress)
             return TrainedEncoder(encoder, features)
     else:
         progress.say("learning the words of the training texts")
-        encoder = create_small(config.network, _texts(data), seed=config.training.seed)
-    prepared = embed_training(data, _Preparation(encoder), prepared_folder, progress=progress)
+        encoder = create_small(config.network, records.all_texts(), seed=config.training.seed)
+    prepared = embed_training(records, _Preparation(encoder), prepared_folder, progress=progress)
     if not done:
-        pairs = Pairs(_queries(data), prepared.queries, prepared.candidates)
-        step = step_of(encoder.network.to(device), pairs, prepared, config)
+        pairs = Pairs(records.lines(), *prepared)
+        module, take_step = _training(encoder.network.to(device), pairs, prepared, config)
         train(
-            step.module,
-            step,
+            module,
+            take_step,
             total=num_steps(len(pairs), config.training),
             config=config.training,
             folder=writer.path,
@@ -320,7 +193,21 @@ def train_encoder(
         encoder.save(writer.path)
         writer.finish()
         encoder = load_trained_encoder(folder, device=device)
-    return TrainedEncoder(encoder, _features(encoder, prepared, features_folder))
+    embed_shard = _embed_joint_shard if isinstance(encoder, SmallJointEncoder) else _embed_shard
+    with torch.no_grad():
+        features = TrainingFeatures(
+            *(
+                transform(
+                    source,
+                    features_folder / source.manifest.folder.name,
+                    change=lambda shard: embed_shard(encoder, shard),  # type: ignore[arg-type]
+                    inputs={"records": source.manifest.inputs["records"]},
+                    encoder=encoder,
+                )
+                for source in prepared
+            )
+        )
+    return TrainedEncoder(encoder, features)
 
 
 def load_trained_encoder(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
@@ -329,12 +216,68 @@ def load_trained_encoder(folder: Path, *, device: str = "cpu") -> AnySmallEncode
     return load_small(folder, device=device)
 
 
-def _plan(config: EncoderConfig) -> dict[str, Any]:
-    """What the training depends on, without what only other kinds know."""
-    told = {**to_json(config), "network": config.network.to_json()}
+def _training(
+    network: EmbeddingNetwork, pairs: Pairs, prepared: TrainingFeatures, config: EncoderConfig
+) -> tuple[nn.Module, Callable[[Step], StepResult]]:
+    """Return the module to optimise, and the step: contrastive (equation 2) or with a slow copy (BLIP)."""
+    training = config.training
+
+    def draw(step: Step) -> Batch:
+        return pairs.draw(step.number, training.batch_size, seed=training.seed)
+
+    def views(network: EmbeddingNetwork, batch: Batch) -> Views:
+        """Return the unit vectors of a batch, of all ranks."""
+
+        def embed(features: Features, rows: np.ndarray) -> Tensor:
+            own = parallel.own_rows(torch.from_numpy(rows)).numpy()
+            return parallel.gather(F.normalize(network.embedding(features.gather(own)), dim=-1))
+
+        return Views(
+            embed(prepared.queries, batch.query_rows), embed(prepared.candidates, batch.candidate_rows)
+        )
+
+    def contrastive(step: Step) -> StepResult:
+        batch = draw(step)
+        queries, candidates = views(network, batch)
+        loss = contrastive_loss(
+            queries,
+            candidates,
+            batch.false_negatives.to(queries.device),
+            temperature=config.temperature,
+            direction="both",
+        )
+        return StepResult(loss, {})
+
     if not config.network.has_momentum:
-        del told["momentum"]
-    return told
+        return network, contrastive
+    device = network.device
+    pair = MomentumPair(
+        network,
+        dim=network.dim,
+        queue=config.momentum.queue,
+        decay=config.momentum.decay,
+        generator=random_for(training.seed, 0),
+    ).to(device)
+    steps_per_epoch = len(pairs) / training.batch_size
+
+    def with_momentum(step: Step) -> StepResult:
+        batch = draw(step)
+        pair.follow()
+        with torch.no_grad():
+            slow = views(pair.slow, batch)  # type: ignore[arg-type]
+        numbers = torch.from_numpy(batch.candidate_rows).to(device)
+        loss = pair.loss(
+            views(network, batch),
+            slow,
+            numbers,
+            batch.false_negatives.to(device),
+            temperature=config.temperature,
+            softness=config.momentum.softness * min(1.0, step.number / steps_per_epoch),
+        )
+        pair.remember(slow, numbers)
+        return StepResult(loss, {})
+
+    return pair, with_momentum
 
 
 class _Preparation:
@@ -355,50 +298,30 @@ class _Preparation:
         return self._encoder.prepare_texts([item.text for item in texts])
 
 
-@torch.no_grad()
-def _features(encoder: AnySmallEncoder, prepared: TrainingFeatures, folder: Path) -> TrainingFeatures:
-    """The trained network applied to the prepared training records."""
-    return TrainingFeatures(
-        *(
-            transform(
-                source,
-                folder / source.manifest.folder.name,
-                change=lambda shard: (
-                    _together(encoder, shard)
-                    if isinstance(encoder, SmallJointEncoder)
-                    else _apart(encoder, shard)
-                ),
-                inputs={"records": source.manifest.inputs["records"]},
-                encoder=encoder,
-            )
-            for source in prepared
-        )
+def _embed_shard(encoder: SmallEncoder, shard: Shard) -> Shard:
+    """Replace a shard's prepared pictures and texts by their features."""
+    network = encoder.network
+
+    def embed(forward: Callable[[Tensor], Tensor], prepared: np.ndarray, dtype: type) -> np.ndarray:
+        parts = [
+            forward(torch.from_numpy(part.astype(dtype)).to(network.device)).cpu().numpy()
+            for part in _batches(prepared)
+        ]
+        return np.concatenate([np.zeros((0, encoder.dim), dtype=np.float16), *parts])
+
+    return shard._replace(
+        image=embed(network.image, shard.image, np.float32), text=embed(network.text, shard.text, np.int64)
     )
 
 
-def _apart(encoder: SmallEncoder, shard: Shard) -> Shard:
-    """Features of a shard's pictures and of its texts."""
-    network = encoder.network
-    image = [
-        network.image(torch.from_numpy(part.astype(np.float32)).to(network.device)).cpu().numpy()
-        for part in _parts(shard.image)
-    ]
-    text = [
-        network.text(torch.from_numpy(part.astype(np.int64)).to(network.device)).cpu().numpy()
-        for part in _parts(shard.text)
-    ]
-    nothing = np.zeros((0, encoder.dim), dtype=np.float16)
-    return shard._replace(image=np.concatenate([nothing, *image]), text=np.concatenate([nothing, *text]))
-
-
-def _together(encoder: SmallJointEncoder, shard: Shard) -> Shard:
-    """One vector for each distinct picture and text of a shard; they stand where texts do."""
+def _embed_joint_shard(encoder: SmallJointEncoder, shard: Shard) -> Shard:
+    """Store one vector, as a text, for each distinct combination of picture and text of a shard."""
     both = np.stack([shard.image_index, shard.text_index], axis=1)
     distinct, rows = np.unique(both, axis=0, return_inverse=True)
     image, text = (torch.from_numpy(content.astype(np.float32)) for content in (shard.image, shard.text))
     vectors = [
         encoder.network.embedding(FeatureBatch.of(image, text, part[:, 0], part[:, 1])).cpu().numpy()
-        for part in _parts(distinct)
+        for part in _batches(distinct)
     ]
     return shard._replace(
         image_index=np.full_like(shard.image_index, ABSENT),
@@ -408,23 +331,5 @@ def _together(encoder: SmallJointEncoder, shard: Shard) -> Shard:
     )
 
 
-def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
+def _batches(array: np.ndarray) -> Iterator[np.ndarray]:
     return (array[start : start + FORWARD_BATCH] for start in range(0, len(array), FORWARD_BATCH))
-
-
-def _texts(data: MBeir) -> Iterator[str]:
-    """All texts that the encoder will read in training; instructions once, not with every query."""
-    for candidate in read_pool(data.training_pools()):
-        if candidate.text:
-            yield format_text(candidate.text)
-    for query in _queries(data):
-        if query.text:
-            yield format_text(query.text)
-    for row in data.instructions.rows.values():
-        # Twice, since a word seen once is spelled in pieces, and instructions go with every query.
-        yield from (format_text(text) for text in (*row, *row))
-
-
-def _queries(data: MBeir) -> Iterator[Query]:
-    for path in data.training_queries():
-        yield from read_queries(path)

@@ -1,33 +1,34 @@
-"""``genius fit``: encoder (if it is to be trained), features, quantizer, generator; one folder, in one go.
+"""``genius fit``: encoder (if it is to be trained), features, quantizer, IDs and generator, in one folder.
 
-Run again after a kill it goes on where it stopped; run again with other settings it redoes only what depends
-on them. Each part is also a stage of its own.
+Run again after a kill, it goes on where it stopped; run again with other settings, it redoes only what
+depends on them. Each part is also a stage of its own.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from genius_search.config import EncoderConfig, FitConfig, GeneratorConfig, QuantizerConfig, checked
 from genius_search.data.features import Features, Pairs
-from genius_search.data.mbeir import Instructions, MBeir, read_queries
-from genius_search.embed import TrainingFeatures, embed_training
+from genius_search.data.mbeir import Instructions, MBeir
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.model import MODEL_FILE, Genius, KnownInstruction
+from genius_search.nn.ids import RESIDUAL, SCHEMES
 from genius_search.nn.parallel import usable
 from genius_search.nn.quantizer import TrainedQuantizer, load_quantizer
 from genius_search.progress import Progress
-from genius_search.records import Query
+from genius_search.registry import find_part
+from genius_search.training.embed import TrainingFeatures, TrainingRecords, embed_training
 from genius_search.training.encoder import train_encoder
 from genius_search.training.generator import train_generator
+from genius_search.training.ids import train_ids
 from genius_search.training.quantizer import train_quantizer
 
-FOLDERS: Final = ("encoder", "features", "prepared", "quantizer", "generator", "ids", "evaluation")
-"""What lies in a model's folder beside ``model.json``."""
+FOLDERS: Final = ("encoder", "features", "prepared", "quantizer", "ids", "generator", "evaluation")
+"""Contents of a model's folder beside ``model.json``."""
 
 
 class Embedded(NamedTuple):
@@ -60,21 +61,27 @@ def fit(
     ------
     BadData
         the data set cannot be trained on.
+    UsageError
+        a setting is out of range, or the folder holds something else than a model.
     """
     config = checked(config)
+    find_part("id_schemes", config.ids, SCHEMES)
+    check_output(data, folder, device)
+    records = TrainingRecords(data)
     embedded = embed_with(
-        data, encoder, folder, config.encoder, progress=progress, device=device, download=download
+        records, encoder, folder, config.encoder, progress=progress, device=device, download=download
     )
-    quantizer = fit_quantizer(
-        data, embedded.features, folder, config.quantizer, progress=progress, device=device
+    pairs = Pairs(records.lines(), *embedded.features)
+    quantizer = train_quantizer(
+        pairs, *embedded.features, folder / "quantizer", config.quantizer, progress=progress, device=device
     )
-    return fit_generator(
-        data, embedded, quantizer, folder, config.generator, progress=progress, device=device
+    return _finish(
+        records, embedded, pairs, quantizer, folder, config.generator, config.ids, progress, device
     )
 
 
 def embed_with(
-    data: MBeir,
+    records: TrainingRecords,
     encoder: str,
     folder: Path,
     config: EncoderConfig,
@@ -84,14 +91,10 @@ def embed_with(
     download: bool = False,
 ) -> Embedded:
     """Train the encoder if it is ``small``, and embed the training records."""
-    usable(device)
-    refuse_foreign_folder(folder)
-    if not data.training_queries():
-        raise BadData(f"{data.root} has no training queries: neither query/union_train nor query/train")
-    folder.mkdir(parents=True, exist_ok=True)
+    check_output(records.data, folder, device)
     if encoder == "small":
         trained = train_encoder(
-            data,
+            records,
             folder / "encoder",
             config,
             features_folder=folder / "features",
@@ -100,51 +103,25 @@ def embed_with(
         )
         return Embedded(trained.encoder, trained.features)
     loaded = load_encoder(absolute_spec(encoder), download=download, device=device)
-    return Embedded(loaded, embed_training(data, loaded, folder / "features", progress=progress))
-
-
-def refuse_foreign_folder(folder: Path) -> None:
-    """Check that a model can be written to a folder without mixing it with anything else.
-
-    Raises
-    ------
-    UsageError
-        it is a file, or a folder that holds an index or anything that is no part of a model.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; a model needs a folder")
-    if not folder.is_dir() or (folder / MODEL_FILE).exists():
-        return
-    if (folder / "index.json").exists():
-        raise UsageError(f"{folder} is an index; choose another folder for the model")
-    foreign = [path.name for path in sorted(folder.iterdir()) if not _is_own(path.name)]
-    if foreign:
-        raise UsageError(
-            f"{folder} holds {foreign[0]}, which is no part of a model; choose a new or an empty folder"
-        )
-
-
-def _is_own(name: str) -> bool:
-    """Whether a file of this name may lie in the folder of an unfinished model."""
-    return name in FOLDERS or (name.startswith(".") and name.split(".")[1] in FOLDERS)
+    return Embedded(loaded, embed_training(records, loaded, folder / "features", progress=progress))
 
 
 def absolute_spec(spec: str) -> str:
-    """A spec that names a file or folder, such that it can be opened from anywhere."""
+    """Return an encoder's spec such that it can be opened from any working directory."""
     kind, colon, place = spec.partition(":")
     path = Path(place).expanduser()
     return f"{kind}{colon}{path.resolve()}" if place and path.exists() else spec
 
 
 def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False) -> Embedded:
-    """What :func:`embed_with` left in a model's folder.
+    """Open what :func:`embed_with` left in a model's folder.
 
     Raises
     ------
     ArtifactMissing
-        it left nothing there: the model was imported, refitted or pulled, or the folder is not its own.
+        there are no features: the model was imported, refitted or pulled, or was trained elsewhere.
     ArtifactMismatch
-        the encoder is no longer what it was.
+        the encoder has changed since.
     """
     if not (folder / "features").is_dir():
         raise ArtifactMissing(
@@ -165,7 +142,7 @@ def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False
 
 
 def fit_quantizer(
-    data: MBeir,
+    records: TrainingRecords,
     features: TrainingFeatures,
     folder: Path,
     config: QuantizerConfig,
@@ -173,52 +150,92 @@ def fit_quantizer(
     progress: Progress,
     device: str = "cpu",
 ) -> TrainedQuantizer:
-    """Stage 1 on embedded records."""
-    return train_quantizer(
-        _pairs(data, features), *features, folder / "quantizer", config, progress=progress, device=device
-    )
+    """Run stage 1 on embedded records."""
+    pairs = Pairs(records.lines(), *features)
+    return train_quantizer(pairs, *features, folder / "quantizer", config, progress=progress, device=device)
 
 
 def fit_generator(
-    data: MBeir,
+    records: TrainingRecords,
     embedded: Embedded,
-    quantizer: TrainedQuantizer | None,
     folder: Path,
     config: GeneratorConfig,
     *,
+    ids: str = RESIDUAL,
     progress: Progress,
     device: str = "cpu",
 ) -> Genius:
-    """Stage 2 on embedded records, then declare the parts to be one model."""
-    quantizer = quantizer or load_quantizer(folder / "quantizer", device=device)
+    """Run stage 2 on embedded records and the quantizer in the folder, and complete the model."""
+    pairs = Pairs(records.lines(), *embedded.features)
+    quantizer = load_quantizer(folder / "quantizer", device=device)
+    return _finish(records, embedded, pairs, quantizer, folder, config, ids, progress, device)
+
+
+def _finish(
+    records: TrainingRecords,
+    embedded: Embedded,
+    pairs: Pairs,
+    quantizer: TrainedQuantizer,
+    folder: Path,
+    config: GeneratorConfig,
+    ids: str,
+    progress: Progress,
+    device: str,
+) -> Genius:
+    """Train IDs and generator, and declare the parts to be one model."""
+    scheme = train_ids(
+        ids, records, embedded.features, pairs, quantizer, folder / "ids", config.training, progress=progress
+    )
     generator = train_generator(
-        _pairs(data, embedded.features),
+        pairs,
         *embedded.features,
         quantizer,
         folder / "generator",
         config,
+        ids=scheme,
         progress=progress,
         device=device,
     )
-    model = Genius.finish(
-        folder, embedded.encoder, quantizer, generator, known_instructions(data.instructions)
-    )
+    instructions = known_instructions(records.data.instructions)
+    model = Genius.finish(folder, embedded.encoder, quantizer, generator, instructions, scheme)
     shutil.rmtree(folder / "prepared", ignore_errors=True)
+    if scheme.manifest is None:
+        shutil.rmtree(folder / "ids", ignore_errors=True)
     return model
 
 
-def _pairs(data: MBeir, features: TrainingFeatures) -> Pairs:
-    return Pairs(_training_lines(data), features.queries, features.candidates)
+def check_output(data: MBeir, folder: Path, device: str) -> None:
+    """Raise an error if training cannot begin, before anything is written."""
+    usable(device)
+    check_folder(folder)
+    if not data.training_queries():
+        raise BadData(f"{data.root} has no training queries: neither query/union_train nor query/train")
 
 
-def _training_lines(data: MBeir) -> Iterator[Query]:
-    """Every line of the training files, repeats included."""
-    for path in data.training_queries():
-        yield from read_queries(path)
+def check_folder(folder: Path) -> None:
+    """Check that a model can be written to a folder without mixing it with anything else.
+
+    Raises
+    ------
+    UsageError
+        it is a file, or a folder that holds an index or anything that is no part of a model.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; a model needs a folder")
+    if not folder.is_dir() or (folder / MODEL_FILE).exists():
+        return
+    if (folder / "index.json").exists():
+        raise UsageError(f"{folder} is an index; choose another folder for the model")
+    for path in sorted(folder.iterdir()):
+        hidden = path.name.startswith(".") and path.name.split(".")[1] in FOLDERS  # unfinished or locked
+        if path.name not in FOLDERS and not hidden:
+            raise UsageError(
+                f"{folder} holds {path.name}, which is no part of a model; choose a new or an empty folder"
+            )
 
 
 def known_instructions(instructions: Instructions) -> list[KnownInstruction]:
-    """What a search without an instruction may use."""
+    """Return the instructions that a search without one may use."""
     return [
         KnownInstruction(key.query.mbeir, key.candidate.mbeir, text)
         for key, texts in instructions.rows.items()

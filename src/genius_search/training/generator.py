@@ -1,7 +1,8 @@
-"""``genius train generator``: stage 2, the decoder that writes IDs (paper, section 4.3)."""
+"""Stage 2, ``genius train generator``: the decoder that writes IDs (paper, section 4.3)."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import torch
@@ -13,10 +14,17 @@ from genius_search.artifact import ArtifactWriter
 from genius_search.config import GeneratorConfig, checked, to_json
 from genius_search.data.features import Features, Pairs
 from genius_search.nn import parallel
-from genius_search.nn.generator import KIND, Generator, TrainedGenerator, load_generator, write_generator
+from genius_search.nn.generator import (
+    KIND,
+    TrainedGenerator,
+    load_generator,
+    make_generator,
+    write_generator,
+)
+from genius_search.nn.ids import TrainedIds, apply_scheme, residual_ids
 from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
 from genius_search.progress import Progress
-from genius_search.training.loop import Moment, StepResult, num_steps, train
+from genius_search.training.loop import Step, StepResult, num_steps, train
 
 
 def train_generator(
@@ -27,41 +35,54 @@ def train_generator(
     folder: Path,
     config: GeneratorConfig,
     *,
+    ids: TrainedIds | None = None,
     progress: Progress,
     device: str = "cpu",
 ) -> TrainedGenerator:
-    """Train the decoder on frozen embeddings and IDs, or open the folder when that is already done."""
+    """Train the decoder on frozen embeddings and IDs, or open the folder if this was done already.
+
+    Parameters
+    ----------
+    ids
+        the scheme that gives candidates their IDs; by default the quantizer. Without code vectors of its
+        own, there is no guide and the code embeddings begin at random.
+    """
+    scheme = (ids or residual_ids(quantizer.quantizer)).scheme
+    tables = scheme.tables()
+    if tables is None:
+        config = dataclasses.replace(config, guide="none")
     config = checked(config)
-    writer = ArtifactWriter(
-        folder,
-        kind=KIND,
-        config=to_json(config),
-        inputs={
-            "queries": queries.manifest.fingerprint,
-            "candidates": candidates.manifest.fingerprint,
-            "quantizer": quantizer.manifest.fingerprint,
-        },
-    )
+    inputs = {
+        "queries": queries.manifest.fingerprint,
+        "candidates": candidates.manifest.fingerprint,
+        "quantizer": quantizer.manifest.fingerprint,
+    }
+    if ids is not None and ids.manifest is not None:
+        inputs["ids"] = ids.manifest.fingerprint
+    writer = ArtifactWriter(folder, kind=KIND, config=to_json(config), inputs=inputs)
     if writer.finished() is not None:
         return load_generator(folder, device=device)
     training = config.training
     torch.manual_seed(training.seed)
     model = quantizer.quantizer
-    generator = Generator(candidates.dim, model.sizes, config).to(device)
-    generator.start_codes(model.tables(), generator=torch.Generator().manual_seed(training.seed))
+    generator = make_generator(candidates.dim, scheme.sizes, config, shares_codes=scheme.shares_codes).to(
+        device
+    )
+    if tables is not None:
+        generator.start_codes(tables, generator=torch.Generator().manual_seed(training.seed))
     progress.say("fusing the training features")
-    asked = fuse(model, queries)
-    encoded = encode(model, candidates)
-    wanted, codes = encoded.embeddings.half(), encoded.codes
+    query_embeddings = fuse(model, queries)
+    encoded = apply_scheme(scheme, encode(model, candidates))
+    candidate_embeddings, codes = encoded.embeddings.half(), encoded.codes
 
-    def step(moment: Moment) -> StepResult:
-        batch = pairs.draw(moment.step, training.batch_size, seed=training.seed)
+    def take_step(step: Step) -> StepResult:
+        batch = pairs.draw(step.number, training.batch_size, seed=training.seed)
         chosen = torch.from_numpy(batch.candidate_rows)
         mixed = augment(
-            asked[torch.from_numpy(batch.query_rows)].float(),
-            wanted[chosen].float(),
+            query_embeddings[torch.from_numpy(batch.query_rows)].float(),
+            candidate_embeddings[chosen].float(),
             config,
-            moment.generator,
+            step.generator,
         )
         losses = generator.loss(
             parallel.own_rows(mixed).to(device), parallel.own_rows(codes[chosen]).to(device)
@@ -71,7 +92,7 @@ def train_generator(
 
     train(
         generator,
-        step,
+        take_step,
         total=num_steps(len(pairs), training),
         config=training,
         folder=writer.path,
@@ -107,5 +128,5 @@ def augment(
 
 
 def _beta_2_2(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
-    """Beta(2, 2) is the middle one of three uniform numbers."""
+    """Draw from Beta(2, 2): the median of three uniform numbers."""
     return torch.rand((3, *shape), generator=random).median(dim=0).values

@@ -1,6 +1,6 @@
 """The one training loop: seeded, clipped, scheduled, resumable to the same losses, equal on any ranks.
 
-A stage says what a step is; the loop owns the optimizer, the schedule, the checkpoint and the log. Every
+A stage defines a step; the loop owns the optimizer, the schedule, the checkpoint and the log. Every
 random choice of a step comes from a generator seeded by (seed, step), so a resumed run draws what an
 uninterrupted one would have drawn.
 """
@@ -26,29 +26,29 @@ from genius_search.progress import Progress
 METRICS: Final = "metrics.jsonl"
 
 
-class StepResult(NamedTuple):
-    """What one step gives: the loss to descend and what to log."""
+class Step(NamedTuple):
+    """A step of a training and the random numbers it may use."""
 
-    loss: Tensor
-    measures: Mapping[str, Tensor | float]
-
-
-class Moment(NamedTuple):
-    """When a step happens and the random numbers it may use."""
-
-    step: int
+    number: int
     """From 0."""
     generator: torch.Generator
     """On the CPU, seeded alike on all ranks and on every resumption."""
 
 
+class StepResult(NamedTuple):
+    """The loss to descend and the measures to log."""
+
+    loss: Tensor
+    measures: Mapping[str, Tensor | float]
+
+
 def random_for(seed: int, step: int) -> torch.Generator:
-    """The random numbers of one step."""
+    """Return the generator of one step's random numbers."""
     return torch.Generator().manual_seed((seed * 1_000_003 + step) % 2**63)
 
 
 def learning_rate_at(step: int, total: int, config: TrainingConfig) -> float:
-    """Linear warm-up, then a cosine from the peak to ``final_share`` of it."""
+    """Return the rate at a step: linear warm-up, then a cosine to ``final_share`` of the peak."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, total - config.warmup_steps)
@@ -57,14 +57,14 @@ def learning_rate_at(step: int, total: int, config: TrainingConfig) -> float:
 
 
 def num_steps(num_queries: int, config: TrainingConfig) -> int:
-    """Steps of a training run: epochs of full batches, cut by ``max_steps``."""
+    """Return the steps of a training run: epochs of full batches, cut by ``max_steps``."""
     steps = max(1, math.ceil(config.epochs * num_queries / config.batch_size))
     return min(steps, config.max_steps) if config.max_steps else steps
 
 
 def train(
     module: nn.Module,
-    step: Callable[[Moment], StepResult],
+    take_step: Callable[[Step], StepResult],
     *,
     total: int,
     config: TrainingConfig,
@@ -72,7 +72,7 @@ def train(
     progress: Progress,
     name: str,
 ) -> None:
-    """Run ``step`` until ``total`` steps are done; ``folder`` receives the checkpoint and the log.
+    """Run ``take_step`` until ``total`` steps are done; ``folder`` receives the checkpoint and the log.
 
     Raises
     ------
@@ -86,15 +86,14 @@ def train(
     progress.begin(name, total)
     saved = time.monotonic()
     module.train()
-    log = _open_log(folder, begun)
-    with log:
+    with _open_log(folder, begun) as log:
         for index in range(begun, total):
             torch.manual_seed((config.seed * 7_919 + index) % 2**63)  # dropout
             rate = learning_rate_at(index, total, config)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-                result = step(Moment(index, random_for(config.seed, index)))
+                result = take_step(Step(index, random_for(config.seed, index)))
             loss = float(result.loss.detach())
             if not math.isfinite(loss):
                 raise TrainingFailed(

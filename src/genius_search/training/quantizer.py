@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from genius_search.artifact import ArtifactWriter
 from genius_search.config import QuantizerConfig, checked, to_json
-from genius_search.data.features import Batch, Features, Pairs
+from genius_search.data.features import Features, Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
 from genius_search.nn.health import Health, majority_modality
@@ -23,14 +23,15 @@ from genius_search.nn.quantizer import (
     TrainedQuantizer,
     encode,
     load_quantizer,
+    make_quantizer,
     measure_health,
     write_quantizer,
 )
 from genius_search.progress import Progress
-from genius_search.training.loop import Moment, StepResult, num_steps, random_for, train
+from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
 
 HEALTH_SAMPLE: Final = 4_096
-"""Candidates whose IDs are looked at while training goes on; all are when it has ended."""
+"""Candidates whose IDs are examined during training; all are when it has ended."""
 HEALTH_CHECKS: Final = 5
 
 
@@ -44,7 +45,7 @@ def train_quantizer(
     progress: Progress,
     device: str = "cpu",
 ) -> TrainedQuantizer:
-    """Train fusion and codebooks, or open the folder when this very training is already done.
+    """Train fusion and codebooks, or open the folder if this was done already.
 
     Raises
     ------
@@ -64,13 +65,13 @@ def train_quantizer(
     if writer.finished() is not None:
         return load_quantizer(folder, device=device)
     torch.manual_seed(config.training.seed)
-    quantizer = Quantizer(candidates.dim, config).to(device)
+    quantizer = make_quantizer(candidates.dim, config).to(device)
     total = num_steps(len(pairs), config.training)
     start = min(config.codebook_start, total // 2)
-    trainer = _Trainer(quantizer, pairs, queries, candidates, config, total, start, progress)
+    take_step = QuantizerStep(quantizer, pairs, queries, candidates, config, total, start, progress)
     train(
         quantizer,
-        trainer.step,
+        take_step,
         total=total,
         config=config.training,
         folder=writer.path,
@@ -83,7 +84,7 @@ def train_quantizer(
 
 
 def settle(quantizer: Quantizer, candidates: Features) -> Health:
-    """After training: find out what each level-0 code stands for, and examine all IDs."""
+    """Find out what each level-0 code stands for, and examine the IDs of all candidates."""
     if quantizer.config.level0 == "learned":
         codes = encode(quantizer, candidates).codes[:, 0].numpy()
         majority = majority_modality(codes, candidates.modality.astype(np.int64))
@@ -91,8 +92,8 @@ def settle(quantizer: Quantizer, candidates: Features) -> Health:
     return measure_health(quantizer, candidates)
 
 
-class _Trainer:
-    """One step of stage 1."""
+class QuantizerStep:
+    """One step of stage 1 (equation 8)."""
 
     def __init__(
         self,
@@ -112,52 +113,53 @@ class _Trainer:
         self.config = config
         self.device = next(quantizer.parameters()).device
         self.start = start
+        """The step at which codebooks start; before it the loss is contrastive only."""
         self.progress = progress
         self.check_every = max(1, (total - start) // HEALTH_CHECKS)
         random = np.random.default_rng(config.training.seed)
         size = min(HEALTH_SAMPLE, len(candidates))
         self.sample = np.sort(random.choice(len(candidates), size, replace=False))
 
-    def step(self, moment: Moment) -> StepResult:
-        config = self.config
-        if moment.step == self.start:
-            self._start_codebooks(moment)
-        batch = self.pairs.draw(moment.step, config.training.batch_size, seed=config.training.seed)
-        query_rows, candidate_rows = self._own(batch.query_rows), self._own(batch.candidate_rows)
-        asked = self._fused(self.queries, query_rows)
-        wanted = self._fused(self.candidates, candidate_rows)
+    def __call__(self, step: Step) -> StepResult:
+        """Return the loss of a batch; the codebooks follow it."""
+        config, quantizer = self.config, self.quantizer
+        if step.number == self.start:
+            self._start_codebooks(step.number)
+        batch = self.pairs.draw(step.number, config.training.batch_size, seed=config.training.seed)
+        query_rows, candidate_rows = (
+            parallel.own_rows(torch.from_numpy(rows)).numpy()
+            for rows in (batch.query_rows, batch.candidate_rows)
+        )
+        queries = self._fuse(self.queries, query_rows)
+        candidates = self._fuse(self.candidates, candidate_rows)
         contrastive = contrastive_loss(
-            parallel.gather(asked),
-            parallel.gather(wanted),
+            parallel.gather(queries),
+            parallel.gather(candidates),
             batch.false_negatives.to(self.device),
             temperature=config.temperature,
             direction=config.contrastive,
         )
-        modality = self._modality(candidate_rows)
-        both = torch.cat([asked, wanted])
+        modality = self._modality(candidate_rows).repeat(2)
+        both = torch.cat([queries, candidates])
         loss = config.contrastive_weight * contrastive
         measures: dict[str, Tensor | float] = {"contrastive": contrastive.detach()}
-        if self.config.level0 == "classifier":
-            loss = loss + F.cross_entropy(self.quantizer.classify(both), modality.repeat(2))
-        if moment.step < self.start:
+        if config.level0 == "classifier":
+            loss = loss + F.cross_entropy(quantizer.classify(both), modality)
+        if step.number < self.start:
             return StepResult(loss, measures)
-        quantized = self.quantizer.quantize(both, modality.repeat(2))
+        quantized = quantizer.quantize(both, modality)
         alignment = alignment_loss(*quantized.vectors.chunk(2))
         loss = loss + config.quantization_weight * quantized.loss + config.alignment_weight * alignment
-        revived = self.quantizer.follow(quantized, generator=moment.generator)
         measures |= {
             "quantization": quantized.loss.detach(),
             "alignment": alignment.detach(),
-            "revived": float(revived),
+            "revived": float(quantizer.follow(quantized, generator=step.generator)),
         }
-        if (moment.step - self.start + 1) % self.check_every == 0 and parallel.rank() == 0:
-            measures |= self._check(moment.step)
+        if (step.number - self.start + 1) % self.check_every == 0 and parallel.rank() == 0:
+            measures |= self._check(step.number)
         return StepResult(loss, measures)
 
-    def _own(self, rows: np.ndarray) -> np.ndarray:
-        return parallel.own_rows(torch.from_numpy(rows)).numpy()
-
-    def _fused(self, features: Features, rows: np.ndarray) -> Tensor:
+    def _fuse(self, features: Features, rows: np.ndarray) -> Tensor:
         batch = features.gather(rows)
         fused: Tensor = self.quantizer.fusion(batch.image.to(self.device), batch.text.to(self.device))
         return fused
@@ -166,31 +168,31 @@ class _Trainer:
         return torch.from_numpy(self.candidates.modality[rows].astype(np.int64)).to(self.device)
 
     @torch.no_grad()
-    def _start_codebooks(self, moment: Moment) -> None:
-        """K-means on the first batch, or on as many batches as ``kmeans_samples`` asks for.
+    def _start_codebooks(self, step: int) -> None:
+        """Run k-means on the first batch, or on as many batches as ``kmeans_samples`` needs.
 
         Deviation 6: the paper starts from the very first batch; ``codebook_start`` lets it wait.
         """
         config = self.config
-        size = config.training.batch_size
+        size, seed = config.training.batch_size, config.training.seed
         embeddings: list[Tensor] = []
         modalities: list[Tensor] = []
         for number in range(max(1, config.kmeans_samples // (2 * size))):
-            batch: Batch = self.pairs.draw(moment.step + number, size, seed=config.training.seed)
-            modality = self._modality(batch.candidate_rows)
+            batch = self.pairs.draw(step + number, size, seed=seed)
             embeddings += [
-                self._fused(self.queries, batch.query_rows),
-                self._fused(self.candidates, batch.candidate_rows),
+                self._fuse(self.queries, batch.query_rows),
+                self._fuse(self.candidates, batch.candidate_rows),
             ]
-            modalities += [modality, modality]
+            modalities += [self._modality(batch.candidate_rows)] * 2
         self.quantizer.start_codebooks(
             torch.cat(embeddings),
             torch.cat(modalities),
             batch_size=size,
-            generator=random_for(config.training.seed, -1 - moment.step),
+            generator=random_for(seed, -1 - step),
         )
 
     def _check(self, step: int) -> dict[str, float]:
+        """Measure the health of a sample's IDs, and stop if the codebooks collapsed."""
         health = measure_health(self.quantizer, self.candidates, self.sample)
         semantic = health.levels[1:] if self.quantizer.has_modality_level else health.levels
         collapsed = semantic[0].used == 1 and len(self.sample) > 1

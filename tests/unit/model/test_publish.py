@@ -277,9 +277,9 @@ def test_a_manifest_may_not_name_files_outside_its_folder(copied):
 
 
 def test_a_saved_copy_keeps_entries_that_a_later_version_adds(copied, tmp_path):
-    edit(copied / "model.json", lambda body: body.update(ids="grace"))
+    edit(copied / "model.json", lambda body: body.update(later="grace"))
     saved = save_model(copied, tmp_path / "saved")
-    assert json.loads((saved / "model.json").read_text())["ids"] == "grace"
+    assert json.loads((saved / "model.json").read_text())["later"] == "grace"
 
 
 def test_an_imported_models_card_credits_the_authors_and_claims_nothing_that_is_unknown(copied, tmp_path):

@@ -15,10 +15,9 @@ from genius_search.data.features import Features
 from genius_search.data.images import open_image
 from genius_search.embed import SHORTEST_SIDE, Content, FeatureRow, embed, features_of, transform
 from genius_search.encoders.base import ItemKey
-from genius_search.encoders.precomputed import open_precomputed
 from genius_search.errors import ArtifactMismatch, BadData, BadImage
 from genius_search.progress import Silent
-from genius_search.records import CANDIDATE_CAP, Modality, did_of
+from genius_search.records import Modality
 
 DIM = 3
 
@@ -332,24 +331,6 @@ def test_queries_in_memory_get_what_rows_would(tmp_path, pictures):
             assert torch.equal(torch.cat([one[number] for one in alone]), values)
     with pytest.raises(BadData, match="neither an image nor a text"):
         features_of(Encoder(), [*contents, Content(None, "", ItemKey("query", ""))])
-
-
-def test_uniirs_embeddings_become_features_without_opening_a_picture(tmp_path):
-    numbers = [9 * CANDIDATE_CAP + n for n in range(1, 7)]
-    np.save(tmp_path / "mbeir_union_cand_pool_embed.npy", np.arange(18, dtype=np.float16).reshape(6, 3))
-    np.save(tmp_path / "mbeir_union_cand_pool_ids.npy", np.array(numbers[::-1]))
-    rows = [
-        FeatureRow(
-            id=number,
-            key=ItemKey("candidate", did_of(number)),
-            modality=Modality.IMAGE,
-            image=tmp_path / "absent.jpg",
-        )
-        for number in numbers
-    ]
-    features = run(rows, open_precomputed(tmp_path), tmp_path / "f")
-    assert features.ids.tolist() == numbers
-    assert features.gather(np.arange(6)).total()[:, 0].tolist() == [15, 12, 9, 6, 3, 0]
 
 
 def test_shards_that_another_writer_took_away_are_an_error_and_never_a_folder_without_them(tmp_path):

@@ -10,12 +10,13 @@ import pytest
 
 from genius_search.data.features import Pairs
 from genius_search.data.mbeir import MBeir, read_queries
-from genius_search.embed import count_lines, embed_training, query_row
+from genius_search.embed import count_lines, query_row
 from genius_search.encoders.base import ItemKey
 from genius_search.encoders.precomputed import PrecomputedEncoder, open_precomputed
 from genius_search.errors import BadData
 from genius_search.progress import Silent
 from genius_search.records import Modality, query_number
+from genius_search.training.embed import TrainingRecords, embed_training
 
 
 def write_lines(path, rows):
@@ -48,7 +49,7 @@ def encoder(tmp_path):
 
 
 def test_a_query_on_several_lines_is_embedded_once_and_drawn_as_often_as_it_is_there(data, encoder, tmp_path):
-    features = embed_training(data, encoder, tmp_path / "features", progress=Silent())
+    features = embed_training(TrainingRecords(data), encoder, tmp_path / "features", progress=Silent())
     assert features.queries.ids.tolist() == [query_number(f"9:{n}") for n in (1, 1, 2, 2, 3, 3)]
     assert features.queries.variant.tolist() == [0, 1] * 3
     pairs = Pairs(read_queries(data.training_queries()[0]), features.queries, features.candidates)
@@ -61,7 +62,7 @@ def test_a_training_query_whose_positive_is_not_in_the_pool_is_refused(data, enc
     pool = data.training_pools()[0]
     pool.write_text("".join(pool.read_text().splitlines(keepends=True)[:2]))
     with pytest.raises(BadData, match="query 9:3 has the positive 9:3"):
-        embed_training(data, encoder, tmp_path / "features", progress=Silent())
+        embed_training(TrainingRecords(data), encoder, tmp_path / "features", progress=Silent())
 
 
 def test_records_are_counted_as_they_are_read_over_files(tmp_path):
@@ -88,5 +89,5 @@ def test_evaluation_queries_are_looked_up_as_those_of_their_split(data):
 
 def test_training_queries_are_looked_up_as_those_of_the_training_split(data, encoder, tmp_path):
     asked = Asked(tmp_path / "text_features.npy", encoder.tables)
-    embed_training(data, asked, tmp_path / "features", progress=Silent())
+    embed_training(TrainingRecords(data), asked, tmp_path / "features", progress=Silent())
     assert {(key.role, key.split) for key in asked.keys} == {("query", "train"), ("candidate", None)}

@@ -13,8 +13,8 @@ from genius_search.data.features import Features, Pairs
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Silent
 from genius_search.records import Modality, Query
-from genius_search.training.loop import Moment, StepResult, train
-from genius_search.training.quantizer import _Trainer
+from genius_search.training.loop import Step, StepResult, train
+from genius_search.training.quantizer import QuantizerStep
 
 
 def main(plan_file: Path, folder: Path, rank: int, ranks: int) -> None:
@@ -35,19 +35,25 @@ def main(plan_file: Path, folder: Path, rank: int, ranks: int) -> None:
         torch.manual_seed(config.training.seed)
         quantizer = Quantizer(candidates.dim, config)
         total = config.training.max_steps
-        trainer = _Trainer(quantizer, pairs, queries, candidates, config, total, 0, Silent())
+        trainer = QuantizerStep(quantizer, pairs, queries, candidates, config, total, 0, Silent())
         revived = 0.0
 
-        def step(moment: Moment, trainer: _Trainer = trainer) -> StepResult:
+        def take_step(step: Step, trainer: QuantizerStep = trainer) -> StepResult:
             nonlocal revived
-            result = trainer.step(moment)
+            result = trainer(step)
             revived += float(result.measures["revived"])
             return result
 
         log = own / str(number)
         log.mkdir()
         train(
-            quantizer, step, total=total, config=config.training, folder=log, progress=Silent(), name="rank"
+            quantizer,
+            take_step,
+            total=total,
+            config=config.training,
+            folder=log,
+            progress=Silent(),
+            name="rank",
         )
         weights = {**quantizer.state_dict(), "revived": torch.tensor(revived)}
         torch.save(weights, own / f"weights-{number}.pt")

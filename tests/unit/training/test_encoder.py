@@ -10,9 +10,9 @@ import torch
 
 from genius_search.config import MomentumConfig, preset
 from genius_search.data.mbeir import MBeir
-from genius_search.embed import embed_training
 from genius_search.encoders.base import load_encoder
 from genius_search.progress import Silent
+from genius_search.training.embed import TrainingRecords, embed_training
 from genius_search.training.encoder import train_encoder
 
 STEPS = 4
@@ -47,7 +47,7 @@ def train(trained, tmp_path_factory):
     def run(kind, folder=None, progress=None):
         place = folder or tmp_path_factory.mktemp(kind)
         return place, train_encoder(
-            MBeir(trained.data),
+            TrainingRecords(MBeir(trained.data)),
             place / "encoder",
             settings_of(kind),
             features_folder=place / "features",
@@ -67,7 +67,7 @@ def test_the_loss_falls_and_the_saved_encoder_gives_the_features_that_were_writt
     assert losses[-1] < losses[0]
     encoder = load_encoder(f"small:{place / 'encoder'}")
     assert encoder.config.kind == kind
-    embedded = embed_training(MBeir(trained.data), encoder, tmp_path, progress=Silent())
+    embedded = embed_training(TrainingRecords(MBeir(trained.data)), encoder, tmp_path, progress=Silent())
     for written, anew in zip(result.features, embedded, strict=True):
         rows = np.arange(len(written))
         found, expected = written.gather(rows), anew.gather(rows)

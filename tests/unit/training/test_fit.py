@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from genius_search.errors import ArtifactMissing, TrainingFailed, UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.training import quantizer as stage
+from genius_search.training.embed import TrainingRecords
 from genius_search.training.fit import embed_with, fit, reopen_embedded
 
 
@@ -46,11 +48,37 @@ def test_fitting_again_does_nothing_again(trained, copied):
     assert model.fingerprint == before
 
 
+@pytest.mark.parametrize("encoder", ["small", "existing"])
+def test_fit_reads_its_training_queries_once(trained, tmp_path, monkeypatch, encoder):
+    data = MBeir(trained.data)
+    (queries,) = data.training_queries()
+    opened = []
+    original = Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda path, *args, **kwargs: opened.append(path) or original(path, *args, **kwargs)
+    )
+    spec = "small" if encoder == "small" else f"small:{trained.model / 'encoder'}"
+    settings = preset("tiny")
+    one_step = [
+        replace(part, training=replace(part.training, max_steps=1))
+        for part in (settings.encoder, settings.quantizer, settings.generator)
+    ]
+    config = replace(settings, encoder=one_step[0], quantizer=one_step[1], generator=one_step[2])
+    fit(data, spec, tmp_path / "model", config, progress=Recorder())
+    assert opened.count(queries) == 1
+
+
 def test_another_encoder_file_elsewhere_is_found_from_anywhere(trained, copied, tmp_path, monkeypatch):
     data = trained.data.resolve()
     monkeypatch.chdir(copied.parent)
     settings = preset("tiny").encoder
-    embed_with(MBeir(data), "small:model/encoder", tmp_path / "second", settings, progress=Recorder())
+    embed_with(
+        TrainingRecords(MBeir(data)),
+        "small:model/encoder",
+        tmp_path / "second",
+        settings,
+        progress=Recorder(),
+    )
     monkeypatch.chdir("/")
     reopened = reopen_embedded(tmp_path / "second")
     assert reopened.encoder.fingerprint == Genius.open(copied).encoder.fingerprint
@@ -68,7 +96,9 @@ def test_features_are_the_same_wherever_they_are_made(trained, tmp_path):
     spec = f"small:{trained.model / 'encoder'}"
     settings = preset("tiny").encoder
     features = [
-        embed_with(data, spec, tmp_path / name, settings, progress=Recorder()).features.candidates
+        embed_with(
+            TrainingRecords(data), spec, tmp_path / name, settings, progress=Recorder()
+        ).features.candidates
         for name in ("here", "there")
     ]
     assert features[0].manifest.fingerprint == features[1].manifest.fingerprint

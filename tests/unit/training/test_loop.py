@@ -27,14 +27,14 @@ def run(folder, *, total=8, config=CONFIG, die_at=None, scale=1.0):
     torch.manual_seed(1)
     module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 1))
 
-    def step(moment):
-        if moment.step == die_at:
+    def take_step(step):
+        if step.number == die_at:
             raise Killed
-        inputs = torch.randn(16, 4, generator=moment.generator)
+        inputs = torch.randn(16, 4, generator=step.generator)
         loss = (module(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean() * scale
         return StepResult(loss, {"twice": 2 * loss.detach()})
 
-    train(module, step, total=total, config=config, folder=folder, progress=Silent(), name="line")
+    train(module, take_step, total=total, config=config, folder=folder, progress=Silent(), name="line")
     return module
 
 

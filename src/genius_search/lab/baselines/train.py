@@ -34,9 +34,7 @@ from genius_search.data import features as features_on_disk
 from genius_search.data.features import Features, Pairs
 from genius_search.data.mbeir import MBeir, read_pool, read_queries
 from genius_search.embed import (
-    TrainingFeatures,
     embed_pool,
-    embed_training,
     fingerprint_of_files,
     instruction_files,
 )
@@ -60,8 +58,9 @@ from genius_search.nn.quantizer import encode, fuse
 from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, query_number
+from genius_search.training.embed import TrainingFeatures, TrainingRecords, embed_training
 from genius_search.training.generator import augment
-from genius_search.training.loop import Moment, StepResult, num_steps, random_for, train
+from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
 
 
 class Sources(NamedTuple):
@@ -89,7 +88,7 @@ def training_features(sources: Sources, folder: Path, *, progress: Progress) -> 
     asked = [*data.training_queries(), *instruction_files(data)]
     if _is_of(own / "candidates", data.training_pools(), model) and _is_of(own / "queries", asked, model):
         return TrainingFeatures(Features.open(own / "queries"), Features.open(own / "candidates"))
-    return embed_training(data, model.encoder, folder, progress=progress)
+    return embed_training(TrainingRecords(data), model.encoder, folder, progress=progress)
 
 
 def training_items(sources: Sources, candidates: Features, *, with_codes: bool) -> Items:
@@ -188,20 +187,20 @@ def train_tokenizer(
     sample = torch.randperm(len(candidates), generator=random)[:START]
     tokenizer.start(candidates[sample].float(), generator=random)
 
-    def step(moment: Moment) -> StepResult:
-        batch = pairs.draw(moment.step, training.batch_size, seed=training.seed)
+    def take_step(step: Step) -> StepResult:
+        batch = pairs.draw(step.number, training.batch_size, seed=training.seed)
         loss, found = tokenizer.loss(
             queries[torch.from_numpy(batch.query_rows)].float(),
             candidates[torch.from_numpy(batch.candidate_rows)].float(),
             batch.false_negatives,
         )
-        tokenizer.follow(found, generator=moment.generator)
+        tokenizer.follow(found, generator=step.generator)
         return StepResult(loss, {"commitment": found.commitment.detach()})
 
     folder.mkdir(parents=True, exist_ok=True)
     train(
         tokenizer,
-        step,
+        take_step,
         total=num_steps(len(pairs), training),
         config=dataclasses.replace(training, precision="fp32"),
         folder=folder,
@@ -462,18 +461,18 @@ def _train(
     codes = torch.from_numpy(lessons.codes).long()
     pool_codes = torch.from_numpy(lessons.pool_codes).long()
 
-    def step(moment: Moment) -> StepResult:
-        batch = lessons.pairs.draw(moment.step, size, seed=training.seed)
+    def take_step(step: Step) -> StepResult:
+        batch = lessons.pairs.draw(step.number, size, seed=training.seed)
         chosen = torch.from_numpy(batch.candidate_rows)
         asked = augment(
             lessons.asked[torch.from_numpy(batch.query_rows)].float(),
             lessons.wanted[chosen],
             settings,
-            moment.generator,
+            step.generator,
         )
         wanted = codes[chosen]
         if lessons.pool is not None:
-            rows = torch.from_numpy(drawn(len(lessons.pool.numbers), size, moment.step, training.seed))
+            rows = torch.from_numpy(drawn(len(lessons.pool.numbers), size, step.number, training.seed))
             asked = torch.cat([asked, lessons.pool.embeddings[rows]])
             wanted = torch.cat([wanted, pool_codes[rows]])
         losses = generator.loss(asked, wanted)
@@ -482,7 +481,7 @@ def _train(
 
     train(
         generator,
-        step,
+        take_step,
         total=num_steps(len(lessons.pairs), training),
         config=training,
         folder=writer.path,

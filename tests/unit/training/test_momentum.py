@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from genius_search.training.encoder import NOBODY, MomentumPair, Views
+from genius_search.training.encoder import NO_CANDIDATE, MomentumPair, Views
 
 DIM, BATCH, QUEUE = 6, 3, 7
 
@@ -45,7 +45,7 @@ def test_only_the_network_is_trained_and_everything_is_kept(pair):
 
 
 def test_the_queue_begins_with_strangers_and_forgets_the_oldest(pair):
-    assert (pair.queued_numbers == NOBODY).all()
+    assert (pair.queued_numbers == NO_CANDIDATE).all()
     torch.testing.assert_close(pair.queued_queries.norm(dim=1), torch.ones(QUEUE))
     batches = [views(10 * number) for number in range(4)]
     for number, batch in enumerate(batches):
