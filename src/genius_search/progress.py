@@ -1,4 +1,4 @@
-"""What a stage tells whoever watches: how far it is, and what it measured."""
+"""Progress of long tasks: how far they are, and what they measured."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Progress(Protocol):
-    """Receives progress; the command line draws it, a test records it, a library user may ignore it."""
+    """Receiver of progress: the command line draws it, tests record it, :class:`Silent` ignores it."""
 
     def begin(self, stage: str, total: int) -> None:
-        """A stage of so many steps starts."""
+        """Start a stage of ``total`` steps."""
         ...
 
     def advance(self, done: int, measures: Mapping[str, float]) -> None:
-        """So many steps are done; the latest measures."""
+        """Report the number of finished steps and the latest measures."""
         ...
 
     def say(self, message: str) -> None:
-        """A line worth reading."""
+        """Show a message of one line."""
         ...
 
 
 class Silent:
-    """Tells nobody."""
+    """Ignores all progress."""
 
     def begin(self, stage: str, total: int) -> None:
         """Ignore it."""

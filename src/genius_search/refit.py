@@ -1,9 +1,9 @@
-"""``genius refit``: codebooks that follow items unlike those the model knew. Nothing is trained.
+"""``genius refit``: adapt codebooks to a pool unlike the training data, without training.
 
-What is unlike the training data crowds under few codes, and those explain it badly; fusion suffers less. So
-the code vectors take up their moving average again, over the items that will be searched. They move little
-at a time, and each goes on meaning what it meant, so the generator can stay: its guide gets the new vectors.
-A sample of the pool's IDs is kept with them: it says how crowded it is around an item.
+Items unlike the training data share few codes, which describe them badly; fusion suffers less. So the code
+vectors resume their moving average, over the items that will be searched. They move little at a time and each
+keeps its meaning, so the generator can stay: only its guide gets the new vectors. A sample of the pool's IDs
+is stored with them, by which the density around items is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from genius_search.artifact import ArtifactWriter, fingerprint_of
+from genius_search.artifact import ArtifactWriter, fingerprint_of, sync_tree
 from genius_search.data.features import Features
 from genius_search.embed import embed
 from genius_search.encoders.base import Encoder, load_encoder
@@ -28,6 +28,7 @@ from genius_search.model import MODEL_FILE, Genius
 from genius_search.nn.generator import KIND as GENERATOR
 from genius_search.nn.generator import write_generator
 from genius_search.nn.health import Health
+from genius_search.nn.ids import RESIDUAL
 from genius_search.nn.quantizer import KIND as QUANTIZER
 from genius_search.nn.quantizer import Quantizer, encode, fuse, measure_health, write_quantizer
 from genius_search.progress import Progress
@@ -37,24 +38,24 @@ from genius_search.training.fit import check_folder
 BATCH: Final = 2048
 """Items in a step of the moving average."""
 SAMPLED: Final = 8192
-"""Items of a modality, at most, whose IDs are kept: what each new item is compared with."""
+"""Most items of a modality whose IDs are stored as the sample."""
 FEATURES: Final = "features"
-"""Of the pool, until the model is finished."""
+"""Folder of the pool's features until the model is finished."""
 
 
 class Refitted(NamedTuple):
-    """The new model, and how well its codes fit the pool."""
+    """The new model, and the health of the pool's IDs."""
 
     model: Genius
     before: Health
-    """Of the pool's IDs by the old codebooks."""
+    """By the old codebooks."""
     after: Health
 
 
 def refit(
     model: Genius, pool: Path, folder: Path, *, passes: int = 20, seed: int = 0, progress: Progress
 ) -> Refitted:
-    """A copy of a model whose codebooks fit a pool; its IDs are others, so indexes have to be made again.
+    """Make a copy of a model whose codebooks fit a pool; its IDs differ, so indexes must be made again.
 
     The pool should be what will be searched, old items and new: codes that nothing in it has are moved to
     where they are needed.
@@ -64,7 +65,7 @@ def refit(
     pool
         a folder of pictures and texts, or a ``.jsonl`` file of M-BEIR candidates.
     passes
-        how often the items are gone through.
+        how often the codebooks follow all items.
 
     Raises
     ------
@@ -75,6 +76,10 @@ def refit(
     """
     if passes < 1:
         raise UsageError(f"passes is {passes}, it must be at least 1")
+    if model.ids.name != RESIDUAL:
+        raise UsageError(
+            f"this model's IDs are of the scheme {model.ids.name!r}; only the quantizer's own can be refitted"
+        )
     if (folder / MODEL_FILE).exists():
         raise UsageError(f"{folder} holds a model already; choose another folder for the new one")
     check_folder(folder)
@@ -149,7 +154,7 @@ def _follow(
 
 
 def _sample(quantizer: Quantizer, features: Features, *, seed: int) -> Int[Tensor, "sampled levels"]:
-    """Different IDs of items drawn from each modality."""
+    """Return distinct IDs of items drawn from each modality."""
     generator = torch.Generator().manual_seed(seed)
     drawn: list[Tensor] = []
     for modality in Modality:
@@ -162,11 +167,12 @@ def _sample(quantizer: Quantizer, features: Features, *, seed: int) -> Int[Tenso
 
 
 def _encoder(model: Genius, folder: Path) -> Encoder:
-    """The model's encoder; one that lies in its folder is copied along."""
+    """Return the model's encoder; one inside the model's folder is copied."""
     kind, _, place = model.encoder.spec.partition(":")
     inside = Path(place)
     if kind not in ("small", "uniir") or not inside.resolve().is_relative_to(model.folder.resolve()):
         return model.encoder
     target = folder / inside.resolve().relative_to(model.folder.resolve())
     shutil.copytree(inside, target, dirs_exist_ok=True)
+    sync_tree(target)
     return load_encoder(f"{kind}:{target}", device=str(model.quantizer.device))

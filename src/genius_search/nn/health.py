@@ -1,4 +1,4 @@
-"""Are the IDs any good? Use of the codes, collisions, purity of the modality level, reconstruction.
+"""Health of IDs: use of the codes, collisions, purity of the modality level, reconstruction.
 
 Retrained quantizers that collapse unnoticed are the most common complaint about generative retrieval; so
 this report is made during training, stored with the model, and printed by ``genius doctor``.
@@ -22,16 +22,16 @@ LOW_RECONSTRUCTION: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LevelHealth:
-    """How one level's codes are used by a set of candidates."""
+    """Use of one level's codes by a set of candidates."""
 
     level: int
     size: int
     used: int
-    """Codes that at least one candidate has."""
+    """Number of codes that at least one candidate has."""
     perplexity: float
-    """2 to the entropy of the codes: as many as if all were used alike."""
+    """2 to the entropy of the codes: their effective number."""
     largest_share: float
-    """Of the candidates that have the most frequent code."""
+    """Share of the candidates that have the most frequent code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +43,27 @@ class Health:
     collision_rate: float
     """Share of the candidates whose ID is shared with another one."""
     largest_bucket: int
-    """Candidates under the most frequent ID."""
+    """Number of candidates that share the most frequent ID."""
     purity: float | None
     """Share of the candidates whose level-0 code stands mostly for their modality; None without level 0."""
     level0_modality: tuple[str, ...]
-    """What each level-0 code stands for; ``unknown`` when no candidate has it."""
+    """Modality that each level-0 code stands for; ``unknown`` if no candidate has it."""
     reconstruction: float
     """Mean cosine between an embedding and the vector of its ID."""
     levels: tuple[LevelHealth, ...]
     problems: tuple[str, ...]
-    """In plain words; empty when all is well."""
+    """One sentence each; empty if the IDs are healthy."""
 
     @property
     def verdict(self) -> str:
-        """One line."""
+        """Summary in one line."""
         return "healthy" if not self.problems else "; ".join(self.problems)
 
 
 def majority_modality(
     level0: Int[np.ndarray, " items"], modalities: Int[np.ndarray, " items"]
 ) -> Int[np.ndarray, " 3"]:
-    """The modality that most holders of each level-0 code have; −1 for a code that nobody has."""
+    """Return the most frequent modality of each level-0 code; −1 for a code that no item has."""
     counts = np.zeros((3, 3), dtype=np.int64)
     np.add.at(counts, (level0, modalities), 1)
     return np.where(counts.sum(axis=1) > 0, counts.argmax(axis=1), -1)
@@ -77,7 +77,7 @@ def examine(
     sizes: tuple[int, ...],
     has_modality_level: bool,
 ) -> Health:
-    """Examine the IDs of some candidates; ``reconstruction`` holds each one's cosine to its ID's vector."""
+    """Examine the IDs of candidates; ``reconstruction`` is the cosine of each to its ID's vector."""
     counts = _holders(codes)
     levels = tuple(_level(level, codes[:, level], size) for level, size in enumerate(sizes))
     purity = None
@@ -105,7 +105,7 @@ def examine(
 
 
 def _holders(codes: np.ndarray) -> np.ndarray:
-    """How many candidates have each ID that occurs."""
+    """Return the number of candidates of each ID that occurs."""
     ordered = codes[np.lexsort(codes.T)]
     is_new = np.ones(len(codes), dtype=bool)
     is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)

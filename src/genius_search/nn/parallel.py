@@ -1,4 +1,4 @@
-"""Where tensors live."""
+"""Training on several ranks, and the device that a model is on."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from genius_search.errors import UsageError
 
 
 def num_ranks() -> int:
-    """Processes that train together."""
+    """Return the number of processes that train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The place of this process among them."""
+    """Return the place of this process among them."""
     return dist.get_rank() if num_ranks() > 1 else 0
 
 
 def own_rows(batch: Tensor) -> Tensor:
-    """The share of this rank of a batch that every rank drew alike; the batch divides evenly."""
+    """Return this rank's share of a batch that every rank drew alike; the batch divides evenly."""
     size = len(batch) // num_ranks()
     return batch[rank() * size : (rank() + 1) * size]
 
 
 class _Gather(torch.autograd.Function):
-    """Rows of all ranks; each rank's gradient is the sum of what all ranks want of its rows.
+    """Gathers the rows of all ranks; a rank's gradient is the sum of all ranks' gradients of its rows.
 
     Deviation 10: in the released code L_cl weighs less the more ranks there are.
     """
@@ -47,7 +47,7 @@ class _Gather(torch.autograd.Function):
 
 
 def gather(rows: Tensor) -> Tensor:
-    """The rows of all ranks, in rank order, with gradient."""
+    """Return the rows of all ranks, in rank order, with gradient."""
     if num_ranks() == 1:
         return rows
     gathered: Tensor = _Gather.apply(rows)  # type: ignore[no-untyped-call]
@@ -55,7 +55,7 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def gather_pairs(rows: Tensor) -> Tensor:
-    """Like :func:`gather` for rows that hold queries, then their candidates: all queries come first again."""
+    """Gather rows that hold queries, then candidates, such that all queries come first again."""
     if num_ranks() == 1:
         return rows
     parts: Tensor = gather(rows).unflatten(0, (num_ranks(), 2, len(rows) // 2))
@@ -80,12 +80,12 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def usable(device: str) -> str:
-    """The device as given, when this machine has it.
+    """Return the device as given if this machine has it.
 
     Raises
     ------
     UsageError
-        the name means nothing to PyTorch, or there is no such device here.
+        PyTorch does not know the name, or there is no such device.
     """
     try:
         torch.zeros(1, device=device)
