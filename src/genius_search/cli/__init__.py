@@ -154,7 +154,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
             raise UsageError(f"{flag} is called {RENAMED_FLAGS[flag]} now")
     kind = find(name)
     short = "--help" in arguments or "-h" in arguments
-    parsed = tyro.cli(
+    parsed: Any = tyro.cli(
         _with_everyday_flags(kind) if short else kind,
         prog=f"genius {name}",
         args=["--help" if word == "--help-all" else word for word in arguments],

@@ -200,8 +200,8 @@ def to_rich(rows: Sequence[ResultRow]) -> Table:
     for name in frame.columns[3:]:
         table.add_column(name, justify="right", no_wrap=True, min_width=max(5, len(name)))
     for (task, details), block in frame.groupby(["task", "details"], sort=False):
-        table.add_row(Text(task, style="bold"))
-        table.add_row(Text(details, style="dim"))
+        table.add_row(Text(str(task), style="bold"))
+        table.add_row(Text(str(details), style="dim"))
         for _, _, method, *cells in block.itertuples(index=False):
             table.add_row(f"  {method}", *cells)
         table.add_section()
@@ -253,7 +253,7 @@ def _average_of_exact(row: AverageRow, rows: Sequence[AverageRow]) -> float | No
 def _frame(rows: Sequence[ResultRow], names: Sequence[str], *, digits: int) -> pd.DataFrame:
     """Return rows and averages as text."""
     ordered, means = in_order(rows), averages(rows)
-    lines = [
+    lines: list[tuple[str, str, ResultRow | AverageRow, float | None]] = [
         *(
             (row.task, f"{row.pool} {row.dataset}, {row.queries:,} queries", row, of_exact(row, ordered))
             for row in ordered
