@@ -1,1 +1,1 @@
-"""What stands beside our search in every table: dense indexes, nearest code vectors, the authors' way."""
+"""Rivals beside the model in every table: other IDs, dense indexes, nearest code vectors, ``generate``."""

@@ -1,426 +1,62 @@
-"""The paper's dense rivals by name, with sizes that follow from the pool and from the bytes of an item.
-
-Codes take at least as many bytes as they are given: residual codes exactly so many, one of them for the norm,
-PQ the next number of parts that divides a vector.
-"""
+"""``genius baseline dense``: an encoder's embeddings in faiss's indexes, measured as a model's IDs are."""
 
 from __future__ import annotations
 
-import importlib
-import math
-from dataclasses import dataclass, replace
-from types import ModuleType
-from typing import Any, Final, Literal, NamedTuple, assert_never, get_args
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float32
+from torch.nn import functional as F
 
-from genius_search.errors import MissingExtra, UsageError
-from genius_search.search.rank import Nearest
+from genius_search.artifact import write_json
+from genius_search.config import Count, Natural, checked
+from genius_search.data.features import Features
+from genius_search.data.mbeir import MBeir
+from genius_search.errors import UsageError
+from genius_search.lab.baselines.faiss_index import (
+    NORM_BYTES,
+    FaissIndex,
+    num_bits,
+    num_lists,
+    num_parts,
+    train_index,
+)
+from genius_search.lab.evaluate import (
+    RESULTS,
+    EvaluationConfig,
+    EvaluationPools,
+    chosen_rows,
+    embed_queries,
+    evaluate_rows,
+)
+from genius_search.lab.methods import DEPTH, MethodHits, PoolCandidates, RowQueries
+from genius_search.lab.results import ResultRow, to_json
+from genius_search.progress import Progress
+from genius_search.training.fit import Embedded
 
-
-def imported(name: Literal["faiss", "transformers"]) -> ModuleType:
-    """The package of this name.
-
-    Raises
-    ------
-    MissingExtra
-        it is not installed; names the extra that has it.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingExtra(
-            f"this rival needs {name}, which cannot be imported ({error}): "
-            "pip install 'genius-retrieval[bench]'"
-        ) from error
-
-
-Stored = Literal["float32", "float16", "int8"]
-"""How an index that keeps whole vectors keeps them."""
-SMALL_BITS: Final = 4
-"""Codes of so many bits are compared in registers, sixteen at a time (faiss's fast scan)."""
-NORM_BYTES: Final = 1
-"""Of an item's norm beside its residual codes: one number of 8 bits, or two codes of 4 for the fast scan."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flat:
-    """Compare with every item: exact, but for how vectors are kept."""
-
-    stored: Stored = "float32"
+DenseKind = Literal["exact", "hnsw", "ivf-pq", "ivf-rq"]
+ENCODING_BEAM: Final = 4
+"""Codes that the residual quantizer tries side by side at each level of an item."""
+BATCH: Final = 65_536
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hnsw:
-    """A graph of near neighbours."""
-
-    links: int = 32
-    """Of each item (twice as many at the lowest layer)."""
-    build_effort: int = 40
-    """Nodes kept in view while an item is put in its place (efConstruction)."""
-    effort: int = 64
-    """Nodes kept in view while searching (efSearch)."""
-    stored: Stored = "float32"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ivf:
-    """Whole vectors in lists, each under a centroid."""
-
-    lists: int = 1024
-    effort: int = 16
-    """Lists looked through (nprobe)."""
-    stored: Stored = "float32"
-
-
-@dataclass(frozen=True, kw_only=True)
-class IvfPq:
-    """Lists as in :class:`Ivf`, of vectors cut into parts with a code for each."""
-
-    lists: int = 1024
-    parts: int = 12
-    bits: int = 8
-    """Of a part's code; with 4, twice the parts take the same bytes and are searched faster."""
-    effort: int = 16
-
-    @property
-    def code_bytes(self) -> float:
-        """Of an item."""
-        return self.parts * self.bits / 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Residual:
-    """Residual codes, as our IDs are, and a norm, ranked by look-ups: with the defaults 13 bytes an item.
-
-    In lists or, without, all compared. In lists faiss keeps 8 bytes more, each item's number. Products of a
-    query with code vectors give distances only together with the norm of what the codes stand for, so that
-    is kept, as our IDs keep it.
-    """
-
-    codebooks: int = 24
-    bits: int = SMALL_BITS
-    """Of a code; 12 codebooks of 8 bits are closer to the vectors, but slow to search."""
-    lists: int | None = None
-    effort: int = 16
-    width: int = 1
-    """Codes tried side by side while a vector is encoded (a beam); more is closer to the vector."""
-
-    @property
-    def code_bytes(self) -> float:
-        """Of an item, its norm included."""
-        return self.codebooks * self.bits / 8 + NORM_BYTES
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refined:
-    """Codes in lists choose, and whole vectors kept beside them rank what was chosen."""
-
-    base: IvfPq
-    stored: Stored = "float16"
-    factor: int = 4
-    """Items ranked by their vectors, for each one asked for (k_factor)."""
-
-    @property
-    def effort(self) -> int:
-        """Lists looked through."""
-        return self.base.effort
-
-
-Kind = Flat | Hnsw | Ivf | IvfPq | Refined | Residual
-
-
-def has_effort(kind: Kind) -> bool:
-    """Whether recall can be bought with time; the others always look at every item."""
-    return not isinstance(kind, Flat) and not (isinstance(kind, Residual) and kind.lists is None)
-
-
-def ranks_by_distance(kind: Kind) -> bool:
-    """Whether what faiss returns are squared distances, the lowest first."""
-    return isinstance(kind, IvfPq | Refined | Residual)
-
-
-def leaves_query_out(kind: Kind) -> bool:
-    """Whether the query's own squared norm is missing from these distances: the fast scan of residuals."""
-    return isinstance(kind, Residual) and kind.bits == SMALL_BITS
-
-
-def check(kind: Kind, *, num_training: int, dim: int) -> None:
-    """Refuse what faiss cannot make of vectors of this width, so many of them to train on.
+def parse_kinds(text: str) -> tuple[DenseKind, ...]:
+    """Return the kinds in ``exact,hnsw``, or every kind for ``all``.
 
     Raises
     ------
     UsageError
-        says which setting does not fit.
+        a name is no kind, or is repeated.
+
+    >>> parse_kinds("hnsw, exact")
+    ('hnsw', 'exact')
     """
-    if isinstance(kind, Refined):
-        kind = kind.base
-    if isinstance(kind, IvfPq) and dim % kind.parts:
-        raise UsageError(f"parts={kind.parts} does not divide vectors of {dim} numbers; choose another")
-    lists = kind.lists if isinstance(kind, Ivf | IvfPq | Residual) else None
-    codes = 1 << kind.bits if isinstance(kind, IvfPq | Residual) else 0
-    needed = max(lists or 0, codes)
-    if num_training < needed:
-        raise UsageError(
-            f"{kind} needs {needed} vectors or more to train on, these are {num_training}; "
-            "take fewer lists or bits, or more vectors"
-        )
-
-
-def empty_index(kind: Kind, dim: int) -> Any:
-    """An index of this kind, untrained and without items, as faiss makes it."""
-    faiss = imported("faiss")
-    metric = faiss.METRIC_L2 if ranks_by_distance(kind) else faiss.METRIC_INNER_PRODUCT
-    match kind:
-        case Flat():
-            return _flat(faiss, kind.stored, dim, metric)
-        case Hnsw():
-            if kind.stored == "float32":
-                index = faiss.IndexHNSWFlat(dim, kind.links, metric)
-            else:
-                index = faiss.IndexHNSWSQ(dim, _scalar(faiss, kind.stored), kind.links, metric)
-            index.hnsw.efConstruction = kind.build_effort
-            return index
-        case Ivf():
-            centroids = faiss.IndexFlatIP(dim)
-            if kind.stored == "float32":
-                index = faiss.IndexIVFFlat(centroids, dim, kind.lists, metric)
-            else:
-                scalar = _scalar(faiss, kind.stored)
-                index = faiss.IndexIVFScalarQuantizer(centroids, dim, kind.lists, scalar, metric)
-            return _quiet(index, centroids)
-        case IvfPq():
-            centroids = faiss.IndexFlatL2(dim)
-            make = faiss.IndexIVFPQFastScan if kind.bits == SMALL_BITS else faiss.IndexIVFPQ
-            return _quiet(make(centroids, dim, kind.lists, kind.parts, kind.bits, metric), centroids)
-        case Refined():
-            base, vectors = empty_index(kind.base, dim), _flat(faiss, kind.stored, dim, metric)
-            index = faiss.IndexRefine(base, vectors)
-            base.this.disown()
-            vectors.this.disown()
-            index.own_fields = index.own_refine_index = True
-            index.k_factor = float(kind.factor)
-            return index
-        case Residual():
-            return _residual(faiss, kind, dim, metric)
-        case _:
-            assert_never(kind)
-
-
-def _flat(faiss: Any, stored: Stored, dim: int, metric: int) -> Any:
-    if stored == "float32":
-        return faiss.IndexFlat(dim, metric)
-    return faiss.IndexScalarQuantizer(dim, _scalar(faiss, stored), metric)
-
-
-def _residual(faiss: Any, kind: Residual, dim: int, metric: int) -> Any:
-    # faiss decodes every item it looks at unless told to add look-ups, with norms that are kept.
-    is_small, quantizer = kind.bits == SMALL_BITS, faiss.AdditiveQuantizer
-    by_look_ups = quantizer.ST_norm_rq2x4 if is_small else quantizer.ST_norm_qint8
-    if kind.lists is None:
-        make = faiss.IndexResidualQuantizerFastScan if is_small else faiss.IndexResidualQuantizer
-        index = make(dim, kind.codebooks, kind.bits, metric, by_look_ups)
-    else:
-        centroids = faiss.IndexFlatL2(dim)
-        make = faiss.IndexIVFResidualQuantizerFastScan if is_small else faiss.IndexIVFResidualQuantizer
-        index = make(centroids, dim, kind.lists, kind.codebooks, kind.bits, metric, by_look_ups)
-        index = _quiet(index, centroids)
-    index.rq.max_beam_size = kind.width
-    index.rq.use_beam_LUT = int(kind.width > 1)
-    index.rq.train_type = faiss.ResidualQuantizer.Train_default
-    return index
-
-
-def _quiet(index: Any, centroids: Any) -> Any:
-    """Let the index own its centroids, and be silent about small samples."""
-    centroids.this.disown()
-    index.own_fields = True
-    index.cp.min_points_per_centroid = 1
-    return index
-
-
-def _scalar(faiss: Any, stored: Stored) -> Any:
-    quantizer = faiss.ScalarQuantizer
-    return quantizer.QT_fp16 if stored == "float16" else quantizer.QT_8bit
-
-
-ADDED_AT_ONCE: Final = 65_536
-"""Vectors turned into float32 at a time, so that a memory-mapped half-precision array can be given."""
-NOTHING: Final = -1
-"""Stands in for an item where an approximate index found fewer than were asked for."""
-
-
-class Counted(NamedTuple):
-    """What a search found, and what it took."""
-
-    found: Nearest
-    compared: int
-    """Items that were compared, of all queries together."""
-
-
-class DenseIndex:
-    """A built index.
-
-    Parameters
-    ----------
-    index
-        faiss's own object.
-    kind
-        what it was built as.
-    """
-
-    def __init__(self, index: Any, kind: Kind) -> None:
-        self._index = index
-        self.kind = kind
-
-    def __len__(self) -> int:
-        return int(self._index.ntotal)
-
-    def search(self, queries: Float32[np.ndarray, "queries dim"], k: int) -> Nearest:
-        """The ``k`` items nearest to each unit vector, best first; −1 (and −inf) where it found fewer."""
-        size = min(k, len(self))
-        if not size:
-            return Nearest(np.zeros((len(queries), 0), np.int64), np.zeros((len(queries), 0), np.float32))
-        scores, items = self._index.search(np.ascontiguousarray(queries), size)
-        if ranks_by_distance(self.kind):
-            scores = 1 - (scores + leaves_query_out(self.kind)) / 2
-        return Nearest(items.astype(np.int64, copy=False), np.where(items == NOTHING, -np.inf, scores))
-
-    def search_counting(self, queries: Float32[np.ndarray, "queries dim"], k: int) -> Counted:
-        """The same, and how many items were compared: of HNSW every node that was looked at."""
-        if not has_effort(self.kind):
-            return Counted(self.search(queries, k), len(queries) * len(self))
-        counts = imported("faiss").cvar
-        counts = counts.hnsw_stats if isinstance(self.kind, Hnsw) else counts.indexIVF_stats
-        counts.reset()
-        found = self.search(queries, k)
-        return Counted(found, int(counts.ndis))
-
-    def set_effort(self, effort: int) -> None:
-        """Trade time for recall: how many nodes HNSW keeps in view, or how many lists are looked through.
-
-        More lists than there are means all: told of more, faiss's fast scan (1.15.1) returns wrong items.
-
-        Raises
-        ------
-        UsageError
-            this kind always looks at everything.
-        """
-        if not has_effort(self.kind):
-            raise UsageError(f"{self.kind} looks at every item; it has no effort to set")
-        if isinstance(self.kind, Hnsw):
-            self._index.hnsw.efSearch = effort
-        elif isinstance(self.kind, Refined):
-            base = imported("faiss").downcast_index(self._index.base_index)
-            base.nprobe = min(effort, base.nlist)
-        else:
-            self._index.nprobe = min(effort, self._index.nlist)
-
-    def num_bytes(self) -> int:
-        """Bytes of the index as faiss writes it, counted without holding them."""
-        counted = 0
-
-        def count(part: bytes) -> int:
-            nonlocal counted
-            counted += len(part)
-            return len(part)
-
-        faiss = imported("faiss")
-        writer = faiss.BufferedIOWriter(faiss.PyCallbackIOWriter(count))
-        faiss.write_index(self._index, writer)
-        del writer  # hands over what it still holds
-        return counted
-
-    def bytes_per_item(self) -> float:
-        """The same for each item; what is paid once (centroids, code vectors) is spread over them."""
-        return self.num_bytes() / max(1, len(self))
-
-
-class Fitted:
-    """A kind that has learned its centroids and code vectors; it makes an index of any vectors.
-
-    Parameters
-    ----------
-    empty
-        faiss's own object, trained and without items.
-    kind
-        what it was made as.
-    """
-
-    def __init__(self, empty: Any, kind: Kind) -> None:
-        self._empty = empty
-        self.kind = kind
-
-    def index(self, vectors: Float[np.ndarray, "items dim"]) -> DenseIndex:
-        """Index these vectors, of any float type; item rows are their rows. They may be memory-mapped."""
-        index = imported("faiss").clone_index(self._empty)
-        for start in range(0, len(vectors), ADDED_AT_ONCE):
-            index.add(np.ascontiguousarray(vectors[start : start + ADDED_AT_ONCE], dtype=np.float32))
-        built = DenseIndex(index, self.kind)
-        if not isinstance(self.kind, Flat) and has_effort(self.kind):
-            built.set_effort(self.kind.effort)
-        return built
-
-
-def fit(
-    vectors: Float[np.ndarray, "items dim"], kind: Kind, *, training_items: int = 65_536, seed: int = 0
-) -> Fitted:
-    """Learn what a kind needs from vectors like those that will be indexed.
-
-    Parameters
-    ----------
-    vectors
-        of any float type; may be memory-mapped.
-    training_items
-        centroids and code vectors are learned from at most so many vectors, drawn with ``seed``.
-
-    Raises
-    ------
-    UsageError
-        the kind does not fit the vectors: too few to train on, or a width its parts do not divide.
-    MissingExtra
-        faiss is not installed.
-    """
-    num_items, dim = vectors.shape
-    check(kind, num_training=min(num_items, training_items), dim=dim)
-    index = empty_index(kind, dim)
-    if not index.is_trained:
-        chosen = np.sort(np.random.default_rng(seed).permutation(num_items)[:training_items])
-        index.train(vectors[chosen].astype(np.float32))
-    return Fitted(index, kind)
-
-
-def build(
-    vectors: Float[np.ndarray, "items dim"], kind: Kind, *, training_items: int = 65_536, seed: int = 0
-) -> DenseIndex:
-    """Index vectors by a kind that is fitted on themselves. Raises as :func:`fit` does."""
-    return fit(vectors, kind, training_items=training_items, seed=seed).index(vectors)
-
-
-def use_threads(num_threads: int) -> None:
-    """Let faiss use so many threads, from now on, in the whole process."""
-    imported("faiss").omp_set_num_threads(num_threads)
-
-
-DenseName = Literal["exact", "hnsw", "ivf-pq", "ivf-rq"]
-
-ITEMS_A_LIST: Final = 32
-MOST_LISTS: Final = 1024
-WIDTH: Final = 4
-"""Codes that the residual quantizer tries side by side for each level of an item."""
-CODE_BITS: Final = 8
-
-
-def kinds_of(text: str) -> tuple[DenseName, ...]:
-    """``exact,hnsw`` as a tuple; ``all`` is every kind.
-
-    Raises
-    ------
-    UsageError
-        a name is no kind, or stands there twice.
-    """
-    known: tuple[DenseName, ...] = get_args(DenseName)
+    known: tuple[DenseKind, ...] = get_args(DenseKind)
     if text == "all":
         return known
     names = [name.strip() for name in text.split(",")]
@@ -432,81 +68,173 @@ def kinds_of(text: str) -> tuple[DenseName, ...]:
     return kinds
 
 
-def dense_kind(
-    name: DenseName, *, num_items: int, num_training: int, dim: int, code_bytes: int, effort: int
-) -> Kind:
-    """The kind of this name for a pool of so many items.
+def factory_string(kind: DenseKind, *, num_items: int, num_training: int, dim: int, code_bytes: int) -> str:
+    """Return faiss's description of an index for a pool.
 
     Parameters
     ----------
     num_training
-        vectors that there are to learn from: no more lists, and no more codes, can be learned.
+        number of vectors to learn from: no more lists, and no more codes, can be learned.
     code_bytes
-        of an item, where codes are kept. Exact search and HNSW keep vectors in 16 bits, as features are.
-    effort
-        nodes that HNSW keeps in view, lists of the others that are looked through.
+        bytes of an item, where codes are kept: residual codes take exactly so many, with a norm; product
+        codes the next number that divides a vector. Exact search and HNSW keep vectors in 16 bits.
     """
-    match name:
+    lists, bits = min(num_lists(num_items), num_training), num_bits(min(num_items, num_training))
+    match kind:
         case "exact":
-            return Flat(stored="float16")
+            return "SQfp16"
         case "hnsw":
-            return Hnsw(stored="float16", effort=effort)
+            return "HNSW32_SQfp16"
         case "ivf-pq":
-            product = pq_of(num_items=num_items, dim=dim, code_bytes=code_bytes, effort=effort)
-            return replace(
-                product, lists=min(product.lists, num_training), bits=_fewer(product, num_training)
-            )
+            return f"IVF{lists},PQ{num_parts(dim, code_bytes)}x{bits}np"
         case "ivf-rq":
-            residual = residual_of(num_items=num_items, code_bytes=code_bytes, effort=effort)
-            lists = min(num_lists(num_items), num_training)
-            return replace(residual, lists=lists, bits=_fewer(residual, num_training))
-        case _:
-            assert_never(name)
+            if code_bytes <= NORM_BYTES:
+                raise UsageError(
+                    f"{code_bytes} bytes hold no residual code, since {NORM_BYTES} is the norm's; give at "
+                    f"least {NORM_BYTES + 1}"
+                )
+            return f"IVF{lists},RQ{code_bytes - NORM_BYTES}x{bits}_Nqint8"
 
 
-def pq_of(*, num_items: int, dim: int, code_bytes: int, effort: int = IvfPq.effort) -> IvfPq:
-    """IVF-PQ of so many bytes or a few more."""
-    parts = next((count for count in range(code_bytes, dim) if dim % count == 0), dim)
-    return IvfPq(lists=num_lists(num_items), parts=parts, bits=_bits(num_items), effort=effort)
+@dataclass(frozen=True, kw_only=True)
+class DenseConfig:
+    """Settings of the dense indexes."""
+
+    kinds: tuple[DenseKind, ...] = ("exact",)
+    """Kinds of index."""
+
+    code_bytes: Count = 14
+    """Bytes of an item, where codes are kept: by default as many as an ID of the preset small with norm and
+    density."""
+
+    effort: Count = 16
+    """Nodes that hnsw keeps in view, lists that the others look through."""
+
+    seed: Natural = 0
+    """Seed of the sample that centroids and codes are learned from."""
 
 
-def residual_of(
-    *, num_items: int, code_bytes: int, effort: int = Residual.effort, is_fast: bool = False
-) -> Residual:
-    """IVF with residual codes and a norm, together of so many bytes.
+class Timing(NamedTuple):
+    """Processor time that one pool took."""
 
-    Codes of 8 bits find most, and are slow to search in faiss; ``is_fast`` takes twice as many of 4 bits,
-    which are compared in registers.
+    method: str
+    pool_size: int
+    fit_seconds: float
+    """0 if the index was trained for an earlier pool."""
+    index_seconds: float
+    queries: int
+    ms_per_query: float
+
+
+class DenseResult(NamedTuple):
+    """Rows of the results table, and timings."""
+
+    rows: list[ResultRow]
+    timings: list[Timing]
+    about: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as ``genius evaluate`` does, with ``timings`` in place of ``health``."""
+        timings = [timing._asdict() for timing in self.timings]
+        return {**self.about, **to_json(self.rows), "timings": timings}
+
+
+def evaluate_dense(
+    data: MBeir,
+    embedded: Embedded,
+    config: EvaluationConfig,
+    dense: DenseConfig,
+    folder: Path,
+    *,
+    evaluation: Path,
+    progress: Progress,
+) -> DenseResult:
+    """Measure indexes of an encoder's embeddings; ``folder`` receives runs and results.
+
+    Image and text features are summed and normalised, as UniIR does. Of ``config`` only rows, pools, split,
+    instructions, seed and the number of queries count.
+
+    Parameters
+    ----------
+    embedded
+        the encoder, and features of the training candidates, from which centroids and codes are learned.
+    evaluation
+        folder of the features of pools and queries, which are made unless they exist.
 
     Raises
     ------
     UsageError
-        there is no room for a code beside the norm.
+        too few bytes for a code.
+    BadData
+        as ``genius evaluate``.
     """
-    codebooks = code_bytes - NORM_BYTES
-    if codebooks < 1:
-        raise UsageError(
-            f"{code_bytes} bytes hold no residual code, since {NORM_BYTES} is the norm's; give at least "
-            f"{NORM_BYTES + 1}"
-        )
-    return Residual(
-        codebooks=2 * codebooks if is_fast else codebooks,
-        bits=SMALL_BITS if is_fast else _bits(num_items),
-        lists=num_lists(num_items),
-        effort=effort,
-        width=WIDTH,
+    dense = checked(dense)
+    config = dataclasses.replace(checked(config), methods=tuple(f"dense-{kind}" for kind in dense.kinds))
+    rows = chosen_rows(data, config)
+    encoder, training = embedded.encoder, embedded.features.candidates
+    pools = EvaluationPools(
+        data, encoder, rows, evaluation, split=config.split, pools=config.pools, progress=progress
     )
+    row_queries = [(row, embed_queries(data, encoder, row, config, evaluation, progress)) for row in rows]
+    folder.mkdir(parents=True, exist_ok=True)
+    trained: dict[str, Any] = {}
+    timings: list[Timing] = []
+
+    def search_pool(
+        kind: DenseKind, queries: Sequence[RowQueries], pool: PoolCandidates
+    ) -> Iterator[MethodHits]:
+        factory = factory_string(
+            kind,
+            num_items=len(pool),
+            num_training=len(training),
+            dim=training.dim,
+            code_bytes=dense.code_bytes,
+        )
+        start = time.process_time()
+        if factory not in trained:
+            trained[factory] = train_index(
+                factory, _unit_sums(training), seed=dense.seed, width=ENCODING_BEAM
+            )
+        fitted = time.process_time()
+        index = FaissIndex(factory, pool.raw(slice(None)).numpy(), trained=trained[factory])
+        indexed = time.process_time()
+        for of_row in queries:
+            start_search = time.process_time()
+            found = index.search(of_row.raw.numpy(), DEPTH, effort=dense.effort)
+            seconds, count = time.process_time() - start_search, len(of_row.qids)
+            timings.append(
+                Timing(
+                    f"dense-{kind}",
+                    len(pool),
+                    fitted - start,
+                    indexed - fitted,
+                    count,
+                    1000 * seconds / count,
+                )
+            )
+            hits = [pool.hits(items, scores) for items, scores in zip(found.items, found.scores, strict=True)]
+            yield MethodHits(
+                f"dense-{kind}", hits, index.num_bytes / max(1, len(pool)), found.compared / count
+            )
+
+    def answer(queries: Sequence[RowQueries], pool: PoolCandidates) -> Iterator[list[MethodHits]]:
+        # One kind after the other, so that one index at a time is in memory.
+        found = [list(search_pool(kind, queries, pool)) for kind in dense.kinds]
+        return map(list, zip(*found, strict=True))
+
+    results = evaluate_rows(row_queries, pools, answer, config, folder, progress)
+    about = {
+        "encoder": {"spec": encoder.spec, "fingerprint": encoder.fingerprint},
+        "data": data.name,
+        "split": config.split,
+        "config": dataclasses.asdict(config),
+        "dense": dataclasses.asdict(dense),
+    }
+    result = DenseResult(results, timings, about)
+    write_json(folder / RESULTS, result.to_json())
+    return result
 
 
-def num_lists(num_items: int) -> int:
-    """Lists for so many items."""
-    return min(MOST_LISTS, max(1, num_items // ITEMS_A_LIST))
-
-
-def _bits(num_items: int) -> int:
-    """Of a tiny pool not so many codes can be learned."""
-    return min(CODE_BITS, max(1, int(math.log2(max(1, num_items)))))
-
-
-def _fewer(kind: IvfPq | Residual, num_training: int) -> int:
-    return min(kind.bits, _bits(num_training))
+def _unit_sums(features: Features) -> Float32[np.ndarray, "items dim"]:
+    parts = [F.normalize(batch.total(), dim=-1).numpy() for _, batch in features.batches(BATCH)]
+    return np.concatenate(parts)

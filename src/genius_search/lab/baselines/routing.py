@@ -1,4 +1,4 @@
-"""Route by geometry alone: the first codes whose vectors are nearest to the query. No generator.
+"""Routing by geometry alone: the first codes whose vectors are nearest to the query, without a generator.
 
 The simplest rival of the generator, which sees everything that this sees and so has to do better.
 """
@@ -20,15 +20,15 @@ from genius_search.search.table import Part
 class CodeRouter:
     """Finds the prefixes (modality code if there is one, first semantic code) nearest to a query.
 
-    A prefix stands at the sum of its code vectors, and near means a small Euclidean distance, as when the
-    quantizer chose the codes. Its prefixes are ranked as beams are (``search/rank.py``).
+    The distance is Euclidean, to the sum of a prefix's code vectors, as when the quantizer chose the codes.
+    The items under the prefixes are ranked as those under beams are (``search/rank.py``).
 
     Parameters
     ----------
     parts
-        the tables to search; prefixes that are in none are never taken.
+        tables to search; prefixes that are in none are never taken.
     tables
-        the code vectors of each level.
+        code vectors of each level.
     has_modality_level
         whether the first code stands for the modality.
     """
@@ -60,9 +60,9 @@ class CodeRouter:
         beam: int,
         level0: Sequence[frozenset[int]] | None = None,
     ) -> Beams:
-        """The ``beam`` nearest prefixes of each query, as beams that were decoded that far.
+        """Return the ``beam`` nearest prefixes of each query, as beams that were decoded that far.
 
-        In place of a log-probability stands minus half the squared distance, at the first semantic level.
+        Minus half the squared distance takes the place of the log-probability of the first semantic level.
 
         Parameters
         ----------
@@ -97,7 +97,7 @@ class CodeRouter:
 
 
 def _prefixes(part: Part, depth: int) -> tuple[np.ndarray, np.ndarray]:
-    """All prefixes of this many codes in a table, and their ranges of rows."""
+    """Return all prefixes of this many codes in a table, and their ranges of rows."""
     codes = np.zeros((1, 0), dtype=np.int64)
     low, high = np.zeros(1, dtype=np.int64), np.array([len(part.table)], dtype=np.int64)
     for level in range(depth):

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from genius_search.errors import UsageError
-from genius_search.lab.baselines.dense import use_threads
 
 TURN: Final = 20
 """Queries that a method answers before it is another's turn; one at a time, each would find the caches full
@@ -51,7 +50,9 @@ def use_one_thread() -> None:
     """Compute with one thread from now on, in the whole process."""
     torch.set_num_threads(1)
     if importlib.util.find_spec("faiss") is not None:
-        use_threads(1)
+        import faiss  # noqa: PLC0415  not in every installation
+
+        faiss.omp_set_num_threads(1)
 
 
 def time_rounds(

@@ -20,9 +20,8 @@ from torch import Tensor
 from genius_search.config import SearchConfig, checked
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
 from genius_search.errors import UsageError
-from genius_search.lab.baselines.dense import num_lists, pq_of, residual_of
+from genius_search.lab.baselines.faiss_index import NORM_BYTES, FaissIndex, num_bits, num_lists, num_parts
 from genius_search.lab.baselines.routing import CodeRouter
-from genius_search.lab.bench.faiss_index import FaissIndex
 from genius_search.lab.bench.results import Measurements, Row, table
 from genius_search.lab.bench.settings import QualitySettings, parse_counts
 from genius_search.lab.evaluate import (
@@ -599,7 +598,8 @@ class FaissRival(NamedTuple):
         """Return a search through so many lists, or with so many nodes in view."""
 
         def find(batch: Batch) -> Answered:
-            return Answered(*self.faiss.search(batch.fused.numpy(), HITS, effort=effort))
+            found = self.faiss.search(batch.fused.numpy(), HITS, effort=effort)
+            return Answered(found.items, found.compared)
 
         lists = self.faiss.num_lists
         setting = f"{effort:,} of {lists:,} lists" if lists else f"{effort:,} nodes"
@@ -642,28 +642,26 @@ def faiss_rivals(pool: EvalPool, *, seed: int, progress: Progress) -> Iterator[F
     vectors = pool.fused.numpy()
     num_items, dim = vectors.shape
     num_bytes = math.ceil(pool.code_bytes + NUM_EXTRA_COLUMNS)
-    lists = num_lists(num_items)
-    product = pq_of(num_items=num_items, dim=dim, code_bytes=num_bytes)
-    coarse = residual_of(num_items=num_items, code_bytes=num_bytes)
-    fine = residual_of(num_items=num_items, code_bytes=num_bytes, is_fast=True)
+    lists, bits = num_lists(num_items), num_bits(num_items)
+    parts, codebooks = num_parts(dim, num_bytes), num_bytes - NORM_BYTES
     for name, line, codes, code_bytes in (
         (
-            f"faiss IVF-PQ ({product.parts} × {product.bits} bits)",
+            f"faiss IVF-PQ ({parts} × {bits} bits)",
             "IVF-PQ",
-            f"PQ{product.parts}x{product.bits}np",
-            product.code_bytes,
+            f"PQ{parts}x{bits}np",
+            parts * bits / 8,
         ),
         (
-            f"faiss IVF-RQ ({coarse.codebooks} × {coarse.bits} bits and a norm)",
+            f"faiss IVF-RQ ({codebooks} × {bits} bits and a norm)",
             "residual codes",
-            f"RQ{coarse.codebooks}x{coarse.bits}_Nqint8",
-            coarse.code_bytes,
+            f"RQ{codebooks}x{bits}_Nqint8",
+            codebooks * bits / 8 + NORM_BYTES,
         ),
         (
-            f"faiss IVF-RQ fast ({fine.codebooks} × {fine.bits} bits and a norm)",
+            f"faiss IVF-RQ fast ({2 * codebooks} × 4 bits and a norm)",
             "residual codes",
-            f"RQ{fine.codebooks}x{fine.bits}fs_32_Nrq2x4",
-            fine.code_bytes,
+            f"RQ{2 * codebooks}x4fs_32_Nrq2x4",
+            float(num_bytes),
         ),
     ):
         progress.say(f"building {name}")

@@ -26,9 +26,9 @@ from genius_search.config import SearchConfig, checked
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
 from genius_search.errors import UsageError
 from genius_search.index.store import quantize
+from genius_search.lab.baselines.faiss_index import FaissIndex
 from genius_search.lab.baselines.generate import HfGenerate, PointerTrie
 from genius_search.lab.baselines.routing import CodeRouter
-from genius_search.lab.bench.faiss_index import FaissIndex
 from genius_search.lab.bench.measure import (
     Latency,
     Timed,
@@ -314,7 +314,7 @@ def _generate_methods(
     progress.say("the pointer trie that generate needs")
     codes = ids.ids[:, : len(searcher.generator.sizes)]
     began, began_cpu = time.perf_counter(), time.process_time()
-    PointerTrie.build(codes)
+    PointerTrie(codes)
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
     hf = HfGenerate(searcher.generator, codes)
     trie_bytes = hf.trie.num_bytes()

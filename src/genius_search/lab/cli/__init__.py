@@ -14,7 +14,7 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
         "report": "genius_search.lab.cli.report:Report",
         "baseline fit": "genius_search.lab.cli.baseline:Fit",
         "baseline evaluate": "genius_search.lab.cli.baseline:Evaluate",
-        "baseline dense": "genius_search.lab.cli.baseline_dense:Dense",
+        "baseline dense": "genius_search.lab.cli.baseline:Dense",
         "bench speed": "genius_search.lab.cli.bench:Speed",
         "bench quality": "genius_search.lab.cli.bench:Quality",
     },

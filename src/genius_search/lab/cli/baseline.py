@@ -1,4 +1,4 @@
-"""``genius baseline``: rivals that generate IDs of other kinds, beside GENIUS."""
+"""``genius baseline``: rivals that write IDs of other kinds, and rivals that search embeddings."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
+from rich.table import Table
 
 from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.lab.cli.evaluate import pools_of
 
 Data = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+OptionalFolder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +22,7 @@ class Fit:
     """Train the model's decoder to write IDs of another kind: GRACE's, DSI's, NCI's, IRGen's.
 
     Input, decoder and training are the model's, so that a comparison isolates the ID. `genius` trains it on
-    our own IDs in the very same way, as the control.
+    the model's own IDs in the same way, as the control.
     """
 
     data: Data
@@ -29,7 +31,7 @@ class Fit:
     kind: Literal[
         "grace-numeric", "grace-string", "grace-semantic", "grace-structured", "dsi", "nci", "irgen", "genius"
     ]
-    """Of the IDs."""
+    """Kind of the IDs."""
 
     model: Path
     """Folder of the model, whose encoder, fusion and decoder sizes are used."""
@@ -38,11 +40,11 @@ class Fit:
     """Folder of the rival."""
 
     indexing: Literal["yes", "no"] = "yes"
-    """Learn the IDs of the pool that will be searched, too; without it they are read off the items
-    afterwards, as later additions would be."""
+    """Learn the IDs of the pool that will be searched, too; without it they are computed from the items
+    afterwards, as for items that are added later."""
 
     split: str = "test"
-    """Whose pools will be searched."""
+    """Split whose pools will be searched."""
 
     epochs: float = 20.0
     """Passes over the training queries."""
@@ -51,11 +53,11 @@ class Fit:
     """Pairs in a batch, and with indexing as many items."""
 
     seed: int = 0
-    """Decides IDs, initial weights, batches and augmentation."""
+    """Seed of IDs, initial weights, batches and augmentation."""
 
-    evaluation: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Where the features of the pools are or go: what `genius evaluate --out` was given; default: evaluation/
-    in the model's folder."""
+    evaluation: OptionalFolder = None
+    """Folder for the features of the pools: the --out of `genius evaluate`; default: evaluation/ of the
+    model's folder."""
 
     download: bool = False
     """Allow downloading the encoder's weights."""
@@ -76,7 +78,7 @@ class Fit:
         )
         with TerminalProgress() as progress:
             model = Genius.open(self.model, download=self.download)
-            features = _features(model.folder, self.model, self.evaluation)
+            features = _features_folder(model.folder, self.model, self.evaluation)
             fit_baseline(MBeir(self.data), model, self.out, config, evaluation=features, progress=progress)
             progress.say(
                 f"next: genius baseline evaluate {self.data} --baseline {self.out} --model {self.model}"
@@ -85,7 +87,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Measure a fitted rival as `genius evaluate` measures GENIUS: same queries, pools, beam, files."""
+    """Measure a fitted rival as `genius evaluate` measures a model: same queries, pools, beam, files."""
 
     data: Data
     """Folder of the data set."""
@@ -97,13 +99,13 @@ class Evaluate:
     """Folder of the model that it was fitted on."""
 
     split: str = "test"
-    """Of the data set."""
+    """Split of the data set."""
 
     pools: str = "local,global"
     """Each query against its own task's pool (local), against the union (global), or both."""
 
     rows: str = "all"
-    """Of the data set, as in its file names: mscoco_task0,cirr_task7; commas between."""
+    """Rows of the data set, as in its file names: mscoco_task0,cirr_task7; commas between."""
 
     beam: int = 50
     """IDs kept at each level."""
@@ -111,17 +113,17 @@ class Evaluate:
     max_queries: int = 0
     """At most this many queries for each row; 0 means all."""
 
-    evaluation: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Where the model's features are or go; default: evaluation/ in its folder."""
+    evaluation: OptionalFolder = None
+    """Folder for the model's features; default: evaluation/ in its folder."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Where runs and results.json go; default: evaluation/ in the rival's folder."""
+    out: OptionalFolder = None
+    """Folder for runs and results.json; default: evaluation/ in the rival's folder."""
 
     download: bool = False
     """Allow downloading the encoder's weights."""
 
     json: bool = False
-    """As JSON: {"rows": [...], "ids": {...}}."""
+    """Print JSON: {"rows": [...], "ids": {...}}."""
 
     def run(self) -> None:
         """Search, measure, print the table."""
@@ -132,11 +134,10 @@ class Evaluate:
         from genius_search.lab.evaluate import EvaluationConfig
         from genius_search.model import Genius
 
-        names = () if self.rows == "all" else tuple(name.strip() for name in self.rows.split(","))
         config = EvaluationConfig(
             split=self.split,
             pools=pools_of(self.pools),
-            rows=names,
+            rows=_split_rows(self.rows),
             beam=self.beam,
             max_queries=self.max_queries,
         )
@@ -149,7 +150,7 @@ class Evaluate:
                 baseline,
                 config,
                 self.out or self.baseline / "evaluation",
-                evaluation=_features(model.folder, self.model, self.evaluation),
+                evaluation=_features_folder(model.folder, self.model, self.evaluation),
                 progress=progress,
             )
         if self.json:
@@ -161,11 +162,117 @@ class Evaluate:
             console.print(f"{name.replace('_', ' ')}: {value}", highlight=False)
 
 
-def _features(found: Path, named: Path, wanted: Path | None) -> Path:
-    """Where features of the pools go: never into the hub's cache."""
+@dataclass(frozen=True, kw_only=True)
+class Dense:
+    """Measure embedding search as `genius evaluate` measures a model: same queries, pools, files.
+
+    The encoder is a model's, or one that `genius train encoder` or `genius embed` left in a folder: small of
+    any kind (clip-sf, clip-ff, blip-sf, blip-ff), or published weights. Centroids and codes are learned from
+    the training candidates, as IDs are.
+    """
+
+    data: Data
+    """Folder of the data set, in M-BEIR's layout."""
+
+    encoder_model: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """The --out of `genius train encoder`, `genius embed` or `genius fit`."""
+
+    kinds: str = "exact"
+    """Kinds of index: exact (compare with every item), hnsw (a graph of neighbours), ivf-pq (product codes in
+    lists), ivf-rq (residual codes in lists); several with commas between, or all."""
+
+    code_bytes: int = 14
+    """Bytes of an item, where codes are kept: by default as many as an ID of the preset small with norm and
+    density; ivf-pq takes the next number that divides a vector."""
+
+    effort: int = 16
+    """Nodes that hnsw keeps in view, lists that the other two look through."""
+
+    split: str = "test"
+    """Split of the data set."""
+
+    pools: str = "local,global"
+    """Each query against its own task's pool (local), against the union (global), or both."""
+
+    rows: str = "all"
+    """Rows of the data set, as in its file names: mscoco_task0,cirr_task7; commas between."""
+
+    max_queries: int = 0
+    """At most this many queries for each row; 0 means all."""
+
+    seed: int = 0
+    """Seed of the choice of instructions, and of the sample that codes are learned from."""
+
+    evaluation: OptionalFolder = None
+    """Folder for the features of pools and queries; default: evaluation/ in the encoder's folder."""
+
+    out: OptionalFolder = None
+    """Folder for runs and results.json; default: dense/ in the encoder's folder."""
+
+    device: str = "cpu"
+    """Device of the encoder: cpu or cuda."""
+
+    download: bool = False
+    """Allow downloading the encoder's weights."""
+
+    json: bool = False
+    """Print JSON: {"rows": [...], "timings": [...]}."""
+
+    def run(self) -> None:
+        """Index, search, measure, print the table."""
+        from genius_search.data.mbeir import MBeir
+        from genius_search.lab import results as tables
+        from genius_search.lab.baselines.dense import DenseConfig, evaluate_dense, parse_kinds
+        from genius_search.lab.evaluate import EvaluationConfig
+        from genius_search.training.fit import reopen_embedded
+
+        dense = DenseConfig(
+            kinds=parse_kinds(self.kinds), code_bytes=self.code_bytes, effort=self.effort, seed=self.seed
+        )
+        config = EvaluationConfig(
+            split=self.split,
+            pools=pools_of(self.pools),
+            rows=_split_rows(self.rows),
+            max_queries=self.max_queries,
+            seed=self.seed,
+        )
+        with TerminalProgress() as progress:
+            result = evaluate_dense(
+                MBeir(self.data),
+                reopen_embedded(self.encoder_model, device=self.device, download=self.download),
+                config,
+                dense,
+                self.out or self.encoder_model / "dense",
+                evaluation=self.evaluation or self.encoder_model / "evaluation",
+                progress=progress,
+            )
+        if self.json:
+            print_json(result.to_json())
+            return
+        console = Console()
+        console.print(tables.to_rich(result.rows))
+        times = Table("method", "candidates", "fit, s", "index, s", "queries", "ms a query", box=None)
+        for timing in result.timings:
+            times.add_row(
+                timing.method,
+                f"{timing.pool_size:,}",
+                f"{timing.fit_seconds:.2f}",
+                f"{timing.index_seconds:.2f}",
+                f"{timing.queries:,}",
+                f"{timing.ms_per_query:.3f}",
+            )
+        console.print(times)
+
+
+def _split_rows(text: str) -> tuple[str, ...]:
+    return () if text == "all" else tuple(name.strip() for name in text.split(","))
+
+
+def _features_folder(opened: Path, named: Path, wanted: Path | None) -> Path:
+    """Return the folder for the features of the pools, which is never in the hub's cache."""
     from genius_search.errors import UsageError
 
-    if wanted is None and found != named:
+    if wanted is None and opened != named:
         raise UsageError(
             f"{named} is in the hub's cache, and nothing is written there; say where features go with "
             "--evaluation FOLDER"

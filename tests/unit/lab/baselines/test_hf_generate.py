@@ -1,5 +1,3 @@
-import importlib
-
 import numpy as np
 import pytest
 import torch
@@ -7,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genius_search.config import GeneratorConfig, SearchConfig
-from genius_search.errors import MissingExtra
 from genius_search.lab.baselines.generate import NOTHING, HfGenerate
 from genius_search.nn.generator import Generator
 from genius_search.search.beam import search
@@ -76,17 +73,3 @@ def test_a_model_that_was_training_is_searched_without_dropout():
     expected = HfGenerate(generator, table.ids).search(queries, beam=5)
     again = HfGenerate(generator.train(), table.ids).search(queries, beam=5)
     assert again.scores.tolist() == expected.scores.tolist()
-
-
-def test_without_transformers_the_extra_is_named(monkeypatch):
-    generator, table, _ = build((3, 6), 10)
-    real = importlib.import_module
-
-    def missing(name):
-        if name == "transformers":
-            raise ImportError("No module named 'transformers'")
-        return real(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(MissingExtra, match=r"pip install 'genius-retrieval\[bench\]'"):
-        HfGenerate(generator, table.ids)

@@ -20,7 +20,7 @@ def test_children_are_those_of_the_id_table(sizes, num_items, is_sorted, seed):
     random = np.random.default_rng(seed)
     codes = np.stack([random.integers(0, size, num_items) for size in sizes], axis=1).astype(np.int16)
     table = IdTable.build(codes, np.zeros(num_items))
-    trie = PointerTrie.build(table.ids if is_sorted else codes)
+    trie = PointerTrie(table.ids if is_sorted else codes)
     assert len(trie) == len(table)
     prefixes = [((), 0, len(table))]
     for level in range(len(sizes)):
@@ -40,7 +40,7 @@ def test_children_are_those_of_the_id_table(sizes, num_items, is_sorted, seed):
 
 
 def test_offsets_make_tokens_of_the_codes():
-    trie = PointerTrie.build(np.array([[0, 1], [2, 0]], dtype=np.int16), (3, 6))
+    trie = PointerTrie(np.array([[0, 1], [2, 0]], dtype=np.int16), (3, 6))
     assert trie.children([]) == [3, 5]
     assert trie.children([3]) == [7]
     assert trie.children([5]) == [6]
@@ -48,7 +48,7 @@ def test_offsets_make_tokens_of_the_codes():
 
 
 def test_a_trie_of_nothing_has_no_children():
-    trie = PointerTrie.build(np.zeros((0, 3), dtype=np.int16))
+    trie = PointerTrie(np.zeros((0, 3), dtype=np.int16))
     assert len(trie) == 0
     assert trie.children([]) == []
 
@@ -58,12 +58,11 @@ def test_the_bytes_it_names_are_what_it_took():
     ids = np.unique(random.integers(0, 200, (3_000, 5)).astype(np.int16), axis=0)
     tracemalloc.start()
     try:
-        trie = PointerTrie.build(ids)
+        trie = PointerTrie(ids)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert trie.num_bytes() == pytest.approx(taken, rel=0.05)
-    assert trie.bytes_per_id() == trie.num_bytes() / len(ids)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -71,7 +70,7 @@ def test_the_garbage_collector_is_left_as_it_was(enabled):
     before = gc.isenabled()
     try:
         (gc.enable if enabled else gc.disable)()
-        PointerTrie.build(np.zeros((1, 2), dtype=np.int16))
+        PointerTrie(np.zeros((1, 2), dtype=np.int16))
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if before else gc.disable)()

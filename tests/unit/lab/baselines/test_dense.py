@@ -8,8 +8,7 @@ import pytest
 
 from genius_search.data.mbeir import MBeir, read_qrels
 from genius_search.errors import UsageError
-from genius_search.lab.baselines.dense import kinds_of
-from genius_search.lab.baselines.evaluate import DenseConfig, evaluate_dense
+from genius_search.lab.baselines.dense import DenseConfig, evaluate_dense, factory_string, parse_kinds
 from genius_search.lab.evaluate import EvaluationConfig, evaluate
 from genius_search.lab.report.evaluated import read_evaluation
 from genius_search.lab.results import in_order
@@ -73,26 +72,43 @@ def test_runs_and_results_are_read_like_those_of_evaluate(searched):
         judged = read_qrels(folder / "runs" / f"{name}.qrels", layout="trec")
         assert measure(judged, run, ks=(5,)).hit_rate[5] == pytest.approx(row.measures["R@5"])
     assert read_evaluation(folder).rows == tuple(in_order(result.rows))
-    told = json.loads((folder / "results.json").read_text())
-    assert told["dense"] == {"kinds": ["hnsw"], "code_bytes": 14, "effort": 16, "seed": 0}
-    assert [timing["queries"] for timing in told["timings"]] == [row.queries for row in result.rows]
+    written = json.loads((folder / "results.json").read_text())
+    assert written["dense"] == {"kinds": ["hnsw"], "code_bytes": 14, "effort": 16, "seed": 0}
+    assert [timing["queries"] for timing in written["timings"]] == [row.queries for row in result.rows]
 
 
-def test_bytes_that_hold_no_code_are_refused(searched):
+def test_bytes_that_hold_no_code_are_refused():
     with pytest.raises(UsageError, match="give at least 2"):
-        searched(DenseConfig(kinds=("ivf-rq",), code_bytes=1))
+        factory_string("ivf-rq", num_items=1_000, num_training=1_000, dim=16, code_bytes=1)
 
 
 def test_several_kinds_at_once_find_what_each_finds_alone(searched):
-    together, _ = searched(DenseConfig(kinds=kinds_of("all")), LARGE)
+    together, _ = searched(DenseConfig(kinds=parse_kinds("all")), LARGE)
     assert {timing.method for timing in together.timings} == {row.method for row in together.rows}
-    for kind in kinds_of("all"):
+    for kind in parse_kinds("all"):
         alone, _ = searched(DenseConfig(kinds=(kind,)), LARGE)
         assert [row for row in together.rows if row.method == f"dense-{kind}"] == alone.rows
 
 
 def test_kinds_are_read_and_refused_by_name():
-    assert kinds_of("hnsw, exact") == ("hnsw", "exact")
+    assert parse_kinds("hnsw, exact") == ("hnsw", "exact")
     for wrong in ("", "flat", "exact,flat", "exact,exact"):
-        with pytest.raises(UsageError, match="each once with commas between, or all"):
-            kinds_of(wrong)
+        with pytest.raises(UsageError, match="exact, hnsw, ivf-pq, ivf-rq"):
+            parse_kinds(wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_items", "num_training", "factory"),
+    [
+        ("exact", 99, 99, "SQfp16"),
+        ("hnsw", 99, 99, "HNSW32_SQfp16"),
+        ("ivf-pq", 10_400, 9_000, "IVF325,PQ16x8np"),  # 16 divides 128, 14 does not
+        ("ivf-rq", 10_400, 9_000, "IVF325,RQ13x8_Nqint8"),  # a byte is the norm's
+        ("ivf-rq", 10**6, 9_000, "IVF1024,RQ13x8_Nqint8"),
+        ("ivf-rq", 100, 9_000, "IVF3,RQ13x6_Nqint8"),
+        ("ivf-pq", 10_400, 70, "IVF70,PQ16x6np"),  # no more is learned than there are vectors to learn from
+    ],
+)
+def test_lists_and_codes_follow_from_the_pool_and_the_bytes(kind, num_items, num_training, factory):
+    sizes = {"num_items": num_items, "num_training": num_training, "dim": 128, "code_bytes": 14}
+    assert factory_string(kind, **sizes) == factory

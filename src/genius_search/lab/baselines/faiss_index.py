@@ -1,0 +1,187 @@
+"""Indexes of faiss by their factory strings: the rivals that search embeddings."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import faiss
+import numpy as np
+from jaxtyping import Float, Float32, Int64
+
+TRAINING_ITEMS: Final = 65_536
+BLOCK: Final = 65_536
+"""Vectors added at a time, so that a memory-mapped half-precision array can be indexed."""
+NORM_BYTES: Final = 1
+"""Bytes of an item's norm, which residual codes need: inner products with code vectors give no distance."""
+
+
+class Nearest(NamedTuple):
+    """The result of a search, and its cost."""
+
+    items: list[Int64[np.ndarray, " _"]]
+    """Item rows of each query, best first."""
+    scores: list[Float32[np.ndarray, " _"]]
+    """Their similarities: inner products, or what squared distances between unit vectors say of them."""
+    compared: int
+    """Items that were compared, for all queries together."""
+
+
+def train_index(
+    factory: str, vectors: Float[np.ndarray, "items dim"], *, seed: int = 0, width: int = 1
+) -> Any:
+    """Return an index without items that has learned its centroids and code vectors from a sample of vectors.
+
+    Parameters
+    ----------
+    factory
+        As faiss writes it: ``HNSW32``, ``IVF1024,PQ12x8np``, ``IVF1024,RQ24x4fs_32_Nrq2x4``. Those with codes
+        (PQ, RQ) compare by distance, the others by inner product, which order unit vectors alike. Without
+        ``np`` a product quantizer is also trained for a filter that is not used here, which takes long.
+    vectors
+        Of any float type; may be memory-mapped.
+    seed
+        Of the sample.
+    width
+        Codes that a residual quantizer tries side by side while it encodes a vector.
+    """
+    has_codes = "PQ" in factory or "RQ" in factory
+    metric = faiss.METRIC_L2 if has_codes else faiss.METRIC_INNER_PRODUCT
+    num_items, dim = vectors.shape
+    index = faiss.index_factory(dim, factory, metric)
+    ivf = faiss.try_extract_index_ivf(index)
+    if ivf is not None:
+        ivf.cp.min_points_per_centroid = 1  # no warnings about small samples
+    if hasattr(index, "rq"):
+        index.rq.max_beam_size = width
+        index.rq.use_beam_LUT = int(width > 1)
+        index.rq.train_type = faiss.ResidualQuantizer.Train_default
+        if ivf is not None:
+            index.by_residual = True  # the factory leaves this out for 4-bit codes
+    if hasattr(index, "k_factor"):
+        index.k_factor = 4.0
+    if not index.is_trained:
+        chosen = np.sort(np.random.default_rng(seed).permutation(num_items)[:TRAINING_ITEMS])
+        index.train(vectors[chosen].astype(np.float32))
+    return index
+
+
+class FaissIndex:
+    """A built index of unit vectors.
+
+    Parameters
+    ----------
+    factory, seed, width
+        See :func:`train_index`.
+    vectors
+        Of any float type; may be memory-mapped.
+    trained
+        An index from :func:`train_index`, which is copied; by default one is trained on the vectors.
+    """
+
+    def __init__(
+        self,
+        factory: str,
+        vectors: Float[np.ndarray, "items dim"],
+        *,
+        trained: Any = None,
+        seed: int = 0,
+        width: int = 1,
+    ) -> None:
+        began = time.process_time()
+        self._index: Any = (
+            train_index(factory, vectors, seed=seed, width=width)
+            if trained is None
+            else faiss.clone_index(trained)
+        )
+        self._ivf: Any = faiss.try_extract_index_ivf(self._index)
+        self._is_graph = factory.startswith("HNSW")
+        self._by_distance = self._index.metric_type == faiss.METRIC_L2
+        self._lacks_query_norm = "fs" in factory and "RQ" in factory
+        self.fixed_bytes = self._count_bytes()
+        """Bytes of centroids and code vectors, which do not grow with the pool."""
+        for start in range(0, len(vectors), BLOCK):
+            self._index.add(np.ascontiguousarray(vectors[start : start + BLOCK], dtype=np.float32))
+        self.build_seconds = time.process_time() - began
+
+    def __len__(self) -> int:
+        return int(self._index.ntotal)
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Bytes of the file that faiss writes."""
+        return self._count_bytes()
+
+    @property
+    def item_bytes(self) -> float:
+        """Bytes that grow with the pool, for each item."""
+        return (self.num_bytes - self.fixed_bytes) / max(1, len(self))
+
+    @property
+    def num_lists(self) -> int:
+        """Number of inverted lists; 0 without any."""
+        return 0 if self._ivf is None else int(self._ivf.nlist)
+
+    def search(
+        self, queries: Float32[np.ndarray, "queries dim"], k: int, *, effort: int | None = None
+    ) -> Nearest:
+        """Return the ``k`` nearest items of each query; fewer where a search found fewer.
+
+        Parameters
+        ----------
+        effort
+            Lists to look through, or nodes of a graph to keep in view.
+        """
+        statistics: Any = faiss.cvar  # of the whole process
+        stats = None
+        if self._is_graph:
+            stats = statistics.hnsw_stats
+            if effort is not None:
+                self._index.hnsw.efSearch = effort
+        elif self._ivf is not None:
+            stats = statistics.indexIVF_stats
+            if effort is not None:
+                # With more lists than there are, faiss's fast scan (1.15.1) returns wrong items.
+                self._ivf.nprobe = min(effort, self.num_lists)
+        if stats is not None:
+            stats.reset()
+        scores, items = self._index.search(np.ascontiguousarray(queries), min(k, len(self)))
+        compared = len(queries) * len(self) if stats is None else int(stats.ndis)
+        if self._by_distance:
+            scores = 1 - (scores + self._lacks_query_norm) / 2
+        found = items >= 0
+        return Nearest(
+            [row[used].astype(np.int64) for row, used in zip(items, found, strict=True)],
+            [row[used] for row, used in zip(scores, found, strict=True)],
+            compared,
+        )
+
+    def _count_bytes(self) -> int:
+        """Return the size of the index as faiss writes it, without holding a copy."""
+        counted = 0
+
+        def count(part: bytes) -> int:
+            nonlocal counted
+            counted += len(part)
+            return len(part)
+
+        writer = faiss.BufferedIOWriter(faiss.PyCallbackIOWriter(count))  # type: ignore[attr-defined]
+        faiss.write_index(self._index, writer)
+        del writer  # flushes
+        return counted
+
+
+def num_lists(num_items: int) -> int:
+    """Return the number of inverted lists for so many items."""
+    return min(1024, max(1, num_items // 32))
+
+
+def num_bits(num_items: int) -> int:
+    """Return the bits of a code, 8 unless so few items cannot teach as many codes."""
+    return min(8, max(1, num_items.bit_length() - 1))
+
+
+def num_parts(dim: int, code_bytes: int) -> int:
+    """Return the parts of a product code: at least ``code_bytes`` and a divisor of the vectors' width."""
+    return next((count for count in range(code_bytes, dim) if dim % count == 0), dim)
