@@ -49,7 +49,7 @@ def train_index(
     has_codes = "PQ" in factory or "RQ" in factory
     metric = faiss.METRIC_L2 if has_codes else faiss.METRIC_INNER_PRODUCT
     num_items, dim = vectors.shape
-    index = faiss.index_factory(dim, factory, metric)
+    index: Any = faiss.index_factory(dim, factory, metric)
     ivf = faiss.try_extract_index_ivf(index)
     if ivf is not None:
         ivf.cp.min_points_per_centroid = 1  # no warnings about small samples
