@@ -105,8 +105,9 @@ class FirstHits(NamedTuple):
         return self.scores if self.promised is None else self.promised
 
     def cases(self) -> Predictions:
-        """Return the promises with what came of them."""
-        assert self.promised is not None
+        """Return the predicted probabilities and whether each first hit is right."""
+        if self.promised is None:
+            raise ValueError(f"{self.method}: its scores are not probabilities")
         return Predictions(self.promised, self.right, np.ones(len(self.promised)))
 
 
