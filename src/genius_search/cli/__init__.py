@@ -65,30 +65,21 @@ RENAMED_FLAGS: Final = {
     "--hubness": "--density-weight",
     "--mix": "--generator-weight",
 }
-"""Flags of version 0.1 that have another name now."""
+"""Flags of version 0.1 and their new names."""
 
 EXTRAS: Final = {
-    **dict.fromkeys(
-        (
-            "faiss",
-            "ir_measures",
-            "jinja2",
-            "matplotlib",
-            "mteb",
-            "pandas",
-            "pytrec_eval",
-            "scipy",
-            "tabulate",
-        ),
-        LAB,
-    ),
-    **dict.fromkeys(("fastapi", "httpx", "multipart", "prometheus_client", "starlette", "uvicorn"), "serve"),
-    **dict.fromkeys(("ftfy", "transformers"), "hf"),
-    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
+    package: extra
+    for extra, packages in {
+        LAB: "faiss ir_measures matplotlib mteb pandas pytrec_eval scipy tabulate",
+        "serve": "fastapi httpx multipart prometheus_client starlette uvicorn",
+        "hf": "ftfy transformers",
+        "onnx": "onnx onnxruntime onnxscript",
+    }.items()
+    for package in packages.split()
 }
 """Package -> the extra of this distribution that installs it."""
 MACHINE_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
-"""Errors of the operating system that a person can mend: disk full, read-only, not permitted."""
+"""Errors of the operating system that a user can fix: disk full, read-only, not permitted."""
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C."""
 
@@ -105,7 +96,7 @@ class Command(Protocol):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status. Errors that a person can mend are one line on stderr."""
+    """Run one command and return its exit status. Errors that a user can fix are one line on stderr."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words in (["--version"], ["-V"]):
         print(f"genius {__version__}")
@@ -151,7 +142,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     for word in arguments:
         flag = word.partition("=")[0]
         if flag in RENAMED_FLAGS:
-            raise UsageError(f"{flag} is called {RENAMED_FLAGS[flag]} now")
+            raise UsageError(f"{flag} was renamed to {RENAMED_FLAGS[flag]}")
     kind = find(name)
     short = "--help" in arguments or "-h" in arguments
     parsed: Any = tyro.cli(
@@ -177,7 +168,7 @@ def _with_everyday_flags(kind: type[Command]) -> type[Command]:
         kw_only=True,
         frozen=True,
     )
-    short.__doc__ = f"{inspect.getdoc(kind)}\n\n--help-all lists the flags of all settings too."
+    short.__doc__ = f"{inspect.getdoc(kind)}\n\n--help-all also lists the flags of all settings."
     return short
 
 
@@ -193,7 +184,7 @@ def _preset_default(kind: type[Command], arguments: Sequence[str]) -> Any:
         elif word.startswith("--preset="):
             name = word.partition("=")[2]
     if not name or name.startswith("-"):
-        name = "small"  # the flag has no value, and tyro says so
+        name = "small"  # the flag has no value, which tyro reports
     required = {
         field.name: tyro.MISSING
         for field in dataclasses.fields(kind)  # type: ignore[arg-type]
@@ -212,7 +203,7 @@ def _command_name(words: Sequence[str]) -> str | None:
 
 def _print_overview(words: Sequence[str], groups: Mapping[str, Mapping[str, str]]) -> int:
     """Print the commands in groups; an unknown command is an error that names the nearest."""
-    help_asked = not words or any(word in ("-h", "--help") for word in words)
+    is_help = not words or any(word in ("-h", "--help") for word in words)
     start = " ".join(word for word in words[:2] if not word.startswith("-"))
     if start:
         groups = {
@@ -229,20 +220,21 @@ def _print_overview(words: Sequence[str], groups: Mapping[str, Mapping[str, str]
     if groups is COMMANDS:
         lines += [
             "",
-            "  genius demo                                 draw, train, index, search; leaves a page to open",
+            "  genius demo                                 draw, train, index, search; writes a page to open",
             '  genius search photos.index "a red kite"     search',
         ]
     for group, commands in groups.items():
         lines += ["", f"{group}:"]
-        lines += [f"  genius {name:<18} {_summary(name)}" for name in commands]
+        lines += [f"  genius {name:<18} {summary(name)}" for name in commands]
     if groups is COMMANDS:
-        lines += ["", "`genius lab --help` lists what evaluates, compares and reproduces."]
-    lines += ["", "`genius COMMAND --help` tells more. Most commands take --json."]
-    print("\n".join(lines), file=sys.stdout if help_asked else sys.stderr)
-    return 0 if help_asked else 2
+        lines += ["", "`genius lab --help` lists the commands that evaluate, compare and reproduce."]
+    lines += ["", "`genius COMMAND --help` describes a command. Most commands take --json."]
+    print("\n".join(lines), file=sys.stdout if is_help else sys.stderr)
+    return 0 if is_help else 2
 
 
-def _summary(name: str) -> str:
+def summary(name: str) -> str:
+    """Return the first line of a command's help."""
     return (inspect.getdoc(find(name)) or "").splitlines()[0]
 
 
@@ -257,12 +249,12 @@ def _missing_extra(name: str, error: ModuleNotFoundError) -> MissingExtra:
 
 
 def _report(error: GeniusError | OSError | KeyboardInterrupt) -> int:
-    """Print one line for whoever can do something about it and return the status. A bug is raised again."""
+    """Print an error as one line and return its exit status; raise a bug again."""
     match error:
         case GeniusError():
             message, status = str(error), error.exit_code
         case KeyboardInterrupt():
-            message, status = "interrupted; run the same command again to go on", INTERRUPTED
+            message, status = "interrupted; run the same command again to continue", INTERRUPTED
         case BrokenPipeError():
             return 0
         case OSError() if error.errno in MACHINE_ERRORS:

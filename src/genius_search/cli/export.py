@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from genius_search.cli.options import JsonOption, command
 from genius_search.cli.terminal import TerminalProgress, print_json
 
 if TYPE_CHECKING:
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from genius_search.onnx.run import Agreement
 
 
-@dataclass(frozen=True, kw_only=True)
-class Onnx:
-    """Write a model as ONNX files: its encoder where possible, its fusion and its decoder; measure them.
+@command
+class Onnx(JsonOption):
+    """Export a model as ONNX files: its encoder where possible, its fusion and its decoder; measure them.
 
-    What is measured, in one run on one core: how far searches with the written decoders agree with PyTorch's,
-    and the processor time of each.
+    The measurement, in one run on one core, compares searches with the exported decoders and with PyTorch's:
+    how far they agree, and the CPU time of each.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -33,18 +33,15 @@ class Onnx:
     """Write files with 8-bit matrix products too: smaller; faster for large decoders. Scores differ a
     little."""
 
-    check: Annotated[Path | None, tyro.conf.arg(metavar="FEATURES")] = None
-    """Measure with real queries: a folder that `genius embed` wrote, or MODEL/features. Default: drawn
-    queries against drawn IDs, which tell what a search costs, and less about how well real ones agree."""
+    check: Annotated[Path | None, tyro.conf.arg(metavar="FEATURES", help_behavior_hint="")] = None
+    """Measure with real queries: a folder that `genius embed` wrote, or MODEL/features. Default: random
+    queries against random IDs, which show the cost of a search, but less about the agreement."""
 
     queries: int = 200
     """Queries to measure with; 0 measures nothing."""
 
     beam: int = 50
     """IDs kept at each level while measuring."""
-
-    json: bool = False
-    """Say what was written and measured as JSON on stdout."""
 
     def run(self) -> None:
         """Write and measure."""
@@ -80,12 +77,13 @@ class Onnx:
                 }
             )
         elif measured:
-            print(f"{'decoder':<14} {'same best':>9} {'of 10':>7} {'of 50':>7} {'CPU-ms a query':>15}")
+            print(f"{'decoder':<14} {'same best':>9} {'of 10':>7} {'of 50':>7} {'CPU-ms per query':>17}")
             for row in measured:
                 shares = f"{row.top1:>9.1%} {row.overlap_10:>7.1%} {row.overlap_50:>7.1%}"
-                print(f"{row.name:<14} {shares} {row.cpu_ms:>15,.2f}")
+                print(f"{row.name:<14} {shares} {row.cpu_ms:>17,.2f}")
 
     def _measure(self, model: Genius, progress: TerminalProgress) -> list[Agreement]:
+        """Compare the decoders on one thread."""
         import torch
 
         from genius_search.config import SearchConfig

@@ -5,21 +5,44 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from genius_search.cli.terminal import TerminalProgress, print_json
+from genius_search.cli.options import JsonOption, OptionalFile, OptionalFolder, command
+from genius_search.cli.terminal import TerminalProgress, format_bytes, print_json
 
 if TYPE_CHECKING:
     from genius_search.hub.pull import Kind, PullPlan
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pull:
+@command
+class ConfirmOptions(JsonOption):
+    """A command that asks before it transfers files."""
+
+    yes: bool = False
+    """Do not ask for confirmation."""
+
+    dry_run: bool = False
+    """Show the files and transfer nothing."""
+
+    def _confirm(self, question: str) -> None:
+        """Ask a person on the terminal, unless --yes was given."""
+        from genius_search.errors import UsageError
+
+        if self.yes:
+            return
+        if not sys.stdin.isatty():
+            raise UsageError("no terminal to confirm on: give --yes, or --dry-run to transfer nothing")
+        print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise UsageError("not confirmed; nothing was transferred")
+
+
+@command
+class Pull(ConfirmOptions):
     """Fetch a model, an index or an encoder from the hub: shows sizes, asks, verifies.
 
     Names are those of the hub: owner/name, or datasets/owner/name for an index. The authors' own checkpoints
@@ -29,23 +52,14 @@ class Pull:
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     """owner/name, datasets/owner/name, clip-sf or genius."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """A plain folder to fetch to; default: the hub library's cache, where the name finds it."""
+    out: OptionalFolder = None
+    """Folder to fetch to; default: the hub library's cache, where the name finds it."""
 
-    revision: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """A branch, tag or commit; default: the main branch."""
-
-    yes: bool = False
-    """Do not ask."""
-
-    dry_run: bool = False
-    """Only say what would be fetched."""
-
-    json: bool = False
-    """Print what was fetched as JSON on stdout."""
+    revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """Branch, tag or commit; default: the main branch."""
 
     def run(self) -> None:
-        """Fetch it."""
+        """Fetch the files."""
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         from genius_search.errors import NetworkNeeded
@@ -57,28 +71,28 @@ class Pull:
             try:
                 plan = plan_pull(self.name, revision=self.revision)
             except NetworkNeeded as error:
-                if self.out or not self._say_cached(progress, error):
+                if self.out or not self._report_cached(progress, error):
                     raise
                 return
             progress.say(f"{plan.repository} ({plan.kind}, commit {plan.commit[:12]}) holds")
             files = [(file.path, file.bytes) for file in plan.files]
-            _show(progress, files)
+            _list(progress, files)
             if plan.skipped:
                 progress.say(f"not needed, and not fetched: {', '.join(plan.skipped)}")
             to_fetch = plan.bytes if self.out else plan.bytes_to_fetch
-            progress.say(f"to fetch: {format_size(to_fetch)} of {format_size(plan.bytes)}")
+            progress.say(f"to fetch: {format_bytes(to_fetch)} of {format_bytes(plan.bytes)}")
             folder = None
             if not self.dry_run:
                 if to_fetch:
-                    _confirm(f"Fetch {format_size(to_fetch)}?", yes=self.yes)
+                    self._confirm(f"Fetch {format_bytes(to_fetch)}?")
                 folder = pull(plan, self.out, check=partial(_check, plan.kind))
                 progress.say(f"verified; it is in {folder}")
                 progress.say(f"next: {_next_command(plan, folder)}")
         if self.json:
             _print_pulled(plan.repository, plan.kind, plan.commit, folder, files, plan.skipped)
 
-    def _say_cached(self, progress: TerminalProgress, error: Exception) -> bool:
-        """Say where an earlier pull is, if there is one."""
+    def _report_cached(self, progress: TerminalProgress, error: Exception) -> bool:
+        """Report where an earlier pull is, if there is one."""
         from genius_search.errors import ArtifactError
         from genius_search.hub.access import split_name
         from genius_search.hub.checkpoints import CHECKPOINTS
@@ -97,55 +111,47 @@ class Pull:
                 _check(kind, folder, verify=False)
             except ArtifactError:
                 continue
-            progress.say(
-                f"{self.name} is here, in {folder}; whether the hub has a newer one is not known: {error}"
-            )
+            progress.say(f"{self.name} is already in {folder}; the hub may have a newer one: {error}")
             if self.json:
                 _print_pulled(repository, kind, folder.name, folder, list_files(folder), ())
             return True
         return False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Push:
-    """Publish a model, or an index as a data set, with a card: shows what goes out, and asks.
+@command
+class Push(ConfirmOptions):
+    """Publish a model, or an index as a data set, with a card: shows the files, and asks.
 
-    Training features, checkpoints and evaluation runs never go out. You must be logged in (`hf auth login`)
-    or have set HF_TOKEN.
+    Training features, checkpoints and evaluation runs are never published. You must be logged in
+    (`hf auth login`) or have set HF_TOKEN.
     """
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """Folder of the model or the index."""
 
     repository: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="REPOSITORY")]
-    """owner/name; it is made if there is none."""
+    """owner/name; created if it does not exist."""
 
     private: bool = False
     """Make a new repository private."""
 
     license: str = "unknown"
-    """Licence of what goes out, by the hub's short name, such as mit or cc-by-4.0."""
+    """Licence, by the hub's short name, such as mit or cc-by-4.0."""
 
     dataset: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME ...]")] = ()
     """For a model: names of its training data."""
 
-    results: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    results: OptionalFile = None
     """For a model: the results.json that `genius evaluate` wrote, for the card."""
 
-    model: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    model: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """For an index: the name of its model on the hub."""
 
-    yes: bool = False
-    """Do not ask."""
-
     dry_run: bool = False
-    """Only say what would go out, and print the card."""
-
-    json: bool = False
-    """Print what went out as JSON on stdout."""
+    """Show the files and the card, and publish nothing."""
 
     def run(self) -> None:
-        """Publish it."""
+        """Publish the folder."""
         from genius_search.hub.pull import LAYOUTS
         from genius_search.hub.push import check_repository, list_files, push_folder
 
@@ -153,20 +159,20 @@ class Push:
         kind = self._kind()
         repo_type = LAYOUTS[kind].repo_type
         files: list[tuple[str, int]] = []
+        address = None
         with TerminalProgress() as progress:
 
             def review(folder: Path) -> None:
                 files.extend(list_files(folder))
                 progress.say(f"to publish as {self.repository} ({repo_type}):")
-                _show(progress, files)
+                _list(progress, files)
                 if kind == "index":
                     progress.say(
-                        "Beware: the items' texts, fields and ids and the paths of their pictures go out too"
+                        "Note: the items' texts, fields and ids and the paths of their pictures are published"
                     )
                 if not self.dry_run:
-                    _confirm(f"Publish {format_size(sum(size for _, size in files))}?", yes=self.yes)
+                    self._confirm(f"Publish {format_bytes(sum(size for _, size in files))}?")
 
-            address = None
             if self.dry_run:
                 with tempfile.TemporaryDirectory() as temporary:
                     folder = Path(temporary) / "folder"
@@ -175,13 +181,15 @@ class Push:
                     if not self.json:
                         print((folder / "README.md").read_text(encoding="utf-8"))
             else:
+                from genius_search.index.publish import OBSOLETE
+
                 address = push_folder(
                     partial(self._write, kind),
                     self.repository,
                     repo_type=repo_type,
                     private=self.private,
                     review=review,
-                    obsolete=_obsolete(kind),
+                    obsolete=OBSOLETE if kind == "index" else (),
                 )
                 progress.say(f"published: {address}")
         if self.json:
@@ -195,7 +203,7 @@ class Push:
             )
 
     def _kind(self) -> Kind:
-        """Return what the folder holds, if the flags fit it."""
+        """Return the kind of the folder, and refuse flags for the other kind."""
         from genius_search.errors import ArtifactMissing, UsageError
         from genius_search.hub.pull import LAYOUTS
 
@@ -216,6 +224,7 @@ class Push:
         raise ArtifactMissing(f"{self.folder} is neither a finished model nor an index")
 
     def _write(self, kind: Kind, folder: Path) -> None:
+        """Write what is to be published to a folder."""
         if kind == "index":
             from genius_search.index.publish import save_index
 
@@ -234,7 +243,7 @@ class Push:
 
 
 def _check(kind: Kind, folder: Path, *, verify: bool = True) -> None:
-    """Check a folder that somebody else made."""
+    """Check a folder that was made elsewhere."""
     if kind == "model":
         from genius_search.model.publish import check_model
 
@@ -243,14 +252,6 @@ def _check(kind: Kind, folder: Path, *, verify: bool = True) -> None:
         from genius_search.index.publish import check_index
 
         check_index(folder, verify)
-
-
-def _obsolete(kind: Kind) -> tuple[str, ...]:
-    if kind == "model":
-        return ()
-    from genius_search.index.publish import OBSOLETE
-
-    return OBSOLETE
 
 
 def _print_pulled(
@@ -266,7 +267,7 @@ def _print_pulled(
             "repository": repository,
             "what": kind,
             "commit": commit,
-            "folder": None if folder is None else str(folder),
+            "folder": folder,
             "bytes": sum(size for _, size in files),
             "files": [{"path": path, "bytes": size} for path, size in files],
             "left_out": list(skipped),
@@ -274,33 +275,13 @@ def _print_pulled(
     )
 
 
-def format_size(count: int) -> str:
-    """Return a number of bytes as a person reads it: ``5.13 GB``."""
-    for unit, power in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= power:
-            return f"{count / power:.2f} {unit}"
-    return f"{count} bytes"
-
-
-def _show(progress: TerminalProgress, files: Sequence[tuple[str, int]]) -> None:
+def _list(progress: TerminalProgress, files: Sequence[tuple[str, int]]) -> None:
     for path, size in files:
-        progress.say(f"  {format_size(size):>10}  {path}")
-
-
-def _confirm(question: str, *, yes: bool) -> None:
-    """Go on only if a person, or --yes, says so."""
-    from genius_search.errors import UsageError
-
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError("there is no terminal to ask on; give --yes to go on, or --dry-run to only look")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError("not confirmed; nothing was done")
+        progress.say(f"  {format_bytes(size):>10}  {path}")
 
 
 def _next_command(plan: PullPlan, folder: Path) -> str:
+    """Return the command that uses what was pulled."""
     from genius_search.hub.checkpoints import CHECKPOINTS
 
     match plan.kind:

@@ -1,29 +1,24 @@
-"""``genius refit``: let a model's codebooks follow the items that will be searched."""
+"""``genius refit``: fit a model's codebooks to the items that will be searched."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
-from genius_search.cli.terminal import TerminalProgress, print_json
-
-if TYPE_CHECKING:
-    from genius_search.nn.health import Health
+from genius_search.cli.options import DeviceOptions, JsonOption, command
+from genius_search.cli.terminal import TerminalProgress, print_json, print_table
 
 
-@dataclass(frozen=True, kw_only=True)
-class Refit:
+@command
+class Refit(DeviceOptions, JsonOption):
     """Fit a model's codebooks to a pool unlike its training data, without training.
 
-    Makes a new model. The table that is printed shows whether there was a need: items that the model does not
-    know crowd under few codes, and are far from the vectors of their IDs. IDs of the new model are others, so
-    create indexes again. Give all that will be searched, not only what is new.
+    Writes a new model. The printed table shows whether that was needed: unfamiliar items crowd under few
+    codes and lie far from the vectors of their IDs. The new model has other IDs, so create indexes again.
+    Give all items that will be searched, not only new ones.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -33,25 +28,19 @@ class Refit:
     """A folder of pictures and texts, or a .jsonl file of candidates in M-BEIR's layout."""
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-    """Where the new model goes."""
+    """Folder of the new model."""
 
     passes: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 20
-    """How often the items are gone through."""
+    """Passes over the items."""
 
     seed: int = 0
-    """Of the order of the items."""
-
-    device: str = "cpu"
-    """Or cuda."""
-
-    download: bool = False
-    """Allow downloading the encoder's weights."""
+    """Seed for the order of the items."""
 
     json: bool = False
-    """As JSON: {"before": {...}, "after": {...}, "model": FOLDER}."""
+    """Print JSON: {"before": {...}, "after": {...}, "model": FOLDER}."""
 
     def run(self) -> None:
-        """Refit, and print how well the codes fit now."""
+        """Refit, and print how well the codes fit before and after."""
         from genius_search.model import Genius
         from genius_search.refit import refit
 
@@ -61,29 +50,17 @@ class Refit:
             progress.say(
                 f"the model is in {self.out}; `genius index create INDEX --model {self.out}` uses it"
             )
+        healths = (done.before, done.after)
         if self.json:
-            print_json(
-                {
-                    "model": str(self.out),
-                    "before": dataclasses.asdict(done.before),
-                    "after": dataclasses.asdict(done.after),
-                }
-            )
-        else:
-            Console().print(_table(done.before, done.after))
-
-
-def _table(before: Health, after: Health) -> Table:
-    table = Table("IDs of the pool", "before", "after")
-    table.add_row(
-        "mean cosine of an item to its ID", f"{before.reconstruction:.4f}", f"{after.reconstruction:.4f}"
-    )
-    table.add_row("items that share their ID", f"{before.collision_rate:.2%}", f"{after.collision_rate:.2%}")
-    for old, new in zip(before.levels, after.levels, strict=True):
-        table.add_row(
-            f"level {old.level}: largest share of a code",
-            f"{old.largest_share:.2%}",
-            f"{new.largest_share:.2%}",
-        )
-    table.add_row("verdict", before.verdict, after.verdict)
-    return table
+            before, after = map(dataclasses.asdict, healths)
+            print_json({"model": str(self.out), "before": before, "after": after})
+            return
+        rows = [
+            ("mean cosine of an item to its ID", *(f"{one.reconstruction:.4f}" for one in healths)),
+            ("items that share their ID", *(f"{one.collision_rate:.2%}" for one in healths)),
+        ]
+        for number, level in enumerate(done.before.levels):
+            shares = (f"{one.levels[number].largest_share:.2%}" for one in healths)
+            rows.append((f"level {level.level}: largest share of a code", *shares))
+        print_table(("IDs of the pool", "before", "after"), rows, left=("IDs of the pool",))
+        print(f"before: {done.before.verdict}\nafter: {done.after.verdict}")

@@ -1,114 +1,104 @@
-"""``genius search``: ask an index."""
+"""``genius search``: search an index."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from genius_search.cli.terminal import print_json
+from genius_search.cli.options import (
+    Conditions,
+    JsonOption,
+    OpenIndexOptions,
+    OptionalFloat,
+    OptionalInt,
+    QueryOptions,
+    Words,
+    command,
+)
+from genius_search.cli.terminal import print_json, print_table
 
 if TYPE_CHECKING:
     from genius_search.config import SearchConfig
     from genius_search.index.query import SearchHit
 
-Modality = Literal["image", "text", "image-text"]
 Rerank = Literal["none", "codes", "embeddings"]
 Scores = Literal["level", "vocabulary", "children"]
 
+SETTINGS: Final = (
+    "beam",
+    "rerank",
+    "candidates",
+    "shortlist",
+    "generator_weight",
+    "density_weight",
+    "scores",
+)
+"""Flags that default to the index's own settings."""
 
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """Search an index with a text, a picture, or both.
 
-    Settings that are not given are the index's own where `genius tune` chose them, else the usual ones.
-    Exit status 3 when nothing is found.
+@command
+class Search(QueryOptions, OpenIndexOptions, JsonOption):
+    """Search an index with a text, an image, or both.
+
+    Settings that are not given are those that `genius tune` stored in the index, else the defaults.
+    Exit status 3 if nothing is found.
     """
 
-    index: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
-    """Folder of the index."""
+    where: Conditions = ()
+    """Search only items whose fields meet a condition: 'price<20', 'brand=acme', 'colour in red,blue',
+    'title~umbrella'. If given several times, all conditions must hold."""
 
-    text: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")] = None
-    """What you look for, in words; put it in quotes."""
-
-    image: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """A picture of what you look for, or that the text talks about."""
-
-    instruction: Annotated[str | None, tyro.conf.arg(metavar="WORDS")] = None
-    """What kind of result is wanted, in words."""
-
-    modality: Annotated[Modality | None, tyro.conf.arg(metavar="{image,text,image-text}")] = None
-    """Find only items of this modality."""
-
-    where: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")] = ()
-    """Find only items whose fields meet a condition, as 'price<20', 'brand=acme', 'colour in red,blue',
-    'title~umbrella'; give it several times for several, all of which hold."""
-
-    match: Annotated[str | None, tyro.conf.arg(metavar="WORDS")] = None
-    """Find only items whose text contains these words; "a phrase" in double quotes, beginnings with a *."""
+    match: Words = None
+    """Search only items whose text contains these words; "a phrase" in double quotes, prefix*."""
 
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
-    """How many."""
+    """Number of hits."""
 
-    beam: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """IDs kept at each level, at least -k: wider finds more and takes longer. Usually 50."""
+    beam: OptionalInt = None
+    """IDs kept at each level, at least -k: a wider beam finds more and takes longer. Default: 50."""
 
-    rerank: Annotated[Rerank | None, tyro.conf.arg(metavar="{none,codes,embeddings}")] = None
-    """Order by the generator's probability, by the codes' vectors, or by stored embeddings. Usually codes."""
+    rerank: Annotated[
+        Rerank | None, tyro.conf.arg(metavar="{none,codes,embeddings}", help_behavior_hint="")
+    ] = None
+    """Rank by the generator's probability, by the codes' vectors, or by stored embeddings. Default: codes."""
 
-    candidates: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """With --rerank: stop decoding as soon as at most so many IDs lie under the beams, and order them all;
-    0 decodes all levels. Usually 1000."""
+    candidates: OptionalInt = None
+    """With --rerank: stop decoding once the beams cover at most this many IDs, and rank them all.
+    Default: 1000; 0 decodes all levels."""
 
-    shortlist: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """With --rerank embeddings: compare only so many (at least -k), the best by codes; 0, the usual, means
-    all."""
+    shortlist: OptionalInt = None
+    """With --rerank embeddings: compare only this many hits (at least -k), the best by codes.
+    Default: 0, all."""
 
-    generator_weight: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
-    """With --rerank codes, or a shortlist: add so many times the log-probability that the generator gave the
-    codes it decoded. Usually 0."""
+    generator_weight: OptionalFloat = None
+    """With --rerank codes, or a shortlist: weight of the generator's log-probability of the decoded codes,
+    added to the score. Default: 0."""
 
-    density_weight: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
-    """With --rerank: take so many times the density around an item from its score, so that those that are
-    near to everything come later. Usually 0.3; 0 takes nothing."""
+    density_weight: OptionalFloat = None
+    """With --rerank: weight of the density around an item, subtracted from its score, so that items close
+    to everything rank lower. Default: 0.3."""
 
-    scores: Annotated[Scores | None, tyro.conf.arg(metavar="{level,vocabulary,children}")] = None
-    """Normalise the generator's steps over a level's codes (the usual), over its whole vocabulary, or over
-    the codes that exist there."""
-
-    model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Where the model is now, if it moved."""
-
-    device: str = "cpu"
-    """Or cuda."""
-
-    download: bool = False
-    """Allow downloading the encoder's weights."""
+    scores: Annotated[
+        Scores | None, tyro.conf.arg(metavar="{level,vocabulary,children}", help_behavior_hint="")
+    ] = None
+    """Normalise the generator's scores over a level's codes (the default), over its whole vocabulary, or over
+    the codes that exist at that point."""
 
     codes: bool = False
     """Show the ID of each hit too."""
 
-    json: bool = False
-    """As JSON."""
-
     def run(self) -> int:
-        """Search and print."""
+        """Search and print the hits."""
         from genius_search.config import SearchConfig, checked
-        from genius_search.index.index import Index
 
-        flags = {name: getattr(self, name) for name in SETTINGS}
-        given = {name: value for name, value in flags.items() if value is not None}
+        given = {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
         checked(SearchConfig(**given))
-        index = Index.open(self.index, model=self.model, device=self.device, download=self.download)
+        index = self.open_index()
         config = dataclasses.replace(index.settings, **given)
-        _check_flags(self, config)
+        self._check_effects(config)
         hits = index.search(
             self.text,
             image=self.image,
@@ -120,55 +110,41 @@ class Search:
             config=config,
         )
         if self.json:
-            print_json(
-                {"hits": [{**dataclasses.asdict(hit), "modality": hit.modality.value} for hit in hits]}
-            )
+            print_json({"hits": [dataclasses.asdict(hit) for hit in hits]})
         elif hits:
-            Console().print(_table(hits, with_codes=self.codes))
+            self._print_hits(hits)
             if index.good_match(hits) is False:
-                print("no good match: the first hit is more likely wrong than you want", file=sys.stderr)
+                print("no good match: the first hit is probably wrong", file=sys.stderr)
         else:
             print("nothing found", file=sys.stderr)
         return 0 if hits else 3
 
+    def _check_effects(self, config: SearchConfig) -> None:
+        """Refuse flags that would have no effect."""
+        from genius_search.errors import UsageError
 
-SETTINGS = ("beam", "rerank", "candidates", "shortlist", "generator_weight", "density_weight", "scores")
-"""Flags in whose place the index's own settings stand when they are not given."""
+        if self.candidates and config.rerank == "none":
+            raise UsageError("--candidates needs --rerank codes or embeddings, which rank the candidates")
+        if self.shortlist and config.rerank != "embeddings":
+            raise UsageError("--shortlist needs --rerank embeddings: it limits how many are compared")
+        if self.generator_weight and config.rerank != "codes" and not config.shortlist:
+            raise UsageError(
+                "--generator-weight needs --rerank codes, or --shortlist: it is added to scores by codes"
+            )
+        if self.density_weight and config.rerank == "none":
+            raise UsageError("--density-weight needs --rerank codes or embeddings: it corrects their scores")
 
-
-def _check_flags(asked: Search, config: SearchConfig) -> None:
-    """Refuse flags that would change nothing."""
-    from genius_search.errors import UsageError
-
-    if asked.candidates and config.rerank == "none":
-        raise UsageError(
-            "--candidates needs --rerank codes or embeddings: something has to order the candidates"
-        )
-    if asked.shortlist and config.rerank != "embeddings":
-        raise UsageError("--shortlist needs --rerank embeddings: it says how many are compared by them")
-    if asked.generator_weight and config.rerank != "codes" and not config.shortlist:
-        raise UsageError(
-            "--generator-weight needs --rerank codes, or --shortlist: it is added to scores by codes"
-        )
-    if asked.density_weight and config.rerank == "none":
-        raise UsageError("--density-weight needs --rerank codes or embeddings: it corrects their scores")
-
-
-def _table(hits: list[SearchHit], *, with_codes: bool) -> Table:
-    """Hits for a person; ids are never cut, so that they can be copied."""
-    table = Table(box=None, expand=True)
-    table.add_column("rank", justify="right", no_wrap=True, min_width=4)
-    table.add_column("score", no_wrap=True, min_width=max(len(f"{hit.score:.4f}") for hit in hits))
-    if hits[0].probability is not None:
-        table.add_column("probability", justify="right", no_wrap=True, min_width=11)
-    table.add_column("item", no_wrap=True, min_width=max(len(hit.id) for hit in hits))
-    table.add_column("text or picture", no_wrap=True, overflow="ellipsis", ratio=1)
-    for hit in hits:
-        shown = " ".join((hit.text or hit.image or "").split())
-        likely = [] if hit.probability is None else [f"{hit.probability:.3f}"]
-        cells: list[str | Text] = [str(hit.rank), f"{hit.score:.4f}", *likely, Text(hit.id)]
-        table.add_row(*cells, Text(shown))
-        if with_codes:
-            ids = Text(" · ".join(str(code) for code in hit.codes))
-            table.add_row(*[""] * len(cells), ids, style="dim")
-    return table
+    def _print_hits(self, hits: list[SearchHit]) -> None:
+        """Print hits as a table; ids are never cut, so that they can be copied."""
+        columns = ["rank", "score", "probability", "item", "text or picture"]
+        rows = []
+        for hit in hits:
+            probability = "" if hit.probability is None else f"{hit.probability:.3f}"
+            content = " ".join((hit.text or hit.image or "").split())
+            rows.append([str(hit.rank), f"{hit.score:.4f}", probability, hit.id, content])
+            if self.codes:
+                rows.append([*[""] * 4, " · ".join(map(str, hit.codes))])
+        if hits[0].probability is None:
+            for row in (columns, *rows):
+                del row[2]
+        print_table(columns, rows, left=("item",), fill=True)

@@ -1,12 +1,11 @@
-"""What a person sees: progress and messages on stderr, results on stdout."""
+"""Output of the command line: progress and messages on stderr, results on stdout."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
@@ -22,21 +21,21 @@ from rich.table import Table
 from rich.text import Text
 
 QUIET_SECONDS: Final = 15.0
-"""Between lines of progress when stderr is not a terminal."""
-SHOWN: Final = ("loss", "purity", "collision_rate", "reconstruction")
-"""Measures worth a place on the line."""
+"""Seconds between lines of progress when stderr is not a terminal."""
+MEASURES: Final = ("loss", "purity", "collision_rate", "reconstruction")
+"""Measures that are shown beside the progress."""
 
 
 class TerminalProgress:
-    """Bars on a terminal, a line now and then elsewhere. Honours NO_COLOR through rich."""
+    """Progress bars on a terminal, occasional lines elsewhere. NO_COLOR is respected."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._bars: Progress | None = None
         self._stage = ""
         self._total = 0
-        self._told = 0.0
         self._began = 0.0
+        self._printed = 0.0
         self._latest: dict[str, float] = {}
 
     def __enter__(self) -> TerminalProgress:  # noqa: PYI034  beartype cannot check Self
@@ -46,10 +45,10 @@ class TerminalProgress:
         self.close()
 
     def begin(self, stage: str, total: int) -> None:
-        """A stage starts."""
+        """Begin a stage of ``total`` steps."""
         self.close()
         self._stage, self._total, self._latest = stage, total, {}
-        self._began = self._told = time.monotonic()
+        self._began = self._printed = time.monotonic()
         if self._console.is_terminal:
             self._bars = Progress(
                 TextColumn("{task.description:<18}"),
@@ -64,54 +63,89 @@ class TerminalProgress:
             self._bars.add_task(stage, total=total, measures="")
 
     def advance(self, done: int, measures: Mapping[str, float]) -> None:
-        """Show how far it is."""
-        self._latest.update({name: measures[name] for name in SHOWN if name in measures})
+        """Show that ``done`` steps are done, with the latest measures."""
+        self._latest.update({name: measures[name] for name in MEASURES if name in measures})
         text = "  ".join(f"{name} {value:.4g}" for name, value in self._latest.items())
+        now = time.monotonic()
         if self._bars is not None:
             self._bars.update(self._bars.task_ids[0], completed=done, measures=text)
             if done >= self._total:
                 self.close()
-            return
-        now = time.monotonic()
-        if done >= self._total or now - self._told >= QUIET_SECONDS:
-            self._told = now
-            self._console.print(
-                f"{self._stage}: {done}/{self._total} in {now - self._began:.1f} s  {text}",
-                highlight=False,
-                soft_wrap=True,
-            )
+        elif done >= self._total or now - self._printed >= QUIET_SECONDS:
+            self._printed = now
+            self.say(f"{self._stage}: {done}/{self._total} in {now - self._began:.1f} s  {text}")
 
     def say(self, message: str) -> None:
-        """A line on stderr."""
+        """Print a line on stderr."""
         self._console.print(message, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def close(self) -> None:
-        """Take the bar away, so that nothing prints over it."""
+        """Remove the bar, so that nothing is printed over it."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
+    """Print one JSON document on stdout; paths become strings."""
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
     sys.stdout.write("\n")
 
 
-def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
-    """What was found or made: a line for each fact, or one JSON document."""
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = (), fill: bool = False
+) -> None:
+    """Print a table on stdout whose cells are never wrapped.
+
+    Parameters
+    ----------
+    columns
+        Headings; if all are empty, none are printed.
+    left
+        Headings of the columns that are aligned left; the others are aligned right.
+    fill
+        Let the last column, aligned left, take the rest of the line, and cut it there.
+    """
+    rows = list(rows)
+    table = Table(box=None, padding=(0, 2, 0, 0), expand=fill, show_header=any(columns))
+    for place, heading in enumerate(columns):
+        if fill and place == len(columns) - 1:
+            table.add_column(heading, no_wrap=True, overflow="ellipsis", ratio=1)
+        else:
+            width = max(map(len, [heading, *(row[place] for row in rows)]))
+            justify = "left" if heading in left else "right"
+            table.add_column(heading, justify=justify, no_wrap=True, min_width=width)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def print_facts(facts: Mapping[str, Any], *, as_json: bool = False) -> None:
+    """Print a line for each fact, or one JSON document."""
     if as_json:
-        print_json({name: str(value) if isinstance(value, Path) else value for name, value in facts.items()})
+        print_json(facts)
         return
     table = Table(show_header=False, box=None)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name.replace("_", " "), Text(_shown(value)))
+        table.add_row(name.replace("_", " "), Text(_format(value)))
     Console().print(table)
 
 
-def _shown(value: object) -> str:
+def format_bytes(count: int) -> str:
+    """Format a number of bytes.
+
+    >>> format_bytes(5_130_000_000)
+    '5.13 GB'
+    """
+    for unit, power in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= power:
+            return f"{count / power:.2f} {unit}"
+    return f"{count} bytes"
+
+
+def _format(value: object) -> str:
     match value:
         case bool():
             return "yes" if value else "no"
@@ -120,6 +154,6 @@ def _shown(value: object) -> str:
         case float():
             return f"{value:,.4g}"
         case dict():
-            return ", ".join(f"{name} {_shown(count)}" for name, count in value.items())
+            return ", ".join(f"{name} {_format(count)}" for name, count in value.items())
         case _:
             return str(value)

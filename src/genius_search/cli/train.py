@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
+from genius_search.cli.options import DataArgument, DeviceOptions, command
 from genius_search.cli.terminal import TerminalProgress
 from genius_search.config import EncoderConfig, FitConfig, GeneratorConfig, PresetName, QuantizerConfig
 
-Data = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+if TYPE_CHECKING:
+    from genius_search.training.embed import TrainingRecords
 
 
-def _look_for(encoder: str, *, download: bool) -> None:
-    """A pretrained encoder that is not here is said at once, before PyTorch is imported for seconds."""
+@command
+class TrainingOptions:
+    """A command that reads a data set and writes to the folder of a model."""
+
+    data: DataArgument
+    """Folder of the data set."""
+
+    out: Path
+    """Folder of the model."""
+
+    def _records(self) -> TrainingRecords:
+        from genius_search.data.mbeir import MBeir
+        from genius_search.training.embed import TrainingRecords
+
+        return TrainingRecords(MBeir(self.data))
+
+
+def _check_checkpoint(encoder: str, *, download: bool) -> None:
+    """Report a missing pretrained encoder before PyTorch is imported, which takes seconds."""
     from genius_search.encoders.pretrained import find_checkpoint
 
     kind, _, name = encoder.partition(":")
@@ -23,39 +41,27 @@ def _look_for(encoder: str, *, download: bool) -> None:
         find_checkpoint(name, download=download)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fit:
+@command
+class Fit(DeviceOptions, TrainingOptions):
     """Train a model on a data set in M-BEIR's layout: encoder, quantizer, generator, in one go.
 
-    Run again after an interruption it goes on where it stopped; run again with other settings it redoes
-    only what depends on them. Every setting of the preset has a flag of its own, listed below.
+    If interrupted, run it again to continue. With other settings, only the stages that depend on them are
+    trained again.
     """
 
-    settings_of: ClassVar = staticmethod(lambda whole: whole)
-
-    data: Data
-    """Folder of the data set."""
+    settings_of: ClassVar = staticmethod(lambda settings: settings)
 
     encoder: str
     """small (trains one), small:FOLDER, clip:NAME-or-folder, uniir:FOLDER, precomputed:PATH, text:FOLDER."""
 
-    out: Path
-    """Folder of the model."""
-
     preset: PresetName = "small"
-    """Settings to begin from: tiny for tests, small for laptops, base, paper, reference (released code)."""
-
-    device: str = "cpu"
-    """Or cuda."""
-
-    download: bool = False
-    """Allow downloading the encoder's weights."""
+    """Settings to start from: tiny for tests, small for laptops, base, paper, reference (released code)."""
 
     settings: Annotated[FitConfig, tyro.conf.arg(name="")] = FitConfig()
 
     def run(self) -> None:
-        """Train everything."""
-        _look_for(self.encoder, download=self.download)
+        """Train all stages."""
+        _check_checkpoint(self.encoder, download=self.download)
         from genius_search.data.mbeir import MBeir
         from genius_search.training.fit import fit
 
@@ -73,31 +79,20 @@ class Fit:
             progress.say(f"next: genius evaluate {self.data} --model {self.out}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Embed:
+@command
+class Embed(DeviceOptions, TrainingOptions):
     """Embed the training records of a data set with an existing encoder; the first step of `genius fit`."""
-
-    data: Data
-    """Folder of the data set."""
 
     encoder: str
     """small:FOLDER, clip:NAME-or-folder, uniir:FOLDER, precomputed:PATH or text:FOLDER."""
 
     out: Path
-    """Folder of the model; the features go to its features/."""
-
-    device: str = "cpu"
-    """Or cuda."""
-
-    download: bool = False
-    """Allow downloading the encoder's weights."""
+    """Folder of the model; the features are written to its features/."""
 
     def run(self) -> None:
-        """Embed."""
-        _look_for(self.encoder, download=self.download)
-        from genius_search.data.mbeir import MBeir
+        """Embed the records."""
+        _check_checkpoint(self.encoder, download=self.download)
         from genius_search.errors import UsageError
-        from genius_search.training.embed import TrainingRecords
         from genius_search.training.fit import embed_with
 
         if self.encoder == "small":
@@ -106,7 +101,7 @@ class Embed:
             )
         with TerminalProgress() as progress:
             embed_with(
-                TrainingRecords(MBeir(self.data)),
+                self._records(),
                 self.encoder,
                 self.out,
                 EncoderConfig(),
@@ -116,84 +111,70 @@ class Embed:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class OneStage:
-    """What the commands that train a single stage have in common."""
-
-    data: Data
-    """Folder of the data set."""
-
-    out: Path
-    """Folder of the model."""
+@command
+class StageOptions(TrainingOptions):
+    """A command that trains a single stage."""
 
     preset: PresetName = "small"
-    """Settings to begin from."""
+    """Settings to start from."""
 
     device: str = "cpu"
-    """Or cuda."""
+    """Device to train on: cpu or cuda."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainEncoder(OneStage):
+@command
+class TrainEncoder(StageOptions):
     """Train the encoder `small` from scratch, and embed the training records with it."""
 
-    settings_of: ClassVar = staticmethod(lambda whole: whole.encoder)
+    settings_of: ClassVar = staticmethod(lambda settings: settings.encoder)
 
     out: Path
-    """Folder of the model; the encoder goes to its encoder/."""
+    """Folder of the model; the encoder is written to its encoder/."""
 
     settings: Annotated[EncoderConfig, tyro.conf.arg(name="encoder")] = EncoderConfig()
 
     def run(self) -> None:
         """Train stage 0."""
-        from genius_search.data.mbeir import MBeir
-        from genius_search.training.embed import TrainingRecords
         from genius_search.training.fit import embed_with
 
         with TerminalProgress() as progress:
             embed_with(
-                TrainingRecords(MBeir(self.data)),
-                "small",
-                self.out,
-                self.settings,
-                progress=progress,
-                device=self.device,
+                self._records(), "small", self.out, self.settings, progress=progress, device=self.device
             )
             progress.say(f"next: genius train quantizer {self.data} --out {self.out}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainQuantizer(OneStage):
+@command
+class TrainQuantizer(StageOptions):
     """Train fusion and codebooks (stage 1) on embedded records."""
 
-    settings_of: ClassVar = staticmethod(lambda whole: whole.quantizer)
+    settings_of: ClassVar = staticmethod(lambda settings: settings.quantizer)
 
     out: Path
-    """Folder of the model, which has features/ already."""
+    """Folder of the model, which already has features/."""
 
     settings: Annotated[QuantizerConfig, tyro.conf.arg(name="quantizer")] = QuantizerConfig()
 
     def run(self) -> None:
         """Train stage 1."""
-        from genius_search.data.mbeir import MBeir
-        from genius_search.training.embed import TrainingRecords
         from genius_search.training.fit import fit_quantizer, reopen_embedded
 
         with TerminalProgress() as progress:
             features = reopen_embedded(self.out, device=self.device).features
-            records = TrainingRecords(MBeir(self.data))
-            fit_quantizer(records, features, self.out, self.settings, progress=progress, device=self.device)
+            fit_quantizer(
+                self._records(), features, self.out, self.settings, progress=progress, device=self.device
+            )
             progress.say(f"next: genius train generator {self.data} --out {self.out}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainGenerator(OneStage):
+@command
+class TrainGenerator(StageOptions):
     """Train the decoder (stage 2) on embedded records and a finished quantizer; completes the model."""
 
-    settings_of: ClassVar = staticmethod(lambda whole: whole.generator)
+    settings_of: ClassVar = staticmethod(lambda settings: settings.generator)
 
     out: Path
-    """Folder of the model, which has features/ and quantizer/ already."""
+    """Folder of the model, which already has features/ and quantizer/."""
 
     ids: str = "residual"
     """IDs of items: residual, or the name of an entry point of the group genius_search.id_schemes."""
@@ -202,13 +183,11 @@ class TrainGenerator(OneStage):
 
     def run(self) -> None:
         """Train stage 2."""
-        from genius_search.data.mbeir import MBeir
-        from genius_search.training.embed import TrainingRecords
         from genius_search.training.fit import fit_generator, reopen_embedded
 
         with TerminalProgress() as progress:
             model = fit_generator(
-                TrainingRecords(MBeir(self.data)),
+                self._records(),
                 reopen_embedded(self.out, device=self.device),
                 self.out,
                 self.settings,

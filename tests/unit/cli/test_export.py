@@ -43,7 +43,7 @@ def test_real_queries_are_measured_where_features_are_given(trained, written, ca
     words = (trained.model, "--out", written, "--int8", "--check", features, "--queries", "6", "--beam", "5")
     out, err = run(capsys, *words)
     header, *rows = out.splitlines()
-    assert header.split() == ["decoder", "same", "best", "of", "10", "of", "50", "CPU-ms", "a", "query"]
+    assert header.split() == ["decoder", "same", "best", "of", "10", "of", "50", "CPU-ms", "per", "query"]
     assert [row[:9].strip() for row in rows] == ["PyTorch", "ONNX fp32", "ONNX int8"]
     assert f"6 queries of {features}" in err
 

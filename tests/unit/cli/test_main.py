@@ -251,4 +251,4 @@ raise SystemExit(cli.main(["search"]))
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130, said
-    assert said == "genius: interrupted; run the same command again to go on\n"
+    assert said == "genius: interrupted; run the same command again to continue\n"

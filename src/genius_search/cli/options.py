@@ -1,0 +1,145 @@
+"""Options that several commands share; each group is a dataclass to inherit from."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, dataclass_transform
+
+import tyro
+
+if TYPE_CHECKING:
+    from genius_search.index.index import Index
+
+DataArgument = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+OptionalFolder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
+OptionalFile = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
+Words = Annotated[str | None, tyro.conf.arg(metavar="WORDS", help_behavior_hint="")]
+Conditions = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")]
+ModalityOption = Annotated[
+    Literal["image", "text", "image-text"] | None,
+    tyro.conf.arg(metavar="{image,text,image-text}", help_behavior_hint=""),
+]
+
+LISTED_LAST: Final = ("model", "wait", "seed", "device", "download", "dry_run", "json")
+"""Optional flags that help lists after a command's own."""
+
+CommandClass = TypeVar("CommandClass", bound=type[Any])
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def command(kind: CommandClass) -> CommandClass:
+    """Make a class a frozen dataclass of flags, those of :data:`LISTED_LAST` at the end."""
+    made = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
+    fields: dict[str, dataclasses.Field[Any]] = made.__dataclass_fields__
+
+    def place(name: str) -> int:
+        is_optional = fields[name].default is not dataclasses.MISSING
+        return LISTED_LAST.index(name) + 1 if is_optional and name in LISTED_LAST else 0
+
+    made.__dataclass_fields__ = {name: fields[name] for name in sorted(fields, key=place)}
+    return made
+
+
+@command
+class JsonOption:
+    """A command that can print its result as JSON."""
+
+    json: bool = False
+    """Print JSON on stdout."""
+
+
+@command
+class DeviceOptions:
+    """A command that opens a model."""
+
+    device: str = "cpu"
+    """Device of the model: cpu or cuda."""
+
+    download: bool = False
+    """Allow downloading the encoder's weights."""
+
+
+@command
+class IndexArgument:
+    """A command of one index."""
+
+    index: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
+    """Folder of the index."""
+
+
+@command
+class OpenIndexOptions(DeviceOptions, IndexArgument):
+    """A command that opens an index with its model."""
+
+    model: OptionalFolder = None
+    """Folder of the model; needed only if it was moved."""
+
+    def open_index(self) -> Index:
+        """Open the index with its model."""
+        from genius_search.index.index import Index
+
+        return Index.open(self.index, model=self.model, device=self.device, download=self.download)
+
+
+@command
+class WaitOption:
+    """A command that changes an index."""
+
+    wait: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 0.0
+    """Seconds to wait while another process changes the index."""
+
+
+@command
+class QueryOptions:
+    """A query and its conditions."""
+
+    text: Annotated[
+        str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT]", help_behavior_hint="")
+    ] = None
+    """Text of the query, in quotes."""
+
+    image: OptionalFile = None
+    """Image of the query; alone, or together with the text."""
+
+    instruction: Words = None
+    """Instruction that says in words what kind of result is wanted."""
+
+    modality: ModalityOption = None
+    """Search only items of this modality."""
+
+
+@command
+class ValidationOptions(WaitOption, OpenIndexOptions, JsonOption):
+    """A command that measures an index with queries of a data set and stores the outcome in the index."""
+
+    data: Annotated[Path, tyro.conf.arg(metavar="DATA")]
+    """Folder of the data set, in M-BEIR's layout."""
+
+    split: str = "val"
+    """Split of the data set."""
+
+    row: str = ""
+    """Rows of the data set, as in its file names, separated by commas; default: all."""
+
+    dry_run: bool = False
+    """Measure and print, but leave the index unchanged."""
+
+    seed: int = 0
+    """Seed for the choice of instructions."""
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Names of the chosen rows; none means all."""
+        return split_names(self.row)
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Split a list of names at its commas.
+
+    >>> split_names("a, b,")
+    ('a', 'b')
+    """
+    return tuple(name.strip() for name in text.split(",") if name.strip())
