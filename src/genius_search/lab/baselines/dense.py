@@ -18,6 +18,7 @@ from genius_search.config import Count, Natural, checked
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import UsageError
+from genius_search.lab.baselines.evaluate import evaluate_pools
 from genius_search.lab.baselines.faiss_index import (
     NORM_BYTES,
     FaissIndex,
@@ -26,14 +27,7 @@ from genius_search.lab.baselines.faiss_index import (
     num_parts,
     train_index,
 )
-from genius_search.lab.evaluate import (
-    RESULTS,
-    EvaluationConfig,
-    EvaluationPools,
-    chosen_rows,
-    embed_queries,
-    evaluate_rows,
-)
+from genius_search.lab.evaluate import RESULTS, EvaluationConfig
 from genius_search.lab.methods import DEPTH, MethodHits, PoolCandidates, RowQueries
 from genius_search.lab.results import ResultRow, to_json
 from genius_search.progress import Progress
@@ -170,13 +164,7 @@ def evaluate_dense(
     """
     dense = checked(dense)
     config = dataclasses.replace(checked(config), methods=tuple(f"dense-{kind}" for kind in dense.kinds))
-    rows = chosen_rows(data, config)
     encoder, training = embedded.encoder, embedded.features.candidates
-    pools = EvaluationPools(
-        data, encoder, rows, evaluation, split=config.split, pools=config.pools, progress=progress
-    )
-    row_queries = [(row, embed_queries(data, encoder, row, config, evaluation, progress)) for row in rows]
-    folder.mkdir(parents=True, exist_ok=True)
     trained: dict[str, Any] = {}
     timings: list[Timing] = []
 
@@ -222,7 +210,7 @@ def evaluate_dense(
         found = [list(search_pool(kind, queries, pool)) for kind in dense.kinds]
         return map(list, zip(*found, strict=True))
 
-    results = evaluate_rows(row_queries, pools, answer, config, folder, progress)
+    results = evaluate_pools(data, encoder, config, answer, folder, evaluation=evaluation, progress=progress)
     about = {
         "encoder": {"spec": encoder.spec, "fingerprint": encoder.fingerprint},
         "data": data.name,

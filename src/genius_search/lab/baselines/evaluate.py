@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int16, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from genius_search.artifact import write_json
 from genius_search.config import SearchConfig, checked
 from genius_search.data.mbeir import MBeir
+from genius_search.encoders.base import Encoder
 from genius_search.errors import UsageError
-from genius_search.lab.baselines.ids import NUMBERED, TRAITS, Items
-from genius_search.lab.baselines.train import Baseline, Sources, check_model, pool_items, rows_of
+from genius_search.lab.baselines.ids import SpelledIds, find_rows, select
+from genius_search.lab.baselines.train import Baseline, check_model, pool_items
 from genius_search.lab.evaluate import (
     RESULTS,
     EvaluationConfig,
@@ -29,28 +30,27 @@ from genius_search.lab.evaluate import (
 from genius_search.lab.methods import DEPTH, SEARCH_BATCH, MethodHits, PoolCandidates, RowQueries
 from genius_search.lab.results import ResultRow, to_json
 from genius_search.model import Genius
+from genius_search.nn.ids import Candidates
 from genius_search.progress import Progress
 from genius_search.search.beam import search as beam_search
 from genius_search.search.decoder import T5Decoder
-from genius_search.search.rank import Evidence, rank_items
+from genius_search.search.rank import Evidence, Ranking, rank_items
 from genius_search.search.table import IdTable, Part
 
 SAMPLE: Final = 500
-"""Items that are asked for by their own embedding."""
+"""Items that are searched with their own embedding."""
 
 
 class BaselineIndex(NamedTuple):
-    """The IDs of a pool, ready to be searched."""
+    """The IDs of a pool."""
 
     table: IdTable
     items: Int64[np.ndarray, " indexed"]
-    """Places in the pool of those that have an ID."""
-    absent: int
-    """Items of the pool that cannot be found, since they have none."""
+    """Places in the pool of the items that have an ID."""
 
 
 class IdFacts(NamedTuple):
-    """How good the IDs are for finding anything: of all candidates together."""
+    """How good the IDs of all candidates are for finding them."""
 
     candidates: int
     levels: int
@@ -69,26 +69,26 @@ class IdFacts(NamedTuple):
 
 
 class BaselineResult(NamedTuple):
-    """Rows of the table, and what the IDs are like."""
+    """Rows of the results table, and facts about the IDs."""
 
     rows: list[ResultRow]
     ids: IdFacts
     about: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """As ``genius evaluate`` has it, with ``ids`` in place of ``health``."""
+        """Return the result as ``genius evaluate`` does, with ``ids`` in place of ``health``."""
         return {**self.about, **to_json(self.rows), "ids": self.ids._asdict()}
 
 
 class Rival:
-    """A fitted baseline that answers queries: :meth:`index` a pool, then :meth:`search` it."""
+    """A fitted baseline that answers queries."""
 
     def __init__(self, baseline: Baseline) -> None:
         self.baseline = baseline
         self._decoder = T5Decoder(baseline.generator)
 
     def name(self, split: str) -> str:
-        """Its method in tables and runs, of a split's pools: whether their items were learned is told.
+        """Return its method in tables and runs, which says whether the items of the split were learned.
 
         Raises
         ------
@@ -97,41 +97,26 @@ class Rival:
         """
         config = self.baseline.config
         is_known = config.indexing and config.split == split
-        if not is_known and config.kind in NUMBERED:
+        if not is_known and config.is_numbered:
             raise UsageError(
                 f"{config.kind} IDs were given to the pools of split {config.split!r} and cannot be given to "
                 f"other items; evaluate that split, or fit again with --split {split}"
             )
         return config.kind if is_known else f"{config.kind}-unindexed"
 
-    def ids(self, items: Items) -> tuple[Int16[np.ndarray, "given levels"], Int64[np.ndarray, " given"]]:
-        """IDs of items, and which of the items have one.
-
-        Known items keep theirs; others get one if it can be read off them, else none.
-        """
-        baseline = self.baseline
-        places = rows_of(items.numbers, baseline.numbers)
-        new = np.flatnonzero(places < 0)
-        codes = np.zeros((len(places), baseline.codes.shape[1]), dtype=np.int16)
-        codes[places >= 0] = baseline.codes[places[places >= 0]]
-        if baseline.giver is None:
-            given = np.flatnonzero(places >= 0)
-            return codes[given], given
-        if len(new):
-            codes[new] = baseline.giver.give(_some(items, new))
-        return codes, np.arange(len(codes))
-
-    def index(self, items: Items) -> BaselineIndex:
-        """A table of the IDs of these items."""
-        codes, given = self.ids(items)
-        return BaselineIndex(
-            IdTable.build(codes, np.zeros(len(codes))), given, len(items.numbers) - len(given)
-        )
+    def index(self, items: Candidates) -> BaselineIndex:
+        """Return a table of the IDs of the items; without those that can have none."""
+        scheme = self.baseline.scheme
+        rows = np.arange(len(items.embeddings))
+        if self.baseline.config.is_numbered and isinstance(scheme, SpelledIds):
+            rows = np.flatnonzero(scheme.knows(items))
+        codes = scheme.assign(select(items, rows))
+        return BaselineIndex(IdTable.build(codes, np.zeros(len(codes))), rows)
 
     def search(
         self, index: BaselineIndex, queries: Float[Tensor, "queries dim"], *, beam: int, k: int
-    ) -> Iterator[tuple[Int64[np.ndarray, " hits"], np.ndarray, int]]:
-        """Places of items, scores, and how many were touched, of each query; in the generator's order.
+    ) -> Iterator[Ranking]:
+        """Yield the ranking of each query, in the generator's order; items are places in the pool.
 
         ``queries`` are the model's fused embeddings.
         """
@@ -141,7 +126,38 @@ class Rival:
             beams = beam_search(self._decoder, parts, batch, config)
             for query in range(len(batch)):
                 found = rank_items(parts, beams, query, batch[query], config=config, evidence=Evidence(), k=k)
-                yield index.items[found.items], found.scores, found.touched
+                yield found._replace(items=index.items[found.items])
+
+
+def evaluate_pools(
+    data: MBeir,
+    model: Genius | Encoder,
+    config: EvaluationConfig,
+    answer: Callable[[Sequence[RowQueries], PoolCandidates], Iterator[list[MethodHits]]],
+    folder: Path,
+    *,
+    evaluation: Path,
+    progress: Progress,
+) -> list[ResultRow]:
+    """Measure a rival on every row and pool; ``folder`` receives the runs.
+
+    Parameters
+    ----------
+    model
+        embeds queries; pools get features, but no codes.
+    answer
+        answers the queries of each row from a pool.
+    evaluation
+        folder of the features, which are made unless they exist.
+    """
+    rows = chosen_rows(data, config)
+    encoder = model.encoder if isinstance(model, Genius) else model
+    pools = EvaluationPools(
+        data, encoder, rows, evaluation, split=config.split, pools=config.pools, progress=progress
+    )
+    queries = [(row, embed_queries(data, model, row, config, evaluation, progress)) for row in rows]
+    folder.mkdir(parents=True, exist_ok=True)
+    return evaluate_rows(queries, pools, answer, config, folder, progress)
 
 
 def evaluate_baseline(
@@ -154,14 +170,14 @@ def evaluate_baseline(
     evaluation: Path | None = None,
     progress: Progress,
 ) -> BaselineResult:
-    """Measure a rival as ``genius evaluate`` measures GENIUS; ``folder`` receives runs and results.
+    """Measure a rival as ``genius evaluate`` measures a model; ``folder`` receives runs and results.
 
     Of ``config`` only rows, pools, split, beam, instructions, and the number of queries count.
 
     Parameters
     ----------
     evaluation
-        of the model: where features are, or go; default: in its folder.
+        the model's evaluation folder, for features; by default in its folder.
 
     Raises
     ------
@@ -175,27 +191,18 @@ def evaluate_baseline(
     method = rival.name(checked(config).split)
     config = dataclasses.replace(checked(config), methods=(method,))
     place = evaluation or model.folder / "evaluation"
-    rows = chosen_rows(data, config)
-    pools = EvaluationPools(
-        data, model.encoder, rows, place, split=config.split, pools=config.pools, progress=progress
-    )
-    with_codes = TRAITS[baseline.config.kind].needs == "codes"
-    items = pool_items(Sources(data, model, place), config.split, with_codes=with_codes, progress=progress)
-    asked = [(row, embed_queries(data, model, row, config, place, progress)) for row in rows]
-    folder.mkdir(parents=True, exist_ok=True)
+    with_codes = baseline.config.kind == "genius"
+    items = pool_items(data, model, config.split, place, with_codes=with_codes, progress=progress)
 
-    def answer(queries: Sequence[RowQueries], candidates: PoolCandidates) -> Iterator[list[MethodHits]]:
-        chosen = rows_of(candidates.dids, items.numbers)
-        index = rival.index(_some(items, chosen))
-        size = index.table.nbytes / len(candidates)
-        for some in queries:
-            answers = list(rival.search(index, some.fused, beam=config.beam, k=DEPTH))
-            hits = [candidates.hits(items, scores) for items, scores, _ in answers]
-            touched = sum(count for _, _, count in answers) / max(1, len(answers))
-            yield [MethodHits(method, hits, size, touched)]
+    def answer(queries: Sequence[RowQueries], pool: PoolCandidates) -> Iterator[list[MethodHits]]:
+        index = rival.index(select(items, find_rows(pool.dids, np.asarray(items.numbers))))
+        for of_row in queries:
+            rankings = list(rival.search(index, of_row.fused, beam=config.beam, k=DEPTH))
+            hits = [pool.hits(found.items, found.scores) for found in rankings]
+            touched = sum(found.touched for found in rankings) / max(1, len(rankings))
+            yield [MethodHits(method, hits, index.table.nbytes / len(pool), touched)]
 
-    results = evaluate_rows(asked, pools, answer, config, folder, progress)
-    facts = examine_ids(rival, items, beam=config.beam)
+    rows = evaluate_pools(data, model, config, answer, folder, evaluation=place, progress=progress)
     about = {
         "model": model.fingerprint,
         "baseline": baseline.manifest.fingerprint,
@@ -203,37 +210,28 @@ def evaluate_baseline(
         "split": config.split,
         "config": dataclasses.asdict(config),
     }
-    result = BaselineResult(results, facts, about)
+    result = BaselineResult(rows, examine_ids(rival, items, beam=config.beam), about)
     write_json(folder / RESULTS, result.to_json())
     return result
 
 
-def examine_ids(rival: Rival, items: Items, *, beam: int) -> IdFacts:
-    """Collisions, items without an ID, and items that are not found even by their own embedding."""
+def examine_ids(rival: Rival, items: Candidates, *, beam: int) -> IdFacts:
+    """Count collisions, items without an ID, and items that are not found even by their own embedding."""
     index = rival.index(items)
+    num_items = len(items.embeddings)
     sizes = np.diff(index.table.bucket_starts)
-    rows = np.linspace(0, len(items.numbers) - 1, min(SAMPLE, len(items.numbers))).astype(np.int64)
-    embeddings = items.embeddings[torch.from_numpy(rows)]
-    found = rival.search(index, embeddings, beam=beam, k=DEPTH)
-    lost = sum(row not in hits for row, (hits, _, _) in zip(rows, found, strict=True))
-    memory = rival.baseline.memory
+    rows = np.linspace(0, num_items - 1, min(SAMPLE, num_items)).astype(np.int64)
+    rankings = rival.search(index, items.embeddings[torch.from_numpy(rows)], beam=beam, k=DEPTH)
+    lost = sum(row not in found.items for row, found in zip(rows, rankings, strict=True))
+    memorization = rival.baseline.memorization
     return IdFacts(
-        candidates=len(items.numbers),
+        candidates=num_items,
         levels=index.table.num_levels,
         distinct_ids=len(index.table),
-        collision_rate=float(sizes[sizes > 1].sum() / max(1, len(items.numbers))),
+        collision_rate=float(sizes[sizes > 1].sum() / max(1, num_items)),
         largest_bucket=int(sizes.max(initial=0)),
-        absent=index.absent,
+        absent=num_items - len(index.items),
         not_found=lost / max(1, len(rows)),
-        pairs_known=memory.pairs,
-        items_known=memory.items,
-    )
-
-
-def _some(items: Items, rows: Int64[np.ndarray, " rows"]) -> Items:
-    return Items(
-        items.numbers[rows],
-        items.embeddings[torch.from_numpy(rows)],
-        [items.texts[row] for row in rows.tolist()],
-        None if items.codes is None else items.codes[rows],
+        pairs_known=memorization.pairs,
+        items_known=memorization.items,
     )

@@ -1,219 +1,69 @@
-"""The kinds of ID that rivals generate: how known items get theirs, and later ones, if they can.
+"""ID schemes of other papers: GRACE's four (numeric, string, semantic, structured), DSI's, NCI's and IRGen's.
 
-GRACE's four (numeric, string, semantic, structured), the trees of DSI and NCI, IRGen's residual codes; and
-our own, as the control. What is faithful and what is adapted: docs/baselines.md.
+``genius fit --ids NAME`` trains a model with one of them, and ``genius baseline`` compares them under equal
+conditions. docs/baselines.md says where they are faithful to the papers and where they are adapted.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int16, Int64
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from genius_search.artifact import write_json
 from genius_search.errors import BadData, UsageError
+from genius_search.nn.ids import Candidates, IdScheme, ResidualIds, TrainingSet
 from genius_search.nn.losses import contrastive_loss
-from genius_search.nn.quantizer import Codebook, assign, kmeans
+from genius_search.nn.quantizer import Codebook, Quantizer, assign, kmeans
+from genius_search.nn.weights import write_weights
+from genius_search.records import did_of
 from genius_search.search.table import LARGEST_CODE
+from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
 
-WORDS: Final = 2047
-"""Words with a code, the most frequent ones; others are left out of an ID."""
-LONGEST: Final = 10
-"""Words of an ID."""
-CHUNK: Final = 4096
-_WORD: Final = re.compile(r"\w+")
+BATCH: Final = 4096
+WEIGHTS: Final = "ids.safetensors"
 
 
-class Vocabulary:
-    """Words and their codes, the most frequent word first.
+def find_rows(
+    wanted: Int64[np.ndarray, " wanted"], numbers: Int64[np.ndarray, " known"]
+) -> Int64[np.ndarray, " wanted"]:
+    """Return the place of each wanted number among others; −1 for one that is not among them.
 
-    >>> words = Vocabulary.of(["a dog", "a red dog runs", "a cat"])
-    >>> words.codes("A dog!")
-    [0, 1]
+    >>> find_rows(np.array([7, 4]), np.array([9, 7]))
+    array([ 1, -1])
     """
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self.words = tuple(words)
-        self._codes = {word: code for code, word in enumerate(self.words)}
-
-    @staticmethod
-    def of(texts: Iterable[str]) -> Vocabulary:
-        """The most frequent words of texts; of equally frequent ones those that come first.
-
-        Raises
-        ------
-        BadData
-            there is no word.
-        """
-        counts = Counter(word for text in texts for word in _words(text))
-        if not counts:
-            raise BadData(
-                "no training text has a word, so there are no captions to make IDs of; take another kind"
-            )
-        return Vocabulary([word for word, _ in counts.most_common(WORDS)])
-
-    def __len__(self) -> int:
-        return len(self.words)
-
-    def codes(self, text: str) -> list[int]:
-        """Codes of a text's first known words."""
-        known = [self._codes[word] for word in _words(text) if word in self._codes]
-        return known[:LONGEST]
+    if not len(numbers):
+        return np.full(len(wanted), -1)
+    order = np.argsort(numbers, kind="stable")
+    found = order[np.searchsorted(numbers, wanted, sorter=order).clip(max=len(numbers) - 1)]
+    return np.where(numbers[found] == wanted, found, -1)
 
 
-@torch.no_grad()
-def nearest(items: Float[Tensor, "items dim"], known: Float[Tensor, "texts dim"]) -> Tensor:
-    """For each item the known text whose embedding has the largest inner product.
-
-    Raises
-    ------
-    BadData
-        no text is known.
-    """
-    if not len(items):
-        return torch.zeros(0, dtype=torch.int64)
-    if not len(known):
-        raise BadData(
-            f"{len(items):,} items have no text of their own and no training query has one that they could "
-            "take over; take another kind of ID"
-        )
-    return torch.cat([(chunk @ known.T).argmax(dim=1) for chunk in items.split(CHUNK)])
+def select(candidates: Candidates, rows: Int64[np.ndarray, " rows"]) -> Candidates:
+    """Return some of the candidates."""
+    numbers, texts = candidates.numbers, candidates.texts
+    return Candidates(
+        candidates.embeddings[torch.from_numpy(rows)],
+        candidates.codes[rows],
+        None if numbers is None else numbers[rows],
+        None if texts is None else [texts[row] for row in rows.tolist()],
+    )
 
 
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
-
-
-ITERATIONS: Final = 25
-"""Of k-means at each node, at most."""
-LEAF: Final = -1
-"""In place of a node's number: an item."""
-
-
-class Built(NamedTuple):
-    """A tree, and the paths of the items it was made from."""
-
-    tree: ClusterTree
-    paths: list[list[int]]
-
-
-class ClusterTree:
-    """Entries of all nodes, one after the other; an entry is a cluster, or in a leaf an item.
-
-    Parameters
-    ----------
-    vectors
-        of each entry: a cluster's centroid, or an item's embedding.
-    starts
-        where the entries of each node begin; one more than nodes.
-    below
-        the node under each entry; −1 for an item.
-    """
-
-    def __init__(
-        self,
-        vectors: Float[Tensor, "entries dim"],
-        starts: Int64[Tensor, " fences"],
-        below: Int64[Tensor, " entries"],
-    ) -> None:
-        self.vectors = vectors
-        self.starts = starts
-        self.below = below
-
-    @staticmethod
-    def build(
-        items: Float[Tensor, "items dim"], *, branches: int, leaf: int, generator: torch.Generator
-    ) -> Built:
-        """Divide items into ``branches`` clusters each time, until at most ``leaf`` are together.
-
-        Where k-means cannot tell items apart, they are dealt out in their order.
-
-        Raises
-        ------
-        BadData
-            there are no items.
-        UsageError
-            fewer than two branches, or no room in a leaf.
-        """
-        if not len(items):
-            raise BadData("a tree needs items to divide; these are none")
-        if branches < 2 or leaf < 1:
-            raise UsageError(
-                f"{branches} branches and leaves of {leaf} items make no tree; take 2 and 1, or more"
-            )
-        paths: list[list[int]] = [[] for _ in range(len(items))]
-        vectors: list[Tensor] = []
-        below: list[int] = []
-        starts = [0]
-        waiting = [torch.arange(len(items))]
-        for rows in waiting:  # it grows while it is gone through: level by level
-            here = items[rows]
-            if len(rows) <= leaf:
-                chosen, centres = torch.arange(len(rows)), here
-                below += [LEAF] * len(rows)
-            else:
-                chosen, centres = _divided(here, branches, generator)
-                below += range(len(waiting), len(waiting) + len(centres))
-                waiting += [rows[chosen == number] for number in range(len(centres))]
-            for row, code in zip(rows.tolist(), chosen.tolist(), strict=True):
-                paths[row].append(code)
-            vectors.append(centres)
-            starts.append(len(below))
-        tree = ClusterTree(torch.cat(vectors), torch.tensor(starts), torch.tensor(below))
-        return Built(tree, paths)
-
-    @staticmethod
-    def of(tensors: Mapping[str, Tensor]) -> ClusterTree:
-        """The tree that :meth:`tensors` gave away."""
-        return ClusterTree(tensors["vectors"], tensors["starts"], tensors["below"])
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What it is made of, to be stored."""
-        return {"vectors": self.vectors, "starts": self.starts, "below": self.below}
-
-    def paths(self, items: Float[Tensor, "items dim"]) -> list[list[int]]:
-        """The way of each item down the tree, always to the nearest."""
-        paths: list[list[int]] = [[] for _ in range(len(items))]
-        waiting = [(0, np.arange(len(items)))]
-        while waiting:
-            node, rows = waiting.pop()
-            entries = slice(int(self.starts[node]), int(self.starts[node + 1]))
-            chosen = assign(items[torch.from_numpy(rows)], self.vectors[entries]).numpy()
-            for row, code in zip(rows.tolist(), chosen.tolist(), strict=True):
-                paths[row].append(code)
-            for code in np.unique(chosen).tolist():
-                under = int(self.below[entries.start + code])
-                if under != LEAF:
-                    waiting.append((under, rows[chosen == code]))
-        return paths
-
-
-def _divided(items: Tensor, branches: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The cluster of each item, and the centroids of those that have any."""
-    centroids = kmeans(items, branches, iterations=ITERATIONS, generator=generator).centroids
-    used, chosen = assign(items, centroids).unique(return_inverse=True)
-    if len(used) > 1:
-        return chosen, centroids[used]
-    share = -(-len(items) // branches)
-    dealt = torch.arange(len(items)) // share
-    return dealt, centroids[used].expand(int(dealt[-1]) + 1, -1)
-
-
-DIGITS: Final = 10
-PIECE_DIGITS: Final = 3
-"""Digits that a language model's tokenizer takes together."""
-PIECES: Final = sum(DIGITS**length for length in range(1, PIECE_DIGITS + 1))
-"""Different pieces of one to three digits, leading zeros counting: ``7``, ``07`` and ``007`` are three."""
-
-
-def padded(rows: Sequence[Sequence[int]], *, end: int, levels: int = 0) -> Int16[np.ndarray, "items levels"]:
-    """Rows of codes, filled up with the end code to the longest, or to so many levels.
+def pad(rows: Sequence[Sequence[int]], *, end: int, levels: int = 0) -> Int16[np.ndarray, "items levels"]:
+    """Return rows of codes, filled up with the end code to the longest, or to a number of levels.
 
     A row that takes all levels has no end code and needs none.
 
@@ -221,6 +71,9 @@ def padded(rows: Sequence[Sequence[int]], *, end: int, levels: int = 0) -> Int16
     ------
     UsageError
         the end code, which is the largest, is more than a table holds; or a row is longer than ``levels``.
+
+    >>> pad([[3], [1, 2]], end=5).tolist()
+    [[3, 5], [1, 2]]
     """
     longest = max((len(row) for row in rows), default=0)
     if end > LARGEST_CODE:
@@ -233,53 +86,441 @@ def padded(rows: Sequence[Sequence[int]], *, end: int, levels: int = 0) -> Int16
     return codes
 
 
-def digits_of(number: int) -> list[int]:
-    """A number's decimal digits: one code for each (GRACE's numeric IDs)."""
+class SpelledIds(ABC):
+    """IDs of different lengths, padded with an end code; items that were there in training keep theirs.
+
+    Parameters
+    ----------
+    end
+        the end code, one more than the largest other code.
+    numbers, codes
+        M-BEIR's numbers of the known items, and their IDs.
+    """
+
+    shares_codes = True
+    has_modality_level = False
+
+    def __init__(
+        self, end: int, numbers: Int64[np.ndarray, " known"], codes: Int16[np.ndarray, "known levels"]
+    ) -> None:
+        self.end = end
+        self.sizes = (end + 1,) * codes.shape[1]
+        order = np.argsort(numbers, kind="stable")
+        self._numbers, self._codes = numbers[order], codes[order]
+
+    @classmethod
+    @abstractmethod
+    def fit(cls, data: TrainingSet) -> SpelledIds:
+        """Learn a scheme from training data."""
+
+    def knows(self, candidates: Candidates) -> Bool[np.ndarray, " items"]:
+        """Return which of the items had an ID from the beginning."""
+        return self._places(candidates) >= 0
+
+    def _places(self, candidates: Candidates) -> Int64[np.ndarray, " items"]:
+        wanted = candidates.numbers
+        if wanted is None or not len(self._numbers):
+            return np.full(len(candidates.embeddings), -1)
+        found = np.searchsorted(self._numbers, wanted).clip(max=len(self._numbers) - 1)
+        return np.where(self._numbers[found] == wanted, found, -1)
+
+    def assign(self, candidates: Candidates) -> Int16[np.ndarray, "items levels"]:
+        """Return the IDs of items; those of new items are computed from their embeddings or texts."""
+        places = self._places(candidates)
+        codes = np.empty((len(places), len(self.sizes)), dtype=np.int16)
+        codes[places >= 0] = self._codes[places[places >= 0]]
+        new = np.flatnonzero(places < 0)
+        if len(new):
+            codes[new] = self._assign_new(select(candidates, new))
+        return codes
+
+    @abstractmethod
+    def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
+        """Return the IDs of items that training did not see."""
+
+    def tables(self) -> list[Float[Tensor, "_ dim"]] | None:
+        """Return None: the codes have no vectors."""
+        return None
+
+    def save(self, folder: Path) -> None:
+        """Write the scheme into a folder that exists."""
+        known = {
+            "end": torch.tensor(self.end),
+            "numbers": torch.from_numpy(self._numbers),
+            "codes": torch.from_numpy(self._codes),
+        }
+        write_weights(folder / WEIGHTS, {**known, **self._tensors()})
+
+    @classmethod
+    def load(cls, folder: Path, quantizer: Quantizer) -> SpelledIds:  # noqa: ARG003  part of the protocol
+        """Read what :meth:`save` wrote."""
+        tensors = load_file(folder / WEIGHTS)
+        known = (int(tensors["end"]), tensors["numbers"].numpy(), tensors["codes"].numpy())
+        return cls(*known, *cls._parts(tensors, folder))
+
+    def _tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors to store beside the known IDs."""
+        return {}
+
+    @staticmethod
+    def _parts(tensors: Mapping[str, Tensor], folder: Path) -> tuple[Any, ...]:  # noqa: ARG004
+        """Return the further parameters of a stored scheme."""
+        return ()
+
+
+def _numbers_of(candidates: Candidates) -> Int64[np.ndarray, " items"]:
+    if candidates.numbers is None:
+        raise UsageError("this ID scheme needs the M-BEIR ids of the items that it is trained with")
+    return candidates.numbers
+
+
+DIGITS: Final = 10
+PIECE_DIGITS: Final = 3
+"""Digits that a language model's tokenizer takes together."""
+PIECES: Final = sum(DIGITS**length for length in range(1, PIECE_DIGITS + 1))
+"""Different pieces of one to three digits, leading zeros counting: ``7``, ``07`` and ``007`` are three."""
+
+
+def spell_digits(number: int) -> list[int]:
+    """Return a number's decimal digits."""
     return [int(digit) for digit in str(number)]
 
 
-def pieces_of(number: int) -> list[int]:
-    """A number cut from the left into pieces of three digits (GRACE's string IDs).
+def spell_pieces(number: int) -> list[int]:
+    """Return codes of a number that is cut from the left into pieces of three digits.
 
-    A piece's code tells its length too: that many digits, leading zeros included.
+    A code tells the length of its piece too: as many digits, leading zeros included.
+
+    >>> spell_pieces(1000), spell_pieces(7)
+    ([210, 0], [7])
     """
     text = str(number)
     parts = [text[start : start + PIECE_DIGITS] for start in range(0, len(text), PIECE_DIGITS)]
     return [sum(DIGITS**shorter for shorter in range(1, len(part))) + int(part) for part in parts]
 
 
-def numbers(count: int, *, seed: int) -> list[int]:
-    """A number for each item, dealt out at random: it says nothing of the item, nor of its neighbours."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    return [int(number) for number in order]
+class GraceNumeric(SpelledIds):
+    """Random numbers, spelled digit by digit (GRACE's numeric IDs). New items cannot get one."""
+
+    alphabet: ClassVar[int] = DIGITS
+
+    @staticmethod
+    def _spell(number: int) -> list[int]:
+        return spell_digits(number)
+
+    @classmethod
+    def fit(cls, data: TrainingSet) -> GraceNumeric:
+        """Number the candidates in an order that the seed decides."""
+        numbers = _numbers_of(data.candidates)
+        order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(data.training.seed))
+        return cls(cls.alphabet, numbers, pad([cls._spell(n) for n in order.tolist()], end=cls.alphabet))
+
+    def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
+        known = int(items.numbers[0]) if items.numbers is not None else -1
+        example = f", for example {did_of(known)}" if known >= 0 else ""
+        raise UsageError(
+            f"{len(items.embeddings):,} items{example} have no ID: these IDs are numbers that were given to "
+            f"the {len(self._numbers):,} items known in training and cannot be computed from an item. Index "
+            "those items, or train with a scheme whose IDs follow from the item"
+        )
 
 
-LEVELS: Final = 4
-CODES: Final = 256
-TEMPERATURE: Final = 0.05
-COMMITMENT: Final = 10.0
-"""Weight of the distance to the code vectors, a mean over elements."""
-DECAY: Final = 0.98
-DEAD_BELOW: Final = 0.25
-RETRIEVAL_TOKENIZER_ITERATIONS: Final = 25
-"""Of k-means, with which codebooks begin."""
+class GraceString(GraceNumeric):
+    """Random numbers in pieces of three digits, as language models cuts them (GRACE's string IDs)."""
+
+    alphabet = PIECES
+
+    @staticmethod
+    def _spell(number: int) -> list[int]:
+        return spell_pieces(number)
+
+
+MAX_WORDS: Final = 2047
+"""Words with a code, the most frequent ones; others are left out of an ID."""
+CAPTION_WORDS: Final = 10
+"""Words of an ID."""
+_WORD: Final = re.compile(r"\w+")
+
+
+class Vocabulary:
+    """Words and their codes.
+
+    >>> words = Vocabulary.of(["a dog", "a red dog runs", "a cat"])
+    >>> words.encode("A dog!")
+    [0, 1]
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = tuple(words)
+        self._codes = {word: code for code, word in enumerate(self.words)}
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Vocabulary:
+        """Return the most frequent words of texts, the most frequent first; of equals the first.
+
+        Raises
+        ------
+        BadData
+            there is no word.
+        """
+        counts = Counter(word for text in texts for word in _WORD.findall(text.lower()))
+        if not counts:
+            raise BadData(
+                "no training text has a word, so there are no captions to make IDs of; take another scheme"
+            )
+        return cls([word for word, _ in counts.most_common(MAX_WORDS)])
+
+    def encode(self, text: str) -> list[int]:
+        """Return the codes of a text's first known words."""
+        codes = (self._codes.get(word) for word in _WORD.findall(text.lower()))
+        return [code for code in codes if code is not None][:CAPTION_WORDS]
+
+
+class GraceSemantic(SpelledIds):
+    """The words of an item's text, or of the nearest training query for an item without (GRACE's captions).
+
+    Parameters
+    ----------
+    words
+        the vocabulary.
+    texts, embeddings
+        texts and embeddings of the training queries.
+    """
+
+    def __init__(
+        self,
+        end: int,
+        numbers: Int64[np.ndarray, " known"],
+        codes: Int16[np.ndarray, "known levels"],
+        words: Vocabulary,
+        texts: Sequence[str],
+        embeddings: Float[Tensor, "texts dim"],
+    ) -> None:
+        super().__init__(end, numbers, codes)
+        self.words, self._texts, self._embeddings = words, texts, embeddings
+
+    @classmethod
+    def fit(cls, data: TrainingSet) -> GraceSemantic:
+        """Collect the words of the candidates and the training queries."""
+        found = [data.query_texts.get(number) for number in data.query_numbers.tolist()]
+        _, first = np.unique(data.query_numbers, return_index=True)  # each under its first instruction
+        rows = [row for row in first.tolist() if found[row]]
+        texts = [found[row] or "" for row in rows]
+        items = data.candidates
+        own = items.texts or []
+        words = Vocabulary.of([*(text for text in own if text is not None), *texts])
+        unknown = np.zeros((0, CAPTION_WORDS), dtype=np.int16)
+        nothing = np.zeros(0, dtype=np.int64)
+        embeddings = data.queries[torch.tensor(rows, dtype=torch.int64)].float()
+        scheme = cls(len(words.words), nothing, unknown, words, texts, embeddings)
+        codes = scheme.assign(items)
+        return cls(len(words.words), _numbers_of(items), codes, words, texts, embeddings)
+
+    def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
+        texts = list(items.texts or [None] * len(items.embeddings))
+        without = [row for row, text in enumerate(texts) if text is None]
+        if without and not self._texts:
+            raise BadData(
+                f"{len(without):,} items have no text of their own and no training query has one that they "
+                "could take over; take another scheme"
+            )
+        for rows in torch.tensor(without, dtype=torch.int64).split(BATCH):
+            nearest = (items.embeddings[rows] @ self._embeddings.T).argmax(dim=1)
+            for row, place in zip(rows.tolist(), nearest.tolist(), strict=True):
+                texts[row] = self._texts[place]
+        return pad([self.words.encode(text or "") for text in texts], end=self.end, levels=CAPTION_WORDS)
+
+    def save(self, folder: Path) -> None:
+        """Write the scheme into a folder that exists."""
+        super().save(folder)
+        write_json(folder / "texts.json", {"words": self.words.words, "texts": list(self._texts)})
+
+    def _tensors(self) -> Mapping[str, Tensor]:
+        return {"embeddings": self._embeddings}
+
+    @staticmethod
+    def _parts(tensors: Mapping[str, Tensor], folder: Path) -> tuple[Any, ...]:
+        stored = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
+        return Vocabulary(stored["words"]), stored["texts"], tensors["embeddings"]
+
+
+KMEANS_ITERATIONS: Final = 25
+ITEM: Final = -1
+"""Takes the place of a node's number in an entry that is an item."""
+
+
+class ClusterTree:
+    """Entries of all nodes, one after the other; an entry is a cluster, or in a leaf an item.
+
+    Parameters
+    ----------
+    vectors
+        of each entry: a cluster's centroid, or an item's embedding.
+    starts
+        where the entries of each node begin; one more than nodes.
+    children
+        the node under each entry; −1 for an item.
+    """
+
+    def __init__(
+        self,
+        vectors: Float[Tensor, "entries dim"],
+        starts: Int64[Tensor, " bounds"],
+        children: Int64[Tensor, " entries"],
+    ) -> None:
+        self.vectors = vectors
+        self.starts = starts
+        self.children = children
+
+    @classmethod
+    def build(
+        cls, items: Float[Tensor, "items dim"], *, branches: int, leaf: int, generator: torch.Generator
+    ) -> tuple[ClusterTree, list[list[int]]]:
+        """Divide items into ``branches`` clusters until at most ``leaf`` are together.
+
+        Where k-means cannot tell items apart, they are dealt out in their order. Returns the tree, and the
+        path of each item.
+
+        Raises
+        ------
+        BadData
+            there are no items.
+        """
+        if not len(items):
+            raise BadData("a tree needs items to divide; these are none")
+        paths: list[list[int]] = [[] for _ in range(len(items))]
+        vectors: list[Tensor] = []
+        children: list[int] = []
+        starts = [0]
+        queue = [torch.arange(len(items))]
+        for rows in queue:  # level by level: the queue grows meanwhile
+            members = items[rows]
+            if len(rows) <= leaf:
+                chosen, centres = torch.arange(len(rows)), members
+                children += [ITEM] * len(rows)
+            else:
+                chosen, centres = _divide(members, branches, generator)
+                children += range(len(queue), len(queue) + len(centres))
+                queue += [rows[chosen == number] for number in range(len(centres))]
+            for row, code in zip(rows.tolist(), chosen.tolist(), strict=True):
+                paths[row].append(code)
+            vectors.append(centres)
+            starts.append(len(children))
+        return cls(torch.cat(vectors), torch.tensor(starts), torch.tensor(children)), paths
+
+    def paths(self, items: Float[Tensor, "items dim"]) -> list[list[int]]:
+        """Return the way of each item down the tree, always to the nearest entry."""
+        paths: list[list[int]] = [[] for _ in range(len(items))]
+        waiting = [(0, np.arange(len(items)))]
+        while waiting:
+            node, rows = waiting.pop()
+            entries = slice(int(self.starts[node]), int(self.starts[node + 1]))
+            chosen = assign(items[torch.from_numpy(rows)], self.vectors[entries]).numpy()
+            for row, code in zip(rows.tolist(), chosen.tolist(), strict=True):
+                paths[row].append(code)
+            for code in np.unique(chosen).tolist():
+                child = int(self.children[entries.start + code])
+                if child != ITEM:
+                    waiting.append((child, rows[chosen == code]))
+        return paths
+
+
+def _divide(items: Tensor, branches: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return the cluster of each item, and the centroids of the clusters that have any."""
+    centroids = kmeans(items, branches, iterations=KMEANS_ITERATIONS, generator=generator).centroids
+    used, chosen = assign(items, centroids).unique(return_inverse=True)
+    if len(used) > 1:
+        return chosen, centroids[used]
+    dealt = torch.arange(len(items)) // -(-len(items) // branches)
+    return dealt, centroids[used].expand(int(dealt[-1]) + 1, -1)
+
+
+class TreeIds(SpelledIds):
+    """Paths down a tree of clusters; a new item takes over the ID of the item it is led to."""
+
+    branches: ClassVar[int] = 30
+    leaf: ClassVar[int] = 30
+    is_spelled: ClassVar[bool] = False
+    """Whether the number within the leaf is written digit by digit."""
+
+    def __init__(
+        self,
+        end: int,
+        numbers: Int64[np.ndarray, " known"],
+        codes: Int16[np.ndarray, "known levels"],
+        tree: ClusterTree,
+    ) -> None:
+        super().__init__(end, numbers, codes)
+        self.tree = tree
+
+    @classmethod
+    def fit(cls, data: TrainingSet) -> TreeIds:
+        """Cluster the candidates."""
+        generator = torch.Generator().manual_seed(data.training.seed)
+        tree, paths = ClusterTree.build(
+            data.candidates.embeddings, branches=cls.branches, leaf=cls.leaf, generator=generator
+        )
+        end = max(cls.branches, DIGITS if cls.is_spelled else cls.leaf)
+        return cls(end, _numbers_of(data.candidates), pad([cls._row(path) for path in paths], end=end), tree)
+
+    @classmethod
+    def _row(cls, path: list[int]) -> list[int]:
+        return [*path[:-1], *spell_digits(path[-1])] if cls.is_spelled else path
+
+    def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
+        rows = [self._row(path) for path in self.tree.paths(items.embeddings)]
+        return pad(rows, end=self.end, levels=len(self.sizes))
+
+    def _tensors(self) -> Mapping[str, Tensor]:
+        tree = self.tree
+        return {"vectors": tree.vectors, "starts": tree.starts, "children": tree.children}
+
+    @staticmethod
+    def _parts(tensors: Mapping[str, Tensor], folder: Path) -> tuple[Any, ...]:  # noqa: ARG004
+        return (ClusterTree(tensors["vectors"], tensors["starts"], tensors["children"]),)
+
+
+class GraceStructured(TreeIds):
+    """GRACE's structured IDs."""
+
+    shares_codes = False
+
+
+class Nci(TreeIds):
+    """NCI's IDs; its decoder has a head for each level (``--generator.head per-level``)."""
+
+    shares_codes = False
+
+
+class Dsi(TreeIds):
+    """DSI's semantically structured IDs."""
+
+    branches = 10
+    leaf = 100
+    is_spelled = True
 
 
 class Prefixes(NamedTuple):
-    """What the first codes of embeddings make of them, one level after the other."""
+    """Codes of embeddings, and the vectors of the first codes, level by level."""
 
     codes: Int64[Tensor, "items levels"]
     sums: Float[Tensor, "levels items dim"]
-    """Of the code vectors up to each level; the gradient goes straight through to the embedding."""
+    """Sums of the code vectors up to each level; the gradient goes straight through to the embedding."""
     residuals: Float[Tensor, "levels items dim"]
-    """What each level was given; detached."""
+    """Input of each level, detached."""
     commitment: Float[Tensor, ""]
 
 
 class RetrievalTokenizer(nn.Module):
-    """A small network on frozen embeddings, which begins as nothing but them, and residual codebooks."""
+    """IRGen's tokenizer: a network on frozen embeddings, at first the identity, and residual codebooks."""
 
-    def __init__(self, dim: int, *, levels: int = LEVELS, codes: int = CODES) -> None:
+    levels: Final = 4
+    num_codes: Final = 256
+    temperature: Final = 0.05
+    commitment_weight: Final = 10.0
+    """Weight of the distance to the code vectors, a mean over elements."""
+
+    def __init__(self, dim: int, *, levels: int = levels, codes: int = num_codes) -> None:
         super().__init__()
         self.up = nn.Linear(dim, 2 * dim)
         self.down = nn.Linear(2 * dim, dim)
@@ -287,37 +528,35 @@ class RetrievalTokenizer(nn.Module):
         nn.init.zeros_(self.down.bias)
         self.codebooks = nn.ModuleList(Codebook(codes, dim) for _ in range(levels))
 
-    @staticmethod
-    def of(tensors: Mapping[str, Tensor]) -> RetrievalTokenizer:
-        """The tokenizer that has these weights."""
+    @classmethod
+    def from_weights(cls, tensors: Mapping[str, Tensor]) -> RetrievalTokenizer:
+        """Return the tokenizer that has these weights."""
         books = [name for name in tensors if name.endswith(".embed")]
         codes, dim = tensors[books[0]].shape
-        found = RetrievalTokenizer(dim, levels=len(books), codes=codes)
-        found.load_state_dict(dict(tensors))
-        return found.eval()
+        tokenizer = cls(dim, levels=len(books), codes=codes)
+        tokenizer.load_state_dict(dict(tensors))
+        return tokenizer.eval()
 
     def forward(self, embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
-        """The unit vectors that are quantized."""
+        """Return the unit vectors that are quantized."""
         learned: Tensor = self.down(torch.relu(self.up(embeddings)))
         return F.normalize(embeddings + learned, dim=-1)
 
     def tables(self) -> list[Float[Tensor, "_ dim"]]:
-        """The code vectors of each level."""
+        """Return the code vectors of each level."""
         return [book.embed for book in self._books()]
 
     @torch.no_grad()
     def start(self, embeddings: Float[Tensor, "items dim"], *, generator: torch.Generator) -> None:
-        """K-means, level by level on what is left."""
+        """Initialise the codebooks by k-means, level by level on the residuals."""
         residual = self(embeddings)
         for book in self._books():
-            begun = kmeans(
-                residual, len(book.embed), iterations=RETRIEVAL_TOKENIZER_ITERATIONS, generator=generator
-            )
-            book.start(begun.centroids, begun.counts)
+            clusters = kmeans(residual, len(book.embed), iterations=KMEANS_ITERATIONS, generator=generator)
+            book.start(clusters.centroids, clusters.counts)
             residual = residual - book.embed[assign(residual, book.embed)]
 
     def prefixes(self, vectors: Float[Tensor, "items dim"]) -> Prefixes:
-        """Codes, and what each number of them stands for."""
+        """Return codes, and the sum of the code vectors of every prefix."""
         residual = vectors
         codes: list[Tensor] = []
         sums: list[Tensor] = []
@@ -343,283 +582,113 @@ class RetrievalTokenizer(nn.Module):
         candidates: Float[Tensor, "batch dim"],
         false_negatives: Bool[Tensor, "batch batch"],
     ) -> tuple[Float[Tensor, ""], Prefixes]:
-        """Retrieval by the vectors and by every prefix of the targets' codes, and nearness to code vectors.
+        """Return the loss of a batch: retrieval by every prefix of the targets' codes, and commitment.
 
-        Queries stay whole: only what is stored is coded.
+        Queries are not quantized, as only items are stored as codes.
         """
-        asked, wanted = self(queries), self(candidates)
-        found = self.prefixes(wanted)
+        asked, targets = self(queries), self(candidates)
+        prefixes = self.prefixes(targets)
         retrieval = [
-            contrastive_loss(asked, vectors, false_negatives, temperature=TEMPERATURE, direction="query")
-            for vectors in (wanted, *F.normalize(found.sums, dim=-1))
+            contrastive_loss(asked, vectors, false_negatives, temperature=self.temperature, direction="query")
+            for vectors in (targets, *F.normalize(prefixes.sums, dim=-1))
         ]
-        return torch.stack(retrieval).mean() + COMMITMENT * found.commitment, found
+        return torch.stack(retrieval).mean() + self.commitment_weight * prefixes.commitment, prefixes
 
     @torch.no_grad()
-    def follow(self, found: Prefixes, *, generator: torch.Generator) -> None:
-        """Let the codebooks follow a batch of targets; dead codes move."""
+    def update_codebooks(self, prefixes: Prefixes, *, generator: torch.Generator) -> None:
+        """Let the codebooks follow a batch of targets, and move dead codes."""
         for level, book in enumerate(self._books()):
-            residuals = found.residuals[level]
-            book.follow(residuals, found.codes[:, level], decay=DECAY, laplace=1e-5)
-            book.revive(residuals, below=DEAD_BELOW, generator=generator)
+            residuals = prefixes.residuals[level]
+            book.follow(residuals, prefixes.codes[:, level], decay=0.98, laplace=1e-5)
+            book.revive(residuals, below=0.25, generator=generator)
 
     @torch.no_grad()
     def encode(self, embeddings: Float[Tensor, "items dim"]) -> Int64[Tensor, "items levels"]:
-        """IDs of items."""
-        return torch.cat([self.prefixes(self(chunk)).codes for chunk in embeddings.split(4096)])
+        """Return the IDs of items."""
+        return torch.cat([self.prefixes(self(chunk)).codes for chunk in embeddings.split(BATCH)])
 
     def _books(self) -> list[Codebook]:
         return [book for book in self.codebooks if isinstance(book, Codebook)]
 
 
-Kind = Literal[
+class Irgen:
+    """IRGen's IDs: residual codes of a tokenizer that is trained to retrieve by every prefix of them."""
+
+    epochs: Final = 3.0
+    learning_rate: Final = 1e-3
+    start_items: Final = 8192
+    """Items that k-means starts from."""
+
+    shares_codes = False
+    has_modality_level = False
+
+    def __init__(self, tokenizer: RetrievalTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.sizes = tuple(map(len, tokenizer.tables()))
+
+    @classmethod
+    def fit(cls, data: TrainingSet) -> Irgen:
+        """Train the tokenizer on pairs of queries and candidates."""
+        training = dataclasses.replace(
+            data.training, epochs=cls.epochs, learning_rate=cls.learning_rate, precision="fp32"
+        )
+        embeddings = data.candidates.embeddings
+        torch.manual_seed(training.seed)
+        tokenizer = RetrievalTokenizer(embeddings.shape[1])
+        random = random_for(training.seed, -1)
+        sample = torch.randperm(len(embeddings), generator=random)[: cls.start_items]
+        tokenizer.start(embeddings[sample].float(), generator=random)
+
+        def take_step(step: Step) -> StepResult:
+            batch = data.pairs.draw(step.number, training.batch_size, seed=training.seed)
+            loss, prefixes = tokenizer.loss(
+                data.queries[torch.from_numpy(batch.query_rows)].float(),
+                embeddings[torch.from_numpy(batch.candidate_rows)].float(),
+                batch.false_negatives,
+            )
+            tokenizer.update_codebooks(prefixes, generator=step.generator)
+            return StepResult(loss, {"commitment": prefixes.commitment.detach()})
+
+        train(
+            tokenizer,
+            take_step,
+            total=num_steps(len(data.pairs), training),
+            config=training,
+            folder=data.folder,
+            progress=data.progress,
+            name="train tokenizer",
+        )
+        return cls(tokenizer)
+
+    @classmethod
+    def load(cls, folder: Path, quantizer: Quantizer) -> Irgen:  # noqa: ARG003  part of the protocol
+        """Read what :meth:`save` wrote."""
+        return cls(RetrievalTokenizer.from_weights(load_file(folder / WEIGHTS)))
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's weights into a folder that exists."""
+        write_weights(folder / WEIGHTS, self.tokenizer.state_dict())
+
+    def assign(self, candidates: Candidates) -> Int16[np.ndarray, "items levels"]:
+        """Return the IDs of items."""
+        return self.tokenizer.encode(candidates.embeddings).short().numpy()
+
+    def tables(self) -> list[Float[Tensor, "_ dim"]]:
+        """Return the codebooks."""
+        return self.tokenizer.tables()
+
+
+IdKind = Literal[
     "grace-numeric", "grace-string", "grace-semantic", "grace-structured", "dsi", "nci", "irgen", "genius"
 ]
-
-
-class Items(NamedTuple):
-    """What IDs are made of."""
-
-    numbers: Int64[np.ndarray, " items"]
-    """Candidate ids as whole numbers."""
-    embeddings: Float[Tensor, "items dim"]
-    texts: Sequence[str | None]
-    codes: Int16[np.ndarray, "items levels"] | None = None
-    """Their IDs by the model's own quantizer, where those are wanted."""
-
-
-class KnownTexts(NamedTuple):
-    """Training texts, for items that have none."""
-
-    texts: Sequence[str]
-    embeddings: Float[Tensor, "texts dim"]
-
-
-class State(NamedTuple):
-    """What a way of giving IDs is made of, to be stored."""
-
-    tensors: Mapping[str, Tensor]
-    words: Sequence[str]
-
-
-@runtime_checkable
-class Giver(Protocol):
-    """Gives IDs to items that were not there when it was made."""
-
-    def give(self, items: Items) -> Int16[np.ndarray, "items levels"]:
-        """Their IDs."""
-
-    def state(self) -> State:
-        """What it is made of."""
-
-
-class Made(NamedTuple):
-    """IDs of known items, and how later ones get theirs."""
-
-    codes: Int16[np.ndarray, "items levels"]
-    sizes: tuple[int, ...]
-    """Codes at each level."""
-    giver: Giver | None
-    """None where an ID says nothing of its item, so that a later one can have none."""
-
-
-class Traits(NamedTuple):
-    """What else differs between kinds."""
-
-    shares_codes: bool
-    """One alphabet for all levels, as in text, instead of one for each."""
-    head: Literal["tied", "per-level"] = "tied"
-    needs: Literal["nothing", "texts", "tokenizer", "codes"] = "nothing"
-
-
-TRAITS: Final[Mapping[Kind, Traits]] = {
-    "grace-numeric": Traits(shares_codes=True),
-    "grace-string": Traits(shares_codes=True),
-    "grace-semantic": Traits(shares_codes=True, needs="texts"),
-    "grace-structured": Traits(shares_codes=False),
-    "dsi": Traits(shares_codes=True),
-    "nci": Traits(shares_codes=False, head="per-level"),
-    "irgen": Traits(shares_codes=False, needs="tokenizer"),
-    "genius": Traits(shares_codes=False, needs="codes"),
+SCHEMES: Final[Mapping[IdKind, type[IdScheme]]] = {
+    "grace-numeric": GraceNumeric,
+    "grace-string": GraceString,
+    "grace-semantic": GraceSemantic,
+    "grace-structured": GraceStructured,
+    "dsi": Dsi,
+    "nci": Nci,
+    "irgen": Irgen,
+    "genius": ResidualIds,
 }
-NUMBERED: Final = frozenset({"grace-numeric", "grace-string"})
-"""Kinds whose IDs say nothing of the item."""
-
-
-class TreeShape(NamedTuple):
-    """How a tree divides items, and how the number in the leaf is written."""
-
-    branches: int
-    leaf: int
-    is_spelled: bool
-    """Digit by digit, or as one code."""
-
-    def row(self, path: Sequence[int]) -> list[int]:
-        """A path as codes."""
-        return [*path[:-1], *digits_of(path[-1])] if self.is_spelled else list(path)
-
-    @property
-    def end(self) -> int:
-        """The end code."""
-        return max(self.branches, DIGITS) if self.is_spelled else max(self.branches, self.leaf)
-
-
-TREES: Final[Mapping[str, TreeShape]] = {
-    "grace-structured": TreeShape(30, 30, is_spelled=False),
-    "dsi": TreeShape(10, 100, is_spelled=True),
-    "nci": TreeShape(30, 30, is_spelled=False),
-}
-
-
-class TreeGiver(NamedTuple):
-    """Down the tree, always to the nearest."""
-
-    tree: ClusterTree
-    shape: TreeShape
-    levels: int
-
-    def give(self, items: Items) -> Int16[np.ndarray, "items levels"]:
-        """Their IDs: each is that of a known item."""
-        rows = [self.shape.row(path) for path in self.tree.paths(items.embeddings)]
-        return padded(rows, end=self.shape.end, levels=self.levels)
-
-    def state(self) -> State:
-        """The tree."""
-        return State(self.tree.tensors(), ())
-
-
-class CaptionGiver(NamedTuple):
-    """The words of its own text, else of the nearest that training knows."""
-
-    vocabulary: Vocabulary
-    known: KnownTexts
-
-    def give(self, items: Items) -> Int16[np.ndarray, "items levels"]:
-        """Their IDs."""
-        texts = list(items.texts)
-        silent = [row for row, text in enumerate(texts) if text is None]
-        found = nearest(items.embeddings[silent], self.known.embeddings).tolist()
-        for row, place in zip(silent, found, strict=True):
-            texts[row] = self.known.texts[place]
-        rows = [self.vocabulary.codes(text) for text in texts if text is not None]
-        return padded(rows, end=len(self.vocabulary), levels=LONGEST)
-
-    def state(self) -> State:
-        """Words, and the known texts with their embeddings."""
-        words = [str(len(self.vocabulary)), *self.vocabulary.words, *self.known.texts]
-        return State({"embeddings": self.known.embeddings}, words)
-
-    @staticmethod
-    def of(state: State) -> CaptionGiver:
-        """From what :meth:`state` gave."""
-        split = 1 + int(state.words[0])
-        known = KnownTexts(list(state.words[split:]), state.tensors["embeddings"])
-        return CaptionGiver(Vocabulary(state.words[1:split]), known)
-
-
-class TokenizerGiver(NamedTuple):
-    """Residual codes of IRGen's kind."""
-
-    tokenizer: RetrievalTokenizer
-
-    def give(self, items: Items) -> Int16[np.ndarray, "items levels"]:
-        """Their IDs."""
-        return self.tokenizer.encode(items.embeddings).short().numpy()
-
-    def state(self) -> State:
-        """Its weights."""
-        return State(self.tokenizer.state_dict(), ())
-
-
-class OwnGiver(NamedTuple):
-    """The model's own quantizer, which has already been asked."""
-
-    def give(self, items: Items) -> Int16[np.ndarray, "items levels"]:
-        """Their IDs.
-
-        Raises
-        ------
-        UsageError
-            the items came without.
-        """
-        if items.codes is None:
-            raise UsageError("these items came without the IDs of the model's own quantizer")
-        return items.codes
-
-    def state(self) -> State:
-        """Nothing."""
-        return State({}, ())
-
-
-def make_ids(
-    kind: Kind,
-    items: Items,
-    *,
-    seed: int,
-    texts: KnownTexts | None = None,
-    tokenizer: RetrievalTokenizer | None = None,
-    own_sizes: tuple[int, ...] = (),
-) -> Made:
-    """Give IDs to all items that are known now.
-
-    Parameters
-    ----------
-    texts, tokenizer, own_sizes
-        for the kinds that need them (:data:`TRAITS`).
-
-    Raises
-    ------
-    UsageError
-        the kind needs something that was not given.
-    """
-    match kind:
-        case "grace-numeric":
-            return _numbered(len(items.numbers), digits_of, DIGITS, seed)
-        case "grace-string":
-            return _numbered(len(items.numbers), pieces_of, PIECES, seed)
-        case "grace-semantic":
-            if texts is None:
-                raise UsageError("captions as IDs need training texts")
-            spoken = (text for text in [*items.texts, *texts.texts] if text is not None)
-            captions = CaptionGiver(Vocabulary.of(spoken), texts)
-            return Made(captions.give(items), _alike(len(captions.vocabulary), LONGEST), captions)
-        case "grace-structured" | "dsi" | "nci":
-            shape = TREES[kind]
-            generator = torch.Generator().manual_seed(seed)
-            tree, paths = ClusterTree.build(
-                items.embeddings, branches=shape.branches, leaf=shape.leaf, generator=generator
-            )
-            codes = padded([shape.row(path) for path in paths], end=shape.end)
-            return Made(codes, _alike(shape.end, codes.shape[1]), TreeGiver(tree, shape, codes.shape[1]))
-        case "irgen":
-            if tokenizer is None:
-                raise UsageError("IRGen's IDs need its tokenizer, which is trained first")
-            learned = TokenizerGiver(tokenizer)
-            return Made(learned.give(items), tuple(len(table) for table in tokenizer.tables()), learned)
-        case "genius":
-            return Made(OwnGiver().give(items), own_sizes, OwnGiver())
-
-
-def giver_of(kind: Kind, state: State, *, levels: int) -> Giver | None:
-    """How later items get IDs, from what was stored of it."""
-    match kind:
-        case "grace-semantic":
-            return CaptionGiver.of(state)
-        case "grace-structured" | "dsi" | "nci":
-            return TreeGiver(ClusterTree.of(state.tensors), TREES[kind], levels)
-        case "irgen":
-            return TokenizerGiver(RetrievalTokenizer.of(state.tensors))
-        case "genius":
-            return OwnGiver()
-        case "grace-numeric" | "grace-string":
-            return None
-
-
-def _numbered(count: int, spell: Callable[[int], list[int]], end: int, seed: int) -> Made:
-    codes = padded([spell(number) for number in numbers(count, seed=seed)], end=end)
-    return Made(codes, _alike(end, codes.shape[1]), None)
-
-
-def _alike(end: int, levels: int) -> tuple[int, ...]:
-    """As many codes at each level, the end code among them."""
-    return (end + 1,) * levels
+"""Schemes by their names in ``genius baseline``; all but the last are entry points too."""

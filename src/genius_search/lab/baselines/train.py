@@ -1,240 +1,66 @@
-"""``genius baseline fit``: IDs of another kind, and our decoder trained to write them.
+"""``genius baseline fit``: IDs of another kind, and the model's decoder trained to write them.
 
 The decoder, its size, its input and its training are the model's own, so that a comparison isolates the ID.
 Beside query -> ID it learns item -> ID over the pool that will be searched (DSI's indexing, GRACE's learning
-to memorise): IDs that it has never seen it would hardly write.
+to memorise): it would hardly write IDs that it has never seen.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int16, Int64
+from jaxtyping import Float, Int64
 from pydantic import ConfigDict
 from safetensors.torch import load_file
 from torch import Tensor
 
-from genius_search.artifact import ArtifactWriter, Manifest, open_artifact, write_json
-from genius_search.config import (
-    Count,
-    GeneratorConfig,
-    Natural,
-    Positive,
-    TrainingConfig,
-    checked,
-    from_json,
-    to_json,
-)
+from genius_search.artifact import ArtifactWriter, Manifest, make_folder, open_artifact
+from genius_search.config import Count, GeneratorConfig, Natural, Positive, checked, from_json, to_json
 from genius_search.data import features as features_on_disk
 from genius_search.data.features import Features, Pairs
-from genius_search.data.mbeir import MBeir, read_pool, read_queries
-from genius_search.embed import (
-    embed_pool,
-    fingerprint_of_files,
-    instruction_files,
-)
+from genius_search.data.mbeir import MBeir, read_pool
+from genius_search.embed import embed_pool, fingerprint_of_files, instruction_files
 from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
-from genius_search.lab.baselines.ids import (
-    NUMBERED,
-    TRAITS,
-    Giver,
-    Items,
-    Kind,
-    KnownTexts,
-    RetrievalTokenizer,
-    State,
-    giver_of,
-    make_ids,
-)
+from genius_search.lab.baselines.ids import SCHEMES, GraceNumeric, IdKind, Irgen, find_rows, select
 from genius_search.lab.evaluate import CANDIDATES
 from genius_search.model import Genius
 from genius_search.nn.generator import Generator
-from genius_search.nn.quantizer import encode, fuse
+from genius_search.nn.ids import Candidates, IdScheme, TrainingSet
+from genius_search.nn.quantizer import Quantizer, encode, fuse
 from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress
-from genius_search.records import candidate_number, query_number
+from genius_search.records import candidate_number
 from genius_search.training.embed import TrainingFeatures, TrainingRecords, embed_training
 from genius_search.training.generator import augment
-from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
+from genius_search.training.loop import Step, StepResult, num_steps, train
 
-
-class Sources(NamedTuple):
-    """Where items come from."""
-
-    data: MBeir
-    model: Genius
-    evaluation: Path
-    """Folder of the model's evaluation: it has, or will have, the features of the pools."""
-
-
-def pool_items(sources: Sources, split: str, *, with_codes: bool, progress: Progress) -> Items:
-    """Every candidate of a split's pools, in the order of the evaluation."""
-    data = sources.data
-    files = list(dict.fromkeys([*data.global_pool(split), *data.local_pools_of(split)]))
-    place = sources.evaluation / CANDIDATES / "features"
-    features = embed_pool(data, files, sources.model.encoder, place, progress=progress)
-    return _items(sources, features, files, with_codes=with_codes)
-
-
-def training_features(sources: Sources, folder: Path, *, progress: Progress) -> TrainingFeatures:
-    """Features of the training records: those the model was trained on, if it has them still."""
-    data, model = sources.data, sources.model
-    own = model.folder / "features"
-    asked = [*data.training_queries(), *instruction_files(data)]
-    if _is_of(own / "candidates", data.training_pools(), model) and _is_of(own / "queries", asked, model):
-        return TrainingFeatures(Features.open(own / "queries"), Features.open(own / "candidates"))
-    return embed_training(TrainingRecords(data), model.encoder, folder, progress=progress)
-
-
-def training_items(sources: Sources, candidates: Features, *, with_codes: bool) -> Items:
-    """Every candidate of the training pool, in the order of its features."""
-    return _items(sources, candidates, sources.data.training_pools(), with_codes=with_codes)
-
-
-def known_texts(sources: Sources, queries: Features) -> KnownTexts:
-    """The texts of the training queries, each under its first instruction."""
-    texts = {
-        query_number(query.qid): query.text
-        for path in sources.data.training_queries()
-        for query in read_queries(path)
-        if query.text
-    }
-    _, first = np.unique(queries.ids, return_index=True)
-    rows = np.array([row for row in first.tolist() if int(queries.ids[row]) in texts], dtype=np.int64)
-    embeddings = fuse(sources.model.quantizer, queries)[torch.from_numpy(rows)].float()
-    return KnownTexts([texts[int(queries.ids[row])] or "" for row in rows], embeddings)
-
-
-def together(first: Items, second: Items) -> Items:
-    """The items of both, each once."""
-    seen = set(first.numbers.tolist())
-    new = np.array(
-        [row for row, number in enumerate(second.numbers.tolist()) if number not in seen], dtype=np.int64
-    )
-    codes = (
-        None
-        if first.codes is None or second.codes is None
-        else np.concatenate([first.codes, second.codes[new]])
-    )
-    return Items(
-        np.concatenate([first.numbers, second.numbers[new]]),
-        torch.cat([first.embeddings, second.embeddings[torch.from_numpy(new)]]),
-        [*first.texts, *(second.texts[row] for row in new.tolist())],
-        codes,
-    )
-
-
-def rows_of(
-    numbers: Int64[np.ndarray, " wanted"], among: Int64[np.ndarray, " known"]
-) -> Int64[np.ndarray, " wanted"]:
-    """Where each wanted number is among those known; −1 for one that is not."""
-    if not len(among):
-        return np.full(len(numbers), -1)
-    order = np.argsort(among, kind="stable")
-    found = order[np.searchsorted(among, numbers, sorter=order).clip(max=len(among) - 1)]
-    return np.where(among[found] == numbers, found, -1)
-
-
-def _items(sources: Sources, features: Features, files: list[Path], *, with_codes: bool) -> Items:
-    texts = {candidate_number(candidate.did): candidate.text for candidate in read_pool(files)}
-    quantizer = sources.model.quantizer
-    return Items(
-        features.ids,
-        fuse(quantizer, features).float(),
-        [texts[number] for number in features.ids.tolist()],
-        encode(quantizer, features).codes.short().numpy() if with_codes else None,
-    )
-
-
-def _is_of(folder: Path, files: list[Path], model: Genius) -> bool:
-    """Whether a finished folder of features was made from these files by the model's encoder."""
-    try:
-        manifest = open_artifact(folder, kind=features_on_disk.KIND)
-    except ArtifactError:
-        return False
-    made_from = {"records": fingerprint_of_files(files), "encoder": model.encoder.fingerprint}
-    return all(manifest.inputs.get(name) == value for name, value in made_from.items())
-
-
-START: Final = 8192
-"""Items that k-means begins from."""
-
-
-def train_tokenizer(
-    pairs: Pairs,
-    queries: Float[Tensor, "queries dim"],
-    candidates: Float[Tensor, "candidates dim"],
-    folder: Path,
-    training: TrainingConfig,
-    *,
-    progress: Progress,
-) -> RetrievalTokenizer:
-    """Train it; ``folder`` receives the checkpoint and the log.
-
-    Parameters
-    ----------
-    queries, candidates
-        embeddings, as rows of the features that the pairs point to.
-    """
-    torch.manual_seed(training.seed)
-    tokenizer = RetrievalTokenizer(candidates.shape[1])
-    random = random_for(training.seed, -1)
-    sample = torch.randperm(len(candidates), generator=random)[:START]
-    tokenizer.start(candidates[sample].float(), generator=random)
-
-    def take_step(step: Step) -> StepResult:
-        batch = pairs.draw(step.number, training.batch_size, seed=training.seed)
-        loss, found = tokenizer.loss(
-            queries[torch.from_numpy(batch.query_rows)].float(),
-            candidates[torch.from_numpy(batch.candidate_rows)].float(),
-            batch.false_negatives,
-        )
-        tokenizer.follow(found, generator=step.generator)
-        return StepResult(loss, {"commitment": found.commitment.detach()})
-
-    folder.mkdir(parents=True, exist_ok=True)
-    train(
-        tokenizer,
-        take_step,
-        total=num_steps(len(pairs), training),
-        config=dataclasses.replace(training, precision="fp32"),
-        folder=folder,
-        progress=progress,
-        name="train tokenizer",
-    )
-    return tokenizer
-
-
-KIND: Final = "baseline"
+KIND: Final = "id-baseline"
 GENERATOR: Final = "generator.safetensors"
-GIVER: Final = "giver.safetensors"
-WORDS: Final = "words.json"
-KNOWN: Final = ("numbers", "codes")
-TOKENIZER_EPOCHS: Final = 3.0
+IDS: Final = "ids"
+WORK: Final = "work"
 SAMPLE: Final = 2000
-"""Items whose IDs the finished decoder is asked for."""
+"""Items whose IDs the finished decoder has to write."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BaselineConfig:
-    """Which rival, and how it is trained; all else is the model's."""
+    """Settings of a rival; all others are the model's."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    kind: Kind
-    """Of its IDs."""
+    kind: IdKind
+    """Kind of its IDs."""
 
     indexing: bool = True
     """Learn the IDs of the pool that will be searched too, as many items a step as pairs; without it, the
-    pool is unseen and gets its IDs afterwards, where that is possible."""
+    pool is unseen and gets its IDs afterwards, if that is possible."""
 
     split: str = "test"
-    """Whose pools will be searched."""
+    """Split whose pools will be searched."""
 
     epochs: Positive = 20.0
     """Passes over the training queries."""
@@ -243,29 +69,44 @@ class BaselineConfig:
     """Pairs in a batch, and with indexing as many items."""
 
     seed: Natural = 0
-    """Decides IDs, initial weights, batches and augmentation."""
+    """Seed of IDs, initial weights, batches and augmentation."""
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the IDs are random numbers, so that new items can have none."""
+        return issubclass(SCHEMES[self.kind], GraceNumeric)
 
 
-class Memory(NamedTuple):
-    """How well the decoder knows IDs that it was taught: shares of a sample that it writes faultlessly."""
+class Memorization(NamedTuple):
+    """Shares of a sample of known IDs that the decoder writes without a fault."""
 
     pairs: float
-    """Of training queries, the ID of a positive."""
+    """For training queries, the ID of a positive."""
     items: float | None
-    """Of the searched pool's items, their own ID, given their embedding; None without indexing."""
+    """For items of the searched pool, their own ID, given their embedding; None without indexing."""
 
 
 class Baseline(NamedTuple):
-    """A rival that was fitted."""
+    """A fitted rival."""
 
     config: BaselineConfig
     generator: Generator
-    numbers: Int64[np.ndarray, " known"]
-    """Candidates, as numbers, that have an ID since it was fitted."""
-    codes: Int16[np.ndarray, "known levels"]
-    giver: Giver | None
-    memory: Memory
+    scheme: IdScheme
+    memorization: Memorization
     manifest: Manifest
+
+
+class TrainingData(NamedTuple):
+    """Pairs and, with indexing, items that the decoder learns from."""
+
+    pairs: Pairs
+    queries: Float[Tensor, "queries dim"]
+    candidates: Float[Tensor, "candidates dim"]
+    codes: Int64[Tensor, "candidates levels"]
+    """IDs of the training pool."""
+    pool: Float[Tensor, "items dim"]
+    """Embeddings of the items to index; none without indexing."""
+    pool_codes: Int64[Tensor, "items levels"]
 
 
 def fit_baseline(
@@ -277,12 +118,12 @@ def fit_baseline(
     evaluation: Path | None = None,
     progress: Progress,
 ) -> Baseline:
-    """Give IDs and train the decoder, or open the folder when this very training is already done.
+    """Give IDs and train the decoder, or open the folder if this was done already.
 
     Parameters
     ----------
     evaluation
-        of the model: where the features of the searched pools are, or go; default: in its folder.
+        the model's evaluation folder, for the features of the searched pools; by default in its folder.
 
     Raises
     ------
@@ -290,50 +131,65 @@ def fit_baseline(
         such IDs cannot be searched without having been learned.
     """
     config = checked(config)
-    if config.kind in NUMBERED and not config.indexing:
+    if config.is_numbered and not config.indexing:
         raise UsageError(
-            f"{config.kind} IDs say nothing of their items, so what was not learned cannot be found; leave "
-            "indexing on, or take a kind that reads an ID off an item"
+            f"{config.kind} IDs do not follow from the items, so what was not learned cannot be found; leave "
+            "indexing on, or take another kind"
         )
     settings = generator_config(model, config)
+    pools = [*data.global_pool(config.split), *data.local_pools_of(config.split), *data.training_pools()]
     writer = ArtifactWriter(
         folder,
         kind=KIND,
         config={**to_json(config), "generator": to_json(settings)},
         inputs={
             "model": model.fingerprint,
-            "pool": fingerprint_of_files(
-                [*data.global_pool(config.split), *data.local_pools_of(config.split), *data.training_pools()]
-            ),
+            "pool": fingerprint_of_files(pools),
             "queries": fingerprint_of_files(data.training_queries()),
         },
     )
     if writer.finished() is not None:
-        return load_baseline(folder)
-    sources = Sources(data, model, evaluation or model.folder / "evaluation")
-    lessons = _prepare(sources, writer.path, config, settings.training, progress)
-    return _train(lessons, writer, config, settings, progress)
+        return load_baseline(folder, model.quantizer)
+    scheme, training_data = _assign_ids(
+        data, model, evaluation or model.folder / "evaluation", writer.path, config, settings, progress
+    )
+    generator = _train(scheme, training_data, writer.path, config.kind, settings, progress)
+    memorization = _measure(generator, training_data, config.seed)
+    items = "" if memorization.items is None else f", of its own pool {memorization.items:.1%}"
+    progress.say(f"IDs written without a fault: of training queries {memorization.pairs:.1%}{items}")
+    write_weights(writer.path / GENERATOR, generator.state_dict())
+    make_folder(writer.path / IDS)
+    scheme.save(writer.path / IDS)
+    manifest = writer.finish(
+        facts={
+            "dim": model.dim,
+            "sizes": list(scheme.sizes),
+            "shares_codes": scheme.shares_codes,
+            "memorization": memorization._asdict(),
+        },
+        scratch=(WORK,),
+    )
+    return Baseline(config, generator, scheme, memorization, manifest)
 
 
-def load_baseline(folder: Path) -> Baseline:
-    """Open one that is finished."""
+def load_baseline(folder: Path, quantizer: Quantizer) -> Baseline:
+    """Open a fitted rival; ``quantizer`` is that of the model that it was fitted on."""
     manifest = open_artifact(folder, kind=KIND)
-    settings = dict(manifest.config)
-    generator_settings = from_json(GeneratorConfig, settings.pop("generator"))
-    config = from_json(BaselineConfig, settings)
-    facts: dict[str, Any] = dict(manifest.facts)
-    sizes = tuple(facts["sizes"])
-    shares = TRAITS[config.kind].shares_codes
-    generator = Generator(int(facts["dim"]), sizes, generator_settings, shares_codes=shares)
+    settings, facts = dict(manifest.config), dict[str, Any](manifest.facts)
+    generator = Generator(
+        facts["dim"],
+        tuple(facts["sizes"]),
+        from_json(GeneratorConfig, settings.pop("generator")),
+        shares_codes=facts["shares_codes"],
+    )
     generator.load_state_dict(load_file(folder / GENERATOR))
-    numbers, codes = (np.load(folder / f"{name}.npy") for name in KNOWN)
-    words = json.loads((folder / WORDS).read_text(encoding="utf-8"))
-    giver = giver_of(config.kind, State(load_file(folder / GIVER), words), levels=len(sizes))
-    return Baseline(config, generator.eval(), numbers, codes, giver, Memory(**facts["memory"]), manifest)
+    config = from_json(BaselineConfig, settings)
+    scheme = SCHEMES[config.kind].load(folder / IDS, quantizer)
+    return Baseline(config, generator.eval(), scheme, Memorization(**facts["memorization"]), manifest)
 
 
 def check_model(baseline: Baseline, model: Genius) -> None:
-    """Queries must be embedded by the model that the rival learned from.
+    """Check that a model embeds queries as the one that the rival learned from.
 
     Raises
     ------
@@ -349,9 +205,9 @@ def check_model(baseline: Baseline, model: Genius) -> None:
 
 
 def generator_config(model: Genius, config: BaselineConfig) -> GeneratorConfig:
-    """The model's decoder without its guide, which needs residual codes, and without dropout.
+    """Return the settings of the model's decoder without its guide, which needs residual codes, and dropout.
 
-    What has to be learned by heart is learned sooner without; the control is trained in the same way.
+    IDs are memorised sooner without dropout; the control is trained in the same way.
     """
     own = model.generator.config
     training = dataclasses.replace(
@@ -362,161 +218,164 @@ def generator_config(model: Genius, config: BaselineConfig) -> GeneratorConfig:
         guide="none",
         softmax="level",
         dropout=0.0,
-        head=TRAITS[config.kind].head,
+        head="per-level" if config.kind == "nci" else "tied",
         training=training,
     )
 
 
-class _Lessons(NamedTuple):
-    """What the decoder learns from."""
-
-    pairs: Pairs
-    asked: Float[Tensor, "queries dim"]
-    wanted: Float[Tensor, "candidates dim"]
-    codes: Int16[np.ndarray, "candidates levels"]
-    """IDs of the training pool."""
-    pool: Items | None
-    """Items to be indexed."""
-    pool_codes: Int16[np.ndarray, "items levels"]
-    known: Int64[np.ndarray, " known"]
-    known_codes: Int16[np.ndarray, "known levels"]
-    sizes: tuple[int, ...]
-    giver: Giver | None
-    tables: list[Float[Tensor, "_ dim"]]
-    """Vectors of the codes at each level, where they have any."""
+def pool_items(
+    data: MBeir, model: Genius, split: str, evaluation: Path, *, with_codes: bool, progress: Progress
+) -> Candidates:
+    """Return every candidate of a split's pools, in the order of the evaluation."""
+    files = list(dict.fromkeys([*data.global_pool(split), *data.local_pools_of(split)]))
+    features = embed_pool(data, files, model.encoder, evaluation / CANDIDATES / "features", progress=progress)
+    return _read_items(model, features, files, with_codes=with_codes)
 
 
-def _prepare(
-    sources: Sources, folder: Path, config: BaselineConfig, training: TrainingConfig, progress: Progress
-) -> _Lessons:
-    """Embed everything, and give IDs."""
-    needs = TRAITS[config.kind].needs
-    features = training_features(sources, sources.evaluation / "training", progress=progress)
-    pairs = Pairs(
-        (query for path in sources.data.training_queries() for query in read_queries(path)),
-        features.queries,
-        features.candidates,
-    )
-    progress.say("reading the items")
-    trained = training_items(sources, features.candidates, with_codes=needs == "codes")
-    asked = fuse(sources.model.quantizer, features.queries)
-    pool = None
-    if config.indexing:
-        pool = pool_items(sources, config.split, with_codes=needs == "codes", progress=progress)
-    tokenizer = None
-    if needs == "tokenizer":
-        schedule = dataclasses.replace(training, epochs=TOKENIZER_EPOCHS, learning_rate=1e-3)
-        tokenizer = train_tokenizer(
-            pairs, asked, trained.embeddings, folder / "tokenizer", schedule, progress=progress
-        )
-    everything = trained if pool is None else together(trained, pool)
-    progress.say(f"giving {config.kind} IDs to {len(everything.numbers):,} items")
-    made = make_ids(
-        config.kind,
-        everything,
-        seed=config.seed,
-        texts=known_texts(sources, features.queries) if needs == "texts" else None,
-        tokenizer=tokenizer,
-        own_sizes=sources.model.quantizer.sizes,
-    )
-    own = rows_of(trained.numbers, everything.numbers)
-    indexed = everything.numbers[:0] if pool is None else pool.numbers
-    return _Lessons(
-        pairs,
-        asked,
-        trained.embeddings,
-        made.codes[own],
-        pool,
-        made.codes[rows_of(indexed, everything.numbers)],
-        everything.numbers,
-        made.codes,
-        made.sizes,
-        made.giver,
-        _tables(sources.model, config.kind, tokenizer),
+def _read_items(model: Genius, features: Features, files: list[Path], *, with_codes: bool) -> Candidates:
+    texts = {candidate_number(candidate.did): candidate.text for candidate in read_pool(files)}
+    codes = encode(model.quantizer, features).codes.short().numpy() if with_codes else None
+    return Candidates(
+        fuse(model.quantizer, features).float(),
+        np.zeros((len(features), 0), dtype=np.int16) if codes is None else codes,
+        features.ids,
+        [texts[number] for number in features.ids.tolist()],
     )
 
 
-def _tables(model: Genius, kind: Kind, tokenizer: RetrievalTokenizer | None) -> list[Tensor]:
-    if kind == "genius":
-        return model.quantizer.tables()
-    return [] if tokenizer is None else tokenizer.tables()
+def join(first: Candidates, second: Candidates) -> Candidates:
+    """Return the items of both, each once."""
+    if first.numbers is None or second.numbers is None:
+        raise ValueError("items without numbers cannot be joined")
+    new = select(second, np.flatnonzero(find_rows(second.numbers, first.numbers) < 0))
+    return Candidates(
+        torch.cat([first.embeddings, new.embeddings]),
+        np.concatenate([first.codes, new.codes]),
+        np.concatenate([first.numbers, new.numbers]) if new.numbers is not None else None,
+        [*(first.texts or ()), *(new.texts or ())],
+    )
 
 
-def _train(
-    lessons: _Lessons,
-    writer: ArtifactWriter,
+def _training_features(
+    records: TrainingRecords, model: Genius, evaluation: Path, progress: Progress
+) -> TrainingFeatures:
+    """Return the features that the model was trained on, if it still has them, or embed the records."""
+
+    def open_own(name: str, files: list[Path]) -> Features | None:
+        folder = model.folder / "features" / name
+        try:
+            manifest = open_artifact(folder, kind=features_on_disk.KIND)
+        except ArtifactError:
+            return None
+        inputs = {"records": fingerprint_of_files(files), "encoder": model.encoder.fingerprint}
+        is_same = all(manifest.inputs.get(name) == value for name, value in inputs.items())
+        return Features.open(folder) if is_same else None
+
+    data = records.data
+    candidates = open_own("candidates", data.training_pools())
+    queries = open_own("queries", [*data.training_queries(), *instruction_files(data)])
+    if candidates is not None and queries is not None:
+        return TrainingFeatures(queries, candidates)
+    return embed_training(records, model.encoder, evaluation / "training", progress=progress)
+
+
+def _assign_ids(
+    data: MBeir,
+    model: Genius,
+    evaluation: Path,
+    folder: Path,
     config: BaselineConfig,
     settings: GeneratorConfig,
     progress: Progress,
-) -> Baseline:
-    """Query -> ID on pairs and, with indexing, item -> ID on as many items of the pool in the same batch."""
+) -> tuple[IdScheme, TrainingData]:
+    """Embed everything and fit the ID scheme."""
+    with_codes = config.kind == "genius"
+    records = TrainingRecords(data)
+    features = _training_features(records, model, evaluation, progress)
+    pairs = Pairs(records.lines(), *features)
+    progress.say("reading the items")
+    trained = _read_items(model, features.candidates, data.training_pools(), with_codes=with_codes)
+    pool = select(trained, np.zeros(0, dtype=np.int64))
+    if config.indexing:
+        pool = pool_items(data, model, config.split, evaluation, with_codes=with_codes, progress=progress)
+    everything = join(trained, pool)
+    progress.say(f"giving {config.kind} IDs to {len(everything.embeddings):,} items")
+    make_folder(folder / WORK)
+    kind = SCHEMES[config.kind]
+    training_set = TrainingSet(
+        # IRGen's tokenizer learns from pairs; the other schemes name each item that they know.
+        candidates=trained if issubclass(kind, Irgen) else everything,
+        queries=fuse(model.quantizer, features.queries),
+        query_numbers=features.queries.ids,
+        query_texts=records.texts(),
+        pairs=pairs,
+        quantizer=model.quantizer,
+        training=settings.training,
+        folder=folder / WORK,
+        progress=progress,
+    )
+    scheme = kind.fit(training_set)
+    codes = torch.from_numpy(scheme.assign(everything)).long()
+    rows = find_rows(np.asarray(pool.numbers), np.asarray(everything.numbers))
+    return scheme, TrainingData(
+        pairs,
+        training_set.queries,
+        trained.embeddings,
+        codes[: len(trained.embeddings)],
+        pool.embeddings,
+        codes[torch.from_numpy(rows)],
+    )
+
+
+def _train(
+    scheme: IdScheme,
+    data: TrainingData,
+    folder: Path,
+    name: str,
+    settings: GeneratorConfig,
+    progress: Progress,
+) -> Generator:
+    """Train query -> ID on pairs and item -> ID on as many items of the pool in the same batch."""
     training = settings.training
-    size = training.batch_size
-    dim = lessons.wanted.shape[1]
-    torch.manual_seed(training.seed)
-    shares = TRAITS[config.kind].shares_codes
-    generator = Generator(dim, lessons.sizes, settings, shares_codes=shares)
-    if lessons.tables:
-        generator.start_codes(lessons.tables, generator=torch.Generator().manual_seed(training.seed))
-    codes = torch.from_numpy(lessons.codes).long()
-    pool_codes = torch.from_numpy(lessons.pool_codes).long()
+    size, seed = training.batch_size, training.seed
+    torch.manual_seed(seed)
+    generator = Generator(data.candidates.shape[1], scheme.sizes, settings, shares_codes=scheme.shares_codes)
+    tables = scheme.tables()
+    if tables is not None:
+        generator.start_codes(tables, generator=torch.Generator().manual_seed(seed))
 
     def take_step(step: Step) -> StepResult:
-        batch = lessons.pairs.draw(step.number, size, seed=training.seed)
+        batch = data.pairs.draw(step.number, size, seed=seed)
         chosen = torch.from_numpy(batch.candidate_rows)
-        asked = augment(
-            lessons.asked[torch.from_numpy(batch.query_rows)].float(),
-            lessons.wanted[chosen],
+        inputs = augment(
+            data.queries[torch.from_numpy(batch.query_rows)].float(),
+            data.candidates[chosen],
             settings,
             step.generator,
         )
-        wanted = codes[chosen]
-        if lessons.pool is not None:
-            rows = torch.from_numpy(drawn(len(lessons.pool.numbers), size, step.number, training.seed))
-            asked = torch.cat([asked, lessons.pool.embeddings[rows]])
-            wanted = torch.cat([wanted, pool_codes[rows]])
-        losses = generator.loss(asked, wanted)
+        targets = data.codes[chosen]
+        if len(data.pool):
+            rows = torch.from_numpy(draw_items(len(data.pool), size, step.number, seed))
+            inputs = torch.cat([inputs, data.pool[rows]])
+            targets = torch.cat([targets, data.pool_codes[rows]])
+        losses = generator.loss(inputs, targets)
         by_level = {f"level_{level}": value for level, value in enumerate(losses.detach())}
         return StepResult(losses.mean(), by_level)
 
     train(
         generator,
         take_step,
-        total=num_steps(len(lessons.pairs), training),
+        total=num_steps(len(data.pairs), training),
         config=training,
-        folder=writer.path,
+        folder=folder,
         progress=progress,
-        name=f"train {config.kind}",
+        name=f"train {name}",
     )
-    memory = _memory(generator.eval(), lessons, training.seed)
-    items = "" if memory.items is None else f", of its own pool {memory.items:.1%}"
-    progress.say(f"IDs written without a fault: of training queries {memory.pairs:.1%}{items}")
-    return _write(writer, generator, lessons, memory, config, dim)
+    return generator.eval()
 
 
-def _write(
-    writer: ArtifactWriter,
-    generator: Generator,
-    lessons: _Lessons,
-    memory: Memory,
-    config: BaselineConfig,
-    dim: int,
-) -> Baseline:
-    state = State({}, ()) if lessons.giver is None else lessons.giver.state()
-    write_weights(writer.path / GENERATOR, generator.state_dict())
-    write_weights(writer.path / GIVER, state.tensors)
-    write_json(writer.path / WORDS, list(state.words))
-    for name, values in zip(KNOWN, (lessons.known, lessons.known_codes), strict=True):
-        np.save(writer.path / f"{name}.npy", values)
-    manifest = writer.finish(
-        facts={"dim": dim, "sizes": list(lessons.sizes), "memory": memory._asdict()},
-        scratch=("tokenizer",),
-    )
-    return Baseline(config, generator, lessons.known, lessons.known_codes, lessons.giver, memory, manifest)
-
-
-def drawn(items: int, size: int, step: int, seed: int) -> Int64[np.ndarray, " rows"]:
-    """The items that a step indexes: all of them in a new order, pass after pass."""
+def draw_items(items: int, size: int, step: int, seed: int) -> Int64[np.ndarray, " rows"]:
+    """Return the items that a step indexes: all of them in a new order, pass after pass."""
     places = np.arange(step * size, (step + 1) * size)
     passes = places // items
     orders = {
@@ -527,10 +386,10 @@ def drawn(items: int, size: int, step: int, seed: int) -> Int64[np.ndarray, " ro
 
 
 @torch.inference_mode()
-def writes(
+def share_written(
     generator: Generator, embeddings: Float[Tensor, "items dim"], codes: Int64[Tensor, "items levels"]
 ) -> float:
-    """Share of the items whose whole ID is what the decoder finds most probable, code by code."""
+    """Return the share of items whose ID consists of the codes that the decoder finds most probable."""
     hidden = generator(embeddings, codes)
     is_right = torch.ones(len(codes), dtype=torch.bool)
     for level in range(len(generator.sizes)):
@@ -538,12 +397,11 @@ def writes(
     return float(is_right.float().mean())
 
 
-def _memory(generator: Generator, lessons: _Lessons, seed: int) -> Memory:
-    batch = lessons.pairs.draw(0, SAMPLE, seed=seed + 1)
-    asked = lessons.asked[torch.from_numpy(batch.query_rows)].float()
-    of_pairs = writes(generator, asked, torch.from_numpy(lessons.codes[batch.candidate_rows]).long())
-    if lessons.pool is None:
-        return Memory(of_pairs, None)
-    rows = drawn(len(lessons.pool.numbers), min(SAMPLE, len(lessons.pool.numbers)), 0, seed + 1)
-    embeddings = lessons.pool.embeddings[torch.from_numpy(rows)]
-    return Memory(of_pairs, writes(generator, embeddings, torch.from_numpy(lessons.pool_codes[rows]).long()))
+def _measure(generator: Generator, data: TrainingData, seed: int) -> Memorization:
+    batch = data.pairs.draw(0, SAMPLE, seed=seed + 1)
+    queries = data.queries[torch.from_numpy(batch.query_rows)].float()
+    pairs = share_written(generator, queries, data.codes[torch.from_numpy(batch.candidate_rows)])
+    if not len(data.pool):
+        return Memorization(pairs, None)
+    rows = torch.from_numpy(draw_items(len(data.pool), min(SAMPLE, len(data.pool)), 0, seed + 1))
+    return Memorization(pairs, share_written(generator, data.pool[rows], data.pool_codes[rows]))

@@ -142,8 +142,8 @@ class Evaluate:
             max_queries=self.max_queries,
         )
         with TerminalProgress() as progress:
-            baseline = load_baseline(self.baseline)
             model = Genius.open(self.model, download=self.download)
+            baseline = load_baseline(self.baseline, model.quantizer)
             result = evaluate_baseline(
                 MBeir(self.data),
                 model,

@@ -15,7 +15,7 @@ import torch
 from genius_search.artifact import write_file
 from genius_search.data.mbeir import MBeir, read_qrels
 from genius_search.errors import BadData, UsageError
-from genius_search.lab.baselines.ids import Kind as IdKind
+from genius_search.lab.baselines.ids import IdKind
 from genius_search.lab.figure import Drawing
 from genius_search.lab.report import figures, tables
 from genius_search.lab.report.analysis import (

@@ -49,11 +49,11 @@ def test_every_prefix_of_the_codes_is_supervised():
 def test_codebooks_follow_the_targets():
     tokenizer, vectors = started()
     before = [table.clone() for table in tokenizer.tables()]
-    tokenizer.follow(tokenizer.prefixes(vectors[:50]), generator=seeded())
+    tokenizer.update_codebooks(tokenizer.prefixes(vectors[:50]), generator=seeded())
     assert all(not torch.equal(old, new) for old, new in zip(before, tokenizer.tables(), strict=True))
 
 
 def test_a_stored_tokenizer_gives_the_same_ids():
     tokenizer, vectors = started()
-    again = RetrievalTokenizer.of(tokenizer.state_dict())
+    again = RetrievalTokenizer.from_weights(tokenizer.state_dict())
     assert torch.equal(again.encode(vectors), tokenizer.encode(vectors))
