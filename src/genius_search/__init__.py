@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from genius_search.model import Genius
     from genius_search.records import Candidate, Modality, Query
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Candidate",

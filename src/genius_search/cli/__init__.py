@@ -71,7 +71,7 @@ EXTRAS: Final = {
     package: extra
     for extra, packages in {
         LAB: "faiss ir_measures matplotlib mteb pandas pytrec_eval scipy tabulate",
-        "serve": "fastapi httpx multipart prometheus_client starlette uvicorn",
+        "serve": "fastapi httpx prometheus_client starlette uvicorn",
         "hf": "ftfy transformers",
         "onnx": "onnx onnxruntime onnxscript",
     }.items()
