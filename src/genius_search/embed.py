@@ -1,4 +1,4 @@
-"""Turn M-BEIR's records into rows of features: which text the encoder reads, under which instruction."""
+"""Embedding of queries and candidates: choice of instructions, encoding, and folders of features."""
 
 from __future__ import annotations
 
@@ -49,56 +49,56 @@ Item = TypeVar("Item")
 
 ENCODE_BATCH: Final = 256
 LOOK_UP_BATCH: Final = 2048
-"""What is looked up needs no forward pass, only memory."""
+"""Batch size of encoders that look features up; without a forward pass it only takes memory."""
 SHORTEST_SIDE: Final = 256
-"""Pictures are decoded no smaller than this; M-BEIR's are stored at it (deviation 22)."""
+"""Images are decoded at no less than this size in pixels, at which M-BEIR stores them (deviation 22)."""
 _CODES: Final = {modality: modality.code for modality in Modality} | {None: ABSENT}
 
 
 class FeatureRow(NamedTuple):
-    """One row to be embedded."""
+    """A query or candidate to embed."""
 
     id: int
     key: ItemKey
     modality: Modality
     image: Path | None = None
     text: str | None = None
-    """As the encoder shall read it, instruction included."""
+    """Text for the encoder, including the instruction."""
     variant: int = ABSENT
     wanted: Modality | None = None
 
 
 class EncodedShard(NamedTuple):
-    """A shard to write, and the rows that are not in it."""
+    """A shard, and the rows that were left out of it."""
 
     shard: Shard
     left_out: list[LeftOut]
 
 
 class _Encoded(NamedTuple):
-    """Packed features of one modality (or of both together), and which keys have which."""
+    """Features of one modality (or both jointly), and the row of each key."""
 
     packed: Shaped[np.ndarray, "items dim"]
     places: Mapping[Hashable, int]
 
 
 def is_joint(encoder: Encoder) -> TypeGuard[JointEncoder]:
-    """Whether it gives one vector for image and text together.
+    """Return whether an encoder gives one joint vector for image and text.
 
-    Unlike ``isinstance``, this does not compute the encoder's fingerprint in passing.
+    Unlike ``isinstance``, this does not access the encoder's fingerprint, which is slow to compute.
     """
     return hasattr(encoder, "joint_features")
 
 
 def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_images: bool) -> EncodedShard:
-    """Encode rows, without those whose picture cannot be read.
+    """Encode rows into a shard, leaving out those with unreadable images.
 
     Raises
     ------
     BadImage
-        the first picture that cannot be read, unless ``skip_bad_images``.
+        An image cannot be read, and ``skip_bad_images`` is false.
     """
-    # Where the encoder looks features up, the item decides; where it computes them, the content does.
+    # Encode each distinct input once: keyed by item if features are looked up, by content otherwise.
     looks_up = not encoder.needs_pixels
     bad = _Bad(skip=skip_bad_images)
     image_keys: list[Hashable]
@@ -113,8 +113,8 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
             _encode_images(rows, image_keys, encoder, bad),
             _encode_texts(rows, text_keys, encoder),
         )
-    lost = [bad.found.get(row.image) if bad.found else None for row in rows]
-    kept = [place for place, reason in enumerate(lost) if reason is None]
+    errors = [bad.found.get(row.image) if bad.found else None for row in rows]
+    kept = [place for place, error in enumerate(errors) if error is None]
     chosen = rows if len(kept) == len(rows) else [rows[place] for place in kept]
     shard = Shard(
         ids=np.array([row.id for row in chosen], dtype=np.int64),
@@ -127,22 +127,22 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
         text=text.packed,
     )
     left_out = [
-        LeftOut(row.id, str(reason.file), reason.reason)
-        for row, reason in zip(rows, lost, strict=True)
-        if reason is not None
+        LeftOut(row.id, str(error.file), error.reason)
+        for row, error in zip(rows, errors, strict=True)
+        if error is not None
     ]
     return EncodedShard(shard, left_out)
 
 
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """So many at a time."""
+    """Yield lists of ``size`` items; the last may be shorter."""
     iterator = iter(items)
     while chunk := list(itertools.islice(iterator, size)):
         yield chunk
 
 
 class _Bad:
-    """Pictures that cannot be read: collected, or the first one raised."""
+    """Collector of unreadable images, or with ``skip`` false, raiser of the first."""
 
     def __init__(self, *, skip: bool) -> None:
         self._skip = skip
@@ -152,8 +152,8 @@ class _Bad:
         if not self._skip:
             raise BadImage(
                 error.file,
-                f"{error.reason}; {row.key.role} {row.key.id} needs it. Restore it, or look for all "
-                "such with `genius data check`",
+                f"{error.reason}; {row.key.role} {row.key.id} needs it. Restore it, or find all such images "
+                "with `genius data check`",
             )
         self.found[row.image] = error
 
@@ -193,7 +193,7 @@ def _encode(
     encode: Callable[[list[tuple[FeatureRow, Image.Image | None]]], Tensor],
     bad: _Bad,
 ) -> _Encoded:
-    """Encode what has pictures, which are decoded two at a time if the encoder looks at them."""
+    """Encode rows with images, which two threads decode if the encoder needs pixels."""
     parts: list[np.ndarray] = []
     good: list[Hashable] = []
     with ThreadPoolExecutor(2) as pool:
@@ -259,26 +259,26 @@ def embed(
     progress: Progress,
     skip_bad_images: bool = False,
 ) -> Features:
-    """Embed rows into ``folder``; a finished folder of the same inputs is opened as it is.
+    """Embed rows into ``folder``, or open it if it is already finished with the same inputs.
 
     Parameters
     ----------
     rows
-        streamed; the same rows in the same order for the same ``inputs``.
+        read as a stream. The same ``inputs`` must always give the same rows in the same order.
     expected
-        about how many rows there will be, for the progress display.
+        approximate number of rows, for the progress display.
     skip_bad_images
-        leave out rows whose picture cannot be read and list them in :attr:`Features.left_out`; otherwise
-        the first such picture is an error.
+        leave out rows with unreadable images, and list them in :attr:`Features.left_out`; otherwise such an
+        image is an error.
 
     Raises
     ------
     BadData
-        there is nothing to embed, or features are not finite.
+        There is nothing to embed, or features are not finite.
     BadImage
-        a picture cannot be read.
+        An image cannot be read.
     ArtifactMismatch
-        the records changed since a killed run, or somebody else took away what was written.
+        The records changed since an interrupted run, or another process removed shards.
     """
     writer = _writer(folder, inputs, encoder)
     if writer.finished() is not None:
@@ -297,21 +297,21 @@ def embed(
 
 
 class Content(NamedTuple):
-    """What an encoder reads of one query or candidate; at least one of image and text."""
+    """Image, text or both of one query or candidate, for the encoder."""
 
     image: Image.Image | None
     text: str
-    """As the encoder shall read it; empty where there is none."""
+    """Text for the encoder; empty if there is none."""
     key: ItemKey
 
 
 def features_of(encoder: Encoder, contents: Sequence[Content]) -> FeatureBatch:
-    """Features of queries or candidates in memory: all their images at once, and all their texts.
+    """Compute features of queries or candidates in memory, all images and all texts in one batch each.
 
     Raises
     ------
     BadData
-        one has neither an image nor a text.
+        One of them has neither an image nor a text.
     """
     for image, text, key in contents:
         if image is None and not text:
@@ -320,8 +320,8 @@ def features_of(encoder: Encoder, contents: Sequence[Content]) -> FeatureBatch:
         both = encoder.joint_features(
             [JointInput(image, text, key, image is not None) for image, text, key in contents]
         )
-        nowhere = np.full(len(contents), ABSENT)
-        return FeatureBatch.of(both[:0], both, nowhere, np.arange(len(contents)))
+        absent = np.full(len(contents), ABSENT)
+        return FeatureBatch.of(both[:0], both, absent, np.arange(len(contents)))
     pictures = [ImageInput(image, key) for image, _, key in contents if image is not None]
     words = [TextInput(text, key) for _, text, key in contents if text]
     image_features = encoder.image_features(pictures) if pictures else None
@@ -330,13 +330,13 @@ def features_of(encoder: Encoder, contents: Sequence[Content]) -> FeatureBatch:
     return FeatureBatch.of(
         nothing if image_features is None else image_features,
         nothing if text_features is None else text_features,
-        _counted([image is not None for image, _, _ in contents]),
-        _counted([bool(text) for _, text, _ in contents]),
+        _rows_of([image is not None for image, _, _ in contents]),
+        _rows_of([bool(text) for _, text, _ in contents]),
     )
 
 
-def _counted(present: Sequence[bool]) -> Int64[np.ndarray, " items"]:
-    """Places of what is present among all that is, in order."""
+def _rows_of(present: Sequence[bool]) -> Int64[np.ndarray, " items"]:
+    """Number the present items from 0; absent ones get ``ABSENT``."""
     mask = np.array(present)
     return np.where(mask, np.cumsum(mask) - 1, ABSENT).astype(np.int64)
 
@@ -349,7 +349,10 @@ def transform(
     inputs: Mapping[str, str],
     encoder: Encoder,
 ) -> Features:
-    """What :func:`embed` would write for ``encoder``, from what its first half gave for the same records."""
+    """Write the features that :func:`embed` would for ``encoder``, by changing every shard of ``source``.
+
+    ``source`` holds features of the same records by the encoder's first half.
+    """
     writer = _writer(folder, inputs, encoder)
     if writer.finished() is not None:
         return Features.open(folder)
@@ -372,18 +375,18 @@ def _writer(folder: Path, inputs: Mapping[str, str], encoder: Encoder) -> Artifa
 
 
 def _finish(writer: ArtifactWriter, spec: str, sizes: Sequence[int]) -> None:
-    """Finish a folder whose shards are all there and stand for so many records each."""
-    found = num_records(writer.path)
-    if found != dict(enumerate(sizes)):
+    """Check that all shards are present with these numbers of records, then finish the folder."""
+    written = num_records(writer.path)
+    if written != dict(enumerate(sizes)):
         raise ArtifactMismatch(
-            f"{writer.path} holds {sum(found.values()):,} of {sum(sizes):,} records, in {len(found)} of "
-            f"{len(sizes)} shards: the records changed, or another writer took some away; remove it and run "
-            "the same again"
+            f"{writer.path} holds {sum(written.values()):,} of {sum(sizes):,} records, in {len(written)} of "
+            f"{len(sizes)} shards: the records changed, or another process removed shards; remove the folder "
+            "and run the command again"
         )
     rows = num_rows(writer.path)
     if rows == 0:
         raise BadData(f"nothing to embed into {writer.folder}: there is no record that can be read")
-    # A shard without pictures (or texts) cannot know how wide they are; the widest one does.
+    # Shards without any image (or text) have width 0 there, so take the maximum.
     widths = {
         name: max(np.load(path, mmap_mode="r").shape[1] for path in writer.path.glob(f"shard-*/{name}.npy"))
         for name in ("image", "text")
@@ -410,7 +413,7 @@ def embed_pool(
     fingerprint: str | None = None,
     progress: Progress,
 ) -> Features:
-    """Embed the candidates of some pool files, each candidate once; ``fingerprint`` is theirs, if known."""
+    """Embed the candidates of pool files, each once. ``fingerprint`` is that of the files, if known."""
     rows = (candidate_row(data, candidate) for candidate in read_pool(pools))
     return embed(
         rows,
@@ -423,7 +426,7 @@ def embed_pool(
 
 
 def candidate_row(data: MBeir, candidate: Candidate) -> FeatureRow:
-    """A candidate as the encoder shall see it: never with an instruction."""
+    """Return a candidate's row, without an instruction."""
     return FeatureRow(
         id=candidate_number(candidate.did),
         key=ItemKey("candidate", candidate.did),
@@ -436,7 +439,7 @@ def candidate_row(data: MBeir, candidate: Candidate) -> FeatureRow:
 def query_row(
     data: MBeir, query: Query, wanted: Modality, instruction: str | None, variant: int, *, split: str
 ) -> FeatureRow:
-    """A query of a split under one instruction."""
+    """Return a query's row with one instruction."""
     return FeatureRow(
         id=query_number(query.qid),
         key=ItemKey("query", query.qid, split),
@@ -456,7 +459,7 @@ def choose_instruction(
     *,
     seed: int,
 ) -> str | None:
-    """One instruction for a query, the same on every run and machine.
+    """Choose an instruction for a query, reproducibly.
 
     Deviation 25: UniIR draws it at random.
     """
@@ -472,17 +475,17 @@ def choose_instruction(
 
 
 def instructions_for(instructions: Instructions, query: Query, wanted: Modality) -> tuple[str, ...]:
-    """Every instruction that fits a query and what it asks for."""
+    """Return all instructions for a query and its target modality."""
     return instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
 
 
 def instruction_files(data: MBeir) -> list[Path]:
-    """The data set's instructions, if it has any."""
+    """Return the path of the data set's instructions as a list, empty if there are none."""
     return [data.instructions_file] if data.instructions_file.exists() else []
 
 
 def count_lines(files: Sequence[Path]) -> int:
-    """Records of some files: their lines, blank ones left out, whether or not the last one ends."""
+    """Count the records in files: their lines without blank ones."""
     total = 0
     for path in files:
         with path.open("rb") as file:
@@ -491,12 +494,12 @@ def count_lines(files: Sequence[Path]) -> int:
 
 
 def fingerprint_of_files(files: Sequence[Path]) -> str:
-    """Fingerprint of the contents of some files, whatever their folder."""
+    """Return a fingerprint of files' names and contents, independent of their folder."""
     return fingerprint_of([[path.name, file_fingerprint(path)] for path in files])
 
 
 class EmbeddedQueries(NamedTuple):
-    """Features of the queries of one row of a data set."""
+    """Features of the queries of one evaluation row."""
 
     qids: list[str]
     features: FeatureBatch
@@ -513,14 +516,14 @@ def embed_queries(
     seed: int = 0,
     progress: Progress,
 ) -> list[EmbeddedQueries]:
-    """Embed the queries of a row, once for each way of instructing them: one way, unless it is ``all``.
+    """Embed the queries of an evaluation row; with ``instructions="all"`` once per instruction.
 
-    Features are kept under ``folder`` and found again. With ``max_queries`` so many are taken, spread evenly.
+    Features are cached in ``folder``. ``max_queries`` limits the number of queries, which are evenly spaced.
 
     Raises
     ------
     BadData
-        a query occurs twice, or ``all`` is asked for and queries have different numbers of instructions.
+        A query occurs twice, or with ``all``, queries have different numbers of instructions.
     """
     target = TASKS[row.task_id][1]
     queries = list(read_queries(row.queries))

@@ -10,7 +10,7 @@ from genius_search.errors import BadData, UsageError
 
 
 class Modality(StrEnum):
-    """The parts that a query or a candidate has. Members are strings: ``Modality.TEXT == "text"``."""
+    """Modality of a query or candidate. Members are strings: ``Modality.TEXT == "text"``."""
 
     IMAGE = "image"
     TEXT = "text"
@@ -23,12 +23,12 @@ class Modality(StrEnum):
 
     @property
     def mbeir(self) -> str:
-        """M-BEIR's spelling, which its files and our older formats hold: ``image,text``."""
+        """M-BEIR's spelling, ``image,text``, used in its files and in this package's older formats."""
         return self.value.replace("-", ",")
 
     @staticmethod
     def parse(value: str) -> Modality:
-        """Read our spelling or M-BEIR's, ``image,text`` or ``text,image``."""
+        """Parse this package's spelling or M-BEIR's (``image,text`` or ``text,image``)."""
         match value.replace(" ", ""):
             case "image" | "text" | "image-text" as name:
                 return Modality(name)
@@ -39,7 +39,7 @@ class Modality(StrEnum):
 
     @staticmethod
     def of(*, has_image: bool, has_text: bool) -> Modality:
-        """Return the modality of something that has these parts."""
+        """Return the modality of a record with an image, a text, or both."""
         match has_image, has_text:
             case True, True:
                 return Modality.IMAGE_TEXT
@@ -72,7 +72,7 @@ def task_name(task_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query's content and, for evaluation and training, its right answers."""
+    """A query and, for training and evaluation, its relevant candidates."""
 
     qid: str
     modality: Modality
@@ -80,9 +80,9 @@ class Query:
     image: str | None = None
     """Path relative to the data set's root."""
     positives: tuple[str, ...] = ()
-    """Ids of the right answers, those of the query's own data set first."""
+    """Ids of relevant candidates, those of the query's own data set first."""
     negatives: tuple[str, ...] = ()
-    """Ids of candidates known to be wrong."""
+    """Ids of candidates known to be irrelevant."""
     task_id: int | None = None
     source: str | None = None
     """M-BEIR's ``query_src_content``, verbatim."""
@@ -90,7 +90,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An item that can be found."""
+    """An item of a pool."""
 
     did: str
     modality: Modality
@@ -156,7 +156,8 @@ def did_of(number: int) -> str:
 def format_text(text: str | None) -> str:
     """Trim, unquote and capitalise a text and end it with a full stop (UniIR's ``format_string``).
 
-    It is not idempotent: apply it as often as UniIR does, twice to an instruction and once to the whole.
+    Not idempotent, so apply it exactly as UniIR does: once to the instruction, then once to the instruction
+    and text together.
     """
     text = (text or "").replace("\r", "").strip().strip('"')
     if not text:
@@ -166,7 +167,7 @@ def format_text(text: str | None) -> str:
 
 
 def instructed(instruction: str | None, text: str | None) -> str:
-    """Return the text that the encoder reads for a query: the instruction, a blank, the text (UniIR)."""
+    """Join an instruction and a query's text with a space, as UniIR does; the encoder reads the result."""
     if not instruction:
         return format_text(text)
     return format_text(f"{format_text(instruction)} {text or ''}")

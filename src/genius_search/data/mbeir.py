@@ -248,7 +248,7 @@ def _text(row: Mapping[str, Any], key: str) -> str | None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise BadData(f"{key} holds half a character (a lone surrogate)") from None
+            raise BadData(f"{key} contains a lone surrogate (half a character)") from None
     return value if value.strip() else None
 
 

@@ -144,7 +144,7 @@ def check_unicode(item: Item) -> None:
             (part or "").encode()
         except UnicodeEncodeError:
             raise BadData(
-                f"item {item.id!r} holds half a character (a lone surrogate) in {str(part)[:80]!r}; "
+                f"item {item.id!r} contains a lone surrogate (half a character) in {str(part)[:80]!r}; "
                 "write it as UTF-8"
             ) from None
 

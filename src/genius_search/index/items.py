@@ -117,7 +117,7 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         if isinstance(error, UnicodeEncodeError):
             text = str(error.object)[:80]
-            raise BadData(f"an item holds half a character (a lone surrogate): {text!r}") from None
+            raise BadData(f"an item contains a lone surrogate (half a character): {text!r}") from None
         raise
     return counts.total()
 

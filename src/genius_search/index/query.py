@@ -102,8 +102,8 @@ class SearchRequest:
         Raises
         ------
         UsageError
-            The request is empty, asks for fewer than one hit or more than a billion, has a weight that is
-            not finite, or contains invalid Unicode.
+            The request is empty, ``k`` or ``beam`` is below 1 or above a billion, a weight is not finite, or
+            a text contains invalid Unicode.
         """
         for name, number in (("k", self.k), ("beam", self.beam)):
             if number is not None and not 1 <= number <= MAX_HITS:
@@ -114,7 +114,9 @@ class SearchRequest:
             try:
                 (words or "").encode()
             except UnicodeEncodeError:
-                raise UsageError(f"the {name} {words!r} holds half a character; give it as UTF-8") from None
+                raise UsageError(
+                    f"the {name} {words!r} contains a lone surrogate (half a character)"
+                ) from None
         if not parts:
             raise UsageError("a query needs a text, an image, or both")
         for part in parts:
@@ -126,15 +128,15 @@ class SearchRequest:
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """One item that a search found."""
+    """One item in the result of a search."""
 
     rank: int
     """From 1."""
     id: str
     score: float
-    """The score that ordered the hits: a log-probability, or a similarity to the query. By codes it is the
-    inner product with the ID's vector less half that vector's squared norm, by embeddings the cosine; both
-    less the weighted density, and plus the weighted log-probability where the two are mixed."""
+    """Score that the hits are ranked by. Without re-ranking it is a log-probability. By codes it is the inner
+    product with the ID's vector minus half that vector's squared norm; by embeddings it is the cosine. The
+    weighted density is subtracted from both, and the weighted log-probability is added to scores by codes."""
     modality: Modality
     text: str | None
     image: str | None
@@ -144,10 +146,10 @@ class SearchHit:
     codes: tuple[int, ...]
     """The item's ID."""
     log_probabilities: tuple[float, ...]
-    """Log-probability of each decoded code; shorter than ``codes`` where re-ranking decided the rest."""
+    """Log-probability of each decoded code; shorter than ``codes`` if decoding stopped early."""
     probability: float | None = None
-    """Probability that the hit answers the query, where `genius calibrate` calibrated the index for these
-    settings. None for queries of several parts."""
+    """Probability that the hit is relevant, if `genius calibrate` calibrated the index for these settings.
+    None for queries with ``parts``."""
 
 
 class SearchResult(NamedTuple):
@@ -166,7 +168,7 @@ class EncodedQuery(NamedTuple):
     level0: frozenset[int]
     """Allowed codes at level 0; empty means any."""
     restriction: Restriction | None
-    """Items that may be found; None means all."""
+    """Allowed items; None means all."""
     embedding: Float[Tensor, "1 dim"]
     """The generator's input."""
     evidence: Float[Tensor, " dim"]
@@ -176,13 +178,13 @@ class EncodedQuery(NamedTuple):
 def encode_queries(
     model: Genius, snapshot: Snapshot, requests: Sequence[SearchRequest], config: SearchConfig
 ) -> list[EncodedQuery]:
-    """Encode requests, all images in one batch and all texts in one.
+    """Encode requests, with all images in one batch and all texts in another.
 
     Raises
     ------
     UsageError
-        A request is invalid (:meth:`SearchRequest.check`), an item that it names is not in the index, or
-        its parts cancel out. Everything but the last is checked before anything is encoded.
+        A request is invalid (:meth:`SearchRequest.check`), refers to an item that is not in the index, or its
+        parts cancel out. All but the last are checked before anything is encoded.
     """
     for request in requests:
         request.check()
@@ -237,7 +239,7 @@ def _search(
     if calibration is not None and not calibration.applies_to(config):
         calibration = None
     results = []
-    num_levels = model.num_levels  # the columns behind an ID's codes are not shown
+    num_levels = model.num_levels  # hits show the codes without the columns stored after them
     for number, query in enumerate(queries):
         k = query.request.k
         ranking = rank_items(
@@ -281,7 +283,7 @@ def _search(
 
 
 def evidence_of(model: Genius, snapshot: Snapshot) -> Evidence:
-    """Return what hits can be re-ranked by in this index."""
+    """Return the data that the hits of this index can be re-ranked by."""
     return Evidence(model.ranker, snapshot.vectors, snapshot.manifest.embeddings == "raw", snapshot.densities)
 
 
@@ -294,7 +296,7 @@ def _constraints(
 ) -> tuple[frozenset[int], Restriction | None]:
     """Return the allowed level-0 codes and items.
 
-    The modality is a condition like any other unless the level-0 code decides it.
+    If the level-0 code determines the modality, it restricts decoding; otherwise it is one more filter.
     """
     conditions = request.filter
     level0: frozenset[int] = frozenset()
@@ -308,7 +310,7 @@ def _constraints(
 
 
 def _content(model: Genius, snapshot: Snapshot, request: SearchRequest, part: SearchPart) -> Content:
-    """Return what the encoder reads for one part."""
+    """Return the image and text of one part, as the encoder reads them."""
     image = part.image
     if isinstance(image, str | Path):
         image = open_image(Path(image), shortest_side=SHORTEST_SIDE)
@@ -323,7 +325,7 @@ def _content(model: Genius, snapshot: Snapshot, request: SearchRequest, part: Se
 def _encode(
     model: Genius, contents: Sequence[Content], *, is_raw: bool
 ) -> Float[Tensor, "contents 2 dim"] | list[Tensor]:
-    """Return each content in the generator's space and in that of the evidence."""
+    """Return two vectors of each content: the generator's input, and the one that hits are re-ranked by."""
     if not contents:
         return []
     features = features_of(model.encoder, contents)
@@ -333,7 +335,7 @@ def _encode(
 
 
 def _item_vectors(model: Genius, snapshot: Snapshot, item_id: str, *, is_raw: bool) -> Float[Tensor, "2 dim"]:
-    """Return an item's vectors: its stored embedding, or else the vector that its ID stands for."""
+    """Return the two vectors of an item: its stored embedding, or the vector of its ID."""
     place = snapshot.place_of(item_id)
     of_codes = F.normalize(model.ranker.vectors(snapshot.id_at(place)[None]), dim=-1)[0]
     if snapshot.vectors is None:
@@ -345,7 +347,7 @@ def _item_vectors(model: Genius, snapshot: Snapshot, item_id: str, *, is_raw: bo
 
 
 def _weighted_sum(weights: Sequence[float], vectors: Float[Tensor, "parts 2 dim"]) -> Float[Tensor, "2 dim"]:
-    """Return the weighted sum of the parts at unit length; a single part stays as it is."""
+    """Return the weighted sum of the parts, scaled to unit length. A single part is returned unchanged."""
     if len(weights) == 1 and weights[0] > 0:
         return vectors[0]
     factors = torch.tensor(weights)

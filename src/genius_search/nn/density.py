@@ -1,21 +1,21 @@
-"""Two numbers of an ID that improve ranking by it: half its squared norm, and the density around it.
+"""Half norm and density of an ID: two corrections to scores by codes.
 
-**Half norm.** An ID stands for v, the sum of its code vectors. Since v is not a unit vector, ranking by the
-inner product q·v favours long ones; q·v − |v|²/2 ranks by the distance between q and v, by which the
-quantizer chose the codes.
+**Half norm.** The vector v of an ID is the sum of its code vectors. Since v is not a unit vector, ranking by
+the inner product q·v favours long vectors; q·v − |v|²/2 ranks by the distance between q and v, which is also
+what the quantizer minimises.
 
-**Density.** Some items are near to almost every query (hubs; Radovanović et al., "Hubs in space", 2010) and
+**Density.** Some items are near almost every query (hubs; Radovanović et al., "Hubs in space", 2010) and
 displace better ones. Cross-domain similarity local scaling subtracts an item's mean similarity to its nearest
 queries from its score (Conneau et al., "Word translation without parallel data", 2018), and nearest-neighbour
-normalisation does so for retrieval with a bank of queries (Chowdhury et al., 2024). No queries are needed for
-the variant used here: the mean of the largest cosines between v and a sample of the pool's IDs estimates how
-crowded the neighbourhood is. A model that was not refitted to a pool has no such sample; the vectors of the
-first semantic codes take its place, since they lie where items do. Where items are ranked by their stored
-embeddings, the density around the embedding itself is used (:meth:`NormAndDensity.item_density`).
+normalisation does so for retrieval with a bank of queries (Chowdhury et al., 2024). The variant used here
+needs no queries: the density of an ID is the mean of the largest cosines between v and a sample of the pool's
+IDs. A model that was not refitted to a pool has no such sample; the vectors of the first semantic codes
+replace it, since they are spread like the items. If items are ranked by their stored embeddings, the density
+around the embedding itself is used (:meth:`NormAndDensity.item_density`).
 
-Both numbers follow from the codes and the model. They are computed once, when an item is encoded, and stored
-in a byte each behind its codes; computing densities during a search would cost thousands of inner products
-for each ID it scores.
+Both numbers depend only on the codes and the model. They are computed when an item is encoded, and stored
+after its codes in one byte each; computing densities during search would cost thousands of inner products
+per ID.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 NUM_EXTRA_COLUMNS: Final = 2
-"""Columns stored behind an ID's codes: half norm, density."""
+"""Columns stored after an ID's codes: half norm, density."""
 NEIGHBOURS: Final = 4
-"""Nearest vectors whose mean cosine is the density."""
+"""Number of nearest vectors whose mean cosine is the density."""
 LARGEST: Final = 255
-"""Largest stored value; each number takes a byte."""
+"""Largest stored value; each number takes one byte."""
 HALF_NORM_STEPS: Final = 160
 """Steps from 0 to 1: half norms up to 1.59 (|v|² = 3.19) with an error of at most 1/320."""
 DENSITY_STEPS: Final = LARGEST
 """Steps from 0 to 1, with an error of at most 1/510; negative densities are stored as 0. Where IDs begin with
 a modality code, densities differ by hundredths only, hence the short steps."""
 HASH_BASE: Final = 0x9E3779B97F4A7C15
-"""Odd and without a pattern in its bits, as multiplicative hashing requires."""
+"""Odd and with irregular bits, as multiplicative hashing requires."""
 SCORES_AT_ONCE: Final = 1 << 22
 """Cosines in memory at once: 32 MiB."""
 
 
 class Measured(NamedTuple):
-    """Half norms and densities of some IDs, not yet rounded to bytes."""
+    """Half norms and densities of IDs, before rounding to bytes."""
 
     half_norms: Float64[Tensor, " ids"]
     densities: Float64[Tensor, " ids"]
@@ -58,11 +58,11 @@ class _Reference(NamedTuple):
 
     directions: Float64[Tensor, "others dim"]
     hashes: Int64[Tensor, " others"] | None
-    """Hashes of the IDs they belong to, so that no ID is its own neighbour; None if they belong to no ID."""
+    """Hashes of the vectors' IDs, so that no ID is its own neighbour; None if they have no IDs."""
 
 
 class NormAndDensity:
-    """Measures the IDs of one quantizer, whose code vectors must not change meanwhile.
+    """Computes half norms and densities of one quantizer's IDs; its code vectors must not change.
 
     Parameters
     ----------
@@ -72,8 +72,8 @@ class NormAndDensity:
         whether IDs begin with a modality code. If so, IDs are compared only with those of their own modality,
         and the modality's vector is added to those of the first semantic codes.
     sample
-        distinct IDs of a pool. Without them, and where hardly any has an ID's modality, the vectors of the
-        first semantic codes take their place.
+        distinct IDs of a pool. If absent, or if too few have an ID's modality, the vectors of the first
+        semantic codes are used instead.
     """
 
     def __init__(
@@ -83,15 +83,15 @@ class NormAndDensity:
         has_modality_level: bool,
         sample: Int[Tensor, "sampled levels"] | None = None,
     ) -> None:
-        # In double precision: a product in single precision depends on what is multiplied along with it, so
-        # equal IDs could get different numbers in different batches. Apple's devices have no doubles.
+        # In double precision, since single-precision matrix products depend on the batch, so equal IDs could
+        # get different numbers in different batches. MPS has no doubles.
         self._device = torch.device("cpu") if tables[0].device.type == "mps" else tables[0].device
         self._tables = [table.to(self._device) for table in tables]
         self._has_modality_level = has_modality_level
         empty = torch.empty(0, len(tables), dtype=torch.int64)
         self._sample = (empty if sample is None else sample).to(self._device).long()
         self._references: dict[int, _Reference] = {}
-        """By modality code; cached, since thousands of sampled IDs take longer than a few new ones."""
+        """By modality code; cached, since summing the sample takes longer than measuring a few new IDs."""
 
     @torch.no_grad()
     def measure(self, codes: Int[Tensor, "ids levels"]) -> Measured:
@@ -106,7 +106,7 @@ class NormAndDensity:
         return Measured(half_norms, densities)
 
     def columns(self, codes: Int[Tensor, "ids levels"]) -> Int16[Tensor, "ids columns"]:
-        """Return half norm and density as an index stores them, 0 to 255; larger values are clipped."""
+        """Return half norm and density as stored in an index, 0 to 255; larger values are clipped."""
         half_norms, densities = self.measure(codes)
         steps = torch.stack([half_norms * HALF_NORM_STEPS, densities * DENSITY_STEPS], dim=1)
         return steps.round().clamp(0, LARGEST).short()
@@ -115,9 +115,9 @@ class NormAndDensity:
     def item_density(
         self, embeddings: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
     ) -> UInt8[Tensor, " items"]:
-        """Return the density around items' embeddings as an index stores it, 0 to 255.
+        """Return the densities of items' embeddings as stored in an index, 0 to 255.
 
-        They are compared with the vectors that their IDs are compared with.
+        An embedding is compared with the same vectors as its ID.
         """
         codes, vectors = codes.to(self._device), embeddings.to(self._device).double()
         densities = torch.zeros(len(codes), dtype=torch.float64, device=self._device)
@@ -126,7 +126,7 @@ class NormAndDensity:
         return (densities * DENSITY_STEPS).round().clamp(0, LARGEST).to("cpu", torch.uint8)
 
     def _batches(self, codes: Int[Tensor, "ids levels"]) -> Iterator[tuple[_Reference, Int[Tensor, " rows"]]]:
-        """Yield rows of one modality, few enough to be compared at once, with their reference."""
+        """Yield batches of rows of one modality, with the vectors to compare them with."""
         groups = codes[:, 0] if self._has_modality_level else torch.zeros_like(codes[:, 0])
         for code in groups.unique().tolist():
             reference = self._reference(code)
@@ -158,19 +158,19 @@ class NormAndDensity:
 
 
 def decode_half_norms(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray, " ids"]:
-    """Return half norms from the bytes that an index stores."""
+    """Decode half norms from the bytes stored in an index."""
     return np.asarray(stored / np.float32(HALF_NORM_STEPS), dtype=np.float32)
 
 
 def decode_densities(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray, " ids"]:
-    """Return densities, of IDs or of items, from the bytes that an index stores."""
+    """Decode densities, of IDs or items, from the bytes stored in an index."""
     return np.asarray(stored / np.float32(DENSITY_STEPS), dtype=np.float32)
 
 
 def _density(
     vectors: Float64[Tensor, "items dim"], codes: Int[Tensor, "items levels"], reference: _Reference
 ) -> Float64[Tensor, " items"]:
-    """Return the mean cosine to the nearest reference vectors, an item's own ID excepted."""
+    """Return the mean cosine to the nearest reference vectors, excluding an item's own ID."""
     cosines = F.normalize(vectors, dim=1) @ reference.directions.T
     if reference.hashes is not None:
         cosines = cosines.masked_fill(_hashes(codes)[:, None] == reference.hashes, -1.0)

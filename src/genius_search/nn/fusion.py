@@ -1,4 +1,4 @@
-"""Image and text features become one unit embedding (paper, section 4.2.1)."""
+"""Fusion of image and text features into one unit embedding (paper, section 4.2.1)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from genius_search.config import FusionConfig
 
 
 class Fusion(nn.Module):
-    """h(x, y) = λ·text + (1−λ)·image + MLP([text; image]), then L2-normalised.
+    """Fuses features: h(x, y) = λ·text + (1−λ)·image + MLP([text; image]), then L2-normalised.
 
-    λ comes from an MLP with a sigmoid. An absent modality is a zero vector; the bias of its projection
-    still acts, which is how the network knows that it is absent. Layer names are those of the released
+    λ is the output of an MLP with a sigmoid. An absent modality is a zero vector, of which the projection
+    passes on only its bias; this is how the network recognises absence. Layer names follow the released
     checkpoint (specification, section 7).
     """
 
@@ -35,7 +35,7 @@ class Fusion(nn.Module):
     def forward(
         self, image: Float[Tensor, "items dim"], text: Float[Tensor, "items dim"]
     ) -> Float[Tensor, "items dim"]:
-        """Unit embeddings; rows of an absent modality must be zero."""
+        """Return unit embeddings. Rows of an absent modality must be zero."""
         joint = torch.cat(
             [
                 torch.relu(self.text_projection_layer(self.dropout(text))),

@@ -1,7 +1,7 @@
-"""The decoder that writes IDs, code by code (paper, section 4.3): T5's decoder in plain torch.
+"""Decoder that generates IDs code by code (paper, section 4.3): T5's decoder in plain PyTorch.
 
-It attends to a few prefix vectors made from the query's embedding. Training computes all levels at once
-(teacher forcing); for search the same weights are laid out for one level at a time (``search/decoder.py``).
+It attends to a few prefix vectors computed from the query's embedding. Training computes all levels at once
+(teacher forcing); search uses the same weights one level at a time (:mod:`genius_search.search.decoder`).
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ MAX_DISTANCE: Final = 128
 CODE_ROW_STD: Final = 2.08
 """Initial scale of code rows: the released code's 100 x nn.Linear of a unit vector at width 768."""
 FIRST_SCALE: Final = 20.0
-"""Initial factor from distances to logits; a cosine of 0.05 is worth a factor of e."""
+"""Initial scale of distances as logits: a cosine higher by 0.05 multiplies the probability by e."""
 FIRST_GATE: Final = 0.1
-"""Initial weight of the decoder's own logits, which are random when training begins."""
+"""Initial weight of the decoder's logits, which are random when training begins."""
 
 
 class Guide(nn.Module):
-    """Logits of level l: scale_l · (r·e − |e|²/2) + bias + gate_l · (the decoder's logits).
+    """Combines the decoder's logits with the distances between the query and the code vectors.
 
-    r is the query's embedding minus the code vectors of earlier levels, e a code's vector; the bracket is, up
-    to a constant of the query, minus half the squared distance to the vector of the longer prefix. Scales,
-    gates and biases are learned with the decoder; the code vectors stay those of the quantizer.
+    The logits of level l are scale_l · (r·e − |e|²/2) + bias + gate_l · (the decoder's logits), where r is
+    the query's embedding minus the code vectors of earlier levels, and e is the vector of a code. Up to a
+    constant, the bracket is minus half the squared distance from the embedding to the vector of the prefix
+    with this code. Scales, gates and biases are learned with the decoder; the code vectors are the
+    quantizer's and fixed.
 
     Parameters
     ----------
@@ -100,14 +102,14 @@ class RMSNorm(nn.Module):
 
 
 class KeysValues(NamedTuple):
-    """Keys and values that attention looks at."""
+    """Keys and values of attention."""
 
     keys: Float[Tensor, "rows heads tokens head_width"]
     values: Float[Tensor, "rows heads tokens head_width"]
 
 
 class Attention(nn.Module):
-    """T5's attention: no biases, and the scaling by the width is in the initial weights."""
+    """T5's attention: without biases, and scaled by the initial weights instead of by 1/√width."""
 
     def __init__(self, config: GeneratorConfig) -> None:
         super().__init__()
@@ -119,7 +121,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(inner, config.width, bias=False)
 
     def keys_values(self, source: Float[Tensor, "rows tokens width"]) -> KeysValues:
-        """Return the keys and values of a source."""
+        """Project a source to keys and values."""
         return KeysValues(self._split(self.k(source)), self._split(self.v(source)))
 
     def forward(
@@ -137,7 +139,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention to the prefixes, feed-forward; each with its norm and residual."""
+    """Self-attention, cross-attention to the prefixes and feed-forward, each pre-normed and residual."""
 
     def __init__(self, config: GeneratorConfig) -> None:
         super().__init__()
@@ -162,13 +164,13 @@ class Block(nn.Module):
 
 
 class Generator(nn.Module):
-    """Decoder that writes the ID of a query's target.
+    """Decoder that generates the ID of a query's target.
 
-    The vocabulary is T5's three special rows, then the codes of level 0, level 1, and so on, so that code c
-    of level l is row ``offsets[l] + c``.
+    The vocabulary is T5's three special tokens, then the codes of level 0, level 1, and so on: code c of
+    level l is row ``offsets[l] + c``.
 
-    A generator of another package (:mod:`genius_search.registry`) is a subclass. If it computes its logits in
-    another way, it also has a method ``decoding()`` that returns a
+    Other packages can register a subclass (:mod:`genius_search.registry`). A subclass that computes its
+    logits differently must also have a method ``decoding()`` that returns a
     :class:`genius_search.search.decoder.T5Decoder` for search.
 
     Parameters
@@ -176,7 +178,7 @@ class Generator(nn.Module):
     sizes
         number of codes at each level.
     shares_codes
-        whether all levels use one alphabet, like the words of a text.
+        whether all levels share one vocabulary, as positions in a text do.
     """
 
     def __init__(
@@ -201,10 +203,11 @@ class Generator(nn.Module):
         self._initialise()
 
     def start_codes(self, tables: list[Float[Tensor, "_ dim"]], *, generator: torch.Generator) -> None:
-        """Initialise code rows by a random linear map of the unit code vectors, as the released code does.
+        """Initialise the codes' embeddings by a random linear map of their unit code vectors.
 
-        Codes with similar vectors then begin with similar rows. Deviation 12: on one scale for any width of
-        the features, and without a bias. The guide, if there is one, gets the vectors themselves.
+        As in the released code, codes with similar vectors start with similar embeddings. Deviation 12: the
+        scale is the same for every feature width, and there is no bias. The guide, if there is one, gets the
+        code vectors themselves.
         """
         if self.guide is not None:
             self.guide.vectors.copy_(torch.cat(tables))
@@ -220,7 +223,7 @@ class Generator(nn.Module):
     def forward(
         self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
     ) -> Float[Tensor, "batch levels width"]:
-        """Return the hidden state at every level, given the true codes before it (teacher forcing)."""
+        """Return the hidden state at every level, given the target's earlier codes (teacher forcing)."""
         rows = codes + torch.tensor(self.offsets, device=codes.device)
         start = torch.zeros_like(rows[:, :1])
         hidden = self.dropout(self.embedding(torch.cat([start, rows[:, :-1]], dim=1)))
@@ -251,7 +254,7 @@ class Generator(nn.Module):
         return torch.stack(losses)
 
     def logits(self, hidden: Float[Tensor, "rows width"], rows: slice) -> Float[Tensor, "rows codes"]:
-        """Return logits of part of the vocabulary."""
+        """Return the logits of a slice of the vocabulary."""
         if self.head is not None:
             return F.linear(hidden, self.head.weight[rows])
         return F.linear(hidden * self.config.width**-0.5, self.embedding.weight[rows])
@@ -266,7 +269,7 @@ class Generator(nn.Module):
         return torch.log_softmax(self.level_logits(hidden, level), dim=-1)
 
     def level_logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
-        """Return the decoder's own logits of one level's codes, without the guide."""
+        """Return the decoder's logits of one level's codes, without the guide."""
         start = self.offsets[level]
         return self.logits(hidden, slice(start, start + self.sizes[level])).float()
 
@@ -275,9 +278,9 @@ class Generator(nn.Module):
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def position_biases(self, tokens: int) -> Float[Tensor, "1 heads tokens keys"]:
-        """Return the relative-position bias of each token for all tokens up to itself.
+        """Return the relative-position bias between each token and those up to itself.
 
-        T5 computes it in the first block only and shares it with the others.
+        As in T5, all blocks share one bias.
         """
         positions = torch.arange(tokens, device=self.position_bias.weight.device)
         distance = positions[:, None] - positions[None, :]
@@ -286,7 +289,7 @@ class Generator(nn.Module):
         return bias.permute(2, 0, 1)[None]
 
     def _initialise(self) -> None:
-        """Draw T5's initial weights (factor 1)."""
+        """Initialise the weights as T5 does (factor 1)."""
         config = self.config
         nn.init.normal_(self.embedding.weight, std=1.0)
         nn.init.normal_(self.position_bias.weight, std=config.width**-0.5)
@@ -303,7 +306,7 @@ class Generator(nn.Module):
 
 
 def _bucket(distance: Tensor) -> Tensor:
-    """Return T5's buckets of distances: one each up to 15, then logarithmic up to 128."""
+    """Return T5's distance buckets: one per distance up to 15, then logarithmic up to 128."""
     exact = NUM_BUCKETS // 2
     ratio = torch.log(distance.clamp(min=1) / exact) / math.log(MAX_DISTANCE / exact)
     far = (exact + (ratio * (NUM_BUCKETS - exact)).long()).clamp(max=NUM_BUCKETS - 1)
@@ -313,7 +316,7 @@ def _bucket(distance: Tensor) -> Tensor:
 def make_generator(
     dim: int, sizes: tuple[int, ...], config: GeneratorConfig, *, shares_codes: bool = False
 ) -> Generator:
-    """Return an untrained generator of the kind that the settings name."""
+    """Construct an untrained generator of the configured kind."""
     make = find_part("generators", config.kind, {"t5": Generator})
     return make(dim, sizes, config, shares_codes=shares_codes)
 
@@ -326,7 +329,7 @@ class TrainedGenerator(NamedTuple):
 
 
 def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> TrainedGenerator:
-    """Finish a generator's folder; ``dim`` is the width of the embeddings."""
+    """Write weights and manifest of a generator; ``dim`` is the width of the embeddings."""
     write_weights(writer.path / WEIGHTS, generator.state_dict())
     facts: dict[str, object] = {"dim": dim, "sizes": list(generator.sizes)}
     if generator.shares_codes:
@@ -336,7 +339,7 @@ def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -
 
 
 def load_generator(folder: Path, *, device: str = "cpu") -> TrainedGenerator:
-    """Open a finished generator."""
+    """Load a generator from its folder."""
     manifest = open_artifact(folder, kind=KIND)
     config = from_json(GeneratorConfig, manifest.config)
     facts = manifest.facts

@@ -1,7 +1,7 @@
-"""Health of IDs: use of the codes, collisions, purity of the modality level, reconstruction.
+"""Health of IDs: code usage, collisions, purity of the modality level, reconstruction.
 
-Retrained quantizers that collapse unnoticed are the most common complaint about generative retrieval; so
-this report is made during training, stored with the model, and printed by ``genius doctor``.
+Quantizers that collapse unnoticed in training are the most common complaint about generative retrieval, so
+this report is computed during training, stored with the model, and printed by ``genius doctor``.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ LOW_RECONSTRUCTION: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LevelHealth:
-    """Use of one level's codes by a set of candidates."""
+    """Code usage of one level on a set of candidates."""
 
     level: int
     size: int
     used: int
-    """Number of codes that at least one candidate has."""
+    """Number of codes with at least one candidate."""
     perplexity: float
-    """2 to the entropy of the codes: their effective number."""
+    """Effective number of codes: 2 to the power of their entropy."""
     largest_share: float
-    """Share of the candidates that have the most frequent code."""
+    """Share of the candidates with the most frequent code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The health of a quantizer on a set of candidates."""
+    """Health of a quantizer on a set of candidates."""
 
     candidates: int
     distinct_ids: int
     collision_rate: float
-    """Share of the candidates whose ID is shared with another one."""
+    """Share of the candidates that share their ID with another one."""
     largest_bucket: int
-    """Number of candidates that share the most frequent ID."""
+    """Number of candidates with the most frequent ID."""
     purity: float | None
-    """Share of the candidates whose level-0 code stands mostly for their modality; None without level 0."""
+    """Share of the candidates whose modality is the majority of their level-0 code; None without level 0."""
     level0_modality: tuple[str, ...]
-    """Modality that each level-0 code stands for; ``unknown`` if no candidate has it."""
+    """Majority modality of each level-0 code; ``unknown`` if no candidate has the code."""
     reconstruction: float
     """Mean cosine between an embedding and the vector of its ID."""
     levels: tuple[LevelHealth, ...]
     problems: tuple[str, ...]
-    """One sentence each; empty if the IDs are healthy."""
+    """Problems found, one sentence each; empty if the IDs are healthy."""
 
     @property
     def verdict(self) -> str:
@@ -77,8 +77,8 @@ def examine(
     sizes: tuple[int, ...],
     has_modality_level: bool,
 ) -> Health:
-    """Examine the IDs of candidates; ``reconstruction`` is the cosine of each to its ID's vector."""
-    counts = _holders(codes)
+    """Report the health of IDs; ``reconstruction`` holds each candidate's cosine with its ID's vector."""
+    counts = _bucket_sizes(codes)
     levels = tuple(_level(level, codes[:, level], size) for level, size in enumerate(sizes))
     purity = None
     names: tuple[str, ...] = ()
@@ -104,8 +104,8 @@ def examine(
     )
 
 
-def _holders(codes: np.ndarray) -> np.ndarray:
-    """Return the number of candidates of each ID that occurs."""
+def _bucket_sizes(codes: np.ndarray) -> np.ndarray:
+    """Return the number of candidates of each distinct ID."""
     ordered = codes[np.lexsort(codes.T)]
     is_new = np.ones(len(codes), dtype=bool)
     is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
@@ -135,7 +135,7 @@ def _problems(
     problems = []
     if purity is not None and purity < LOW_PURITY:
         problems.append(
-            f"level 0 tells modalities apart for only {purity:.1%} of the candidates: train longer, or use "
+            f"level 0 matches the modality of only {purity:.1%} of the candidates: train longer, or use "
             "--quantizer.level0 assigned"
         )
     if collisions > HIGH_COLLISIONS:
@@ -143,7 +143,9 @@ def _problems(
             f"{collisions:.1%} of the candidates share their ID: more levels or larger codebooks are needed"
         )
     if reconstruction < LOW_RECONSTRUCTION:
-        problems.append(f"IDs describe embeddings badly (mean cosine {reconstruction:.2f}): train longer")
+        problems.append(
+            f"IDs are poor approximations of embeddings (mean cosine {reconstruction:.2f}): train longer"
+        )
     for level in levels[1:] if has_modality_level else levels:
         reachable = min(level.size, candidates)
         if level.used < LOW_USE * reachable:

@@ -1,4 +1,4 @@
-"""The losses of stage 0 and stage 1 (paper, equations 2 and 8). All accept gathered batches."""
+"""Losses of stages 0 and 1 (paper, equations 2 and 8)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def contrastive_loss(
     temperature: float,
     direction: Literal["both", "query"],
 ) -> Float[Tensor, ""]:
-    """Pull each query to its candidate, away from the batch's others (L_cl).
+    """Compute the contrastive loss L_cl between queries and the candidates of the batch.
 
-    Deviation 1: ``false_negatives[q, c]`` marks candidates that also answer query q; they are left out
-    of the denominator instead of being pushed away.
+    Deviation 1: ``false_negatives[q, c]`` is true if candidate c is also relevant to query q; such pairs are
+    excluded from the denominator.
 
     Parameters
     ----------
     queries, candidates
-        unit vectors; row i of one belongs to row i of the other.
+        unit vectors; row i of one matches row i of the other.
     false_negatives
-        never true on the diagonal.
+        must be false on the diagonal.
     """
     with torch.autocast(queries.device.type, enabled=False):  # a low temperature magnifies rounding
         logits = queries @ candidates.T / temperature
@@ -43,8 +43,8 @@ def contrastive_loss(
 def alignment_loss(
     queries: Float[Tensor, "batch dim"], candidates: Float[Tensor, "batch dim"]
 ) -> Float[Tensor, ""]:
-    """Bring the quantized query to its quantized candidate (L_mse), both as unit vectors.
+    """Compute the mean squared error L_mse between normalised quantized queries and candidates.
 
-    Deviation 2: the mean over elements, as in the released code; the paper's norm is ``dim`` times it.
+    Deviation 2: a mean over elements, as in the released code; the paper's norm is ``dim`` times as large.
     """
     return F.mse_loss(F.normalize(queries, dim=-1), F.normalize(candidates, dim=-1))

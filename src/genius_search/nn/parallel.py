@@ -1,4 +1,4 @@
-"""Training on several ranks, and the device that a model is on."""
+"""Distributed training over several ranks, and device checks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from genius_search.errors import UsageError
 
 
 def num_ranks() -> int:
-    """Return the number of processes that train together."""
+    """Return the number of training processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return the place of this process among them."""
+    """Return the rank of this process."""
     return dist.get_rank() if num_ranks() > 1 else 0
 
 
 def own_rows(batch: Tensor) -> Tensor:
-    """Return this rank's share of a batch that every rank drew alike; the batch divides evenly."""
+    """Return this rank's share of a batch that is identical on all ranks and divides evenly."""
     size = len(batch) // num_ranks()
     return batch[rank() * size : (rank() + 1) * size]
 
 
 class _Gather(torch.autograd.Function):
-    """Gathers the rows of all ranks; a rank's gradient is the sum of all ranks' gradients of its rows.
+    """All-gather whose backward pass sums the gradients of all ranks.
 
-    Deviation 10: in the released code L_cl weighs less the more ranks there are.
+    Deviation 10: in the released code the weight of L_cl shrinks with the number of ranks.
     """
 
     @staticmethod
@@ -47,7 +47,7 @@ class _Gather(torch.autograd.Function):
 
 
 def gather(rows: Tensor) -> Tensor:
-    """Return the rows of all ranks, in rank order, with gradient."""
+    """Gather the rows of all ranks, in rank order; differentiable."""
     if num_ranks() == 1:
         return rows
     gathered: Tensor = _Gather.apply(rows)  # type: ignore[no-untyped-call]
@@ -55,7 +55,7 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def gather_pairs(rows: Tensor) -> Tensor:
-    """Gather rows that hold queries, then candidates, such that all queries come first again."""
+    """Gather rows that consist of queries, then candidates; the result has the same order."""
     if num_ranks() == 1:
         return rows
     parts: Tensor = gather(rows).unflatten(0, (num_ranks(), 2, len(rows) // 2))
@@ -63,14 +63,14 @@ def gather_pairs(rows: Tensor) -> Tensor:
 
 
 def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
-    """Replace each tensor by its sum over ranks."""
+    """Replace each tensor by its sum over all ranks."""
     if num_ranks() > 1:
         for tensor in tensors:
             dist.all_reduce(tensor)
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace each gradient by its mean over ranks."""
+    """Replace each gradient by its mean over all ranks."""
     if num_ranks() == 1:
         return
     for parameter in parameters:
@@ -80,12 +80,12 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def usable(device: str) -> str:
-    """Return the device as given if this machine has it.
+    """Check that a device can be used, and return its name.
 
     Raises
     ------
     UsageError
-        PyTorch does not know the name, or there is no such device.
+        PyTorch does not know the name, or the machine has no such device.
     """
     try:
         torch.zeros(1, device=device)

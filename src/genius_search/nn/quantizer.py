@@ -1,7 +1,7 @@
-"""Modality-decoupled residual quantization: an embedding becomes an ID (paper, section 4.2.2).
+"""Modality-decoupled residual quantization of embeddings into IDs (paper, section 4.2.2).
 
-Level 0 stands for the modality, the others for meaning, coarse to fine. Codebooks start from k-means and
-follow by exponential moving average; no gradient reaches them.
+Level 0 encodes the modality, the later levels encode meaning from coarse to fine. Codebooks are initialised
+by k-means and updated by exponential moving averages; they receive no gradients.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from genius_search.registry import find_part
 KIND: Final = "quantizer"
 WEIGHTS: Final = "quantizer.safetensors"
 POOL_SAMPLE: Final = "pool_sample"
-"""Name among the weights; only a refitted quantizer has it."""
+"""Name of the pool sample in the weights file; only refitted quantizers have one."""
 CHUNK: Final = 16_384
-"""Items compared with all centroids at a time, to bound memory."""
+"""Items per block when assigning centroids, to bound memory."""
 DISTANCES_AT_ONCE: Final = 1 << 24
 """Distances in memory at once: 64 MiB."""
 FUSE_BATCH: Final = 4096
 
 
 class Clusters(NamedTuple):
-    """Centroids and how many samples each stands for."""
+    """Centroids and the number of samples assigned to each."""
 
     centroids: Float[Tensor, "codes dim"]
     counts: Float[Tensor, " codes"]
@@ -51,7 +51,8 @@ def assign(
 ) -> Int[Tensor, " items"]:
     """Return the index of the nearest centroid (squared Euclidean); the lowest index wins a tie.
 
-    In full precision even while training in bfloat16, which cannot tell near neighbours apart.
+    Distances are computed in full precision even when training in bfloat16, which is too coarse to tell near
+    neighbours apart.
     """
     bias = centroids.square().sum(dim=1) / 2
     with torch.autocast(samples.device.type, enabled=False):
@@ -64,9 +65,9 @@ def assign(
 def kmeans(
     samples: Float[Tensor, "items dim"], size: int, *, iterations: int, generator: torch.Generator
 ) -> Clusters:
-    """Run Lloyd's algorithm until nothing moves or ``iterations`` are done.
+    """Run Lloyd's algorithm until assignments no longer change, for at most ``iterations`` iterations.
 
-    With fewer samples than clusters, samples are drawn with replacement as seeds.
+    If there are fewer samples than clusters, the initial centroids are drawn with replacement.
     """
     order = torch.randperm(len(samples), generator=generator)
     if len(samples) < size:
@@ -89,9 +90,9 @@ def kmeans(
 def nearest_sums(
     residuals: Float[Tensor, "items dim"], tables: Sequence[Float[Tensor, "_ dim"]], *, beam: int
 ) -> Int[Tensor, "items levels"]:
-    """Return codes whose vectors add up to something near each residual, by a beam search over levels.
+    """Approximate each residual by a sum of code vectors, one from each table; return their codes.
 
-    ``beam`` partial IDs are kept at each level; a beam of one gives the greedy choices.
+    This is a beam search over the levels that keeps ``beam`` partial sums; 1 is the greedy choice.
     """
     at_once = max(1, DISTANCES_AT_ONCE // (beam * max(len(table) for table in tables)))
     return torch.cat([_nearest_sums(chunk, tables, beam) for chunk in residuals.split(at_once)])
@@ -101,14 +102,14 @@ def _nearest_sums(
     residuals: Float[Tensor, "items dim"], tables: Sequence[Float[Tensor, "_ dim"]], beam: int
 ) -> Int[Tensor, "items levels"]:
     items, dim = residuals.shape
-    remaining = residuals[:, None]  # of each partial ID
-    halves = residuals.square().sum(dim=1, keepdim=True) / 2  # half the squared length of what remains
+    remaining = residuals[:, None]  # one row for each partial ID
+    half_errors = residuals.square().sum(dim=1, keepdim=True) / 2  # half the squared norm of ``remaining``
     codes = torch.zeros(items, 1, 0, dtype=torch.int64, device=residuals.device)
     for table in tables:
         width = remaining.shape[1]
         change = torch.addmm(table.square().sum(dim=1) / 2, remaining.flatten(0, 1), table.T, alpha=-1)
-        grown = change.view(items, width, len(table)).add_(halves[..., None])
-        halves, best = grown.flatten(1).topk(min(beam, width * len(table)), dim=1, largest=False)
+        errors = change.view(items, width, len(table)).add_(half_errors[..., None])
+        half_errors, best = errors.flatten(1).topk(min(beam, width * len(table)), dim=1, largest=False)
         parent, chosen = best // len(table), best % len(table)
         remaining = remaining.gather(1, parent[..., None].expand(-1, -1, dim)) - table[chosen]
         codes = codes.gather(1, parent[..., None].expand(-1, -1, codes.shape[2]))
@@ -125,28 +126,28 @@ class Quantized(NamedTuple):
     loss: Float[Tensor, ""]
     """L_rq: mean squared distance of each residual to its code vector, over elements and levels."""
     residuals: Float[Tensor, "levels items dim"]
-    """Input of each level, detached; the moving average learns from it."""
+    """Input of each level, detached, for the moving averages."""
 
 
 class EncodedItems(NamedTuple):
     """Items as an index stores them."""
 
     embeddings: Float[Tensor, "items dim"]
-    """Unit vectors: the fused embeddings that IDs are made from."""
+    """Fused embeddings, which the IDs are computed from; unit vectors."""
     codes: Int[Tensor, "items levels"]
     code_cosine: Float[Tensor, " items"]
-    """Cosine between an embedding and the vector of its ID; orders items that share one."""
+    """Cosine between an item's embedding and the vector of its ID; ranks the items that share an ID."""
     norm_and_density: Int16[Tensor, "items columns"]
-    """Half norm and density of each ID (:mod:`genius_search.nn.density`)."""
+    """Half the squared norm and the density of each ID (:mod:`genius_search.nn.density`)."""
 
     @property
     def columns(self) -> Int16[Tensor, "items columns"]:
-        """Rows of a table of IDs: the codes, then half norm and density."""
+        """The rows that an ID table stores: codes, half norm, density."""
         return torch.cat([self.codes.short(), self.norm_and_density], dim=1)
 
 
 class Codebook(nn.Module):
-    """The code vectors of one level and the running averages they follow."""
+    """Code vectors of one level, and the moving averages that define them."""
 
     embed: Tensor
     cluster_size: Tensor
@@ -160,7 +161,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def start(self, vectors: Float[Tensor, "codes dim"], counts: Float[Tensor, " codes"]) -> None:
-        """Begin from these vectors, each standing for that many items."""
+        """Initialise code vectors and averages from centroids and their numbers of items."""
         self.embed.copy_(vectors)
         self.cluster_size.copy_(counts)
         self.embed_avg.copy_(vectors * counts[:, None])
@@ -174,7 +175,7 @@ class Codebook(nn.Module):
         decay: float,
         laplace: float,
     ) -> None:
-        """Take one step of the moving average towards the residuals that chose each code."""
+        """Update the moving averages with the residuals that were assigned to each code."""
         size = len(self.embed)
         counts = torch.zeros_like(self.cluster_size).index_add_(
             0, codes, torch.ones_like(codes, dtype=self.cluster_size.dtype)
@@ -191,7 +192,7 @@ class Codebook(nn.Module):
     def revive(
         self, residuals: Float[Tensor, "items dim"], *, below: float, generator: torch.Generator
     ) -> int:
-        """Move every code with an average count under ``below`` to a random residual; return how many."""
+        """Move each code whose average count is below ``below`` to a random residual; return their number."""
         dead = self.cluster_size < below
         num_dead = int(dead.sum())
         if num_dead == 0 or len(residuals) == 0:
@@ -205,16 +206,16 @@ class Codebook(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """Fusion and codebooks: features in, unit embeddings and IDs out.
+    """Fusion and codebooks: turns features into unit embeddings and IDs.
 
-    A quantizer of another package (:mod:`genius_search.registry`) is a subclass: it is made from ``dim`` and
-    ``config`` and may choose codes, embeddings or losses in its own way.
+    Other packages can register a subclass (:mod:`genius_search.registry`). It is constructed from ``dim`` and
+    ``config`` and may override how codes, embeddings or losses are computed.
     """
 
     level0_modality: Tensor
     pool_sample: Int16[Tensor, "sampled levels"]
-    """Distinct IDs of the pool that the codebooks were refitted to, by which densities are measured; empty
-    without a refit."""
+    """Distinct IDs of the pool that the codebooks were refitted to, used to measure densities; empty without
+    a refit."""
 
     def __init__(self, dim: int, config: QuantizerConfig) -> None:
         super().__init__()
@@ -229,13 +230,13 @@ class Quantizer(nn.Module):
         self.codebooks = nn.ModuleList([*modality, *semantic])
         self.classifier = nn.Linear(dim, NUM_MODALITIES) if config.level0 == "classifier" else None
         # Deviation 5: level 0 may be assigned, classified or absent; the paper's is learned.
-        # What each level-0 code stands for (0 image, 1 text, 2 image-text); −1 while unknown. Nothing
-        # supervises a learned level 0, so this is measured on candidates after training.
+        # Modality of each level-0 code (0 image, 1 text, 2 image-text), −1 while unknown. A learned level 0
+        # is unsupervised, so its modalities are measured on candidates after training.
         known = config.level0 in ("assigned", "classifier")
         self.register_buffer(
             "level0_modality", torch.arange(3) if known else torch.full((NUM_MODALITIES,), -1)
         )
-        # Not a buffer, since its length is not a setting; on the CPU even while weights are on "meta".
+        # Not a buffer, since its length varies; on the CPU even when the weights are on "meta".
         self.pool_sample = torch.empty(0, self.num_levels, dtype=torch.int16, device="cpu")
         self._norm_and_density: NormAndDensity | None = None
 
@@ -246,7 +247,7 @@ class Quantizer(nn.Module):
 
     @property
     def has_modality_level(self) -> bool:
-        """Whether an ID's first code stands for the modality."""
+        """Whether the first code of an ID encodes the modality."""
         return self.config.level0 != "none"
 
     @property
@@ -273,8 +274,8 @@ class Quantizer(nn.Module):
     ) -> Quantized:
         """Assign IDs to unit embeddings, greedily level by level (equations 4 to 6).
 
-        ``modalities`` (0 image, 1 text, 2 image-text; of the item itself, or for a query of the item that it
-        asks for) is required when level 0 is ``assigned``; the other kinds of level 0 ignore it.
+        ``modalities`` (0 image, 1 text, 2 image-text) is the modality of each item, or the target modality of
+        each query. It is required if level 0 is ``assigned``, and ignored otherwise.
         """
         residual = embeddings
         vectors = torch.zeros_like(embeddings)
@@ -310,7 +311,7 @@ class Quantizer(nn.Module):
 
     @property
     def norm_and_density(self) -> NormAndDensity:
-        """Half norms and densities of IDs by the present code vectors and pool sample."""
+        """Measures half norms and densities of IDs with the current code vectors and pool sample."""
         if self._norm_and_density is None:
             self._norm_and_density = NormAndDensity(
                 self.tables(), has_modality_level=self.has_modality_level, sample=self.pool_sample
@@ -318,7 +319,7 @@ class Quantizer(nn.Module):
         return self._norm_and_density
 
     def set_pool_sample(self, ids: Int[Tensor, "sampled levels"]) -> None:
-        """Measure densities by these IDs, which must be distinct, from now on."""
+        """Set the IDs that densities are measured against; they must be distinct."""
         self.pool_sample = ids.to("cpu", torch.int16)
         self._norm_and_density = None
 
@@ -345,7 +346,7 @@ class Quantizer(nn.Module):
         batch_size: int,
         generator: torch.Generator,
     ) -> None:
-        """Run k-means level by level on the residuals; counts are scaled to one batch of pairs."""
+        """Initialise the codebooks by k-means, level by level; counts are scaled to one batch of pairs."""
         self._norm_and_density = None
         residual = embeddings
         scale = 2 * batch_size / len(embeddings)
@@ -371,10 +372,10 @@ class Quantizer(nn.Module):
 
     @torch.no_grad()
     def follow(self, quantized: Quantized, *, generator: torch.Generator) -> int:
-        """Take a moving-average step after a batch (queries, then candidates); return how many codes revived.
+        """Update all codebooks with a batch (queries, then candidates); return the number of revived codes.
 
-        All ranks do the same: sums are over ranks, and revival draws from the gathered residuals with a
-        generator that every rank seeds alike.
+        All ranks stay identical: sums are taken over ranks, and dead codes are redrawn from the gathered
+        residuals with a generator that is seeded alike on every rank.
         """
         self._norm_and_density = None
         revived = 0
@@ -390,7 +391,7 @@ class Quantizer(nn.Module):
         return revived
 
     def classify(self, embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items modalities"]:
-        """Return logits of the modality; level 0 must be a classifier."""
+        """Return modality logits; only for a quantizer whose level 0 is a classifier."""
         if self.classifier is None:
             raise ValueError("this quantizer has no modality classifier")
         logits: Tensor = self.classifier(embeddings)
@@ -399,7 +400,7 @@ class Quantizer(nn.Module):
     def _encode(
         self, embeddings: Float[Tensor, "items dim"], modalities: Int[Tensor, " items"]
     ) -> Int[Tensor, "items levels"]:
-        """Return the IDs that items are stored under: semantic codes are chosen jointly (deviation 30)."""
+        """Return the IDs of items; the semantic codes are chosen by beam search (deviation 30)."""
         beam = self.config.encoding_beam
         if beam == 1:
             return self.quantize(embeddings, modalities).codes
@@ -421,7 +422,7 @@ class Quantizer(nn.Module):
 
 
 def make_quantizer(dim: int, config: QuantizerConfig) -> Quantizer:
-    """Return an untrained quantizer of the kind that the settings name."""
+    """Construct an untrained quantizer of the configured kind."""
     return find_part("quantizers", config.kind, {"residual": Quantizer})(dim, config)
 
 
@@ -433,7 +434,7 @@ class TrainedQuantizer(NamedTuple):
 
 
 def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health | None) -> TrainedQuantizer:
-    """Finish a quantizer's folder; ``health`` is None if its IDs could not be examined yet."""
+    """Write weights and manifest of a quantizer; ``health`` is None if its IDs were not examined yet."""
     tensors = {POOL_SAMPLE: quantizer.pool_sample} if len(quantizer.pool_sample) else {}
     written: set[int] = set()
     for name, tensor in quantizer.state_dict().items():
@@ -446,7 +447,7 @@ def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health
 
 
 def load_quantizer(folder: Path, *, device: str = "cpu") -> TrainedQuantizer:
-    """Open a finished quantizer."""
+    """Load a quantizer from its folder."""
     manifest = open_artifact(folder, kind=KIND)
     quantizer = make_quantizer(int(manifest.facts["dim"]), from_json(QuantizerConfig, manifest.config))
     tensors = load_file(folder / WEIGHTS)
@@ -458,7 +459,7 @@ def load_quantizer(folder: Path, *, device: str = "cpu") -> TrainedQuantizer:
 
 
 def _shared_names(quantizer: Quantizer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the shared codebook's tensors under the names of the levels that were not written."""
+    """Return the shared codebook's tensors under the names of the levels missing from the file."""
     first = int(quantizer.has_modality_level)
     return {
         name: tensors[f"codebooks.{first}.{name.split('.')[2]}"]
@@ -468,7 +469,7 @@ def _shared_names(quantizer: Quantizer, tensors: Mapping[str, Tensor]) -> dict[s
 
 
 def encode(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> EncodedItems:
-    """Return embeddings and IDs of candidates: all of them, or the given rows."""
+    """Encode candidates (all, or the given rows) into embeddings and IDs."""
     rows = np.arange(len(features)) if rows is None else rows
     parts: list[EncodedItems] = []
     for start in range(0, len(rows), FUSE_BATCH):
@@ -481,7 +482,7 @@ def encode(quantizer: Quantizer, features: Features, rows: np.ndarray | None = N
 
 @torch.no_grad()
 def fuse(quantizer: Quantizer, features: Features) -> Float[Tensor, "rows dim"]:
-    """Return embeddings of all rows, of queries or candidates, as 16-bit floats on the CPU."""
+    """Return the fused embeddings of all rows as 16-bit floats on the CPU."""
     device = quantizer.device
     output = torch.empty(len(features), features.dim, dtype=torch.float16)
     for rows, batch in features.batches(FUSE_BATCH):
@@ -490,7 +491,7 @@ def fuse(quantizer: Quantizer, features: Features) -> Float[Tensor, "rows dim"]:
 
 
 def measure_health(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> Health:
-    """Examine the IDs of candidates: all of them, or the given rows."""
+    """Report the health of the IDs of candidates (all, or the given rows)."""
     encoded = encode(quantizer, features, rows)
     modality = features.modality if rows is None else features.modality[rows]
     return examine(

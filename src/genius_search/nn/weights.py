@@ -1,4 +1,4 @@
-"""Weights as safetensors files, which any tool can read."""
+"""Weights as safetensors files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ __all__ = ["write_weights"]
 def write_weights(
     path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors by name; those that share memory or are not contiguous are copied first.
+    """Write named tensors, copying those that share memory or are not contiguous.
 
-    The file gets the usual permissions of new files; the library alone would make it readable by its owner
-    only.
+    The file gets the permissions of the umask; safetensors alone would restrict it to its owner.
     """
     path.unlink(missing_ok=True)
     path.touch()

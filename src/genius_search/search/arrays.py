@@ -1,4 +1,4 @@
-"""Arrays on disk: ``.npy`` files that are written in pieces, and mapped into memory instead of being read."""
+"""Arrays on disk: ``.npy`` files that are written in pieces and memory-mapped."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
 
 class GrowingArray:
-    """An ``.npy`` file that rows are appended to; its header is right once it is closed.
+    """An ``.npy`` file that rows can be appended to; closing it writes the final header.
 
     Parameters
     ----------
     columns
-        length of a row; None for an array of one dimension.
+        length of a row; None for a one-dimensional array.
 
     >>> with contextlib.closing(GrowingArray(Path("items.npy"), np.int32)) as items:  # doctest: +SKIP
     ...     items.append(np.arange(3))
@@ -31,7 +31,7 @@ class GrowingArray:
         self._write_header()
 
     def append(self, rows: Shaped[np.ndarray, "rows ..."]) -> None:
-        """Write rows at the end."""
+        """Append rows to the file."""
         if len(rows):
             # Not ndarray.tofile, whose error does not say that the disk is full.
             self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
@@ -46,7 +46,7 @@ class GrowingArray:
 
     def _write_header(self) -> None:
         shape = (self.num_rows,) if self.columns is None else (self.num_rows, self.columns)
-        np.lib.format.write_array_header_1_0(  # it leaves room for any number of rows
+        np.lib.format.write_array_header_1_0(  # it reserves space for any number of rows
             self._file, {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
         )
 
@@ -60,14 +60,14 @@ def save_array(path: Path, array: Shaped[np.ndarray, "rows ..."]) -> None:
 def open_array(
     path: Path, *dtypes: np.typing.DTypeLike, dimensions: int = 1
 ) -> Shaped[np.ndarray, "rows ..."]:
-    """Map an ``.npy`` file into memory, read-only. Only its header is read.
+    """Memory-map an ``.npy`` file, read-only. Only its header is read.
 
     Raises
     ------
     ArtifactMissing
-        There is no such file.
+        The file does not exist.
     ArtifactMismatch
-        It is truncated, of another type or shape than expected, or not an array.
+        The file is truncated, has an unexpected type or shape, or is not an array.
     """
     expected = f"{' or '.join(np.dtype(dtype).name for dtype in dtypes)} of {dimensions} dimensions"
     try:

@@ -1,8 +1,8 @@
-"""Beam search over the IDs that exist (paper, section 4.4).
+"""Beam search over the IDs of a pool (paper, section 4.4).
 
-The generator writes an ID code by code, and at each level a query keeps its most probable prefixes: its
-beams. A prefix is a range of rows in the table of each part, so the codes that may come next, and how many
-IDs lie under each, are look-ups in sorted rows. All queries of a batch go through the levels together.
+The generator predicts an ID code by code. At each level, every query keeps its most probable prefixes: its
+beams. A prefix is a range of rows in the table of each part, so the codes that can follow it, and the number
+of IDs under each, are found by binary search. All queries of a batch are decoded together, level by level.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from genius_search.search.decoder import Decoder, DecoderState
 from genius_search.search.table import Children, Part, Restriction, children_in_parts, count_ids
 
 MAX_READ_AHEAD: Final = 4
-"""Codes of level 0 that are read before their probability is known; there are three modalities."""
+"""Level-0 codes that the decoder reads before their probabilities are known; there are three modalities."""
 
 
 class Beams(NamedTuple):
-    """The beams with which the search of each query ended, best first.
+    """Final beams of each query, best first.
 
-    A beam is a whole ID if all levels were decoded, otherwise a prefix: a range of rows in the table of each
-    part. Places that are not filled are empty in all parts.
+    A beam is an ID if all levels were decoded, otherwise a prefix, as a range of rows in the table of each
+    part. The range of an unused beam is empty in every part.
     """
 
     low: Int64[np.ndarray, "queries beams parts"]
     high: Int64[np.ndarray, "queries beams parts"]
     log_probabilities: Float32[np.ndarray, "queries beams levels"]
-    """What each code added to the score; −inf in unfilled places, NaN for levels that were not decoded."""
+    """Log-probability of each code; −inf for unused beams, NaN for levels that were not decoded."""
 
     def filled(self) -> Bool[np.ndarray, "queries beams"]:
-        """Return which places hold something."""
+        """Return a mask of the used beams."""
         return np.asarray((self.high > self.low).any(axis=2))
 
     def scores(self) -> Float32[np.ndarray, "queries beams"]:
-        """Return the log-probability of each prefix: the sum over its levels."""
+        """Return the log-probability of each beam: the sum over its levels."""
         return np.asarray(np.nansum(self.log_probabilities, axis=2, dtype=np.float32))
 
 
@@ -58,31 +58,31 @@ def search(
 ) -> Beams:
     """Find the ``config.beam`` most probable IDs of all parts for each query.
 
-    Fewer are returned when fewer exist, never duplicates (deviation 16). Equal scores keep the order of
-    their parents, then of their codes, so the result does not depend on the batch.
+    Fewer are returned if fewer exist; duplicates never are (deviation 16). Ties are broken by the order of
+    the parents, then by code, so the result does not depend on the batch.
 
-    A query is finished as soon as its beams lead to no more IDs than its beam is wide, for then none of them
-    will be dropped. What is left of those IDs is scored in one pass; or not at all when a re-ranking orders
-    them anyway. With a re-ranking, ``config.candidates`` ends decoding earlier still: as soon as that few IDs
-    lie under the beams, which are then prefixes. The next best prefixes that were scored join them while the
-    number of candidates allows. No ID that full decoding finds is lost by any of this.
+    Decoding of a query stops early once at most as many IDs lie under its beams as the beam is wide, because
+    none of these IDs can be dropped any more. Their remaining codes are scored in one pass, or not at all if
+    they are re-ranked anyway. With re-ranking, decoding stops even earlier: as soon as at most
+    ``config.candidates`` IDs lie under the beams, which then are prefixes. While this limit allows, the next
+    best prefixes are kept in addition to the beam. Stopping early never loses an ID that full decoding finds.
 
     Parameters
     ----------
     level0
-        for each query the level-0 codes it may begin with (a wanted modality); empty means any.
+        allowed level-0 codes of each query (its target modality); empty means any.
     restrictions
-        for each query what it may find, deletions included; None, for all or for a query, means every item
-        that is not deleted.
+        allowed items of each query, deletions taken into account. None, for all queries or for one, allows
+        every item that is not deleted.
     widths
         beam width of each query, instead of ``config.beam``.
     """
-    wide = np.full(len(queries), config.beam) if widths is None else np.asarray(widths, dtype=np.int64)
-    return BeamSearch(decoder, parts, config, level0, restrictions, wide).run(queries)
+    beam_widths = np.full(len(queries), config.beam) if widths is None else np.asarray(widths, dtype=np.int64)
+    return BeamSearch(decoder, parts, config, level0, restrictions, beam_widths).run(queries)
 
 
 class BeamSearch:
-    """One batch of queries on its way through the levels."""
+    """Beam search for one batch of queries."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class BeamSearch:
         self.restrictions = [default if own is None else own for own in given]
         self.is_restricted = any(own is not None for own in self.restrictions)
         self.widths = widths
-        # A query with no more IDs than this under its beams is finished.
+        # A query is finished once at most this many IDs lie under its beams.
         self.budgets = np.maximum(widths, config.candidates) if self.is_reranked else widths
         self.num_levels = len(decoder.sizes)
         self.finished: list[Frontier | None] = [None] * len(widths)
@@ -119,20 +119,20 @@ class BeamSearch:
         state = self.decoder.start(queries[torch.from_numpy(frontier.queries)].to(device))
         step = self.decoder.advance(state, torch.from_numpy(codes).to(device))
         state, hidden = step.state, step.hidden[:, 0]
-        ahead = step.hidden[:, 1:]  # of codes that were read ahead: what follows level 0
+        ahead = step.hidden[:, 1:]  # hidden states of codes that were read ahead; they predict level 1
         for level in range(self.num_levels):
             gained = self._log_probabilities(hidden, rows, level, children)
             chosen = self.choose(frontier, children, frontier.total.ravel()[children.parent] + gained)
             frontier = frontier.extend(children, chosen, gained, level, rows, rows_per_query)
-            going_on = np.flatnonzero(self._finish(frontier, state, ahead, level))
-            if not len(going_on):
+            unfinished = np.flatnonzero(self._finish(frontier, state, ahead, level))
+            if not len(unfinished):
                 break
-            everyone = len(going_on) == len(frontier.queries)
-            if not everyone:
-                frontier = frontier.take(going_on)
+            none_finished = len(unfinished) == len(frontier.queries)
+            if not none_finished:
+                frontier = frontier.take(unfinished)
                 frontier = frontier.places(slice(int(self.widths[frontier.queries].max())))
             places = torch.from_numpy(frontier.rows).to(device)
-            state = state.select(None if everyone else torch.from_numpy(going_on).to(device), places)
+            state = state.select(None if none_finished else torch.from_numpy(unfinished).to(device), places)
             if ahead.shape[1]:
                 hidden, ahead = ahead[places.ravel(), 0], ahead[:, 1:]
             else:
@@ -146,7 +146,7 @@ class BeamSearch:
     def choose(
         self, frontier: Frontier, children: Children, scores: Float32[np.ndarray, " children"]
     ) -> Chosen:
-        """Choose the best children of each query: as many as its beam is wide, or as its budget allows."""
+        """Choose the best children of each query: as many as its beam width, or more if its budget allows."""
         owner = frontier.owners(children)
         widths = self.widths[frontier.queries]
         budgets = self.budgets[frontier.queries]
@@ -160,7 +160,7 @@ class BeamSearch:
         return choose_best(owner, scores, widths)
 
     def _begin(self, num_queries: int) -> tuple[Frontier, Children]:
-        """Put all queries at the root; finish those that may find few enough IDs before the first code."""
+        """Start all queries at the root, and finish those with few enough IDs to need no decoding."""
         root = Frontier.root(num_queries, [len(part.table) for part in self.parts], self.num_levels)
         children = self._children(root, 0)
         if not self.is_reranked:
@@ -177,13 +177,14 @@ class BeamSearch:
         return frontier, self._children(frontier, 0)
 
     def _read_ahead(self, frontier: Frontier, children: Children) -> tuple[np.ndarray, np.ndarray, int]:
-        """Choose the codes of level 0 to read together with the start token; none unless few and all stay.
+        """Choose the level-0 codes to read together with the start token.
 
-        Reading a modality's code costs next to nothing beside the start token, and saves a step.
+        This saves a decoding step at almost no cost, but only works if a query has few level-0 codes and its
+        beam keeps them all; otherwise none is read.
 
         Returns
         -------
-        The codes, a row for each; for each child the row that predicts it; rows of a query.
+        The codes, one row each; the row that predicts each child; the number of rows per query.
         """
         owner = frontier.owners(children)
         count = len(frontier.queries)
@@ -197,7 +198,7 @@ class BeamSearch:
         return codes, rows, most
 
     def _children(self, frontier: Frontier, level: int) -> Children:
-        """Return the children under which something may be found."""
+        """Return the children with at least one allowed ID."""
         children = children_in_parts(self.parts, level, *frontier.ranges())
         if level == 0 and self.level0 is not None:
             wanted = [self.level0[query] for query in frontier.queries]
@@ -219,7 +220,7 @@ class BeamSearch:
         high: Int64[np.ndarray, "prefixes parts"],
         query: Int64[np.ndarray, " prefixes"],
     ) -> Int64[np.ndarray, " prefixes"]:
-        """Count the IDs under each prefix that its query may find."""
+        """Count the allowed IDs under each prefix."""
         if not self.is_restricted:
             return np.asarray((high - low).sum(axis=1))
         return count_ids(low, high, self.restrictions, query)
@@ -234,7 +235,7 @@ class BeamSearch:
         logits = gather(self.decoder.logits(hidden, level), rows, children.code)
         if not len(logits):
             return logits
-        is_first = np.diff(children.parent, prepend=-1) > 0  # log-softmax among those of one parent
+        is_first = np.diff(children.parent, prepend=-1) > 0  # log-softmax over the children of a parent
         starts, group = np.flatnonzero(is_first), np.cumsum(is_first) - 1
         logits = logits - np.maximum.reduceat(logits, starts)[group]
         normalised: np.ndarray = logits - np.log(np.add.reduceat(np.exp(logits), starts))[group]
@@ -243,7 +244,7 @@ class BeamSearch:
     def _finish(
         self, frontier: Frontier, state: DecoderState, ahead: Tensor, level: int
     ) -> Bool[np.ndarray, " active"]:
-        """Put away the queries that need no more decoding; return which ones go on."""
+        """Store the beams of queries that need no more decoding; return a mask of the others."""
         counts = self._count(*frontier.ranges(), frontier.queries.repeat(frontier.width))
         counts = counts.reshape(-1, frontier.width).sum(axis=1)
         is_last = level == self.num_levels - 1
@@ -263,11 +264,11 @@ class BeamSearch:
         ahead: Tensor,
         level: int,
     ) -> None:
-        """Write out all IDs under the beams of some queries, and score the later levels in one pass."""
+        """Expand all IDs under the beams of some queries, and score their later levels in one pass."""
         frontier = frontier.take(numbers)
         rows = frontier.rows
         later_children: list[Children] = []
-        passed: list[np.ndarray] = []  # at each later level, the child on the way to each place
+        passed: list[np.ndarray] = []  # the child at each later level that leads to each beam
         for later in range(level + 1, self.num_levels):
             children = self._children(frontier, later)
             chosen = choose_all(frontier.owners(children), len(numbers))
@@ -280,18 +281,18 @@ class BeamSearch:
         hidden = self._read_rest(frontier, numbers, rows, state, ahead)
         ids = np.flatnonzero(frontier.is_filled().ravel())
         total, history = frontier.total, frontier.history
-        falling: list[np.ndarray] = []  # the negated score after each later level
+        negated: list[np.ndarray] = []  # the negated scores after each later level
         for number, (children, child) in enumerate(zip(later_children, passed, strict=True)):
             row = np.zeros(len(children.code), dtype=np.int64)
-            row[child.ravel()[ids]] = ids  # IDs with the same prefix: any of their rows predicts the child
+            row[child.ravel()[ids]] = ids  # the rows of IDs with this prefix are equal; any of them will do
             gained = self._log_probabilities(hidden[:, number], row, level + 1 + number, children)[child]
             total += gained
             history[:, :, level + 1 + number] = gained
-            falling.append(-total)
+            negated.append(-total)
         num_possible = (total > -np.inf).sum(axis=1).tolist()
         for number, query in enumerate(frontier.queries):
-            # Equal scores in the order of the level before, as if they were decoded level by level.
-            order = np.lexsort([scores[number] for scores in falling])[: num_possible[number]]
+            # Ties are broken by the scores of the level before, as in decoding level by level.
+            order = np.lexsort([scores[number] for scores in negated])[: num_possible[number]]
             self.finished[query] = frontier.take(np.array([number])).places(order)
 
     def _read_rest(
@@ -302,7 +303,7 @@ class BeamSearch:
         state: DecoderState,
         ahead: Tensor,
     ) -> Float[Tensor, "places later width"]:
-        """Read whole IDs; return what predicts each of the levels to come."""
+        """Read the remaining codes of IDs; return the hidden states that predict each later level."""
         places = torch.from_numpy(rows).to(self.decoder.device)
         hidden = ahead[places.ravel()]
         tokens = frontier.codes[:, :, state.level - 1 : self.num_levels - 1].reshape(rows.size, -1)
@@ -313,7 +314,7 @@ class BeamSearch:
         return torch.cat([hidden, step.hidden], dim=1)
 
     def _beams(self) -> Beams:
-        """Return what was found, padded to the widest query."""
+        """Return the final beams, padded to the largest number of any query."""
         width = max((frontier.width for frontier in self.finished if frontier is not None), default=1)
         shape = (len(self.finished), width)
         low = np.zeros((*shape, len(self.parts)), dtype=np.int64)
@@ -327,25 +328,25 @@ class BeamSearch:
 
 
 class Frontier(NamedTuple):
-    """The beams of the queries that are being decoded; each query has the same number of places for them."""
+    """Current beams of the unfinished queries; every query has the same number of places, some unused."""
 
     queries: Int64[np.ndarray, " active"]
-    """Their numbers in the batch."""
+    """Positions of the queries in the batch."""
     low: Int64[np.ndarray, "active beams parts"]
-    """First row of each prefix in each part; a place that is empty in all parts is not filled."""
+    """First row of each prefix in each part; an unused place has an empty range in every part."""
     high: Int64[np.ndarray, "active beams parts"]
     codes: Int64[np.ndarray, "active beams levels"]
-    """Codes written so far."""
+    """Codes so far."""
     history: Float32[np.ndarray, "active beams levels"]
-    """What each code added to the score; −inf in unfilled places, NaN for levels to come."""
+    """Log-probability of each code; −inf in unused places, NaN for later levels."""
     total: Float32[np.ndarray, "active beams"]
-    """The score."""
+    """Score of each beam: the sum of its log-probabilities."""
     rows: Int64[np.ndarray, "active beams"]
-    """The decoder's row that each beam continues."""
+    """Row of the decoder's state that each beam continues."""
 
     @staticmethod
     def root(num_queries: int, sizes: Sequence[int], num_levels: int) -> Frontier:
-        """Return the empty prefix for every query, over tables of these sizes."""
+        """Return the empty prefix for every query; ``sizes`` are the lengths of the tables."""
         shape = (num_queries, 1, len(sizes))
         return Frontier(
             queries=np.arange(num_queries),
@@ -359,27 +360,27 @@ class Frontier(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Places of each query."""
+        """Number of places per query."""
         return int(self.low.shape[1])
 
     def take(self, chosen: Int64[np.ndarray, " queries"]) -> Frontier:
-        """Return some of the queries."""
+        """Return the chosen queries."""
         return Frontier(*(values[chosen] for values in self))
 
     def places(self, chosen: Int64[np.ndarray, " beams"] | slice) -> Frontier:
-        """Return some of the places of every query, in this order."""
+        """Return the chosen places of every query, in this order."""
         return Frontier(self.queries, *(values[:, chosen] for values in self[1:]))
 
     def is_filled(self) -> Bool[np.ndarray, "active beams"]:
-        """Return which places hold a prefix."""
+        """Return a mask of the used places."""
         return np.asarray((self.high > self.low).any(axis=2))
 
     def ranges(self) -> tuple[Int64[np.ndarray, "places parts"], Int64[np.ndarray, "places parts"]]:
-        """Return the ranges of all places, query after query."""
+        """Return the row ranges of all places, query after query."""
         return self.low.reshape(-1, self.low.shape[2]), self.high.reshape(-1, self.high.shape[2])
 
     def owners(self, children: Children) -> Int64[np.ndarray, " children"]:
-        """Return which of the active queries each child belongs to; never decreasing."""
+        """Return the position of each child's query among the active ones; never decreasing."""
         return children.parent // self.width
 
     def extend(
@@ -391,15 +392,15 @@ class Frontier(NamedTuple):
         rows: Int64[np.ndarray, " children"] | None = None,
         rows_per_query: int | None = None,
     ) -> Frontier:
-        """Return the chosen children in their places, one level further.
+        """Advance by one level: put the chosen children in their places.
 
         Parameters
         ----------
         gained
             log-probability of each child; None leaves the score as it is.
         rows, rows_per_query
-            the decoder's row that predicted each child, and how many it has for a query; by default the
-            place of the child's parent.
+            row of the decoder's state that predicted each child, and the number of rows per query; by default
+            the place of the child's parent.
         """
         rows = children.parent if rows is None else rows
         count = len(self.queries)
@@ -422,7 +423,7 @@ class Frontier(NamedTuple):
         if gained is not None:
             history[:, level] = gained[chosen.child]
             total += gained[chosen.child]
-        first = (rows_per_query or self.width) * np.arange(count)  # what an empty place continues
+        first = (rows_per_query or self.width) * np.arange(count)  # row of unused places
         return Frontier(
             self.queries,
             placed(children.low[chosen.child]),
@@ -435,7 +436,7 @@ class Frontier(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Children that stay, each with its place among the beams of its query."""
+    """Children that are kept, each with its place among the beams of its query."""
 
     query: Int64[np.ndarray, " chosen"]
     """Position among the active queries."""
@@ -448,10 +449,7 @@ def choose_best(
     scores: Float32[np.ndarray, " children"],
     widths: Int64[np.ndarray, " active"],
 ) -> Chosen:
-    """Choose the best children of each query, best first; equal ones keep their order.
-
-    Those of probability 0 are dropped.
-    """
+    """Choose the best children of each query, best first, in a stable order. Probability 0 is dropped."""
     bounds = owner.searchsorted(np.arange(len(widths) + 1)).tolist()
     kept = []
     for (first, last), width in zip(pairwise(bounds), widths.tolist(), strict=True):
@@ -463,15 +461,15 @@ def choose_best(
 
 
 def choose_all(owner: Int64[np.ndarray, " children"], num_queries: int) -> Chosen:
-    """Choose all children of each query, in their order."""
+    """Choose all children of each query, in order."""
     child = np.arange(len(owner))
     return Chosen(owner, child - owner.searchsorted(np.arange(num_queries))[owner], child)
 
 
 def topk(scores: Float32[np.ndarray, " scores"], k: int) -> Int64[np.ndarray, " places"]:
-    """Return the places of the ``k`` highest scores (all, if there are fewer), highest first.
+    """Return the positions of the ``k`` highest scores, or of all if there are fewer, highest first.
 
-    Equal scores keep their order, unlike those of ``torch.topk``.
+    Unlike ``torch.topk``, equal scores keep their order.
     """
     if len(scores) > k > 0:
         limit = np.partition(scores, len(scores) - k)[len(scores) - k]
@@ -484,7 +482,7 @@ def topk(scores: Float32[np.ndarray, " scores"], k: int) -> Int64[np.ndarray, " 
 def gather(
     values: Float[Tensor, "rows codes"], rows: Int64[np.ndarray, " pairs"], codes: Int64[np.ndarray, " pairs"]
 ) -> Float32[np.ndarray, " pairs"]:
-    """Return single values of a tensor; only these leave the device."""
+    """Return single values of a tensor as an array, transferring only these from the device."""
     if values.device.type == "cpu":
         return np.asarray(values.float().numpy()[rows, codes])
     at = torch.from_numpy(np.stack([rows, codes])).to(values.device)

@@ -1,6 +1,6 @@
-"""Decoders write IDs code by code: the generator's (paper, section 4.3), geometry alone, and both together.
+"""Decoders that predict IDs code by code: the generator's (paper, section 4.3), a geometric one, and both.
 
-Beam search needs nothing but the :class:`Decoder` protocol, so any other decoder may take their place.
+Beam search only uses the :class:`Decoder` protocol, so any other decoder can take their place.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from genius_search.nn.generator import NUM_SPECIAL, Block, Generator, Guide, RMS
 
 @runtime_checkable
 class DecoderState(Protocol):
-    """A batch of half-written IDs, a row for each beam, query after query. Only its decoder looks inside."""
+    """State of decoding a batch: one row per beam, query after query. Only its decoder knows the contents."""
 
     @property
     def level(self) -> int:
-        """Number of tokens read, the start included: one more than the level that the last one predicted."""
+        """Number of tokens read, including the start token."""
 
     def select(
         self, queries: Int64[Tensor, " kept"] | None, rows: Int64[Tensor, "kept beams"]
     ) -> DecoderState:
-        """Return the state of some queries (None: all), and of each some of its rows, in this order.
+        """Return the state of the chosen queries (None: all) and rows, in this order.
 
-        ``rows`` are rows of this state, those of a query in its line; one may be continued more than once.
+        ``rows`` has one line per kept query, with row numbers of this state; a row may occur repeatedly.
         """
 
 
@@ -38,7 +38,7 @@ class DecoderStep(NamedTuple):
     """A decoder's output after reading codes."""
 
     hidden: Float[Tensor, "rows tokens width"]
-    """``hidden[:, t]`` predicts the level after token t."""
+    """``hidden[:, t]`` predicts the code after token t."""
     state: DecoderState
     """The state after the last token."""
 
@@ -53,17 +53,17 @@ class Decoder(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Device that it computes on."""
+        """Device of the computation."""
 
     def start(self, queries: Float[Tensor, "queries dim"]) -> DecoderState:
-        """Return the state before any code."""
+        """Return the initial state, before any token."""
 
     def advance(self, state: Any, codes: Int64[Tensor, "rows tokens"]) -> DecoderStep:
-        """Read the codes of level ``state.level − 1`` and on; each sees those before it.
+        """Read codes, beginning with that of level ``state.level − 1``; each attends to those before it.
 
-        ``state`` is one of the decoder's own. On a fresh one the start token is read first, so no code gives
-        what predicts level 0, and one code what predicts levels 0 and 1; it may be continued by several rows
-        of each query, equally many and next to one another.
+        ``state`` comes from this decoder. In the initial state the start token is read first: without any
+        codes, the result predicts level 0; with one code, levels 0 and 1. The initial state may be continued
+        by several adjacent rows per query, the same number for each query.
 
         Raises
         ------
@@ -81,36 +81,36 @@ class Decoder(Protocol):
 
 
 def check_read(state: DecoderState, codes: Int64[Tensor, "rows tokens"], num_levels: int) -> int:
-    """Return the level of a state after reading codes, if they can be read."""
+    """Check that codes can be read in a state; return the level of the state after them."""
     level = state.level + codes.shape[1] + (state.level == 0)
     if level == state.level or level > num_levels:
         raise UsageError(
-            f"{codes.shape[1]} codes after {state.level} tokens of an ID of {num_levels} levels; the start "
-            "and the code of each level but the last are read, at least one at a time"
+            f"cannot read {codes.shape[1]} codes after {state.level} tokens of an ID of {num_levels} levels: "
+            f"at least one token must be read, and at most {num_levels} in all, including the start token"
         )
     return level
 
 
 EPSILON: Final = 1e-6
-"""T5's norm adds it to the mean square."""
+"""Added to the mean square in T5's norm."""
 OPENING_CODES: Final = 64
-"""With up to so many codes at level 0, self-attention of the first block is computed once for all queries."""
+"""Most level-0 codes for which the self-attention of the first block is computed in advance."""
 
 
 class T5State(NamedTuple):
-    """Half-written IDs of a :class:`T5Decoder`."""
+    """State of a :class:`T5Decoder`."""
 
     level: int
     prefixes: Float[Tensor, "blocks two queries looks width"]
-    """What each block compares a token with, for each head and prefix vector of a query (a look), and what it
-    then adds to the token."""
+    """Keys and values of cross-attention for each block and each head and prefix vector of a query (a look),
+    projected into the space of the tokens."""
     past: tuple[Float[Tensor, "two tokens rows inner"], ...]
-    """Keys and values of the tokens, by block; empty before the first."""
+    """Keys and values of the tokens read so far, by block; empty before the first."""
     rows: Int64[Tensor, " rows"] | None
-    """Rows of ``past`` that the beams continue; None: all of them. They are copied when next needed."""
+    """Rows of ``past`` that the beams continue; None means all. They are copied when next needed."""
 
     def select(self, queries: Int64[Tensor, " kept"] | None, rows: Int64[Tensor, "kept beams"]) -> T5State:
-        """Return the state of some queries (None: all, without a copy), and of each some of its rows."""
+        """Return the state of the chosen queries (None: all, without a copy) and rows."""
         state = self if queries is None else self._replace(prefixes=self.prefixes.index_select(2, queries))
         if not self.past:
             return state
@@ -119,7 +119,7 @@ class T5State(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """The matrices of one block, each to be multiplied from the right."""
+    """Matrices of one block, transposed for multiplication from the right."""
 
     token: Float[Tensor, "width three_inner"]
     """Queries, keys and values of self-attention."""
@@ -129,23 +129,23 @@ class _Weights(NamedTuple):
 
 
 class _SelfAttended(NamedTuple):
-    """A block after self-attention and before cross-attention; no query has been seen in it yet."""
+    """A block's hidden states after self-attention, before cross-attention; independent of the query."""
 
     hidden: Float[Tensor, "written width"]
     normed: Float[Tensor, "written width"]
-    """The same at unit length, to be compared with the prefixes."""
+    """``hidden`` at unit length, the input of cross-attention."""
     present: Float[Tensor, "two tokens rows inner"]
     """Keys and values of all tokens so far."""
 
 
 class T5Decoder:
-    """The generator laid out for search; the same code on CPU and CUDA, dropout never active.
+    """The generator, rearranged for fast inference on CPU and CUDA.
 
-    It computes what the generator does with fewer and larger products: gains of norms are multiplied into the
-    matrices that follow them, projections of cross-attention into the prefixes of a query, keys and values of
-    earlier tokens are kept.
+    It computes the same function with fewer and larger matrix products: the gains of norms are folded into
+    the matrices that follow them and the projections of cross-attention into the prefixes of a query, and the
+    keys and values of earlier tokens are cached. Dropout is never active.
 
-    It holds copies of the weights: make it anew after training further.
+    The weights are copied, so construct a new decoder after further training.
     """
 
     @torch.no_grad()
@@ -187,11 +187,11 @@ class T5Decoder:
 
     @property
     def device(self) -> torch.device:
-        """Device that it computes on."""
+        """Device of the computation."""
         return self._rows.device
 
     def start(self, queries: Float[Tensor, "queries dim"]) -> T5State:
-        """Return the state before any code."""
+        """Return the initial state, before any token."""
         vectors = torch.addmm(self._prefix_bias, queries.detach(), self._prefix_weight)
         vectors = self._normed(vectors.view(-1, self._width))
         both = torch.mm(vectors, self._prefix_keys_values)
@@ -204,10 +204,10 @@ class T5Decoder:
         return T5State(level=0, prefixes=prefixes, past=(), rows=None)
 
     def advance(self, state: T5State, codes: Int64[Tensor, "rows tokens"]) -> DecoderStep:
-        """Read codes, as :meth:`Decoder.advance` says; ``hidden`` is of unit length, the rest is in the head.
+        """Read codes, see :meth:`Decoder.advance`.
 
-        Nothing depends on what tensors hold, so that this can be traced into one graph by
-        ``torch.compile(decoder.advance, fullgraph=True)`` for each shape.
+        ``hidden`` has unit length; the gain of the final norm is folded into the output matrices. Control
+        flow depends on shapes only, so ``torch.compile(decoder.advance, fullgraph=True)`` works.
         """
         level = check_read(state, codes, len(self.sizes))
         rows, tokens = len(codes), level - state.level
@@ -231,7 +231,7 @@ class T5Decoder:
     def log_probabilities(
         self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
     ) -> Float[Tensor, "rows codes"]:
-        """Return the log-probabilities of one level's codes, among them or in the whole vocabulary."""
+        """Return log-probabilities of one level's codes, normalised over the level or the vocabulary."""
         logits = self.logits(hidden, level)
         if scores == "level":
             return torch.log_softmax(logits, dim=-1)
@@ -240,7 +240,7 @@ class T5Decoder:
         return logits - torch.stack([logits.logsumexp(dim=-1), *totals]).logsumexp(dim=0)[:, None]
 
     def _normed(self, hidden: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
-        """Scale each row to unit length; the norm's gain, times √width, is in the matrix that follows."""
+        """Scale each row to unit length; the norm's gain, times √width, is folded into the next matrix."""
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
         return hidden / torch.hypot(length, self._floor)
 
@@ -258,7 +258,7 @@ class T5Decoder:
     def _self_attend(
         self, index: int, state: T5State, hidden: Float[Tensor, "written width"], rows: int
     ) -> _SelfAttended:
-        """Run the first part of a block: each row looks at its own tokens, up to the current one."""
+        """Run the first part of a block: causal self-attention."""
         weights = self._blocks[index]
         inner = len(weights.token_out)
         projected = torch.mm(self._normed(hidden), weights.token).view(rows, -1, 3, inner)
@@ -281,7 +281,7 @@ class T5Decoder:
     def _cross_attend(
         self, index: int, attended: _SelfAttended, prefixes: Float[Tensor, "two queries looks width"]
     ) -> Float[Tensor, "written width"]:
-        """Run the rest of a block: cross-attention, all tokens of a query at once, and feed-forward."""
+        """Run the second part of a block: cross-attention, batched by query, and feed-forward."""
         weights = self._blocks[index]
         keys, values = prefixes
         count, per_query = len(keys), (len(keys), -1, self._width)
@@ -292,7 +292,7 @@ class T5Decoder:
         return torch.addmm(hidden, inner, weights.down)
 
     def _compute_opening(self) -> Float[Tensor, "codes tokens features"] | None:
-        """Compute the first block's self-attention for the start and each code of level 0."""
+        """Compute the first block's self-attention for the start token and each level-0 code."""
         if len(self.sizes) == 1 or self.sizes[0] > OPENING_CODES:
             return None
         codes = torch.arange(self.sizes[0], device=self.device)[:, None]
@@ -303,7 +303,7 @@ class T5Decoder:
         return joined.view(len(codes), 2, -1)
 
     def _look_up_opening(self, opening: Tensor, codes: Int64[Tensor, "rows codes"]) -> _SelfAttended:
-        """Look up the first block's self-attention for the start alone, or the start and one code."""
+        """Look up the first block's self-attention for the start token, alone or with one code."""
         rows, count = codes.shape
         if count == 0:
             opened = opening[:1, :1].expand(rows, 1, -1)
@@ -319,7 +319,7 @@ def _append(
     rows: Int64[Tensor, " rows"] | None,
     now: Float[Tensor, "rows tokens two inner"],
 ) -> Float[Tensor, "two after rows inner"]:
-    """Return the keys and values of the chosen rows with those of the new tokens behind them."""
+    """Append the keys and values of new tokens to those of the chosen rows."""
     new = now.permute(2, 1, 0, 3)
     if past is None:
         return new.contiguous()
@@ -335,9 +335,9 @@ def _append(
 
 
 def _cross_projections(block: Block, heads: int) -> Float[Tensor, "two_heads head_width width"]:
-    """Return the matrices that turn a prefix's keys and values into the space of tokens.
+    """Return the matrices that project the keys and values of prefixes into the space of the tokens.
 
-    So tokens need no projections in cross-attention: they are multiplied into the prefixes of a query once.
+    Applied once per query, they save the projections of every token in cross-attention.
     """
     cross = block.cross_attention
     query = (cross.q.weight * block.cross_norm.weight * block.cross_norm.weight.numel() ** 0.5).detach()
@@ -346,40 +346,40 @@ def _cross_projections(block: Block, heads: int) -> Float[Tensor, "two_heads hea
 
 
 def _fold_norm(norm: RMSNorm, *layers: nn.Linear) -> Float[Tensor, "width out"]:
-    """Return the joint matrix of layers behind a norm, to be applied to rows of unit length instead."""
+    """Return the joint matrix of layers that follow a norm, with the norm's gain folded in."""
     gain = norm.weight * len(norm.weight) ** 0.5
     return _transposed(torch.cat([layer.weight for layer in layers]) * gain)
 
 
 def _transposed(weight: Float[Tensor, "out in"]) -> Float[Tensor, "in out"]:
-    """Transpose in memory: a few rows are multiplied by it up to twice as fast."""
+    """Transpose in memory, which multiplies a few rows up to twice as fast."""
     return weight.detach().t().contiguous()
 
 
 class GeometricState(NamedTuple):
-    """Half-written IDs of a :class:`GeometricDecoder`."""
+    """State of a :class:`GeometricDecoder`."""
 
     level: int
     residuals: Float[Tensor, "rows dim"]
-    """Each query's embedding minus the vectors of its codes; before the first token a row for each query."""
+    """The query's embedding minus the vectors of the codes read; one row per query before the first token."""
 
     def select(
         self, queries: Int64[Tensor, " kept"] | None, rows: Int64[Tensor, "kept beams"]
     ) -> GeometricState:
-        """Return the state of some queries (None: all), and of each some of its rows."""
+        """Return the state of the chosen queries (None: all) and rows."""
         if self.level:
             return self._replace(residuals=self.residuals[rows.flatten()])
         return self if queries is None else self._replace(residuals=self.residuals[queries])
 
 
 class GeometricDecoder:
-    """Writes the IDs whose vectors, the sums of their codes' vectors, are nearest to the query.
+    """Decoder without a network that prefers the IDs whose vectors are nearest to the query.
 
-    With the residual r and a code vector e, the code gains r·e − |e|²/2. Over the levels that adds up to
-    (|q|² − |q − v|²) / 2, where v is the prefix's vector: the order by distance, as the quantizer chose the
-    codes. Gains stand where beam search expects log-probabilities, without being normalised.
+    With the residual r, a code with the vector e scores r·e − |e|²/2. Over the levels this adds up to
+    (|q|² − |q − v|²) / 2, where v is the vector of the prefix, so prefixes are ranked by distance, as in
+    quantization. Beam search uses these scores in place of log-probabilities; they are not normalised.
 
-    It copies the vectors: make it anew after training further.
+    The vectors are copied, so construct a new decoder after further training.
 
     Parameters
     ----------
@@ -397,15 +397,15 @@ class GeometricDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Device that it computes on."""
+        """Device of the computation."""
         return self._vectors.device
 
     def start(self, queries: Float[Tensor, "queries dim"]) -> GeometricState:
-        """Return the state before any code."""
+        """Return the initial state, before any token."""
         return GeometricState(level=0, residuals=queries.detach().float())
 
     def advance(self, state: GeometricState, codes: Int64[Tensor, "rows tokens"]) -> DecoderStep:
-        """Read codes; ``hidden`` is the residual that the next code's vector should be near to."""
+        """Read codes; ``hidden`` is the residual, which the next code's vector should approximate."""
         level = check_read(state, codes, len(self.sizes))
         rows, count = codes.shape
         first = max(state.level - 1, 0)
@@ -416,7 +416,7 @@ class GeometricDecoder:
         return DecoderStep(hidden, GeometricState(level, hidden[:, -1]))
 
     def logits(self, hidden: Float[Tensor, "rows dim"], level: int) -> Float[Tensor, "rows codes"]:
-        """Return what each code of a level gains."""
+        """Return the scores of one level's codes."""
         return torch.addmm(self._costs[level], hidden, self._columns[level])
 
     def log_probabilities(
@@ -425,39 +425,39 @@ class GeometricDecoder:
         level: int,
         scores: Literal["level", "vocabulary"],  # noqa: ARG002  nothing is normalised
     ) -> Float[Tensor, "rows codes"]:
-        """Return the same; gains are not normalised."""
+        """Return the scores of one level's codes, which are not normalised."""
         return self.logits(hidden, level)
 
 
 class GuidedState(NamedTuple):
-    """Half-written IDs of a :class:`GuidedDecoder`."""
+    """State of a :class:`GuidedDecoder`."""
 
     generated: DecoderState
     geometric: DecoderState
 
     @property
     def level(self) -> int:
-        """Number of tokens read, the start included."""
+        """Number of tokens read, including the start token."""
         return self.generated.level
 
     def select(
         self, queries: Int64[Tensor, " kept"] | None, rows: Int64[Tensor, "kept beams"]
     ) -> GuidedState:
-        """Return the state of some queries (None: all), and of each some of its rows."""
+        """Return the state of the chosen queries (None: all) and rows."""
         return GuidedState(self.generated.select(queries, rows), self.geometric.select(queries, rows))
 
 
 class GuidedDecoder:
-    """A generator that starts from geometry: its decoder and nearness in step, as in training.
+    """Combines a generator's decoder with a :class:`GeometricDecoder`, as the guide does in training.
 
-    It copies the guide's weights: make it anew after training further.
+    The guide's weights are copied, so construct a new decoder after further training.
 
     Parameters
     ----------
     decoder
-        the generator's, without its guide: PyTorch's or ONNX Runtime's.
+        the generator's decoder without its guide, in PyTorch or ONNX Runtime.
     guide
-        what weighs the two (:class:`genius_search.nn.generator.Guide`).
+        the weights of both (:class:`genius_search.nn.generator.Guide`).
     """
 
     @torch.no_grad()
@@ -472,15 +472,15 @@ class GuidedDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Device that it computes on."""
+        """Device of the computation."""
         return self._decoder.device
 
     def start(self, queries: Float[Tensor, "queries dim"]) -> GuidedState:
-        """Return the state before any code."""
+        """Return the initial state, before any token."""
         return GuidedState(self._decoder.start(queries), self._geometry.start(queries))
 
     def advance(self, state: Any, codes: Int64[Tensor, "rows tokens"]) -> DecoderStep:
-        """Read codes; ``hidden`` is the generator's, then the residual."""
+        """Read codes; ``hidden`` is the generator's hidden state followed by the residual."""
         generated = self._decoder.advance(state.generated, codes)
         geometric = self._geometry.advance(state.geometric, codes)
         hidden = torch.cat([generated.hidden, geometric.hidden], dim=-1)
@@ -500,8 +500,7 @@ class GuidedDecoder:
         Raises
         ------
         UsageError
-            They are to be normalised over the whole vocabulary, where distances at different levels would be
-            compared.
+            ``scores`` is ``vocabulary``, which would compare distances at different levels.
         """
         if scores == "vocabulary":
             raise UsageError(

@@ -1,4 +1,4 @@
-"""From beams to ranked items: scores by codes and by embeddings, and exact search to compare with."""
+"""Ranking of the items under the beams, by codes or embeddings; and exact search as a reference."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from genius_search.search.beam import Beams, topk
 from genius_search.search.table import Part, Restriction, expand_ranges
 
 FEW: Final = 4
-"""Vectors of IDs are summed one by one if they have at most one code for this many code vectors."""
+"""Vectors of IDs are summed one by one if there are at least this many code vectors per code of the IDs."""
 
 
 class CodeRanker:
-    """Scores IDs against query embeddings by their code vectors, their norm and the density around them.
+    """Scores IDs against a query embedding by their code vectors, norms and densities.
 
-    Deviation 20: the paper knows no re-ranking without stored embeddings.
+    Deviation 20: the paper has no re-ranking without stored embeddings.
 
-    Norm and density stand behind the codes of an ID (:mod:`genius_search.nn.density`). IDs may come as codes
-    alone (pools that were drawn to measure speed): then they are scored by the inner product alone.
+    Norm and density are stored after the codes of an ID (:mod:`genius_search.nn.density`). IDs without them
+    (random pools in speed measurements) are scored by the inner product alone.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class CodeRanker:
         self._offsets = np.array([0, *accumulate(sizes)][:-1], dtype=np.int64)
 
     def vectors(self, ids: Integer[np.ndarray, "ids columns"]) -> Float[Tensor, "ids dim"]:
-        """Return the vectors that IDs stand for: the sums of their code vectors."""
+        """Return the vectors of IDs: the sums of their code vectors."""
         return F.embedding_bag(torch.from_numpy(self._places(ids)), self._vectors, mode="sum")
 
     def scores(
@@ -52,16 +52,16 @@ class CodeRanker:
         *,
         density_weight: float = 0.0,
     ) -> Float32[np.ndarray, " ids"]:
-        """Return how near IDs are to a query.
+        """Score IDs by their distance to a query.
 
-        That is the inner product minus half the squared norm, which orders IDs as their distance does, minus
-        ``density_weight`` times the density.
+        The score is the inner product minus half the squared norm, which ranks IDs by Euclidean distance,
+        minus ``density_weight`` times the density.
         """
         places = self._places(ids)
         if places.size * FEW > len(self._vectors):
             products = (query[None].float().cpu() @ self._vectors.T)[0].numpy()
             scores: np.ndarray = products[places].sum(axis=1)
-        else:  # a few IDs are not worth the products with all code vectors
+        else:  # for a few IDs, products with all code vectors would cost more
             scores = (self.vectors(ids) @ query.float().cpu()).numpy()
         scores -= self.costs(ids, density_weight=density_weight)
         return scores
@@ -69,42 +69,42 @@ class CodeRanker:
     def costs(
         self, ids: Integer[np.ndarray, "ids columns"], *, density_weight: float
     ) -> Float32[np.ndarray, " ids"]:
-        """Return what is subtracted from the inner products of IDs, whatever the query."""
+        """Return the part of the score that does not depend on the query; it is subtracted."""
         num_levels = len(self._offsets)
         if ids.shape[1] == num_levels:
             return np.zeros(len(ids), dtype=np.float32)
         return decode_half_norms(ids[:, num_levels]) + np.float32(density_weight) * self.densities(ids)
 
     def densities(self, ids: Integer[np.ndarray, "ids columns"]) -> Float32[np.ndarray, " ids"]:
-        """Return the density around IDs."""
+        """Return the densities of IDs."""
         num_levels = len(self._offsets)
         if ids.shape[1] == num_levels:
             return np.zeros(len(ids), dtype=np.float32)
         return decode_densities(ids[:, num_levels + 1])
 
     def _places(self, ids: Integer[np.ndarray, "ids columns"]) -> Int64[np.ndarray, "ids levels"]:
-        """Return the places of the codes among the vectors of all levels."""
+        """Return the positions of the codes among the vectors of all levels."""
         return np.asarray(ids[:, : len(self._offsets)] + self._offsets)
 
 
 class Ranking(NamedTuple):
-    """The items that one query found, best first."""
+    """Ranked items of one query, best first."""
 
     parts: Int64[np.ndarray, " hits"]
-    """The part that each hit is in."""
+    """Part of each item."""
     items: Int64[np.ndarray, " hits"]
-    """Item rows there."""
+    """Row of each item in its part."""
     rows: Int64[np.ndarray, " hits"]
-    """Rows of their IDs in the part's table."""
+    """Row of each item's ID in the table of its part."""
     scores: Float32[np.ndarray, " hits"]
-    """Never increasing."""
+    """In descending order."""
     beams: Int64[np.ndarray, " hits"]
-    """The beam that each item came from."""
+    """Beam that each item was found under."""
     touched: int
-    """Items under all beams, before the cut."""
+    """Number of items under all beams, before the best k were taken."""
 
     def take(self, chosen: Int64[np.ndarray, " kept"] | slice) -> Ranking:
-        """Return some of the hits."""
+        """Return the chosen hits."""
         return Ranking(
             self.parts[chosen],
             self.items[chosen],
@@ -116,20 +116,19 @@ class Ranking(NamedTuple):
 
 
 Vectors = Callable[[Int64[np.ndarray, " items"]], Float[Tensor, "items dim"]]
-"""Returns the unit embeddings of a part's item rows."""
+"""Function that returns the unit embeddings of item rows of a part."""
 
 
 class Evidence(NamedTuple):
-    """What re-ranking compares queries with; ranking by what is None is an error."""
+    """Data available for re-ranking. Re-ranking by something that is None raises an error."""
 
     codes: CodeRanker | None = None
     embeddings: Sequence[Vectors] | None = None
-    """For each part."""
+    """Stored embeddings, one function for each part."""
     is_raw: bool = False
-    """Whether the embeddings are the encoder's features and not the fused ones that IDs are made from."""
+    """Whether the embeddings are the encoder's features instead of the fused embeddings."""
     densities: Sequence[UInt8[np.ndarray, " items"]] | None = None
-    """Density around the items of each part, by row. Where it is not known, that around their IDs is taken,
-    which is less exact."""
+    """Densities of the items of each part. If unknown, the less exact densities of their IDs are used."""
 
 
 def rank_items(
@@ -146,24 +145,30 @@ def rank_items(
 ) -> Ranking:
     """Rank the items under the beams of one query.
 
-    Without re-ranking they keep the generator's order; items that share an ID come most typical first. By
-    ``codes`` and ``embeddings`` all items under all beams are ordered anew; ``embedding`` is the query's
-    vector in the space of what they are compared with (the paper's GENIUS^R: sums of the encoder's features
-    on both sides). With a ``config.shortlist`` only so many of them (at least ``k``), the best by codes, are
-    compared by their embeddings; ``for_codes`` is the query's vector in the space of the codes, where the
-    stored embeddings have another.
+    ``config.rerank`` selects the order:
 
-    With a ``config.generator_weight`` an ID's score by codes is raised by so many times the log-probability
-    of its beam. All beams of a query were decoded equally deep, so what is added is comparable: it is that
-    of the prefix where decoding stopped, and nothing for a query that was finished before the first code.
+    - ``none``: by the generator's log-probability; items that share an ID by descending ``code_cosine``.
+    - ``codes``: by the score of their IDs (:meth:`CodeRanker.scores`).
+    - ``embeddings``: by the cosine with their stored embeddings. ``config.shortlist``, if set, limits this to
+      that many items (at least ``k``), the best by codes.
 
-    Scores by codes and by fused embeddings are lowered by ``config.density_weight`` times the density around
-    the ID or the item, where it is known. By raw embeddings the order is the paper's.
+    ``config.generator_weight`` times the log-probability of the beam is added to scores by codes. All beams
+    of a query have the same depth, so these log-probabilities are comparable; they are 0 for a query that was
+    finished before the first code. ``config.density_weight`` times the density is subtracted from scores by
+    codes and by fused embeddings, but not by raw ones, whose order is the paper's (GENIUS^R).
+
+    Parameters
+    ----------
+    embedding
+        the query's vector in the space that it is compared in: that of the stored embeddings with
+        ``rerank="embeddings"``, otherwise that of the codes.
+    for_codes
+        the query's vector in the space of the codes, if that is another one; a shortlist needs it.
 
     Raises
     ------
     UsageError
-        The evidence that the re-ranking needs is not there.
+        The data that the re-ranking needs is not available.
     """
     if config.rerank == "embeddings" and evidence.embeddings is None:
         raise UsageError(
@@ -182,16 +187,16 @@ def rank_items(
         scores = evidence.codes.scores(own, rows, density_weight=config.density_weight)
         if config.generator_weight:
             scores = scores + config.generator_weight * _log_probabilities(beams, query)[ids.beam]
-    found = _items_of(parts, ids, scores, restriction)
+    ranking = _items_of(parts, ids, scores, restriction)
     if config.rerank == "embeddings":
         if config.shortlist:
-            found = found.take(topk(found.scores, max(k, config.shortlist)))
-        found = found._replace(scores=_by_embeddings(parts, found, embedding, evidence, config))
-    return found.take(topk(found.scores, k))
+            ranking = ranking.take(topk(ranking.scores, max(k, config.shortlist)))
+        ranking = ranking._replace(scores=_by_embeddings(parts, ranking, embedding, evidence, config))
+    return ranking.take(topk(ranking.scores, k))
 
 
 class _Ids(NamedTuple):
-    """IDs under the beams of one query, beam after beam."""
+    """IDs under the beams of one query, in the order of the beams."""
 
     part: Int64[np.ndarray, " ids"]
     row: Int64[np.ndarray, " ids"]
@@ -199,72 +204,74 @@ class _Ids(NamedTuple):
 
 
 def _log_probabilities(beams: Beams, query: int) -> Float32[np.ndarray, " beams"]:
-    """Return the log-probability of each beam, for the levels that were decoded."""
+    """Return the log-probability of each beam, summed over the decoded levels."""
     return np.asarray(np.nansum(beams.log_probabilities[query], axis=1, dtype=np.float32))
 
 
 def _ids_under(beams: Beams, query: int, restriction: Restriction) -> _Ids:
-    """List the IDs under which something may be found."""
-    found = []
+    """List the allowed IDs under the beams."""
+    by_part = []
     for number, allowed in enumerate(restriction):
         low, high = beams.low[query, :, number], beams.high[query, :, number]
         beam, row = expand_ranges(low, high) if allowed is None else allowed.ids.inside(low, high)
-        found.append(_Ids(np.full(len(row), number), row, beam))
-    if len(found) == 1:
-        return found[0]
-    together = _Ids(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
-    order = together.beam.argsort(kind="stable")
-    return _Ids(*(values[order] for values in together))
+        by_part.append(_Ids(np.full(len(row), number), row, beam))
+    if len(by_part) == 1:
+        return by_part[0]
+    ids = _Ids(*(np.concatenate(columns) for columns in zip(*by_part, strict=True)))
+    order = ids.beam.argsort(kind="stable")
+    return _Ids(*(values[order] for values in ids))
 
 
 def _table_rows(parts: Sequence[Part], ids: _Ids) -> Integer[np.ndarray, "ids columns"]:
-    """Read the IDs from their tables: codes, then norm and density if they are kept."""
+    """Read the IDs from their tables: codes, then half norm and density if they are stored."""
     rows = np.empty((len(ids.row), parts[0].table.num_levels), dtype=np.int16)
     for number, part in enumerate(parts):
-        here = ids.part == number if len(parts) > 1 else slice(None)
-        rows[here] = part.table.ids[ids.row[here]]
+        in_part = ids.part == number if len(parts) > 1 else slice(None)
+        rows[in_part] = part.table.ids[ids.row[in_part]]
     return rows
 
 
 def _items_of(parts: Sequence[Part], ids: _Ids, scores: np.ndarray, restriction: Restriction) -> Ranking:
-    """List the items of all IDs that may be found, beam after beam, with the scores of their IDs."""
-    found = []
+    """List the allowed items of IDs in the order of the beams, with the scores of their IDs."""
+    by_part = []
     for number, (part, allowed) in enumerate(zip(parts, restriction, strict=True)):
-        here = np.flatnonzero(ids.part == number)
-        items, owner = part.table.buckets(ids.row[here])
-        owner = here[owner]
+        in_part = np.flatnonzero(ids.part == number)
+        items, owner = part.table.buckets(ids.row[in_part])
+        owner = in_part[owner]
         if allowed is not None:
             kept = np.flatnonzero(allowed.items[items])
             items, owner = items[kept], owner[kept]
-        found.append((np.full(len(items), number), items, ids.row[owner], scores[owner], ids.beam[owner]))
-    part_of, items, rows, item_scores, beams = (np.concatenate(column) for column in zip(*found, strict=True))
+        by_part.append((np.full(len(items), number), items, ids.row[owner], scores[owner], ids.beam[owner]))
+    part_of, items, rows, item_scores, beams = (
+        np.concatenate(column) for column in zip(*by_part, strict=True)
+    )
     ranking = Ranking(part_of, items, rows, item_scores, beams, touched=len(items))
     return ranking if len(parts) == 1 else ranking.take(ranking.beams.argsort(kind="stable"))
 
 
 def _by_embeddings(
-    parts: Sequence[Part], found: Ranking, embedding: Tensor, evidence: Evidence, config: SearchConfig
+    parts: Sequence[Part], ranking: Ranking, embedding: Tensor, evidence: Evidence, config: SearchConfig
 ) -> Float32[np.ndarray, " hits"]:
-    """Return the cosines of the items' embeddings with the query's, minus what their density costs."""
-    scores = np.empty(len(found.items), dtype=np.float32)
+    """Return the cosines between the items' embeddings and the query's, minus the weighted densities."""
+    scores = np.empty(len(ranking.items), dtype=np.float32)
     for number, vectors in enumerate(evidence.embeddings or ()):
-        here = np.flatnonzero(found.parts == number)
-        items = found.items[here]
-        scores[here] = (vectors(items).float() @ embedding.float()).numpy()
+        in_part = np.flatnonzero(ranking.parts == number)
+        items = ranking.items[in_part]
+        scores[in_part] = (vectors(items).float() @ embedding.float()).numpy()
         if config.density_weight and not evidence.is_raw:
-            crowded: Float32[np.ndarray, " items"] | float = 0.0
+            densities: Float32[np.ndarray, " items"] | float = 0.0
             if evidence.densities is not None:
-                crowded = decode_densities(evidence.densities[number][items])
+                densities = decode_densities(evidence.densities[number][items])
             elif evidence.codes is not None:
-                crowded = evidence.codes.densities(parts[number].table.ids[found.rows[here]])
-            scores[here] -= np.float32(config.density_weight) * crowded
+                densities = evidence.codes.densities(parts[number].table.ids[ranking.rows[in_part]])
+            scores[in_part] -= np.float32(config.density_weight) * densities
     return scores
 
 
 def all_ids(parts: Sequence[Part], num_queries: int) -> Beams:
-    """Return one beam for each query that holds all IDs, and for which nothing was decoded.
+    """Return beams that cover all IDs without decoding: one per query.
 
-    Ordered by codes, this is the best that a search that decodes and then orders by codes can reach.
+    Ranked by codes, they give the upper bound of a search that decodes and then re-ranks by codes.
     """
     sizes = np.array([len(part.table) for part in parts], dtype=np.int64)
     low = np.zeros((num_queries, 1, len(parts)), dtype=np.int64)
@@ -273,7 +280,7 @@ def all_ids(parts: Sequence[Part], num_queries: int) -> Beams:
 
 ITEM_BLOCK: Final = 16_384
 QUERY_BLOCK: Final = 2_048
-"""Scores of so many items and queries are in memory at once: 128 MiB."""
+"""Size of the blocks of items and queries that are compared at once: 128 MiB of scores."""
 
 
 class Nearest(NamedTuple):
@@ -282,7 +289,7 @@ class Nearest(NamedTuple):
     items: Int64[np.ndarray, "queries hits"]
     """Item rows."""
     scores: Float32[np.ndarray, "queries hits"]
-    """Inner products, never increasing."""
+    """Inner products, in descending order."""
 
 
 def exact_search(
@@ -293,26 +300,26 @@ def exact_search(
     k: int,
     device: torch.device | None = None,
 ) -> Nearest:
-    """Return the ``k`` items of highest inner product (all, if there are fewer); equal ones by row.
+    """Return the ``k`` items with the highest inner product (all, if there are fewer). Ties go by item row.
 
     Parameters
     ----------
     vectors
-        returns the vectors of a range of item rows, so that they need not all be in memory; it is called
-        once for each range.
+        returns the vectors of a range of item rows, so that they need not all fit in memory; called once for
+        each range.
     device
-        where products are computed; by default where the queries are.
+        device to compute on; by default that of the queries.
 
     Raises
     ------
     BadData
-        A vector holds NaN or infinity, which no order can place.
+        A vector contains NaN or infinity.
     """
     device = device or queries.device
     if not bool(queries.isfinite().all()):
         raise BadData("queries have vectors with NaN or infinity; embed them again")
     blocks = [block.to(device) for block in queries.split(QUERY_BLOCK)]
-    found = [
+    nearest = [
         Nearest(np.zeros((len(block), 0), np.int64), np.zeros((len(block), 0), np.float32))
         for block in blocks
     ]
@@ -323,19 +330,21 @@ def exact_search(
             raise BadData(f"items {start} to {stop - 1} have vectors with NaN or infinity; embed them again")
         for number, block in enumerate(blocks):
             best = _best_columns(block @ items, k)
-            # Earlier items stand first, so that the lower row comes first of equal scores.
-            scores = np.concatenate([found[number].scores, best.scores], axis=1)
-            rows = np.concatenate([found[number].items, best.items + start], axis=1)
+            # Earlier items come first, so that the stable sort puts the lower row first among equal scores.
+            scores = np.concatenate([nearest[number].scores, best.scores], axis=1)
+            rows = np.concatenate([nearest[number].items, best.items + start], axis=1)
             order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-            found[number] = Nearest(np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1))
-    return Nearest(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+            nearest[number] = Nearest(
+                np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+            )
+    return Nearest(*(np.concatenate(columns) for columns in zip(*nearest, strict=True)))
 
 
 def _best_columns(products: Float[Tensor, "queries items"], k: int) -> Nearest:
-    """Return the columns of each row's ``k`` highest scores, highest first, equal ones from left to right.
+    """Return the columns of the ``k`` highest scores of each row, highest first, ties from left to right.
 
-    ``Tensor.topk`` alone takes any of the scores that equal the lowest it takes, so rows with such ties are
-    looked at again.
+    ``Tensor.topk`` picks arbitrarily among scores that tie for the last place, so rows with such ties are
+    computed again.
     """
     size = min(k, products.shape[1])
     top = products.topk(size, dim=1)
@@ -353,13 +362,13 @@ def _best_columns(products: Float[Tensor, "queries items"], k: int) -> Nearest:
 
 
 def append_one(queries: Float[Tensor, "queries dim"]) -> Float[Tensor, "queries longer"]:
-    """Return queries for vectors that :func:`append_bias` has made longer."""
+    """Append a column of ones to queries, to match vectors from :func:`append_bias`."""
     return F.pad(queries, (0, 1), value=1.0)
 
 
 def append_bias(
     vectors: Float[Tensor, "items dim"], costs: Float32[np.ndarray, " items"]
 ) -> Float[Tensor, "items longer"]:
-    """Return vectors whose inner products with :func:`append_one`'s are lower by the cost of each item."""
+    """Append the negated costs to vectors, so that inner products with :func:`append_one` subtract them."""
     column = torch.from_numpy(costs).to(vectors)
     return torch.cat([vectors, -column[:, None]], dim=1)

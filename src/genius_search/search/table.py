@@ -1,8 +1,8 @@
-"""The IDs that exist in a pool, as sorted rows (the paper's trie, section 4.4).
+"""The IDs of a pool as a sorted table, which replaces the paper's trie (section 4.4).
 
-A prefix of an ID is a range of rows, so the table needs no nodes and no pointers: the codes that continue a
-prefix are found by bisection among the rows where one code differs from the row before. That takes a byte or
-two for each code and four bytes for each ID, and everything can stay on disk, mapped into memory.
+All IDs with a common prefix are a range of rows, so no nodes or pointers are needed: the codes that continue
+a prefix are found by binary search among the rows where the code at that level changes. A table takes one or
+two bytes per code plus four bytes per ID, and can be memory-mapped.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from genius_search.search.arrays import open_array, save_array
 
 LARGEST_CODE: Final = int(np.iinfo(np.int16).max)
 LARGEST_BYTE_CODE: Final = int(np.iinfo(np.uint8).max)
-"""Tables with a larger code anywhere keep two bytes for each code, others one."""
+"""Tables with a larger code store two bytes per code, others one."""
 MAX_INT32_ROWS: Final = int(np.iinfo(np.int32).max)
-"""Tables of more items than this number their rows with eight bytes instead of four."""
+"""Tables of more items than this use 64-bit row numbers instead of 32-bit."""
 
 
 class Children(NamedTuple):
-    """Prefixes that are one code longer than their parents, in order of parent, then code."""
+    """Prefixes one code longer than their parents, sorted by parent, then code."""
 
     parent: Int64[np.ndarray, " children"]
     """Position of the parent among the given prefixes."""
     code: Int64[np.ndarray, " children"]
     low: Int64[np.ndarray, "children ..."]
-    """First row of the table that begins with it; in several parts, a column for each."""
+    """First table row with the prefix; with several parts, one column per part."""
     high: Int64[np.ndarray, "children ..."]
-    """One past the last row; equal to ``low`` in a part that does not have it."""
+    """One past the last row; equal to ``low`` in a part without the prefix."""
 
     def take(self, chosen: np.ndarray) -> Children:
-        """Return some of them."""
+        """Return the chosen children."""
         return Children(*(values[chosen] for values in self))
 
 
 class Buckets(NamedTuple):
-    """Items of several IDs, one bucket after the other, the most typical item of an ID first."""
+    """Items of several IDs, one bucket after the other, in descending order of ``code_cosine`` in each."""
 
     items: Int64[np.ndarray, " items"]
     owner: Int64[np.ndarray, " items"]
@@ -50,23 +50,21 @@ class Buckets(NamedTuple):
 
 
 class IdTable:
-    """The distinct IDs of a pool in lexicographic order, and the items that have each of them.
-
-    Every array may be memory-mapped.
+    """Distinct IDs of a pool in lexicographic order, and the items of each. Arrays may be memory-mapped.
 
     Parameters
     ----------
     ids
         distinct IDs, sorted.
     starts
-        all rows but the first, grouped by the level at which a row first differs from the row before it,
-        ascending inside a group.
+        all rows but the first, grouped by the first level at which a row differs from the row before it, and
+        ascending within each group.
     level_bounds
         bounds of each level's group in ``starts``; one more entry than levels.
     bucket_starts
-        begin of each ID's items in ``items``; one more entry than IDs.
+        start of each ID's items in ``items``; one more entry than IDs.
     items
-        item rows, ID after ID, the most typical item of an ID first.
+        item rows, ID after ID; within an ID in descending order of ``code_cosine``.
     """
 
     def __init__(
@@ -86,18 +84,20 @@ class IdTable:
         self._flat_codes = ids.reshape(-1)  # a view: one look-up finds a row's code
 
     @staticmethod
-    def build(codes: Integer[np.ndarray, "items levels"], typicality: Float[np.ndarray, " items"]) -> IdTable:
-        """Sort items into a table; inside an ID the larger ``typicality`` comes first, then the lower row.
+    def build(
+        codes: Integer[np.ndarray, "items levels"], code_cosine: Float[np.ndarray, " items"]
+    ) -> IdTable:
+        """Sort items into a table. Items that share an ID are sorted by descending ``code_cosine``, then row.
 
-        An unknown typicality (NaN) counts as the smallest. Building takes about
-        three times the memory of the codes, and 20 bytes an item.
+        An unknown cosine (NaN) sorts last. Building takes about three times the memory of the codes plus 20
+        bytes per item.
 
         Deviation 18: the released code lists the items of an ID in the pool's order.
 
         Raises
         ------
         BadData
-            A code is negative or too large; names the item and the level.
+            A code is negative or too large. The message names the item and the level.
         """
         if codes.min(initial=0) < 0 or codes.max(initial=0) > LARGEST_CODE:
             row, level = np.argwhere((codes < 0) | (codes > LARGEST_CODE))[0].tolist()
@@ -107,10 +107,10 @@ class IdTable:
             )
         num_items, num_levels = codes.shape
         codes = codes.astype(np.uint8 if codes.max(initial=0) <= LARGEST_BYTE_CODE else np.int16)
-        order = np.lexsort((-typicality, *codes.T[::-1]))  # the last key is the first that counts
+        order = np.lexsort((-code_cosine, *codes.T[::-1]))  # lexsort's primary key is the last
         codes = codes[order]
         differs = codes[1:] != codes[:-1]
-        begins = np.flatnonzero(differs.any(axis=1)) + 1  # of every ID but the first
+        begins = np.flatnonzero(differs.any(axis=1)) + 1  # first row of every ID but the first
         levels = differs[begins - 1].argmax(axis=1)
         row_type = np.int32 if num_items <= MAX_INT32_ROWS else np.int64
         first = [0] if num_items else []
@@ -123,21 +123,21 @@ class IdTable:
         )
 
     def save(self, folder: Path) -> None:
-        """Write the arrays into a folder, a file for each."""
+        """Save each array to its own file in a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("ids", "starts", "level_bounds", "bucket_starts", "items"):
             save_array(folder / f"{name}.npy", getattr(self, name))
 
     @staticmethod
     def open(folder: Path) -> IdTable:
-        """Map a saved table into memory; only headers are read, so it takes the same time for any size.
+        """Memory-map a saved table. Only headers are read, so the time does not depend on the size.
 
         Raises
         ------
         ArtifactMissing
-            A file is not there.
+            A file is missing.
         ArtifactMismatch
-            A file is truncated, of another type, or does not fit the others; names it.
+            A file is truncated, has the wrong type, or does not fit the others. The message names it.
         """
         rows = (np.int32, np.int64)
         ids = open_array(folder / "ids.npy", np.uint8, np.int16, dimensions=2)
@@ -165,29 +165,29 @@ class IdTable:
 
     @property
     def num_levels(self) -> int:
-        """Codes in an ID."""
+        """Number of codes in an ID."""
         return int(self.ids.shape[1])
 
     @property
     def num_items(self) -> int:
-        """Items under all IDs."""
+        """Number of items."""
         return len(self.items)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the IDs take, on disk and in memory, without their items."""
+        """Size of the IDs in bytes, without their items."""
         return int(self.ids.nbytes + self.starts.nbytes)
 
     def children(
         self, level: int, low: Int64[np.ndarray, " prefixes"], high: Int64[np.ndarray, " prefixes"]
     ) -> Children:
-        """Return all codes that continue these prefixes (ranges of rows) at ``level``.
+        """Return the codes that continue prefixes (ranges of rows) at ``level``.
 
-        A prefix's first child begins where the prefix does; the others begin at the rows inside it that
-        first differ at this level from the row before. Empty ranges have no children.
+        The first child of a prefix starts at the prefix's first row; the others start at the rows in its
+        range that first differ from their predecessor at this level. Empty ranges have no children.
         """
         starts = self._starts_of_level[level]
-        first = starts.searchsorted(low.astype(starts.dtype), "right")  # of another type it would copy all
+        first = starts.searchsorted(low.astype(starts.dtype), "right")  # another dtype would copy starts
         counts = starts.searchsorted(high.astype(starts.dtype)) - first
         counts += 1
         counts *= high > low
@@ -208,32 +208,32 @@ class IdTable:
         return Children(parent, code, child_low, child_high)
 
     def bucket(self, row: int) -> Int64[np.ndarray, " items"]:
-        """Return the items that have one ID."""
+        """Return the items of one ID."""
         return self.buckets(np.array([row])).items
 
     def buckets(self, rows: Int64[np.ndarray, " rows"]) -> Buckets:
-        """Return the items that have these IDs."""
+        """Return the items of several IDs."""
         begins = self.bucket_starts.take(rows).astype(np.int64)
         owner, place = expand_ranges(begins, self.bucket_starts.take(rows + 1).astype(np.int64))
         return Buckets(self.items.take(place).astype(np.int64), owner)
 
     def rows(self) -> Int64[np.ndarray, " items"]:
-        """Return the row of each item's ID; reads the whole table."""
-        found = np.empty(self.num_items, dtype=np.int64)
-        found[self.items] = np.arange(len(self)).repeat(np.diff(self.bucket_starts))
-        return found
+        """Return the table row of each item's ID. Reads the whole table."""
+        rows = np.empty(self.num_items, dtype=np.int64)
+        rows[self.items] = np.arange(len(self)).repeat(np.diff(self.bucket_starts))
+        return rows
 
 
 class Rows(NamedTuple):
-    """Rows of several ranges, range after range, ascending in each."""
+    """Rows of several ranges, concatenated; ascending within each range."""
 
     owner: Int64[np.ndarray, " rows"]
-    """Position of each row's range among those given."""
+    """Index of each row's range."""
     row: Int64[np.ndarray, " rows"]
 
 
 def expand_ranges(low: Int64[np.ndarray, " ranges"], high: Int64[np.ndarray, " ranges"]) -> Rows:
-    """Return all rows of the ranges [low, high)."""
+    """List all rows of the ranges [low, high)."""
     counts = high - low
     owner = np.arange(len(counts)).repeat(counts)
     row = np.arange(len(owner))
@@ -242,11 +242,11 @@ def expand_ranges(low: Int64[np.ndarray, " ranges"], high: Int64[np.ndarray, " r
 
 
 WORD: Final = 64
-"""Rows in one machine word."""
+"""Rows per machine word."""
 
 
 class RankedBits:
-    """A set of rows that counts and lists those in a range; a bit vector with rank, about 1.5 bits a row.
+    """Set of rows as a bit vector with rank: counts and lists the members in a range; about 1.5 bits per row.
 
     Parameters
     ----------
@@ -265,17 +265,17 @@ class RankedBits:
 
     @property
     def nbytes(self) -> int:
-        """Memory it takes."""
+        """Size in bytes."""
         return int(self._words.nbytes + self._before.nbytes)
 
     def count(
         self, low: Int64[np.ndarray, "*shape"], high: Int64[np.ndarray, "*shape"]
     ) -> Int64[np.ndarray, "*shape"]:
-        """Return how many rows of the set lie in each range [low, high)."""
+        """Count the members in each range [low, high)."""
         return np.asarray(self._rank(high) - self._rank(low))
 
     def inside(self, low: Int64[np.ndarray, " ranges"], high: Int64[np.ndarray, " ranges"]) -> Rows:
-        """Return the rows of the set in each range [low, high); rows outside it are skipped by the word."""
+        """List the members in each range [low, high), skipping empty words of 64 rows."""
         first = low >> 6
         words = expand_ranges(first, np.where(high > low, ((high - 1) >> 6) + 1, first))
         bits = self._words[words.row]
@@ -287,23 +287,23 @@ class RankedBits:
         return Rows(owner[kept], row[kept])
 
     def _rank(self, row: np.ndarray) -> np.ndarray:
-        """Return how many rows of the set lie before each row."""
+        """Count the members before each row."""
         word = row >> 6
         below = (np.uint64(1) << (row & 63).astype(np.uint64)) - np.uint64(1)
         return np.asarray(self._before[word] + np.bitwise_count(self._words[word] & below).astype(np.int64))
 
 
 class Allowed(NamedTuple):
-    """Items of one table that may be found."""
+    """Items of one table that a search may return."""
 
     items: Bool[np.ndarray, " items"]
-    """By item row."""
+    """Mask over item rows."""
     ids: RankedBits
-    """Rows of the table with such an item."""
+    """Table rows whose ID has at least one allowed item."""
 
     @staticmethod
     def of(table: IdTable, items: Bool[np.ndarray, " items"]) -> Allowed:
-        """Allow only these items of a table."""
+        """Build from a mask over the items of a table."""
         if not len(items):
             return Allowed(items, RankedBits(items))
         by_id = np.logical_or.reduceat(items[table.items], table.bucket_starts[:-1])
@@ -311,15 +311,15 @@ class Allowed(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One of the tables that are searched together: a segment of an index."""
+    """One of several tables that are searched together: a segment of an index."""
 
     table: IdTable
     alive: Allowed | None = None
-    """The items that were not deleted; None: all of them."""
+    """The items that are not deleted; None if none is."""
 
 
 Restriction = tuple[Allowed | None, ...]
-"""What a query may find in each part; None: everything there."""
+"""The items of each part that a query may return; None allows all of them."""
 
 
 def children_in_parts(
@@ -328,14 +328,16 @@ def children_in_parts(
     low: Int64[np.ndarray, "prefixes parts"],
     high: Int64[np.ndarray, "prefixes parts"],
 ) -> Children:
-    """Return all codes that continue these prefixes at ``level`` in any of the parts."""
-    found = [part.table.children(level, low[:, number], high[:, number]) for number, part in enumerate(parts)]
-    if len(found) == 1:
-        parent, code, only_low, only_high = found[0]
+    """Return the codes that continue prefixes at ``level`` in any of the parts."""
+    by_part = [
+        part.table.children(level, low[:, number], high[:, number]) for number, part in enumerate(parts)
+    ]
+    if len(by_part) == 1:
+        parent, code, only_low, only_high = by_part[0]
         return Children(parent, code, only_low[:, None], only_high[:, None])
-    span = 1 + max((int(own.code.max(initial=0)) for own in found), default=0)
-    keys = np.concatenate([own.parent * span + own.code for own in found])
-    order = keys.argsort(kind="stable")  # merges runs that are sorted already: those of the parts
+    span = 1 + max((int(children.code.max(initial=0)) for children in by_part), default=0)
+    keys = np.concatenate([children.parent * span + children.code for children in by_part])
+    order = keys.argsort(kind="stable")  # fast, since the keys of each part are sorted already
     keys = keys[order]
     is_new = np.diff(keys, prepend=-1) > 0
     place = np.empty_like(order)
@@ -344,10 +346,10 @@ def children_in_parts(
     merged_low = np.zeros((len(keys), len(parts)), dtype=np.int64)
     merged_high = np.zeros_like(merged_low)
     start = 0
-    for number, own in enumerate(found):
-        stop = start + len(own.parent)
-        merged_low[place[start:stop], number] = own.low
-        merged_high[place[start:stop], number] = own.high
+    for number, children in enumerate(by_part):
+        stop = start + len(children.parent)
+        merged_low[place[start:stop], number] = children.low
+        merged_high[place[start:stop], number] = children.high
         start = stop
     return Children(keys // span, keys % span, merged_low, merged_high)
 
@@ -358,9 +360,9 @@ def count_ids(
     restrictions: Sequence[Restriction | None],
     owner: Int64[np.ndarray, " prefixes"],
 ) -> Int64[np.ndarray, " prefixes"]:
-    """Return how many IDs under each prefix may be found; one in several parts counts in each.
+    """Count the allowed IDs under each prefix. An ID that occurs in several parts counts once in each.
 
-    ``restrictions[owner]`` is the restriction of a prefix. Queries that share one are counted together.
+    ``restrictions[owner]`` is the restriction of a prefix. Queries with the same one are counted together.
     """
     counts: np.ndarray = (high - low).sum(axis=1)
     groups: dict[int, tuple[Restriction, list[int]]] = {}

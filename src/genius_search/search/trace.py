@@ -1,4 +1,4 @@
-"""One ID on its way through a search: what the generator says of its codes, and where a beam drops it."""
+"""Trace of one ID through a search: probabilities of its codes, and the level at which a beam drops it."""
 
 from __future__ import annotations
 
@@ -16,71 +16,71 @@ from genius_search.search.table import Children, Restriction, count_ids
 from genius_search.search.tree import CodeTree, Ranges
 
 MAX_TRIES: Final = 4
-"""Wider beams that are tried to find one that keeps an ID."""
+"""Most attempts to find a beam width that keeps an ID."""
 MAX_WIDTH: Final = 1000
-"""No wider beam is tried."""
+"""Largest beam width to try."""
 
 
 class Target(NamedTuple):
-    """An ID, and a query that may find it."""
+    """An ID, and the query to trace it for."""
 
     decoder: Decoder
     tree: CodeTree
     embedding: Float[Tensor, "1 dim"]
     codes: tuple[int, ...]
     level0: frozenset[int] = frozenset()
-    """Codes that the query begins with; empty: any."""
+    """Allowed level-0 codes; empty means any."""
     restriction: Restriction | None = None
-    """What the query may find; None: all items that are not deleted."""
+    """Allowed items; None means all that are not deleted."""
 
 
 class Step(NamedTuple):
-    """One level of an ID: its code among all that continue the same prefix and may be found."""
+    """One level of an ID: its code among the allowed codes after the same prefix."""
 
     children: Children
     items: Int64[np.ndarray, " children"]
-    """Number of items below each."""
+    """Number of items below each child."""
     log_probabilities: Float32[np.ndarray, " children"]
-    """What each would add to the score of a beam."""
+    """Log-probability of each child, as added to the score of a beam."""
     probabilities: Float32[np.ndarray, " children"]
-    """The same, normalised among these codes: they sum to 1."""
+    """Probabilities normalised over the children; they sum to 1."""
     own: int
-    """Position of the ID's code."""
+    """Position of the ID's code among the children."""
 
     @property
     def rank(self) -> int:
-        """Rank of the ID's code, from 1; equal ones keep the order of their codes."""
+        """Rank of the ID's code, from 1. Ties are sorted by code."""
         return _rank(self.log_probabilities, self.own)
 
 
 class Seen(NamedTuple):
-    """What a beam did with the prefix of an ID at one level."""
+    """Outcome for the ID's prefix at one level of a beam search."""
 
     rank: int
-    """Its rank among all prefixes that were scored, from 1."""
+    """Rank of the prefix among all scored ones, from 1."""
     scored: int
     is_kept: bool
 
 
 class Trace(NamedTuple):
-    """A search for one query, and what became of one ID in it."""
+    """A beam search for one query, and its outcome for one ID."""
 
     beams: Beams
     seen: list[Seen]
-    """Level by level, as far as it was decoded or the ID was lost."""
+    """One entry per level, until decoding stopped or the ID was dropped."""
 
     @property
     def lost_at(self) -> int | None:
-        """The level at which the beam dropped the ID; None: it was kept."""
+        """Level at which the beam dropped the ID; None if it was kept."""
         return len(self.seen) - 1 if self.seen and not self.seen[-1].is_kept else None
 
 
 @torch.inference_mode()
 def score_path(target: Target, scores: Literal["level", "vocabulary", "children"]) -> list[Step]:
-    """Return what the generator says at each level of an ID; all levels are read in one pass.
+    """Return the probabilities of an ID's codes and their alternatives at each level, in one pass.
 
-    Log-probabilities are those of beam search with the same settings. The ID's own codes are among the
-    children even where nothing below them may be found.
+    Log-probabilities equal those of beam search with the same settings. The ID's own codes are included even
+    if no item below them is allowed.
     """
     decoder, codes = target.decoder, target.codes
     read = torch.tensor([codes[:-1]], dtype=torch.int64, device=decoder.device)
@@ -89,13 +89,13 @@ def score_path(target: Target, scores: Literal["level", "vocabulary", "children"
     ranges = target.tree.root()
     for level, code in enumerate(codes):
         children, items = target.tree.children(ranges, level)
-        may_be_found = np.ones(len(items), dtype=bool)
+        is_allowed = np.ones(len(items), dtype=bool)
         if target.restriction is not None:
             owner = np.zeros(len(items), dtype=np.int64)
-            may_be_found &= count_ids(children.low, children.high, [target.restriction], owner) > 0
+            is_allowed &= count_ids(children.low, children.high, [target.restriction], owner) > 0
         if level == 0 and target.level0:
-            may_be_found &= np.isin(children.code, list(target.level0))
-        kept = np.flatnonzero(may_be_found | (children.code == code))
+            is_allowed &= np.isin(children.code, list(target.level0))
+        kept = np.flatnonzero(is_allowed | (children.code == code))
         children, items = children.take(kept), items[kept]
         values = decoder.log_probabilities(
             hidden[level : level + 1], level, "level" if scores == "children" else scores
@@ -111,16 +111,16 @@ def score_path(target: Target, scores: Literal["level", "vocabulary", "children"
 
 @torch.inference_mode()
 def trace(target: Target, config: SearchConfig, width: int) -> Trace:
-    """Search, and note at each level where the prefix of the ID stands."""
+    """Run a beam search and record the rank of the ID's prefix at each level."""
     tracing = _TracingSearch(target, config, width)
     return Trace(tracing.run(target.embedding), tracing.seen)
 
 
 def find_keeping_width(target: Target, config: SearchConfig, first: Trace) -> int | None:
-    """Return a beam width that keeps an ID which ``first`` lost; None when none up to :data:`MAX_WIDTH` did.
+    """Return a beam width that keeps an ID which ``first`` dropped, or None if none was found.
 
-    Where the beam dropped it, the ID's prefix had a rank. The beam has to be at least that wide, and with a
-    wider one more prefixes are scored at later levels; so it is tried again, a few times.
+    The beam must be at least as wide as the rank at which the ID was dropped. A wider beam scores more
+    prefixes at later levels, so the search is repeated, at most :data:`MAX_TRIES` times.
     """
     last, width = first, 0
     for _ in range(MAX_TRIES):
@@ -134,7 +134,7 @@ def find_keeping_width(target: Target, config: SearchConfig, first: Trace) -> in
 
 
 class _TracingSearch(BeamSearch):
-    """A search that notes where one ID stands."""
+    """Beam search that records the rank of one ID's prefix."""
 
     def __init__(self, target: Target, config: SearchConfig, width: int) -> None:
         super().__init__(
@@ -151,20 +151,18 @@ class _TracingSearch(BeamSearch):
     def choose(
         self, frontier: Frontier, children: Children, scores: Float32[np.ndarray, " children"]
     ) -> Chosen:
-        """Choose as any search does, then look for the ID."""
+        """Choose the best children, then record the rank of the ID's prefix."""
         chosen = super().choose(frontier, children, scores)
         if self.seen and not self.seen[-1].is_kept:
             return chosen
         level = len(self.seen)
         written = frontier.codes.reshape(-1, self.num_levels)[children.parent]
         is_own = (written[:, :level] == self.codes[:level]).all(axis=1) & (children.code == self.codes[level])
-        for place in np.flatnonzero(
-            is_own
-        ).tolist():  # one, or none where nothing that may be found lies there
+        for place in np.flatnonzero(is_own).tolist():  # one, or none if no item below it is allowed
             self.seen.append(Seen(_rank(scores, place), len(scores), bool((chosen.child == place).any())))
         return chosen
 
 
 def _rank(scores: Float32[np.ndarray, " scores"], place: int) -> int:
-    """Return the rank of one score, from 1; equal ones keep their order."""
+    """Return the rank of one score, from 1; earlier ones win ties."""
     return 1 + int((scores > scores[place]).sum() + (scores[:place] == scores[place]).sum())

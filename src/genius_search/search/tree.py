@@ -1,4 +1,4 @@
-"""The tree of codes of a pool: what lies below a prefix, and which prefixes items share."""
+"""The IDs of a pool as a tree of codes: items below a prefix, and prefixes that items share."""
 
 from __future__ import annotations
 
@@ -24,51 +24,51 @@ class Ranges(NamedTuple):
     high: Int64[np.ndarray, "prefixes parts"]
 
     def take(self, chosen: Int64[np.ndarray, " kept"] | slice) -> Ranges:
-        """Return some of them."""
+        """Return the chosen prefixes."""
         return Ranges(self.low[chosen], self.high[chosen])
 
 
 class Picked(NamedTuple):
-    """Some items below prefixes, prefix after prefix."""
+    """A sample of the items below prefixes, prefix after prefix."""
 
     owner: Int64[np.ndarray, " picked"]
-    """Position of the prefix that each lies below."""
+    """Index of each item's prefix."""
     parts: Int64[np.ndarray, " picked"]
     rows: Int64[np.ndarray, " picked"]
-    """Item rows in their parts."""
+    """Row of each item in its part."""
 
 
 class SharedPrefixes(NamedTuple):
-    """Prefixes that several items share, those of most items first."""
+    """Prefixes shared by several items, in descending order of their number of items."""
 
     ranges: Ranges
     items: Int64[np.ndarray, " prefixes"]
-    """Number of items that share each."""
+    """Number of items below each prefix."""
 
 
 class CodeTree:
-    """Walks the ID tables of a pool. Deleted items do not count.
+    """Tree view of the ID tables of a pool. Deleted items do not count.
 
-    Nothing is built for it but the places of deleted items: the items of an ID stand behind one another in
-    the order of the sorted IDs, so the items below a prefix are a range, and without the deleted ones, whose
-    places are known, still one. To count and to pick is to subtract and to look up.
+    A table stores its items in the order of their IDs, so the items below a prefix are a range, with or
+    without the deleted ones. Counting is a subtraction and picking a look-up; only the positions of deleted
+    items are computed in advance.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
 
     def root(self) -> Ranges:
-        """Return the prefix of no codes."""
+        """Return the empty prefix."""
         high = np.array([[len(part.table) for part in self.parts]], dtype=np.int64)
         return Ranges(np.zeros_like(high), high)
 
     def find(self, prefix: Sequence[int]) -> Ranges:
-        """Return where the IDs are that begin with these codes.
+        """Return the ranges of the IDs that begin with these codes.
 
         Raises
         ------
         UnknownPrefix
-            There is none.
+            No ID does.
         """
         ranges = self.root()
         for level, code in enumerate(prefix):
@@ -81,7 +81,7 @@ class CodeTree:
         return ranges
 
     def children(self, ranges: Ranges, level: int) -> tuple[Children, Int64[np.ndarray, " children"]]:
-        """Return the codes that continue prefixes at a level, and how many items lie below each (not 0)."""
+        """Return the codes that continue prefixes at a level, with the number of items below each (never 0)."""
         if not self.parts:
             nothing, no_ranges = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.int64)
             return Children(nothing, nothing, no_ranges, no_ranges), nothing
@@ -91,13 +91,13 @@ class CodeTree:
         return children.take(alive), counts[alive]
 
     def count(self, ranges: Ranges) -> Int64[np.ndarray, " prefixes"]:
-        """Count the items below prefixes."""
+        """Count the items below each prefix."""
         return np.asarray((self._item_places(ranges.high) - self._item_places(ranges.low)).sum(axis=1))
 
     def pick(self, ranges: Ranges, most: int) -> Picked:
-        """Pick at most so many items below each prefix, spread evenly over it."""
+        """Pick up to ``most`` items below each prefix, evenly spaced."""
         first = self._item_places(ranges.low)
-        below = (self._item_places(ranges.high) - first).cumsum(axis=1)  # items up to and with each part
+        below = (self._item_places(ranges.high) - first).cumsum(axis=1)  # items in the parts up to each
         total = below[:, -1] if below.shape[1] else np.zeros(len(below), dtype=np.int64)
         taken = np.minimum(total, most)
         owner = np.arange(len(taken)).repeat(taken)
@@ -108,25 +108,26 @@ class CodeTree:
         place = place - start + first[owner, part]
         rows = np.empty_like(place)
         for number, (own, deleted) in enumerate(zip(self.parts, self._deleted, strict=True)):
-            here = np.flatnonzero(part == number)
+            in_part = np.flatnonzero(part == number)
             alive_before = deleted - np.arange(len(deleted))
-            rows[here] = own.table.items[place[here] + alive_before.searchsorted(place[here], "right")]
+            rows[in_part] = own.table.items[
+                place[in_part] + alive_before.searchsorted(place[in_part], "right")
+            ]
         return Picked(owner, part, rows)
 
     def first_codes(self, ranges: Ranges, depth: int) -> Int16[np.ndarray, "prefixes depth"]:
-        """Return the codes of prefixes, none of which is empty in all parts."""
+        """Return the first ``depth`` codes of prefixes, each of which occurs in some part."""
         codes = np.zeros((len(ranges.low), depth), dtype=np.int16)
         for number, part in enumerate(self.parts):
-            here = np.flatnonzero(ranges.high[:, number] > ranges.low[:, number])
-            codes[here] = part.table.ids[ranges.low[here, number], :depth]
+            in_part = np.flatnonzero(ranges.high[:, number] > ranges.low[:, number])
+            codes[in_part] = part.table.ids[ranges.low[in_part, number], :depth]
         return codes
 
     def shared_prefixes(self, depth: int) -> SharedPrefixes:
-        """Return all prefixes of so many codes with at least two items; equally large ones by their codes.
+        """Return all prefixes of ``depth`` codes with at least two items. Ties are sorted by their codes.
 
-        Inside a part they are read off the table, which knows where prefixes begin. Only those that are in
-        several parts are looked up level by level; where one part is large and the others were added lately,
-        they are few.
+        Prefixes in a single part are read from its table, which stores where prefixes begin. Only those in
+        several parts are searched level by level; they are few if one part is large and the others are small.
 
         Raises
         ------
@@ -134,10 +135,10 @@ class CodeTree:
             ``depth`` is below 1.
         """
         if depth < 1:
-            raise UsageError(f"prefixes of {depth} codes are wanted; they need one at least")
+            raise UsageError(f"depth is {depth}, it must be at least 1")
         several = self._in_several_parts(depth)
-        found = [several, *(self._in_one_part(number, depth, several) for number in range(len(self.parts)))]
-        ranges = Ranges(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+        groups = [several, *(self._in_one_part(number, depth, several) for number in range(len(self.parts)))]
+        ranges = Ranges(*(np.concatenate(columns) for columns in zip(*groups, strict=True)))
         counts = self.count(ranges)
         kept = np.flatnonzero(counts > 1)
         ranges, counts = ranges.take(kept), counts[kept]
@@ -145,7 +146,7 @@ class CodeTree:
         return SharedPrefixes(ranges.take(order), counts[order])
 
     def _in_several_parts(self, depth: int) -> Ranges:
-        """Return the prefixes that more than one part has."""
+        """Return the prefixes that occur in more than one part."""
         ranges = self.root()
         if len(self.parts) < 2:
             return ranges.take(slice(0))
@@ -156,7 +157,7 @@ class CodeTree:
         return ranges
 
     def _in_one_part(self, number: int, depth: int, several: Ranges) -> Ranges:
-        """Return the prefixes with at least two items, deleted or not, that no other part has."""
+        """Return the prefixes with at least two items, deleted or not, that occur in this part only."""
         table = self.parts[number].table
         begins = _prefix_begins(table, depth)
         ends = np.append(begins[1:], len(table))
@@ -171,7 +172,7 @@ class CodeTree:
 
     @cached_property
     def _deleted(self) -> list[Int64[np.ndarray, " deleted"]]:
-        """Places of each part's deleted items among its items in the order of their IDs."""
+        """Positions of each part's deleted items in the order of their IDs."""
         return [
             np.zeros(0, dtype=np.int64)
             if part.alive is None
@@ -180,7 +181,7 @@ class CodeTree:
         ]
 
     def _item_places(self, rows: Int64[np.ndarray, "prefixes parts"]) -> Int64[np.ndarray, "prefixes parts"]:
-        """Return how many living items stand before each row of the tables."""
+        """Count the items, without deleted ones, before each row of the tables."""
         places = np.empty_like(rows)
         for number, (part, deleted) in enumerate(zip(self.parts, self._deleted, strict=True)):
             before = part.table.bucket_starts[rows[:, number]].astype(np.int64)
@@ -189,7 +190,7 @@ class CodeTree:
 
 
 def _prefix_begins(table: IdTable, depth: int) -> Int64[np.ndarray, " prefixes"]:
-    """Return the row at which each prefix of so many codes begins."""
+    """Return the first row of each prefix of ``depth`` codes."""
     if not len(table):
         return np.zeros(0, dtype=np.int64)
     later = np.sort(table.starts[: table.level_bounds[depth]], kind="stable")  # a few ascending runs

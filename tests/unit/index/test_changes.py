@@ -338,7 +338,7 @@ def test_an_item_that_cannot_be_stored_is_named_before_anything_is_embedded(mode
     with (tmp_path / "pool.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     monkeypatch.setattr(adding, "encode_shard", None)
-    with pytest.raises(BadData, match=r"item '1:2' holds half a character"):
+    with pytest.raises(BadData, match=r"item '1:2' contains a lone surrogate"):
         Index.create(tmp_path / "index", model=model, pool=tmp_path / "pool.jsonl")
     assert not (tmp_path / "index").exists()
 

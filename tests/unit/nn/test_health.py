@@ -82,7 +82,7 @@ def test_impure_modality_codes_are_named():
     modalities[:10] = 1
     health = look(codes, modalities)
     assert health.purity == pytest.approx(86 / 96)
-    assert "tells modalities apart for only 89.6%" in health.verdict
+    assert "matches the modality of only 89.6%" in health.verdict
 
 
 def test_a_level_0_that_says_nothing_is_impure():
