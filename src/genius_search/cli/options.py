@@ -26,20 +26,20 @@ ModalityOption = Annotated[
 LISTED_LAST: Final = ("model", "wait", "seed", "device", "download", "dry_run", "json")
 """Optional flags that help lists after a command's own."""
 
-CommandClass = TypeVar("CommandClass", bound=type[Any])
+CommandClass = TypeVar("CommandClass")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def command(kind: CommandClass) -> CommandClass:
+def command(kind: type[CommandClass]) -> type[CommandClass]:
     """Make a class a frozen dataclass of flags, those of :data:`LISTED_LAST` at the end."""
     made = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
-    fields: dict[str, dataclasses.Field[Any]] = made.__dataclass_fields__
+    fields: dict[str, dataclasses.Field[Any]] = made.__dataclass_fields__  # type: ignore[attr-defined]
 
     def place(name: str) -> int:
         is_optional = fields[name].default is not dataclasses.MISSING
         return LISTED_LAST.index(name) + 1 if is_optional and name in LISTED_LAST else 0
 
-    made.__dataclass_fields__ = {name: fields[name] for name in sorted(fields, key=place)}
+    made.__dataclass_fields__ = {name: fields[name] for name in sorted(fields, key=place)}  # type: ignore[attr-defined]
     return made
 
 

@@ -113,8 +113,9 @@ def print_table(
             table.add_column(heading, no_wrap=True, overflow="ellipsis", ratio=1)
         else:
             width = max(map(len, [heading, *(row[place] for row in rows)]))
-            justify = "left" if heading in left else "right"
-            table.add_column(heading, justify=justify, no_wrap=True, min_width=width)
+            table.add_column(
+                heading, justify="left" if heading in left else "right", no_wrap=True, min_width=width
+            )
     for row in rows:
         table.add_row(*map(Text, row))
     Console().print(table)

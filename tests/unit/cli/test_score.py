@@ -79,7 +79,7 @@ def test_a_missing_query_is_an_error_unless_it_shall_count_0(files, capsys):
     found = told(capsys, *files, "--missing", "zero")
     assert (found["queries"], found["missing"]) == (3, 1)
     assert found["measures"]["R@5"] == pytest.approx(2 / 3)
-    assert "1 of them are not in the run and count 0" in score(capsys, *files, "--missing", "zero")[1]
+    assert "1 of them are not in the run and count as 0" in score(capsys, *files, "--missing", "zero")[1]
 
 
 def test_the_qrels_of_something_else_are_said_to_be_that(files, capsys):

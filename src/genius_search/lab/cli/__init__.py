@@ -20,15 +20,15 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
     },
     "Published checkpoints": {
         "repro": "genius_search.lab.cli.repro:Repro",
-        "import genius": "genius_search.lab.cli.import_genius:ImportGenius",
-        "import clip-sf": "genius_search.lab.cli.import_encoder:ImportClipSf",
-        "import clip-ff": "genius_search.lab.cli.import_encoder:ImportClipFf",
-        "import blip-sf": "genius_search.lab.cli.import_encoder:ImportBlipSf",
-        "import blip-ff": "genius_search.lab.cli.import_encoder:ImportBlipFf",
+        "import genius": "genius_search.lab.cli.imports:ImportGenius",
+        "import clip-sf": "genius_search.lab.cli.imports:ImportClipSf",
+        "import clip-ff": "genius_search.lab.cli.imports:ImportClipFf",
+        "import blip-sf": "genius_search.lab.cli.imports:ImportBlipSf",
+        "import blip-ff": "genius_search.lab.cli.imports:ImportBlipFf",
     },
     "Synthetic data": {
         "data catalogue": "genius_search.lab.cli.data:Catalogue",
         "data rehearsal": "genius_search.lab.cli.data:Rehearsal",
     },
 }
-"""Group -> command -> module and class, in the order in which help lists them."""
+"""Commands by group: name -> module and class, in the order of the help."""

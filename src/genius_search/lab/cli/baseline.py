@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from genius_search.cli.terminal import TerminalProgress, print_json
-from genius_search.lab.cli.evaluate import pools_of
+from genius_search.lab.cli.evaluate import parse_pools
 
 Data = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
 OptionalFolder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]
@@ -136,7 +136,7 @@ class Evaluate:
 
         config = EvaluationConfig(
             split=self.split,
-            pools=pools_of(self.pools),
+            pools=parse_pools(self.pools),
             rows=_split_rows(self.rows),
             beam=self.beam,
             max_queries=self.max_queries,
@@ -231,7 +231,7 @@ class Dense:
         )
         config = EvaluationConfig(
             split=self.split,
-            pools=pools_of(self.pools),
+            pools=parse_pools(self.pools),
             rows=_split_rows(self.rows),
             max_queries=self.max_queries,
             seed=self.seed,

@@ -1,18 +1,18 @@
-"""``genius demo``: two minutes from nothing to a page of pictures."""
+"""``genius demo``: from nothing to a page of pictures in two minutes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from genius_search.cli.options import JsonOption, command
 from genius_search.cli.terminal import TerminalProgress, print_json
 
 
-@dataclass(frozen=True, kw_only=True)
-class Demo:
-    """Draw a catalogue, train on it, index it, search it; leaves a page of pictures to open."""
+@command
+class Demo(JsonOption):
+    """Generate a catalogue, train on it, index it, search it; writes a page of pictures to open."""
 
     out: Path = Path("demo")
     """Folder that receives catalogue/, model/, catalogue.index/ and index.html."""
@@ -27,13 +27,13 @@ class Demo:
     """IDs kept at each level."""
 
     seed: int = 0
-    """Seed of the drawing and the training."""
+    """Seed of the catalogue and the training."""
 
     json: bool = False
-    """The table as JSON."""
+    """Print the table as JSON."""
 
     def run(self) -> None:
-        """Do it all and print the table."""
+        """Run all steps and print the table."""
         from genius_search.lab.demo import DemoConfig, demo
         from genius_search.lab.results import to_json, to_rich
 
@@ -46,22 +46,12 @@ class Demo:
         if self.json:
             print_json(to_json(result.rows))
             return
-        console = Console()
-        console.print(to_rich(result.rows))
+        Console().print(to_rich(result.rows))
         for search in result.searches[::4]:
             picture = " + a picture" if search.query_image and search.query_text else ""
-            query = search.query_text or "a picture"
             best = search.hits[0]
-            mark = "right" if best.is_relevant else "not the one"
-            console.print(
-                f"[bold]{search.task}[/]  {search.instruction} [italic]{query}[/]{picture}\n"
-                f"    found {best.item_id}, {mark}: {best.text or 'a picture'}",
-                highlight=False,
-            )
-        console.print(f"\nOpen {result.page} to see them all. Then try:")
-        console.print(
-            f'  genius search {result.index_folder} "a striped green umbrella" --modality image',
-            highlight=False,
-            markup=False,
-            emoji=False,
-        )
+            mark = "right" if best.is_relevant else "wrong"
+            print(f"{search.task}: {search.instruction} {search.query_text or 'a picture'}{picture}")
+            print(f"    found {best.item_id}, {mark}: {best.text or 'a picture'}")
+        print(f"\nOpen {result.page} to see them all. Then try:")
+        print(f'  genius search {result.index_folder} "a striped green umbrella" --modality image')

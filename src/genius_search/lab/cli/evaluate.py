@@ -1,97 +1,97 @@
-"""``genius evaluate`` and ``genius doctor``: how good it is, and whether it is well."""
+"""``genius evaluate`` and ``genius doctor``: the quality of a model and of its IDs."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 
-from genius_search.cli.terminal import TerminalProgress, print_json
+from genius_search.cli.options import (
+    DataArgument,
+    DeviceOptions,
+    JsonOption,
+    OptionalFolder,
+    command,
+    split_names,
+)
+from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_table
 from genius_search.config import SearchConfig
 
 if TYPE_CHECKING:
     from genius_search.lab.results import ResultRow
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluate:
-    """Measure a model on a data set, beside exact search over the same candidates.
+@command
+class Evaluate(DeviceOptions, JsonOption):
+    """Evaluate a model on a data set, beside exact search over the same candidates.
 
-    R@k is M-BEIR's: the share of queries with any right answer among the first k. On M-BEIR's own rows the
-    papers' layout is printed, in percent; published numbers stand beside ours where queries and candidates
-    are as many as theirs, and a star marks those that are printed wrong in the paper.
+    R@k is M-BEIR's: the share of queries with any right answer among the first k. M-BEIR's own rows are
+    printed in the papers' layout, in percent; published numbers stand beside ours if they are for the same
+    numbers of queries and candidates. Those with a star are misprinted in the paper.
     """
 
-    data: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+    data: DataArgument
     """Folder of the data set, in M-BEIR's layout."""
 
     model: Path
     """Folder of the model."""
 
     split: str = "test"
-    """Of the data set."""
+    """Split of the data set."""
 
     pools: str = "local,global"
-    """Each query against its own task's pool (local), against the union (global), or both."""
+    """Search each query in its own task's pool (local), in the union (global), or in both."""
 
     methods: str = "all"
     """exact-raw, exact-fused, exact-fused+hubness, exact-codes; routing+codes, routing+embeddings (the same
     beam, led by the distance of code vectors instead of the generator); generative, generative+codes,
-    generative+embeddings, generative+raw; commas between."""
+    generative+embeddings, generative+raw; separated by commas."""
 
     rows: str = "all"
-    """Of the data set, as in its file names: mscoco_task0,cirr_task7; commas between."""
+    """Rows of the data set, as in its file names: mscoco_task0,cirr_task7; separated by commas."""
 
     beam: int = 50
     """IDs kept at each level."""
 
     scores: Literal["level", "vocabulary", "children"] = "level"
-    """Normalise the generator's steps over a level's codes, over its whole vocabulary, or over the codes
-    that exist there."""
+    """Normalise the generator's scores over a level's codes, over its whole vocabulary, or over the codes
+    that exist at that point."""
 
     candidates: int = 0
-    """Where hits are re-ranked: stop decoding as soon as at most so many IDs lie under the beams, and order
-    them all; 0 decodes all levels."""
+    """Re-ranking: stop decoding once the beams cover at most this many IDs, and rank them all;
+    0 decodes all levels."""
 
     shortlist: int = 0
-    """Where hits are re-ranked by embeddings: only so many, the best by codes; 0 means all."""
+    """Re-ranking by embeddings: compare only this many hits, the best by codes; 0 compares all."""
 
     generator_weight: float = 0.0
-    """Where hits are ordered by codes: add so many times the log-probability of their beam."""
+    """Ranking by codes: weight of the log-probability of the beam, added to the score."""
 
     density_weight: float = SearchConfig.density_weight
-    """Where hits are ordered by codes or by fused embeddings: take so many times the density around each from
-    its score. exact-fused stays as it is, exact-fused+hubness is exact search with it."""
+    """Ranking by codes or fused embeddings: weight of the density around an item, subtracted from its score.
+    exact-fused is never corrected; exact-fused+hubness is exact search with the correction."""
 
     instructions: Literal["hashed", "first", "none", "all"] = "hashed"
-    """One of the data set's instructions for each query, chosen by a hash; or the first; or none; or each of
-    them in turn, and the mean of the measures."""
+    """Instruction of each query: one of the data set's, chosen by a hash; the first; none; or each in turn,
+    with the mean of the measures."""
 
     max_queries: int = 0
-    """At most this many queries for each row; 0 means all."""
+    """Queries of each row at most; 0 means all."""
 
     seed: int = 0
-    """Of the choice of instructions."""
+    """Seed for the choice of instructions."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Where features and runs go; default: evaluation/ in the model's folder."""
-
-    device: str = "cpu"
-    """Or cuda."""
-
-    download: bool = False
-    """Allow downloading the encoder's weights."""
+    out: OptionalFolder = None
+    """Folder for features and runs; default: evaluation/ in the model's folder."""
 
     json: bool = False
-    """As JSON: {"rows": [...]}."""
+    """Print JSON: {"rows": [...]}."""
 
     markdown: bool = False
-    """As a Markdown table."""
+    """Print a Markdown table."""
 
     def run(self) -> None:
         """Evaluate and print the table."""
@@ -102,12 +102,12 @@ class Evaluate:
         from genius_search.model import Genius
 
         if self.json and self.markdown:
-            raise UsageError("--json and --markdown are two forms of one answer; give one of them")
+            raise UsageError("--json and --markdown exclude each other")
         config = EvaluationConfig(
             split=self.split,
-            pools=pools_of(self.pools),
-            methods=METHODS if self.methods == "all" else _named(self.methods),
-            rows=() if self.rows == "all" else _named(self.rows),
+            pools=parse_pools(self.pools),
+            methods=METHODS if self.methods == "all" else split_names(self.methods),
+            rows=() if self.rows == "all" else split_names(self.rows),
             beam=self.beam,
             scores=self.scores,
             candidates=self.candidates,
@@ -122,116 +122,107 @@ class Evaluate:
             model = Genius.open(self.model, device=self.device, download=self.download)
             if self.out is None and model.folder != self.model:
                 raise UsageError(
-                    f"{self.model} is in the hub's cache, and nothing is written there; say where features "
-                    "and runs go with --out FOLDER"
+                    f"{self.model} is in the hub's cache, which is never written to; give a folder for "
+                    "features and runs with --out FOLDER"
                 )
             folder = self.out or self.model / "evaluation"
             result = evaluate(MBeir(self.data), model, config, folder, progress=progress)
             progress.say(f"IDs of the candidates: {result.health.verdict}")
         if self.json:
             print_json(result.to_json())
-        elif self.markdown:
-            print_markdown(result.rows, beam=self.beam, scores=self.scores, instructions=self.instructions)
         else:
-            print_tables(result.rows, beam=self.beam, scores=self.scores, instructions=self.instructions)
+            print_results(
+                result.rows,
+                markdown=self.markdown,
+                beam=self.beam,
+                scores=self.scores,
+                instructions=self.instructions,
+            )
 
 
-def _named(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
-
-
-def print_tables(rows: list[ResultRow], *, beam: int, scores: str, instructions: str) -> None:
-    """The papers' layout for M-BEIR's rows, a block for each task for other data."""
-    from genius_search.lab import results as paper
-    from genius_search.lab import results as tables
+def print_results(
+    rows: list[ResultRow], *, beam: int, scores: str, instructions: str, markdown: bool = False
+) -> None:
+    """Print M-BEIR's rows in the papers' layout, and other data in a block for each task."""
+    from genius_search.lab import results
 
     console = Console()
-    if not paper.applies_to(rows):
-        console.print(tables.to_rich(rows))
+    if not results.applies_to(rows):
+        if markdown:
+            print(results.to_markdown(rows))
+        else:
+            console.print(results.to_rich(rows))
         return
-    for table in paper.paper_tables(rows, beam=beam, scores=scores, instructions=instructions):
-        for note in table.above:
-            console.print(note, highlight=False, markup=False, emoji=False)
-        console.print(paper.paper_to_rich(table, width=console.width))
-        for note in table.below:
-            console.print(note, highlight=False, markup=False, emoji=False)
+    tables = results.paper_tables(rows, beam=beam, scores=scores, instructions=instructions)
+    if markdown:
+        print("\n".join(map(results.paper_to_markdown, tables)))
+        return
+    for table in tables:
+        print("".join(f"{note}\n" for note in table.above), end="")
+        console.print(results.paper_to_rich(table, width=console.width))
+        print("".join(f"{note}\n" for note in table.below), end="")
 
 
-def print_markdown(rows: list[ResultRow], *, beam: int, scores: str, instructions: str) -> None:
-    """The same as Markdown."""
-    from genius_search.lab import results as paper
-    from genius_search.lab import results as tables
-
-    if paper.applies_to(rows):
-        found = paper.paper_tables(rows, beam=beam, scores=scores, instructions=instructions)
-        print("\n".join(paper.paper_to_markdown(table) for table in found))
-    else:
-        print(tables.to_markdown(rows))
-
-
-def pools_of(text: str) -> tuple[Literal["local", "global"], ...]:
-    """``local,global`` as a tuple."""
+def parse_pools(text: str) -> tuple[Literal["local", "global"], ...]:
+    """Parse names of pools such as ``local,global``."""
     from genius_search.errors import UsageError
 
     pools: list[Literal["local", "global"]] = []
     for name in text.split(","):
         match name.strip():
-            case "local":
-                pools.append("local")
-            case "global":
-                pools.append("global")
+            case "local" | "global" as pool:
+                pools.append(pool)
             case other:
                 raise UsageError(f"--pools {other!r}: expected local, global, or local,global")
     return tuple(pools)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Doctor:
+@command
+class Doctor(JsonOption):
     """Examine a model's IDs: use of the codes, collisions, purity of the modality level, reconstruction.
 
-    Exit status 1 when something is wrong.
+    Exit status 1 if there is a problem.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Folder of the model."""
 
-    data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Examine on the global test pool of this data set; default: what was found after training."""
+    data: OptionalFolder = None
+    """Examine the global test pool of this data set; default: the report written after training."""
 
     split: str = "test"
-    """Of that data set."""
-
-    json: bool = False
-    """As JSON."""
+    """Split of the data set."""
 
     def run(self) -> int:
-        """Examine and print."""
+        """Examine the IDs and print the report."""
         from genius_search.lab.evaluate import doctor
 
         with TerminalProgress() as progress:
             health = doctor(self.model, self.data, split=self.split, progress=progress)
+        status = 1 if health.problems else 0
         if self.json:
             print_json({**dataclasses.asdict(health), "verdict": health.verdict})
-            return 1 if health.problems else 0
-        console = Console()
-        facts = Table(show_header=False, box=None)
-        facts.add_row("candidates", f"{health.candidates:,}")
-        facts.add_row("distinct IDs", f"{health.distinct_ids:,}")
-        facts.add_row("collisions", f"{health.collision_rate:.2%} (largest bucket {health.largest_bucket})")
+            return status
+        facts: dict[str, object] = {
+            "candidates": health.candidates,
+            "distinct IDs": health.distinct_ids,
+            "collisions": f"{health.collision_rate:.2%} (largest bucket {health.largest_bucket})",
+        }
         if health.purity is not None:
             meaning = ", ".join(f"{code} = {name}" for code, name in enumerate(health.level0_modality))
-            facts.add_row("level-0 purity", f"{health.purity:.2%} ({meaning})")
-        facts.add_row("reconstruction", f"mean cosine {health.reconstruction:.3f}")
-        levels = Table("level", "codes", "used", "perplexity", "largest share")
-        for level in health.levels:
-            levels.add_row(
-                str(level.level),
-                str(level.size),
-                str(level.used),
-                f"{level.perplexity:.0f}",
-                f"{level.largest_share:.1%}",
+            facts["level-0 purity"] = f"{health.purity:.2%} ({meaning})"
+        facts["reconstruction"] = f"mean cosine {health.reconstruction:.3f}"
+        print_facts(facts)
+        rows = [
+            (
+                f"{one.level}",
+                f"{one.size}",
+                f"{one.used}",
+                f"{one.perplexity:.0f}",
+                f"{one.largest_share:.1%}",
             )
-        console.print(facts)
-        console.print(levels)
-        console.print(f"verdict: {health.verdict}", highlight=False)
-        return 1 if health.problems else 0
+            for one in health.levels
+        ]
+        print_table(("level", "codes", "used", "perplexity", "largest share"), rows)
+        print(f"verdict: {health.verdict}")
+        return status

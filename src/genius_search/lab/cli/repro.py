@@ -2,61 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
-from genius_search.cli.terminal import TerminalProgress, print_json
+from genius_search.cli.options import JsonOption, OptionalFolder, command
+from genius_search.cli.terminal import TerminalProgress, print_json, print_table
 
 if TYPE_CHECKING:
     from genius_search.lab.repro import Reproduction
     from genius_search.lab.results import ResultRow
 
 
-@dataclass(frozen=True, kw_only=True)
-class Repro:
-    """Reproduce a published row: list what it needs and what is there; `--run` evaluates and compares.
+@command
+class Repro(JsonOption):
+    """Reproduce a published row: list the files it needs; `--run` evaluates and compares.
 
     ROW is one of M-BEIR's 16 rows as in its file names (mscoco_task3), all, flickr30k or coco. Exit status 1
-    when exact search differs from the released CLIP_SF by more than 0.3 points, or when the data has other
-    sizes than the published numbers are for, so that nothing was compared; 4 when files are missing.
+    if exact search differs from the released CLIP_SF by more than 0.3 points, or if nothing was compared
+    because the data has other sizes than the published numbers are for; 4 if files are missing.
     """
 
     row: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ROW")] = ""
-    """A row's name, all, flickr30k or coco."""
+    """Name of a row, all, flickr30k or coco."""
 
-    data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    data: OptionalFolder = None
     """M-BEIR, or the converted captions; default: M-BEIR, or flickr30k or coco for these rows."""
 
-    model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    model: OptionalFolder = None
     """Folder of the model: the published checkpoints, imported."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Where features and runs go; default: evaluation/ in the model's folder."""
+    out: OptionalFolder = None
+    """Folder for features and runs; default: evaluation/ in the model's folder."""
 
     pools: str = ""
-    """local, global, or local,global; default: every pool whose files are there."""
+    """local, global, or local,global; default: every pool whose files exist."""
 
     run_it: Annotated[bool, tyro.conf.arg(name="run")] = False
-    """Evaluate."""
+    """Evaluate and compare."""
 
     device: str = "cpu"
-    """Or cuda."""
+    """Device of the model: cpu or cuda."""
 
     list: bool = False
     """Print every published number instead, as Markdown."""
 
-    json: bool = False
-    """Print JSON."""
-
     def run(self) -> int:
-        """List what is needed, or reproduce."""
+        """List what a reproduction needs, or reproduce."""
         from genius_search.errors import UsageError
-        from genius_search.lab.cli.evaluate import pools_of
+        from genius_search.lab.cli.evaluate import parse_pools
         from genius_search.lab.published_numbers import page, to_json
 
         if self.list:
@@ -69,9 +64,9 @@ class Repro:
         from genius_search.lab.repro import CAPTION_SETS, NAMES, plan
 
         if not self.row:
-            raise UsageError(f"give the row to reproduce: {', '.join(NAMES)}; or --list")
+            raise UsageError(f"no row given: expected {', '.join(NAMES)}; or --list")
         data = self.data or Path(self.row if self.row in CAPTION_SETS else "M-BEIR")
-        needed = plan(self.row, data, self.model, pools=pools_of(self.pools) if self.pools else ())
+        needed = plan(self.row, data, self.model, pools=parse_pools(self.pools) if self.pools else ())
         if self.run_it:
             return self._reproduce(needed)
         if self.json:
@@ -97,7 +92,7 @@ class Repro:
 
     def _reproduce(self, needed: Reproduction) -> int:
         from genius_search.errors import UsageError
-        from genius_search.lab.cli.evaluate import print_tables
+        from genius_search.lab.cli.evaluate import print_results
         from genius_search.lab.published_numbers import PAPER_BEAM, format_percent
         from genius_search.lab.repro import (
             INSTRUCTION_CHOICE,
@@ -130,7 +125,7 @@ class Repro:
         elif needed.captions is not None:
             _print_captions(needed, rows, beside=reason is None)
         else:
-            print_tables(rows, beam=PAPER_BEAM, scores=SCORES, instructions=INSTRUCTION_CHOICE)
+            print_results(rows, beam=PAPER_BEAM, scores=SCORES, instructions=INSTRUCTION_CHOICE)
             for one in judged:
                 published = ", ".join(
                     f"{each.weights} {format_percent(each.value)} ({one.score - each.value:+.2f})"
@@ -145,6 +140,7 @@ class Repro:
 
 
 def _print_plan(needed: Reproduction) -> None:
+    """Print the files, the commands and the published numbers of a reproduction."""
     from genius_search.lab.published_numbers import TOLERANCE, format_percent
 
     print(f"Files in {needed.data} for the {' and the '.join(needed.pools)} pool:")
@@ -157,8 +153,8 @@ def _print_plan(needed: Reproduction) -> None:
         for repository in needed.mteb_copies:
             print(f"  {repository}")
     print("\nCommands:")
-    for command in needed.commands:
-        print(f"  {command}")
+    for line in needed.commands:
+        print(f"  {line}")
     print(f"\nPublished numbers (exact-raw has to lie within {TOLERANCE} of the released weights):")
     for row, pool, method, reference in needed.targets:
         misprint = f"; {reference.misprint}" if reference.misprint else ""
@@ -172,13 +168,15 @@ def _print_plan(needed: Reproduction) -> None:
 
 
 def _print_captions(needed: Reproduction, rows: list[ResultRow], *, beside: bool) -> None:
-    """Print our recalls, and the published ones where they are for the same captions and pictures."""
+    """Print our recalls, and the published ones if they are for the same captions and pictures."""
     from genius_search.lab.published_numbers import format_percent
 
-    table = Table("system", "trained on", "R@1", "R@5", "R@10", box=None)
-    for row in rows:
-        recalls = (f"{100 * row.measures[f'R@{k}']:.1f}" for k in (1, 5, 10))
-        table.add_row(row.method, "(this model)", *recalls, style="bold")
-    for one in needed.caption_targets if beside else ():
-        table.add_row(one.system, one.trained_on, *map(format_percent, one.recalls))
-    Console().print(table)
+    ours = [
+        (row.method, "(this model)", *(f"{100 * row.measures[f'R@{k}']:.1f}" for k in (1, 5, 10)))
+        for row in rows
+    ]
+    published = [
+        (one.system, one.trained_on, *map(format_percent, one.recalls)) for one in needed.caption_targets
+    ]
+    columns = ("system", "trained on", "R@1", "R@5", "R@10")
+    print_table(columns, ours + (published if beside else []), left=columns[:2])

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
+from genius_search.cli.options import JsonOption, OptionalFile, command
 from genius_search.cli.terminal import TerminalProgress, print_json
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
+@command
+class Score(JsonOption):
     """Measure any TREC run against any qrels, with the measures of `genius evaluate`.
 
     R@k is M-BEIR's: the share of queries with any right answer among the first k. recall@k is the share of a
@@ -21,41 +21,41 @@ class Score:
     """
 
     run_file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Lines of `qid Q0 did rank score name`, or UniIR's, with the task behind."""
+    """Lines of `qid Q0 did rank score name`, or UniIR's, with the task as a seventh column."""
 
     qrels: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="QRELS")]
-    """Lines of `qid 0 did relevance`, or M-BEIR's, with the task behind; above 0 is right."""
+    """Lines of `qid 0 did relevance`, or M-BEIR's, with the task as a fifth column; above 0 is right."""
 
     ks: str = "1,5,10"
-    """How many first hits to look at; commas between."""
+    """Depths at which to measure, separated by commas."""
 
     missing: Literal["error", "zero"] = "error"
-    """A query of the qrels that the run lacks is an error, or counts 0: TREC has no line for a query that
-    found nothing."""
+    """Treat a query of the qrels that the run lacks as an error, or count it as 0: TREC has no line for a
+    query that found nothing."""
 
     order: Literal["ranks", "scores"] = "ranks"
-    """Take the run's lines as they stand, with ranks 1, 2, 3, …; or order them by score as trec_eval does,
+    """Keep the order of the lines, whose ranks must be 1, 2, 3, …; or sort them by score as trec_eval does,
     equal scores by candidate id, last first."""
 
     hashed: bool = False
-    """The run's ids are UniIR's whole numbers, as in the run files of GENIUS's authors."""
+    """Read the run's ids as UniIR's whole numbers, as in the run files of GENIUS's authors."""
 
-    pool: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Cut the qrels to these candidates, and refuse hits outside: a .jsonl of M-BEIR candidates, or one id
-    on each line."""
+    pool: OptionalFile = None
+    """Restrict the qrels to these candidates, and refuse other hits: a .jsonl of M-BEIR candidates, or one
+    id on each line."""
 
     json: bool = False
-    """As JSON: {"run", "queries", "missing", "short_rankings", "measures"}."""
+    """Print JSON: {"run", "queries", "missing", "short_rankings", "measures"}."""
 
     def run(self) -> None:
         """Read, measure and print."""
         from genius_search.data.mbeir import read_qrels
         from genius_search.lab.runs import evaluate, filter_to_pool, read_run
 
-        ks = depths_of(self.ks)
+        ks = parse_depths(self.ks)
         qrels = read_qrels(self.qrels, layout="trec")
         ranked = read_run(self.run_file, hashed=self.hashed, order=self.order)
-        known = None if self.pool is None else pool_ids(self.pool)
+        known = None if self.pool is None else read_pool(self.pool)
         judged = qrels if known is None else filter_to_pool(qrels, known)
         absent = [qid for qid in judged if qid not in ranked.hits]
         if self.missing == "zero":
@@ -64,16 +64,22 @@ class Score:
             self._refuse(absent, len(judged), found=len(ranked.hits))
         found = evaluate(judged, ranked, ks=ks, known=known)
         if self.json:
-            facts = {"run": ranked.name, "queries": found.queries, "missing": len(absent)}
-            short = {"short_rankings": found.short_rankings}
-            print_json({**facts, **short, "measures": found.flat()})
+            print_json(
+                {
+                    "run": ranked.name,
+                    "queries": found.queries,
+                    "missing": len(absent),
+                    "short_rankings": found.short_rankings,
+                    "measures": found.flat(),
+                }
+            )
         else:
             for measure, value in found.flat().items():
                 print(f"{measure:<10} {value:.4f}")
         with TerminalProgress() as progress:
             progress.say(f"run {ranked.name}: {found.queries} queries")
             if absent:
-                progress.say(f"{len(absent)} of them are not in the run and count 0")
+                progress.say(f"{len(absent)} of them are not in the run and count as 0")
             if found.short_rankings:
                 progress.say(f"{found.short_rankings} rankings have fewer than {max(ks)} hits")
 
@@ -83,9 +89,9 @@ class Score:
 
         if len(absent) == num_queries:
             raise BadData(
-                f"{self.run_file} answers {found} queries, and none of the {num_queries} that {self.qrels} "
-                f"asks ({some(absent)}): take the qrels of the same data set, task and split; if the run's "
-                "ids are UniIR's whole numbers, give --hashed"
+                f"{self.run_file} has {found} queries, but none of the {num_queries} queries of {self.qrels} "
+                f"({some(absent)}): take the qrels of the same data set, task and split; if the run's ids "
+                "are UniIR's whole numbers, give --hashed"
             )
         raise BadData(
             f"{self.run_file} lacks {len(absent)} of the {num_queries} queries of {self.qrels}: "
@@ -93,18 +99,18 @@ class Score:
         )
 
 
-def depths_of(text: str) -> tuple[int, ...]:
-    """``1,5,10`` as numbers."""
+def parse_depths(text: str) -> tuple[int, ...]:
+    """Parse depths such as ``1,5,10``."""
     from genius_search.errors import UsageError
 
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdecimal() and 0 < int(word) < 1_000_000 for word in words):
-        raise UsageError(f"--ks {text!r}: expected numbers from 1 up with commas between, for example 1,5,10")
-    return tuple(dict.fromkeys(int(word) for word in words))
+        raise UsageError(f"--ks {text!r}: expected numbers from 1 up separated by commas, such as 1,5,10")
+    return tuple(dict.fromkeys(map(int, words)))
 
 
-def pool_ids(path: Path) -> set[str]:
-    """The candidates of a pool: M-BEIR's ``.jsonl``, or one id on each line."""
+def read_pool(path: Path) -> set[str]:
+    """Return the candidate ids of a pool: M-BEIR's ``.jsonl``, or one id on each line."""
     from genius_search.data.mbeir import numbered_lines, read_candidates
     from genius_search.errors import BadData, BadRecord
 
@@ -118,5 +124,5 @@ def pool_ids(path: Path) -> set[str]:
                 raise BadRecord(path, line, f"{len(words)} words, expected one candidate id on each line")
             found.add(words[0])
     if not found:
-        raise BadData(f"{path} names no candidate")
+        raise BadData(f"{path} has no candidates")
     return found

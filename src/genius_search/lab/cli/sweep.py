@@ -1,24 +1,23 @@
-"""``genius sweep``: every row of a recipe."""
+"""``genius sweep``: run every row of a recipe."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from genius_search.cli.options import JsonOption, command, split_names
 from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.errors import UsageError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sweep:
+@command
+class Sweep(JsonOption):
     """Run every row of a recipe (ablations, baselines, beams, sizes, seeds); `genius report` shows them.
 
-    Started again after an interruption it continues: finished rows are skipped, failed ones and those whose
-    flags or data have changed are run again. Rows share the encoder and its features. Exit status 1
-    when a row failed.
+    If interrupted, run it again to continue: finished rows are skipped; failed rows, and rows whose flags or
+    data have changed, run again. Rows share the encoder and its features. Exit status 1 if a row failed.
     """
 
     recipe: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
@@ -28,31 +27,31 @@ class Sweep:
     """Folder of the data set, in M-BEIR's layout."""
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-    """A folder for each row and seed: its model, evaluation, log and row.json."""
+    """Folder with a subfolder for each row and seed: its model, evaluation, log and row.json."""
 
     encoder: str = "small"
     """Encoder of all rows, as for `genius fit`: small, clip:NAME, precomputed:PATH, …"""
 
-    encoder_of: Annotated[Path | None, tyro.conf.arg(metavar="MODEL")] = None
-    """A model whose encoder and features are used where they fit, instead of training and embedding."""
+    encoder_of: Annotated[Path | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = None
+    """Model whose encoder and features are used where they fit, instead of training and embedding."""
 
     only: str = ""
-    """Rows to run, with what they build on; commas between."""
+    """Rows to run, with the rows that they build on; separated by commas."""
 
     skip: str = ""
-    """Rows to leave out, such as those that need pictures where there are none; commas between."""
+    """Rows to leave out, such as those that need missing pictures; separated by commas."""
 
     jobs: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Rows run at the same time, each with its share of the cores."""
 
     quick: bool = False
-    """With the recipe's flags for a run of minutes, to see that everything works."""
+    """Use the recipe's flags for a run of minutes, to check that everything works."""
 
     plan: bool = False
     """Print the commands and run none."""
 
     json: bool = False
-    """As JSON: [{"row", "seed", "state", "error", "seconds", "commands"}, …]."""
+    """Print JSON: [{"row", "seed", "state", "error", "seconds", "commands"}, …]."""
 
     def run(self) -> int:
         """Run the rows."""
@@ -69,8 +68,8 @@ class Sweep:
             encoder=self.encoder,
             data=records,
             quick=self.quick,
-            only=_names(self.only),
-            skip=_names(self.skip),
+            only=split_names(self.only),
+            skip=split_names(self.skip),
         )
         if self.plan:
             print("\n".join(command for job in jobs for command in job.shown(self.data)))
@@ -94,7 +93,3 @@ class Sweep:
             shown = ("title", "table", "seed", "state", "error", "seconds", "commands")
             print_json([{"row": row.name, **{name: getattr(row, name) for name in shown}} for _, row in made])
         return 1 if failed else 0
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
