@@ -113,17 +113,22 @@ class ImportClipFf(ImportEncoder):
 
 
 @command
-class ImportBlipSf(ImportEncoder):
-    """Import UniIR's BLIP-SF, a baseline of the paper, as an encoder's folder."""
-
-    kind = "blip-sf"
+class ImportBlip(ImportEncoder):
+    """A command that imports one of UniIR's BLIP encoders."""
 
     tokenizer: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """Folder with bert-base-uncased's vocabulary: vocab.txt or tokenizer.json."""
 
 
 @command
-class ImportBlipFf(ImportBlipSf):
+class ImportBlipSf(ImportBlip):
+    """Import UniIR's BLIP-SF, a baseline of the paper, as an encoder's folder."""
+
+    kind = "blip-sf"
+
+
+@command
+class ImportBlipFf(ImportBlip):
     """Import UniIR's BLIP-FF (blip_ff_large.pth), a baseline of the paper, as an encoder's folder."""
 
     kind = "blip-ff"

@@ -307,7 +307,7 @@ def test_the_command_imports_and_says_how_to_use_it(clip_file, tmp_path, capsys)
 
 def test_without_a_place_nothing_is_imported(clip_file, capsys):
     assert main(["import", "clip-sf", str(clip_file)]) == 2
-    assert "give --out FOLDER" in capsys.readouterr().err
+    assert "--out FOLDER" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["clip-ff", "blip-sf", "blip-ff"])
