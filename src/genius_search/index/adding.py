@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Int8
+from jaxtyping import Int8, Int64
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of, make_folder, write_atomically
@@ -29,7 +29,7 @@ from genius_search.index.writer import WORK, Writer, keep_pictures, picture_name
 from genius_search.model import Genius
 from genius_search.nn.density import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.progress import Progress, Silent
-from genius_search.records import Candidate, Modality, format_text
+from genius_search.records import Candidate, Modality, candidate_number, format_text
 
 CHUNK: Final = 4096
 """Items that are encoded together."""
@@ -325,9 +325,16 @@ def _encode_chunk(
     if not len(encoded.shard.ids):
         return _Encoded(None, encoded.left_out)
     features = FeatureBatch.of_shard(encoded.shard)
-    return _Encoded(
-        encode_batch(model, features, encoded.shard.modality, embeddings=embeddings), encoded.left_out
+    readable = [items[number] for number in encoded.shard.ids.tolist()]
+    arrays = encode_batch(
+        model,
+        features,
+        encoded.shard.modality,
+        embeddings=embeddings,
+        numbers=np.array([_number(item.id) for item in readable], dtype=np.int64),
+        texts=[item.text for item in readable],
     )
+    return _Encoded(arrays, encoded.left_out)
 
 
 def encode_batch(
@@ -336,9 +343,14 @@ def encode_batch(
     modality: Int8[np.ndarray, " items"],
     *,
     embeddings: StoredEmbeddings,
+    numbers: Int64[np.ndarray, " items"],
+    texts: Sequence[str | None] | None = None,
 ) -> ItemArrays:
-    """Return the IDs of some items, and their embeddings if they are to be stored."""
-    encoded = model.encode(features, modality.astype(np.int64))
+    """Return the IDs of some items, and their embeddings if they are to be stored.
+
+    ``numbers`` and ``texts`` are for ID schemes that use them (:class:`genius_search.nn.ids.Candidates`).
+    """
+    encoded = model.encode(features, modality.astype(np.int64), numbers=numbers, texts=texts)
     vectors = densities = None
     if embeddings == "fused":
         densities = model.item_density(encoded.embeddings, encoded.codes).numpy()
@@ -352,6 +364,15 @@ def encode_batch(
         embeddings,
         densities,
     )
+
+
+def _number(item_id: str) -> int:
+    """Return M-BEIR's number of an item, −1 if its id is no M-BEIR id."""
+    try:
+        number = candidate_number(item_id)
+    except BadData:
+        return -1
+    return number if number <= np.iinfo(np.int64).max else -1
 
 
 def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:

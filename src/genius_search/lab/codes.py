@@ -57,11 +57,11 @@ def examine_items(model: Genius, encoded: Sequence[tuple[Features, ItemArrays]])
     """Examine the IDs that :func:`encode_features` gave for all of these features, each item once."""
     _, first = np.unique(np.concatenate([features.ids for features, _ in encoded]), return_index=True)
     return examine(
-        np.concatenate([arrays.codes[:, : model.quantizer.num_levels] for _, arrays in encoded])[first],
+        np.concatenate([arrays.codes[:, : model.num_levels] for _, arrays in encoded])[first],
         np.concatenate([features.modality for features, _ in encoded])[first].astype(np.int64),
         np.concatenate([arrays.typicality for _, arrays in encoded])[first].astype(np.float32),
-        sizes=model.quantizer.sizes,
-        has_modality_level=model.quantizer.has_modality_level,
+        sizes=model.sizes,
+        has_modality_level=model.has_modality_level,
     )
 
 
@@ -77,7 +77,13 @@ def _fill(
     for number, start in enumerate(starts, start=1):
         rows = np.arange(start, min(start + BATCH, len(features)))
         here = slice(start, start + len(rows))
-        encoded = encode_batch(model, features.gather(rows), features.modality[here], embeddings=embeddings)
+        encoded = encode_batch(
+            model,
+            features.gather(rows),
+            features.modality[here],
+            embeddings=embeddings,
+            numbers=features.ids[here],
+        )
         arrays.codes[here] = encoded.codes
         arrays.typicality[here] = encoded.typicality
         if arrays.embeddings is not None:
@@ -102,7 +108,7 @@ def _done(folder: Path) -> int:
 
 def _create(model: Genius, rows: int, folder: Path, embeddings: StoredEmbeddings) -> None:
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
-        "codes": (np.int16, (rows, model.quantizer.num_levels + NUM_EXTRA_COLUMNS)),
+        "codes": (np.int16, (rows, model.num_levels + NUM_EXTRA_COLUMNS)),
         "typicality": (np.float16, (rows,)),
     }
     if embeddings != "none":

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Integer, UInt8
+from jaxtyping import Float, Int, Int64, Integer, UInt8
 from torch import Tensor
 
 from genius_search.config import USUAL_SEARCH, SearchConfig
@@ -281,11 +281,24 @@ class Genius:
         fused: Tensor = self.quantizer.fusion(features.image.to(device), features.text.to(device))
         return fused.cpu()
 
-    def encode(self, features: FeatureBatch, modalities: Int[np.ndarray, " items"]) -> EncodedItems:
-        """Return the embeddings and IDs of items."""
+    def encode(
+        self,
+        features: FeatureBatch,
+        modalities: Int[np.ndarray, " items"],
+        *,
+        numbers: Int64[np.ndarray, " items"] | None = None,
+        texts: Sequence[str | None] | None = None,
+    ) -> EncodedItems:
+        """Return the embeddings and IDs of items.
+
+        Parameters
+        ----------
+        numbers, texts
+            for schemes that use them (:class:`genius_search.nn.ids.Candidates`).
+        """
         codes = torch.from_numpy(modalities.astype(np.int64))
         encoded = self.quantizer.encode_items(features.image, features.text, codes)
-        return apply_scheme(self.ids.scheme, encoded)
+        return apply_scheme(self.ids.scheme, encoded, numbers, texts)
 
     def item_density(
         self, embeddings: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]

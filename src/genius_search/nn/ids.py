@@ -51,7 +51,7 @@ class Candidates(NamedTuple):
     codes: Integer[np.ndarray, "items levels"]
     """IDs by the model's quantizer."""
     numbers: Int64[np.ndarray, " items"] | None = None
-    """M-BEIR candidate ids as whole numbers, if the items have any."""
+    """M-BEIR candidate ids as whole numbers, if the items have any; −1 for an item with another id."""
     texts: Sequence[str | None] | None = None
     """Texts of the items, if they are known; None for an item without one."""
 
@@ -204,11 +204,16 @@ def load_ids(folder: Path, quantizer: Quantizer) -> TrainedIds:
     return TrainedIds(name, scheme, manifest)
 
 
-def apply_scheme(scheme: IdScheme, encoded: EncodedItems) -> EncodedItems:
-    """Replace the quantizer's IDs of items by those of a scheme."""
+def apply_scheme(
+    scheme: IdScheme,
+    encoded: EncodedItems,
+    numbers: Int64[np.ndarray, " items"] | None = None,
+    texts: Sequence[str | None] | None = None,
+) -> EncodedItems:
+    """Replace the quantizer's IDs of items by those of a scheme; see :class:`Candidates`."""
     if isinstance(scheme, ResidualIds):
         return encoded
-    rows = scheme.assign(Candidates(encoded.embeddings, encoded.codes.numpy()))
+    rows = scheme.assign(Candidates(encoded.embeddings, encoded.codes.numpy(), numbers, texts))
     codes, tables = torch.from_numpy(rows.astype(np.int64)), scheme.tables()
     if tables is None:
         return encoded._replace(

@@ -456,7 +456,7 @@ def real_trial(
     """Return so many of the queries, evenly spaced, and the IDs of all candidates."""
     chosen = np.unique(np.linspace(0, len(queries) - 1, num_queries).round().astype(np.int64))
     encoded = [
-        model.encode(batch, candidates.modality[rows].astype(np.int64))
+        model.encode(batch, candidates.modality[rows].astype(np.int64), numbers=candidates.ids[rows])
         for rows, batch in candidates.batches(ENCODED_AT_ONCE)
     ]
     codes, cosines = (

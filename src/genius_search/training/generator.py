@@ -72,7 +72,7 @@ def train_generator(
         generator.start_codes(tables, generator=torch.Generator().manual_seed(training.seed))
     progress.say("fusing the training features")
     query_embeddings = fuse(model, queries)
-    encoded = apply_scheme(scheme, encode(model, candidates))
+    encoded = apply_scheme(scheme, encode(model, candidates), candidates.ids)
     candidate_embeddings, codes = encoded.embeddings.half(), encoded.codes
 
     def take_step(step: Step) -> StepResult:

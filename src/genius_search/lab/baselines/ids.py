@@ -89,6 +89,8 @@ def pad(rows: Sequence[Sequence[int]], *, end: int, levels: int = 0) -> Int16[np
 class SpelledIds(ABC):
     """IDs of different lengths, padded with an end code; items that were there in training keep theirs.
 
+    They are recognised by their M-BEIR ids, which must stand for the same items ever after.
+
     Parameters
     ----------
     end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+
 import numpy as np
 import pytest
 import torch
@@ -143,3 +145,8 @@ def test_captions_need_words(tmp_path):
         fit("grace-semantic", items, tmp_path, query_texts={})
     with pytest.raises(BadData, match="no training text has a word"):
         fit("grace-semantic", items._replace(texts=["..."] * 150), tmp_path, query_texts={})
+
+
+def test_every_scheme_is_an_entry_point():
+    found = {point.name: point.load() for point in entry_points(group="genius_search.id_schemes")}
+    assert {name: SCHEMES[name] for name in OTHERS}.items() <= found.items()
