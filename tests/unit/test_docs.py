@@ -22,7 +22,7 @@ from genius_search.model import Genius
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "genius_search"
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 TEXTS = sorted(
     path
     for path in [
