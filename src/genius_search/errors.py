@@ -1,6 +1,6 @@
-"""Every error a user can meet. Each says what was given, what was expected and what to do.
+"""Errors for users. A message names what was given, what was expected and what to do.
 
-The command line prints the message as one line and leaves with ``exit_code``; a bug is never one of these.
+The command line prints the message as one line and exits with ``exit_code``; a bug is never one of these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class GeniusError(Exception):
-    """The root of what GENIUS raises on purpose."""
+    """Base class of all errors of this package."""
 
     exit_code = 1
 
@@ -41,33 +41,33 @@ class MissingExtra(GeniusError, ImportError):
 
 
 class ArtifactError(GeniusError):
-    """A stage's folder cannot be used."""
+    """A folder of a model, an index or another artifact cannot be used."""
 
     exit_code = 4
 
 
 class ArtifactMissing(ArtifactError, FileNotFoundError):
-    """The folder, or a file that belongs in it, is not there or was never finished."""
+    """The folder, or a file in it, does not exist or was never finished."""
 
 
 class ArtifactMismatch(ArtifactError, ValueError):
-    """The folder is of another kind, another version, damaged, or was made from other inputs."""
+    """The folder is of another kind or version, is damaged, or was made from other inputs."""
 
 
 class NetworkNeeded(GeniusError, ConnectionError):
-    """Something is not on this machine and downloading was not asked for or failed."""
+    """Something is not on this machine, and downloading was not allowed or failed."""
 
     exit_code = 5
 
 
 class BadData(GeniusError, ValueError):
-    """The data a person gave cannot be used as it is."""
+    """The given data cannot be used."""
 
     exit_code = 6
 
 
 class BadRecord(BadData):
-    """One line of a data file is wrong; names the file and the line, counted from 1."""
+    """A line of a data file is wrong; the message names the file and the line, counted from 1."""
 
     def __init__(self, file: Path, line: int, problem: str) -> None:
         super().__init__(f"{file}:{line}: {problem}")
@@ -77,7 +77,7 @@ class BadRecord(BadData):
 
 
 class BadImage(BadData):
-    """One image cannot be read or is refused; names the file and the reason."""
+    """An image cannot be read or is refused; the message names the file and the reason."""
 
     def __init__(self, file: Path, reason: str) -> None:
         super().__init__(f"{file}: {reason}")
@@ -86,4 +86,4 @@ class BadImage(BadData):
 
 
 class TrainingFailed(GeniusError, RuntimeError):
-    """Training produced something that cannot work (a loss that is not finite, collapsed codes)."""
+    """Training failed: a loss is not finite, or codes collapsed."""

@@ -1,4 +1,4 @@
-"""Run a model on mteb's retrieval tasks: search by IDs, or its exact rivals, in mteb's protocol.
+"""Run a model on mteb's retrieval tasks: search by IDs, or exact search, in mteb's protocol.
 
 >>> import mteb  # doctest: +SKIP
 >>> from genius_search.lab.mteb import MtebModel  # doctest: +SKIP
@@ -10,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Float32, Int, Int16, Int64, UInt8
+from jaxtyping import Float, Float16, Float32, Int16, Int64, UInt8
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,48 +29,58 @@ from genius_search.embed import is_joint
 from genius_search.encoders.base import ImageInput, ItemKey, JointInput, TextInput
 from genius_search.errors import BadData, MissingExtra, UsageError
 from genius_search.lab.methods import BEAM_METHODS
-from genius_search.lab.runs import falling, some
+from genius_search.lab.runs import first_few, strictly_decreasing
 from genius_search.model import Genius
-from genius_search.nn.density import NUM_EXTRA_COLUMNS
 from genius_search.records import Modality, format_text, instructed
 from genius_search.search.beam import search as beam_search
 from genius_search.search.rank import Evidence, exact_search, rank_items
 from genius_search.search.table import IdTable, Part
 
+Method = Literal[
+    "generative", "generative+codes", "generative+embeddings", "generative+raw", "exact-fused", "exact-raw"
+]
+InstructionSource = Literal["task", "model", "none"]
+RAW: Final = frozenset({"generative+raw", "exact-raw"})
+FUSED: Final = frozenset({"generative+embeddings", "exact-fused"})
+BATCH: Final = 32
+"""Default ``batch_size``."""
+
+logger = logging.getLogger(__name__)
+
 
 class Content(NamedTuple):
-    """One row: a candidate or a query."""
+    """A candidate or a query."""
 
     id: str
     image: Image.Image | None
     """Decoded, RGB."""
     text: str
-    """Title and body; empty where there is none."""
+    """Title and body, or an empty string."""
     instruction: str | None
-    """A query's own."""
+    """The query's own instruction."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is neither text nor image."""
+        """True if there is neither text nor image."""
         return self.image is None and not self.text
 
     @property
     def modality(self) -> Modality:
-        """What it is made of; an empty row is an error."""
+        """The modality; an empty content has none, which is an error."""
         return Modality.of(has_image=self.image is not None, has_text=bool(self.text))
 
 
 def read_columns(data: Any, modalities: Sequence[str], batch_size: int) -> Iterator[list[Content]]:
-    """Rows of a ``datasets.Dataset``, so many at a time; only that many pictures are decoded at once.
+    """Read a ``datasets.Dataset`` in batches, so that few pictures are decoded at once.
 
-    Columns differ: one may be absent, or there and empty, row by row or whole (mteb issues #4436, #4440); a
-    text is in ``text`` or ``body``, with or without a ``title``. Columns of other ``modalities`` than the
-    task's are passed over.
+    Columns differ: one may be absent or empty, by row or entirely (mteb issues #4436, #4440); a text is in
+    ``text`` or ``body``, with or without a ``title``. Columns of other ``modalities`` than the task's are not
+    read.
 
     Raises
     ------
     BadData
-        there is no ``id``, or a row holds something else than a text and a decoded picture.
+        There is no ``id``, or a row has a text or a picture of another type.
     """
     wanted = ["id", "instruction"]
     wanted += ["title", "text", "body"] if "text" in modalities else []
@@ -89,7 +101,7 @@ def _content(row: Mapping[str, Any]) -> Content:
         raise BadData(f"{row['id']}: its image is a {type(image).__name__}, expected a decoded picture")
     body = row.get("text") or row.get("body") or ""
     if not isinstance(body, str):
-        raise BadData(f"{row['id']}: its text is a {type(body).__name__}; conversations are not searched")
+        raise BadData(f"{row['id']}: its text is a {type(body).__name__}; conversations are not supported")
     return Content(
         id=str(row["id"]),
         image=None if image is None else image.convert("RGB"),
@@ -98,26 +110,34 @@ def _content(row: Mapping[str, Any]) -> Content:
     )
 
 
-class MemoryPool(NamedTuple):
-    """Candidates by row, and the ID table over them."""
+@dataclasses.dataclass(frozen=True)
+class MemoryPool:
+    """Candidates in memory, by row."""
 
     ids: list[str]
     codes: Int16[np.ndarray, "items columns"]
     """Codes of the IDs, then half norms and densities."""
-    typicality: Float32[np.ndarray, " items"]
+    code_cosine: Float32[np.ndarray, " items"]
     embeddings: Float16[np.ndarray, "items dim"] | None
     densities: UInt8[np.ndarray, " items"] | None
-    """How crowded it is around each, beside fused embeddings."""
-    usual: Modality
+    """Density around each item among fused embeddings."""
+    modality: Modality
     """The most frequent modality."""
     left_out: frozenset[str]
-    """Candidates that cannot be found, because they have no content."""
-    rows: Mapping[str, int]
-    """Id -> row."""
-    table: IdTable
+    """Candidates without content, which cannot be found."""
+
+    @cached_property
+    def table(self) -> IdTable:
+        """The table of the IDs."""
+        return IdTable.build(self.codes, self.code_cosine)
+
+    @cached_property
+    def rows(self) -> Mapping[str, int]:
+        """The row of each id."""
+        return {did: row for row, did in enumerate(self.ids)}
 
     def vectors(self, items: slice | Int64[np.ndarray, " items"]) -> Float[Tensor, "items dim"]:
-        """Embeddings of item rows."""
+        """Return the embeddings of item rows."""
         if self.embeddings is None:
             raise UsageError("this pool was made without embeddings")
         return torch.from_numpy(self.embeddings[items]).float()
@@ -125,154 +145,62 @@ class MemoryPool(NamedTuple):
     def hits(
         self, items: Int64[np.ndarray, " hits"], scores: Float32[np.ndarray, " hits"]
     ) -> dict[str, float]:
-        """Candidate -> score, in the order given, whatever sorts them again."""
-        return {self.ids[item]: float(score) for item, score in zip(items, falling(scores), strict=True)}
+        """Return candidate ids with strictly decreasing scores, so that sorting them keeps the order."""
+        decreasing = strictly_decreasing(scores)
+        return {self.ids[item]: float(score) for item, score in zip(items, decreasing, strict=True)}
 
     def part(self, ids: Sequence[str]) -> MemoryPool:
-        """Some of its candidates, each once; those that were left out are passed over.
+        """Return a pool of some of the candidates, each once, without those that were left out.
 
         Raises
         ------
         BadData
-            one was never here.
+            An id is not in the corpus.
         """
         unknown = [did for did in ids if did not in self.rows and did not in self.left_out]
         if unknown:
-            raise BadData(f"{len(unknown)} candidates to rank are not in the corpus: {some(unknown)}")
+            raise BadData(f"{len(unknown)} candidates to rank are not in the corpus: {first_few(unknown)}")
         rows = np.array([self.rows[did] for did in dict.fromkeys(ids) if did in self.rows], dtype=np.int64)
-        codes, typicality = self.codes[rows], self.typicality[rows]
-        return self._replace(
+        return dataclasses.replace(
+            self,
             ids=[self.ids[row] for row in rows],
-            codes=codes,
-            typicality=typicality,
+            codes=self.codes[rows],
+            code_cosine=self.code_cosine[rows],
             embeddings=None if self.embeddings is None else self.embeddings[rows],
             densities=None if self.densities is None else self.densities[rows],
-            rows={self.ids[row]: place for place, row in enumerate(rows)},
-            table=IdTable.build(codes, typicality),
         )
-
-
-class MemoryPoolWriter:
-    """Fills a pool batch by batch, in arrays that are made once.
-
-    Parameters
-    ----------
-    size
-        the most candidates there can be.
-    dim
-        width of the embeddings; None keeps none.
-    """
-
-    def __init__(self, size: int, *, levels: int, dim: int | None) -> None:
-        self._rows: dict[str, int] = {}
-        self._left_out: list[str] = []
-        self._counts = dict.fromkeys(Modality, 0)
-        self._codes = np.zeros((size, levels), dtype=np.int16)
-        self._typicality = np.zeros(size, dtype=np.float32)
-        self._embeddings = None if dim is None else np.zeros((size, dim), dtype=np.float16)
-        self._densities: list[np.ndarray] = []
-
-    def add(
-        self,
-        ids: Sequence[str],
-        modalities: Sequence[Modality],
-        codes: Int[Tensor, "items columns"],
-        typicality: Float[Tensor, " items"],
-        embeddings: Float[Tensor, "items dim"],
-        densities: UInt8[Tensor, " items"] | None = None,
-    ) -> None:
-        """Add candidates; their embeddings are kept if the pool keeps any, densities if all have them.
-
-        Raises
-        ------
-        BadData
-            one of them is here already.
-        """
-        here = slice(len(self._rows), len(self._rows) + len(ids))
-        self._rows.update(zip(ids, range(here.start, here.stop), strict=True))
-        if len(self._rows) < here.stop:
-            raise BadData(f"a candidate's id occurs twice in the corpus, in {some(list(ids))}")
-        for modality in modalities:
-            self._counts[modality] += 1
-        self._codes[here] = codes.numpy()
-        self._typicality[here] = typicality.numpy()
-        if self._embeddings is not None:
-            self._embeddings[here] = embeddings.numpy()
-        if densities is not None:
-            self._densities.append(densities.numpy())
-
-    def leave_out(self, ids: Sequence[str]) -> None:
-        """Remember candidates that have no content."""
-        self._left_out += ids
-
-    def finish(self) -> MemoryPool:
-        """The pool.
-
-        Raises
-        ------
-        BadData
-            it is empty.
-        """
-        size = len(self._rows)
-        if not size:
-            raise BadData(f"no candidate has any content ({len(self._left_out)} were given)")
-        codes, typicality = self._codes[:size], self._typicality[:size]
-        densities = np.concatenate([np.zeros(0, dtype=np.uint8), *self._densities])
-        return MemoryPool(
-            ids=list(self._rows),
-            codes=codes,
-            typicality=typicality,
-            embeddings=None if self._embeddings is None else self._embeddings[:size],
-            densities=densities if len(densities) == size else None,
-            usual=max(self._counts, key=lambda modality: self._counts[modality]),
-            left_out=frozenset(self._left_out),
-            rows=self._rows,
-            table=IdTable.build(codes, typicality),
-        )
-
-
-Method = Literal[
-    "generative", "generative+codes", "generative+embeddings", "generative+raw", "exact-fused", "exact-raw"
-]
-InstructionSource = Literal["task", "model", "none"]
-RAW: Final = frozenset({"generative+raw", "exact-raw"})
-FUSED: Final = frozenset({"generative+embeddings", "exact-fused"})
-BATCH: Final = 32
-"""Candidates or queries at once where mteb names no ``batch_size``."""
-
-logger = logging.getLogger(__name__)
 
 
 class MtebModel:
-    """A model as mteb searches with it.
+    """A searcher for mteb.
 
-    The corpus is read in batches and kept as IDs; no picture outlives its batch. Nothing tells the search
-    which modality is wanted: the instruction does, as in the paper. A candidate without text and image is
-    left out of the index and a query without any finds nothing; both are logged. A beam finds fewer hits
-    than mteb asks for (1,000); what it did not find counts as not found.
+    The corpus is read in batches and kept as IDs; no picture outlives its batch. The modality of the results
+    follows from the instruction alone, as in the paper. A candidate without text and image is left out, and
+    a query without either finds nothing; both are logged. A beam finds fewer hits than mteb requests (1,000);
+    the rest count as not found.
 
     Parameters
     ----------
     model
-        a model, or the folder of one.
+        A model, or the folder of one.
     method
-        a row of ``genius evaluate``'s table. Those with embeddings (``fused`` or ``raw``) keep two bytes a
-        number for each candidate in memory.
+        A method of ``genius evaluate``. Methods with embeddings (fused or raw) keep two bytes per number
+        of each candidate in memory.
     search
-        width of the beam and how its scores are normalised; ``method`` says how hits are ranked.
+        Width of the beam and normalisation of its scores; ``method`` decides how hits are ranked.
     instructions
-        what the encoder reads before a query. ``task``: the query's own, else the task's prompt, else the
-        model's training instruction for such queries and candidates; ``model``: the query's own, else the
-        model's, else the task's; ``none``: nothing.
+        Source of a query's instruction. ``task``: the query's own, else the task's prompt, else the model's
+        training instruction for such queries and candidates; ``model``: the query's own, else the model's,
+        else the task's; ``none``: no instruction.
     name
-        in mteb's results; default ``genius/`` and the folder's name.
+        Name in mteb's results; default: ``genius/`` and the folder's name.
 
     Raises
     ------
     MissingExtra
         mteb is not installed.
     UsageError
-        a method or a source of instructions that is not offered.
+        The method or the source of instructions is unknown.
     """
 
     def __init__(
@@ -292,7 +220,7 @@ class MtebModel:
         config = checked(search or SearchConfig())
         if config.rerank != "none":
             raise UsageError(
-                f"search.rerank is {config.rerank!r}, but here the method says how hits are ranked: give "
+                f"search.rerank is {config.rerank!r}, but the method decides how hits are ranked: use "
                 f"method='generative+{config.rerank}'"
             )
         self.model = model if isinstance(model, Genius) else Genius.open(model)
@@ -305,9 +233,10 @@ class MtebModel:
 
     @property
     def mteb_model_meta(self) -> Any:
-        """What mteb asks of a model: its name, its fingerprint, what it reads, how it was set."""
+        """The model's name, fingerprint, modalities and settings."""
         from mteb.models import ModelMeta  # noqa: PLC0415  seconds to import, and optional
 
+        settings = ("beam", "scores", "candidates", "shortlist", "generator_weight", "density_weight")
         reads_texts_only = self.model.encoder.spec.startswith("text:")
         return ModelMeta.create_empty(
             {
@@ -318,49 +247,64 @@ class MtebModel:
                 "use_instructions": self.instructions != "none",
                 "experiment_kwargs": {
                     "method": self.method,
-                    "beam": self._config.beam,
-                    "scores": self._config.scores,
-                    "candidates": self._config.candidates,
-                    "shortlist": self._config.shortlist,
-                    "generator_weight": self._config.generator_weight,
-                    "density_weight": self._config.density_weight,
+                    **{name: getattr(self._config, name) for name in settings},
                     "instructions": self.instructions,
                 },
             }
         )
 
     def index(self, corpus: Any, *, task_metadata: Any, encode_kwargs: Mapping[str, Any], **_: Any) -> None:
-        """Encode a corpus to IDs; called by mteb."""
+        """Encode a corpus to IDs; called by mteb.
+
+        Raises
+        ------
+        BadData
+            An id occurs twice, or no candidate has any content.
+        """
         from mteb.types import PromptType  # noqa: PLC0415
 
-        model = self.model
-        writer = MemoryPoolWriter(
-            len(corpus),
-            levels=model.quantizer.num_levels + NUM_EXTRA_COLUMNS,
-            dim=model.dim if self.method in RAW | FUSED else None,
-        )
-        modalities = task_metadata.get_modalities(PromptType.document)
-        for batch in read_columns(corpus, modalities, encode_kwargs.get("batch_size", BATCH)):
-            writer.leave_out([one.id for one in batch if one.is_empty])
+        ids: list[str] = []
+        left_out: list[str] = []
+        modalities: list[Modality] = []
+        codes, cosines, embeddings, densities = [], [], [], []
+        columns = task_metadata.get_modalities(PromptType.document)
+        for batch in read_columns(corpus, columns, encode_kwargs.get("batch_size", BATCH)):
+            left_out += [one.id for one in batch if one.is_empty]
             contents = [one for one in batch if not one.is_empty]
-            if contents:
-                features = self._features(contents, "candidate", [format_text(one.text) for one in contents])
-                kinds = [one.modality for one in contents]
-                encoded = model.encode(features, np.array([kind.code for kind in kinds]))
+            if not contents:
+                continue
+            features = self._features(contents, "candidate", [format_text(one.text) for one in contents])
+            kinds = [one.modality for one in contents]
+            encoded = self.model.encode(features, np.array([kind.code for kind in kinds]))
+            ids += [one.id for one in contents]
+            modalities += kinds
+            codes.append(encoded.columns.numpy().astype(np.int16))
+            cosines.append(encoded.code_cosine.numpy())
+            if self.method in RAW | FUSED:
                 vectors = _raw(features) if self.method in RAW else encoded.embeddings
-                densities = None
-                if self.method == "generative+embeddings":
-                    measurer = model.quantizer.norm_and_density
-                    densities = measurer.item_density(encoded.embeddings, encoded.codes)
-                names = [one.id for one in contents]
-                writer.add(names, kinds, encoded.columns, encoded.code_cosine, vectors, densities)
-        self._pool = writer.finish()
-        if self._pool.left_out:
+                embeddings.append(vectors.numpy().astype(np.float16))
+            if self.method == "generative+embeddings":
+                densities.append(self.model.item_density(encoded.embeddings, encoded.codes).numpy())
+        if not ids:
+            raise BadData(f"no candidate has any content (out of {len(left_out)})")
+        twice = [did for did, count in Counter(ids).items() if count > 1]
+        if twice:
+            raise BadData(f"{len(twice)} ids occur twice in the corpus: {first_few(twice)}")
+        if left_out:
             logger.warning(
                 "%d of %d candidates have neither text nor image and cannot be found",
-                len(self._pool.left_out),
+                len(left_out),
                 len(corpus),
             )
+        self._pool = MemoryPool(
+            ids,
+            np.concatenate(codes),
+            np.concatenate(cosines),
+            np.concatenate(embeddings) if embeddings else None,
+            np.concatenate(densities) if densities else None,
+            max(Modality, key=modalities.count),
+            frozenset(left_out),
+        )
 
     def search(
         self,
@@ -372,44 +316,46 @@ class MtebModel:
         top_ranked: Mapping[str, Sequence[str]] | None = None,
         **_: Any,
     ) -> dict[str, dict[str, float]]:
-        """Query id -> candidate id -> score, scores falling; called by mteb after :meth:`index`.
+        """Return query id -> candidate id -> score, best first; called by mteb after :meth:`index`.
 
-        With ``top_ranked`` each query is answered among its own candidates, all of which are ranked.
+        With ``top_ranked`` each query is searched among its own candidates, all of which are ranked.
         """
         from mteb.types import PromptType  # noqa: PLC0415
 
         if self._pool is None:
-            raise UsageError("there is nothing to search yet: mteb calls index() first")
+            raise UsageError("there is nothing to search yet: call index() first")
         found: dict[str, dict[str, float]] = {}
-        prompt = _prompt(task_metadata.prompt)
-        modalities = task_metadata.get_modalities(PromptType.query)
-        for batch in read_columns(queries, modalities, encode_kwargs.get("batch_size", BATCH)):
+        prompt = task_metadata.prompt
+        if isinstance(prompt, Mapping):
+            prompt = prompt.get("query")
+        columns = task_metadata.get_modalities(PromptType.query)
+        for batch in read_columns(queries, columns, encode_kwargs.get("batch_size", BATCH)):
             found.update({one.id: {} for one in batch})
-            asked = [one for one in batch if not one.is_empty]
-            if top_ranked is not None:
-                asked = [one for one in asked if top_ranked.get(one.id)]
-            if not asked:
+            contents = [
+                one for one in batch if not one.is_empty and (top_ranked is None or top_ranked.get(one.id))
+            ]
+            if not contents:
                 continue
-            words = [self._words(one, prompt, self._pool.usual) for one in asked]
-            features = self._features(asked, "query", words)
+            words = [self._text(one, prompt, self._pool.modality) for one in contents]
+            features = self._features(contents, "query", words)
             fused, raw = self.model.embed(features), _raw(features)
             if top_ranked is None:
-                answers = self._answer(self._pool, fused, raw, top_k, beam=self._config.beam)
+                rankings = self._rank(self._pool, fused, raw, top_k, beam=self._config.beam)
             else:
-                answers = []
-                for row, one in enumerate(asked):
+                rankings = []
+                for row, one in enumerate(contents):
                     part = self._pool.part(top_ranked[one.id])
-                    here, wide = slice(row, row + 1), max(self._config.beam, len(part.table))
-                    answers += self._answer(part, fused[here], raw[here], top_k, beam=wide)
-            found.update({one.id: answer for one, answer in zip(asked, answers, strict=True)})
+                    beam = max(self._config.beam, len(part.table))
+                    rankings += self._rank(part, fused[row, None], raw[row, None], top_k, beam=beam)
+            found.update({one.id: ranking for one, ranking in zip(contents, rankings, strict=True)})
         empty = sum(not hits for hits in found.values())
         if empty:
             logger.warning("%d of %d queries found nothing (no content, or no candidates)", empty, len(found))
         return found
 
-    def _words(self, query: Content, prompt: str | None, wanted: Modality) -> str:
-        """What the encoder reads: UniIR's instruction, blank, text."""
-        own = self.model.instruction_for(query.modality, wanted)
+    def _text(self, query: Content, prompt: str | None, target: Modality) -> str:
+        """Return the encoder's input: the instruction, a blank, the query's text (UniIR's format)."""
+        own = self.model.instruction_for(query.modality, target)
         match self.instructions:
             case "task":
                 instruction = query.instruction or prompt or own
@@ -420,34 +366,33 @@ class MtebModel:
         return instructed(instruction, query.text)
 
     def _features(
-        self, contents: Sequence[Content], role: Literal["query", "candidate"], words: Sequence[str]
+        self, contents: Sequence[Content], role: Literal["query", "candidate"], texts: Sequence[str]
     ) -> FeatureBatch:
+        """Encode images and texts."""
         encoder = self.model.encoder
         keys = [ItemKey(role, one.id) for one in contents]
         nothing = torch.zeros(0, encoder.dim)
         if is_joint(encoder):
             joint = [
                 JointInput(one.image, text, key, one.image is not None)
-                for one, text, key in zip(contents, words, keys, strict=True)
+                for one, text, key in zip(contents, texts, keys, strict=True)
             ]
-            everyone = np.arange(len(joint))
-            return FeatureBatch.of(
-                nothing, encoder.joint_features(joint), np.full_like(everyone, ABSENT), everyone
-            )
+            rows = np.arange(len(joint))
+            return FeatureBatch.of(nothing, encoder.joint_features(joint), np.full_like(rows, ABSENT), rows)
         images = [
             ImageInput(one.image, key)
             for one, key in zip(contents, keys, strict=True)
             if one.image is not None
         ]
-        texts = [TextInput(text, key) for text, key in zip(words, keys, strict=True) if text]
+        given = [TextInput(text, key) for text, key in zip(texts, keys, strict=True) if text]
         return FeatureBatch.of(
             encoder.image_features(images) if images else nothing,
-            encoder.text_features(texts) if texts else nothing,
-            _places([one.image is not None for one in contents]),
-            _places([bool(text) for text in words]),
+            encoder.text_features(given) if given else nothing,
+            _rows([one.image is not None for one in contents]),
+            _rows([bool(text) for text in texts]),
         )
 
-    def _answer(
+    def _rank(
         self,
         pool: MemoryPool,
         fused: Float[Tensor, "queries dim"],
@@ -456,43 +401,35 @@ class MtebModel:
         *,
         beam: int,
     ) -> list[dict[str, float]]:
-        """Hits of each query in their order, whatever sorts them again."""
+        """Return the hits of each query, best first."""
         vectors = raw if self.method in RAW else fused
         if self.method not in BEAM_METHODS:
-            nearest = exact_search(
-                vectors, pool.vectors, len(pool.ids), k=k, device=self.model.quantizer.device
-            )
-            return [
-                pool.hits(items, scores) for items, scores in zip(nearest.items, nearest.scores, strict=True)
-            ]
-        settings = dataclasses.replace(self._config, beam=beam, rerank=BEAM_METHODS[self.method].rerank)
+            device = self.model.quantizer.device
+            nearest = exact_search(vectors, pool.vectors, len(pool.ids), k=k, device=device)
+            return [pool.hits(*found) for found in zip(nearest.items, nearest.scores, strict=True)]
+        config = dataclasses.replace(self._config, beam=beam, rerank=BEAM_METHODS[self.method].rerank)
         parts = [Part(pool.table)]
-        beams = beam_search(self.model.decoder, parts, fused, settings)
+        beams = beam_search(self.model.decoder, parts, fused, config)
         densities = None if pool.densities is None else [pool.densities]
         evidence = Evidence(self.model.ranker, [pool.vectors], self.method in RAW, densities)
-        answers = [
+        rankings = (
             rank_items(
                 parts,
                 beams,
                 query,
                 vectors[query],
-                config=settings,
+                config=config,
                 evidence=evidence,
                 k=k,
                 for_codes=fused[query],
             )
             for query in range(len(fused))
-        ]
-        return [pool.hits(answer.items, answer.scores) for answer in answers]
+        )
+        return [pool.hits(ranking.items, ranking.scores) for ranking in rankings]
 
 
-def _prompt(prompt: str | Mapping[str, str] | None) -> str | None:
-    """A task's prompt for queries."""
-    return prompt.get("query") if isinstance(prompt, Mapping) else prompt
-
-
-def _places(present: Sequence[bool]) -> Int64[np.ndarray, " items"]:
-    """Rows of packed features; absent ones have none."""
+def _rows(present: Sequence[bool]) -> Int64[np.ndarray, " items"]:
+    """Return the row of each item in packed features, or ABSENT."""
     there = np.array(present)
     return np.where(there, np.cumsum(there) - 1, ABSENT).astype(np.int64)
 

@@ -1,13 +1,13 @@
-"""How well a run answers its queries, by trec_eval's own code (ir-measures over pytrec-eval).
+"""Runs and qrels in TREC's formats, and measures by trec_eval's own code (ir-measures over pytrec-eval).
 
-The rankings are measured in the order they are in: trec_eval would sort by score and break ties by
-candidate id, so it is given scores that fall by one with every rank.
+A ranking is measured in its own order: trec_eval would sort it by score and break ties by candidate id, so it
+gets scores that decrease by one with every rank.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,23 +25,28 @@ from genius_search.records import did_of, qid_of
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """Query id -> candidate id -> relevance; above 0 is a right answer."""
-
-NUM_NAMED = 5
-"""How many offending ids an error names."""
+TREC_COLUMNS: Final = "qid Q0 did rank score name"
+NDCG_DEPTH: Final = 10
+NUM_NAMED: Final = 5
+"""Ids that an error names at most."""
 
 
 def filter_to_pool(
     qrels: Qrels, pool_ids: Container[str], *, unanswerable: Literal["refuse", "drop"] = "refuse"
 ) -> dict[str, dict[str, int]]:
-    """Keep the answers that are in the pool, so that recall and nDCG are over what can be found.
+    """Keep the answers that are in the pool, so that recall and nDCG are over candidates that can be found.
 
     OVEN's queries name InfoSeek's candidates too, which its own pool lacks (M-BEIR, section 1.7).
-    A query left without any right answer is refused, or dropped when asked for.
+
+    Parameters
+    ----------
+    unanswerable
+        Whether queries without any right answer in the pool are refused or dropped.
 
     Raises
     ------
     BadData
-        queries have no right answer in the pool and ``unanswerable`` is ``refuse``.
+        Queries have no right answer in the pool and ``unanswerable`` is ``refuse``.
     """
     kept: dict[str, dict[str, int]] = {}
     lost: list[str] = []
@@ -50,10 +55,10 @@ def filter_to_pool(
         if any(relevance > 0 for relevance in inside.values()):
             kept[qid] = inside
         else:
-            lost.append(f"{qid} (answered by {some(list(judged))})")
+            lost.append(f"{qid} (answered by {first_few(list(judged))})")
     if lost and unanswerable == "refuse":
         raise BadData(
-            f"{len(lost)} of {len(qrels)} queries have no right answer in the pool: {some(lost)}. "
+            f"{len(lost)} of {len(qrels)} queries have no right answer in the pool: {first_few(lost)}. "
             "Take the pool that these qrels were made for, restore the candidates, or drop such queries"
         )
     return kept
@@ -62,8 +67,8 @@ def filter_to_pool(
 def write_qrels(path: Path, qrels: Qrels) -> None:
     """Write TREC's four columns ``qid 0 did relevance``, in one step.
 
-    trec_eval, pytrec_eval and pyserini read these; M-BEIR's own files have a fifth column, the task, that
-    they stumble over, and :func:`genius_search.data.mbeir.write_qrels` writes it.
+    trec_eval, pytrec_eval and pyserini read these. They fail on the fifth column of M-BEIR's own files, the
+    task, which :func:`genius_search.data.mbeir.write_qrels` writes.
     """
     lines = [
         f"{trec_word(qid)} 0 {trec_word(did)} {relevance}\n"
@@ -73,23 +78,22 @@ def write_qrels(path: Path, qrels: Qrels) -> None:
     write_file(path, "".join(lines).encode())
 
 
-def some(ids: list[str]) -> str:
-    """The first few ids, for an error message."""
+def first_few(ids: Sequence[str]) -> str:
+    """Return the first few ids, for an error message."""
     return ", ".join(ids[:NUM_NAMED]) + (", …" if len(ids) > NUM_NAMED else "")
 
 
 def trec_word(text: str) -> str:
-    """The text itself when it can be a column of a TREC file, whose columns are parted by blanks."""
+    """Return the text if it can be a column of a TREC file, whose columns are separated by blanks."""
     if len(text.split()) != 1 or text.strip() != text:
-        raise BadData(f"{text!r} cannot stand in a TREC file: ids and names must be one word without blanks")
+        raise BadData(
+            f"{text!r} is not allowed in a TREC file: ids and names are single words without blanks"
+        )
     return text
 
 
-TREC_COLUMNS: Final = "qid Q0 did rank score name"
-
-
 class Hit(NamedTuple):
-    """A candidate that was found, and its score."""
+    """A candidate of a ranking."""
 
     did: str
     score: float
@@ -97,7 +101,7 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One method's ranking for each query, best first. What cannot be a ranking is refused here.
+    """One method's ranking for each query, best first.
 
     >>> run = Run("generative", {"9:1": [Hit("9:7", -0.5), Hit("9:3", -2.0)]})
     >>> run.hits["9:1"][0].did
@@ -106,13 +110,13 @@ class Run:
     Raises
     ------
     BadData
-        a candidate twice in one ranking, a score that is not finite, or one above the score before it.
+        A candidate is twice in one ranking, a score is not finite or is above the score before it.
     """
 
     name: str
-    """Its tag in the file: the method."""
+    """The method; the last column of the file."""
     hits: Mapping[str, Sequence[Hit]]
-    """Query id -> ranking. A query that found nothing is here with an empty ranking."""
+    """Query id -> ranking, which is empty if nothing was found."""
 
     def __post_init__(self) -> None:
         for qid, ranking in self.hits.items():
@@ -121,167 +125,8 @@ class Run:
                 raise BadData(f"run {self.name!r}, query {qid}: {problem}")
 
 
-def falling(scores: Sequence[float] | Float32[np.ndarray, " hits"]) -> Float32[np.ndarray, " hits"]:
-    """Scores of a ranking, each below the one before it even in single precision, otherwise unchanged.
-
-    trec_eval and its relatives order a ranking anew, by score in single precision and equal scores by
-    candidate id, last first. Items that share an ID have equal scores, so such a tool would measure another
-    ranking than ours (R@1 of 0.124 for 0.121 on Flickr8k). A score that is not below the one before it
-    therefore becomes the next smaller number of single precision.
-
-    >>> falling([-0.5, -0.5, -2.0]).tolist()
-    [-0.5, -0.5000000596046448, -2.0]
-
-    Raises
-    ------
-    BadData
-        single precision has no such number.
-    """
-    with np.errstate(over="ignore"):
-        single = np.array(scores, dtype=np.float32)
-    # Read as whole numbers, floats from 0 up are in their own order; mirrored, so are those below 0.
-    bits = single.view(np.int32).astype(np.int64)
-    place = np.where(bits < 0, -(bits & _MAGNITUDE), bits)
-    steps = np.arange(len(place))
-    place = np.minimum.accumulate(place + steps) - steps
-    lowered: np.ndarray = np.where(place < 0, -place | _SIGN, place).astype(np.uint32).view(np.float32)
-    if not np.isfinite(lowered).all():
-        raise BadData(
-            f"scores from {scores[0]} to {scores[-1]} do not fit the single precision of TREC's tools"
-        )
-    return lowered
-
-
-_MAGNITUDE: Final = 0x7FFFFFFF
-_SIGN: Final = 0x80000000
-
-
-def write_run(path: Path, run: Run) -> None:
-    """Write TREC's six columns ``qid Q0 did rank score name``, ranks from 1, in one step.
-
-    The scores are written :func:`falling`, so that every tool sees the ranking that we measure.
-    TREC has no line for an empty ranking: such a query is missing when the file is read again.
-    """
-    words = {run.name, *run.hits, *(hit.did for ranking in run.hits.values() for hit in ranking)}
-    for word in words:
-        trec_word(word)
-    lines = [
-        f"{qid} Q0 {hit.did} {rank} {score!s} {run.name}\n"
-        for qid, ranking in run.hits.items()
-        for rank, (hit, score) in enumerate(
-            zip(ranking, falling([hit.score for hit in ranking]), strict=True), start=1
-        )
-    ]
-    write_file(path, "".join(lines).encode())
-
-
-def read_run(path: Path, *, hashed: bool = False, order: Literal["ranks", "scores"] = "ranks") -> Run:
-    """Read a TREC run: six columns, or UniIR's seven, whose last is the task.
-
-    Parameters
-    ----------
-    hashed
-        the ids are UniIR's whole numbers, as in the run files of GENIUS's authors.
-    order
-        ``ranks``: as the lines stand, whose ranks must count 1, 2, 3, … and whose scores must not rise.
-        ``scores``: as trec_eval orders them, whatever the ranks: by score in single precision, equal scores
-        by candidate id, last first.
-
-    Raises
-    ------
-    BadRecord
-        a line with another number of columns, a rank or a score out of ``order``, a score that is not a
-        finite number, a candidate twice in one ranking, a second run's name, an id that is no number when
-        ``hashed``.
-    BadData
-        the file cannot be read or holds no ranking.
-    """
-    hits: dict[str, list[Hit]] = {}
-    seen: dict[str, set[str]] = {}
-    name = ""
-    for line, row in _rows(path, hashed=hashed):
-        name = name or row.name
-        if row.name != name:
-            raise bad_record(path, line, f"run name {row.name!r}, but the file began with {name!r}")
-        ranking = hits.setdefault(row.qid, [])
-        if order == "ranks":
-            problem = _out_of_order(row, ranking)
-            if problem:
-                advice = "if the ranks mean nothing, read the file in the order of its scores"
-                raise bad_record(path, line, f"{problem}; {advice}")
-        found = seen.setdefault(row.qid, set())
-        if row.did in found:
-            raise bad_record(path, line, f"candidate {row.did} is twice in the ranking of query {row.qid}")
-        found.add(row.did)
-        ranking.append(Hit(row.did, row.score if order == "ranks" else _single(row.score)))
-    if not hits:
-        raise BadData(f"{path} holds no ranking: expected lines of {TREC_COLUMNS}")
-    if order == "scores":
-        hits = {qid: sorted(ranking, key=_trec_eval, reverse=True) for qid, ranking in hits.items()}
-    return Run(name, hits)
-
-
-class _Row(NamedTuple):
-    qid: str
-    did: str
-    rank: str
-    score: float
-    name: str
-
-
-def _rows(path: Path, *, hashed: bool) -> Iterator[tuple[int, _Row]]:
-    num_columns = 0
-    for line, raw in numbered_lines(path):
-        columns = raw.split()
-        if len(columns) not in {6, 7} or len(columns) != (num_columns or len(columns)):
-            expected = f"TREC's 6 ({TREC_COLUMNS}) or UniIR's 7 (and the task), the same on every line"
-            raise bad_record(path, line, f"{len(columns)} columns, expected {expected}")
-        num_columns = len(columns)
-        try:
-            qid, _, did, rank, score, name = (column.decode() for column in columns[:6])
-            if hashed:
-                qid, did = _unhashed(qid, qid_of), _unhashed(did, did_of)
-            row = _Row(qid, did, rank, _number(score), name)
-        except (BadData, UnicodeDecodeError) as error:
-            raise bad_record(path, line, str(error)) from None
-        yield line, row
-
-
-def _out_of_order(row: _Row, ranking: Sequence[Hit]) -> str | None:
-    if row.rank != str(len(ranking) + 1):
-        return f"rank {row.rank} of query {row.qid}, expected {len(ranking) + 1}"
-    if ranking and row.score > ranking[-1].score:
-        return f"score {row.score} of query {row.qid} is above the one before it"
-    return None
-
-
-def _single(score: float) -> float:
-    with np.errstate(over="ignore"):
-        return float(np.float32(score))
-
-
-def _trec_eval(hit: Hit) -> tuple[float, bytes]:
-    return hit.score, hit.did.encode()
-
-
-def _unhashed(text: str, id_of: Callable[[int], str]) -> str:
-    if not (text.isascii() and text.isdecimal()):
-        raise BadData(f"id {text!r} is not one of UniIR's whole numbers; read the file without `hashed`")
-    return id_of(int(text))
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise BadData(f"score {text!r} is not a finite number")
-    return value
-
-
 def _problem(ranking: Sequence[Hit]) -> str | None:
-    """Why this cannot be a ranking, or nothing."""
+    """Return why hits are not a ranking, if they are not."""
     seen: set[str] = set()
     for hit in ranking:
         if hit.did in seen:
@@ -295,31 +140,165 @@ def _problem(ranking: Sequence[Hit]) -> str | None:
     return None
 
 
-NDCG_DEPTH = 10
-"""Where nDCG is cut."""
+def strictly_decreasing(
+    scores: Sequence[float] | Float32[np.ndarray, " hits"],
+) -> Float32[np.ndarray, " hits"]:
+    """Return the scores of a ranking so that each is below the one before it in single precision.
+
+    trec_eval and similar tools sort a ranking by score in single precision, and equal scores by candidate id,
+    last first. Items that share an ID have equal scores, so such a tool would measure another ranking than
+    ours (R@1 of 0.124 for 0.121 on Flickr8k). A score that is not below the one before it therefore becomes
+    the next smaller number of single precision; the others do not change.
+
+    >>> strictly_decreasing([-0.5, -0.5, -2.0]).tolist()
+    [-0.5, -0.5000000596046448, -2.0]
+
+    Raises
+    ------
+    BadData
+        There is no such number in single precision.
+    """
+    magnitude, sign = 0x7FFFFFFF, 0x80000000
+    with np.errstate(over="ignore"):
+        single = np.array(scores, dtype=np.float32)
+    # The bits of floats from 0 up, read as integers, are in the floats' order; mirrored, also those below 0.
+    bits = single.view(np.int32).astype(np.int64)
+    place = np.where(bits < 0, -(bits & magnitude), bits)
+    steps = np.arange(len(place))
+    place = np.minimum.accumulate(place + steps) - steps
+    lowered: np.ndarray = np.where(place < 0, -place | sign, place).astype(np.uint32).view(np.float32)
+    if not np.isfinite(lowered).all():
+        raise BadData(
+            f"scores from {scores[0]} to {scores[-1]} do not fit the single precision of TREC's tools"
+        )
+    return lowered
+
+
+def write_run(path: Path, run: Run) -> None:
+    """Write TREC's six columns ``qid Q0 did rank score name``, ranks from 1, in one step.
+
+    The scores are made :func:`strictly_decreasing`, so that every tool sees the ranking that we measure. TREC
+    has no line for an empty ranking, so such a query is missing when the file is read.
+    """
+    for word in {run.name, *run.hits, *(hit.did for ranking in run.hits.values() for hit in ranking)}:
+        trec_word(word)
+    lines = [
+        f"{qid} Q0 {hit.did} {rank} {score!s} {run.name}\n"
+        for qid, ranking in run.hits.items()
+        for rank, (hit, score) in enumerate(
+            zip(ranking, strictly_decreasing([hit.score for hit in ranking]), strict=True), start=1
+        )
+    ]
+    write_file(path, "".join(lines).encode())
+
+
+def read_run(path: Path, *, hashed: bool = False, order: Literal["ranks", "scores"] = "ranks") -> Run:
+    """Read a TREC run of six columns, or UniIR's of seven, the last of which is the task.
+
+    Parameters
+    ----------
+    hashed
+        The ids are UniIR's whole numbers, as in the run files of GENIUS's authors.
+    order
+        ``ranks``: the order of the lines, whose ranks must be 1, 2, 3, … and whose scores must not increase.
+        ``scores``: trec_eval's order, by score in single precision, equal scores by candidate id, last first;
+        ranks are ignored.
+
+    Raises
+    ------
+    BadRecord
+        A line has another number of columns, a rank or a score out of ``order``, a score that is not a finite
+        number, a candidate twice in one ranking, another run's name, or with ``hashed`` an id that is not a
+        number.
+    BadData
+        The file cannot be read or has no ranking.
+    """
+    hits: dict[str, dict[str, float]] = {}
+    run_name, num_columns = "", 0
+    for line, raw in numbered_lines(path):
+        columns = raw.split()
+        if len(columns) not in {6, 7} or len(columns) != (num_columns or len(columns)):
+            expected = f"TREC's 6 ({TREC_COLUMNS}) or UniIR's 7 (and the task), the same on every line"
+            raise bad_record(path, line, f"{len(columns)} columns, expected {expected}")
+        num_columns = len(columns)
+        try:
+            qid, did, rank, score, name = _parse(columns, hashed=hashed)
+            run_name = run_name or name
+            if name != run_name:
+                raise BadData(f"run name {name!r}, but the file began with {run_name!r}")
+            ranking = hits.setdefault(qid, {})
+            if order == "ranks":
+                _check_order(qid, rank, score, ranking)
+            if did in ranking:
+                raise BadData(f"candidate {did} is twice in the ranking of query {qid}")
+        except (BadData, UnicodeDecodeError) as error:
+            raise bad_record(path, line, str(error)) from None
+        ranking[did] = score
+    if not hits:
+        raise BadData(f"{path} holds no ranking: expected lines of {TREC_COLUMNS}")
+    if order == "ranks":
+        return Run(run_name, {qid: [Hit(*pair) for pair in ranking.items()] for qid, ranking in hits.items()})
+    with np.errstate(over="ignore"):
+        single = {
+            qid: [Hit(did, float(np.float32(score))) for did, score in ranking.items()]
+            for qid, ranking in hits.items()
+        }
+    for ranking in single.values():
+        ranking.sort(key=lambda hit: (hit.score, hit.did.encode()), reverse=True)
+    return Run(run_name, single)
+
+
+def _parse(columns: Sequence[bytes], *, hashed: bool) -> tuple[str, str, str, float, str]:
+    """Return query id, candidate id, rank, score and run name of a line."""
+    qid, _, did, rank, text, name = (column.decode() for column in columns[:6])
+    if hashed:
+        for number in (qid, did):
+            if not (number.isascii() and number.isdecimal()):
+                raise BadData(
+                    f"id {number!r} is not one of UniIR's whole numbers; read the file without `hashed`"
+                )
+        qid, did = qid_of(int(qid)), did_of(int(did))
+    try:
+        score = float(text)
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise BadData(f"score {text!r} is not a finite number")
+    return qid, did, rank, score, name
+
+
+def _check_order(qid: str, rank: str, score: float, ranking: Mapping[str, float]) -> None:
+    """Refuse a line that does not continue a ranking."""
+    problem = None
+    if rank != str(len(ranking) + 1):
+        problem = f"rank {rank} of query {qid}, expected {len(ranking) + 1}"
+    elif score > next(reversed(ranking.values()), math.inf):
+        problem = f"score {score} of query {qid} is above the one before it"
+    if problem:
+        raise BadData(f"{problem}; if the ranks mean nothing, read the file in the order of its scores")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measures:
-    """A run's scores, each the mean over all queries of the qrels, from 0 to 1."""
+    """A run's measures, each the mean over all queries of the qrels, from 0 to 1."""
 
     queries: int
-    """How many queries were measured."""
+    """Number of queries."""
     hit_rate: Mapping[int, float]
-    """k -> share of queries with any right answer in the first k: what M-BEIR prints as ``R@k``."""
+    """k -> share of queries with any right answer in the first k: M-BEIR's ``R@k``."""
     recall: Mapping[int, float]
     """k -> share of a query's right answers that are in the first k."""
     mrr: float
     """One over the rank of the first right answer, over the whole ranking."""
     ndcg: Mapping[int, float]
-    """k -> normalised discounted gain of the first k; cut at 10."""
+    """k -> normalised discounted gain of the first k, for k = 10."""
     short_rankings: int
-    """Rankings with fewer hits than the largest k (a beam can find fewer); they count as they are."""
+    """Rankings with fewer hits than the largest k (a beam can find fewer); they are measured unchanged."""
     per_query: Mapping[str, Mapping[str, float]]
-    """Query id -> measure, named as in :meth:`flat` -> value; for tests of significance."""
+    """Query id -> measure, named as in :meth:`flat` -> value; for significance tests."""
 
     def flat(self) -> dict[str, float]:
-        """The means under their names in tables: ``R@5``, ``recall@5``, ``MRR``, ``nDCG@10``."""
+        """Return the means under their names in tables: ``R@5``, ``recall@5``, ``MRR``, ``nDCG@10``."""
         return {
             **{f"R@{k}": value for k, value in self.hit_rate.items()},
             **{f"recall@{k}": value for k, value in self.recall.items()},
@@ -333,8 +312,8 @@ def evaluate(
 ) -> Measures:
     """Measure a run against the right answers (M-BEIR, section 2.9).
 
-    An empty ranking counts 0, but only when the run says so: a query that the run lacks is an error, since
-    a silent 0 has hidden lost ids before. For recall and nDCG filter the qrels to the pool first.
+    An empty ranking counts as 0. A query that the run lacks is an error, since a silent 0 has hidden lost ids
+    before. For recall and nDCG filter the qrels to the pool first.
 
     >>> from genius_search.lab.runs import Hit, Run
     >>> run = Run("exact", {"9:1": [Hit("9:7", 0.9), Hit("9:3", 0.8)]})
@@ -344,22 +323,31 @@ def evaluate(
     Parameters
     ----------
     qrels, run
-        right answers and rankings, over the same queries.
+        Right answers and rankings, for the same queries.
     ks
-        how many first hits to look at, each from 1 up.
+        Depths, each at least 1.
     known
-        the pool's candidate ids; when given, a ranking may hold no other.
+        The pool's candidate ids; if given, a ranking with any other is an error.
 
     Raises
     ------
     BadData
-        the queries differ, one has no right answer, or a ranking holds a candidate outside ``known``.
+        The queries differ, one has no right answer, or a ranking has a candidate outside ``known``.
     """
     if not ks or min(ks) < 1:
         raise UsageError(f"ks is {list(ks)}, expected one or more numbers from 1 up")
     _check_queries(qrels, run)
-    if known is not None:
-        _check_known(run, known)
+    unknown = [
+        hit.did
+        for ranking in run.hits.values()
+        for hit in ranking
+        if known is not None and hit.did not in known
+    ]
+    if unknown:
+        raise BadData(
+            f"run {run.name!r} names {len(unknown)} candidates that the pool lacks: {first_few(unknown)}. "
+            "The index was made from another pool"
+        )
     names = {
         **{Success @ k: f"R@{k}" for k in ks},
         **{R @ k: f"recall@{k}" for k in ks},
@@ -395,27 +383,18 @@ def _check_queries(qrels: Qrels, run: Run) -> None:
     missing = [qid for qid in qrels if qid not in run.hits]
     if missing:
         raise BadData(
-            f"run {run.name!r} lacks {len(missing)} of the qrels' {len(qrels)} queries: {some(missing)}. "
-            "Search for them too, or give an empty ranking where nothing was found"
+            f"run {run.name!r} lacks {len(missing)} of the qrels' {len(qrels)} queries: "
+            f"{first_few(missing)}. Search for them too, or give an empty ranking where nothing was found"
         )
     extra = [qid for qid in run.hits if qid not in qrels]
     if extra:
         raise BadData(
-            f"run {run.name!r} answers {len(extra)} queries that the qrels lack: {some(extra)}. "
+            f"run {run.name!r} answers {len(extra)} queries that the qrels lack: {first_few(extra)}. "
             "Take the qrels of the same data set, task and split"
         )
     unanswerable = [qid for qid, judged in qrels.items() if max(judged.values(), default=0) < 1]
     if unanswerable:
         raise BadData(
-            f"{len(unanswerable)} queries of the qrels have no right answer: {some(unanswerable)}. "
+            f"{len(unanswerable)} queries of the qrels have no right answer: {first_few(unanswerable)}. "
             "Filter the qrels to the pool and drop such queries"
-        )
-
-
-def _check_known(run: Run, known: Container[str]) -> None:
-    unknown = [hit.did for ranking in run.hits.values() for hit in ranking if hit.did not in known]
-    if unknown:
-        raise BadData(
-            f"run {run.name!r} names {len(unknown)} candidates that the pool lacks: {some(unknown)}. "
-            "The index was made from another pool"
         )

@@ -85,17 +85,17 @@ class Score(JsonOption):
 
     def _refuse(self, absent: list[str], num_queries: int, *, found: int) -> None:
         from genius_search.errors import BadData
-        from genius_search.lab.runs import some
+        from genius_search.lab.runs import first_few
 
         if len(absent) == num_queries:
             raise BadData(
                 f"{self.run_file} has {found} queries, but none of the {num_queries} queries of {self.qrels} "
-                f"({some(absent)}): take the qrels of the same data set, task and split; if the run's ids "
+                f"({first_few(absent)}): take the qrels of the same data set, task and split; if the run's ids "
                 "are UniIR's whole numbers, give --hashed"
             )
         raise BadData(
             f"{self.run_file} lacks {len(absent)} of the {num_queries} queries of {self.qrels}: "
-            f"{some(absent)}. If nothing was found for them, --missing zero counts them as 0"
+            f"{first_few(absent)}. If nothing was found for them, --missing zero counts them as 0"
         )
 
 

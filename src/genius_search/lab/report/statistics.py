@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from genius_search.errors import BadData
-from genius_search.lab.runs import some
+from genius_search.lab.runs import first_few
 from genius_search.lab.table import Estimate
 
 RESAMPLES: Final = 9_999
@@ -162,5 +162,5 @@ def _check_same(first: PerTask, second: PerTask) -> None:
         if differing:
             raise BadData(
                 f"{task}: {len(differing)} queries were answered by one system and not by the other "
-                f"({some(differing)}); compare runs over the same queries"
+                f"({first_few(differing)}); compare runs over the same queries"
             )

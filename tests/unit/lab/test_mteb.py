@@ -26,9 +26,7 @@ from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.records import Modality, instructed
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("mteb") is None, reason="needs genius-retrieval[mteb]"
-)
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("mteb") is None, reason="needs genius-search[lab]")
 
 LETTERS = {Modality.IMAGE: "i", Modality.TEXT: "t", Modality.IMAGE_TEXT: "it"}
 METHODS = (
@@ -257,7 +255,7 @@ def test_the_modality_level_is_assigned_from_what_each_row_has(mteb, model, monk
 def test_a_corpus_in_which_nothing_can_be_found_is_refused(mteb, model):
     with pytest.raises(BadData, match="no candidate has any content"):
         index(MtebModel(model), "t2i", {"id": "a", "text": "not asked for", "image": None})
-    with pytest.raises(BadData, match="occurs twice"):
+    with pytest.raises(BadData, match="1 ids occur twice in the corpus: a"):
         index(MtebModel(model), "t2t", {"id": "a", "text": "one"}, {"id": "a", "text": "two"})
     with pytest.raises(UsageError, match="index"):
         search(MtebModel(model), "t2t", {"id": "q", "text": "a"})
@@ -358,7 +356,7 @@ def test_ranking_is_the_methods_business(model):
 
 def test_without_mteb_the_extra_is_named(model, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(MissingExtra, match=r"genius-retrieval\[mteb\]"):
+    with pytest.raises(MissingExtra, match=r"genius-search\[lab\]"):
         MtebModel(model)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.errors import BadData, BadRecord
-from genius_search.lab.runs import Hit, Run, evaluate, falling, read_run, write_qrels, write_run
+from genius_search.lab.runs import Hit, Run, evaluate, read_run, strictly_decreasing, write_qrels, write_run
 from genius_search.records import candidate_number, query_number
 
 RUN = Run(
@@ -31,17 +31,20 @@ single = st.floats(width=32, allow_nan=False, min_value=-(2.0**126), max_value=2
 
 
 @given(scores=st.lists(single, max_size=20))
-def test_falling_scores_fall_and_are_lowered_no_further_than_that_takes(scores):
+def test_scores_strictly_decrease_and_are_lowered_as_little_as_possible(scores):
     scores.sort(reverse=True)
-    fallen = falling(scores)
-    assert all(after < before for before, after in pairwise(fallen))
+    lowered = strictly_decreasing(scores)
+    assert all(after < before for before, after in pairwise(lowered))
     for place, score in enumerate(np.array(scores, dtype=np.float32)):
-        least = np.nextafter(fallen[place - 1], np.float32(-np.inf)) if place else np.float32(np.inf)
-        assert fallen[place] == min(score, least)
+        least = np.nextafter(lowered[place - 1], np.float32(-np.inf)) if place else np.float32(np.inf)
+        assert lowered[place] == min(score, least)
 
 
-def test_scores_that_differ_only_in_double_precision_fall_too():
-    assert falling([1.0 + 1e-12, 1.0]).tolist() == [1.0, float(np.nextafter(np.float32(1), np.float32(0)))]
+def test_scores_that_differ_only_in_double_precision_decrease_too():
+    assert strictly_decreasing([1.0 + 1e-12, 1.0]).tolist() == [
+        1.0,
+        float(np.nextafter(np.float32(1), np.float32(0))),
+    ]
 
 
 def test_a_score_beyond_single_precision_is_refused(tmp_path: Path):
@@ -63,7 +66,8 @@ def test_a_run_reads_back_in_the_same_order_and_is_then_written_alike(tmp_path_f
     for qid, hits in run.hits.items():
         assert [hit.did for hit in again.hits[qid]] == [hit.did for hit in hits]
         np.testing.assert_array_equal(
-            np.float32([hit.score for hit in again.hits[qid]]), falling([hit.score for hit in hits])
+            np.float32([hit.score for hit in again.hits[qid]]),
+            strictly_decreasing([hit.score for hit in hits]),
         )
     before = path.read_bytes()
     write_run(path, again)
