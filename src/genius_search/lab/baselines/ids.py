@@ -11,7 +11,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
@@ -29,7 +29,6 @@ from genius_search.nn.losses import contrastive_loss
 from genius_search.nn.quantizer import Codebook, Quantizer, assign, kmeans
 from genius_search.nn.weights import write_weights
 from genius_search.records import did_of
-from genius_search.search.table import LARGEST_CODE
 from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
 
 BATCH: Final = 4096
@@ -67,19 +66,10 @@ def pad(rows: Sequence[Sequence[int]], *, end: int, levels: int = 0) -> Int16[np
 
     A row that takes all levels has no end code and needs none.
 
-    Raises
-    ------
-    UsageError
-        the end code, which is the largest, is more than a table holds; or a row is longer than ``levels``.
-
     >>> pad([[3], [1, 2]], end=5).tolist()
     [[3, 5], [1, 2]]
     """
-    longest = max((len(row) for row in rows), default=0)
-    if end > LARGEST_CODE:
-        raise UsageError(f"{end} codes and an end code do not fit a table, which holds {LARGEST_CODE}")
-    if levels and longest > levels:
-        raise UsageError(f"an ID of {longest} codes does not fit {levels} levels")
+    longest = max((len(row) for row in rows), default=1)
     codes = np.full((len(rows), levels or max(1, longest)), end, dtype=np.int16)
     for row, given in zip(codes, rows, strict=True):
         row[: len(given)] = given
@@ -244,38 +234,14 @@ CAPTION_WORDS: Final = 10
 _WORD: Final = re.compile(r"\w+")
 
 
-class Vocabulary:
-    """Words and their codes.
+def encode_words(text: str, vocabulary: Mapping[str, int]) -> list[int]:
+    """Return the codes of a text's first known words.
 
-    >>> words = Vocabulary.of(["a dog", "a red dog runs", "a cat"])
-    >>> words.encode("A dog!")
+    >>> encode_words("A dog!", {"a": 0, "dog": 1})
     [0, 1]
     """
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self.words = tuple(words)
-        self._codes = {word: code for code, word in enumerate(self.words)}
-
-    @classmethod
-    def of(cls, texts: Iterable[str]) -> Vocabulary:
-        """Return the most frequent words of texts, the most frequent first; of equals the first.
-
-        Raises
-        ------
-        BadData
-            there is no word.
-        """
-        counts = Counter(word for text in texts for word in _WORD.findall(text.lower()))
-        if not counts:
-            raise BadData(
-                "no training text has a word, so there are no captions to make IDs of; take another scheme"
-            )
-        return cls([word for word, _ in counts.most_common(MAX_WORDS)])
-
-    def encode(self, text: str) -> list[int]:
-        """Return the codes of a text's first known words."""
-        codes = (self._codes.get(word) for word in _WORD.findall(text.lower()))
-        return [code for code in codes if code is not None][:CAPTION_WORDS]
+    words = _WORD.findall(text.lower())
+    return [vocabulary[word] for word in words if word in vocabulary][:CAPTION_WORDS]
 
 
 class GraceSemantic(SpelledIds):
@@ -284,7 +250,7 @@ class GraceSemantic(SpelledIds):
     Parameters
     ----------
     words
-        the vocabulary.
+        words with a code, by their codes.
     texts, embeddings
         texts and embeddings of the training queries.
     """
@@ -294,29 +260,40 @@ class GraceSemantic(SpelledIds):
         end: int,
         numbers: Int64[np.ndarray, " known"],
         codes: Int16[np.ndarray, "known levels"],
-        words: Vocabulary,
+        words: Sequence[str],
         texts: Sequence[str],
         embeddings: Float[Tensor, "texts dim"],
     ) -> None:
         super().__init__(end, numbers, codes)
         self.words, self._texts, self._embeddings = words, texts, embeddings
+        self._vocabulary = {word: code for code, word in enumerate(words)}
 
     @classmethod
     def fit(cls, data: TrainingSet) -> GraceSemantic:
-        """Collect the words of the candidates and the training queries."""
+        """Collect the most frequent words of the candidates and the training queries.
+
+        Raises
+        ------
+        BadData
+            there is no word.
+        """
         found = [data.query_texts.get(number) for number in data.query_numbers.tolist()]
         _, first = np.unique(data.query_numbers, return_index=True)  # each under its first instruction
         rows = [row for row in first.tolist() if found[row]]
         texts = [found[row] or "" for row in rows]
         items = data.candidates
-        own = items.texts or []
-        words = Vocabulary.of([*(text for text in own if text is not None), *texts])
+        counts = Counter(
+            word for text in [*(items.texts or ()), *texts] if text for word in _WORD.findall(text.lower())
+        )
+        if not counts:
+            raise BadData(
+                "no training text has a word, so there are no captions to make IDs of; take another scheme"
+            )
+        words = [word for word, _ in counts.most_common(MAX_WORDS)]
+        parts = (words, texts, data.queries[torch.tensor(rows, dtype=torch.int64)].float())
         unknown = np.zeros((0, CAPTION_WORDS), dtype=np.int16)
-        nothing = np.zeros(0, dtype=np.int64)
-        embeddings = data.queries[torch.tensor(rows, dtype=torch.int64)].float()
-        scheme = cls(len(words.words), nothing, unknown, words, texts, embeddings)
-        codes = scheme.assign(items)
-        return cls(len(words.words), _numbers_of(items), codes, words, texts, embeddings)
+        codes = cls(len(words), np.zeros(0, dtype=np.int64), unknown, *parts).assign(items)
+        return cls(len(words), _numbers_of(items), codes, *parts)
 
     def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
         texts = list(items.texts or [None] * len(items.embeddings))
@@ -326,16 +303,18 @@ class GraceSemantic(SpelledIds):
                 f"{len(without):,} items have no text of their own and no training query has one that they "
                 "could take over; take another scheme"
             )
-        for rows in torch.tensor(without, dtype=torch.int64).split(BATCH):
+        for start in range(0, len(without), BATCH):
+            rows = without[start : start + BATCH]
             nearest = (items.embeddings[rows] @ self._embeddings.T).argmax(dim=1)
-            for row, place in zip(rows.tolist(), nearest.tolist(), strict=True):
+            for row, place in zip(rows, nearest.tolist(), strict=True):
                 texts[row] = self._texts[place]
-        return pad([self.words.encode(text or "") for text in texts], end=self.end, levels=CAPTION_WORDS)
+        codes = [encode_words(text or "", self._vocabulary) for text in texts]
+        return pad(codes, end=self.end, levels=CAPTION_WORDS)
 
     def save(self, folder: Path) -> None:
         """Write the scheme into a folder that exists."""
         super().save(folder)
-        write_json(folder / "texts.json", {"words": self.words.words, "texts": list(self._texts)})
+        write_json(folder / "texts.json", {"words": list(self.words), "texts": list(self._texts)})
 
     def _tensors(self) -> Mapping[str, Tensor]:
         return {"embeddings": self._embeddings}
@@ -343,7 +322,7 @@ class GraceSemantic(SpelledIds):
     @staticmethod
     def _parts(tensors: Mapping[str, Tensor], folder: Path) -> tuple[Any, ...]:
         stored = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
-        return Vocabulary(stored["words"]), stored["texts"], tensors["embeddings"]
+        return stored["words"], stored["texts"], tensors["embeddings"]
 
 
 KMEANS_ITERATIONS: Final = 25
@@ -530,15 +509,6 @@ class RetrievalTokenizer(nn.Module):
         nn.init.zeros_(self.down.bias)
         self.codebooks = nn.ModuleList(Codebook(codes, dim) for _ in range(levels))
 
-    @classmethod
-    def from_weights(cls, tensors: Mapping[str, Tensor]) -> RetrievalTokenizer:
-        """Return the tokenizer that has these weights."""
-        books = [name for name in tensors if name.endswith(".embed")]
-        codes, dim = tensors[books[0]].shape
-        tokenizer = cls(dim, levels=len(books), codes=codes)
-        tokenizer.load_state_dict(dict(tensors))
-        return tokenizer.eval()
-
     def forward(self, embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
         """Return the unit vectors that are quantized."""
         learned: Tensor = self.down(torch.relu(self.up(embeddings)))
@@ -665,7 +635,11 @@ class Irgen:
     @classmethod
     def load(cls, folder: Path, quantizer: Quantizer) -> Irgen:  # noqa: ARG003  part of the protocol
         """Read what :meth:`save` wrote."""
-        return cls(RetrievalTokenizer.from_weights(load_file(folder / WEIGHTS)))
+        tensors = load_file(folder / WEIGHTS)
+        books = [tensor for name, tensor in tensors.items() if name.endswith(".embed")]
+        tokenizer = RetrievalTokenizer(books[0].shape[1], levels=len(books), codes=len(books[0]))
+        tokenizer.load_state_dict(tensors)
+        return cls(tokenizer.eval())
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's weights into a folder that exists."""

@@ -2,22 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 
-from genius_search.cli.terminal import TerminalProgress, print_json
+from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command, split_names
+from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_table
 from genius_search.lab.cli.evaluate import parse_pools
 
-Data = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
-OptionalFolder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]
+if TYPE_CHECKING:
+    from genius_search.lab.evaluate import EvaluationConfig
 
 
-@dataclass(frozen=True, kw_only=True)
+@command
+class EvaluationOptions(JsonOption):
+    """A command that measures a rival."""
+
+    data: DataArgument
+    """Folder of the data set, in M-BEIR's layout."""
+
+    split: str = "test"
+    """Split of the data set."""
+
+    pools: str = "local,global"
+    """Search each query in its own task's pool (local), in the union (global), or in both."""
+
+    rows: str = "all"
+    """Rows of the data set, as in its file names: mscoco_task0,cirr_task7; separated by commas."""
+
+    max_queries: int = 0
+    """Queries of each row at most; 0 means all."""
+
+    evaluation: OptionalFolder = None
+    """Folder for the features of pools and queries; default: evaluation/ in the model's folder."""
+
+    download: bool = False
+    """Allow downloading the encoder's weights."""
+
+    def config(self, *, beam: int = 50, seed: int = 0) -> EvaluationConfig:
+        """Return the settings of the evaluation."""
+        from genius_search.lab.evaluate import EvaluationConfig
+
+        return EvaluationConfig(
+            split=self.split,
+            pools=parse_pools(self.pools),
+            rows=() if self.rows == "all" else split_names(self.rows),
+            max_queries=self.max_queries,
+            beam=beam,
+            seed=seed,
+        )
+
+
+@command
 class Fit:
     """Train the model's decoder to write IDs of another kind: GRACE's, DSI's, NCI's, IRGen's.
 
@@ -25,7 +63,7 @@ class Fit:
     the model's own IDs in the same way, as the control.
     """
 
-    data: Data
+    data: DataArgument
     """Folder of the data set, in M-BEIR's layout."""
 
     kind: Literal[
@@ -85,12 +123,9 @@ class Fit:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluate:
+@command
+class Evaluate(EvaluationOptions):
     """Measure a fitted rival as `genius evaluate` measures a model: same queries, pools, beam, files."""
-
-    data: Data
-    """Folder of the data set."""
 
     baseline: Path
     """Folder of the rival."""
@@ -98,29 +133,11 @@ class Evaluate:
     model: Path
     """Folder of the model that it was fitted on."""
 
-    split: str = "test"
-    """Split of the data set."""
-
-    pools: str = "local,global"
-    """Each query against its own task's pool (local), against the union (global), or both."""
-
-    rows: str = "all"
-    """Rows of the data set, as in its file names: mscoco_task0,cirr_task7; commas between."""
-
     beam: int = 50
     """IDs kept at each level."""
 
-    max_queries: int = 0
-    """At most this many queries for each row; 0 means all."""
-
-    evaluation: OptionalFolder = None
-    """Folder for the model's features; default: evaluation/ in its folder."""
-
     out: OptionalFolder = None
     """Folder for runs and results.json; default: evaluation/ in the rival's folder."""
-
-    download: bool = False
-    """Allow downloading the encoder's weights."""
 
     json: bool = False
     """Print JSON: {"rows": [...], "ids": {...}}."""
@@ -131,24 +148,15 @@ class Evaluate:
         from genius_search.lab import results as tables
         from genius_search.lab.baselines.evaluate import evaluate_baseline
         from genius_search.lab.baselines.train import load_baseline
-        from genius_search.lab.evaluate import EvaluationConfig
         from genius_search.model import Genius
 
-        config = EvaluationConfig(
-            split=self.split,
-            pools=parse_pools(self.pools),
-            rows=_split_rows(self.rows),
-            beam=self.beam,
-            max_queries=self.max_queries,
-        )
         with TerminalProgress() as progress:
             model = Genius.open(self.model, download=self.download)
-            baseline = load_baseline(self.baseline, model.quantizer)
             result = evaluate_baseline(
                 MBeir(self.data),
                 model,
-                baseline,
-                config,
+                load_baseline(self.baseline, model.quantizer),
+                self.config(beam=self.beam),
                 self.out or self.baseline / "evaluation",
                 evaluation=_features_folder(model.folder, self.model, self.evaluation),
                 progress=progress,
@@ -156,14 +164,12 @@ class Evaluate:
         if self.json:
             print_json(result.to_json())
             return
-        console = Console()
-        console.print(tables.to_rich(result.rows))
-        for name, value in result.ids._asdict().items():
-            console.print(f"{name.replace('_', ' ')}: {value}", highlight=False)
+        Console().print(tables.to_rich(result.rows))
+        print_facts(result.ids._asdict())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dense:
+@command
+class Dense(EvaluationOptions):
     """Measure embedding search as `genius evaluate` measures a model: same queries, pools, files.
 
     The encoder is a model's, or one that `genius train encoder` or `genius embed` left in a folder: small of
@@ -171,15 +177,12 @@ class Dense:
     the training candidates, as IDs are.
     """
 
-    data: Data
-    """Folder of the data set, in M-BEIR's layout."""
-
     encoder_model: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """The --out of `genius train encoder`, `genius embed` or `genius fit`."""
 
     kinds: str = "exact"
     """Kinds of index: exact (compare with every item), hnsw (a graph of neighbours), ivf-pq (product codes in
-    lists), ivf-rq (residual codes in lists); several with commas between, or all."""
+    lists), ivf-rq (residual codes in lists); separated by commas, or all."""
 
     code_bytes: int = 14
     """Bytes of an item, where codes are kept: by default as many as an ID of the preset small with norm and
@@ -188,32 +191,14 @@ class Dense:
     effort: int = 16
     """Nodes that hnsw keeps in view, lists that the other two look through."""
 
-    split: str = "test"
-    """Split of the data set."""
-
-    pools: str = "local,global"
-    """Each query against its own task's pool (local), against the union (global), or both."""
-
-    rows: str = "all"
-    """Rows of the data set, as in its file names: mscoco_task0,cirr_task7; commas between."""
-
-    max_queries: int = 0
-    """At most this many queries for each row; 0 means all."""
-
     seed: int = 0
-    """Seed of the choice of instructions, and of the sample that codes are learned from."""
-
-    evaluation: OptionalFolder = None
-    """Folder for the features of pools and queries; default: evaluation/ in the encoder's folder."""
+    """Seed for the choice of instructions, and for the sample that codes are learned from."""
 
     out: OptionalFolder = None
     """Folder for runs and results.json; default: dense/ in the encoder's folder."""
 
     device: str = "cpu"
     """Device of the encoder: cpu or cuda."""
-
-    download: bool = False
-    """Allow downloading the encoder's weights."""
 
     json: bool = False
     """Print JSON: {"rows": [...], "timings": [...]}."""
@@ -223,24 +208,16 @@ class Dense:
         from genius_search.data.mbeir import MBeir
         from genius_search.lab import results as tables
         from genius_search.lab.baselines.dense import DenseConfig, evaluate_dense, parse_kinds
-        from genius_search.lab.evaluate import EvaluationConfig
         from genius_search.training.fit import reopen_embedded
 
         dense = DenseConfig(
             kinds=parse_kinds(self.kinds), code_bytes=self.code_bytes, effort=self.effort, seed=self.seed
         )
-        config = EvaluationConfig(
-            split=self.split,
-            pools=parse_pools(self.pools),
-            rows=_split_rows(self.rows),
-            max_queries=self.max_queries,
-            seed=self.seed,
-        )
         with TerminalProgress() as progress:
             result = evaluate_dense(
                 MBeir(self.data),
                 reopen_embedded(self.encoder_model, device=self.device, download=self.download),
-                config,
+                self.config(seed=self.seed),
                 dense,
                 self.out or self.encoder_model / "dense",
                 evaluation=self.evaluation or self.encoder_model / "evaluation",
@@ -249,23 +226,22 @@ class Dense:
         if self.json:
             print_json(result.to_json())
             return
-        console = Console()
-        console.print(tables.to_rich(result.rows))
-        times = Table("method", "candidates", "fit, s", "index, s", "queries", "ms a query", box=None)
-        for timing in result.timings:
-            times.add_row(
-                timing.method,
-                f"{timing.pool_size:,}",
-                f"{timing.fit_seconds:.2f}",
-                f"{timing.index_seconds:.2f}",
-                f"{timing.queries:,}",
-                f"{timing.ms_per_query:.3f}",
-            )
-        console.print(times)
-
-
-def _split_rows(text: str) -> tuple[str, ...]:
-    return () if text == "all" else tuple(name.strip() for name in text.split(","))
+        Console().print(tables.to_rich(result.rows))
+        print_table(
+            ("method", "candidates", "fit, s", "index, s", "queries", "ms a query"),
+            [
+                (
+                    timing.method,
+                    f"{timing.pool_size:,}",
+                    f"{timing.fit_seconds:.2f}",
+                    f"{timing.index_seconds:.2f}",
+                    f"{timing.queries:,}",
+                    f"{timing.ms_per_query:.3f}",
+                )
+                for timing in result.timings
+            ],
+            left=("method",),
+        )
 
 
 def _features_folder(opened: Path, named: Path, wanted: Path | None) -> Path:

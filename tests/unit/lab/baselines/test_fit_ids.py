@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from dataclasses import replace
@@ -14,6 +15,7 @@ from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.ids import SCHEMES
+from genius_search.lab.evaluate import EvaluationConfig, evaluate
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.training.embed import TrainingRecords
@@ -47,6 +49,7 @@ def test_irgen_from_fit_to_search_on_the_command_line(trained, pools, tmp_path, 
 def fit_with(trained, tmp_path_factory):
     """Train a model with a scheme, on the encoder and the quantizer of the shared one."""
 
+    @functools.cache
     def fit_with(name):
         folder = tmp_path_factory.mktemp(name)
         for part in ("features", "quantizer"):
@@ -82,3 +85,16 @@ def test_a_model_with_the_scheme_indexes_and_searches_items(fit_with, pools, tmp
     else:
         index, _ = Index.create(tmp_path / "new", model=folder, pool=val_pool)
         assert len(index.search(text="a red bag", k=5)) == 5
+
+
+def test_a_model_with_the_scheme_is_evaluated_without_methods_that_need_code_vectors(
+    fit_with, trained, tmp_path
+):
+    data, model = MBeir(trained.data), Genius.open(fit_with("dsi"))
+    config = EvaluationConfig(pools=("global",), split="val", max_queries=2, beam=10)
+    result = evaluate(data, model, config, tmp_path, progress=Silent())
+    methods = {row.method for row in result.rows}
+    assert "generative" in methods
+    assert not {"exact-codes", "generative+codes", "routing+codes"} & methods
+    with pytest.raises(UsageError, match=r"'dsi'.*exact-codes"):
+        evaluate(data, model, replace(config, methods=("exact-codes",)), tmp_path, progress=Silent())

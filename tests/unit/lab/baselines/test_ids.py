@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from genius_search.config import TrainingConfig
 from genius_search.data.features import Batch
 from genius_search.errors import BadData, UsageError
-from genius_search.lab.baselines.ids import CAPTION_WORDS, SCHEMES, Vocabulary, select
+from genius_search.lab.baselines.ids import CAPTION_WORDS, SCHEMES, select
 from genius_search.nn.ids import Candidates, IdScheme, TrainingSet
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Silent
@@ -123,11 +123,14 @@ def test_the_tree_leads_known_items_to_their_ids(name, tmp_path):
     np.testing.assert_array_equal(scheme.assign(items._replace(numbers=None)), scheme.assign(items))
 
 
-def test_frequent_words_come_first_and_unknown_ones_are_left_out():
-    words = Vocabulary.of(["A dog, a DOG.", "a cat"])
-    assert words.words == ("a", "dog", "cat")
-    assert words.encode("a zebra dog") == [0, 1]
-    assert len(words.encode("a " * 40)) == CAPTION_WORDS
+def test_frequent_words_come_first_and_unknown_ones_are_left_out(tmp_path):
+    items = draw_items(2)._replace(texts=["A dog, a DOG.", "a cat"])
+    scheme = fit("grace-semantic", items, tmp_path, query_texts={})
+    assert list(scheme.words) == ["a", "dog", "cat"]
+    texts = ["a zebra dog", "a " * 40]
+    first, second = scheme.assign(items._replace(texts=texts, numbers=None)).tolist()
+    assert first == [0, 1] + [3] * (CAPTION_WORDS - 2)
+    assert second == [0] * CAPTION_WORDS
 
 
 def test_an_item_without_a_text_takes_the_words_of_the_nearest_query(tmp_path):
@@ -135,8 +138,8 @@ def test_an_item_without_a_text_takes_the_words_of_the_nearest_query(tmp_path):
     scheme = fit("grace-semantic", items, tmp_path)
     # Query 5 has two instructions, of which the first counts; query 3 comes third; query 100 has no words.
     product = items.embeddings[0] @ items.embeddings.half()[[0, 2]].float().T
-    words = scheme.words.encode(["a dog", "a red cat"][int(product.argmax())])
-    assert scheme.assign(items)[0].tolist()[: len(words)] == words
+    words = ["a dog", "a red cat"][int(product.argmax())].split()
+    assert [scheme.words[code] for code in scheme.assign(items)[0, : len(words)]] == words
 
 
 def test_captions_need_words(tmp_path):

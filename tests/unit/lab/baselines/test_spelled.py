@@ -1,11 +1,9 @@
 """IDs of different lengths, and numbers spelled in codes."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius_search.errors import UsageError
 from genius_search.lab.baselines.ids import DIGITS, PIECES, pad, spell_digits, spell_pieces
 
 COUNTS = st.integers(0, 10**8)
@@ -19,13 +17,6 @@ def test_short_ids_end_in_end_codes():
 @given(st.lists(st.lists(st.integers(0, 4), max_size=4), unique_by=tuple, min_size=1))
 def test_padding_keeps_different_ids_apart(rows):
     assert len(np.unique(pad(rows, end=5), axis=0)) == len(rows)
-
-
-def test_codes_that_no_table_holds_and_ids_that_are_too_long_are_refused():
-    with pytest.raises(UsageError, match="32767"):
-        pad([[1]], end=32_768)
-    with pytest.raises(UsageError, match="3 codes does not fit 2 levels"):
-        pad([[1, 2, 3]], end=5, levels=2)
 
 
 @given(COUNTS)
