@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import json
 import os
 import re
 import shlex
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
 
 from annotated_types import Ge
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from genius_search.artifact import file_fingerprint, fingerprint_of, write_json
 from genius_search.data.mbeir import MBeir
@@ -56,17 +55,26 @@ TableName = Literal["systems", "ablations", "beam", "decoder", "codes", "costs"]
 Seeds = tuple[Annotated[int, Ge(0)], ...]
 
 
+def _splittable(text: str) -> str:
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} cannot be split into words: {error}") from None
+    return text
+
+
+Words = Annotated[str, AfterValidator(_splittable)]
+Command = Annotated[Words, Field(pattern=r"\S")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """Flags of every row's commands; a row's own come after them and win."""
+    """Flags of every row's `genius fit` and `genius evaluate`; a row's own come after them and win."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    fit: str = ""
-    """Flags of `genius fit`."""
-
-    evaluate: str = ""
-    """Flags of `genius evaluate`."""
+    fit: Words = ""
+    evaluate: Words = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,38 +93,50 @@ class Row:
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$")]
     """Name of its folder; small letters, digits, full stops, plus and minus signs."""
-
     title: str = ""
     """In tables; the name if it is left out."""
-
     table: TableName
-    """The table that shows it."""
-
     seeds: Seeds = (0,)
     """The row is run once with each."""
-
     like: str = ""
     """An earlier row: its flags of `genius fit` and `genius evaluate` (with those of the row that it is like
     itself) come before this row's own. In tables of changes it is the row that this one is compared with."""
-
-    fit: str | None = None
+    fit: Words | None = None
     """Flags of `genius fit`; the row has a model of its own."""
-
     model: str = ""
     """An earlier row whose model of the same seed is used, instead of fitting one."""
-
-    evaluate: str | None = None
+    evaluate: Words | None = None
     """Flags of `genius evaluate`. Left out, a row with a model is evaluated with the flags of every row."""
-
-    run: tuple[str, ...] = ()
+    run: tuple[Command, ...] = ()
     """Other commands in place of evaluating: `bench quality {data} --model {model} --out {out}`. {row} is the
     row's own folder, {out} the evaluation/ in it, {evaluation} that of the row whose model is used."""
-
-    quick: tuple[str, ...] = ()
+    quick: tuple[Command, ...] = ()
     """The same, for a run of minutes."""
-
     alone: bool = False
     """Run after all others and by itself, since it measures time."""
+
+
+def _in_order(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Refuse rows that cannot be run one after the other."""
+    before: dict[str, Row] = {}
+    for row in rows:
+        problem, base = "", before.get(row.model)
+        if row.name in before:
+            problem = "it is there twice"
+        elif unknown := [name for name in (row.like, row.model) if name and name not in before]:
+            problem = f"it builds on {unknown[0]!r}, which is not the name of a row before it"
+        elif row.fit is None and not row.model and not row.run:
+            problem = "it does nothing; give it fit, model or run"
+        elif base is not None and row.fit is not None:
+            problem = "it has both a model of its own (fit) and another row's (model)"
+        elif base is not None and base.fit is None:
+            problem = f"{row.model!r} fits no model"
+        elif base is not None and not set(row.seeds) <= set(base.seeds):
+            problem = f"its seeds are {list(row.seeds)}, and {row.model!r} has only {list(base.seeds)}"
+        if problem:
+            raise ValueError(f"row {row.name!r}: {problem}")
+        before[row.name] = row
+    return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +145,7 @@ class Recipe:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    row: tuple[Row, ...]
+    row: Annotated[tuple[Row, ...], AfterValidator(_in_order)]
     flags: Flags = Flags()
     quick: Quick = Quick()
 
@@ -189,58 +209,14 @@ def read_recipe(path: Path) -> Recipe:
         it cannot be read, a field is unknown or wrong, or a row builds on one that is not before it.
     """
     try:
-        recipe = TypeAdapter(Recipe).validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
+        return TypeAdapter(Recipe).validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise BadData(f"{path} cannot be read: {error.strerror}; expected a file of rows (TOML)") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadData(f"{path} is not TOML: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadData(f"{path}: {where}: {first['msg'].lower()}") from None
-    problem = next(_problems(recipe), None)
-    if problem is not None:
-        raise BadData(f"{path}: {problem}")
-    return recipe
-
-
-def _problems(recipe: Recipe) -> Iterator[str]:
-    """Yield why these rows cannot be run one after the other."""
-    for section, flags in (("flags", recipe.flags), ("quick", recipe.quick)):
-        yield from (f"[{section}]: {problem}" for problem in _unreadable(flags.fit, flags.evaluate))
-    before: dict[str, Row] = {}
-    for row in recipe.row:
-        yield from (f"row {row.name!r}: {problem}" for problem in _row_problems(row, before))
-        before[row.name] = row
-
-
-def _unreadable(*texts: str | None) -> Iterator[str]:
-    for text in texts:
-        try:
-            shlex.split(text or "")
-        except ValueError as error:
-            yield f"{text!r} cannot be split into words: {str(error).lower()}"
-
-
-def _row_problems(row: Row, before: Mapping[str, Row]) -> Iterator[str]:
-    if row.name in before:
-        yield "it is there twice"
-    yield from _unreadable(row.fit, row.evaluate, *row.run, *row.quick)
-    if not all(map(shlex.split, (*row.run, *row.quick))):
-        yield "a command of run or quick is empty"
-    for name, other in (("like", row.like), ("model", row.model)):
-        if other and other not in before:
-            yield f"{name} is {other!r}, which is not the name of a row before it"
-    if row.fit is None and not row.model and not row.run:
-        yield "it does nothing; give it fit, model or run"
-    if row.model:
-        base = before[row.model]
-        if row.fit is not None:
-            yield "it has both a model of its own (fit) and another row's (model)"
-        if base.fit is None:
-            yield f"{row.model!r} fits no model"
-        if not set(row.seeds) <= set(base.seeds):
-            yield f"its seeds are {list(row.seeds)}, and {row.model!r} has only {list(base.seeds)}"
+        raise BadData(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except ValueError as error:
+        raise BadData(f"{path} is not TOML: {error}") from None
 
 
 def jobs_of(
@@ -278,15 +254,12 @@ def jobs_of(
         for row in recipe.row:
             if row.name not in chosen or seed not in row.seeds or (quick and seed not in recipe.quick.seeds):
                 continue
-            place = f"{row.name}/seed-{seed}"
-            base = jobs[row.model, seed] if row.model else None
+            place, base = f"{row.name}/seed-{seed}", jobs.get((row.model, seed))
             model = f"{place}/{MODEL_FOLDER}" if row.fit is not None else base.model if base else ""
-            commands = [
-                _fill(shlex.split(text), seed=str(seed)) for text in _commands(row, recipe, quick=quick)
-            ]
+            texts = _commands(row, recipe, quick=quick)
+            commands = tuple(tuple(_fill(shlex.split(text), seed=str(seed))) for text in texts)
             plan = fingerprint_of([commands, encoder, data, base.plan if base else None])
-            job = Job(row, seed, place, model, tuple(map(tuple, commands)), encoder, plan)
-            jobs[row.name, seed] = job
+            jobs[row.name, seed] = Job(row, seed, place, model, commands, encoder, plan)
     if not jobs:
         raise UsageError(
             f"--quick runs rows with seeds {list(recipe.quick.seeds)} only, and no row left has one of them; "
@@ -297,10 +270,9 @@ def jobs_of(
 
 def _commands(row: Row, recipe: Recipe, *, quick: bool) -> Iterator[str]:
     """Yield the row's commands, with names in braces for folders and seed."""
-    by_name = {row.name: row for row in recipe.row}
     line = [row]
     while line[0].like:
-        line.insert(0, by_name[line[0].like])
+        line.insert(0, next(one for one in recipe.row if one.name == line[0].like))
     last = recipe.quick if quick else Flags()
     if row.fit is not None:
         flags = [recipe.flags.fit, *(one.fit or "" for one in line), _SEED_FLAGS, last.fit]
@@ -362,7 +334,7 @@ def read_rows(root: Path) -> list[tuple[Path, MadeRow]]:
 
 
 def _read_row(path: Path) -> MadeRow:
-    return TypeAdapter(MadeRow).validate_python(json.loads(path.read_text(encoding="utf-8")))
+    return TypeAdapter(MadeRow).validate_json(path.read_bytes())
 
 
 def records_of(data: MBeir) -> str:

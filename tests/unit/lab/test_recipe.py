@@ -171,18 +171,18 @@ def test_a_changed_row_changes_the_plans_of_those_that_build_on_it(tmp_path):
     ("text", "problem"),
     [
         ("[[row]\n", "is not TOML"),
-        ('[[row]]\nname = "a"\n', "table: field required"),
+        ('[[row]]\nname = "a"\n', "table: Field required"),
         ('[[row]]\nname = "a"\ntable = "systems"\nfits = ""\n', "fits"),
         (
             '[[row]]\nname = "a"\ntable = "ablation"\nfit = ""\n',
-            "table: input should be 'systems', 'ablations'",
+            "table: Input should be 'systems'",
         ),
         ('[[row]]\nname = "a"\ntable = "systems"\nfit = "--beam \\"3"\n', "cannot be split into words"),
         (
             '[flags]\nfit = "it\'s"\n[[row]]\nname = "a"\ntable = "systems"\nfit = ""\n',
-            r"\[flags\]: .*cannot be split",
+            r"flags.fit: .*cannot be split",
         ),
-        ('[[row]]\nname = "a"\ntable = "systems"\nrun = [""]\n', "a command of run or quick is empty"),
+        ('[[row]]\nname = "a"\ntable = "systems"\nrun = [""]\n', r"row\.0\.run\.0: .*pattern"),
         ('[[row]]\nname = "A B"\ntable = "systems"\nfit = ""\n', r"row\.0\.name: .*pattern"),
         ('[[row]]\nname = "a"\ntable = "systems"\n', "does nothing"),
         ('[[row]]\nname = "a"\ntable = "systems"\nmodel = "b"\n', "not the name of a row before it"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -69,7 +68,7 @@ class ImportEncoder(ImportOptions):
         from genius_search.lab.published.encoders import look
 
         checkpoint = open_checkpoint(self.file)
-        contents = dataclasses.asdict(checkpoint.contents)
+        contents = checkpoint.contents
         if not self.json:
             _print_contents(contents)
         try:
@@ -191,15 +190,17 @@ class ImportGenius(DeviceOptions, ImportOptions):
     def _describe(self) -> int:
         """Print what the files contain, whether they fit, and what would be written."""
         from genius_search.errors import ArtifactMismatch
-        from genius_search.lab.published.models import open_published, read_published
+        from genius_search.lab.published.checkpoint import open_checkpoint
+        from genius_search.lab.published.models import read_published
 
-        files = open_published(self.quantizer, self.generator)
-        found = [dataclasses.asdict(checkpoint.contents) for checkpoint in files]
+        files = open_checkpoint(self.quantizer), open_checkpoint(self.generator)
+        found = [checkpoint.contents for checkpoint in files]
         if not self.json:
             for contents in found:
                 _print_contents(contents)
         try:
-            writes = read_published(files).bytes
+            parts = zip(("quantizer", "generator"), read_published(*files), strict=True)
+            writes = {name: sum(tensor.nbytes for tensor in part.state.values()) for name, part in parts}
         except ArtifactMismatch as error:
             if not self.json:
                 raise

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Final
@@ -39,24 +39,19 @@ class _Inert:
     def __setstate__(self, _: object) -> None: ...
 
 
-_INERT: Final = (
-    "omegaconf.base.ContainerMetadata",
-    "omegaconf.base.Metadata",
-    "omegaconf.base.UnionNode",
-    "omegaconf.dictconfig.DictConfig",
-    "omegaconf.listconfig.ListConfig",
-    "omegaconf.nodes.AnyNode",
-    "omegaconf.nodes.BooleanNode",
-    "omegaconf.nodes.BytesNode",
-    "omegaconf.nodes.FloatNode",
-    "omegaconf.nodes.IntegerNode",
-    "omegaconf.nodes.StringNode",
-    "typing.Any",
-)
-_PLAIN: Final = (bool, dict, float, int, list, str, tuple, defaultdict)
+_INERT: Final = {
+    "base": ("ContainerMetadata", "Metadata", "UnionNode"),
+    "dictconfig": ("DictConfig",),
+    "listconfig": ("ListConfig",),
+    "nodes": ("AnyNode", "BooleanNode", "BytesNode", "FloatNode", "IntegerNode", "StringNode"),
+}
 _ALLOWED: Final = [
-    *((_Inert, name) for name in _INERT),
-    *((kind, f"{kind.__module__}.{kind.__name__}") for kind in _PLAIN),
+    (_Inert, "typing.Any"),
+    *((_Inert, f"omegaconf.{module}.{name}") for module, names in _INERT.items() for name in names),
+    *(
+        (kind, f"{kind.__module__}.{kind.__name__}")
+        for kind in (bool, dict, float, int, list, str, tuple, defaultdict)
+    ),
 ]
 
 
@@ -72,18 +67,6 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """The contents of a checkpoint in numbers."""
-
-    file: str
-    bytes: int
-    tensors: int
-    parameters: int
-    parameter_bytes: int
-    others: tuple[Entry, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint's weights, still in the file, and what else the file holds."""
 
@@ -96,16 +79,16 @@ class Checkpoint:
     """The size of the file."""
 
     @property
-    def contents(self) -> Contents:
+    def contents(self) -> dict[str, Any]:
         """The contents in numbers, for a look before an import."""
-        return Contents(
-            file=str(self.path),
-            bytes=self.bytes,
-            tensors=len(self.tensors),
-            parameters=sum(tensor.numel() for tensor in self.tensors.values()),
-            parameter_bytes=sum(tensor.nbytes for tensor in self.tensors.values()),
-            others=self.others,
-        )
+        return {
+            "file": str(self.path),
+            "bytes": self.bytes,
+            "tensors": len(self.tensors),
+            "parameters": sum(tensor.numel() for tensor in self.tensors.values()),
+            "parameter_bytes": sum(tensor.nbytes for tensor in self.tensors.values()),
+            "others": [asdict(entry) for entry in self.others],
+        }
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -123,26 +106,19 @@ def open_checkpoint(path: Path) -> Checkpoint:
     body = read_container(path)
     if not isinstance(body, Mapping):
         raise ArtifactMismatch(f"{path} holds a {type(body).__name__}, expected a checkpoint: a dict")
-    if WEIGHTS not in body and body and all(isinstance(value, Tensor) for value in body.values()):
+    if body and all(isinstance(value, Tensor) for value in body.values()):
         body = {WEIGHTS: body}
-    if WEIGHTS not in body:
-        entries = ", ".join(map(repr, list(body)[:_SHOWN])) or "nothing"
+    weights = body.get(WEIGHTS)
+    if not isinstance(weights, Mapping) or not weights:
         raise ArtifactMismatch(
-            f"{path} has no {WEIGHTS!r} entry, expected the weights there; it holds {entries}"
-        )
-    weights = body[WEIGHTS]
-    if not isinstance(weights, Mapping):
-        raise ArtifactMismatch(
-            f"{path}: {WEIGHTS!r} is a {type(weights).__name__}, expected a dict of tensors"
+            f"{path} has no dict of tensors under {WEIGHTS!r}, expected the weights there; it holds "
+            f"{', '.join(map(repr, list(body)[:_SHOWN])) or 'nothing'}"
         )
     wrong = [str(name) for name, value in weights.items() if not (isinstance(name, str) and _is_plain(value))]
-    if wrong or not weights:
-        raise ArtifactMismatch(
-            f"{path}: its weights are not all plain tensors: {', '.join(wrong[:_SHOWN]) or 'there are none'}"
-        )
+    if wrong:
+        raise ArtifactMismatch(f"{path}: its weights are not all plain tensors: {', '.join(wrong[:_SHOWN])}")
     names = [".".join(part for part in name.split(".") if part != COMPILED) for name in weights]
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise ArtifactMismatch(
             f"{path}: without {COMPILED!r} these names come twice: {', '.join(repeated[:_SHOWN])}"
         )
@@ -187,32 +163,31 @@ def _check_container(path: Path) -> None:
     """Refuse all but complete, uncompressed zip archives: only their tensors can stay in the file."""
     with path.open("rb") as file:
         start = file.read(64)
+    problem = ""
     if b"git-lfs" in start:
-        raise ArtifactMismatch(
-            f"{path} is a Git LFS pointer, not the file itself; fetch the file (git lfs pull)"
+        problem = "is a Git LFS pointer, not the file itself; fetch the file (git lfs pull)"
+    elif start[:1] == b"\x80":
+        problem = (
+            "is a bare pickle or was written by a torch before 1.6, expected torch's zip container; save it "
+            "anew with torch.save(torch.load(FILE, weights_only=True), NEW)"
         )
-    if start[:1] == b"\x80":
-        raise ArtifactMismatch(
-            f"{path} is a bare pickle or was written by a torch before 1.6, expected torch's zip container; "
-            "save it anew with torch.save(torch.load(FILE, weights_only=True), NEW)"
-        )
-    if not start.startswith(b"PK\x03\x04"):
-        raise ArtifactMismatch(f"{path} was not written by torch.save: it is not a zip archive")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
-        raise ArtifactMismatch(
-            f"{path} is damaged or was not downloaded to its end ({error}); fetch it again"
-        ) from None
-    if not any(member.filename.endswith("data.pkl") for member in members):
-        raise ArtifactMismatch(f"{path} is a zip archive, but torch.save did not write it: no data.pkl in it")
-    packed = next((member for member in members if member.compress_type != zipfile.ZIP_STORED), None)
-    if packed is not None:
-        raise ArtifactMismatch(
-            f"{path} was packed again with compression ({packed.filename}), so tensors cannot stay in it; "
-            "use the original file"
-        )
+    elif not start.startswith(b"PK\x03\x04"):
+        problem = "was not written by torch.save: it is not a zip archive"
+    else:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                members = archive.infolist()
+        except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+            problem = f"is damaged or was not downloaded to its end ({error}); fetch it again"
+        else:
+            if not any(member.filename.endswith("data.pkl") for member in members):
+                problem = "is a zip archive, but torch.save did not write it: no data.pkl in it"
+            elif any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                problem = (
+                    "was packed again with compression, so tensors cannot stay in it; use the original"
+                )
+    if problem:
+        raise ArtifactMismatch(f"{path} {problem}")
 
 
 def _is_plain(value: object) -> bool:
@@ -225,7 +200,19 @@ def _is_plain(value: object) -> bool:
 
 
 def _describe(name: str, value: object) -> Entry:
-    tensors = list(_tensors_in(value))
+    tensors: list[Tensor] = []
+    waiting, seen = [value], set[int]()
+    while waiting:  # containers may contain themselves
+        thing = waiting.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            tensors.append(thing)
+        elif isinstance(thing, Mapping):
+            waiting.extend(thing.values())
+        elif isinstance(thing, list | tuple):
+            waiting.extend(thing)
     if isinstance(value, _Inert):
         what = "settings"
     elif isinstance(value, str | int | float | None):
@@ -235,23 +222,6 @@ def _describe(name: str, value: object) -> Entry:
     if tensors and not isinstance(value, Tensor):
         what += f" with {len(tensors)} tensors"
     return Entry(name, what, sum(tensor.nbytes for tensor in tensors))
-
-
-def _tensors_in(value: object) -> Iterator[Tensor]:
-    """Yield every tensor inside nested containers, which may contain themselves."""
-    waiting = [value]
-    seen: set[int] = set()
-    while waiting:
-        thing = waiting.pop()
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, Tensor):
-            yield thing
-        elif isinstance(thing, Mapping):
-            waiting.extend(thing.values())
-        elif isinstance(thing, list | tuple):
-            waiting.extend(thing)
 
 
 def check_names(
@@ -297,6 +267,13 @@ def check_names(
 def is_tolerated(name: str, tolerated: Sequence[re.Pattern[str]]) -> bool:
     """Return whether a tensor may be there without being used."""
     return any(pattern.fullmatch(name) for pattern in tolerated)
+
+
+def renamed(name: str, parts: Mapping[str, str]) -> str:
+    """Return a tensor's name with each of these parts replaced."""
+    for ours, published in parts.items():
+        name = name.replace(ours, published)
+    return name
 
 
 def single_precision(tensors: Mapping[str, Tensor], names: Iterable[str], *, what: str) -> dict[str, Tensor]:

@@ -19,14 +19,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import torch
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
-from torch import Tensor
+from torch import Tensor, nn
 
 from genius_search.artifact import ArtifactWriter, file_fingerprint, fingerprint_of, write_json
 from genius_search.config import EncoderKind
@@ -40,6 +41,9 @@ from genius_search.encoders.uniir import (
     MAX_BERT_TOKENS,
     T5_LAYERS,
     T5_SETTINGS,
+    BlipFusion,
+    BlipTowers,
+    ClipFusion,
     read_tokenizer,
 )
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
@@ -48,6 +52,7 @@ from genius_search.lab.published.checkpoint import (
     check_names,
     is_tolerated,
     open_checkpoint,
+    renamed,
     single_precision,
 )
 from genius_search.nn.weights import write_weights
@@ -63,61 +68,60 @@ PUBLISHED: Final[Mapping[str, str]] = {
 HEAD: Final = 64
 """Numbers per attention head, in all of them."""
 CLIP: Final = "clip_model."
-CLIP_TEXT_LAYERS: Final = 12
 LARGEST_SCALE: Final = 100.0
 """CLIP's own limit of exp(logit_scale); fine-tuning drifts a little above it."""
-MIXER: Final = "t5_layers."
-VISION: Final = "visual_encoder."
-TEXT: Final = "text_encoder."
-BLIP_TEXT_LAYERS: Final = 12
 EXTRA_TOKENS: Final = 2
 """BLIP adds [DEC] and [ENC] to BERT's vocabulary; UniIR reads neither."""
 
-_BIAS: Final = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+_BLIP_TRAINING: Final = (
+    re.compile(r"(visual_encoder|text_encoder|vision_proj|text_proj)_m\..*"),
+    re.compile(r"(query|cand|idx|new_ptr)_queue|temp"),
+    re.compile(r"text_encoder\.embeddings\.position_ids"),
+)
 _UNUSED: Final[Mapping[EncoderKind, tuple[re.Pattern[str], ...]]] = {
     "clip-sf": (),
     "clip-ff": (re.compile(r"t5_layers\.embed_tokens\.weight"),),
-    "blip-ff": (
-        re.compile(r"(visual_encoder|text_encoder|vision_proj|text_proj)_m\..*"),
-        re.compile(r"(query|cand|idx|new_ptr)_queue|temp"),
-        re.compile(r"text_encoder\.embeddings\.position_ids"),
-    ),
+    # For score fusion BERT's attention to images is in the file, frozen and unused.
+    "blip-sf": (*_BLIP_TRAINING, re.compile(r"text_encoder\.encoder\.layer\.\d+\.crossattention\..*")),
+    "blip-ff": _BLIP_TRAINING,
 }
 """Tensors that only training needs."""
-_CROSS_ATTENTION: Final = re.compile(r"text_encoder\.encoder\.layer\.\d+\.crossattention\..*")
-_CLIP_BLOCK: Final = {
-    "attn.out_proj": "self_attn.out_proj",
-    "ln_1": "layer_norm1",
-    "ln_2": "layer_norm2",
-    "mlp.c_fc": "mlp.fc1",
-    "mlp.c_proj": "mlp.fc2",
+_CLIP_NAMES: Final = {
+    "text_model.embeddings.token_embedding": "token_embedding",
+    "text_model.embeddings.position_embedding.weight": "positional_embedding",
+    "text_model.encoder.layers.": "transformer.resblocks.",
+    "text_model.final_layer_norm": "ln_final",
+    "text_projection.weight": "text_projection",
+    "vision_model.embeddings.class_embedding": "visual.class_embedding",
+    "vision_model.embeddings.patch_embedding": "visual.conv1",
+    "vision_model.embeddings.position_embedding.weight": "visual.positional_embedding",
+    "vision_model.pre_layrnorm": "visual.ln_pre",
+    "vision_model.encoder.layers.": "visual.transformer.resblocks.",
+    "vision_model.post_layernorm": "visual.ln_post",
+    "visual_projection.weight": "visual.proj",
+    "self_attn.q_proj.": "attn.in_proj_",
+    "self_attn.k_proj.": "attn.in_proj_",
+    "self_attn.v_proj.": "attn.in_proj_",
+    "self_attn.out_proj": "attn.out_proj",
+    "layer_norm1": "ln_1",
+    "layer_norm2": "ln_2",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+    "mixer.": "t5_layers.",
 }
-_CLIP_NORMS: Final = {
-    "ln_final": "text_model.final_layer_norm",
-    "visual.ln_pre": "vision_model.pre_layrnorm",
-    "visual.ln_post": "vision_model.post_layernorm",
+"""Parts of our network's names, and what the checkpoint has in their place."""
+_BLIP_NAMES: Final = {
+    "vision_model.embeddings.class_embedding": "visual_encoder.cls_token",
+    "vision_model.embeddings.position_embedding": "visual_encoder.pos_embed",
+    "vision_model.embeddings.patch_embedding": "visual_encoder.patch_embed.proj",
+    "vision_model.encoder.layers.": "visual_encoder.blocks.",
+    "vision_model.post_layernorm": "visual_encoder.norm",
+    "self_attn.qkv": "attn.qkv",
+    "self_attn.projection": "attn.proj",
+    "layer_norm1": "norm1",
+    "layer_norm2": "norm2",
 }
-_CLIP_TENSORS: Final = {
-    "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
-    "positional_embedding": "text_model.embeddings.position_embedding.weight",
-    "visual.class_embedding": "vision_model.embeddings.class_embedding",
-    "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
-    "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
-}
-_BLIP_BLOCK: Final = {
-    "norm1": "layer_norm1",
-    "norm2": "layer_norm2",
-    "attn.qkv": "self_attn.qkv",
-    "attn.proj": "self_attn.projection",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
-}
-_BLIP_MODULES: Final = {
-    "cls_token": "embeddings.class_embedding",
-    "pos_embed": "embeddings.position_embedding",
-    "norm": "post_layernorm",
-    "patch_embed.proj": "embeddings.patch_embedding",
-}
+_TRANSPOSED: Final = ("text_projection.weight", "visual_projection.weight")
 _BERT_SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -185,7 +189,7 @@ def look(checkpoint: Checkpoint, kind: EncoderKind, *, tokenizer: Path | None = 
         )
     if tokenizer is not None and not is_blip:
         raise UsageError(f"{kind} brings its own vocabulary; leave --tokenizer out")
-    weights = convert_blip(checkpoint, kind) if is_blip else convert_clip(checkpoint, kind)
+    weights = convert(checkpoint, kind)
     sha256 = file_fingerprint(checkpoint.path)
     known = PUBLISHED.get(kind)
     return Source(
@@ -294,7 +298,7 @@ def _bert_tokenizer(file: Path) -> Tokenizer:
 def size_of(tensors: Mapping[str, Tensor], name: str, *, rank: int = 2, what: str) -> tuple[int, ...]:
     """Return the shape of a tensor that tells a size; raise :class:`ArtifactMismatch` where it cannot."""
     tensor = tensors.get(name)
-    if tensor is None or tensor.dim() != rank:
+    if tensor is None or tensor.dim() != rank or 0 in tensor.shape:
         shape = "it is missing" if tensor is None else f"its shape is {tuple(tensor.shape)}"
         raise ArtifactMismatch(
             f"{what} needs a tensor {name} with {rank} dimensions, and {shape}; this is another model"
@@ -323,17 +327,16 @@ def heads_of(width: int) -> int:
     return width // HEAD
 
 
-def pixel_settings(processor: str, *, side: int, squash: bool) -> dict[str, Any]:
-    """Return ``preprocessor_config.json``: bicubic to ``side``, squashed or cropped, CLIP's normalisation."""
-    square = {"height": side, "width": side}
-    crop = {"size": square} if squash else {"size": {"shortest_edge": side}, "crop_size": square}
+def _pixel_settings(kind: EncoderKind, *, side: int) -> dict[str, Any]:
+    """Return ``preprocessor_config.json``: bicubic to ``side``, cropped (CLIP) or squashed (BLIP)."""
+    is_clip, square = kind.startswith("clip"), {"height": side, "width": side}
     return {
-        "image_processor_type": processor,
+        "image_processor_type": "CLIPImageProcessor" if is_clip else "BlipImageProcessor",
         "do_convert_rgb": True,
         "do_resize": True,
         "resample": 3,  # bicubic
-        **crop,
-        "do_center_crop": not squash,
+        **({"size": {"shortest_edge": side}, "crop_size": square} if is_clip else {"size": square}),
+        "do_center_crop": is_clip,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
@@ -342,31 +345,8 @@ def pixel_settings(processor: str, *, side: int, squash: bool) -> dict[str, Any]
     }
 
 
-class Tower(NamedTuple):
-    """One transformer of a CLIP: of texts or of images."""
-
-    theirs: str
-    """The prefix of its layers' names in the checkpoint."""
-    ours: str
-    """The prefix in transformers."""
-    layers: int
-    width: int
-    hidden: int
-
-
-class ClipArchitecture(NamedTuple):
-    """The sizes of a CLIP."""
-
-    text: Tower
-    vision: Tower
-    dim: int
-    context: int
-    patch: int
-    grid: int
-
-
-def convert_clip(checkpoint: Checkpoint, kind: EncoderKind) -> EncoderWeights:
-    """Check every name, shape and number of CLIP-SF or CLIP-FF, and give the weights transformers' names.
+def convert(checkpoint: Checkpoint, kind: EncoderKind) -> EncoderWeights:
+    """Check every name, shape and number of a checkpoint, and give the weights our network's names.
 
     Raises
     ------
@@ -374,140 +354,104 @@ def convert_clip(checkpoint: Checkpoint, kind: EncoderKind) -> EncoderWeights:
         A tensor is missing, unknown, of another shape, or holds no weights.
     """
     tensors, what = checkpoint.tensors, f"{checkpoint.path} as {kind}"
-    sizes = clip_architecture(tensors, what=what)
-    expected, config = clip_shapes(sizes), clip_config(sizes)
-    if kind == "clip-sf":
-        expected[f"{CLIP}text_projection"] = (sizes.text.width, sizes.dim)
-    else:
-        mixer = _mixer_config(tensors, what=what)
-        if not sizes.text.width == sizes.dim == mixer["d_model"]:
-            raise ArtifactMismatch(
-                f"{what}: text tokens are {sizes.text.width} wide, image tokens {sizes.dim}, the "
-                f"layers over both {mixer['d_model']}; all three must be equal"
-            )
-        expected |= mixer_shapes(mixer)
-        config |= {"architectures": ["ClipFusion"], "mixer_config": mixer}
+    read_config = _clip_config if kind.startswith("clip") else _blip_config
+    config = read_config(tensors, kind, what=what)
+    network = network_shapes(kind, config)
+    expected = checkpoint_shapes(kind, network)
     check_names(tensors, expected, tolerated=_UNUSED[kind], what=what)
     used = single_precision(tensors, expected, what=what)
-    clip = {name.removeprefix(CLIP): tensor for name, tensor in used.items() if name.startswith(CLIP)}
-    weights = clip_weights(clip, sizes)
-    if kind == "clip-sf":
-        weights["logit_scale"] = clip["logit_scale"]
-        weights["text_projection.weight"] = clip["text_projection"].t().contiguous()
-    weights |= {name.replace(MIXER, "mixer."): used[name] for name in used if name.startswith(MIXER)}
-    scale = float(clip["logit_scale"].exp())
-    remark = (
-        f"exp(logit_scale) is {scale:.4g}, and CLIP's lies between 1 and {LARGEST_SCALE:g}: the file may be "
-        "damaged, or its training went wrong"
-    )
+    remarks = []
+    if kind.startswith("clip"):
+        scale = float(used[f"{CLIP}logit_scale"].exp())
+        if not 1.0 <= scale <= 1.1 * LARGEST_SCALE:
+            remarks.append(
+                f"exp(logit_scale) is {scale:.4g}, and CLIP's lies between 1 and {LARGEST_SCALE:g}: the file "
+                "may be damaged, or its training went wrong"
+            )
     return EncoderWeights(
-        weights=weights,
+        weights={name: _converted(name, used[_published_name(name, kind)]) for name in network},
         config=config,
-        pixels=pixel_settings("CLIPImageProcessor", side=sizes.patch * sizes.grid, squash=False),
-        tokens=VOCABULARY,
+        pixels=_pixel_settings(kind, side=config["vision_config"]["image_size"]),
+        tokens=config["text_config"]["vocab_size"],
         used=len(expected),
         left_out=tuple(name for name in tensors if is_tolerated(name, _UNUSED[kind])),
-        remarks=() if 1.0 <= scale <= 1.1 * LARGEST_SCALE else (remark,),
+        remarks=tuple(remarks),
     )
 
 
-def clip_architecture(tensors: Mapping[str, Tensor], *, what: str) -> ClipArchitecture:
-    """Read the sizes off the shapes of a few tensors."""
+def checkpoint_shapes(kind: EncoderKind, network: Shapes) -> Shapes:
+    """Return every tensor of a checkpoint that a network with these tensors needs."""
+    expected: Shapes = {f"{CLIP}logit_scale": ()} if kind.startswith("clip") else {}
+    for name, shape in network.items():
+        published = _published_name(name, kind)
+        if name in _TRANSPOSED:
+            shape = shape[::-1]  # noqa: PLW2901
+        elif published.rpartition(".")[2].startswith("in_proj_"):
+            shape = (3 * shape[0], *shape[1:])  # noqa: PLW2901
+        expected[published] = shape
+    return expected
+
+
+def network_shapes(kind: EncoderKind, config: Mapping[str, Any]) -> Shapes:
+    """Return the tensors of the network that will load the weights, which is built without memory."""
+    from transformers import CLIPConfig, CLIPModel  # noqa: PLC0415  takes seconds
+
+    with torch.device("meta"):
+        network: nn.Module
+        match kind:
+            case "clip-sf":
+                network = CLIPModel(CLIPConfig(**config))
+            case "clip-ff":
+                network = ClipFusion(config)
+            case "blip-sf":
+                network = BlipTowers(config)
+            case "blip-ff":
+                network = BlipFusion(config)
+    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+
+
+def _published_name(name: str, kind: EncoderKind) -> str:
+    """Return the name in the checkpoint of one of our network's tensors."""
+    if kind.startswith("blip"):
+        return renamed(name, _BLIP_NAMES)
+    name = renamed(name, _CLIP_NAMES)
+    return name if name.startswith("t5_layers.") else CLIP + name
+
+
+def _converted(name: str, tensor: Tensor) -> Tensor:
+    if name in _TRANSPOSED:
+        return tensor.t().contiguous()
+    attention = re.search(r"self_attn\.([qkv])_proj\.", name)
+    return tensor.chunk(3)["qkv".index(attention[1])] if attention else tensor
+
+
+def _clip_config(tensors: Mapping[str, Tensor], kind: EncoderKind, *, what: str) -> dict[str, Any]:
+    """Read ``config.json`` off the shapes of a few tensors: transformers' CLIPModel, or our ClipFusion."""
 
     def size(name: str, rank: int = 2) -> tuple[int, ...]:
-        return size_of(tensors, CLIP + name, rank=rank, what=what)
+        return size_of(tensors, name, rank=rank, what=what)
 
-    def tower(theirs: str, ours: str, layers: int, width: int) -> Tower:
-        return Tower(theirs, ours, layers, width, size(f"{theirs}0.mlp.c_fc.weight")[0])
-
-    layers = depth(tensors, f"{CLIP}visual.transformer.resblocks.")
-    context, text = size("positional_embedding")
-    positions, vision = size("visual.positional_embedding")
-    return ClipArchitecture(
-        text=tower("transformer.resblocks.", "text_model.encoder.layers.", CLIP_TEXT_LAYERS, text),
-        vision=tower("visual.transformer.resblocks.", "vision_model.encoder.layers.", layers, vision),
-        dim=size("visual.proj")[1],
-        context=context,
-        patch=size("visual.conv1.weight", 4)[2],
-        grid=grid_of(positions, what=what),
-    )
-
-
-def clip_shapes(sizes: ClipArchitecture) -> Shapes:
-    """Return every tensor of a checkpoint's CLIP but ``text_projection``, which CLIP-FF lacks."""
-    text, vision, dim, context, patch, side = sizes
-    shapes: Shapes = {
-        "logit_scale": (),
-        "token_embedding.weight": (VOCABULARY, text.width),
-        "positional_embedding": (context, text.width),
-        "visual.class_embedding": (vision.width,),
-        "visual.positional_embedding": (side * side + 1, vision.width),
-        "visual.conv1.weight": (vision.width, 3, patch, patch),
-        "visual.proj": (vision.width, dim),
-        **_norm("ln_final", text.width),
-        **_norm("visual.ln_pre", vision.width),
-        **_norm("visual.ln_post", vision.width),
-    }
-    for tower in (text, vision):
-        width, hidden = tower.width, tower.hidden
-        block: Shapes = {
-            "attn.in_proj_weight": (3 * width, width),
-            "attn.in_proj_bias": (3 * width,),
-            **_linear("attn.out_proj", width, width),
-            **_linear("mlp.c_fc", hidden, width),
-            **_linear("mlp.c_proj", width, hidden),
-            **_norm("ln_1", width),
-            **_norm("ln_2", width),
-        }
-        shapes |= {
-            f"{tower.theirs}{layer}.{name}": shape
-            for layer in range(tower.layers)
-            for name, shape in block.items()
-        }
-    return {CLIP + name: shape for name, shape in shapes.items()}
-
-
-def clip_weights(clip: Mapping[str, Tensor], sizes: ClipArchitecture) -> dict[str, Tensor]:
-    """Return the two towers and the image projection under transformers' names."""
-    weights = {ours: clip[theirs] for theirs, ours in _CLIP_TENSORS.items()}
-    weights["visual_projection.weight"] = clip["visual.proj"].t().contiguous()
-    modules = dict(_CLIP_NORMS)
-    for tower in (sizes.text, sizes.vision):
-        for layer in range(tower.layers):
-            theirs, ours = f"{tower.theirs}{layer}.", f"{tower.ours}{layer}."
-            modules |= {theirs + name: ours + renamed for name, renamed in _CLIP_BLOCK.items()}
-            for part in ("weight", "bias"):
-                joined = clip[f"{theirs}attn.in_proj_{part}"]
-                for name, third in zip("qkv", joined.chunk(3), strict=True):
-                    weights[f"{ours}self_attn.{name}_proj.{part}"] = third
-    return weights | {
-        f"{ours}.{part}": clip[f"{theirs}.{part}"]
-        for theirs, ours in modules.items()
-        for part in ("weight", "bias")
-    }
-
-
-def clip_config(sizes: ClipArchitecture) -> dict[str, Any]:
-    """Return ``config.json`` of transformers' CLIPModel."""
-    text, vision, dim, context, patch, side = sizes
-
-    def tower(sized: Tower) -> dict[str, Any]:
+    def tower(prefix: str, layers: int, width: int) -> dict[str, Any]:
         return {
             "hidden_act": ACTIVATION,
-            "hidden_size": sized.width,
-            "intermediate_size": sized.hidden,
-            "num_attention_heads": heads_of(sized.width),
-            "num_hidden_layers": sized.layers,
+            "hidden_size": width,
+            "intermediate_size": size(f"{CLIP}{prefix}0.mlp.c_fc.weight")[0],
+            "num_attention_heads": heads_of(width),
+            "num_hidden_layers": layers,
             "projection_dim": dim,
         }
 
-    return {
+    context, text = size(f"{CLIP}positional_embedding")
+    positions, vision = size(f"{CLIP}visual.positional_embedding")
+    dim, patch = size(f"{CLIP}visual.proj")[1], size(f"{CLIP}visual.conv1.weight", 4)[2]
+    images = "visual.transformer.resblocks."
+    config = {
         "architectures": ["CLIPModel"],
         "model_type": "clip",
         "dtype": "float32",
         "projection_dim": dim,
         "text_config": {
-            **tower(text),
+            **tower("transformer.resblocks.", 12, text),
             "model_type": "clip_text_model",
             "vocab_size": VOCABULARY,
             "max_position_embeddings": context,
@@ -516,199 +460,67 @@ def clip_config(sizes: ClipArchitecture) -> dict[str, Any]:
             "pad_token_id": END,
         },
         "vision_config": {
-            **tower(vision),
+            **tower(images, depth(tensors, CLIP + images), vision),
             "model_type": "clip_vision_model",
-            "image_size": patch * side,
+            "image_size": patch * grid_of(positions, what=what),
             "patch_size": patch,
         },
     }
-
-
-def _mixer_config(tensors: Mapping[str, Tensor], *, what: str) -> dict[str, Any]:
-    """Read the settings of the T5 layers off the shapes of a few tensors."""
-    first = f"{MIXER}block.0.layer."
-    buckets, num_heads = size_of(tensors, MIXER + _BIAS, what=what)
-    inner, width = size_of(tensors, f"{first}0.SelfAttention.q.weight", what=what)
-    hidden, _ = size_of(tensors, f"{first}1.DenseReluDense.wi.weight", what=what)
-    return {
+    if kind == "clip-sf":
+        return config
+    first = "t5_layers.block.0.layer."
+    buckets, num_heads = size(f"{first}0.SelfAttention.relative_attention_bias.weight")
+    inner, width = size(f"{first}0.SelfAttention.q.weight")
+    if not text == dim == width:
+        raise ArtifactMismatch(
+            f"{what}: text tokens are {text} wide, image tokens {dim}, the layers over both {width}; all "
+            "three must be equal"
+        )
+    mixer = {
         "d_model": width,
         "d_kv": inner // num_heads,
-        "d_ff": hidden,
+        "d_ff": size(f"{first}1.DenseReluDense.wi.weight")[0],
         "num_layers": T5_LAYERS,
         "num_heads": num_heads,
         "relative_attention_num_buckets": buckets,
         **T5_SETTINGS,
     }
+    return config | {"architectures": ["ClipFusion"], "mixer_config": mixer}
 
 
-def mixer_shapes(config: Mapping[str, Any]) -> Shapes:
-    """Return every tensor of the T5 layers."""
-    width, hidden, inner = config["d_model"], config["d_ff"], config["d_kv"] * config["num_heads"]
-    shapes: Shapes = {
-        _BIAS: (config["relative_attention_num_buckets"], config["num_heads"]),
-        "final_layer_norm.weight": (width,),
-    }
-    for layer in range(T5_LAYERS):
-        attention, dense = f"block.{layer}.layer.0", f"block.{layer}.layer.1"
-        shapes |= {f"{attention}.SelfAttention.{name}.weight": (inner, width) for name in "qkv"}
-        shapes |= {
-            f"{attention}.SelfAttention.o.weight": (width, inner),
-            f"{attention}.layer_norm.weight": (width,),
-            f"{dense}.DenseReluDense.wi.weight": (hidden, width),
-            f"{dense}.DenseReluDense.wo.weight": (width, hidden),
-            f"{dense}.layer_norm.weight": (width,),
-        }
-    return {MIXER + name: shape for name, shape in shapes.items()}
-
-
-class BlipArchitecture(NamedTuple):
-    """The sizes of a BLIP."""
-
-    layers: int
-    width: int
-    hidden: int
-    patch: int
-    grid: int
-    text_width: int
-    text_hidden: int
-    tokens: int
-    positions: int
-
-
-def convert_blip(checkpoint: Checkpoint, kind: EncoderKind) -> EncoderWeights:
-    """Convert BLIP-SF (two projected towers) or BLIP-FF (BERT attends to images) as :func:`convert_clip`."""
-    tensors, what = checkpoint.tensors, f"{checkpoint.path} as {kind}"
-    sizes = blip_architecture(tensors, what=what)
-    fused = kind == "blip-ff"
-    expected = blip_shapes(sizes, fused=fused)
-    dim = sizes.text_width
-    tolerated = _UNUSED["blip-ff"]
-    if not fused:
-        dim, _ = size_of(tensors, "vision_proj.weight", what=what)
-        expected |= _linear("vision_proj", dim, sizes.width) | _linear("text_proj", dim, sizes.text_width)
-        # For score fusion BERT's attention to images is in the file, frozen and unused.
-        tolerated = (*tolerated, _CROSS_ATTENTION)
-    check_names(tensors, expected, tolerated=tolerated, what=what)
-    used = single_precision(tensors, expected, what=what)
-    return EncoderWeights(
-        weights={_blip_name(name): tensor for name, tensor in used.items()},
-        config={**_blip_config(sizes, fused=fused), "projection_dim": dim},
-        pixels=pixel_settings("BlipImageProcessor", side=sizes.patch * sizes.grid, squash=True),
-        tokens=sizes.tokens,
-        used=len(expected),
-        left_out=tuple(name for name in tensors if is_tolerated(name, tolerated)),
-    )
-
-
-def blip_architecture(tensors: Mapping[str, Tensor], *, what: str) -> BlipArchitecture:
-    """Read the sizes off the shapes of a few tensors."""
+def _blip_config(tensors: Mapping[str, Tensor], kind: EncoderKind, *, what: str) -> dict[str, Any]:
+    """Read the settings of BLIP-SF (two projected towers) or BLIP-FF (BERT attends to images)."""
 
     def size(name: str, rank: int = 2) -> tuple[int, ...]:
         return size_of(tensors, name, rank=rank, what=what)
 
-    width, _, patch, _ = size(f"{VISION}patch_embed.proj.weight", 4)
-    tokens, text_width = size(f"{TEXT}embeddings.word_embeddings.weight")
-    return BlipArchitecture(
-        layers=depth(tensors, f"{VISION}blocks."),
-        width=width,
-        hidden=size(f"{VISION}blocks.0.mlp.fc1.weight")[0],
-        patch=patch,
-        grid=grid_of(size(f"{VISION}pos_embed", 3)[1], what=what),
-        text_width=text_width,
-        text_hidden=size(f"{TEXT}encoder.layer.0.intermediate.dense.weight")[0],
-        tokens=tokens,
-        positions=size(f"{TEXT}embeddings.position_embeddings.weight")[0],
-    )
-
-
-def blip_shapes(sizes: BlipArchitecture, *, fused: bool) -> Shapes:
-    """Return every tensor that encodes, but the projections of score fusion."""
-    width, hidden, patch = sizes.width, sizes.hidden, sizes.patch
-    shapes: Shapes = {
-        f"{VISION}cls_token": (1, 1, width),
-        f"{VISION}pos_embed": (1, sizes.grid**2 + 1, width),
-        f"{VISION}patch_embed.proj.weight": (width, 3, patch, patch),
-        f"{VISION}patch_embed.proj.bias": (width,),
-        **_norm(f"{VISION}norm", width),
-    }
-    for layer in range(sizes.layers):
-        block = f"{VISION}blocks.{layer}."
-        shapes |= _norm(f"{block}norm1", width) | _norm(f"{block}norm2", width)
-        shapes |= _linear(f"{block}attn.qkv", 3 * width, width) | _linear(f"{block}attn.proj", width, width)
-        shapes |= _linear(f"{block}mlp.fc1", hidden, width) | _linear(f"{block}mlp.fc2", width, hidden)
-    width, hidden = sizes.text_width, sizes.text_hidden
-    shapes |= {
-        f"{TEXT}embeddings.word_embeddings.weight": (sizes.tokens, width),
-        f"{TEXT}embeddings.position_embeddings.weight": (sizes.positions, width),
-        **_norm(f"{TEXT}embeddings.LayerNorm", width),
-    }
-    if fused:
-        shapes |= _linear(f"{TEXT}pooler.dense", width, width)
-    for layer in range(BLIP_TEXT_LAYERS):
-        block = f"{TEXT}encoder.layer.{layer}."
-        shapes |= _attention(f"{block}attention.", width, keys=width)
-        if fused:
-            shapes |= _attention(f"{block}crossattention.", width, keys=sizes.width)
-        shapes |= _linear(f"{block}intermediate.dense", hidden, width)
-        shapes |= _linear(f"{block}output.dense", width, hidden) | _norm(f"{block}output.LayerNorm", width)
-    return shapes
-
-
-def _attention(prefix: str, width: int, *, keys: int) -> Shapes:
-    return {
-        **_linear(f"{prefix}self.query", width, width),
-        **_linear(f"{prefix}self.key", width, keys),
-        **_linear(f"{prefix}self.value", width, keys),
-        **_linear(f"{prefix}output.dense", width, width),
-        **_norm(f"{prefix}output.LayerNorm", width),
-    }
-
-
-def _linear(name: str, outputs: int, inputs: int) -> Shapes:
-    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
-
-
-def _norm(name: str, width: int) -> Shapes:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-
-
-def _blip_name(name: str) -> str:
-    """Return transformers' name of a tensor; its BERT has BLIP's own names."""
-    if not name.startswith(VISION):
-        return name
-    rest = name.removeprefix(VISION)
-    if rest in _BLIP_MODULES:
-        return f"vision_model.{_BLIP_MODULES[rest]}"
-    module, _, part = rest.rpartition(".")
-    if module in _BLIP_MODULES:
-        return f"vision_model.{_BLIP_MODULES[module]}.{part}"
-    _, layer, inside = module.split(".", 2)
-    return f"vision_model.encoder.layers.{layer}.{_BLIP_BLOCK[inside]}.{part}"
-
-
-def _blip_config(sizes: BlipArchitecture, *, fused: bool) -> dict[str, Any]:
+    fused = kind == "blip-ff"
+    width, _, patch, _ = size("visual_encoder.patch_embed.proj.weight", 4)
+    tokens, text_width = size("text_encoder.embeddings.word_embeddings.weight")
+    grid = grid_of(size("visual_encoder.pos_embed", 3)[1], what=what)
     return {
         "architectures": ["BlipFusion" if fused else "BlipTowers"],
         "model_type": "blip",
         "text_config": {
-            "vocab_size": sizes.tokens,
-            "hidden_size": sizes.text_width,
-            "encoder_hidden_size": sizes.width,
-            "intermediate_size": sizes.text_hidden,
-            "num_hidden_layers": BLIP_TEXT_LAYERS,
-            "num_attention_heads": heads_of(sizes.text_width),
-            "max_position_embeddings": sizes.positions,
+            "vocab_size": tokens,
+            "hidden_size": text_width,
+            "encoder_hidden_size": width,
+            "intermediate_size": size("text_encoder.encoder.layer.0.intermediate.dense.weight")[0],
+            "num_hidden_layers": 12,
+            "num_attention_heads": heads_of(text_width),
+            "max_position_embeddings": size("text_encoder.embeddings.position_embeddings.weight")[0],
             **BERT_SETTINGS,
             "is_decoder": fused,  # transformers' word for "attends to images"; nothing is decoded
         },
         "vision_config": {
-            "hidden_size": sizes.width,
-            "intermediate_size": sizes.hidden,
-            "num_hidden_layers": sizes.layers,
-            "num_attention_heads": heads_of(sizes.width),
-            "image_size": sizes.patch * sizes.grid,
-            "patch_size": sizes.patch,
+            "hidden_size": width,
+            "intermediate_size": size("visual_encoder.blocks.0.mlp.fc1.weight")[0],
+            "num_hidden_layers": depth(tensors, "visual_encoder.blocks."),
+            "num_attention_heads": heads_of(width),
+            "image_size": patch * grid,
+            "patch_size": patch,
             "hidden_act": "gelu",
             "layer_norm_eps": 1e-6,
         },
+        "projection_dim": text_width if fused else size("vision_proj.weight")[0],
     }

@@ -12,9 +12,10 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from genius_search.lab.published.checkpoint import (
     check_names,
     is_tolerated,
     open_checkpoint,
+    renamed,
     single_precision,
 )
 from genius_search.model import MODEL_FILE, Genius, read_model_file
@@ -61,47 +63,39 @@ SHARED: Final = "id_generator.shared.weight"
 TIED: Final = tuple(
     f"id_generator.{part}.weight" for part in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
 )
-FUSION_LAYERS: Final = (
-    "text_projection_layer",
-    "image_projection_layer",
-    "combiner_layer",
-    "output_layer",
-    "dynamic_scalar.0",
-    "dynamic_scalar.3",
-)
 BOOK: Final = ("initted", "cluster_size", "embed_avg", "embed")
-BLOCK: Final = {
-    "layer.0.SelfAttention": "self_attention",
-    "layer.0.layer_norm": "self_norm",
-    "layer.1.EncDecAttention": "cross_attention",
-    "layer.1.layer_norm": "cross_norm",
-    "layer.2.DenseReluDense.wi": "wi",
-    "layer.2.DenseReluDense.wo": "wo",
-    "layer.2.layer_norm": "feedforward_norm",
+GENERATOR_NAMES: Final = {
+    "embedding.": "id_generator.shared.",
+    "prefix_norm.": "id_generator.encoder.final_layer_norm.",
+    "final_norm.": "id_generator.decoder.final_layer_norm.",
+    "prefix_projection.": "embed_projector.0.",
+    "position_bias.": "id_generator.decoder.block.0.layer.0.SelfAttention.relative_attention_bias.",
+    "blocks.": "id_generator.decoder.block.",
+    ".self_attention.": ".layer.0.SelfAttention.",
+    ".self_norm.": ".layer.0.layer_norm.",
+    ".cross_attention.": ".layer.1.EncDecAttention.",
+    ".cross_norm.": ".layer.1.layer_norm.",
+    ".wi.": ".layer.2.DenseReluDense.wi.",
+    ".wo.": ".layer.2.DenseReluDense.wo.",
+    ".feedforward_norm.": ".layer.2.layer_norm.",
 }
-"""Parts of a decoder block: published name -> ours."""
+"""Parts of the generator's names, and what the file has in their place."""
 
 
-class QuantizerParts(NamedTuple):
-    """A published quantizer under our names."""
+@dataclass(frozen=True, slots=True)
+class Parts(Generic[Config]):
+    """A published network under our names."""
 
     dim: int
-    config: QuantizerConfig
+    config: Config
     """The authors' settings, with the sizes of the file."""
     state: dict[str, Tensor]
-    """The whole state but the meaning of level 0's codes, which no file says."""
+    """All tensors but the meaning of level 0's codes, which no file says."""
+    sizes: tuple[int, ...] = ()
+    """Codes of each level, for the generator."""
 
 
-class GeneratorParts(NamedTuple):
-    """A published generator under our names."""
-
-    dim: int
-    sizes: tuple[int, ...]
-    config: GeneratorConfig
-    state: dict[str, Tensor]
-
-
-def quantizer_parts(checkpoint: Checkpoint) -> QuantizerParts:
+def quantizer_parts(checkpoint: Checkpoint) -> Parts[QuantizerConfig]:
     """Read fusion and codebooks from a stage-1 file.
 
     Raises
@@ -112,26 +106,16 @@ def quantizer_parts(checkpoint: Checkpoint) -> QuantizerParts:
     what = f"{checkpoint.path} as a GENIUS quantizer ({QUANTIZER_FILE})"
     tensors = checkpoint.tensors
     dim, config = _quantizer_sizes(tensors)
-    check_names(tensors, _quantizer_shapes(tensors, dim, config), tolerated=TOLERATED, what=what)
+    names, shapes = _quantizer_tensors(tensors, dim, config)
+    check_names(tensors, shapes, tolerated=TOLERATED, what=what)
     config = _possible(config, what)
     _check_books(tensors, config.levels, what)
-    fusion = {
-        f"encoder.{layer}.{kind}": f"fusion.{layer}.{kind}"
-        for layer in FUSION_LAYERS
-        for kind in ("weight", "bias")
-    }
-    books = {
-        _book(level, kind): f"codebooks.{level}.{kind}"
-        for level in range(1 + config.levels)
-        for kind in ("embed", "cluster_size", "embed_avg")
-    }
-    used = single_precision(tensors, [*fusion, *books], what=what)
-    state = {ours: used[name].contiguous() for name, ours in fusion.items()}
-    state |= {ours: used[name].contiguous()[0] for name, ours in books.items()}
-    return QuantizerParts(dim, config, state)
+    used = single_precision(tensors, names.values(), what=what)
+    state = {ours: used[name].contiguous() for ours, name in names.items()}
+    return Parts(dim, config, {o: t[0] if o.startswith("codebooks.") else t for o, t in state.items()})
 
 
-def generator_parts(checkpoint: Checkpoint, quantizer: Checkpoint) -> GeneratorParts:
+def generator_parts(checkpoint: Checkpoint, quantizer: Checkpoint) -> Parts[GeneratorConfig]:
     """Read the decoder from a stage-2 file, whose own copy of the quantizer must equal ``quantizer``.
 
     Raises
@@ -145,18 +129,22 @@ def generator_parts(checkpoint: Checkpoint, quantizer: Checkpoint) -> GeneratorP
     dim, inner = _quantizer_sizes(copy)
     sizes = (NUM_MODALITIES, *[inner.codebook_size] * inner.levels)
     config = _generator_sizes(tensors)
-    expected = {INSIDE + name: shape for name, shape in _quantizer_shapes(copy, dim, inner).items()}
-    expected |= _generator_shapes(config, dim, sizes)
+    _, inside = _quantizer_tensors(copy, dim, inner)
+    with torch.device("meta"):
+        ours = Generator(dim, sizes, config).state_dict()
+    names = {name: renamed(name, GENERATOR_NAMES) for name in ours}
+    expected = {INSIDE + name: shape for name, shape in inside.items()}
+    expected |= {names[name]: tuple(tensor.shape) for name, tensor in ours.items()}
+    expected |= dict.fromkeys(TIED, expected[SHARED])
     check_names(tensors, expected, tolerated=TOLERATED, what=what)
     config = _possible(config, what)
     _check_same_quantizer(copy, checkpoint, quantizer)
     for name in TIED:
         if not _equal(tensors[name], tensors[SHARED]):
             raise ArtifactMismatch(f"{what}: {name} differs from {SHARED}, and they are one in this model")
-    names = _generator_names(config.layers)
-    used = single_precision(tensors, names, what=what)
-    state = {ours: used[name].contiguous() for name, ours in names.items()}
-    return GeneratorParts(dim, sizes, config, state)
+    used = single_precision(tensors, names.values(), what=what)
+    state = {name: used[published].contiguous() for name, published in names.items()}
+    return Parts(dim, config, state, sizes)
 
 
 def _quantizer_sizes(tensors: Mapping[str, Tensor]) -> tuple[int, QuantizerConfig]:
@@ -191,52 +179,25 @@ def _generator_sizes(tensors: Mapping[str, Tensor]) -> GeneratorConfig:
     )
 
 
-def _quantizer_shapes(
+def _quantizer_tensors(
     tensors: Mapping[str, Tensor], dim: int, config: QuantizerConfig
-) -> dict[str, tuple[int, ...]]:
-    hidden, joint = config.fusion.hidden, 2 * config.fusion.hidden
-    layers = ((hidden, dim), (hidden, dim), (joint, joint), (dim, joint), (joint, joint), (1, joint))
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer, (wide, narrow) in zip(FUSION_LAYERS, layers, strict=True):
-        shapes[f"encoder.{layer}.weight"] = (wide, narrow)
-        shapes[f"encoder.{layer}.bias"] = (wide,)
-    for level in (None, *range(1 + config.levels)):
-        size = config.codebook_size if level else NUM_MODALITIES
-        for kind, shape in zip(BOOK, ((1,), (1, size), (1, size, dim), (1, size, dim)), strict=True):
-            shapes[_book(level, kind)] = shape
-        started = _book(level, "initted")
-        if started in tensors and tensors[started].shape == ():  # older and newer versions of a library
-            shapes[started] = ()
-    return shapes
-
-
-def _generator_shapes(
-    config: GeneratorConfig, dim: int, sizes: tuple[int, ...]
-) -> dict[str, tuple[int, ...]]:
+) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+    """Return the published name of each of our tensors, and the shape of every tensor of a stage-1 file."""
     with torch.device("meta"):
-        ours = Generator(dim, sizes, config).state_dict()
-    shapes = {theirs: tuple(ours[name].shape) for theirs, name in _generator_names(config.layers).items()}
-    return shapes | dict.fromkeys(TIED, shapes[SHARED])
-
-
-def _generator_names(layers: int) -> dict[str, str]:
-    """Return every tensor that is used, published name -> ours."""
-    first = "id_generator.decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    names = {
-        SHARED: "embedding.weight",
-        "id_generator.encoder.final_layer_norm.weight": "prefix_norm.weight",
-        "id_generator.decoder.final_layer_norm.weight": "final_norm.weight",
-        "embed_projector.0.weight": "prefix_projection.weight",
-        "embed_projector.0.bias": "prefix_projection.bias",
-        first: "position_bias.weight",
-    }
-    for block in range(layers):
-        for theirs, ours in BLOCK.items():
-            inner = [f".{part}" for part in "qkvo"] if theirs.endswith("Attention") else [""]
-            for part in inner:
-                published = f"id_generator.decoder.block.{block}.{theirs}{part}.weight"
-                names[published] = f"blocks.{block}.{ours}{part}.weight"
-    return names
+        ours = Quantizer(dim, config).state_dict()
+    names, shapes = {}, {}
+    for name in (name for name in ours if name != "level0_modality"):
+        names[name] = re.sub(r"^codebooks\.(\d+)", r"residual_rq.layers.\1._codebook", name).replace(
+            "fusion.", "encoder.", 1
+        )
+        shape = tuple(ours[name].shape)
+        shapes[names[name]] = (1, *shape) if name.startswith("codebooks.") else shape
+    for kind in BOOK[1:]:
+        shapes[_book(None, kind)] = shapes[_book(0, kind)]
+    for level in (None, *range(1 + config.levels)):
+        started = _book(level, "initted")  # of one number or of no dimension, by the version of a library
+        shapes[started] = () if started in tensors and tensors[started].shape == () else (1,)
+    return names, shapes
 
 
 def _check_books(tensors: Mapping[str, Tensor], levels: int, what: str) -> None:
@@ -313,42 +274,17 @@ UNKNOWN: Final = (
 )
 
 
-class PublishedFiles(NamedTuple):
-    """The two files of a published model, open."""
-
-    quantizer: Checkpoint
-    generator: Checkpoint
-
-
-class PublishedModel(NamedTuple):
-    """The checked contents of the two files under our names; the tensors are still in the files."""
-
-    quantizer: QuantizerParts
-    generator: GeneratorParts
-
-    @property
-    def bytes(self) -> dict[str, int]:
-        """The size of the weights that will be written, by part."""
-        return {
-            name: sum(tensor.nbytes for tensor in part.state.values())
-            for name, part in self._asdict().items()
-        }
-
-
-def open_published(quantizer: Path, generator: Path) -> PublishedFiles:
-    """Open both files without checking their contents."""
-    return PublishedFiles(open_checkpoint(quantizer), open_checkpoint(generator))
-
-
-def read_published(files: PublishedFiles) -> PublishedModel:
-    """Check every name and shape, and that the two files belong together.
+def read_published(
+    quantizer: Checkpoint, generator: Checkpoint
+) -> tuple[Parts[QuantizerConfig], Parts[GeneratorConfig]]:
+    """Check every name and shape, and that the two files belong together; tensors stay in the files.
 
     Raises
     ------
     ArtifactMismatch
         The message lists what differs.
     """
-    return PublishedModel(quantizer_parts(files.quantizer), generator_parts(files.generator, files.quantizer))
+    return quantizer_parts(quantizer), generator_parts(generator, quantizer)
 
 
 def import_genius(
@@ -385,22 +321,20 @@ def import_genius(
         The folder holds something else; it is left as it is.
     """
     usable(device)
-    files = open_published(quantizer, generator)
-    published = read_published(files)
+    files = {QUANTIZER: open_checkpoint(quantizer), GENERATOR: open_checkpoint(generator)}
+    quantizer_part, generator_part = read_published(*files.values())
     known = Instructions.read(instructions) if instructions else (data.instructions if data else None)
     opened = load_encoder(absolute_spec(encoder), download=download, device=device)
-    if opened.dim != published.quantizer.dim:
+    if opened.dim != quantizer_part.dim:
         raise ArtifactMismatch(
             f"encoder {opened.spec} gives features of {opened.dim} numbers and this model reads "
-            f"{published.quantizer.dim}; give the encoder it was trained with (UniIR's CLIP-SF)"
+            f"{quantizer_part.dim}; give the encoder it was trained with (UniIR's CLIP-SF)"
         )
-    sources = {name: file_fingerprint(file.path) for name, file in files._asdict().items()}
+    sources = {name: file_fingerprint(file.path) for name, file in files.items()}
     _begin_import(folder, sources)
-    sample = None
-    if data is not None:
-        sample = _sample(data, opened, folder / WORK / "candidates", progress=progress)
-    ours = _import_quantizer(sources, published.quantizer, sample, folder, progress=progress, device=device)
-    decoder = _import_generator(sources, published.generator, ours, folder, device=device)
+    sample = _sample(data, opened, folder / WORK / "candidates", progress=progress) if data else None
+    ours = _import_quantizer(sources, quantizer_part, sample, folder, progress=progress, device=device)
+    decoder = _import_generator(sources, generator_part, ours, folder, device=device)
     if known:
         model_instructions = known_instructions(known)
     else:  # those that an earlier import of the same files wrote
@@ -442,7 +376,7 @@ def _was_imported(folder: Path, part: str, sources: Mapping[str, str]) -> bool:
 
 def _import_quantizer(
     sources: Mapping[str, str],
-    parts: QuantizerParts,
+    parts: Parts[QuantizerConfig],
     sample: Features | None,
     folder: Path,
     *,
@@ -469,7 +403,7 @@ def _import_quantizer(
 
 def _import_generator(
     sources: Mapping[str, str],
-    parts: GeneratorParts,
+    parts: Parts[GeneratorConfig],
     quantizer: TrainedQuantizer,
     folder: Path,
     *,

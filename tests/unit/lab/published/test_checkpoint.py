@@ -44,7 +44,7 @@ def test_weights_are_read_and_the_rest_is_named(save):
     }
     assert checkpoint.others == (Entry("optimizer", "dict with 2 tensors", 48), Entry("epoch", "20", 0))
     assert checkpoint.bytes == path.stat().st_size
-    assert (checkpoint.contents.tensors, checkpoint.contents.parameters) == (2, 8)
+    assert (checkpoint.contents["tensors"], checkpoint.contents["parameters"]) == (2, 8)
 
 
 def test_an_omegaconf_configuration_is_no_obstacle(save):
@@ -105,10 +105,10 @@ def test_weights_saved_bare_are_accepted(save):
     ("value", "said"),
     [
         ([1, 2], "holds a list"),
-        ({"weights": WEIGHTS, "epoch": 1}, "no 'model' entry.*'weights', 'epoch'"),
-        ({}, "no 'model' entry"),
-        ({"model": [1]}, "'model' is a list"),
-        ({"model": {}}, "there are none"),
+        ({"weights": WEIGHTS, "epoch": 1}, "'model'.*'weights', 'epoch'"),
+        ({}, "'model'.*nothing"),
+        ({"model": [1]}, "no dict of tensors under 'model'"),
+        ({"model": {}}, "no dict of tensors under 'model'"),
         ({"model": {"a": torch.ones(1), "b": 3}}, "not all plain tensors: b"),
         ({"model": {"a": torch.ones(2, 2).to_sparse()}}, "not all plain tensors: a"),
         ({"model": {"a": torch.ones(1, device="meta")}}, "not all plain tensors: a"),
