@@ -224,15 +224,15 @@ def read_run(path: Path, *, hashed: bool = False, order: Literal["ranks", "score
         try:
             qid, did, rank, score, name = _parse(columns, hashed=hashed)
             run_name = run_name or name
-            if name != run_name:
-                raise BadData(f"run name {name!r}, but the file began with {run_name!r}")
             ranking = hits.setdefault(qid, {})
             if order == "ranks":
                 _check_order(qid, rank, score, ranking)
-            if did in ranking:
-                raise BadData(f"candidate {did} is twice in the ranking of query {qid}")
         except (BadData, UnicodeDecodeError) as error:
             raise bad_record(path, line, str(error)) from None
+        if did in ranking:
+            raise bad_record(path, line, f"candidate {did} is twice in the ranking of query {qid}")
+        if name != run_name:
+            raise bad_record(path, line, f"run name {name!r}, but the file began with {run_name!r}")
         ranking[did] = score
     if not hits:
         raise BadData(f"{path} holds no ranking: expected lines of {TREC_COLUMNS}")
@@ -243,8 +243,8 @@ def read_run(path: Path, *, hashed: bool = False, order: Literal["ranks", "score
             qid: [Hit(did, float(np.float32(score))) for did, score in ranking.items()]
             for qid, ranking in hits.items()
         }
-    for ranking in single.values():
-        ranking.sort(key=lambda hit: (hit.score, hit.did.encode()), reverse=True)
+    for found in single.values():
+        found.sort(key=lambda hit: (hit.score, hit.did.encode()), reverse=True)
     return Run(run_name, single)
 
 
@@ -267,7 +267,7 @@ def _parse(columns: Sequence[bytes], *, hashed: bool) -> tuple[str, str, str, fl
     return qid, did, rank, score, name
 
 
-def _check_order(qid: str, rank: str, score: float, ranking: Mapping[str, float]) -> None:
+def _check_order(qid: str, rank: str, score: float, ranking: dict[str, float]) -> None:
     """Refuse a line that does not continue a ranking."""
     problem = None
     if rank != str(len(ranking) + 1):

@@ -1,4 +1,4 @@
-"""Commands that look inside the codes of an index."""
+"""Commands that inspect the codes of an index."""
 
 from __future__ import annotations
 
@@ -43,19 +43,21 @@ def _copy_pictures(lines, pool: Path, copies: Path) -> None:
     copies.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def told(capsys, *words: str | Path, status: int = 0) -> dict[str, Any]:
+def run_json(capsys, *words: str | Path, status: int = 0) -> dict[str, Any]:
     assert main([*(str(word) for word in words), "--json"]) == status
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_node_says_what_is_below_it(index, trained, capsys):
-    node = told(capsys, "codes", index.folder, "--model", trained.model)
+def test_a_node_counts_the_items_below_it(index, trained, capsys):
+    node = run_json(capsys, "codes", index.folder, "--model", trained.model)
     assert node["items"] == index.info().items
     assert sum(child["items"] for child in node["children"]) == node["items"]
     assert sum(child["share"] for child in node["children"]) == pytest.approx(1)
     assert 0 <= node["entropy"] <= 2
     first = node["children"][0]
-    below = told(capsys, "codes", index.folder, str(first["code"]), "--most", "1", "--model", trained.model)
+    below = run_json(
+        capsys, "codes", index.folder, str(first["code"]), "--most", "1", "--model", trained.model
+    )
     assert below["items"] == first["items"]
     assert below["truncated"] is (below["num_children"] > 1)
     assert {example["modality"] for example in below["examples"]} <= {"image", "text", "image-text"}
@@ -72,9 +74,9 @@ def test_a_whole_id_lists_its_items_and_no_codes(index):
         index.tree([99])
 
 
-def test_copies_in_another_segment_collide_and_what_was_deleted_does_not(index, trained, capsys):
+def test_copies_in_another_segment_collide_and_deleted_items_do_not(index, trained, capsys):
     words = ("--collisions", "--most", "1000", "--model", trained.model)
-    found = told(capsys, "codes", index.folder, *words)
+    found = run_json(capsys, "codes", index.folder, *words)
     assert found["total"] == len(found["groups"])
     assert found["items"] == sum(group["items"] for group in found["groups"])
     codes = {tuple(group["codes"]) for group in found["groups"]}
@@ -94,15 +96,17 @@ def test_copies_in_another_segment_collide_and_what_was_deleted_does_not(index, 
 
 def test_the_first_hit_is_explained_as_it_was_found(index, trained, capsys):
     (hit,) = index.search("a red square", k=1)
-    said = told(capsys, "explain", index.folder, "a red square", "--item", hit.id, "--model", trained.model)
-    assert said["rank"] == 1
-    assert said["score"] == pytest.approx(hit.score, abs=1e-5)
-    assert said["lost_at"] is None
-    assert tuple(said["codes"]) == hit.codes == tuple(level["code"] for level in said["levels"])
-    for level, expected in zip(said["levels"], hit.log_probabilities, strict=False):
+    printed = run_json(
+        capsys, "explain", index.folder, "a red square", "--item", hit.id, "--model", trained.model
+    )
+    assert printed["rank"] == 1
+    assert printed["score"] == pytest.approx(hit.score, abs=1e-5)
+    assert printed["lost_at"] is None
+    assert tuple(printed["codes"]) == hit.codes == tuple(level["code"] for level in printed["levels"])
+    for level, expected in zip(printed["levels"], hit.log_probabilities, strict=False):
         assert level["log_probability"] == pytest.approx(expected, abs=1e-4)
-    assert [level["name"] for level in said["levels"][:2]] == ["modality", "level 1"]
-    for level in said["levels"]:
+    assert [level["name"] for level in printed["levels"][:2]] == ["modality", "level 1"]
+    for level in printed["levels"]:
         assert 1 <= level["rank"] <= level["num_siblings"]
         assert level["siblings"][0]["probability"] == max(one["probability"] for one in level["siblings"])
         assert level["items"] == index.tree(hit.codes[: level["level"] + 1]).items
@@ -116,7 +120,7 @@ def test_an_item_of_another_modality_is_not_allowed(index):
     assert found.lost_at is None
 
 
-def test_explaining_what_is_not_there_is_refused(index):
+def test_explaining_an_unknown_item_is_refused(index):
     with pytest.raises(UnknownItem, match="1:404"):
         index.explain("1:404", "a red square")
 
@@ -129,6 +133,6 @@ def test_a_person_gets_a_table(index, trained, capsys, words):
     command, *rest = words
     item = ["--item", index.search("a red square", k=1)[0].id] if command == "explain" else []
     assert main([command, str(index.folder), *rest, *item, "--model", str(trained.model)]) == 0
-    said = capsys.readouterr().out
-    assert ("Found: rank 1 of" in said) is (command == "explain")
-    assert len(said.splitlines()) > 2
+    printed = capsys.readouterr().out
+    assert ("Found: rank 1 of" in printed) is (command == "explain")
+    assert len(printed.splitlines()) > 2

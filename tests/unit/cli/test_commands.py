@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from genius_search.cli import RENAMED_FLAGS, main
+from genius_search.cli import main
 
 
 def run(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:
-    """Run a command; what it wrote to stdout and stderr."""
+    """Run a command; return its stdout and stderr."""
     assert main([str(word) for word in words]) == status
-    said = capsys.readouterr()
-    return said.out, said.err
+    printed = capsys.readouterr()
+    return printed.out, printed.err
 
 
-def told(capsys, *words: str | Path, status: int = 0) -> dict[str, Any]:
-    """The JSON document that a command writes, the whole of its stdout."""
+def run_json(capsys, *words: str | Path, status: int = 0) -> dict[str, Any]:
+    """Run a command with --json; return the document, which is all of its stdout."""
     found = json.loads(run(capsys, *words, "--json", status=status)[0])
     assert isinstance(found, dict)
     return found
@@ -46,7 +46,7 @@ def index(trained, photos, tmp_path_factory) -> Path:
     return folder
 
 
-def test_create_says_on_stderr_what_was_left_out_and_on_stdout_only_data(trained, photos, tmp_path, capsys):
+def test_create_reports_left_out_files_on_stderr_and_only_data_on_stdout(trained, photos, tmp_path, capsys):
     words = ("index", "create", tmp_path / "index", "--model", trained.model, "--pool", photos)
     out, err = run(capsys, *words, "--json")
     assert json.loads(out) == {
@@ -63,20 +63,20 @@ def test_create_says_on_stderr_what_was_left_out_and_on_stdout_only_data(trained
     assert "genius search" in err
 
 
-def test_add_says_what_was_added_and_replaced(index, photos, tmp_path, capsys):
+def test_add_reports_added_and_replaced_items(index, photos, tmp_path, capsys):
     shutil.copytree(index, tmp_path / "index")
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "milk.txt").write_text("and the butter")
     (tmp_path / "more" / "new.txt").write_text("a kite")
-    found = told(capsys, "index", "add", tmp_path / "index", tmp_path / "more")
+    found = run_json(capsys, "index", "add", tmp_path / "index", tmp_path / "more")
     assert found == {"added": 2, "replaced": 1, "unchanged": 0, "left_out": []}
-    assert told(capsys, "index", "info", tmp_path / "index")["items"] == 5
-    found = told(capsys, "index", "add", tmp_path / "index", tmp_path / "more")
+    assert run_json(capsys, "index", "info", tmp_path / "index")["items"] == 5
+    found = run_json(capsys, "index", "add", tmp_path / "index", tmp_path / "more")
     assert found == {"added": 0, "replaced": 0, "unchanged": 2, "left_out": []}
 
 
-def test_info_tells_what_the_index_holds(index, trained, capsys):
-    found = told(capsys, "index", "info", index)
+def test_info_describes_the_index(index, trained, capsys):
+    found = run_json(capsys, "index", "info", index)
     assert found["items"] == 4
     assert found["by_modality"] == {"image": 2, "image-text": 1, "text": 1}
     assert found["model"] == str(trained.model.resolve())
@@ -91,8 +91,8 @@ def test_info_tells_what_the_index_holds(index, trained, capsys):
     assert err == ""
 
 
-def test_search_answers_in_json_with_everything_about_a_hit(index, photos, capsys):
-    hits = told(capsys, "search", index, "a red square", "-k", "2")["hits"]
+def test_the_json_of_a_search_has_every_field_of_a_hit(index, photos, capsys):
+    hits = run_json(capsys, "search", index, "a red square", "-k", "2")["hits"]
     assert [hit["rank"] for hit in hits] == [1, 2]
     expected = {
         *("rank", "id", "score", "probability", "modality", "text", "image", "fields"),
@@ -101,13 +101,13 @@ def test_search_answers_in_json_with_everything_about_a_hit(index, photos, capsy
     for hit in hits:
         assert set(hit) == expected
         assert hit["modality"] in {"image", "text", "image-text"}
-    found = told(capsys, "search", index, "a red square", "--modality", "image-text")["hits"]
+    found = run_json(capsys, "search", index, "a red square", "--modality", "image-text")["hits"]
     assert [(hit["id"], hit["image"]) for hit in found] == [
         ("red [final].png", str(photos / "red [final].png"))
     ]
 
 
-def test_search_prints_names_and_texts_as_they_are_brackets_included(index, capsys, monkeypatch):
+def test_search_prints_names_and_texts_unchanged_with_brackets(index, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     out, err = run(capsys, "search", index, "a red square", "--modality", "image-text")
     assert err == ""
@@ -115,26 +115,26 @@ def test_search_prints_names_and_texts_as_they_are_brackets_included(index, caps
     assert "a [bold]red[/] square [/nonsense]" in out
 
 
-def test_a_picture_an_instruction_and_every_way_of_ranking_can_be_asked_with(index, photos, capsys):
+def test_search_takes_an_image_an_instruction_and_every_ranking(index, photos, capsys):
     for words in (
         ("--image", photos / "green.png"),
         ("the same in red", "--image", photos / "green.png", "--instruction", "Find a photo"),
         ("a square", "--rerank", "none"),
         ("a square", "--beam", "3", "--k", "1"),
     ):
-        assert told(capsys, "search", index, *words)["hits"]
+        assert run_json(capsys, "search", index, *words)["hits"]
 
 
 def test_nothing_found_is_exit_status_3(trained, tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("a kite")
     run(capsys, "index", "create", tmp_path / "i", "--model", trained.model, "--pool", tmp_path / "texts")
-    asked = ("search", tmp_path / "i", "a kite", "--modality", "image")
-    assert run(capsys, *asked, status=3) == ("", "nothing found\n")
-    assert told(capsys, *asked, status=3) == {"hits": []}
+    words = ("search", tmp_path / "i", "a kite", "--modality", "image")
+    assert run(capsys, *words, status=3) == ("", "nothing found\n")
+    assert run_json(capsys, *words, status=3) == {"hits": []}
 
 
-def test_a_moved_model_can_be_named_to_every_command_of_an_index(trained, photos, tmp_path, capsys):
+def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path, capsys):
     shutil.copytree(trained.model, tmp_path / "here")
     run(capsys, "index", "create", tmp_path / "i", "--model", tmp_path / "here", "--pool", photos)
     (tmp_path / "here").rename(tmp_path / "there")
@@ -193,7 +193,7 @@ def test_a_moved_model_can_be_named_to_every_command_of_an_index(trained, photos
         (("data", "check", "{photos}"), 6),
     ],
 )
-def test_what_cannot_be_done_is_one_line_on_stderr_and_an_exit_status(
+def test_errors_are_one_line_on_stderr_and_an_exit_status(
     trained, index, photos, tmp_path, capsys, words, status
 ):
     places = {
@@ -215,9 +215,9 @@ def test_doctor_gives_a_verdict_and_its_exit_status_agrees(trained, capsys):
     assert f"verdict: {found['verdict']}" in " ".join(out.split())
 
 
-def test_a_catalogue_that_is_there_already_is_said_so(trained, capsys):
+def test_an_existing_catalogue_is_reported(trained, capsys):
     words = ("data", "catalogue", "--items", "1000", "--train-products", "60", "--queries-per-task", "12")
-    found = told(capsys, *words, "--out", trained.data)
+    found = run_json(capsys, *words, "--out", trained.data)
     assert (found["items"], found["drawn"]) == (1_000, False)
     out, _ = run(capsys, *words, "--out", trained.data)
     assert "1,000" in out
@@ -229,9 +229,3 @@ def test_no_escape_codes_are_written_when_stdout_is_no_terminal(index, capsys, m
     out, err = run(capsys, "search", index, "a red square")
     assert "\x1b" not in out + err
     assert os.environ["NO_COLOR"] == "1"
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED_FLAGS.items())
-def test_a_renamed_flag_names_the_new_one(capsys, old, new):
-    assert main(["search", "photos.index", "x", f"{old}=1"]) == 2
-    assert new in capsys.readouterr().err

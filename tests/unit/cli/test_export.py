@@ -10,8 +10,8 @@ from genius_search.cli import main
 
 def run(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:
     assert main(["export", "onnx", *(str(word) for word in words)]) == status
-    said = capsys.readouterr()
-    return said.out, said.err
+    printed = capsys.readouterr()
+    return printed.out, printed.err
 
 
 @pytest.fixture(scope="module")
@@ -22,19 +22,19 @@ def written(trained, tmp_path_factory) -> Path:
     return folder
 
 
-def test_what_was_written_and_measured_is_told_as_json(trained, written, capsys):
+def test_files_and_measurements_are_printed_as_json(trained, written, capsys):
     words = (trained.model, "--out", written, "--int8", "--queries", "4", "--beam", "5", "--json")
     out, err = run(capsys, *words)
-    told = json.loads(out)
-    assert told["encoder"] == {"kind": "small", "why_not": None}
-    assert told["queries"] == "drawn"
+    printed = json.loads(out)
+    assert printed["encoder"] == {"kind": "small", "why_not": None}
+    assert printed["queries"] == "drawn"
     names = {"fusion.onnx", "image.onnx", "special.onnx", "start.onnx", "step.onnx", "text.onnx"}
     names |= {f"level_{level}.onnx" for level in range(4)}
-    assert {file["path"] for file in told["files"]} == {
+    assert {file["path"] for file in printed["files"]} == {
         f"{precision}/{name}" for precision in ("fp32", "int8") for name in names
     }
-    assert [row["name"] for row in told["measured"]] == ["PyTorch", "ONNX fp32", "ONNX int8"]
-    assert told["measured"][1]["overlap_10"] > 0.99
+    assert [row["name"] for row in printed["measured"]] == ["PyTorch", "ONNX fp32", "ONNX int8"]
+    assert printed["measured"][1]["overlap_10"] > 0.99
     assert "random vectors" in err
 
 
@@ -48,12 +48,12 @@ def test_real_queries_are_measured_where_features_are_given(trained, written, ca
     assert f"6 queries of {features}" in err
 
 
-def test_a_folder_without_features_is_said_to_be_none(trained, written, tmp_path, capsys):
+def test_a_folder_without_features_is_refused(trained, written, tmp_path, capsys):
     words = (trained.model, "--out", written, "--int8", "--check", tmp_path)
     assert "features" in run(capsys, *words, status=4)[1]
 
 
-def test_numbers_that_cannot_be_are_refused_before_anything_is_written(trained, tmp_path, capsys):
+def test_impossible_numbers_are_refused_before_anything_is_written(trained, tmp_path, capsys):
     for flag, value in (("--queries", "-1"), ("--beam", "0")):
         words = (trained.model, "--out", tmp_path / "none", f"{flag}={value}")
         assert f"{flag} {value}" in run(capsys, *words, status=2)[1]

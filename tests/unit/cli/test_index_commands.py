@@ -1,4 +1,4 @@
-"""Commands by which items go, and by which an index is looked after."""
+"""Commands that delete items and maintain an index."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from genius_search.index.writer import one_writer
 
 
 def run(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:
-    """Run a command; what it wrote to stdout and stderr."""
+    """Run a command; return its stdout and stderr."""
     assert main([str(word) for word in words]) == status
-    said = capsys.readouterr()
-    return said.out, said.err
+    printed = capsys.readouterr()
+    return printed.out, printed.err
 
 
-def told(capsys, *words: str | Path, status: int = 0) -> dict[str, Any]:
-    """The JSON document that a command writes, the whole of its stdout."""
+def run_json(capsys, *words: str | Path, status: int = 0) -> dict[str, Any]:
+    """Run a command with --json; return the document, which is all of its stdout."""
     found = json.loads(run(capsys, *words, "--json", status=status)[0])
     assert isinstance(found, dict)
     return found
@@ -73,26 +73,29 @@ def found_by(capsys, index: Path, *words: str) -> set[str]:
 ALL = {f"1:{number}" for number in range(1, 9)}
 
 
-def test_delete_takes_ids_and_says_which_are_not_there(index, capsys):
+def test_delete_takes_ids_and_reports_unknown_ones(index, capsys):
     out, err = run(capsys, "index", "delete", index, "1:1", "1:99", "1:3")
     assert out == ""
     assert err == "not in the index: 1:99\n2 items deleted\n"
     assert found_by(capsys, index) == ALL - {"1:1", "1:3"}
-    assert told(capsys, "index", "delete", index, "1:1", "1:2") == {"deleted": 1, "missing": ["1:1"]}
+    assert run_json(capsys, "index", "delete", index, "1:1", "1:2") == {"deleted": 1, "missing": ["1:1"]}
 
 
-def test_delete_of_nothing_that_is_there_is_exit_status_3(index, capsys):
-    before = told(capsys, "index", "info", index)
-    assert told(capsys, "index", "delete", index, "x", "y", status=3) == {"deleted": 0, "missing": ["x", "y"]}
-    assert told(capsys, "index", "info", index) == before
+def test_deleting_only_unknown_ids_is_exit_status_3(index, capsys):
+    before = run_json(capsys, "index", "info", index)
+    assert run_json(capsys, "index", "delete", index, "x", "y", status=3) == {
+        "deleted": 0,
+        "missing": ["x", "y"],
+    }
+    assert run_json(capsys, "index", "info", index) == before
 
 
 def test_delete_reads_ids_from_a_file_or_from_stdin(index, tmp_path, capsys, monkeypatch):
     (tmp_path / "ids").write_text("1:1\n\n1:2\r\nx\n", newline="")
-    found = told(capsys, "index", "delete", index, "1:8", "--ids-from", tmp_path / "ids")
+    found = run_json(capsys, "index", "delete", index, "1:8", "--ids-from", tmp_path / "ids")
     assert found == {"deleted": 3, "missing": ["x"]}
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1:3\n1:4")))
-    assert told(capsys, "index", "delete", index, "--ids-from", "-") == {"deleted": 2, "missing": []}
+    assert run_json(capsys, "index", "delete", index, "--ids-from", "-") == {"deleted": 2, "missing": []}
     assert found_by(capsys, index) == {"1:5", "1:6", "1:7"}
 
 
@@ -103,36 +106,36 @@ def test_a_list_without_ids_is_refused(index, tmp_path, capsys, text):
     assert "--ids-from" in err
 
 
-def test_an_id_in_a_list_is_taken_with_its_blanks_and_every_character(index, tmp_path, capsys):
+def test_ids_in_a_list_keep_blanks_and_every_character(index, tmp_path, capsys):
     names = [" a.txt", "b.txt ", "c\u2028d", "e\x0bf", "g\rh", "i\x85j"]
     (tmp_path / "ids").write_bytes("\n".join(names).encode() + b"\r\n")
-    found = told(capsys, "index", "delete", index, "--ids-from", tmp_path / "ids", status=3)
+    found = run_json(capsys, "index", "delete", index, "--ids-from", tmp_path / "ids", status=3)
     assert found["missing"] == names
 
 
-def test_a_list_of_ids_that_cannot_be_read_is_named(index, tmp_path, capsys):
+def test_an_unreadable_list_of_ids_is_named(index, tmp_path, capsys):
     (tmp_path / "ids").write_bytes(b"caf\xe9")
     _, err = run(capsys, "index", "delete", index, "--ids-from", tmp_path / "ids", status=6)
     assert str(tmp_path / "ids") in err
 
 
-def test_compact_gives_back_the_room_of_what_was_deleted(index, capsys):
+def test_compact_frees_the_space_of_deleted_items(index, capsys):
     run(capsys, "index", "delete", index, "1:1", "1:2")
-    before = told(capsys, "index", "info", index)
+    before = run_json(capsys, "index", "info", index)
     assert before["segments"][0]["deleted"] == 2
     assert before["bytes_per_item"]["deleted"] > 0
     out, err = run(capsys, "index", "compact", index)
     assert out == ""
     assert err == "6 items in 1 segments, before in 1\n"
-    after = told(capsys, "index", "info", index)
+    after = run_json(capsys, "index", "info", index)
     assert [(one["items"], one["deleted"]) for one in after["segments"]] == [(6, 0)]
     assert after["bytes_per_item"]["deleted"] == 0
     assert found_by(capsys, index) == ALL - {"1:1", "1:2"}
 
 
-def test_verify_says_what_it_read(index, capsys):
+def test_verify_reports_what_it_read(index, capsys):
     run(capsys, "index", "delete", index, "1:1")
-    found = told(capsys, "index", "verify", index)
+    found = run_json(capsys, "index", "verify", index)
     files = [file for file in index.rglob("*") if file.is_file() and not file.name.startswith(".")]
     assert found == {
         "segments": 1,
@@ -163,22 +166,22 @@ def test_verify_names_a_damaged_file_and_leaves_with_status_4(index, capsys, nam
     run(capsys, "index", "verify", index)
 
 
-def test_info_says_how_embeddings_are_kept_and_how_often_the_index_changed(index, capsys):
-    found = told(capsys, "index", "info", index)
+def test_info_shows_the_type_of_embeddings_and_the_number_of_changes(index, capsys):
+    found = run_json(capsys, "index", "info", index)
     assert (found["embeddings"], found["generation"], found["items"]) == ("fused, int8", 1, 8)
     assert found["by_modality"] == {"text": 8}
     run(capsys, "index", "delete", index, "1:1")
-    found = told(capsys, "index", "info", index)
+    found = run_json(capsys, "index", "info", index)
     assert (found["generation"], found["items"], found["by_modality"]) == (2, 7, {"text": 7})
     out, _ = run(capsys, "index", "info", index)
     assert "000001: 8 items, 1 of them deleted" in " ".join(out.split())
 
 
-def test_what_a_killed_writer_left_is_shown_by_info_and_removed_by_compact(index, capsys):
-    assert told(capsys, "index", "info", index)["work_bytes"] == 0
+def test_files_of_a_killed_writer_are_shown_by_info_and_removed_by_compact(index, capsys):
+    assert run_json(capsys, "index", "info", index)["work_bytes"] == 0
     (index / ".work" / "features").mkdir(parents=True)
     (index / ".work" / "features" / "ids.npy").write_bytes(bytes(1000))
-    assert told(capsys, "index", "info", index)["work_bytes"] == 1000
+    assert run_json(capsys, "index", "info", index)["work_bytes"] == 1000
     run(capsys, "index", "compact", index)
     assert not (index / ".work").exists()
 
@@ -203,13 +206,13 @@ def test_the_command_that_create_proposes_can_be_pasted(trained, whole, tmp_path
 
 @pytest.mark.parametrize("flag", ["-k", "--beam", "--candidates", "--shortlist"])
 @pytest.mark.parametrize("number", [10**9 + 1, 2**63])
-def test_a_number_that_is_far_too_large_is_refused(whole, capsys, flag, number):
+def test_a_far_too_large_number_is_refused(whole, capsys, flag, number):
     _, err = run(capsys, "search", whole, "a kite", flag, str(number), status=2)
     assert flag.strip("-") in err
     assert str(10**9) in err
 
 
-def test_search_finds_only_what_meets_all_conditions(whole, capsys):
+def test_search_finds_only_items_that_meet_all_conditions(whole, capsys):
     def found(*words: str) -> set[str]:
         return found_by(capsys, whole, *words)
 
@@ -221,7 +224,7 @@ def test_search_finds_only_what_meets_all_conditions(whole, capsys):
     assert found("--where", "price>1000") == set()
 
 
-def test_a_condition_that_is_none_says_how_one_is_written(whole, capsys):
+def test_an_invalid_condition_shows_the_syntax(whole, capsys):
     _, err = run(capsys, "search", whole, "a kite", "--where", "price<", status=2)
     assert "'price<'" in err
     assert "FIELD OPERATOR VALUE" in err
@@ -229,23 +232,23 @@ def test_a_condition_that_is_none_says_how_one_is_written(whole, capsys):
 
 def test_search_can_stop_early_and_compare_only_the_best(whole, capsys):
     stopped = ("--rerank", "codes", "--candidates", "8")
-    hits = told(capsys, "search", whole, "a red kite", *stopped)["hits"]
+    hits = run_json(capsys, "search", whole, "a red kite", *stopped)["hits"]
     assert {hit["id"] for hit in hits} == ALL
     assert all(len(hit["log_probabilities"]) < len(hit["codes"]) for hit in hits)
-    mixed = told(capsys, "search", whole, "a red kite", *stopped, "--generator-weight", "0.5")["hits"]
+    mixed = run_json(capsys, "search", whole, "a red kite", *stopped, "--generator-weight", "0.5")["hits"]
     given = {hit["id"]: hit for hit in hits}
     for hit in mixed:
         expected = given[hit["id"]]["score"] + 0.5 * sum(hit["log_probabilities"])
         assert hit["score"] == pytest.approx(expected, abs=1e-4)
     short = ("--rerank", "embeddings", "--candidates", "8", "--shortlist", "3", "-k", "3")
-    hits = told(capsys, "search", whole, "a red kite", *short, "--density-weight", "0")["hits"]
+    hits = run_json(capsys, "search", whole, "a red kite", *short, "--density-weight", "0")["hits"]
     assert len(hits) == 3
     assert all(-1.01 < hit["score"] < 1.01 for hit in hits)
     for scores in ("vocabulary", "children"):
-        assert len(told(capsys, "search", whole, "a red kite", "--scores", scores)["hits"]) == 8
+        assert len(run_json(capsys, "search", whole, "a red kite", "--scores", scores)["hits"]) == 8
 
 
-def test_while_somebody_writes_a_change_is_refused_or_waits(index, capsys):
+def test_a_change_during_another_waits_or_is_refused(index, capsys):
     with one_writer(index):
         for words in (("delete", index, "1:1"), ("compact", index)):
             _, err = run(capsys, "index", *words, "--wait", "0.05", status=2)
@@ -264,13 +267,13 @@ def test_while_somebody_writes_a_change_is_refused_or_waits(index, capsys):
         (["--density-weight", 0.1, "--rerank", "none"], "--rerank codes or embeddings"),
     ],
 )
-def test_flags_that_would_change_nothing_are_refused(index, capsys, flags, advice):
+def test_flags_without_effect_are_refused(index, capsys, flags, advice):
     _, err = run(capsys, "search", index, "a star", *flags, status=2)
     assert advice in err
 
 
 def test_a_table_of_hits_shows_whole_ids_and_codes_when_asked(index, capsys):
-    (hit,) = told(capsys, "search", index, "a star", "-k", "1")["hits"]
+    (hit,) = run_json(capsys, "search", index, "a star", "-k", "1")["hits"]
     out, _ = run(capsys, "search", index, "a star", "-k", "1")
     assert hit["id"] in out
     assert f"{hit['score']:.4f}" in out

@@ -18,7 +18,7 @@ TWO_SCREENS = 60
 
 
 def fails_with(monkeypatch, error: BaseException) -> None:
-    """Let ``genius search`` raise this, whatever it is asked."""
+    """Make ``genius search`` raise an error."""
 
     @dataclasses.dataclass(frozen=True)
     class Failing:
@@ -51,7 +51,7 @@ def test_help_of_the_laboratory_lists_the_rest(capsys):
 
 
 @pytest.mark.parametrize("name", all_commands())
-def test_every_command_explains_itself_on_two_screens(name, capsys, monkeypatch):
+def test_every_help_fits_two_screens(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as left:
         main([*name.split(), "--help"])
@@ -71,8 +71,8 @@ def test_a_command_of_the_laboratory_may_be_called_by_either_name(capsys):
         assert "genius evaluate" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("flag", ["--leaves", "--hubness=0.3", "--mix"])
-def test_a_flag_with_a_new_name_says_so(flag, capsys):
+@pytest.mark.parametrize("flag", [*cli.RENAMED_FLAGS, "--hubness=0.3"])
+def test_a_renamed_flag_names_the_new_one(flag, capsys):
     assert main(["search", "x", "words", flag, "1"]) == 2
     assert cli.RENAMED_FLAGS[flag.partition("=")[0]] in capsys.readouterr().err
 
@@ -91,16 +91,16 @@ def test_a_missing_package_that_no_extra_brings_is_a_bug(monkeypatch):
 
 def test_a_group_lists_its_own_commands_only(capsys):
     assert main(["index", "--help"]) == 0
-    said = capsys.readouterr().out
-    assert "genius index create" in said
-    assert "genius data check" not in said
+    printed = capsys.readouterr().out
+    assert "genius index create" in printed
+    assert "genius data check" not in printed
 
 
 def test_a_group_without_a_command_is_a_usage_error(capsys):
     assert main(["index"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "genius index create" in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "genius index create" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_a_group_without_a_command_is_a_usage_error(capsys):
 )
 def test_an_unknown_command_names_the_nearest(words, meant, capsys):
     assert main(words) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert f"did you mean `genius {meant}`?" in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"did you mean `genius {meant}`?" in printed.err
 
 
 def test_a_command_like_no_other_points_to_help(capsys):
@@ -120,7 +120,7 @@ def test_a_command_like_no_other_points_to_help(capsys):
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V"])
-def test_the_version_is_told(flag, capsys):
+def test_the_version_is_printed(flag, capsys):
     assert main([flag]) == 0
     assert capsys.readouterr().out == f"genius {__version__}\n"
 
@@ -142,9 +142,9 @@ def test_an_unknown_preset_is_a_usage_error_that_names_the_known_ones(capsys):
 def test_help_of_fit_shows_the_values_of_the_chosen_preset(words, capsys):
     with pytest.raises(SystemExit):
         main(["fit", "--help-all", *words])
-    said = capsys.readouterr().out
-    assert "--quantizer.codebook-size" in said
-    assert "32" in said.partition("--quantizer.codebook-size")[2][:300]
+    printed = capsys.readouterr().out
+    assert "--quantizer.codebook-size" in printed
+    assert "32" in printed.partition("--quantizer.codebook-size")[2][:300]
 
 
 ERRORS = [
@@ -164,9 +164,9 @@ ERRORS = [
 def test_an_error_is_one_line_on_stderr_and_its_own_exit_status(error, status, monkeypatch, capsys):
     fails_with(monkeypatch, error)
     assert main(["search"]) == status
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err == f"genius: {error}\n"
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == f"genius: {error}\n"
 
 
 def test_a_bug_is_never_caught(monkeypatch):
@@ -175,7 +175,7 @@ def test_a_bug_is_never_caught(monkeypatch):
         main(["search"])
 
 
-def test_ctrl_c_leaves_with_130_and_says_how_to_go_on(monkeypatch, capsys):
+def test_ctrl_c_exits_with_130_and_says_how_to_continue(monkeypatch, capsys):
     fails_with(monkeypatch, KeyboardInterrupt())
     assert main(["search"]) == 130
     assert "run the same command again" in capsys.readouterr().err
@@ -249,6 +249,6 @@ raise SystemExit(cli.main(["search"]))
         while not (tmp_path / "began").exists() and time.monotonic() < until:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
-    assert process.returncode == 130, said
-    assert said == "genius: interrupted; run the same command again to continue\n"
+        _, printed = process.communicate(timeout=30)
+    assert process.returncode == 130, printed
+    assert printed == "genius: interrupted; run the same command again to continue\n"

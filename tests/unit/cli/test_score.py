@@ -29,20 +29,20 @@ def files(tmp_path) -> tuple[Path, Path]:
 
 
 def score(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:
-    """Score; what was written to stdout and stderr."""
+    """Score; return stdout and stderr."""
     assert main(["score", *map(str, words)]) == status
-    said = capsys.readouterr()
-    return said.out, said.err
+    printed = capsys.readouterr()
+    return printed.out, printed.err
 
 
-def told(capsys, *words: str | Path) -> dict[str, Any]:
+def run_json(capsys, *words: str | Path) -> dict[str, Any]:
     found = json.loads(score(capsys, *words, "--json")[0])
     assert isinstance(found, dict)
     return found
 
 
 def test_any_run_is_measured_against_any_qrels(files, capsys):
-    assert told(capsys, *files, "--ks", "1,5") == {
+    assert run_json(capsys, *files, "--ks", "1,5") == {
         "run": "bm25",
         "queries": 2,
         "missing": 0,
@@ -58,7 +58,7 @@ def test_any_run_is_measured_against_any_qrels(files, capsys):
     }
 
 
-def test_measures_are_on_stdout_and_what_to_know_about_them_on_stderr(files, capsys):
+def test_measures_are_on_stdout_and_remarks_on_stderr(files, capsys):
     out, err = score(capsys, *files, "--ks", "1")
     assert out.splitlines() == [
         "R@1        0.5000",
@@ -69,20 +69,20 @@ def test_measures_are_on_stdout_and_what_to_know_about_them_on_stderr(files, cap
     assert err.splitlines() == ["run bm25: 2 queries"]
 
 
-def test_a_missing_query_is_an_error_unless_it_shall_count_0(files, capsys):
+def test_a_missing_query_is_an_error_unless_it_counts_as_0(files, capsys):
     files[1].write_text(QRELS + "fox 0 photos/4.jpg 1\n")
     out, err = score(capsys, *files, status=6)
     assert not out
     assert "lacks 1 of the 3 queries" in err
     assert "fox" in err
     assert "--missing zero" in err
-    found = told(capsys, *files, "--missing", "zero")
+    found = run_json(capsys, *files, "--missing", "zero")
     assert (found["queries"], found["missing"]) == (3, 1)
     assert found["measures"]["R@5"] == pytest.approx(2 / 3)
     assert "1 of them are not in the run and count as 0" in score(capsys, *files, "--missing", "zero")[1]
 
 
-def test_the_qrels_of_something_else_are_said_to_be_that(files, capsys):
+def test_qrels_of_another_data_set_are_recognised(files, capsys):
     files[1].write_text("9:1 0 9:7 1 0\n")
     err = score(capsys, *files, status=6)[1]
     assert "none of the 1" in err
@@ -93,13 +93,13 @@ def test_the_authors_run_files_are_measured_by_their_numbers(files, capsys):
     run, qrels = files
     run.write_text("4500001 Q0 90000007 1 1.0 mbeir_single_pool_test_k50 0\n")
     qrels.write_text("9:1 0 9:7 1 0\n")
-    assert told(capsys, *files, "--hashed")["measures"]["R@1"] == 1.0
+    assert run_json(capsys, *files, "--hashed")["measures"]["R@1"] == 1.0
 
 
 def test_a_pool_cuts_the_qrels_and_refuses_hits_outside(files, tmp_path, capsys):
     pool = tmp_path / "pool.txt"
     pool.write_text("".join(f"photos/{number}.jpg\n" for number in (1, 2, 3)))
-    assert told(capsys, *files, "--pool", pool)["measures"]["recall@5"] == 1.0
+    assert run_json(capsys, *files, "--pool", pool)["measures"]["recall@5"] == 1.0
     pool.write_text("photos/2.jpg\nphotos/3.jpg\n")
     assert (
         "1 candidates that the pool lacks: photos/1.jpg" in score(capsys, *files, "--pool", pool, status=6)[1]
@@ -116,8 +116,8 @@ def test_a_pool_may_be_m_beirs(files, tmp_path, capsys):
     qrels.write_text("9:1 0 9:7 1 0\n9:1 0 9:8 1 0\n")
     pool = tmp_path / "pool.jsonl"
     pool.write_text('{"did": "9:7", "modality": "text", "txt": "a"}\n')
-    assert told(capsys, *files)["measures"]["recall@5"] == 0.5
-    assert told(capsys, *files, "--pool", pool)["measures"]["recall@5"] == 1.0
+    assert run_json(capsys, *files)["measures"]["recall@5"] == 0.5
+    assert run_json(capsys, *files, "--pool", pool)["measures"]["recall@5"] == 1.0
 
 
 def test_runs_whose_ranks_mean_nothing_are_ordered_by_score_when_asked(files, capsys):
@@ -125,9 +125,9 @@ def test_runs_whose_ranks_mean_nothing_are_ordered_by_score_when_asked(files, ca
         "cat Q0 photos/1.jpg 0 0.1 x\ncat Q0 photos/2.jpg 0 0.2 x\ndog Q0 photos/3.jpg 0 1 x\n"
     )
     assert f"{files[0]}:1: rank 0" in score(capsys, *files, status=6)[1]
-    assert told(capsys, *files, "--order", "scores")["measures"]["R@1"] == 1.0
+    assert run_json(capsys, *files, "--order", "scores")["measures"]["R@1"] == 1.0
 
 
 @pytest.mark.parametrize("ks", ["", "0", "5,x", "-1", "²"])
-def test_depths_that_are_none_are_refused(files, capsys, ks):
+def test_impossible_depths_are_refused(files, capsys, ks):
     assert "expected numbers from 1 up" in score(capsys, *files, f"--ks={ks}", status=2)[1]

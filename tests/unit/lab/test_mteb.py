@@ -222,7 +222,7 @@ def test_candidates_that_share_an_id_keep_their_order_however_they_are_sorted(mt
     assert all(np.float32(after) < np.float32(before) for before, after in pairwise(hits.values()))
 
 
-def test_rows_without_content_are_left_out_and_that_is_said(mteb, model, caplog):
+def test_rows_without_content_are_left_out_and_logged(mteb, model, caplog):
     searching = MtebModel(model)
     rows = [
         {"id": "picture", "image": picture(1), "text": None},
