@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from genius_search.lab.table import pareto_front
 
 # Okabe and Ito's colours, a grey, and a dark red of Tol's.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -116,6 +118,40 @@ def draw_lines(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True) -> 
     label_axes(axes, x=x, y=y)
     figure.legend(loc="outside right upper", frameon=False, fontsize=10)
     return figure
+
+
+def lines_by_size(
+    rows: Sequence[Mapping[str, Any]], column: str, convert: Callable[[float], float] = float
+) -> list[Line]:
+    """Return a column of a speed benchmark against the size of the pool, one query at a time."""
+    single = [row for row in rows if row["batch"] == 1]
+
+    def points(method: str, *, calculated: bool) -> tuple[tuple[float, float], ...]:
+        own = [row for row in single if row["method"] == method and bool(row.get("calculated")) is calculated]
+        return tuple((float(row["items"]), convert(row[column])) for row in own)
+
+    return [
+        Line(method, points(method, calculated=False), points(method, calculated=True))
+        for method in dict.fromkeys(str(row["method"]) for row in single)
+    ]
+
+
+def draw_fronts(
+    settings: Iterable[tuple[str, float, float]], *, name: str, title: str, x: str, y: str = "R@5"
+) -> Drawing:
+    """Draw, for each kind of search, the settings whose recall no cheaper one reaches.
+
+    Parameters
+    ----------
+    settings
+        Kind, cost and recall of each.
+    """
+    points: dict[str, list[tuple[float, float]]] = {}
+    for kind, cost, recall in settings:
+        points.setdefault(kind, []).append((float(cost), float(recall)))
+    lines = [Line(kind, pareto_front(found)) for kind, found in points.items()]
+    figure = draw_lines(lines, x=x, y=y, log_y=False)
+    return Drawing(name=name, title=title, alt=f"R@5 of {', '.join(points)} against {x}", figure=figure)
 
 
 def format_tick(value: float) -> str:

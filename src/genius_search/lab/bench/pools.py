@@ -6,21 +6,23 @@ recall on a padded pool says how well a method finds the same answers among more
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Float32, Int16, UInt64
+from jaxtyping import Float, Float16, Float32, Int16, Int64, UInt64
 from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.config import GeneratorConfig
 from genius_search.data.features import NUM_MODALITIES
 from genius_search.errors import UsageError
+from genius_search.lab.methods import PoolCandidates
 from genius_search.model import Genius
 from genius_search.nn.generator import Generator
+from genius_search.records import did_of
 from genius_search.search.decoder import Decoder, T5Decoder
 from genius_search.search.rank import CodeRanker
 from genius_search.search.table import IdTable
@@ -34,8 +36,6 @@ TINY_SIZES: Final = (NUM_MODALITIES, *[256] * LEVELS)
 TINY: Final = GeneratorConfig(
     layers=1, width=128, feedforward=256, heads=4, head_width=32, prefixes=8, dropout=0.0
 )
-
-DecoderName = Literal["reference", "tiny"]
 
 
 class Searcher(NamedTuple):
@@ -53,7 +53,9 @@ class Searcher(NamedTuple):
         return weights + 4 * self.dim * sum(self.decoder.sizes)
 
 
-def synthetic_searcher(name: DecoderName, *, seed: int, sizes: tuple[int, ...] | None = None) -> Searcher:
+def synthetic_searcher(
+    name: Literal["reference", "tiny"], *, seed: int, sizes: tuple[int, ...] | None = None
+) -> Searcher:
     """Return a decoder with drawn weights, of the paper's size (T5-small's) or of one narrow layer.
 
     Parameters
@@ -91,8 +93,6 @@ OWN_LEVELS: Final = 2
 """Levels at the end in which near-duplicates go their own way."""
 STEPS: Final = 1 << 16
 """Codes are drawn through a table of so many places, one for each number of 16 bits."""
-
-PoolKind = Literal["uniform", "skewed"]
 
 
 class Block(NamedTuple):
@@ -134,7 +134,7 @@ class SyntheticPool:
     items: int
     sizes: tuple[int, ...]
     """Codes at each level."""
-    kind: PoolKind = "skewed"
+    kind: Literal["uniform", "skewed"] = "skewed"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -203,10 +203,10 @@ MOST_NOISE: Final = 1.0
 
 
 class PaddedPool(NamedTuple):
-    """Real candidates first, then their invented neighbours."""
+    """Real candidates first, then their invented neighbours, each of its candidate's modality."""
 
-    names: Sequence[str]
-    """Candidate ids of the real ones; the others have none."""
+    numbers: Int64[np.ndarray, " candidates"]
+    """Ids of the real ones as integers."""
     vectors: Float32[np.ndarray, "items dim"]
     """Fused unit embeddings."""
     codes: Int16[np.ndarray, "items columns"]
@@ -216,51 +216,36 @@ class PaddedPool(NamedTuple):
     def __len__(self) -> int:
         return len(self.vectors)
 
-    def id_of(self, item: int) -> str:
+    def did(self, item: int) -> str:
         """Return the id of a candidate, or one that no candidate has."""
-        return self.names[item] if item < len(self.names) else f"padding {item}"
+        return did_of(int(self.numbers[item])) if item < len(self.numbers) else f"padding {item}"
 
 
-def padded(
-    model: Genius,
-    names: Sequence[str],
-    vectors: Float32[np.ndarray, "items dim"],
-    codes: Int16[np.ndarray, "items columns"],
-    typicality: Float16[np.ndarray, " items"],
-    modalities: np.ndarray,
-    *,
-    items: int,
-    seed: int,
-) -> PaddedPool:
-    """Return a pool padded to so many items; with 0, or as many as there are, the real one.
-
-    Parameters
-    ----------
-    modalities
-        Of the real candidates; a neighbour has that of the candidate it was made from.
-    """
-    real = len(vectors)
+def padded(model: Genius, candidates: PoolCandidates, *, items: int, seed: int) -> PaddedPool:
+    """Return a pool padded to so many items; with 0, or as many as there are, the real one."""
+    real = len(candidates)
     if items and items < real:
         raise UsageError(f"the pool has {real:,} candidates already; it cannot be padded to {items:,}")
     size = max(items, real)
-    all_vectors = np.empty((size, vectors.shape[1]), dtype=np.float32)
-    all_codes = np.empty((size, codes.shape[1]), dtype=np.int16)
-    all_typicality = np.empty(size, dtype=np.float16)
-    all_vectors[:real], all_codes[:real], all_typicality[:real] = vectors, codes, typicality
+    vectors = np.empty((size, model.dim), dtype=np.float32)
+    codes = np.empty((size, candidates.codes.shape[1]), dtype=np.int16)
+    typicality = np.empty(size, dtype=np.float16)
+    vectors[:real] = candidates.fused(slice(None)).numpy()
+    codes[:real], typicality[:real] = candidates.codes, candidates.typicality
+    modalities = candidates.modality.astype(np.int64)
+    quantizer = model.quantizer
     for number, start in enumerate(range(real, size, PADDING_BLOCK)):
-        here = slice(start, min(start + PADDING_BLOCK, size))
+        block = slice(start, min(start + PADDING_BLOCK, size))
         random = np.random.default_rng([seed, number])
-        source = random.integers(real, size=here.stop - here.start)
-        noise = random.standard_normal((len(source), vectors.shape[1]), dtype=np.float32)
+        source = random.integers(real, size=block.stop - block.start)
+        noise = random.standard_normal((len(source), model.dim), dtype=np.float32)
         length = random.uniform(LEAST_NOISE, MOST_NOISE, size=(len(source), 1)).astype(np.float32)
         noise *= length / np.linalg.norm(noise, axis=1, keepdims=True)
         made = F.normalize(torch.from_numpy(vectors[source] + noise), dim=1)
         with torch.no_grad():
-            own = torch.from_numpy(modalities[source].astype(np.int64)).to(model.quantizer.device)
-            found = model.quantizer.quantize(made.to(model.quantizer.device), own)
-            stands_for = model.quantizer.decode(found.codes).cpu()
-            norm_and_density = model.quantizer.norm_and_density.columns(found.codes)
-        all_vectors[here] = made.numpy()
-        all_codes[here] = torch.cat([found.codes, norm_and_density], dim=1).cpu().numpy()
-        all_typicality[here] = F.cosine_similarity(made, stands_for).numpy()
-    return PaddedPool(names, all_vectors, all_codes, IdTable.build(all_codes, all_typicality))
+            own = torch.from_numpy(modalities[source]).to(quantizer.device)
+            found = quantizer.quantize(made.to(quantizer.device), own).codes
+            columns = torch.cat([found, quantizer.norm_and_density.columns(found)], dim=1)
+            typicality[block] = F.cosine_similarity(made, quantizer.decode(found).cpu()).numpy()
+        vectors[block], codes[block] = made.numpy(), columns.cpu().numpy()
+    return PaddedPool(candidates.dids, vectors, codes, IdTable.build(codes, typicality))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import bisect
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -18,28 +19,23 @@ from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from genius_search.config import SearchConfig, checked
-from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
+from genius_search.data.mbeir import MBeir
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.faiss_index import NORM_BYTES, FaissIndex, num_bits, num_lists, num_parts
 from genius_search.lab.baselines.routing import CodeRouter
 from genius_search.lab.bench.results import Measurements, Row, table
 from genius_search.lab.bench.settings import QualitySettings, parse_counts
-from genius_search.lab.evaluate import (
-    EvaluationConfig,
-    EvaluationPools,
-    embed_queries,
-)
-from genius_search.lab.figure import Drawing, Line, draw_lines
+from genius_search.lab.bench.tasks import EvalData, Task, select_rows
+from genius_search.lab.figure import Drawing, draw_fronts
 from genius_search.lab.methods import PoolCandidates, RowQueries
-from genius_search.lab.runs import Hit, Qrels, Run, evaluate, filter_to_pool
-from genius_search.lab.table import Table, pareto_front
+from genius_search.lab.table import Table
 from genius_search.model import Genius
 from genius_search.nn.density import NUM_EXTRA_COLUMNS, decode_densities
 from genius_search.nn.health import Health
 from genius_search.progress import Progress
-from genius_search.records import candidate_number, did_of, task_name
+from genius_search.records import candidate_number, did_of
 from genius_search.search.beam import Beams, search
-from genius_search.search.decoder import Decoder, DecoderState, DecoderStep
+from genius_search.search.decoder import Decoder
 from genius_search.search.rank import Evidence, all_ids, append_bias, append_one, exact_search, rank_items
 from genius_search.search.table import IdTable, Part
 
@@ -48,7 +44,6 @@ MEAN: Final = "mean"
 BATCH: Final = 64
 """Queries searched together."""
 HITS: Final = 10
-KS: Final = (1, 5, 10)
 PAPER_BEAM: Final = 50
 """IDs that the paper keeps at each level."""
 EXACT_FUSED: Final = "exact-fused"
@@ -126,50 +121,13 @@ LEAF_COLUMNS: Final = {
 }
 
 AVERAGED: Final = (
-    "recall_1", "recall_5", "recall_10", "positive_inside", "touched", "touched_share", "levels", "route_ms",
-    "rank_ms",
+    "recall_1", "recall_5", "recall_10", "touched", "touched_share", "levels", "route_ms", "rank_ms",
+    "generator_inside", "geometry_inside", "generator_5", "geometry_5",
 )  # fmt: skip
 
 Route = Callable[[Float[Tensor, "queries dim"]], Beams]
 Rows = list[Int64[np.ndarray, " _"]]
 """Item rows of each query, best first."""
-
-
-class Batch(NamedTuple):
-    """Some queries of a task."""
-
-    raw: Float[Tensor, "queries dim"]
-    fused: Float[Tensor, "queries dim"]
-
-
-class Task(NamedTuple):
-    """The queries of one row of the data set, and their right answers."""
-
-    row: EvaluationRow
-    queries: RowQueries
-    qrels: Qrels
-
-    @property
-    def name(self) -> str:
-        """Its name in tables."""
-        return f"{self.row.dataset}: {task_name(self.row.task_id)}"
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield all queries, :data:`BATCH` at a time."""
-        for start in range(0, len(self.queries.qids), BATCH):
-            here = slice(start, start + BATCH)
-            yield Batch(self.queries.raw[here], self.queries.fused[here])
-
-    def sample(self, limit: int) -> Task:
-        """Return at most so many of the queries, spread evenly."""
-        count = len(self.queries.qids)
-        if limit >= count:
-            return self
-        chosen = np.linspace(0, count - 1, limit).astype(np.int64)
-        qids = [self.queries.qids[number] for number in chosen.tolist()]
-        rows = torch.from_numpy(chosen)
-        queries = RowQueries(qids, self.queries.raw[rows], self.queries.fused[rows])
-        return Task(self.row, queries, {qid: self.qrels[qid] for qid in qids})
 
 
 class EvalPool:
@@ -182,13 +140,12 @@ class EvalPool:
         self.parts = [Part(self.table)]
         self.raw = candidates.raw(slice(None))
         self.fused = candidates.fused(slice(None))
-        sizes = model.quantizer.sizes
-        self.code_bytes = sum(math.log2(size) for size in sizes) / 8
+        self.decoders: dict[str, Decoder] = {GENERATOR: model.decoder, GEOMETRY: model.router}
+        self.code_bytes = sum(math.log2(size) for size in model.quantizer.sizes) / 8
         """Bytes of an ID, as short as its codes can be written. Half norm and density follow from the codes:
         they are counted in :attr:`stored_bytes` only."""
-        self.stored_bytes = (
-            self.table.nbytes + self.table.bucket_starts.nbytes + self.table.items.nbytes
-        ) / len(candidates)
+        table_bytes = self.table.nbytes + self.table.bucket_starts.nbytes + self.table.items.nbytes
+        self.stored_bytes = table_bytes / len(candidates)
         """Bytes of an ID as the table keeps it, with its half norm and density, where prefixes begin, and the
         lists of items."""
         self.vector_bytes = 2.0 * model.dim
@@ -212,9 +169,9 @@ class EvalPool:
 
     @cached_property
     def _rows_of(self) -> dict[int, int]:
-        items = np.repeat(np.arange(len(self.table)), np.diff(self.table.bucket_starts))
+        rows = np.repeat(np.arange(len(self.table)), np.diff(self.table.bucket_starts))
         numbers = self.candidates.dids[self.table.items]
-        return dict(zip(numbers.tolist(), items.tolist(), strict=True))
+        return dict(zip(numbers.tolist(), rows.tolist(), strict=True))
 
     def right_ids(self, task: Task, qid: str) -> Int64[np.ndarray, " ids"]:
         """Return the rows of the table that hold a query's right answers."""
@@ -230,14 +187,8 @@ class EvalPool:
         return Answered([answer.items for answer in answers], sum(answer.touched for answer in answers))
 
     def hit_rates(self, task: Task, items: Rows) -> dict[int, float]:
-        """Return M-BEIR's R@k of these item rows; ranks serve as scores, since only the order counts."""
-        hits = {
-            qid: [
-                Hit(did_of(int(self.candidates.dids[item])), -float(rank)) for rank, item in enumerate(rows)
-            ]
-            for qid, rows in zip(task.queries.qids, items, strict=True)
-        }
-        return dict(evaluate(task.qrels, Run("quality", hits), ks=KS).hit_rate)
+        """Return M-BEIR's R@k of these item rows."""
+        return task.hit_rates([did_of(int(did)) for did in self.candidates.dids[rows]] for rows in items)
 
 
 class Answered(NamedTuple):
@@ -272,7 +223,7 @@ class Direct(NamedTuple):
     name: str
     line: str
     """Its name in figures."""
-    find: Callable[[Batch], Answered]
+    find: Callable[[RowQueries], Answered]
     code_bytes: float
     """Of an item, as short as it can be written."""
     stored_bytes: float
@@ -296,61 +247,54 @@ def bench_quality(
     settings = checked(settings)
     budgets = parse_counts("--budgets", settings.budgets)
     beams = parse_counts("--grid-beams", settings.grid_beams)
-    grid = [
-        (beam, leaves)
-        for beam in beams
-        for leaves in parse_counts("--grid-candidates", settings.grid_candidates)
-    ]
-    if min(*budgets, *beams, *(leaves + 1 for _, leaves in grid)) < 1:
+    all_leaves = parse_counts("--grid-candidates", settings.grid_candidates)
+    if min(*budgets, *beams, min(all_leaves) + 1) < 1:
         raise UsageError("--budgets and --grid-beams are numbers from 1 up, --grid-candidates from 0 up")
-    names = tuple(name.strip() for name in settings.row.split(",")) if settings.row else ()
-    rows = data.rows(settings.split, names=names)
-    config = EvaluationConfig(
-        split=settings.split,
-        pools=(settings.pool,),
-        methods=(EXACT_FUSED,),
-        max_queries=settings.queries,
-        seed=settings.seed,
-    )
-    pools = EvaluationPools(
-        data,
-        model,
-        rows,
-        folder,
-        split=settings.split,
-        pools=config.pools,
-        methods=config.methods,
-        progress=progress,
-    )
+    grid = [(beam, leaves) for beam in beams for leaves in all_leaves]
+    rows = select_rows(data, settings)
+    eval_data = EvalData(data, model, rows, settings, folder, progress)
     methods: list[Row] = []
     leaves: list[Row] = []
     curves: list[Row] = []
-    for together in [rows] if settings.pool == "global" else [[row] for row in rows]:
-        pool = EvalPool(model, pools.of(together[0], settings.pool))
-        rivals = (
-            list(faiss_rivals(pool, seed=settings.seed, progress=progress)) if not settings.no_faiss else []
-        )
-        for row in together:
-            (queries,) = embed_queries(data, model, row, config, folder, progress)
-            task = Task(row, queries, filter_to_pool(read_judgements(row, queries.qids), pool.candidates))
-            progress.say(f"{task.name}: {len(queries.qids):,} queries, {len(pool):,} candidates")
-            methods += measure(
-                pool, task, list(routed(pool, settings)), _direct(pool, task, settings, rivals)
-            )
+    for sharing in [rows] if settings.pool == "global" else [[row] for row in rows]:
+        pool = EvalPool(model, eval_data.candidates(sharing[0]))
+        rivals = [] if settings.no_faiss else list(faiss_rivals(pool, seed=settings.seed, progress=progress))
+        for row in sharing:
+            task = eval_data.task(row, pool.candidates)
+            progress.say(f"{task.name}: {len(task.queries.qids):,} queries, {len(pool):,} candidates")
+            direct = _direct(pool, task, settings, rivals)
+            methods += measure(pool, task, list(routed(pool, settings)), direct)
             leaves += compare_leaves(pool, task, budgets)
             if settings.grid_queries:
                 exact = [way for way in exact_searches(pool) if way.name == EXACT_FUSED]
                 others = [*exact, *(rival.at(effort) for rival in rivals for effort in rival.efforts())]
                 curves += measure(pool, task.sample(settings.grid_queries), list(_grid(pool, grid)), others)
     methods, curves = with_means(methods, ["method"]), with_means(curves, ["method"])
-    gains = gain_rows(with_means(leaves, ["leaves", "semantic_levels", "router"]))
-    health = pools.health()
-    measurements: dict[str, list[Row]] = {"methods": methods, "leaves": gains, "health": _health_rows(health)}
-    measured_note = f"IDs of {' × '.join(map(str, model.quantizer.sizes))} codes."
+    gains = [
+        {
+            **row,
+            "gain_inside": f"{100 * (row['generator_inside'] - row['geometry_inside']):+.1f}",
+            "gain_5": f"{100 * (row['generator_5'] - row['geometry_5']):+.1f}",
+        }
+        for row in with_means(leaves, ["leaves", "semantic_levels"])
+    ]
+    gains = [{name: row[name] for name in LEAF_COLUMNS} for row in gains]
+    health_rows, health_table = _describe_health(eval_data.pools.health())
+    measurements = {"methods": methods, "leaves": gains, "health": health_rows}
+    note = f"IDs of {' × '.join(map(str, model.quantizer.sizes))} codes."
     tables = [
-        *_method_tables(methods, title=f"{data.name}, {settings.pool} pool", note=measured_note),
-        _leaf_table(gains),
-        _health_table(health),
+        *_method_tables(methods, title=f"{data.name}, {settings.pool} pool", note=note),
+        table(
+            gains,
+            LEAF_COLUMNS,
+            name="leaves",
+            title="Generator against geometry, equally many leaves",
+            note="Both rank all prefixes of one length; from the best on, the IDs under them are taken until "
+            "there are exactly so many, of the last prefix those that come first in the table. Inside: share "
+            "of queries with a right answer among the leaves; R@5: the leaves ranked by codes; gains in "
+            "points.",
+        ),
+        health_table,
     ]
     if not curves:
         return Measurements(rows=measurements, tables=tables)
@@ -361,9 +305,11 @@ def bench_quality(
         title="Recall against cost: every setting",
         note="A sample of the queries of each task. Columns are those of the first table.",
     )
-    figure = _curve_figure([row for row in curves if row["task"] == curves[0]["task"]])
     return Measurements(
-        rows={**measurements, "curves": curves}, tables=tables, long_tables=[long], figures=[figure]
+        rows={**measurements, "curves": curves},
+        tables=tables,
+        long_tables=[long],
+        figures=[_curve_figure([row for row in curves if row["task"] == curves[0]["task"]])],
     )
 
 
@@ -371,19 +317,18 @@ def exact_searches(pool: EvalPool) -> Iterator[Direct]:
     """Yield exact search over whole vectors, and with a byte more each, less the density around them."""
     penalty = np.float32(SearchConfig().density_weight) * decode_densities(pool.densities)
 
-    def exact(name: str, vectors: Tensor, queries: Callable[[Batch], Tensor], more: int = 0) -> Direct:
-        def find(batch: Batch) -> Answered:
+    def exact(name: str, vectors: Tensor, queries: Callable[[RowQueries], Tensor], more: int = 0) -> Direct:
+        def find(batch: RowQueries) -> Answered:
             found = exact_search(queries(batch), vectors.__getitem__, len(pool), k=HITS)
             return Answered(list(found.items), len(pool) * len(found.items))
 
         size = pool.vector_bytes + more
         return Direct(name, "exact search", find, size, size)
 
+    less_density = append_bias(pool.fused, penalty)
     yield exact("exact-raw", pool.raw, lambda batch: batch.raw)
     yield exact(EXACT_FUSED, pool.fused, lambda batch: batch.fused)
-    yield exact(
-        EXACT_FUSED_HUBNESS, append_bias(pool.fused, penalty), lambda batch: append_one(batch.fused), more=1
-    )
+    yield exact(EXACT_FUSED_HUBNESS, less_density, lambda batch: append_one(batch.fused), more=1)
 
 
 def _direct(
@@ -412,7 +357,7 @@ def routed(pool: EvalPool, settings: QualitySettings) -> Iterator[Routed]:
         lambda queries: search(pool.model.decoder, pool.parts, queries, full),
         (SearchConfig(rerank="none"), codes, embeddings),
     )
-    for router, decoder in _decoders(pool).items():
+    for router, decoder in pool.decoders.items():
         yield Routed(
             f"{router}, beam {beam}, {leaves:,} leaves",
             router,
@@ -436,15 +381,11 @@ def routed(pool: EvalPool, settings: QualitySettings) -> Iterator[Routed]:
 def _grid(pool: EvalPool, settings: Sequence[tuple[int, int]]) -> Iterator[Routed]:
     """Yield both routers at every beam and leaf budget."""
     orders = (SearchConfig(rerank="codes"), SearchConfig(rerank="embeddings"))
-    for router, decoder in _decoders(pool).items():
+    for router, decoder in pool.decoders.items():
         for beam, leaves in settings:
             setting = f"{leaves:,} leaves" if leaves else "all levels"
             route = by_beam(pool, decoder, beam=beam, leaves=leaves)
             yield Routed(f"{router}, beam {beam}, {setting}", router, beam, leaves, route, orders)
-
-
-def _decoders(pool: EvalPool) -> dict[str, Decoder]:
-    return {GENERATOR: pool.model.decoder, GEOMETRY: pool.model.router}
 
 
 def by_beam(pool: EvalPool, decoder: Decoder, *, beam: int, leaves: int) -> Route:
@@ -469,6 +410,7 @@ def cut_to_budget(beams: Beams, leaves: int) -> Beams:
 class _Tally:
     """The results of one method so far."""
 
+    facts: Row
     items: Rows = field(default_factory=list)
     touched: int = 0
     levels: int = 0
@@ -476,89 +418,91 @@ class _Tally:
     route_seconds: float = 0.0
     rank_seconds: float = 0.0
 
-    def add(self, answered: Answered, rank_seconds: float) -> None:
+    def add(self, answered: Answered, began: float) -> None:
+        self.rank_seconds += time.process_time() - began
         self.items += answered.items
         self.touched += answered.touched
-        self.rank_seconds += rank_seconds
 
 
 def measure(pool: EvalPool, task: Task, ways: Sequence[Routed], others: Sequence[Direct]) -> list[Row]:
     """Return a row for each way and each of its orders; the first batch is searched once before, untimed."""
-    found: dict[str, _Tally] = {}
-    batches = list(task.batches())
-    for number, batch in enumerate([*batches[:1], *batches]):
-        if number == 1:
-            found.clear()
-        for other in others:
-            began = time.process_time()
-            answered = other.find(batch)
-            found.setdefault(other.name, _Tally()).add(answered, time.process_time() - began)
-        for way in ways:
-            began = time.process_time()
-            beams = way.route(batch.fused)
-            route_seconds = time.process_time() - began
-            for order in way.orders:
-                tally = found.setdefault(way.name_with(order), _Tally())
+    batches = list(task.batches(BATCH))
+    for timed in (batches[:1], batches):
+        found = _new_tallies(pool, ways, others)
+        for batch in timed:
+            for other in others:
                 began = time.process_time()
-                answered = pool.rank(beams, batch.fused, order)
-                tally.add(answered, time.process_time() - began)
-                tally.route_seconds += route_seconds
-                tally.levels += int(np.isfinite(beams.log_probabilities).any(axis=1).sum())
-    facts: dict[str, Row] = {
-        other.name: {
-            "line": other.line,
-            "code_bytes": other.code_bytes,
-            "stored_bytes": other.stored_bytes,
-            "lists": other.lists,
+                found[other.name].add(other.find(batch), began)
+            for way in ways:
+                began = time.process_time()
+                beams = way.route(batch.fused)
+                route_seconds = time.process_time() - began
+                for order in way.orders:
+                    tally = found[way.name_with(order)]
+                    began = time.process_time()
+                    tally.add(pool.rank(beams, batch.fused, order), began)
+                    tally.route_seconds += route_seconds
+                    tally.levels += int(np.isfinite(beams.log_probabilities).any(axis=1).sum())
+    count = len(task.queries.qids)
+    rows = [
+        {
+            "task": task.name,
+            "queries": count,
+            "pool_size": len(pool),
+            "method": name,
+            "router": "",
+            "order": "",
+            "beam": 0,
+            "leaves": 0,
+            "lists": 0,
+            **tally.facts,
+            **{f"recall_{k}": rate for k, rate in pool.hit_rates(task, tally.items).items()},
+            "touched": tally.touched / count,
+            "touched_share": tally.touched / count / len(pool),
+            "levels": tally.levels / count if tally.facts.get("router") else None,
+            "route_ms": 1000 * tally.route_seconds / count,
+            "rank_ms": 1000 * tally.rank_seconds / count,
         }
-        for other in others
-    }
+        for name, tally in found.items()
+    ]
+    return beside_exact(rows)
+
+
+def _new_tallies(pool: EvalPool, ways: Sequence[Routed], others: Sequence[Direct]) -> dict[str, _Tally]:
+    found = {}
+    for other in others:
+        facts = {name: getattr(other, name) for name in ("line", "code_bytes", "stored_bytes", "lists")}
+        found[other.name] = _Tally(facts)
     for way in ways:
         for order in way.orders:
             # With a byte of density.
             vectors = pool.vector_bytes + 1 if order.rerank == "embeddings" else 0.0
-            facts[way.name_with(order)] = {
-                "line": LINES.get((way.router, order.rerank), ""),
-                "router": way.router,
-                "order": order.rerank,
-                "beam": way.beam,
-                "leaves": way.leaves,
-                "code_bytes": pool.code_bytes + vectors,
-                "stored_bytes": pool.stored_bytes + vectors,
-            }
-    rows = [_method_row(pool, task, name, found[name], facts[name]) for name in facts]
-    return beside_exact(rows)
-
-
-def _method_row(pool: EvalPool, task: Task, method: str, tally: _Tally, facts: Row) -> Row:
-    count = len(task.queries.qids)
-    defaults = {"router": "", "order": "", "beam": 0, "leaves": 0, "lists": 0}
-    return {
-        "task": task.name,
-        "queries": count,
-        "pool_size": len(pool),
-        "method": method,
-        **defaults,
-        **facts,
-        **{f"recall_{k}": rate for k, rate in pool.hit_rates(task, tally.items).items()},
-        "touched": tally.touched / count,
-        "touched_share": tally.touched / count / len(pool),
-        "levels": tally.levels / count if facts.get("router") else None,
-        "route_ms": 1000 * tally.route_seconds / count,
-        "rank_ms": 1000 * tally.rank_seconds / count,
-    }
+            found[way.name_with(order)] = _Tally(
+                {
+                    "line": LINES.get((way.router, order.rerank), ""),
+                    "router": way.router,
+                    "order": order.rerank,
+                    "beam": way.beam,
+                    "leaves": way.leaves,
+                    "code_bytes": pool.code_bytes + vectors,
+                    "stored_bytes": pool.stored_bytes + vectors,
+                }
+            )
+    return found
 
 
 def beside_exact(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of one task with their shares of what exact search over fused embeddings finds."""
     best = next(row for row in rows if row["method"] == EXACT_FUSED)
+
+    def share(row: Row, measure: str) -> float | None:
+        return row[measure] / best[measure] if best[measure] else None
+
     return [
         {
             **row,
-            **{
-                f"of_exact_{k}": row[f"recall_{k}"] / best[f"recall_{k}"] if best[f"recall_{k}"] else None
-                for k in (1, 5)
-            },
+            "of_exact_1": share(row, "recall_1"),
+            "of_exact_5": share(row, "recall_5"),
             "touched_percent": f"{100 * row['touched_share']:.2f} %",
             "cpu_ms": row["route_ms"] + row["rank_ms"],
         }
@@ -597,20 +541,13 @@ class FaissRival(NamedTuple):
     def at(self, effort: int) -> Direct:
         """Return a search through so many lists, or with so many nodes in view."""
 
-        def find(batch: Batch) -> Answered:
+        def find(batch: RowQueries) -> Answered:
             found = self.faiss.search(batch.fused.numpy(), HITS, effort=effort)
             return Answered(found.items, found.compared)
 
         lists = self.faiss.num_lists
-        setting = f"{effort:,} of {lists:,} lists" if lists else f"{effort:,} nodes"
-        return Direct(
-            f"{self.name}, {setting}",
-            self.line,
-            find,
-            self.code_bytes,
-            self.stored_bytes,
-            effort if lists else 0,
-        )
+        name = f"{self.name}, {effort:,} of {lists:,} lists" if lists else f"{self.name}, {effort:,} nodes"
+        return Direct(name, self.line, find, self.code_bytes, self.stored_bytes, effort if lists else 0)
 
     def efforts(self) -> list[int]:
         """Return numbers of lists, or of nodes, for a curve."""
@@ -677,26 +614,10 @@ class PrefixDecoder:
 
     def __init__(self, decoder: Decoder, levels: int) -> None:
         self._decoder = decoder
-        self.sizes: tuple[int, ...] = decoder.sizes[:levels]
-        self.device = decoder.device
+        self.sizes = decoder.sizes[:levels]
 
-    def start(self, queries: Float[Tensor, "queries dim"]) -> DecoderState:
-        """Return the state before any code."""
-        return self._decoder.start(queries)
-
-    def advance(self, state: Any, codes: Int64[Tensor, "rows tokens"]) -> DecoderStep:
-        """Read codes."""
-        return self._decoder.advance(state, codes)
-
-    def logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
-        """Return the logits of one level's codes."""
-        return self._decoder.logits(hidden, level)
-
-    def log_probabilities(
-        self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
-    ) -> Float[Tensor, "rows codes"]:
-        """Return the log-probabilities of one level's codes."""
-        return self._decoder.log_probabilities(hidden, level, scores)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
 
 
 class Prefixes:
@@ -714,7 +635,7 @@ class Prefixes:
     def best(self, decoder: Decoder, queries: Float[Tensor, "queries dim"], count: int) -> Beams:
         """Return the best prefixes of each query, as ranges of the whole table."""
         config = SearchConfig(beam=count)
-        found = search(PrefixDecoder(decoder, self.levels), [self.part], queries, config)
+        found = search(cast("Decoder", PrefixDecoder(decoder, self.levels)), [self.part], queries, config)
         low = self.bounds[found.low]
         high = np.where(found.high > found.low, self.bounds[found.low + 1], low)
         return Beams(low, high, found.log_probabilities)
@@ -735,57 +656,25 @@ def compare_leaves(pool: EvalPool, task: Task, budgets: Sequence[int]) -> Iterat
         if first + depth > len(quantizer.sizes):
             continue
         prefixes = Prefixes(pool.table, first + depth)
-        for router, decoder in _decoders(pool).items():
+        shared = {"task": task.name, "queries": len(right), "semantic_levels": depth}
+        rows: dict[int, Row] = {budget: {**shared, "leaves": budget} for budget in budgets}
+        for router, decoder in pool.decoders.items():
             inside = dict.fromkeys(budgets, 0)
-            items: dict[int, Rows] = {budget: [] for budget in budgets}
+            items: dict[int, Rows] = defaultdict(list)
             for start in range(0, len(right), PREFIX_BATCH):
                 queries = task.queries.fused[start : start + PREFIX_BATCH]
                 beams = prefixes.best(decoder, queries, max(MIN_BEAM, *budgets))
-                for budget in budgets:
+                for budget in rows:
                     kept = cut_to_budget(beams, budget)
                     items[budget] += pool.rank(kept, queries, by_codes).items
-                    for ids, low, high in zip(
-                        right[start:], kept.low[..., 0], kept.high[..., 0], strict=False
-                    ):
+                    ranges = zip(right[start:], kept.low[..., 0], kept.high[..., 0], strict=False)
+                    for ids, low, high in ranges:
                         is_inside = (low <= ids[:, None]) & (ids[:, None] < high)
                         inside[budget] += bool(is_inside.any())
-            for budget in budgets:
-                recall = pool.hit_rates(task, items[budget])
-                yield {
-                    "task": task.name,
-                    "queries": len(right),
-                    "leaves": budget,
-                    "semantic_levels": depth,
-                    "router": router,
-                    "positive_inside": inside[budget] / len(right),
-                    "recall_1": recall[1],
-                    "recall_5": recall[5],
-                }
-
-
-def gain_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the generator and geometry side by side, and the gain in points."""
-    pairs: dict[tuple[str, int, int], dict[str, Row]] = {}
-    for row in rows:
-        pairs.setdefault((row["task"], row["leaves"], row["semantic_levels"]), {})[row["router"]] = row
-    return [
-        {
-            "task": task,
-            "leaves": leaves,
-            "semantic_levels": levels,
-            "generator_inside": by_router[GENERATOR]["positive_inside"],
-            "geometry_inside": by_router[GEOMETRY]["positive_inside"],
-            "gain_inside": _points(by_router, "positive_inside"),
-            "generator_5": by_router[GENERATOR]["recall_5"],
-            "geometry_5": by_router[GEOMETRY]["recall_5"],
-            "gain_5": _points(by_router, "recall_5"),
-        }
-        for (task, leaves, levels), by_router in pairs.items()
-    ]
-
-
-def _points(by_router: dict[str, Row], value: str) -> str:
-    return f"{100 * (by_router[GENERATOR][value] - by_router[GEOMETRY][value]):+.1f}"
+            for budget, row in rows.items():
+                row[f"{router}_inside"] = inside[budget] / len(right)
+                row[f"{router}_5"] = pool.hit_rates(task, items[budget])[5]
+        yield from rows.values()
 
 
 def _method_tables(rows: Sequence[Row], *, title: str, note: str) -> Iterator[Table]:
@@ -794,46 +683,18 @@ def _method_tables(rows: Sequence[Row], *, title: str, note: str) -> Iterator[Ta
     for task in tasks:
         own = [row for row in rows if row["task"] == task]
         size = f"{own[0]['queries']:,} queries, {own[0]['pool_size']:,} candidates."
-        yield table(
-            own,
-            METHOD_COLUMNS,
-            name="methods",
-            title=f"{title}: {task}",
-            note=f"{size} {note} {HOW_TO_READ}" if task == tasks[-1] else size,
-        )
+        how = f"{size} {note} {HOW_TO_READ}" if task == tasks[-1] else size
+        yield table(own, METHOD_COLUMNS, name="methods", title=f"{title}: {task}", note=how)
 
 
-def _leaf_table(rows: Sequence[Row]) -> Table:
-    return table(
-        rows,
-        LEAF_COLUMNS,
-        name="leaves",
-        title="Generator against geometry, equally many leaves",
-        note="Both rank all prefixes of one length; from the best on, the IDs under them are taken until "
-        "there are exactly so many, of the last prefix those that come first in the table. Inside: share of "
-        "queries with a right answer among the leaves; R@5: the leaves ranked by codes; gains in points.",
-    )
-
-
-def _health_rows(health: Health) -> list[Row]:
-    return [
-        {
-            "level": level.level,
-            "codes": level.size,
-            "used": level.used,
-            "perplexity": level.perplexity,
-            "largest_share": level.largest_share,
-        }
-        for level in health.levels
-    ]
-
-
-def _health_table(health: Health) -> Table:
+def _describe_health(health: Health) -> tuple[list[Row], Table]:
+    columns = ("level", "codes", "used", "perplexity", "largest_share")
+    levels = [{"codes": level.size, **asdict(level)} for level in health.levels]
+    rows = [{name: level[name] for name in columns} for level in levels]
     purity = "no modality level" if health.purity is None else f"purity of level 0 {health.purity:.2%}"
-    rows = _health_rows(health)
-    return table(
+    return rows, table(
         rows,
-        {name: name.replace("_", " ") for name in rows[0]},
+        {name: name.replace("_", " ") for name in columns},
         name="health",
         title="Health of the IDs",
         note=f"{health.candidates:,} candidates, {health.distinct_ids:,} distinct IDs; "
@@ -844,13 +705,14 @@ def _health_table(health: Health) -> Table:
 
 
 def _curve_figure(rows: Sequence[Row]) -> Drawing:
-    points = {
-        line: [(row["cpu_ms"], row["recall_5"]) for row in rows if row["line"] == line] for line in DRAWN
-    }
-    lines = [Line(line, pareto_front(found)) for line, found in points.items() if found]
-    return Drawing(
+    return draw_fronts(
+        [
+            (row["line"], row["cpu_ms"], row["recall_5"])
+            for line in DRAWN
+            for row in rows
+            if row["line"] == line
+        ],
         name="quality",
         title="R@5 against CPU time: of each kind, the settings that no cheaper one of it reaches",
-        alt=f"R@5 of {', '.join(line.name for line in lines)} against CPU-milliseconds of a query among 64",
-        figure=draw_lines(lines, x="CPU-milliseconds of a query among 64", y="R@5", log_y=False),
+        x="CPU-milliseconds of a query among 64",
     )

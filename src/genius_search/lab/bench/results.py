@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from genius_search.artifact import write_json
 from genius_search.errors import UsageError
-from genius_search.lab.bench.measure import About
 from genius_search.lab.figure import Drawing
 from genius_search.lab.html import write_html
 from genius_search.lab.table import Table
@@ -30,23 +28,24 @@ class Measurements:
     """For people, each short enough for a terminal or a document."""
     long_tables: Sequence[Table] = ()
     """For the page alone."""
-    figures: Sequence[Drawing] = field(default=())
+    figures: Sequence[Drawing] = ()
 
 
 def table(rows: Sequence[Row], columns: Mapping[str, str], *, name: str, title: str, note: str = "") -> Table:
     """Return some columns of measurements as a table; ``columns`` maps fields to their headings."""
-    return Table(
-        name=name,
-        title=title,
-        note=note,
-        headings=tuple(columns.values()),
-        lines=[[row.get(column) for column in columns] for row in rows],
-        decimals=None,
-    )
+    lines = [[row.get(column) for column in columns] for row in rows]
+    headings = tuple(columns.values())
+    return Table(name=name, title=title, note=note, headings=headings, lines=lines, decimals=None)
 
 
-def to_json(title: str, found: Measurements, about: About) -> dict[str, Any]:
-    """Return every row with what it was measured on; raises UsageError where a number is NaN or infinite."""
+def write(folder: Path, title: str, found: Measurements, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Write ``results.json``, every row with what it was measured on, and ``index.html``; return the JSON.
+
+    Raises
+    ------
+    UsageError
+        A number is NaN or infinite.
+    """
     for name, rows in found.rows.items():
         for row in rows:
             bad = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
@@ -54,26 +53,17 @@ def to_json(title: str, found: Measurements, about: About) -> dict[str, Any]:
                 raise UsageError(
                     f"{name}: {', '.join(bad)} is not a number in {row}; measure with more queries"
                 )
-    facts = dataclasses.asdict(about)
-    return {"title": title, **{name: [{**row, **facts} for row in rows] for name, rows in found.rows.items()}}
-
-
-def write(folder: Path, title: str, found: Measurements, about: About) -> dict[str, Any]:
-    """Write ``results.json`` and ``index.html``; return the JSON."""
-    document = to_json(title, found, about)
+    document: dict[str, Any] = {"title": title}
+    document |= {name: [{**row, **about} for row in rows] for name, rows in found.rows.items()}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "results.json", document)
-    page = {
-        "title": title,
-        "about": dataclasses.asdict(about),
-        "figures": found.figures,
-        "tables": [*found.tables, *found.long_tables],
-    }
+    tables = [*found.tables, *found.long_tables]
+    page = {"title": title, "about": about, "figures": found.figures, "tables": tables}
     write_html(folder / "index.html", "bench.html", page)
     return document
 
 
-def markdown(title: str, found: Measurements, about: About) -> str:
+def markdown(title: str, found: Measurements, about: Mapping[str, Any]) -> str:
     """Return the short tables with their notes, and what they were measured on."""
-    facts = f"{about.machine}; {about.date}; `{about.command}`; seed {about.seed}"
+    facts = "{machine}; {date}; `{command}`; seed {seed}".format_map(about)
     return "\n\n".join([f"# {title}", *(one.markdown() for one in found.tables), facts]) + "\n"

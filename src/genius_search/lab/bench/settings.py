@@ -10,7 +10,27 @@ from genius_search.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeedSettings:
+class RowSettings:
+    """The queries and pools that are measured."""
+
+    split: str = "test"
+    """Of the data set."""
+
+    row: str = ""
+    """Rows of the data set, as in its file names; commas between. Left out: all of them. For speed, one."""
+
+    pool: Literal["global", "local"] = "global"
+    """Search the union of all pools, or each row's own."""
+
+    queries: Natural = 0
+    """Of each row at most so many, spread evenly; 0 means all."""
+
+    seed: Natural = 0
+    """Of drawn weights, pools and queries, of training samples, and of the choice of instructions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedSettings(RowSettings):
     """What ``genius bench speed`` measures."""
 
     sizes: str = ""
@@ -50,37 +70,10 @@ class SpeedSettings:
     compared: Natural = 40
     """Queries whose rankings are compared with those of generate."""
 
-    split: str = "test"
-    """Of the data set."""
-
-    row: str = ""
-    """Of the data set, as in its file names; needed where it has several."""
-
-    pool: Literal["global", "local"] = "global"
-    """Search the union of all pools, or the row's own."""
-
-    queries: Natural = 0
-    """Of the data set at most so many, spread evenly; 0 means all."""
-
-    seed: Natural = 0
-    """Of drawn weights, pools and queries, of training samples, and of the choice of instructions."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class QualitySettings:
+class QualitySettings(RowSettings):
     """What ``genius bench quality`` measures."""
-
-    split: str = "test"
-    """Of the data set."""
-
-    row: str = ""
-    """Rows of the data set, as in its file names; commas between. Left out: all of them."""
-
-    pool: Literal["global", "local"] = "global"
-    """Search the union of all pools, or each row's own."""
-
-    queries: Natural = 0
-    """Of each row at most so many, spread evenly; 0 means all."""
 
     beam: Count = 50
     """Of the search within a leaf budget."""
@@ -105,9 +98,6 @@ class QualitySettings:
 
     no_faiss: bool = False
     """Leave faiss out."""
-
-    seed: Natural = 0
-    """Of training samples and of the choice of instructions."""
 
 
 def parse_counts(flag: str, text: str) -> tuple[int, ...]:

@@ -10,12 +10,12 @@ import math
 import multiprocessing
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -23,26 +23,17 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from genius_search.config import SearchConfig, checked
-from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
+from genius_search.data.mbeir import MBeir
 from genius_search.errors import UsageError
 from genius_search.index.store import quantize
 from genius_search.lab.baselines.faiss_index import FaissIndex
 from genius_search.lab.baselines.generate import HfGenerate, PointerTrie
 from genius_search.lab.baselines.routing import CodeRouter
-from genius_search.lab.bench.measure import (
-    Latency,
-    Timed,
-    available_bytes,
-    peak_bytes,
-    resident_bytes,
-    time_queries,
-    time_rounds,
-)
+from genius_search.lab.bench.measure import Latency, read_memory, time_build, time_queries, time_rounds
 from genius_search.lab.bench.pools import (
     DIM,
     NumberedPool,
     PaddedPool,
-    Pool,
     Searcher,
     SyntheticPool,
     padded,
@@ -52,19 +43,12 @@ from genius_search.lab.bench.pools import (
 )
 from genius_search.lab.bench.results import Measurements, Row, table
 from genius_search.lab.bench.settings import SpeedSettings, parse_counts
-from genius_search.lab.evaluate import (
-    EvaluationConfig,
-    EvaluationPools,
-    embed_queries,
-)
-from genius_search.lab.figure import Drawing, Line, draw_lines
-from genius_search.lab.methods import RowQueries
-from genius_search.lab.runs import Hit, Qrels, Run, evaluate, filter_to_pool
-from genius_search.lab.table import Table, pareto_front
+from genius_search.lab.bench.tasks import EvalData, Task, select_rows
+from genius_search.lab.figure import Drawing, Line, draw_fronts, draw_lines, lines_by_size
+from genius_search.lab.table import Table
 from genius_search.model import Genius
 from genius_search.nn.density import NUM_EXTRA_COLUMNS
 from genius_search.progress import Progress
-from genius_search.records import did_of
 from genius_search.search.beam import Beams, search
 from genius_search.search.decoder import Decoder
 from genius_search.search.rank import Evidence, rank_items
@@ -98,8 +82,7 @@ TOLERANCE: Final = 1e-4
 
 Found = list[Int64[np.ndarray, " _"]]
 """Item rows of each query, best first."""
-Stored = Literal["float16", "int8"]
-BITS: Final[Mapping[Stored, str]] = {"float16": "16-bit", "int8": "8-bit"}
+Queries = Float[Tensor, "queries dim"]
 
 
 class Method(NamedTuple):
@@ -109,7 +92,7 @@ class Method(NamedTuple):
     line: str
     """Its name in figures, which all settings of a method share."""
     family: str
-    search: Callable[[Float[Tensor, "queries dim"]], Found | None]
+    search: Callable[[Queries], Found | None]
     """Returns None where items are not ranked."""
     item_bytes: float
     """Bytes that grow with the pool, for each item."""
@@ -120,10 +103,18 @@ class Method(NamedTuple):
     """So many times the usual number of queries is timed one by one."""
 
 
-class _Found(NamedTuple):
-    queries: list[Row]
-    builds: list[Row]
-    agreement: list[Row]
+@dataclass(frozen=True)
+class _Bench:
+    """What is measured, and the rows so far."""
+
+    settings: SpeedSettings
+    families: Sequence[str]
+    sizes: Sequence[int]
+    folder: Path
+    progress: Progress
+    queries: list[Row] = field(default_factory=list)
+    builds: list[Row] = field(default_factory=list)
+    agreement: list[Row] = field(default_factory=list)
 
 
 def bench_speed(
@@ -156,75 +147,69 @@ def bench_speed(
     sizes = parse_counts("--sizes", settings.sizes or ("0" if data else SYNTHETIC_SIZES))
     if min(sizes) < (0 if data else 1):
         raise UsageError(f"--sizes {settings.sizes}: a pool needs an item or more")
-    found = _Found([], [], [])
-    if data is not None:
-        if model is None:
-            raise UsageError("a data set needs a --model to embed it")
-        description = _measure_real(settings, families, sizes, data, model, folder, found, progress)
-    else:
+    bench = _Bench(settings, families, sorted(set(sizes)), folder, progress)
+    if data is None:
         if "exact" in families and settings.rival_items < min(sizes):
             raise UsageError(
                 f"exact search is measured up to {settings.rival_items:,} items and all pools are larger, so "
                 "that nothing could be calculated from; add a smaller size, or leave exact out of --methods"
             )
-        description = _measure_synthetic(settings, families, sizes, model, folder, found, progress)
-    tables = _tables(found, description, has_recall=data is not None)
-    figures = _recall_figures(found.queries) if data is not None else _size_figures(found)
-    rows = {name: rows for name, rows in found._asdict().items() if rows or name != "agreement"}
+        description = _measure_synthetic(bench, model)
+    elif model is None:
+        raise UsageError("a data set needs a --model to embed it")
+    else:
+        description = _measure_real(bench, data, model)
+    rows = {"queries": bench.queries, "builds": bench.builds}
+    if bench.agreement:
+        rows["agreement"] = bench.agreement
+    tables = _tables(bench, description, has_recall=data is not None)
+    figures = _size_figures(bench) if data is None else _recall_figures(bench.queries)
     return Measurements(rows=rows, tables=tables, figures=figures)
 
 
 # Drawn pools
 
 
-def _measure_synthetic(
-    settings: SpeedSettings,
-    families: Sequence[str],
-    sizes: Sequence[int],
-    model: Genius | None,
-    folder: Path,
-    found: _Found,
-    progress: Progress,
-) -> str:
+def _measure_synthetic(bench: _Bench, model: Genius | None) -> str:
     """Measure pools of drawn codes, the smallest first; return how the methods search."""
+    settings, place = bench.settings, bench.folder / "tables"
     large = synthetic_searcher("reference", seed=settings.seed) if model is None else searcher_of(model)
     small = large
     if model is None:
         small = synthetic_searcher("tiny", seed=settings.seed, sizes=large.decoder.sizes)
     count = max(10 * settings.timed, settings.batch, settings.compared)
     queries = random_queries(count, large.dim, seed=settings.seed + 1)
+    full = SearchConfig(beam=settings.beam)
     stopped = SearchConfig(beam=settings.beam, candidates=4 * settings.beam, rerank="codes")
     budget = SearchConfig(beam=settings.small_beam, candidates=settings.small_candidates, rerank="codes")
-    place = folder / "tables"
-    progress.begin("speed", len(set(sizes)))
-    for number, items in enumerate(sorted(set(sizes)), start=1):
+    bench.progress.begin("speed", len(bench.sizes))
+    for number, items in enumerate(bench.sizes, start=1):
         pool = SyntheticPool(items=items, sizes=large.decoder.sizes, kind=settings.codes, seed=settings.seed)
-        build = build_apart(pool, place)
+        bench.builds.append({"structure": "our IDs", **build_apart(pool, place)})
         ids = IdTable.open(place)
-        found.builds.append({"structure": "our IDs", **build})
-        methods = [
-            _our_method(FULL, large, ids, SearchConfig(beam=settings.beam)),
-            _our_method(LEAF_STOP, large, ids, stopped),
-            _our_method(SHALLOW, small, ids, budget)._replace(repeats=10),
-        ]
-        methods = methods if "ours" in families else []
-        if "generate" in families and items <= settings.rival_items:
-            methods += _generate_methods(settings, large, ids, queries, found, progress)
-        found.queries.extend(_time(settings, methods, queries, items))
+        methods = []
+        if "ours" in bench.families:
+            methods = [
+                _our_method(FULL, large, ids, full),
+                _our_method(LEAF_STOP, large, ids, stopped),
+                _our_method(SHALLOW, small, ids, budget)._replace(repeats=10),
+            ]
+        if "generate" in bench.families and items <= settings.rival_items:
+            methods += _generate_methods(bench, large, ids, queries)
+        bench.queries.extend(_time(settings, methods, queries, items))
         del ids, methods
-        if "numbers" in families:
+        if "numbers" in bench.families:
             numbered = NumberedPool(items=items)
             build_apart(numbered, place)
             digits = synthetic_searcher("reference", seed=settings.seed, sizes=numbered.sizes)
-            ids = IdTable.open(place)
-            method = _our_method(NUMBERS, digits, ids, SearchConfig(beam=settings.beam))
+            method = _our_method(NUMBERS, digits, IdTable.open(place), full)
             drawn = random_queries(count, DIM, seed=settings.seed + 1)
-            found.queries.extend(_time(settings, [method], drawn, items))
-            del ids, method
-        if "exact" in families:
-            found.queries.append(_exact_row(settings, items, found.queries))
+            bench.queries.extend(_time(settings, [method], drawn, items))
+            del method
+        if "exact" in bench.families:
+            bench.queries.append(_exact_row(settings, items, bench.queries))
         shutil.rmtree(place)
-        progress.advance(number, {})
+        bench.progress.advance(number, {})
     decoder = "decoder of the paper's size" if model is None else large.name
     return (
         f"Pools of {settings.codes} drawn codes, {len(large.decoder.sizes)} levels. {FULL}: {decoder}, beam "
@@ -237,7 +222,7 @@ def _measure_synthetic(
     )
 
 
-def build_apart(pool: Pool, folder: Path) -> Row:
+def build_apart(pool: SyntheticPool | NumberedPool, folder: Path) -> Row:
     """Build a pool's ID table in a folder, in a process of its own so that its memory can be told apart."""
     shutil.rmtree(folder, ignore_errors=True)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
@@ -250,51 +235,41 @@ def build_apart(pool: Pool, folder: Path) -> Row:
     return {**_table_facts(ids), **row, "open_ms": float(np.median(opening))}
 
 
-def build_table(pool: Pool, folder: Path) -> Row:
+def build_table(pool: SyntheticPool | NumberedPool, folder: Path) -> Row:
     """Build a pool's ID table in a folder; drawing the codes is not in the times."""
     next(pool.blocks())  # what drawing needs stays out of the peak
-    before = resident_bytes()
+    before = read_memory("VmRSS")
     blocks = list(pool.blocks())
     codes = np.concatenate([block.codes for block in blocks])
     cosines = np.concatenate([block.typicality for block in blocks])
     del blocks
-    began, began_cpu = time.perf_counter(), time.process_time()
-    IdTable.build(codes, cosines).save(folder)
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
-    peak = peak_bytes()
+    _, times = time_build(lambda: IdTable.build(codes, cosines).save(folder))
+    peak = read_memory("VmHWM")
     grown = None if peak is None or before is None else max(0, peak - before) / 2**20
-    return {"build_seconds": seconds, "build_cpu_seconds": cpu_seconds, "peak_mib": grown}
+    return {**times, "peak_mib": grown}
 
 
 def _table_facts(ids: IdTable) -> Row:
+    per_item = (ids.nbytes + ids.bucket_starts.nbytes + ids.items.nbytes) / ids.num_items
     return {
         "items": ids.num_items,
         "ids": len(ids),
         "bytes_per_id": ids.nbytes / len(ids),
-        "bytes_per_item": _bytes_per_item(ids),
+        "bytes_per_item": per_item,
     }
-
-
-def _bytes_per_item(ids: IdTable) -> float:
-    return (ids.nbytes + ids.bucket_starts.nbytes + ids.items.nbytes) / ids.num_items
 
 
 def _our_method(name: str, searcher: Searcher, ids: IdTable, config: SearchConfig) -> Method:
     parts, evidence = [Part(ids)], Evidence(searcher.ranker)
 
-    def answer(queries: Float[Tensor, "queries dim"]) -> Found:
-        beams = search(searcher.decoder, parts, queries, config)
-        return _rank(parts, beams, queries, config, evidence)
+    def answer(queries: Queries) -> Found:
+        return _rank(parts, search(searcher.decoder, parts, queries, config), queries, config, evidence)
 
-    return Method(name, name, "ours", answer, _bytes_per_item(ids))
+    return Method(name, name, "ours", answer, _table_facts(ids)["bytes_per_item"])
 
 
 def _rank(
-    parts: Sequence[Part],
-    beams: Beams,
-    queries: Float[Tensor, "queries dim"],
-    config: SearchConfig,
-    evidence: Evidence,
+    parts: Sequence[Part], beams: Beams, queries: Queries, config: SearchConfig, evidence: Evidence
 ) -> Found:
     return [
         rank_items(parts, beams, number, query, config=config, evidence=evidence, k=HITS).items
@@ -302,54 +277,43 @@ def _rank(
     ]
 
 
-def _generate_methods(
-    settings: SpeedSettings,
-    searcher: Searcher,
-    ids: IdTable,
-    queries: Float[Tensor, "queries dim"],
-    found: _Found,
-    progress: Progress,
-) -> Iterator[Method]:
+def _generate_methods(bench: _Bench, searcher: Searcher, ids: IdTable, queries: Queries) -> Iterator[Method]:
     """Yield the search that generate does and generate itself; compare their rankings, and add its trie."""
-    progress.say("the pointer trie that generate needs")
+    settings = bench.settings
+    bench.progress.say("the pointer trie that generate needs")
     codes = ids.ids[:, : len(searcher.generator.sizes)]
-    began, began_cpu = time.perf_counter(), time.process_time()
-    PointerTrie(codes)
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
+    _, times = time_build(lambda: PointerTrie(codes))
     hf = HfGenerate(searcher.generator, codes)
-    trie_bytes = hf.trie.num_bytes()
-    found.builds.append(
+    trie_bytes, item_bytes = hf.trie.num_bytes(), hf.trie.num_bytes() / ids.num_items
+    bench.builds.append(
         {
             "structure": "pointer trie",
             "items": ids.num_items,
             "ids": len(hf.trie),
             "bytes_per_id": trie_bytes / len(hf.trie),
-            "bytes_per_item": trie_bytes / ids.num_items,
-            "build_seconds": seconds,
-            "build_cpu_seconds": cpu_seconds,
+            "bytes_per_item": item_bytes,
+            **times,
             "peak_mib": None,
             "open_ms": None,
         }
     )
     config = SearchConfig(beam=settings.beam, scores="vocabulary")
-    compared = queries[: settings.compared]
-    if len(compared):
+    if settings.compared:
         ours, theirs = [], []
-        for start in range(0, len(compared), settings.batch):
-            some = compared[start : start + settings.batch]
+        for some in queries[: settings.compared].split(settings.batch):
             ours += rankings_of(ids, search(searcher.decoder, [Part(ids)], some, config))
             generated = hf.search(some, beam=settings.beam)
             theirs += [
                 Ranking(codes[np.isfinite(scores)], scores[np.isfinite(scores)])
                 for codes, scores in zip(generated.codes, generated.scores, strict=True)
             ]
-        found.agreement.append({"items": ids.num_items, **compare_rankings(ours, theirs)})
+        bench.agreement.append({"items": ids.num_items, **compare_rankings(ours, theirs)})
     yield _our_method(VOCABULARY, searcher, ids, config)
 
-    def answer(some: Float[Tensor, "queries dim"]) -> None:
+    def answer(some: Queries) -> None:
         hf.codes(some, beam=settings.beam)
 
-    yield Method(GENERATE, GENERATE, "generate", answer, trie_bytes / ids.num_items)
+    yield Method(GENERATE, GENERATE, "generate", answer, item_bytes)
 
 
 class Ranking(NamedTuple):
@@ -397,7 +361,7 @@ def _differ_in_ties_only(left: Ranking, right: Ranking) -> bool:
 
 def _exact_row(settings: SpeedSettings, items: int, rows: Sequence[Row]) -> Row:
     """Return the time of exact search, measured if the vectors fit, else from the largest pool that did."""
-    free = available_bytes()
+    free = read_memory("MemAvailable")
     fits = free is None or items * DIM * (4 + 2) < MEMORY_SHARE * free
     if items > settings.rival_items or not fits:
         measured = [row for row in rows if row["method"] == EXACT and not row["calculated"]]
@@ -408,14 +372,8 @@ def _exact_row(settings: SpeedSettings, items: int, rows: Sequence[Row]) -> Row:
             )
         largest = max(measured, key=lambda row: row["items"])
         cpu_ms = largest["cpu_ms"] * items / largest["items"]
-        return {
-            **largest,
-            "items": items,
-            "cpu_ms": cpu_ms,
-            "p50_ms": None,
-            "p99_ms": None,
-            "calculated": True,
-        }
+        unmeasured = {"p50_ms": None, "p99_ms": None, "calculated": True}
+        return {**largest, "items": items, "cpu_ms": cpu_ms, **unmeasured}
     random = np.random.default_rng(settings.seed)
     some = random.standard_normal((min(items, 65_536), DIM), dtype=np.float32).astype(np.float16)
     index = FaissIndex("Flat", np.resize(some, (items, DIM)))
@@ -427,126 +385,55 @@ def _exact_row(settings: SpeedSettings, items: int, rows: Sequence[Row]) -> Row:
 # Real pools
 
 
-def _measure_real(
-    settings: SpeedSettings,
-    families: Sequence[str],
-    sizes: Sequence[int],
-    data: MBeir,
-    model: Genius,
-    folder: Path,
-    found: _Found,
-    progress: Progress,
-) -> str:
+def _measure_real(bench: _Bench, data: MBeir, model: Genius) -> str:
     """Measure one row of a data set at each size; return what was searched."""
-    rows = data.rows(settings.split, names=(settings.row,) if settings.row else ())
+    settings = bench.settings
+    rows = select_rows(data, settings)
     if len(rows) != 1:
         names = ", ".join(row.name for row in rows)
         raise UsageError(f"{data.name} has {len(rows)} rows in split {settings.split} ({names}); name one")
-    ground = _Ground.open(settings, rows[0], data, model, folder / "features", progress)
+    eval_data = EvalData(data, model, rows, settings, bench.folder / "features", bench.progress)
+    candidates = eval_data.candidates(rows[0])
+    task = eval_data.task(rows[0], candidates)
+    queries = task.queries.fused
     searcher = searcher_of(model)
-    for items in sorted(set(sizes)):
-        pool = ground.pool(model, items, settings.seed)
-        progress.say(f"{len(pool):,} items, {len(pool.table):,} IDs, {len(ground.queries.qids):,} queries")
-        began, began_cpu = time.perf_counter(), time.process_time()
-        ids = IdTable.build(pool.codes, np.zeros(len(pool), dtype=np.float16))
-        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
-        row: Row = {"structure": "our IDs", "build_seconds": seconds, "build_cpu_seconds": cpu_seconds}
-        found.builds.append({**row, **_table_facts(ids), "peak_mib": None, "open_ms": None})
-        queries = ground.queries.fused
-        methods = list(_dense_methods(families, model, pool, settings.seed, progress))
-        methods += _id_methods(families, searcher, model, pool, cpu_seconds)
-        if "generate" in families:
-            methods += _generate_methods(settings, searcher, pool.table, queries, found, progress)
-        recall = {method.name: ground.recall(method, pool, settings.batch) for method in methods}
+    for items in bench.sizes:
+        pool = padded(model, candidates, items=items, seed=settings.seed)
+        bench.progress.say(f"{len(pool):,} items, {len(pool.table):,} IDs, {len(queries):,} queries")
+        ids, times = time_build(partial(IdTable.build, pool.codes, np.zeros(len(pool), dtype=np.float16)))
+        row = {"structure": "our IDs", **times, **_table_facts(ids), "peak_mib": None, "open_ms": None}
+        bench.builds.append(row)
+        methods = list(_dense_methods(bench, model, pool))
+        methods += _id_methods(bench.families, searcher, model, pool, times["build_cpu_seconds"])
+        if "generate" in bench.families:
+            methods += _generate_methods(bench, searcher, pool.table, queries)
+        recall = {method.name: _recall(method, task, pool, settings.batch) for method in methods}
         for timed in _time(settings, methods, queries, len(pool)):
-            found.queries.append({**timed, **recall[timed["method"]]})
-    padding = ", padded with noisy copies of theirs, which are never right answers" if any(sizes) else ""
+            bench.queries.append({**timed, **recall[timed["method"]]})
+    padding = (
+        ", padded with noisy copies of theirs, which are never right answers" if any(bench.sizes) else ""
+    )
     return (
-        f"{data.name}, {rows[0].name}: {len(ground.names):,} candidates{padding}; "
-        f"{len(ground.queries.qids):,} queries, all methods over the same embeddings of {model.dim} numbers. "
+        f"{data.name}, {rows[0].name}: {len(candidates):,} candidates{padding}; "
+        f"{len(queries):,} queries, all methods over the same embeddings of {model.dim} numbers. "
         "R@k: share of queries with a right answer among the first k. IVF-PQ refined re-ranks 200 items by "
         "vectors kept beside the codes; ours by vectors those that the codes put first: 100, or with all "
         "levels decoded every item found."
     )
 
 
-class _Ground(NamedTuple):
-    """The queries, candidates and right answers of one row."""
-
-    queries: RowQueries
-    qrels: Qrels
-    names: list[str]
-    vectors: Float32[np.ndarray, "items dim"]
-    codes: np.ndarray
-    typicality: np.ndarray
-    modality: np.ndarray
-
-    @staticmethod
-    def open(
-        settings: SpeedSettings,
-        row: EvaluationRow,
-        data: MBeir,
-        model: Genius,
-        folder: Path,
-        progress: Progress,
-    ) -> _Ground:
-        config = EvaluationConfig(
-            split=settings.split,
-            pools=(settings.pool,),
-            methods=("exact-fused",),
-            max_queries=settings.queries,
-            seed=settings.seed,
-        )
-        pools = EvaluationPools(
-            data,
-            model,
-            [row],
-            folder,
-            split=settings.split,
-            pools=config.pools,
-            methods=config.methods,
-            progress=progress,
-        )
-        (queries,) = embed_queries(data, model, row, config, folder, progress)
-        candidates = pools.of(row, settings.pool)
-        return _Ground(
-            queries,
-            filter_to_pool(read_judgements(row, queries.qids), candidates),
-            [did_of(int(number)) for number in candidates.dids],
-            candidates.fused(slice(None)).numpy(),
-            candidates.codes,
-            candidates.typicality,
-            candidates.modality,
-        )
-
-    def pool(self, model: Genius, items: int, seed: int) -> PaddedPool:
-        return padded(
-            model,
-            self.names,
-            self.vectors,
-            self.codes,
-            self.typicality,
-            self.modality,
-            items=items,
-            seed=seed,
-        )
-
-    def recall(self, method: Method, pool: PaddedPool, batch: int) -> Row:
-        """Measure M-BEIR's R@k; ranks serve as scores, since only the order counts."""
-        hits: dict[str, list[Hit]] = {}
-        for start in range(0, len(self.queries.qids), batch):
-            found = method.search(self.queries.fused[start : start + batch])
-            if found is None:
-                return {"recall_1": None, "recall_5": None, "recall_10": None}
-            for qid, items in zip(self.queries.qids[start : start + batch], found, strict=True):
-                hits[qid] = [Hit(pool.id_of(int(item)), -float(rank)) for rank, item in enumerate(items)]
-        rates = evaluate(self.qrels, Run(method.name, hits), ks=(1, 5, 10)).hit_rate
-        return {f"recall_{k}": rates[k] for k in (1, 5, 10)}
+def _recall(method: Method, task: Task, pool: PaddedPool, batch_size: int) -> Row:
+    found: Found = []
+    for batch in task.batches(batch_size):
+        items = method.search(batch.fused)
+        if items is None:
+            return {"recall_1": None, "recall_5": None, "recall_10": None}
+        found += items
+    rates = task.hit_rates([pool.did(int(item)) for item in items] for items in found)
+    return {f"recall_{k}": rate for k, rate in rates.items()}
 
 
-def _dense_methods(
-    families: Sequence[str], model: Genius, pool: PaddedPool, seed: int, progress: Progress
-) -> Iterator[Method]:
+def _dense_methods(bench: _Bench, model: Genius, pool: PaddedPool) -> Iterator[Method]:
     """Build faiss's indexes, each with the efforts it is tried with.
 
     Those of codes have as many bits an item as our packed IDs with norm and density (``packed``), or as our
@@ -578,26 +465,20 @@ def _dense_methods(
         for parts in dict.fromkeys((few, many))
     ]
     for family, line, kept, factory, efforts in indexes:
-        if family not in families:
+        if family not in bench.families:
             continue
-        progress.say(f"building {line} ({kept})")
-        index = FaissIndex(factory, pool.vectors, seed=seed)
+        bench.progress.say(f"building {line} ({kept})")
+        index = FaissIndex(factory, pool.vectors, seed=bench.settings.seed)
         for effort in efforts:
             setting = "" if effort is None else f", {effort} list{'s' if effort > 1 else ''}"
             if family == "hnsw":
                 setting = f", efSearch {effort}"
-            yield Method(
-                f"{line} ({kept}){setting}",
-                line,
-                family,
-                _dense_search(index, effort),
-                index.item_bytes,
-                index.fixed_bytes,
-                index.build_seconds,
-            )
+            name, find = f"{line} ({kept}){setting}", _dense_search(index, effort)
+            costs = (index.item_bytes, index.fixed_bytes, index.build_seconds)
+            yield Method(name, line, family, find, *costs)
 
 
-def _dense_search(index: FaissIndex, effort: int | None) -> Callable[[Float[Tensor, "queries dim"]], Found]:
+def _dense_search(index: FaissIndex, effort: int | None) -> Callable[[Queries], Found]:
     return lambda queries: index.search(queries.numpy(), HITS, effort=effort).items
 
 
@@ -615,48 +496,47 @@ def _id_methods(  # noqa: C901  every way of ranking
     def rounded_vectors(rows: Int64[np.ndarray, " rows"]) -> Float[Tensor, "rows dim"]:
         return torch.from_numpy(rounded.values[rows] * rounded.scales[rows, None].astype(np.float32))
 
-    evidence = {
-        None: Evidence(searcher.ranker),
-        "float16": Evidence(searcher.ranker, [exact_vectors]),
-        "int8": Evidence(searcher.ranker, [rounded_vectors]),
+    by_codes = Evidence(searcher.ranker)
+    by_vectors = {
+        "16-bit": (Evidence(searcher.ranker, [exact_vectors]), 2.0 * model.dim),
+        "8-bit": (Evidence(searcher.ranker, [rounded_vectors]), model.dim + 2.0),  # with a scale each
     }
-    vector_bytes = {None: 0.0, "float16": 2.0 * model.dim, "int8": model.dim + 2.0}  # with a scale each
+    table_bytes = _table_facts(pool.table)["bytes_per_item"]
+    routing_bytes = 4.0 * model.dim * sum(searcher.decoder.sizes)
 
     def method(
-        line: str, setting: str, stored: Stored | None, find: Callable[[Tensor], Beams], config: SearchConfig
+        name: str, setting: str, find: Callable[[Queries], Beams], config: SearchConfig, stored: str = ""
     ) -> Method:
-        is_routed = line.startswith("nearest")
-        name = f"{line}, {setting}" if stored is None else f"{line} ({BITS[stored]}), {setting}"
+        evidence, vector_bytes = by_vectors[stored] if stored else (by_codes, 0.0)
+        family = "routing" if name.startswith("nearest") else "ours"
         return Method(
+            f"{name} ({stored}), {setting}" if stored else f"{name}, {setting}",
             name,
-            line,
-            "routing" if is_routed else "ours",
-            lambda queries: _rank(parts, find(queries), queries, config, evidence[stored]),
-            _bytes_per_item(pool.table) + vector_bytes[stored],
-            4.0 * model.dim * sum(searcher.decoder.sizes) if is_routed else searcher.fixed_bytes(),
+            family,
+            lambda queries: _rank(parts, find(queries), queries, config, evidence),
+            table_bytes + vector_bytes,
+            routing_bytes if family == "routing" else searcher.fixed_bytes(),
             build_seconds,
         )
 
     def ranked(
-        who: str, setting: str, find: Callable[[Tensor], Beams], config: SearchConfig
+        who: str, setting: str, find: Callable[[Queries], Beams], config: SearchConfig
     ) -> Iterator[Method]:
-        yield method(f"{who}, by codes", setting, None, find, replace(config, rerank="codes"))
-        for stored in BITS:
-            yield method(f"{who}, by vectors", setting, stored, find, replace(config, rerank="embeddings"))
+        yield method(f"{who}, by codes", setting, find, replace(config, rerank="codes"))
+        for stored in by_vectors:
+            yield method(f"{who}, by vectors", setting, find, replace(config, rerank="embeddings"), stored)
 
     if "routing" in families:
-        router = CodeRouter(
-            parts, model.quantizer.tables(), has_modality_level=model.quantizer.has_modality_level
-        )
+        quantizer = model.quantizer
+        router = CodeRouter(parts, quantizer.tables(), has_modality_level=quantizer.has_modality_level)
         for beam in ROUTES:
             route = partial(router.route, beam=beam)
             yield from ranked("nearest code vectors", f"{beam} codes", route, SearchConfig(beam=beam))
     if "ours" in families:
         config = SearchConfig(beam=50)
         setting = "beam 50, all levels"
-        yield method("ours, by probability", setting, None, _decode(searcher.decoder, parts, config), config)
+        yield method("ours, by probability", setting, _decode(searcher.decoder, parts, config), config)
         for beam, candidates in ((50, 0), *BUDGETS):
-            config = SearchConfig(beam=50)
             if candidates:
                 config = SearchConfig(beam=beam, candidates=candidates, shortlist=SHORTLIST)
                 setting = f"beam {beam}, {candidates:,} leaves"
@@ -665,7 +545,7 @@ def _id_methods(  # noqa: C901  every way of ranking
             yield from ranked("ours", setting, find, config)
 
 
-def _decode(decoder: Decoder, parts: Sequence[Part], config: SearchConfig) -> Callable[[Tensor], Beams]:
+def _decode(decoder: Decoder, parts: Sequence[Part], config: SearchConfig) -> Callable[[Queries], Beams]:
     return lambda queries: search(decoder, parts, queries, config)
 
 
@@ -675,7 +555,7 @@ def _decode(decoder: Decoder, parts: Sequence[Part], config: SearchConfig) -> Ca
 def _time(
     settings: SpeedSettings,
     methods: Sequence[Method],
-    queries: Float[Tensor, "queries dim"],
+    queries: Queries,
     items: int,
     *,
     with_batch: bool = True,
@@ -690,22 +570,19 @@ def _time(
         group = {method.name: single(method) for method in methods if method.repeats == repeats}
         alone |= time_queries(group, min(repeats * settings.timed, len(queries)))
     together = queries[: settings.batch]
-    batched: dict[str, Timed] = {}
+    batched: dict[str, float] = {}
     if with_batch and methods:
         calls = {method.name: partial(method.search, together) for method in methods}
         batched = time_rounds(calls, rounds=settings.rounds, per=len(together))
     rows: list[Row] = []
     for method in methods:
-        one = alone[method.name]
         row: Row = {
             "method": method.name,
             "line": method.line,
             "family": method.family,
             "items": items,
             "batch": 1,
-            "cpu_ms": one.cpu_ms,
-            "p50_ms": one.p50_ms,
-            "p99_ms": one.p99_ms,
+            **alone[method.name]._asdict(),
             "bytes_per_item": method.item_bytes,
             "fixed_mib": method.fixed_bytes / 2**20,
             "build_cpu_seconds": method.build_seconds,
@@ -713,89 +590,88 @@ def _time(
         }
         rows.append(row)
         if method.name in batched:
-            cpu_ms = batched[method.name].cpu_ms
+            cpu_ms = batched[method.name]
             rows.append({**row, "batch": len(together), "cpu_ms": cpu_ms, "p50_ms": None, "p99_ms": None})
     return rows
 
 
-def _tables(found: _Found, description: str, *, has_recall: bool) -> list[Table]:
-    columns = {"method": "method", "items": "items", "batch": "batch"}
-    if has_recall:
-        columns |= {"recall_1": "R@1", "recall_5": "R@5", "recall_10": "R@10"}
-    columns |= {
-        "cpu_ms": "CPU-ms",
-        "p50_ms": "p50, ms",
-        "p99_ms": "p99, ms",
-        "bytes_per_item": "bytes an item",
-    }
-    columns |= (
-        {"fixed_mib": "fixed, MiB", "build_cpu_seconds": "build, CPU-s"}
-        if has_recall
-        else {"calculated": "calculated"}
-    )
-    speed = "" if has_recall else " Weights were drawn: this is speed, not recall."
-    rows = found.queries
+QUERY_COLUMNS: Final = {
+    "method": "method",
+    "items": "items",
+    "batch": "batch",
+    "recall_1": "R@1",
+    "recall_5": "R@5",
+    "recall_10": "R@10",
+    "cpu_ms": "CPU-ms",
+    "p50_ms": "p50, ms",
+    "p99_ms": "p99, ms",
+    "bytes_per_item": "bytes an item",
+    "fixed_mib": "fixed, MiB",
+    "build_cpu_seconds": "build, CPU-s",
+    "calculated": "calculated",
+}
+ONLY_WITH_RECALL: Final = ("recall_1", "recall_5", "recall_10", "fixed_mib", "build_cpu_seconds")
+BUILD_COLUMNS: Final = {
+    "structure": "structure",
+    "items": "items",
+    "ids": "distinct IDs",
+    "build_cpu_seconds": "build, CPU-s",
+    "peak_mib": "peak, MiB",
+    "open_ms": "open, ms",
+    "bytes_per_id": "bytes an ID",
+    "bytes_per_item": "bytes an item, all",
+}
+
+
+def _tables(bench: _Bench, description: str, *, has_recall: bool) -> list[Table]:
+    hidden = ("calculated",) if has_recall else ONLY_WITH_RECALL
+    rows = bench.queries
     if not has_recall:
         rows = sorted(rows, key=lambda row: (row["method"], row["batch"], row["items"]))
     tables = [
         table(
             rows,
-            columns,
+            {name: heading for name, heading in QUERY_COLUMNS.items() if name not in hidden},
             name="queries",
             title="Searching",
             note="CPU-milliseconds of a query on one core, alone or in a batch; the encoder is in no figure. "
-            f"Bytes that grow with the pool{', and those that do not' if has_recall else ''}. "
-            f"{description}{speed}",
+            f"Bytes that grow with the pool{', and those that do not' if has_recall else ''}. {description}"
+            f"{'' if has_recall else ' Weights were drawn: this is speed, not recall.'}",
         ),
         table(
-            found.builds,
-            {
-                "structure": "structure",
-                "items": "items",
-                "ids": "distinct IDs",
-                "build_cpu_seconds": "build, CPU-s",
-                "peak_mib": "peak, MiB",
-                "open_ms": "open, ms",
-                "bytes_per_id": "bytes an ID",
-                "bytes_per_item": "bytes an item, all",
-            },
+            bench.builds,
+            BUILD_COLUMNS,
             name="builds",
             title="What keeps generation to IDs that exist",
             note="The peak is that of a process of its own, beyond an idle one; it counts the drawn codes "
             "and mapped files too. The pointer trie, dictionaries in dictionaries, is built from sorted IDs.",
         ),
     ]
-    if found.agreement:
-        tables.append(
-            table(
-                found.agreement,
-                {name: name for name in ("items", "compared", "identical", "tied", "share")},
-                name="agreement",
-                title="The same ranking as Hugging Face's generate",
-                note=f"Queries of {VOCABULARY} whose IDs are the same in the same order; tied: different "
-                "only among IDs whose scores differ by 1e-4 or less.",
-            )
+    if bench.agreement:
+        agreement = table(
+            bench.agreement,
+            {name: name for name in ("items", "compared", "identical", "tied", "share")},
+            name="agreement",
+            title="The same ranking as Hugging Face's generate",
+            note=f"Queries of {VOCABULARY} whose IDs are the same in the same order; tied: different "
+            "only among IDs whose scores differ by 1e-4 or less.",
         )
+        tables.append(agreement)
     return tables
 
 
-def _size_figures(found: _Found) -> list[Drawing]:
+def _size_figures(bench: _Bench) -> list[Drawing]:
     """Draw time, bytes and memory against the size of the pool."""
-    single = [row for row in found.queries if row["batch"] == 1]
-    names = list(dict.fromkeys(row["method"] for row in single))
-
-    def lines(field: str) -> list[Line]:
-        def points(name: str, *, calculated: bool) -> tuple[tuple[float, float], ...]:
-            own = [row for row in single if row["method"] == name and row["calculated"] is calculated]
-            return tuple((float(row["items"]), float(row[field])) for row in own)
-
-        return [Line(name, points(name, calculated=False), points(name, calculated=True)) for name in names]
-
-    ours = [row for row in found.builds if row["structure"] == "our IDs"]
     drawn = [
-        ("cpu_ms", "CPU time of one query", "CPU-milliseconds a query", lines("cpu_ms")),
-        ("bytes", "Bytes an item", "bytes an item", lines("bytes_per_item")),
+        (
+            "cpu_ms",
+            "CPU time of one query",
+            "CPU-milliseconds a query",
+            lines_by_size(bench.queries, "cpu_ms"),
+        ),
+        ("bytes", "Bytes an item", "bytes an item", lines_by_size(bench.queries, "bytes_per_item")),
     ]
+    ours = [row for row in bench.builds if row["structure"] == "our IDs"]
     if all(row["peak_mib"] for row in ours):
         peaks = tuple((float(row["items"]), float(row["peak_mib"])) for row in ours)
         drawn.append(("peak", "Memory to build the ID table", "peak, MiB", [Line("our IDs", peaks)]))
@@ -803,36 +679,27 @@ def _size_figures(found: _Found) -> list[Drawing]:
         Drawing(
             name=name,
             title=f"{title} against the size of the pool",
-            alt=f"{title} against pool size on logarithmic axes: {', '.join(line.name for line in shown)}",
-            figure=draw_lines(shown, x="items in the pool", y=label),
+            alt=f"{title} against pool size on logarithmic axes: {', '.join(line.name for line in lines)}",
+            figure=draw_lines(lines, x="items in the pool", y=label),
         )
-        for name, title, label, shown in drawn
+        for name, title, label, lines in drawn
     ]
 
 
 def _recall_figures(rows: Sequence[Row]) -> list[Drawing]:
     """Draw recall in the largest pool against time and against bytes."""
     largest = max(row["items"] for row in rows)
-    by_line: dict[str, list[Row]] = {}
-    for row in rows:
-        if row["items"] == largest and row["batch"] == 1 and row["recall_5"] is not None:
-            by_line.setdefault(row["line"], []).append(row)
+    shown = [
+        row for row in rows if row["items"] == largest and row["batch"] == 1 and row["recall_5"] is not None
+    ]
     return [
-        Drawing(
-            name=field,
+        draw_fronts(
+            [(row["line"], row[column], row["recall_5"]) for row in shown],
+            name=column,
             title=f"R@5 against {label}: of each kind, the settings that no cheaper one of it reaches",
-            alt=f"R@5 of {', '.join(by_line)} against {label}",
-            figure=draw_lines(
-                [
-                    Line(line, pareto_front([(float(row[field]), row["recall_5"]) for row in own]))
-                    for line, own in by_line.items()
-                ],
-                x=label,
-                y="R@5",
-                log_y=False,
-            ),
+            x=label,
         )
-        for field, label in (
+        for column, label in (
             ("cpu_ms", "CPU-milliseconds of a single query"),
             ("bytes_per_item", "bytes an item"),
         )

@@ -6,12 +6,12 @@ import dataclasses
 import os
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from genius_search.cli.options import DataArgument, JsonOption, command
 from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.lab.bench.settings import QualitySettings, SpeedSettings
 
@@ -20,11 +20,21 @@ if TYPE_CHECKING:
 
 MIN_WIDTH = 120
 """Columns of text that a table may take whatever the terminal."""
-Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Speed:
+@command
+class BenchCommand(JsonOption):
+    """A command that measures."""
+
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """Where results.json and index.html go, and what is embedded or built on the way."""
+
+    download: bool = False
+    """Allow downloading the encoder's weights."""
+
+
+@command
+class Speed(BenchCommand):
     """Measure time and memory of a search as the pool grows, beside faiss and Hugging Face's generate.
 
     Without DATA, pools of drawn codes and drawn weights (or --model) show speed alone: the paper's search,
@@ -39,16 +49,7 @@ class Speed:
     model: Path | None = None
     """Folder of a model; needed with DATA."""
 
-    out: Folder
-    """Where results.json and index.html go; tables are built here and removed again."""
-
     options: Annotated[SpeedSettings, tyro.conf.arg(name="")] = SpeedSettings()
-
-    download: bool = False
-    """Allow downloading the encoder's weights."""
-
-    json: bool = False
-    """Print the contents of results.json."""
 
     def run(self) -> None:
         """Measure and print."""
@@ -66,39 +67,30 @@ class Speed:
         finish(self, "speed", "Speed", found)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quality:
+@command
+class Quality(BenchCommand):
     """Show how much of exact search the IDs keep, beside geometry without a generator and faiss.
 
     For each task and their mean: exact search, the paper's full-depth search, search within a leaf budget,
     the same routed by geometry alone, and faiss's IVF-PQ and IVF residual quantizer at as many bytes and
     candidates. Then the generator against geometry at equally many leaves, recall over CPU time for a grid
-    of beams and leaf budgets, and the health of the IDs.
+    of beams and leaf budgets, and the health of the IDs. Also writes quality.md.
     """
 
-    data: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+    data: DataArgument
     """Folder of the data set, in M-BEIR's layout."""
 
     model: Path
     """Folder of the model."""
 
-    out: Folder
-    """Where features, results.json, quality.md and index.html go."""
-
     options: Annotated[QualitySettings, tyro.conf.arg(name="")] = QualitySettings()
-
-    download: bool = False
-    """Allow downloading the encoder's weights."""
-
-    json: bool = False
-    """Print the contents of results.json."""
 
     def run(self) -> None:
         """Measure and print."""
         limit_threads()
         from genius_search.artifact import write_file
         from genius_search.data.mbeir import MBeir
-        from genius_search.lab.bench.measure import about, use_one_thread
+        from genius_search.lab.bench.measure import use_one_thread
         from genius_search.lab.bench.quality import bench_quality
         from genius_search.lab.bench.results import markdown
         from genius_search.model import Genius
@@ -107,8 +99,7 @@ class Quality:
         with TerminalProgress() as progress:
             model = Genius.open(self.model, download=self.download)
             found = bench_quality(MBeir(self.data), model, self.options, self.out, progress=progress)
-        finish(self, "quality", "Quality of the IDs", found)
-        facts = about(format_command(self, "quality"), seed=self.options.seed)
+        facts = finish(self, "quality", "Quality of the IDs", found)
         write_file(self.out / "quality.md", markdown("Quality of the IDs", found, facts).encode())
 
 
@@ -137,8 +128,8 @@ def format_command(command: Any, name: str) -> str:
     return " ".join(words)
 
 
-def finish(command: Speed | Quality, name: str, title: str, found: Measurements) -> None:
-    """Write the files, and print the tables."""
+def finish(command: Speed | Quality, name: str, title: str, found: Measurements) -> dict[str, Any]:
+    """Write the files, print the tables, and return what they were measured on."""
     from genius_search.lab.bench.measure import about
     from genius_search.lab.bench.results import write
 
@@ -146,8 +137,9 @@ def finish(command: Speed | Quality, name: str, title: str, found: Measurements)
     document = write(command.out, title, found, facts)
     if command.json:
         print_json(document)
-        return
+        return facts
     for table in found.tables:
         print(table.text(max(shutil.get_terminal_size().columns, MIN_WIDTH)))
-    print(f"{facts.machine}; {facts.date}; {facts.command}")
+    print("{machine}; {date}; {command}".format_map(facts))
     print(f"all columns: index.html and results.json in {command.out}", file=sys.stderr)
+    return facts

@@ -10,15 +10,14 @@ def test_variants_take_turns_and_the_first_turn_does_not_count():
     called = []
     timed = time_rounds({"a": lambda: called.append("a"), "b": lambda: called.append("b")}, rounds=3, per=2)
     assert called == ["a", "b"] * 4
-    assert {name: len(took.rounds_cpu_ms) for name, took in timed.items()} == {"a": 3, "b": 3}
-    assert all(took.cpu_ms >= 0 and took.wall_ms > 0 for took in timed.values())
+    assert timed.keys() == {"a", "b"}
+    assert all(cpu_ms >= 0 for cpu_ms in timed.values())
 
 
 def test_every_query_is_timed_once_and_each_turn_begins_with_one_that_is_not():
     called = []
     count = TURN + 3
     found = time_queries({"a": called.append}, count)["a"]
-    assert found.queries == count
     assert called == [0, *range(TURN), TURN, *range(TURN, count)]
     assert 0 < found.p50_ms <= found.p99_ms
 
