@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -14,7 +14,7 @@ from genius_search.data.mbeir import read_qrels
 from genius_search.errors import ArtifactMissing, BadData, UsageError
 from genius_search.lab.report.statistics import PerTask, estimate, interval, mean_of_seeds
 from genius_search.lab.results import METHODS, ResultRow, in_order
-from genius_search.lab.runs import Measures, Qrels, Run, evaluate, read_run
+from genius_search.lab.runs import Qrels, Run, evaluate, read_run
 from genius_search.lab.sweep import EVALUATION, SWEEP_ROW, MadeRow, read_rows
 from genius_search.lab.table import Estimate
 from genius_search.model import MODEL_FILE
@@ -42,10 +42,12 @@ class Evaluated:
     scores: str
     rows: tuple[ResultRow, ...]
 
-    def row(self, pool: Pool, method: str, task: str) -> ResultRow | None:
-        """Return one line of its table, if there is such a line."""
-        wanted = (pool, method, task)
-        return next((row for row in self.rows if (row.pool, row.method, row.name) == wanted), None)
+    def value(self, pool: Pool, method: str, task: str, measure: str) -> float | None:
+        """Return a measure of one line of its table, if there is such a line."""
+        for row in self.rows:
+            if (row.pool, row.method, row.name) == (pool, method, task):
+                return row.score if measure == HEADLINE else row.measures.get(measure)
+        return None
 
     def run(self, pool: Pool, method: str, task: str) -> Run:
         """Return the rankings behind a line; raises ArtifactMissing where the file is not there."""
@@ -54,10 +56,6 @@ class Evaluated:
     def qrels(self, pool: Pool, task: str) -> Qrels:
         """Return the right answers, cut to the pool."""
         return read_qrels(self._file(f"{task}_{self.split}.{pool}.qrels"), layout="trec")
-
-    def measures(self, pool: Pool, method: str, task: str) -> Measures:
-        """Return the measures of every query."""
-        return _measure(self, pool, method, task)
 
     def _file(self, name: str) -> Path:
         path = self.folder / "runs" / name
@@ -99,7 +97,7 @@ class System:
 
     def estimate(self, pool: Pool, method: str, task: str, measure: str = HEADLINE) -> Estimate | None:
         """Return a measure in percent over seeds."""
-        values = [_value(one.row(pool, method, task), measure) for one in self.seeds]
+        values = [one.value(pool, method, task, measure) for one in self.seeds]
         known = [100 * value for value in values if value is not None]
         return estimate(known) if known and len(known) == len(self.seeds) else None
 
@@ -108,12 +106,16 @@ class System:
     ) -> Estimate | None:
         """Return a measure in percent over all tasks, every task counting the same."""
         tasks = self.tasks(pool)
-        by_seed = [
-            [_value(one.row(pool, method, task.name), measure) for task in tasks] for one in self.seeds
-        ]
-        if not tasks or not by_seed or any(value is None for values in by_seed for value in values):
+        means = []
+        for one in self.seeds if tasks else ():
+            values = [one.value(pool, method, task.name, measure) for task in tasks]
+            known = [value for value in values if value is not None]
+            if len(known) < len(tasks):
+                return None
+            means.append(100 * sum(known) / len(known))
+        if not means:
             return None
-        found = estimate([100 * sum(value or 0.0 for value in values) / len(values) for values in by_seed])
+        found = estimate(means)
         if not with_interval:
             return found
         low, high = interval(self.per_query(pool, method, measure))
@@ -126,7 +128,9 @@ class System:
                 {
                     task.name: {
                         qid: values[task.headline if measure == HEADLINE else measure]
-                        for qid, values in one.measures(pool, method, task.name).per_query.items()
+                        for qid, values in _measure_queries(
+                            one, pool, method, task.name, task.headline_k
+                        ).items()
                     }
                     for task in self.tasks(pool)
                 }
@@ -143,6 +147,15 @@ class Benchmark:
     rows: Sequence[Mapping[str, Any]]
     machine: str
     command: str
+
+    @property
+    def origin(self) -> str:
+        """The machine and the command that measured it."""
+        return f"{self.machine}; `{self.command}`"
+
+    def mean_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return the means over tasks, or all rows where there are none."""
+        return [row for row in self.rows if row["task"] == "mean"] or self.rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +187,7 @@ def gather(sources: Sequence[str], *, model: Path | None = None) -> Gathered:  #
         Seeds of one system were evaluated on different queries.
     """
     systems: list[System] = []
-    benchmarks: list[Benchmark | None] = []
+    found: list[Benchmark | None] = []
     made: list[MadeRow] = []
     models: dict[str, Path] = {}
     for source in sources:
@@ -186,7 +199,7 @@ def gather(sources: Sequence[str], *, model: Path | None = None) -> Gathered:  #
                 if row.model and row.state == "done":
                     models[row.name] = places[0] / row.model
             systems += _systems_of_sweep(rows)
-            benchmarks += [
+            found += [
                 read_benchmark(folder / EVALUATION)
                 for folder, row in rows
                 if row.table == COSTS and row.state == "done"
@@ -195,7 +208,7 @@ def gather(sources: Sequence[str], *, model: Path | None = None) -> Gathered:  #
         if not (places[0] / RESULTS).exists() and (places[0] / MODEL_FILE).exists():
             places = [place / EVALUATION for place in places]
         if (places[0] / RESULTS).exists() and (benchmark := read_benchmark(places[0])) is not None:
-            benchmarks.append(benchmark)
+            found.append(benchmark)
             continue
         in_model = (places[0].parent / MODEL_FILE).exists()
         title = name or (places[0].parent if in_model else places[0]).resolve().name
@@ -210,10 +223,10 @@ def gather(sources: Sequence[str], *, model: Path | None = None) -> Gathered:  #
         check_seeds(system)
     if model is not None and systems:
         models[systems[0].name] = model
-    known = [one for one in benchmarks if one is not None]
-    if not systems and not known:
+    benchmarks = [one for one in found if one is not None]
+    if not systems and not benchmarks:
         raise ArtifactMissing(f"there is nothing to report on in {', '.join(sources)}: no row is finished")
-    return Gathered(systems=systems, benchmarks=known, made=made, models=models)
+    return Gathered(systems=systems, benchmarks=benchmarks, made=made, models=models)
 
 
 def _parse_source(source: str) -> tuple[str, list[Path]]:
@@ -224,24 +237,17 @@ def _parse_source(source: str) -> tuple[str, list[Path]]:
 
 
 def _systems_of_sweep(rows: Sequence[tuple[Path, MadeRow]]) -> list[System]:
-    by_name: dict[str, list[tuple[Path, MadeRow]]] = {}
+    by_name: dict[str, list[tuple[Path, MadeRow]]] = {row.name: [] for _, row in rows if row.table != COSTS}
     for folder, row in sorted(rows, key=lambda one: one[1].seed):
-        by_name.setdefault(row.name, []).append((folder, row))
-    names = dict.fromkeys(row.name for _, row in rows if row.table != COSTS)
-    return [
-        System(
-            name=name,
-            title=by_name[name][0][1].title,
-            table=by_name[name][0][1].table,
-            seeds=tuple(
-                read_evaluation(folder / EVALUATION, seed=row.seed)
-                for folder, row in by_name[name]
-                if row.state == "done"
-            ),
-            like=by_name[name][0][1].like,
-        )
-        for name in names
-    ]
+        if row.name in by_name:
+            by_name[row.name].append((folder, row))
+    systems = []
+    for name, own in by_name.items():
+        finished = [(folder / EVALUATION, row.seed) for folder, row in own if row.state == "done"]
+        seeds = tuple(read_evaluation(folder, seed=seed) for folder, seed in finished)
+        row = own[0][1]
+        systems.append(System(name=name, title=row.title, table=row.table, seeds=seeds, like=row.like))
+    return systems
 
 
 def check_seeds(system: System) -> None:
@@ -279,7 +285,7 @@ def read_evaluation(folder: Path, *, seed: int = 0) -> Evaluated:
             split=found["split"],
             beam=found["config"]["beam"],
             scores=found["config"]["scores"],
-            rows=tuple(_row(row) for row in found["rows"]),
+            rows=tuple(_read_row(row) for row in found["rows"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise BadData(f"{path} is not what `genius evaluate` writes: {error!r}") from None
@@ -296,11 +302,12 @@ def read_benchmark(folder: Path) -> Benchmark | None:
     path = folder / RESULTS
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        kind: Literal["speed", "quality"] = "speed"
         if isinstance(found.get("queries"), list) and isinstance(found.get("builds"), list):
-            kind: Literal["speed", "quality"] = "speed"
             rows = found["queries"]
         elif isinstance(found.get("methods"), list) and isinstance(found.get("leaves"), list):
             kind, rows = "quality", found.get("curves") or found["methods"]
+            rows = [{**row, "cpu_ms": row["route_ms"] + row["rank_ms"]} for row in rows]
         else:
             return None
         return Benchmark(kind=kind, rows=rows, machine=rows[0]["machine"], command=rows[0]["command"])
@@ -308,31 +315,14 @@ def read_benchmark(folder: Path) -> Benchmark | None:
         raise BadData(f"{path} is not what `genius bench` writes: {error!r}") from None
 
 
-def _row(found: Mapping[str, Any]) -> ResultRow:
+def _read_row(found: Mapping[str, Any]) -> ResultRow:
+    names = {field.name for field in fields(ResultRow)} - {"headline_k", "measures"}
+    prefixes = ("R@", "recall@", "nDCG@")
     return ResultRow(
-        name=found["name"],
-        dataset=found["dataset"],
-        task=found["task"],
-        task_id=found["task_id"],
-        pool=found["pool"],
-        method=found["method"],
-        queries=found["queries"],
-        pool_size=found["pool_size"],
-        bytes_per_item=found["bytes_per_item"],
-        candidates_touched=found["candidates_touched"],
+        **{name: found[name] for name in names},
         headline_k=int(found["headline"].removeprefix("R@")),
-        measures={
-            name: value
-            for name, value in found.items()
-            if name == "MRR" or name.partition("@")[0] in ("R", "recall", "nDCG")
-        },
+        measures={name: found[name] for name in found if name == "MRR" or name.startswith(prefixes)},
     )
-
-
-def _value(row: ResultRow | None, measure: str) -> float | None:
-    if row is None:
-        return None
-    return row.score if measure == HEADLINE else row.measures.get(measure)
 
 
 @lru_cache(maxsize=64)
@@ -342,10 +332,10 @@ def _read_run(path: Path) -> Run:
 
 
 @lru_cache(maxsize=4096)
-def _measure(one: Evaluated, pool: Pool, method: str, task: str) -> Measures:
+def _measure_queries(
+    one: Evaluated, pool: Pool, method: str, task: str, headline_k: int
+) -> Mapping[str, Mapping[str, float]]:
     qrels, run = one.qrels(pool, task), one.run(pool, method, task)
     # TREC has no line for a query that found nothing.
     complete = Run(run.name, {**dict.fromkeys(qrels, ()), **run.hits})
-    row = one.row(pool, method, task)
-    is_long = row is not None and row.headline_k == 10
-    return evaluate(qrels, complete, ks=(1, 5, 10, 20, 50) if is_long else (1, 5, 10))
+    return evaluate(qrels, complete, ks=(1, 5, 10, 20, 50) if headline_k == 10 else (1, 5, 10)).per_query

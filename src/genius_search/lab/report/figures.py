@@ -25,20 +25,15 @@ from genius_search.lab.figure import (
     SKY,
     VERMILION,
     Drawing,
-    Line,
+    draw_fronts,
     draw_lines,
     label_axes,
+    lines_by_size,
     new_figure,
 )
 from genius_search.lab.report.analysis import ITEMS_SHOWN, OUTCOMES, FirstHits, Group, Item, Outcomes, project
 from genius_search.lab.report.evaluated import Benchmark, System
-from genius_search.lab.report.tables import (
-    beam_methods,
-    benchmark_lines,
-    benchmark_milliseconds,
-    sort_by_beam,
-)
-from genius_search.lab.table import pareto_front
+from genius_search.lab.report.tables import beam_methods, sort_by_beam
 from genius_search.records import Modality
 
 OUTCOME_COLOURS: Final = dict(zip(OUTCOMES, (BLUE, VERMILION, PURPLE, SKY, ORANGE, GREY), strict=True))
@@ -85,34 +80,30 @@ def beam_figure(beams: Sequence[System]) -> Drawing | None:
 
 def speed_figure(benchmark: Benchmark) -> Drawing:
     """Draw queries per second against the size of the pool, one query at a time."""
-    points: dict[str, dict[bool, list[tuple[float, float]]]] = {}
-    for row in benchmark.rows:
-        if row["batch"] == 1:
-            by_kind = points.setdefault(str(row["method"]), {False: [], True: []})
-            by_kind[bool(row.get("calculated"))].append((float(row["items"]), 1000.0 / row["cpu_ms"]))
-    lines = [Line(method, tuple(found[False]), tuple(found[True])) for method, found in points.items()]
+    lines = lines_by_size(benchmark.rows, "cpu_ms", lambda cpu_ms: 1000.0 / cpu_ms)
+    names = ", ".join(line.name for line in lines)
     return Drawing(
         name="speed",
         title="Queries per second against the size of the pool",
-        alt=f"Queries per second of {', '.join(points)} against pool size on logarithmic axes",
+        alt=f"Queries per second of {names} against pool size on logarithmic axes",
         figure=draw_lines(lines, x="items in the pool", y="queries a second, one at a time, one core"),
     )
 
 
 def quality_figure(benchmark: Benchmark) -> Drawing:
     """Draw recall against time: the mean of the tasks, or the first where there is none."""
-    by_line = benchmark_lines(benchmark)
-    task = next(iter(by_line))[0]
-    lines = [
-        Line(line, pareto_front([(benchmark_milliseconds(row), 100 * row["recall_5"]) for row in rows]))
-        for (own_task, line), rows in by_line.items()
-        if line and own_task == task
-    ]
-    return Drawing(
+    rows = benchmark.mean_rows()
+    task = rows[0]["task"]
+    return draw_fronts(
+        [
+            (row["line"], row["cpu_ms"], 100 * row["recall_5"])
+            for row in rows
+            if row["line"] and row["task"] == task
+        ],
         name="quality",
         title=f"Recall against cost ({task})",
-        alt=f"R@5 of {', '.join(line.name for line in lines)} against CPU-milliseconds of a query",
-        figure=draw_lines(lines, x="CPU-milliseconds of a query among 64", y="R@5, %", log_y=False),
+        x="CPU-milliseconds of a query among 64",
+        y="R@5, %",
     )
 
 

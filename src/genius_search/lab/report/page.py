@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from genius_search.errors import BadData
 from genius_search.lab.html import write_html
@@ -98,19 +98,6 @@ class ShownSearch:
         return next((rank for rank, hit in enumerate(self.hits, start=1) if hit.is_relevant), 0)
 
 
-class _ScoreLine(NamedTuple):
-    row: ResultRow
-    measures: Mapping[str, Mapping[str, float]]
-
-
-class _ScoreTable(NamedTuple):
-    pool: str
-    sizes: str
-    methods: Sequence[str]
-    lines: Sequence[_ScoreLine]
-    means: Mapping[str, Mapping[str, float]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ResultsPage:
     """The contents of the page."""
@@ -122,57 +109,19 @@ class ResultsPage:
     searches: tuple[ShownSearch, ...] = ()
 
 
-class _View:
-    """The page with everything its template needs."""
-
-    first = FIRST
-    headline = HEADLINE
-    side_by_side = SIDE_BY_SIDE
-
-    def __init__(self, page: ResultsPage) -> None:
-        self.title, self.subtitle, self.facts, self.searches = (
-            page.title,
-            page.subtitle,
-            page.facts,
-            page.searches,
-        )
-        self.rows = in_order(page.rows)
-        self.datasets = {row.dataset for row in self.rows}
-        self.measures = list(dict.fromkeys(name for row in page.rows for name in row.measures))
-        self.score_tables = [
-            _score_table([row for row in self.rows if row.pool == pool])
-            for pool in ("global", "local")
-            if any(row.pool == pool for row in self.rows)
-        ]
-        self.tasks: dict[str, list[ShownSearch]] = {}
-        for search in page.searches:
-            self.tasks.setdefault(search.task, []).append(search)
-        hits = [hit for search in page.searches for hit in search.hits]
-        self.answers_known = any(hit.is_relevant is not None for hit in hits)
-        self.codes_shown = any(hit.codes for hit in hits)
-        example = ShownHit(
-            item_id="",
-            modality="image",
-            score=0.0,
-            codes=(0, 2817, 94, 1530),
-            log_probabilities=(0.0, -0.05, -0.4, -1.6),
-        )
-        self.example = example.shown_codes
-
-
-def _score_table(rows: Sequence[ResultRow]) -> _ScoreTable:
-    lines: dict[tuple[str, str], _ScoreLine] = {}
+def _score_table(rows: Sequence[ResultRow]) -> dict[str, Any]:
+    lines: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
-        line = lines.setdefault((row.task, row.dataset), _ScoreLine(row, {}))
-        lines[row.task, row.dataset] = line._replace(measures={**line.measures, row.method: row.measures})
+        line = lines.setdefault((row.task, row.dataset), {"row": row, "measures": {}})
+        line["measures"][row.method] = row.measures
     sizes = sorted({row.pool_size for row in rows})
-    return _ScoreTable(
-        pool=rows[0].pool,
-        sizes=f"{sizes[0]:,}" + (f" to {sizes[-1]:,}" if len(sizes) > 1 else ""),
-        methods=[method for method in SIDE_BY_SIDE if any(row.method == method for row in rows)],
-        lines=list(lines.values()),
-        means={row.method: row.measures for row in averages(rows)},
-    )
+    return {
+        "pool": rows[0].pool,
+        "sizes": f"{sizes[0]:,}" + (f" to {sizes[-1]:,}" if len(sizes) > 1 else ""),
+        "methods": [method for method in SIDE_BY_SIDE if any(row.method == method for row in rows)],
+        "lines": list(lines.values()),
+        "means": {row.method: row.measures for row in averages(rows)},
+    }
 
 
 def write_page(path: Path, page: ResultsPage) -> None:
@@ -183,4 +132,31 @@ def write_page(path: Path, page: ResultsPage) -> None:
     BadData
         Bytes that are not a PNG, JPEG, GIF or WebP file, or more log-probabilities than codes.
     """
-    write_html(path, "results.html", _View(page))
+    rows = in_order(page.rows)
+    tasks: dict[str, list[ShownSearch]] = {}
+    for search in page.searches:
+        tasks.setdefault(search.task, []).append(search)
+    pools = [[row for row in rows if row.pool == pool] for pool in ("global", "local")]
+    hits = [hit for search in page.searches for hit in search.hits]
+    example = ShownHit(
+        item_id="", modality="image", score=0.0, codes=(0, 2817, 94, 1530),
+        log_probabilities=(0.0, -0.05, -0.4, -1.6),
+    )  # fmt: skip
+    view = {
+        "title": page.title,
+        "subtitle": page.subtitle,
+        "facts": page.facts,
+        "searches": page.searches,
+        "tasks": tasks,
+        "first": FIRST,
+        "headline": HEADLINE,
+        "side_by_side": SIDE_BY_SIDE,
+        "rows": rows,
+        "datasets": {row.dataset for row in rows},
+        "measures": list(dict.fromkeys(name for row in page.rows for name in row.measures)),
+        "score_tables": [_score_table(own) for own in pools if own],
+        "answers_known": any(hit.is_relevant is not None for hit in hits),
+        "codes_shown": any(hit.codes for hit in hits),
+        "example": example.shown_codes,
+    }
+    write_html(path, "results.html", view)

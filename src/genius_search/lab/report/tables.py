@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from statistics import mean
-from typing import Any, Final
+from typing import Final
+
+import pandas as pd
 
 from genius_search.calibrate import calibration_error, reliability
 from genius_search.lab.published_numbers import CAPTION_RESULTS, COMPARABLE, RESULTS
@@ -53,24 +57,20 @@ def task_table(systems: Sequence[System], pool: Pool) -> Table | None:
         return None
     tasks = systems[0].tasks(pool)
     incomparable = _on_other_queries(systems, pool)
-    headings = [f"{task.task} {task.headline}" for task in tasks]
-    if len({task.dataset for task in tasks}) > 1:
-        headings = [f"{task.dataset} {heading}" for task, heading in zip(tasks, headings, strict=True)]
+    several = len({task.dataset for task in tasks}) > 1
+    headings = [f"{f'{task.dataset} ' if several else ''}{task.task} {task.headline}" for task in tasks]
     lines: list[tuple[Cell, ...]] = []
-    for system in systems:
-        for method in system.methods(pool):
-            average = None if system in incomparable else system.average(pool, method, with_interval=True)
-            bounds = None if average is None else f"{average.low:.1f} to {average.high:.1f}"
-            estimates = [system.estimate(pool, method, task.name) for task in tasks]
-            lines.append((system.title, method, *estimates, average, bounds))
+    for system, method in _methods(systems, pool):
+        average = None if system in incomparable else system.average(pool, method, with_interval=True)
+        bounds = None if average is None else f"{average.low:.1f} to {average.high:.1f}"
+        estimates = [system.estimate(pool, method, task.name) for task in tasks]
+        lines.append((system.title, method, *estimates, average, bounds))
     published = list(_published_lines(tasks))
+    beside = "Published numbers stand below ours."
+    if not published:
+        beside = "No published numbers: they were measured on other data."
     sizes = sorted({task.pool_size for task in tasks})
     candidates = f"{sizes[0]:,}" + (f" to {sizes[-1]:,}" if len(sizes) > 1 else "")
-    beside = (
-        "Published numbers stand below ours."
-        if published
-        else "No published numbers: they were measured on other data."
-    )
     return Table(
         name=f"recall-{pool}",
         title=SETTINGS[pool],
@@ -93,28 +93,13 @@ def first_table(systems: Sequence[System], pool: Pool) -> Table | None:
     tasks = [task for task in all_tasks if task.task_id == TEXT_TO_IMAGE] or all_tasks
     lines: list[tuple[Cell, ...]] = []
     if len(all_tasks) > 1:
-        lines += [
-            (
-                f"mean of {len(all_tasks)} tasks",
-                system.title,
-                method,
-                *(system.average(pool, method, measure) for measure in FIRST_HITS),
-            )
-            for system in systems
-            if system not in incomparable
-            for method in system.methods(pool)
-        ]
-    lines += [
-        (
-            f"{task.dataset}, {task.task}",
-            system.title,
-            method,
-            *(system.estimate(pool, method, task.name, measure) for measure in FIRST_HITS),
-        )
-        for task in tasks
-        for system in systems
-        for method in system.methods(pool)
-    ]
+        for system, method in _methods([one for one in systems if one not in incomparable], pool):
+            means = [system.average(pool, method, measure) for measure in FIRST_HITS]
+            lines.append((f"mean of {len(all_tasks)} tasks", system.title, method, *means))
+    for task in tasks:
+        for system, method in _methods(systems, pool):
+            estimates = [system.estimate(pool, method, task.name, measure) for measure in FIRST_HITS]
+            lines.append((f"{task.dataset}, {task.task}", system.title, method, *estimates))
     lines += [
         (f"{one.dataset}, published", one.system, f"trained on {one.trained_on} ({one.source})", *one.recalls)
         for one in CAPTION_RESULTS
@@ -134,25 +119,18 @@ def first_table(systems: Sequence[System], pool: Pool) -> Table | None:
 def kept_table(systems: Sequence[System], pool: Pool) -> Table | None:
     """Return how much of its own encoder's recall each method keeps: the one figure that data sets share."""
     lines: list[tuple[Cell, ...]] = []
-    for system in systems:
-        exact = system.average(pool, "exact-raw")
-        for method in system.methods(pool):
-            found = system.average(pool, method)
-            if exact is not None and found is not None and exact.value > 0 and method != "exact-raw":
-                lines.append((system.title, method, found, exact, 100 * found.value / exact.value))
+    for system, method in _methods(systems, pool):
+        exact, found = system.average(pool, "exact-raw"), system.average(pool, method)
+        if exact is not None and found is not None and exact.value > 0 and method != "exact-raw":
+            lines.append((system.title, method, found, exact, 100 * found.value / exact.value))
     if not lines:
         return None
-    published = {
-        method: next(
-            one.average for one in RESULTS if (one.system, one.pool, one.weights) == (name, pool, "paper")
-        )
-        for method, name in COMPARABLE.items()
-    }
-    exact_raw = published.pop("exact-raw")
-    lines += [
-        (f"{COMPARABLE[method]} on M-BEIR, published", method, value, exact_raw, 100 * value / exact_raw)
-        for method, value in published.items()
-    ]
+    averages = {one.system: one.average for one in RESULTS if (one.pool, one.weights) == (pool, "paper")}
+    published_exact = averages[COMPARABLE["exact-raw"]]
+    for method, name in COMPARABLE.items():
+        if method != "exact-raw":
+            kept = 100 * averages[name] / published_exact
+            lines.append((f"{name} on M-BEIR, published", method, averages[name], published_exact, kept))
     return Table(
         name=f"kept-{pool}",
         title=f"What is kept of the encoder's own recall, {pool} pool",
@@ -172,32 +150,21 @@ def significance_table(
         return None
     tested = list(zip(pairs, compare_all(pairs, advance), strict=True))
     untested = sorted({f"{pair.first} against {pair.second}" for pair, found in tested if found is None})
-    left_out = (
-        f" Not tested, since they answered different queries: {'; '.join(untested)}." if untested else ""
-    )
-    return Table(
-        name=name,
-        title=title,
-        note="Difference in points; queries that the first answers better and worse (the mean over seeds); "
+    note = (
+        "Difference in points; queries that the first answers better and worse (the mean over seeds); "
         "p of the paired randomisation test over queries, two-sided, corrected by Holm for all lines of this "
-        "table. It says nothing of other seeds: their spread stands beside the means." + left_out,
-        headings=("system", "against", "measure", "difference", "better", "worse", "p", "below 0.05"),
-        lines=[
-            (
-                pair.first,
-                pair.second,
-                pair.measure,
-                _format_points(found.difference),
-                found.better,
-                found.worse,
-                _format_p(found.p),
-                "yes" if found.p < 0.05 else "no",
-            )
-            for pair, found in tested
-            if found is not None
-        ],
-        text_columns=3,
+        "table. It says nothing of other seeds: their spread stands beside the means."
     )
+    if untested:
+        note += f" Not tested, since they answered different queries: {'; '.join(untested)}."
+    lines = [
+        (*pair[:3], _format_points(found.difference), found.better, found.worse, _format_p(found.p),
+         "yes" if found.p < 0.05 else "no")
+        for pair, found in tested
+        if found is not None
+    ]  # fmt: skip
+    headings = ("system", "against", "measure", "difference", "better", "worse", "p", "below 0.05")
+    return Table(name=name, title=title, note=note, headings=headings, lines=lines, text_columns=3)
 
 
 def ablation_table(kind: str, base: System | None, changed: Sequence[System]) -> Table | None:
@@ -210,6 +177,7 @@ def ablation_table(kind: str, base: System | None, changed: Sequence[System]) ->
     if not changed:
         return None
     rows: list[tuple[System, Comparison | None]] = [(system, None) for system in changed]
+    note = "The row that these are changes of is missing, so nothing is compared."
     if base is not None:
         before = base.per_query("global", method, measure)
         pairs = [
@@ -217,28 +185,22 @@ def ablation_table(kind: str, base: System | None, changed: Sequence[System]) ->
             for system in changed
         ]
         rows = [(base, None), *zip(changed, compare_all(pairs), strict=True)]
+        note = (
+            f"Difference: {measure} of {method} against the first line, in points; p of the paired "
+            "randomisation test, corrected by Holm for the lines of this table; – where other queries were "
+            "answered."
+        )
+    lines: list[tuple[Cell, ...]] = []
+    for system, test in rows:
+        averages = [system.average("global", *column) for column in ABLATION_COLUMNS]
+        tested = (None, None) if test is None else (_format_points(test.difference), _format_p(test.p))
+        lines.append((system.title, len(system.seeds), *averages, *tested))
     return Table(
         name=kind,
         title=ABLATIONS[kind],
-        note="Mean over the tasks of the global pool, in percent, ± standard deviation of seeds. "
-        + (
-            "The row that these are changes of is missing, so nothing is compared."
-            if base is None
-            else f"Difference: {measure} of {method} against the first line, in points; p of the paired "
-            "randomisation test, corrected by Holm for the lines of this table; – where other queries were "
-            "answered."
-        ),
+        note="Mean over the tasks of the global pool, in percent, ± standard deviation of seeds. " + note,
         headings=("system", "seeds", *map(" ".join, ABLATION_COLUMNS), "difference", "p"),
-        lines=[
-            (
-                system.title,
-                len(system.seeds),
-                *(system.average("global", *column) for column in ABLATION_COLUMNS),
-                None if test is None else _format_points(test.difference),
-                None if test is None else _format_p(test.p),
-            )
-            for system, test in rows
-        ],
+        lines=lines,
     )
 
 
@@ -265,35 +227,28 @@ def beam_table(beams: Sequence[System]) -> Table | None:
     if not methods:
         return None
     columns = [(method, measure) for method in methods for measure in ("R@1", "R@5")]
+    lines: list[tuple[Cell, ...]] = []
+    for system in beams:
+        averages = [system.average("global", *column) for column in columns]
+        touched = mean(row.candidates_touched for row in system.rows("global", methods[-1]))
+        lines.append((str(system.seeds[0].beam), *averages, touched))
     return Table(
         name="beam",
         title="The beam's width",
         note="Mean over all tasks of the global pool, in percent. Re-ranking compares the items under the "
         "beam's IDs, so its number of candidates grows with the beam.",
         headings=("beam", *map(" ".join, columns), "touched"),
-        lines=[
-            (
-                str(system.seeds[0].beam),
-                *(system.average("global", *column) for column in columns),
-                mean(row.candidates_touched for row in system.rows("global", methods[-1])),
-            )
-            for system in beams
-        ],
+        lines=lines,
     )
 
 
 def storage_table(systems: Sequence[System], pool: Pool) -> Table | None:
     """Return the bytes of an item for each way of searching."""
-    lines: list[tuple[Cell, ...]] = [
-        (
-            system.title,
-            method,
-            mean(row.bytes_per_item for row in system.rows(pool, method)),
-            100 * mean(row.candidates_touched / row.pool_size for row in system.rows(pool, method)),
-        )
-        for system in systems
-        for method in system.methods(pool)
-    ]
+    lines: list[tuple[Cell, ...]] = []
+    for system, method in _methods(systems, pool):
+        rows = system.rows(pool, method)
+        touched = 100 * mean(row.candidates_touched / row.pool_size for row in rows)
+        lines.append((system.title, method, mean(row.bytes_per_item for row in rows), touched))
     if not lines:
         return None
     return Table(
@@ -311,66 +266,38 @@ def storage_table(systems: Sequence[System], pool: Pool) -> Table | None:
 
 def speed_table(benchmark: Benchmark) -> Table:
     """Return queries per second as the pool grows: the paper's figure 4 as numbers."""
-    rows = sorted(benchmark.rows, key=lambda row: (row["method"], row["batch"], row["items"]))
     return Table(
         name="speed",
         title="Queries per second against the size of the pool",
         note="Queries a second of CPU time on one core, one by one (batch 1) or together. Weights are "
         "drawn and pools invented: this is speed, not recall; the encoder is not in it. Calculated: in "
-        f"proportion to the largest pool that was measured. {benchmark.machine}; `{benchmark.command}`",
+        f"proportion to the largest pool that was measured. {benchmark.origin}",
         headings=("method", "batch", "items", "queries a second", "bytes an item", "calculated"),
         lines=[
-            (
-                row["method"],
-                row["batch"],
-                row["items"],
-                1000.0 / row["cpu_ms"],
-                row["bytes_per_item"],
-                "yes" if row.get("calculated") else "no",
-            )
-            for row in rows
+            (row["method"], row["batch"], row["items"], 1000.0 / row["cpu_ms"], row["bytes_per_item"],
+             bool(row.get("calculated")))
+            for row in sorted(benchmark.rows, key=itemgetter("method", "batch", "items"))
         ],
         decimals=2,
-    )
-
-
-def benchmark_milliseconds(row: Mapping[str, Any]) -> float:
-    """Return the CPU time of a query in milliseconds, routing and ranking together."""
-    return float(row["route_ms"] + row["rank_ms"])
-
-
-def benchmark_lines(benchmark: Benchmark) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-    """Return the rows by task and kind of search; where there is a mean over tasks, only the mean."""
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in benchmark.rows:
-        found.setdefault((str(row["task"]), str(row["line"])), []).append(row)
-    return {key: rows for key, rows in found.items() if key[0] == "mean"} or found
+    )  # fmt: skip
 
 
 def quality_table(benchmark: Benchmark) -> Table:
     """Return, for each kind of search, the settings that no cheaper one of it reaches."""
     lines: list[tuple[Cell, ...]] = []
-    for (task, _), rows in benchmark_lines(benchmark).items():
-        best = set(pareto_front([(benchmark_milliseconds(row), row["recall_5"]) for row in rows]))
+    for _, own in pd.DataFrame(benchmark.mean_rows()).groupby(["task", "line"], sort=False):
+        best = set(pareto_front(list(zip(own["cpu_ms"], own["recall_5"], strict=True))))
         lines += [
-            (
-                task,
-                row["method"],
-                100 * row["recall_1"],
-                100 * row["recall_5"],
-                row["code_bytes"],
-                row["stored_bytes"],
-                100 * row["touched_share"],
-                benchmark_milliseconds(row),
-            )
-            for row in sorted(rows, key=benchmark_milliseconds)
-            if (benchmark_milliseconds(row), row["recall_5"]) in best
-        ]
+            (row["task"], row["method"], 100 * row["recall_1"], 100 * row["recall_5"], row["code_bytes"],
+             row["stored_bytes"], 100 * row["touched_share"], row["cpu_ms"])
+            for row in own.sort_values("cpu_ms", kind="stable").to_dict("records")
+            if (row["cpu_ms"], row["recall_5"]) in best
+        ]  # fmt: skip
     return Table(
         name="quality",
         title="Recall against cost",
         note="Of each kind of search, settings whose R@5 no cheaper one of it reaches. CPU-milliseconds of "
-        f"a query among 64, one core, without the encoder. {benchmark.machine}; `{benchmark.command}`",
+        f"a query among 64, one core, without the encoder. {benchmark.origin}",
         headings=("task", "method", "R@1", "R@5", "bytes of the ID", "bytes stored", "touched, %", "CPU-ms"),
         lines=lines,
         decimals=2,
@@ -380,32 +307,21 @@ def quality_table(benchmark: Benchmark) -> Table:
 
 def latency_table(benchmark: Benchmark) -> Table | None:
     """Return the best R@5 of each kind of search within a time, side by side."""
-    by_line = benchmark_lines(benchmark)
-    kinds = list(dict.fromkeys(line for _, line in by_line if line))
+    frame = pd.DataFrame(benchmark.mean_rows())
+    kinds = [kind for kind in frame["line"].unique() if kind]
     if not kinds:
         return None
     lines: list[tuple[Cell, ...]] = []
-    for task in dict.fromkeys(task for task, _ in by_line):
+    for task, own in frame.groupby("task", sort=False):
         for limit in LATENCIES:
-            best = [
-                max(
-                    (
-                        100 * row["recall_5"]
-                        for row in by_line.get((task, kind), ())
-                        if benchmark_milliseconds(row) <= limit
-                    ),
-                    default=None,
-                )
-                for kind in kinds
-            ]
-            if any(value is not None for value in best):
-                lines.append((task, limit, *best))
+            best = 100 * own[own["cpu_ms"] <= limit].groupby("line")["recall_5"].max().reindex(kinds)
+            if best.notna().any():
+                lines.append((str(task), limit, *(None if math.isnan(one) else one for one in best)))
     return Table(
         name="latency",
         title="Recall at equal time",
         note="The best R@5, in percent, of the settings that take at most so many CPU-milliseconds a query "
-        "(among 64, one core, without the encoder); nothing where none does. "
-        f"{benchmark.machine}; `{benchmark.command}`",
+        f"(among 64, one core, without the encoder); nothing where none does. {benchmark.origin}",
         headings=("task", "CPU-ms", *kinds),
         lines=lines,
         decimals=2,
@@ -431,17 +347,13 @@ def reliability_table(found: Sequence[FirstHits]) -> Table:
     lines: list[tuple[Cell, ...]] = []
     for one in found:
         area = separation(one.sureness, one.right)
-        lines.append(
-            (
-                one.label,
-                one.method,
-                100 * float(one.right.mean()),
-                None if one.promised is None else 100 * float(one.promised.mean()),
-                None if one.promised is None else 100 * calibration_error(reliability(one.cases())),
-                None if area is None else 100 * area,
-                100 * accuracy_of_surest(one, 0.5),
-            )
-        )
+        promised, error = None, None
+        if one.promised is not None:
+            promised = 100 * float(one.promised.mean())
+            error = 100 * calibration_error(reliability(one.cases()))
+        right, surest = 100 * float(one.right.mean()), 100 * accuracy_of_surest(one, 0.5)
+        separated = None if area is None else 100 * area
+        lines.append((one.label, one.method, right, promised, error, separated, surest))
     return Table(
         name="reliability",
         title="Reliability of scores",
@@ -461,56 +373,44 @@ def reliability_table(found: Sequence[FirstHits]) -> Table:
 
 def codes_table(groups: Sequence[Group], items: Sequence[Sequence[Item]]) -> Table:
     """Return items that share their first codes, in words."""
+    lines = []
+    for group, shown in zip(groups, items, strict=True):
+        words = "; ".join(textwrap.shorten(item.text, 60, placeholder=" …") for item in shown[:4])
+        lines.append((str(group.level), ".".join(map(str, group.prefix)), words, group.size))
     return Table(
         name="codes-by-level",
         title="Codes by level",
         note="The fullest codes of each level, under the fullest code of the level before; level 0 is the "
         "modality where the model has such a code. Some of the items under each.",
         headings=("level", "codes", "some of the items", "items"),
-        lines=[
-            (
-                str(group.level),
-                ".".join(map(str, group.prefix)),
-                "; ".join(textwrap.shorten(item.text, 60, placeholder=" …") for item in shown[:4]),
-                group.size,
-            )
-            for group, shown in zip(groups, items, strict=True)
-        ],
+        lines=lines,
         text_columns=3,
     )
 
 
 def rows_table(made: Sequence[MadeRow]) -> Table:
     """Return every row of a sweep with the commands that made it."""
-    return Table(
-        name="rows",
-        title="What made each row",
-        headings=("row", "seed", "state", "seconds", "commands"),
-        lines=[
-            (
-                row.title,
-                str(row.seed),
-                row.state if row.state == "done" else f"failed: {row.error}",
-                f"{row.seconds:.0f}",
-                "; ".join(row.commands),
-            )
-            for row in made
-        ],
-        text_columns=5,
-    )
+    lines = []
+    for row in made:
+        state = row.state if row.state == "done" else f"failed: {row.error}"
+        lines.append((row.title, str(row.seed), state, f"{row.seconds:.0f}", "; ".join(row.commands)))
+    headings = ("row", "seed", "state", "seconds", "commands")
+    return Table(name="rows", title="What made each row", headings=headings, lines=lines, text_columns=5)
+
+
+def _methods(systems: Sequence[System], pool: Pool) -> Iterator[tuple[System, str]]:
+    for system in systems:
+        for method in system.methods(pool):
+            yield system, method
 
 
 def _published_lines(tasks: Sequence[ResultRow]) -> Iterator[tuple[Cell, ...]]:
     """Yield lines of published numbers where every task has as many queries and candidates as theirs."""
     for method, system in COMPARABLE.items():
+        beside = [published_beside(replace(task, method=method)) for task in tasks]
         for weights in ("released", "paper"):
-            values = [
-                one.value
-                for task in tasks
-                for one in [
-                    one for one in published_beside(replace(task, method=method)) if one.weights == weights
-                ][:1]
-            ]
+            found = [next((one.value for one in own if one.weights == weights), None) for own in beside]
+            values = [value for value in found if value is not None]
             if values and len(values) == len(tasks):
                 yield (f"{system}, published ({weights})", method, *values, sum(values) / len(values), None)
 
