@@ -1,4 +1,4 @@
-"""Named settings of everything `genius fit` does: ``tiny`` to ``paper``, and ``reference``."""
+"""Settings of training and search, and the presets of `genius fit`."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ __all__ = ["SmallEncoderConfig"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallEncoderConfig:
-    """How large the encoder that is trained from scratch is (paper, Eq. 2, with a light network)."""
+    """Kind and sizes of the encoder trained from scratch (paper, equation 2, with a light network)."""
 
     kind: EncoderKind = "clip-sf"
-    """Which of UniIR's four it is in small. -sf gives image and text features, to be summed; -ff one vector
-    from layers over the tokens of both, which is a baseline. blip- is trained with a slow copy of itself."""
+    """Which of UniIR's four architectures to imitate. -sf gives image and text features, to be summed; -ff
+    gives one vector from layers over the tokens of both, a baseline. blip- trains with a momentum copy."""
 
     count_padding: bool = False
-    """Of -ff: let padding, a missing picture and a missing text count, as the authors' code does (of blip-ff
-    padding counts in neither)."""
+    """Only for -ff: attend to padding, missing images and missing texts, as the authors' code does (except
+    that blip-ff never attends to padding)."""
 
     dim: int = 128
     """Width of the features."""
 
     vocabulary: int = 8192
-    """Most words and word pieces learnt from the training texts; at least 257."""
+    """Maximum number of words and word pieces learned from the training texts; at least 257."""
 
     max_tokens: int = 64
-    """Longer texts are cut here."""
+    """Longer texts are truncated."""
 
     pair_buckets: int = 8192
-    """Rows of the table that tells apart pairs of neighbouring words, and so their order."""
+    """Rows of the hashed embedding table for pairs of adjacent words, which encode word order."""
 
     text_width: int = 256
     """Width of a word's vector and of the layers that read texts."""
@@ -61,26 +61,26 @@ class SmallEncoderConfig:
             )
 
         if self.count_padding and not self.is_joint:
-            raise UsageError(f"count_padding is for clip-ff and blip-ff; {self.kind} has nothing to count")
+            raise UsageError(f"count_padding is for clip-ff and blip-ff, not for {self.kind}")
 
     @property
     def is_joint(self) -> bool:
-        """Whether image and text become one vector (feature fusion)."""
+        """True if the encoder gives one joint vector for image and text (feature fusion)."""
         return self.kind in ("clip-ff", "blip-ff")
 
     @property
     def has_momentum(self) -> bool:
-        """Whether it is trained as BLIP is."""
+        """True if the encoder is trained with a momentum copy, as BLIP is."""
         return self.kind in ("blip-sf", "blip-ff")
 
     def to_json(self) -> dict[str, Any]:
-        """As it is saved. What only other kinds know is left out, so that an encoder stays the one it was."""
-        told = asdict(self)
+        """Return the settings as saved, without later additions at their defaults, so fingerprints stay."""
+        settings = asdict(self)
         if self.kind == "clip-sf":
-            del told["kind"]
+            del settings["kind"]
         if not self.count_padding:
-            del told["count_padding"]
-        return told
+            del settings["count_padding"]
+        return settings
 
 
 Settings = TypeVar("Settings")
@@ -103,68 +103,68 @@ Momentum = Annotated[float, Ge(0), Lt(1)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How one stage is trained: AdamW, warm-up, cosine, clipping."""
+    """Training of one stage: AdamW, warm-up, cosine schedule, gradient clipping."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     epochs: Positive = 20.0
-    """Passes over the training queries; each draws a positive and an instruction afresh."""
+    """Passes over the training queries; each draws new positives and instructions."""
 
     max_steps: Natural = 0
-    """Stop after this many steps even if epochs are left; 0 means no limit."""
+    """Stop after this many steps; 0 means no limit."""
 
     batch_size: Count = 256
-    """Pairs in a batch, over all ranks together."""
+    """Pairs per batch, summed over all ranks."""
 
     learning_rate: Positive = 1e-4
     """Peak learning rate."""
 
     final_share: Share = 0.0
-    """The cosine ends at this share of the peak."""
+    """Final learning rate of the cosine schedule, as a share of the peak."""
 
     warmup_steps: Natural = 0
-    """Steps of linear warm-up."""
+    """Number of steps of linear warm-up."""
 
     weight_decay: NonNegative = 0.01
-    """Decay of weight matrices; biases, norms and gains have none."""
+    """Weight decay of matrices; biases, norms and gains have none."""
 
     beta1: Momentum = 0.9
-    """AdamW's first momentum."""
+    """AdamW's beta1."""
 
     beta2: Momentum = 0.999
-    """AdamW's second momentum."""
+    """AdamW's beta2."""
 
     epsilon: Positive = 1e-8
     """AdamW's epsilon."""
 
     clip_norm: NonNegative = 1.0
-    """Gradients are scaled down to this norm; 0 means never."""
+    """Maximum gradient norm; 0 disables clipping."""
 
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 runs the matrix products of the network in bfloat16; weights stay fp32."""
 
     seed: Natural = 0
-    """Decides initial weights, batches, instructions, positives and augmentation."""
+    """Seed of initial weights, batches, instructions, positives and augmentation."""
 
     checkpoint_seconds: NonNegative = 30.0
-    """At most this much work is lost by a kill."""
+    """Seconds between checkpoints."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MomentumConfig:
-    """How BLIP is trained: with a slow copy of the network (M-BEIR, section 3.5)."""
+    """Training of the blip kinds with a momentum copy of the network (M-BEIR, section 3.5)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    # The authors' 0.995 and 57,960 pairs are for runs of many thousands of steps.
+    # The authors use 0.995 and 57,960 pairs, for runs of many thousands of steps.
     decay: Momentum = 0.95
-    """Share of itself that the copy keeps at a step."""
+    """Decay of the moving average that the copy follows."""
 
     queue: Count = 4096
-    """Pairs of earlier batches that are compared with."""
+    """Number of pairs from earlier batches to contrast with."""
 
     softness: Share = 0.4
-    """Share of the targets that is the copy's own similarities; it grows from 0 in the first epoch."""
+    """Weight of the copy's similarities in the targets; it grows from 0 during the first epoch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,10 +174,10 @@ class EncoderConfig:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     network: SmallEncoderConfig = SmallEncoderConfig()
-    """Its kind and sizes."""
+    """Kind and sizes."""
 
     momentum: MomentumConfig = MomentumConfig()
-    """Of the kinds blip-sf and blip-ff."""
+    """Only for the kinds blip-sf and blip-ff."""
 
     temperature: Positive = 0.05
     """Divides the cosines in the contrastive loss."""
@@ -185,12 +185,12 @@ class EncoderConfig:
     training: TrainingConfig = TrainingConfig(
         epochs=6.0, batch_size=1024, learning_rate=6e-3, warmup_steps=50, weight_decay=0.05, beta2=0.98
     )
-    """How it is trained."""
+    """Training settings."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FusionConfig:
-    """How image and text features become one embedding (paper, section 4.2.1)."""
+    """Fusion of image and text features into one embedding (paper, section 4.2.1)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -198,17 +198,17 @@ class FusionConfig:
     """Width of the layer on each modality; the joint layers are twice as wide."""
 
     dropout: Annotated[float, Ge(0), Le(0.9)] = 0.0
-    """While training, before each layer of the MLP but not on the features that are added to it."""
+    """Dropout before each layer of the MLP, but not on the features added to its output."""
 
-    # Deviation 28: the paper's network starts at random, so an embedding begins far from the features' sum.
+    # Deviation 28: the paper's network starts at random, so embeddings start far from the features' sum.
     start: Literal["random", "sum"] = "random"
-    """Begin with the MLP at random, or with its output at zero: then an embedding begins as λ·text +
-    (1−λ)·image, which exact search already knows to be good."""
+    """Initialise the MLP at random, or with zero output, so that embeddings start as λ·text + (1−λ)·image,
+    which already works well in exact search."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizerConfig:
-    """How an embedding becomes an ID (paper, section 4.2.2), and how that is learned (stage 1)."""
+    """Quantization of embeddings into IDs (paper, section 4.2.2), and its training (stage 1)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -216,74 +216,74 @@ class QuantizerConfig:
     """residual, or the name of an entry point of the group genius_search.quantizers."""
 
     levels: Annotated[int, Ge(1), Le(64)] = 8
-    """Semantic levels, coarse to fine; the modality level comes on top."""
+    """Number of semantic levels, coarse to fine; the modality level is extra."""
 
     codebook_size: Annotated[int, Ge(2), Le(32767)] = 4096
-    """Codes at each semantic level."""
+    """Number of codes at each semantic level."""
 
     level0: Level0 = "learned"
-    """The modality code: learned by k-means (the paper), assigned from the candidate's known modality,
-    predicted by a classifier (supplement, table 3), or none at all."""
+    """Modality code: learned by k-means (the paper), assigned from the candidate's known modality, predicted
+    by a classifier (supplement, table 3), or none."""
 
     shared_codebook: bool = False
-    """One codebook for all semantic levels (supplement, table 6: it destroys recall)."""
+    """Use one codebook for all semantic levels (supplement, table 6: it destroys recall)."""
 
     decay: Share = 0.9
-    """Of the moving average that codebooks follow."""
+    """Decay of the moving average that codebooks follow."""
 
     laplace: Positive = 1e-5
-    """Smoothing of the counts in that average."""
+    """Laplace smoothing of the counts in that average."""
 
     dead_below: NonNegative = 2.0
-    """A semantic code whose average count falls below this moves to a random current residual."""
+    """Move a semantic code to a random residual of the batch when its average count falls below this."""
 
     kmeans_iterations: Natural = 100
-    """At most; k-means stops when nothing moves."""
+    """Maximum number of k-means iterations."""
 
     kmeans_samples: Natural = 0
-    """Embeddings that k-means starts from; 0 means one batch (the paper)."""
+    """Number of embeddings for k-means; 0 means one batch (the paper)."""
 
     codebook_start: Natural = 0
-    """Steps of contrastive learning alone before the codebooks are started by k-means."""
+    """Number of contrastive steps before k-means initialises the codebooks."""
 
-    # Deviation 30: the paper takes the nearest code vector at each level and never looks back.
+    # Deviation 30: the paper greedily takes the nearest code vector at each level.
     encoding_beam: Annotated[int, Ge(1), Le(1024)] = 1
-    """Partial IDs that are kept at each level while an item gets its ID; 1 is the paper's greedy choice. A
-    code that is second best at one level may leave less for the next. Training stays greedy."""
+    """Beam width when choosing the codes of an item; 1 is the paper's greedy choice. A second-best code at
+    one level can leave a smaller residual for the next. Training is always greedy."""
 
     gradient: Literal["once", "per-level"] = "once"
-    """Straight-through: one identity for the sum of the levels, or one per level (what the authors'
-    library did, which multiplies the gradient by the number of levels)."""
+    """Straight-through gradient: once for the sum of the levels, or once per level (as in the authors'
+    library, which multiplies the gradient by the number of levels)."""
 
-    # Deviation 8: the paper writes one direction; the smaller presets train both, as the released code does.
+    # Deviation 8: the paper has one direction; the smaller presets train both, as the released code does.
     contrastive: Literal["both", "query"] = "query"
-    """Cross-entropy from queries to candidates only (paper), or back as well (released code)."""
+    """Contrast queries with candidates only (paper), or in both directions (released code)."""
 
     contrastive_weight: NonNegative = 1.0
-    """Of L_cl."""
+    """Weight of L_cl."""
 
     quantization_weight: NonNegative = 100.0
-    """Of L_rq, a mean over elements and levels."""
+    """Weight of L_rq, a mean over elements and levels."""
 
     alignment_weight: NonNegative = 100.0
-    """Of L_mse, a mean over elements of unit vectors."""
+    """Weight of L_mse, a mean over elements of unit vectors."""
 
     temperature: Positive = 0.01
     """Divides the cosines in L_cl."""
 
     collapse: Literal["refuse", "allow"] = "refuse"
-    """Stop when all candidates get the same code, or go on and let the evaluation show it (ablations)."""
+    """Stop if all candidates get the same code, or continue (for ablations)."""
 
     fusion: FusionConfig = FusionConfig()
-    """The network before the codebooks."""
+    """The fusion network."""
 
     training: TrainingConfig = TrainingConfig(epochs=20.0)
-    """How it is trained."""
+    """Training settings."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GeneratorConfig:
-    """The decoder that writes IDs (paper, section 4.3; T5-small's sizes are the defaults) and stage 2."""
+    """Decoder that generates IDs (paper, section 4.3; defaults as in T5-small), and training (stage 2)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -291,7 +291,7 @@ class GeneratorConfig:
     """t5, or the name of an entry point of the group genius_search.generators."""
 
     layers: Count = 6
-    """Decoder blocks."""
+    """Number of decoder blocks."""
 
     width: Count = 512
     """Width of the residual stream (d_model)."""
@@ -300,43 +300,43 @@ class GeneratorConfig:
     """Width inside the feed-forward layers (d_ff)."""
 
     heads: Count = 8
-    """Attention heads."""
+    """Number of attention heads."""
 
     head_width: Count = 64
     """Width of one head (d_kv)."""
 
     prefixes: Count = 30
-    """Vectors made from the query that the decoder attends to."""
+    """Number of prefix vectors computed from the query."""
 
     dropout: Annotated[float, Ge(0), Le(0.9)] = 0.1
-    """While training."""
+    """Dropout rate in training."""
 
     head: Literal["tied", "per-level"] = "tied"
-    """Output weights: the code embeddings themselves, or a matrix of their own for each level."""
+    """Output weights: tied to the code embeddings, or a separate matrix for each level."""
 
     # Deviation 13: tiny, small and base train over the level's codes only.
     softmax: Literal["vocabulary", "level"] = "vocabulary"
-    """Train over the whole vocabulary (released code), or over the codes of the level being written."""
+    """Normalise over the whole vocabulary (released code), or over the codes of the current level."""
 
-    # Deviation 29: the paper's decoder has to learn from pairs what the distances already tell.
+    # Deviation 29: the paper's decoder has no access to distances and must learn them from pairs.
     guide: Literal["none", "geometry"] = "none"
-    """Begin each level's logits with how near the codes' vectors are to what is left of the query's
-    embedding, and let the decoder learn the correction. It trains over the level's codes."""
+    """With geometry, each level's logits start from the distances between the residual of the query's
+    embedding and the code vectors, and the decoder learns a correction. Implies normalising per level."""
 
     augmentation: Literal["paper", "reference", "none"] = "paper"
-    """Mix query and target embedding: one share per sample (equation 11), one share per dimension with
-    square roots (released code), or not at all."""
+    """Interpolate query and target embeddings: with one ratio per sample (equation 11), with one ratio per
+    dimension and square roots (released code), or not at all."""
 
     plain_share: Share = 0.0
-    """Share of the samples left unmixed when augmentation is on."""
+    """Share of samples left without augmentation."""
 
     training: TrainingConfig = TrainingConfig(epochs=30.0)
-    """How it is trained."""
+    """Training settings."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitConfig:
-    """Everything that ``genius fit`` decides; a preset fills it, flags change it."""
+    """Settings of ``genius fit``; a preset provides them, flags override them."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -345,7 +345,7 @@ class FitConfig:
     genius_search.id_schemes."""
 
     encoder: EncoderConfig = EncoderConfig()
-    """Only used by the encoder `small`."""
+    """Stage 0; only for the encoder `small`."""
 
     quantizer: QuantizerConfig = QuantizerConfig()
     """Stage 1."""
@@ -361,56 +361,53 @@ def _also(name: str, old: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """How a query is answered."""
+    """Search settings."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     beam: Annotated[Count, Le(10**9)] = 50
-    """IDs kept at each level (the paper's B)."""
+    """Beam width: IDs kept at each level (the paper's B)."""
 
     # Deviation 19: the stored embeddings may be the fused ones; the paper's are raw sums.
     rerank: Literal["none", "codes", "embeddings"] = "none"
-    """Order the found items by the generator's probability, by their codes' vectors, or by stored
+    """Rank items by the generator's probability (none), by the vectors of their codes, or by stored
     embeddings (the paper's GENIUS^R)."""
 
     # Deviation 17: the released code normalises over the whole vocabulary.
     scores: Literal["level", "vocabulary", "children"] = "level"
     """Normalise each decoding step over the level's codes, over the whole vocabulary (released code), or
-    over the codes that exist there."""
+    over the codes that continue the prefix in the pool."""
 
     # Deviation 23: the paper decodes every level.
     candidates: Annotated[Natural, Le(10**9), _also("candidates", "leaves")] = 0
-    """With a re-ranking: stop decoding as soon as at most so many IDs lie under the beams (but at least as
-    many as the beam is wide), and order them all."""
+    """With re-ranking: stop decoding once at most this many IDs (or the beam width, if larger) lie under the
+    beams, and rank them all."""
 
     shortlist: Annotated[Natural, Le(10**9)] = 0
-    """With stored embeddings: compare only so many of the found items, the best by their codes; 0 means
-    all."""
+    """With stored embeddings: compare only this many items, the best by codes; 0 means all."""
 
     # Deviation 26: the paper orders by one kind of evidence at a time.
     generator_weight: Annotated[NonNegative, _also("generator_weight", "mix")] = 0.0
-    """Where items are ordered by their codes' vectors (a shortlist too): so many times the log-probability
-    of the prefix under which an item was found is added to its score."""
+    """Weight of the log-probability of an item's beam in scores by codes."""
 
     # Deviation 27: the paper has no such correction.
     density_weight: Annotated[NonNegative, _also("density_weight", "hubness")] = 0.3
-    """Where items are ordered by their codes' vectors or by stored fused embeddings: so many times the
-    density around an item is taken from its score, for items in crowded places are near to any query. 0
-    takes nothing; raw embeddings are compared as they are."""
+    """Weight of the density around an item, which is subtracted from scores by codes and by fused
+    embeddings, because items in dense regions are near every query. Has no effect on raw embeddings."""
 
 
 USUAL_SEARCH: Final = SearchConfig(rerank="codes", candidates=1000)
-"""How an index is searched unless it was tuned or one says otherwise: the generator says where to look, the
-IDs there are ordered by their codes. :class:`SearchConfig` itself is the paper's."""
+"""Default settings of an index that was not tuned: decode until at most 1000 candidates are left, then rank
+them by codes. The defaults of :class:`SearchConfig` are the paper's."""
 
 
 def checked(config: Settings) -> Settings:
-    """The same settings, every field within its limits.
+    """Check that every field of the settings is within its limits, and return them.
 
     Raises
     ------
     UsageError
-        a field is out of range; the message names it.
+        A field is out of range. The message names it.
     """
     adapter: TypeAdapter[Settings] = TypeAdapter(type(config))
     try:
@@ -420,7 +417,7 @@ def checked(config: Settings) -> Settings:
 
 
 def from_json(kind: type[Settings], value: Mapping[str, Any]) -> Settings:
-    """Strictly read settings that :func:`to_json` wrote: unknown or impossible fields are refused."""
+    """Read settings written by :func:`to_json`, refusing unknown and invalid fields."""
     try:
         return TypeAdapter(kind).validate_python(dict(value))
     except ValidationError as error:
@@ -447,9 +444,9 @@ PresetName = Literal["tiny", "small", "base", "paper", "reference"]
 
 
 def preset(name: str) -> FitConfig:
-    """Settings of a preset: ``tiny`` (tests), ``small`` (laptops), ``base``, ``paper``, ``reference``.
+    """Return a preset: ``tiny`` (tests), ``small`` (laptops), ``base``, ``paper`` or ``reference``.
 
-    ``paper`` follows the paper's text, ``reference`` the authors' released code where the two differ.
+    ``paper`` follows the paper's text, ``reference`` the authors' released code where they differ.
     """
     match name:
         case "tiny":

@@ -81,7 +81,7 @@ class CodeTree:
         return ranges
 
     def children(self, ranges: Ranges, level: int) -> tuple[Children, Int64[np.ndarray, " children"]]:
-        """Return the codes that continue prefixes at a level, with the number of items below each (never 0)."""
+        """Return the codes that continue prefixes at a level, and the number of items below each (not 0)."""
         if not self.parts:
             nothing, no_ranges = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.int64)
             return Children(nothing, nothing, no_ranges, no_ranges), nothing

@@ -1,4 +1,4 @@
-"""Items of requests on their way into an index: checked, named, added; as a list or as a stream of lines."""
+"""Adding items from requests to an index, as a list or as a stream of lines."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from genius_search.serve.schemas import Added, LeftOut, NewItem
 
 BATCH_ITEMS: Final = 256
 BATCH_BYTES: Final = 8 << 20
-"""A batch of a stream is added when it has so many items, or so many bytes."""
+"""A batch of a stream is added when it reaches this number of items or bytes."""
 ATTEMPTS: Final = 30
-"""How often a batch is offered to a busy index."""
+"""Number of attempts to add a batch to a busy index."""
 
 
 async def add(engine: Engine, pictures: Pictures, index: str, items: Sequence[NewItem | LeftOut]) -> Added:
-    """Add items; those that cannot be used are left out, each with its reason."""
+    """Add items; report unusable ones with their reasons."""
     left_out: dict[int, LeftOut] = {}
     new: dict[int, adding.NewItem] = {}
     for number, item in enumerate(items):
@@ -60,14 +60,14 @@ async def add(engine: Engine, pictures: Pictures, index: str, items: Sequence[Ne
 async def _read_item(pictures: Pictures, item: NewItem) -> adding.NewItem:
     image = None if item.image is None else decode_base64(item.image)
     if image is not None:
-        await pictures.decode(image)  # refuses what the index could not read
+        await pictures.decode(image)  # raises for images that the index could not read
     contents = json.dumps([item.text, item.fields], sort_keys=True)
     if item.fields is not None:
         if _depth(item.fields) > limits.FIELDS_DEPTH:
             raise Problem(422, f"fields: they are nested more than {limits.FIELDS_DEPTH} levels deep")
         if len(json.dumps(item.fields)) > limits.FIELDS_BYTES:
             raise Problem(422, f"fields: they have more than {limits.FIELDS_BYTES:,} bytes")
-    # Without an id the contents name the item, so that sending it twice adds it once.
+    # Without an id, the item is named by a hash of its contents, so that sending it twice adds it once.
     derived = hashlib.sha256((image or b"") + contents.encode()).hexdigest()[:24]
     return adding.NewItem(item.id or derived, item.text, image, item.fields)
 
@@ -78,7 +78,7 @@ def _depth(value: Any) -> int:
 
 
 class Acknowledgements(StreamingResponse):
-    """Acknowledges batches of a stream while its lines arrive: no stream is too long for the memory."""
+    """Response that acknowledges batches while lines still arrive, in bounded memory."""
 
     media_type = STREAM_TYPE
 
@@ -90,14 +90,14 @@ class Acknowledgements(StreamingResponse):
 async def acknowledge(
     request: Request, engine: Engine, pictures: Pictures, index: str, redact: Redact
 ) -> AsyncIterator[bytes]:
-    """Add the items of a stream of lines; yield a line per batch, then the error that ended it, if any."""
+    """Add the items of a stream; yield one line per batch, and a last one for the error that ended it."""
     try:
         async for batch in _batches(request.stream()):
             for attempt in range(ATTEMPTS):
                 try:
                     added = await add(engine, pictures, index, batch)
                     break
-                except Overloaded as busy:  # the stream waits; the client need not send anything again
+                except Overloaded as busy:  # the stream waits, so the client need not resend anything
                     if attempt + 1 == ATTEMPTS:
                         raise
                     await asyncio.sleep(busy.retry_after_seconds)
@@ -125,7 +125,7 @@ async def _batches(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[NewItem |
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield lines; of one that is too long only the beginning, which is not JSON."""
+    """Yield lines; lines that are too long are truncated, and so are invalid JSON."""
     begun = bytearray()
     async for chunk in chunks:
         *ends, rest = chunk.split(b"\n")

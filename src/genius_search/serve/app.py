@@ -33,7 +33,7 @@ PAGE_HEADERS: Final = {
 
 
 class Page(StaticFiles):
-    """The files of the page, with headers that let it load and call only its own server."""
+    """Static files of the web page, with headers that restrict it to its own server."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         """Return a file of the page."""
@@ -43,7 +43,7 @@ class Page(StaticFiles):
 
 
 def build_api() -> FastAPI:
-    """Build the routes, with nothing behind them yet."""
+    """Build the routes, without an engine."""
     app = FastAPI(
         title="GENIUS",
         version=__version__,
@@ -66,7 +66,7 @@ def build_api() -> FastAPI:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """Describe the API, with errors of the media type that they have."""
+    """Return the OpenAPI description, with the media type of errors corrected."""
     schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     for operations in schema["paths"].values():
         for operation in operations.values():
@@ -78,12 +78,12 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 
 def create_app(engine: Engine, *, keys: Keys | None = None) -> FastAPI:
-    """Build the service over an engine, which starts and stops with it.
+    """Build the application; it starts and stops the engine.
 
     Parameters
     ----------
     keys
-        who may call; without, everybody on this machine and nobody else.
+        API keys. Without them, only requests from this machine are accepted.
     """
     folders = {
         str(place): name
@@ -93,7 +93,7 @@ def create_app(engine: Engine, *, keys: Keys | None = None) -> FastAPI:
     }
 
     def redact(text: str) -> str:
-        """Replace folders of this server by the names of their indexes."""
+        """Replace paths of folders on this server by the names of their indexes."""
         for folder in sorted(folders, key=len, reverse=True):  # longer ones contain shorter ones
             text = text.replace(folder, folders[folder])
         return text

@@ -1,4 +1,4 @@
-"""A client of the service. It needs httpx and pydantic, but no PyTorch, no FastAPI and no model."""
+"""Client of the service. It needs httpx and pydantic, but neither PyTorch nor FastAPI."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BATCH_BYTES: Final = 8 << 20
 """Limits of one request to add items."""
 ATTEMPTS: Final = 6
 MAX_WAIT_SECONDS: Final = 60.0
-"""Between two attempts, whatever the service asks for."""
+"""Longest wait between two attempts, even if the service asks for more."""
 
 
 class ServiceProblem(GeniusError):
@@ -46,15 +46,15 @@ class ServiceProblem(GeniusError):
         self.title = str(body.get("title", ""))
         self.detail = str(body.get("detail", ""))
         self.request_id = str(body.get("request_id", ""))
-        """Names the request in the service's log."""
+        """Id of the request in the service's log."""
         self.body = dict(body)
         super().__init__(f"{status} {self.title}: {self.detail}")
 
 
 class Client:
-    """A service at an address. Threads may share a client.
+    """Client of a service; safe to share between threads.
 
-    A busy service says when to come back; the client then tries again.
+    If the service is busy, the client waits as long as the response says and tries again.
 
     >>> with Client("http://localhost:8000") as client:  # doctest: +SKIP
     ...     client.add([NewItem(id="kite", text="a red kite", image=Path("kite.jpg"), fields={"price": 12})])
@@ -68,7 +68,7 @@ class Client:
     index
         name of the index, if the service has several.
     timeout_seconds
-        for one attempt.
+        time-out of one attempt.
     """
 
     def __init__(
@@ -136,12 +136,12 @@ class Client:
     def add(self, items: Iterable[NewItem]) -> Added:
         """Add items, or replace those with the same id, in requests of bounded size.
 
-        What was acknowledged before an error stays added; adding it again does no harm.
+        Items acknowledged before an error stay added; adding them again is harmless.
 
         Raises
         ------
         ServiceProblem
-            for example if no item of a request could be used.
+            For example, no item of a request can be used.
         """
         total = Added(added=0, replaced=0, unchanged=0, left_out=[], ids=[])
         for batch in _batches(items):
@@ -158,12 +158,12 @@ class Client:
         return Deleted.model_validate_json(body)
 
     def get(self, id: str) -> Item:  # noqa: A002
-        """Return an item; an unknown one is a :class:`ServiceProblem` of status 404."""
+        """Return an item; raises :class:`ServiceProblem` with status 404 if there is none."""
         body = self._request("GET", "/v1/items", params={**self._index, "id": id})
         return Item.model_validate_json(body)
 
     def codes(self, prefix: Sequence[int] = ()) -> CodeNode:
-        """Return what lies below a prefix of IDs; without one, of all items."""
+        """Describe the codes and items below a prefix of IDs; by default, of all items."""
         params = {**self._index, "prefix": ",".join(map(str, prefix))}
         return CodeNode.model_validate_json(self._request("GET", "/v1/codes", params=params))
 
@@ -192,14 +192,14 @@ class Client:
         return {name: value for name, value in query.items() if value is not None}
 
     def _request(self, method: str, path: str, **content: Any) -> bytes:
-        """Send a request, again while the service says that it is busy; return the body of the response.
+        """Send a request, retrying while the service is busy; return the body of the response.
 
         Raises
         ------
         ServiceProblem
-            the service answers with an error.
+            The service responds with an error.
         NetworkNeeded
-            it does not answer at all.
+            The service does not respond.
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:

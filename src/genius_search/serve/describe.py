@@ -1,4 +1,4 @@
-"""What a client is shown of an index: contents, fields to filter by, instructions, settings."""
+"""Description of an index for clients: contents, fields to filter by, instructions, settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from genius_search.records import Modality
 from genius_search.serve.schemas import FieldInfo, IndexInfo, Instruction, SearchSettings, clean_json
 
 SAMPLE: Final = 500
-"""Items of each segment, roughly, whose fields are examined."""
+"""Approximate number of items per segment whose fields are examined."""
 MAX_FIELDS: Final = 100
 MAX_EXAMPLES: Final = 5
 EXAMPLE_CHARACTERS: Final = 80
@@ -48,7 +48,7 @@ def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:
 
 
 def describe_settings(config: SearchConfig, beam: int | None = None, k: int = 1) -> SearchSettings:
-    """Describe how a search runs; the beam is never narrower than the number of hits."""
+    """Return the effective search settings; the beam is at least as wide as ``k``."""
     return SearchSettings(
         beam=max(beam or config.beam, k), candidates=config.candidates, rerank=config.rerank
     )
@@ -80,7 +80,7 @@ def _flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
     """Yield fields under the names that conditions use: inner ones after a dot, unusual ones in quotes."""
     for name, value in fields.items():
         if '"' in name and "'" in name:
-            continue  # no condition can name it
+            continue  # cannot be written in a condition
         quote = "'" if '"' in name else '"'
         is_plain = _UNQUOTED.fullmatch(name) and (prefix or name not in COLUMNS)
         spelt = prefix + (name if is_plain else f"{quote}{name}{quote}")

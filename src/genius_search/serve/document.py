@@ -9,7 +9,7 @@ from genius_search.serve.app import build_api
 
 
 def document() -> str:
-    """Return the description of the API as it is kept in the documents."""
+    """Return the contents of ``docs/openapi.json``."""
     return json.dumps(build_api().openapi(), indent=2, ensure_ascii=False) + "\n"
 
 

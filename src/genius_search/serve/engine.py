@@ -41,16 +41,16 @@ MAX_RETRY_SECONDS: Final = 60.0
 SMOOTHING: Final = 0.2
 """Weight of the last batch in the measured rate."""
 DRAIN_SECONDS: Final = 30.0
-"""How long a shutdown waits for what was accepted."""
+"""Longest time that a shutdown waits for accepted requests."""
 MAX_WRITTEN: Final = 1024
 """Items in one change of an index."""
 MAX_UNWRITTEN: Final = 8192
-"""Items that may wait to be written."""
+"""Maximum number of items waiting to be written."""
 MAX_DEAD_SHARE: Final = 0.2
 """Share of deleted items that triggers compaction: at most four items are rewritten per deleted one. Many
 segments need none, because adding merges them."""
 PATIENCE_SECONDS: Final = 10.0
-"""How long to wait while another process changes the index."""
+"""Longest wait for another process that is changing the index."""
 COLLISIONS_EVERY_SECONDS: Final = 60.0
 """Collisions are counted at most this often, because counting reads every ID."""
 
@@ -58,13 +58,13 @@ log = logging.getLogger(__name__)
 
 
 class Refused(GeniusError):
-    """A valid request that is not answered now; ``status`` is the HTTP status."""
+    """A valid request is refused; ``status`` is the HTTP status."""
 
     status = 503
 
 
 class Overloaded(Refused):
-    """Too many requests; says when to try again."""
+    """Too many requests are waiting; ``retry_after_seconds`` says when to try again."""
 
     status = 429
 
@@ -74,20 +74,20 @@ class Overloaded(Refused):
 
 
 class DeadlinePassed(Refused):
-    """The time allowed for an answer is over."""
+    """The deadline of the request has passed."""
 
     status = 504
 
 
 class Draining(Refused):
-    """The service is shutting down: it finishes what it has and accepts nothing new."""
+    """The service is shutting down and accepts no new requests."""
 
     def __init__(self) -> None:
         super().__init__("the service is shutting down; try again later")
 
 
 class DiskFull(Refused):
-    """There is no room for a change, so nothing has changed."""
+    """The disk is full; nothing was changed."""
 
     status = 507
 
@@ -100,21 +100,21 @@ class BatchLimits:
     """Size of a batch; a larger request runs alone."""
 
     wait_ms: float = 2.0
-    """How long the first request of a batch waits for others."""
+    """Longest time that the first request of a batch waits for others."""
 
     max_waiting: int = 256
-    """Size that may wait; more is refused, unless nothing else waits."""
+    """Maximum total size of waiting requests; a single request is never refused for its size."""
 
     workers: int = 1
     """Batches that run at the same time, each in its own thread."""
 
 
 READS: Final = BatchLimits(max_size=1, wait_ms=0.0, max_waiting=64, workers=2)
-"""For look-ups of items, codes and explanations; two at a time, so that a slow one holds up no picture."""
+"""For look-ups of items, codes and explanations; two at a time, so that a slow one does not block images."""
 
 
 class Completed(NamedTuple, Generic[Result]):
-    """A result, and how long its request waited for its batch to begin."""
+    """A result, and the time that its request waited for its batch."""
 
     result: Result
     queue_seconds: float
@@ -150,7 +150,7 @@ class Batcher(Generic[Kind, Request, Result]):
     ----------
     run
         returns the results of requests of one kind, in order; called in a thread. An exception in place of a
-        result is raised to whoever submitted that request.
+        result is raised by the ``submit`` of that request.
     """
 
     def __init__(
@@ -173,11 +173,11 @@ class Batcher(Generic[Kind, Request, Result]):
         return len(self._waiting)
 
     def start(self) -> None:
-        """Begin to run batches, on the running event loop."""
+        """Start running batches on the current event loop."""
         self._workers = [asyncio.create_task(self._work()) for _ in range(self.limits.workers)]
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Accept nothing new and finish what waits; refuse what is not finished after some seconds."""
+        """Accept no new requests and finish waiting ones; refuse those not finished within ``seconds``."""
         self._is_draining = True
         self._changed.set()
         late: set[asyncio.Task[None]] = set()
@@ -197,18 +197,18 @@ class Batcher(Generic[Kind, Request, Result]):
         Parameters
         ----------
         size
-            how much of a batch it takes.
+            share of a batch that the request takes.
         deadline
-            when the result becomes useless, on the clock of :func:`time.monotonic`.
+            latest useful time of the result, on the clock of :func:`time.monotonic`.
 
         Raises
         ------
         Overloaded
-            too many requests wait already; the time to try again follows from the measured rate.
+            Too many requests are waiting. The time to try again follows from the measured rate.
         DeadlinePassed
-            the deadline has passed; if no batch had begun with the request, none will.
+            The deadline has passed. A request that was still waiting is not run.
         Draining
-            the service is shutting down.
+            The service is shutting down.
         """
         if self._is_draining:
             raise Draining
@@ -236,7 +236,7 @@ class Batcher(Generic[Kind, Request, Result]):
             self._waiting.pop(number, None)
 
     def retry_after_seconds(self) -> float:
-        """Return when the waiting requests will have been answered, in whole seconds."""
+        """Estimate the seconds until the waiting requests will be answered, rounded up."""
         seconds = math.ceil(self._waiting_size() / self._rate)
         return float(min(max(1, seconds), MAX_RETRY_SECONDS))
 
@@ -244,7 +244,7 @@ class Batcher(Generic[Kind, Request, Result]):
         return sum(waiting.size for waiting in self._waiting.values())
 
     async def _work(self) -> None:
-        """Run batch after batch, until nothing is left when the service drains."""
+        """Run batches until the service drains and none is left."""
         while True:
             while not self._waiting:
                 if self._is_draining:
@@ -329,7 +329,7 @@ Change: TypeAlias = Literal["add", "delete", "compact"]
 
 
 class IndexWriter:
-    """Adds to an index, deletes from it and compacts it, in a thread of its own.
+    """Changes an index in its own thread: adds, deletes, compacts.
 
     Parameters
     ----------
@@ -347,14 +347,14 @@ class IndexWriter:
         self.changes: Batcher[Change, Sequence[Any], Any] = Batcher(self._change, limits)
 
     async def submit(self, change: Change, request: Sequence[Any]) -> Any:
-        """Add or delete items, in one change with others that come at the same time; return the outcome."""
+        """Add or delete items, combined with concurrent changes of the same kind; return the outcome."""
         completed = await self.changes.submit(change, request, size=len(request))
         if self._needs_compaction and (self._compacting is None or self._compacting.done()):
             self._compacting = asyncio.create_task(self._compact())
         return completed.result
 
     def record_state(self) -> None:
-        """Export what the index consists of, and decide whether it should be compacted."""
+        """Update the metrics of the index, and decide whether to compact it."""
         snapshot, metrics, name = self._index.snapshot, self._metrics, self._name
         num_items = snapshot.num_alive
         num_dead = sum(len(segment.dead) for segment in snapshot.segments)
@@ -370,7 +370,7 @@ class IndexWriter:
         try:
             with contextlib.suppress(Refused):
                 await self.changes.submit("compact", ())
-        except Exception:  # nobody waits for it
+        except Exception:  # a background task: log instead of raising
             log.exception("%s could not be compacted", self._name)
 
     def _change(self, change: Change, requests: Sequence[Sequence[Any]]) -> Sequence[Any]:
@@ -415,7 +415,7 @@ class IndexWriter:
             ids = dict.fromkeys(request)
             gone = [name for name in ids if name not in missing]
             results.append(Deleted(len(gone), [name for name in ids if name in missing]))
-            missing.update(gone)  # for a later request that names them too
+            missing.update(gone)  # a later request in the batch may contain them too
         return results
 
 
@@ -425,22 +425,22 @@ def _num_waiting(batchers: Sequence[Batcher[Any, Any, Any]]) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
-    """How much the service takes on at once."""
+    """Limits of concurrency."""
 
     torch_threads: int = 1
-    """Threads that share one tensor operation."""
+    """Threads per tensor operation."""
 
     max_batch: int = 32
-    """Searches that run together."""
+    """Maximum number of searches per batch."""
 
     max_queue: int = 256
-    """Searches that may wait; beyond that clients are told when to come back."""
+    """Maximum number of waiting searches; further ones are refused with a time to retry."""
 
     batch_wait_ms: float = 2.0
-    """How long the first search of a batch waits for others."""
+    """Longest time that the first search of a batch waits for others."""
 
     write_wait_ms: float = 20.0
-    """How long the first add of a change waits for others."""
+    """Longest time that the first add of a change waits for others."""
 
 
 class SearchOutcome(NamedTuple):
@@ -451,11 +451,11 @@ class SearchOutcome(NamedTuple):
 
 
 _Searched: TypeAlias = tuple[SearchResult, float, float]
-"""The result of a search, and the seconds that its batch was encoded and searched."""
+"""The result of a search, and the seconds that its batch took to encode and to search."""
 
 
 class Engine:
-    """Open indexes, searched and changed by many clients at once; lives on one event loop.
+    """Searches and changes open indexes for many concurrent clients, on one event loop.
 
     >>> engine = Engine({"photos": Index.open("photos.index")})  # doctest: +SKIP
     >>> await engine.start()  # doctest: +SKIP
@@ -464,7 +464,7 @@ class Engine:
     Parameters
     ----------
     indexes
-        by name; used for reading. Writers open their own.
+        by name; used for reading only, as writers open their own.
     """
 
     def __init__(
@@ -477,7 +477,7 @@ class Engine:
         self.settings = settings
         self.metrics = metrics or Metrics()
         self.is_ready = False
-        """Whether every index has answered its first search."""
+        """True once every index has answered a first search."""
         self._searches: Batcher[tuple[str, SearchConfig], SearchRequest, _Searched] = Batcher(
             self._search_together,
             BatchLimits(
@@ -505,7 +505,7 @@ class Engine:
             self.metrics.queue_length.labels(queue).set_function(partial(_num_waiting, batchers))
 
     async def start(self) -> None:
-        """Begin to answer; returns when every index has answered once, so that no client waits for that."""
+        """Start the workers and warm up every index with one search."""
         torch.set_num_threads(self.settings.torch_threads)
         for writer in self._writers.values():
             writer.record_state()
@@ -517,7 +517,7 @@ class Engine:
         self.is_ready = True
 
     async def stop(self) -> None:
-        """Accept nothing new (:class:`Draining`) and finish what was accepted, within the time to drain."""
+        """Refuse new requests (:class:`Draining`) and finish accepted ones within :data:`DRAIN_SECONDS`."""
         self.is_ready = False
         batchers = itertools.chain.from_iterable(self._batchers.values())
         await asyncio.gather(*(batcher.stop(DRAIN_SECONDS) for batcher in batchers))
@@ -530,14 +530,14 @@ class Engine:
         Parameters
         ----------
         deadline
-            when the answer becomes useless, on the clock of :func:`time.monotonic`.
+            latest useful time of the answer, on the clock of :func:`time.monotonic`.
 
         Raises
         ------
         Refused
-            too many requests wait, the deadline has passed, or the service is shutting down.
+            Too many requests are waiting, the deadline has passed, or the service is shutting down.
         UsageError
-            the request is invalid.
+            The request is invalid.
         """
         began = time.monotonic()
         with self._counting_errors():
@@ -555,13 +555,13 @@ class Engine:
         )
 
     async def read(self, name: str, look_up: Callable[[Index], Result]) -> Result:
-        """Run a look-up other than a search, in a thread."""
+        """Run a read-only function of an index, other than a search, in a thread."""
         with self._counting_errors():
             result: Result = (await self._reads.submit(None, partial(look_up, self.indexes[name]))).result
         return result
 
     async def add(self, name: str, items: Sequence[NewItem]) -> list[ItemOutcome]:
-        """Add items; on return they are on the disk and the next search finds them."""
+        """Add items; on return they are stored on disk and searchable."""
         with self._counting_errors():
             outcomes: list[ItemOutcome] = await self._writers[name].submit("add", items)
         return outcomes

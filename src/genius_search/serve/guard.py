@@ -1,7 +1,7 @@
-"""The middleware around every request, and the one form of every error (RFC 9457).
+"""Middleware around every request, and the conversion of errors to problem details (RFC 9457).
 
-What a client can correct is explained in full; errors of the server are logged under the id of the request
-and not shown.
+Errors that a client can correct are explained in full. Server errors are logged with the request's id, and
+their details are hidden from the client.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS: Final = re.compile(r"/|/healthz|/readyz|/openapi\.json|/assets/[^/]*")
 """Answered without a key."""
 READING_POSTS: Final = frozenset({"/v1/search", "/v1/explain"})
-"""All other requests that are not safe need a key that may write."""
+"""POST requests that only read; all other unsafe requests need a key with the scope write."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -47,7 +47,7 @@ HEADERS: Final = {
     "X-Frame-Options": "DENY",
     "Cache-Control": "no-store",
 }
-"""Sent with every response that does not set them."""
+"""Default headers of every response."""
 MEDIA_TYPE: Final = "application/problem+json"
 TITLES: Final = {
     400: "Unreadable request",
@@ -83,7 +83,7 @@ log = logging.getLogger("genius_search.serve")
 
 
 class Problem(HTTPException):
-    """A request that cannot be answered as it is; ``extra`` are further members of the response."""
+    """An error response; ``extra`` are further members of the problem details."""
 
     def __init__(
         self, status: int, detail: str, *, headers: Mapping[str, str] | None = None, **extra: object
@@ -131,7 +131,7 @@ def _problem_of(error: Exception) -> Problem | None:  # noqa: PLR0911  one for e
 
 
 def _invalid_fields(errors: Sequence[Any]) -> Problem:
-    """Name every invalid field, without repeating what was given for it."""
+    """Return a problem that lists the invalid fields, without their values."""
     fields = [
         {
             "field": _utf8(".".join(str(part) for part in error["loc"][1:])[:200]),
@@ -148,18 +148,18 @@ def _utf8(text: str) -> str:
 
 
 class BodyLimits:
-    """Middleware that bounds the size of a body, of all bodies together, and the time between chunks.
+    """Middleware that limits the size of a body, the size of all bodies, and the time between chunks.
 
-    Starlette's own limit covers only the first of the three.
+    Starlette's limit covers only the first of these.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._bytes = 0
-        """In the bodies being processed."""
+        """Total size of the bodies being processed."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Process a request whose body stays within the limits."""
+        """Process a request, refusing a body that exceeds the limits."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -212,8 +212,8 @@ class Guard:
     Parameters
     ----------
     keys
-        without, everybody on this machine is answered: then requests must name it ``localhost``, so that no
-        web page can reach it under a name of its own (DNS rebinding).
+        API keys. Without them, every client on this machine is accepted, but requests must use the host name
+        ``localhost``, so that web pages cannot reach the server under their own names (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, *, keys: Keys | None, redact: Redact, metrics: Metrics) -> None:
@@ -251,7 +251,7 @@ class Guard:
             _check_media_type(scope["method"], scope["path"], headers)
             await self._app(scope, receive, guarded)
         except ClientDisconnect:
-            status = status or 499  # only for the metrics: nobody is left to read it
+            status = status or 499  # only for the metrics: the client has gone
         except Exception as error:
             if status:
                 raise  # the response has begun: the connection must break
@@ -278,7 +278,7 @@ class Guard:
             raise Problem(403, "pages of other sites may not use this server")
 
     def _check_key(self, method: str, path: str, headers: Headers) -> bool:
-        """Return whether the client may write; checked before the body is read."""
+        """Check the API key before the body is read; return whether the client may write."""
         if self._keys is None:
             return True
         if OPEN_PATHS.fullmatch(path):
@@ -287,7 +287,7 @@ class Guard:
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         try:
             key = self._keys.find(given) if given else None
-        except BadData as error:  # the fault of the server, and names a file of it
+        except BadData as error:  # a server error, whose message contains a path
             raise ArtifactMismatch(str(error)) from None
         if key is None:
             raise Problem(

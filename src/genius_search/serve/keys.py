@@ -35,12 +35,12 @@ class Key(NamedTuple):
 
 
 class Keys:
-    """The keys of a file, read again when it changes.
+    """API keys of a file, which is read again when it changes.
 
     Raises
     ------
     BadData
-        the file cannot be read, or a line is malformed.
+        The file cannot be read, or a line is malformed.
     """
 
     def __init__(self, file: Path) -> None:

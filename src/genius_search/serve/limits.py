@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Final
 
 BODY_BYTES: Final = 32 << 20
-"""In one request body. A stream of items may be longer; its lines may not."""
+"""Size of one request body. A stream of items may be longer, but not its lines."""
 BODIES_BYTES: Final = 256 << 20
-"""In all request bodies being processed."""
+"""Total size of the request bodies being processed."""
 BODY_SECONDS: Final = 30.0
-"""Between two chunks of a body."""
+"""Longest time between two chunks of a body."""
 PICTURE_BYTES: Final = 16 << 20
 PICTURE_CHARACTERS: Final = 4 * -(-PICTURE_BYTES // 3) + 100
-"""In a picture as base64, including the prefix of a data: URL."""
+"""Length of an image in base64, including the prefix of a data: URL."""
 PICTURE_PIXELS: Final = 25_000_000
-"""After decoding; large JPEGs are decoded at an eighth of their size, so they may have many more."""
+"""Pixels of a decoded image. Large JPEGs are decoded at an eighth of their size, so they may have more."""
 LINE_BYTES: Final = PICTURE_CHARACTERS + (1 << 20)
 """In a line of a stream."""
 TEXT_CHARACTERS: Final = 10_000
 ID_CHARACTERS: Final = 500
 INDEX_CHARACTERS: Final = 200
 FIELDS_BYTES: Final = 64 << 10
-"""In the fields of an item, as JSON."""
+"""Size of an item's fields as JSON."""
 FIELDS_DEPTH: Final = 16
-"""Of nested lists and objects."""
+"""Nesting depth of lists and objects in fields."""
 HITS: Final = 1_000
 BEAM: Final = 1_000
 CANDIDATES: Final = 100_000
@@ -32,11 +32,11 @@ WEIGHT: Final = 100.0
 CONDITIONS: Final = 50
 CONDITION_CHARACTERS: Final = 2_000
 ITEMS: Final = 1_000
-"""Added by one request; a stream adds any number, in batches."""
+"""Items per request; a stream adds any number, in batches."""
 IDS: Final = 10_000
 """Deleted by one request."""
 GROUPS: Final = 100
-"""Of items that share codes, on one page."""
+"""Groups of items that share codes, per page."""
 DEADLINE_MS: Final = 600_000
 THUMBNAIL_PIXELS: Final = 1_024
 """On the longer side."""

@@ -7,14 +7,14 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-"""Label values of ``method``; clients could invent others without end."""
+"""Values of the label ``method``; clients could send any number of others."""
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 COUNTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CANDIDATES: Final = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
 
 
 class Metrics:
-    """The metrics of one service, in a registry of their own.
+    """Metrics of one service, in a separate registry.
 
     >>> metrics = Metrics()
     >>> metrics.errors.labels("Overloaded").inc()

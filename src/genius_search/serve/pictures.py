@@ -1,4 +1,4 @@
-"""Pictures of requests and of items: decoded and redrawn in threads, a few at a time."""
+"""Decoding of images in requests and thumbnails of items, in a few threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from genius_search.serve.guard import Problem
 Result = TypeVar("Result")
 
 THREADS: Final = 2
-"""Pictures decoded at a time: each may take 100 MB."""
+"""Images decoded at a time; each may take 100 MB."""
 MAX_WAITING: Final = 256
 THUMBNAILS_KEPT: Final = 1024
 QUALITY: Final = 85
@@ -34,19 +34,19 @@ _OTHER_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*:", re.ASCII | re.IGNORECASE)
 
 
 class Pictures:
-    """Decodes pictures and draws thumbnails beside the event loop."""
+    """Decodes images and draws thumbnails outside the event loop."""
 
     def __init__(self) -> None:
         self._limiter = anyio.CapacityLimiter(THREADS)
         self._num_waiting = 0
 
     async def decode(self, data: bytes) -> Image.Image:
-        """Decode a picture of a request, no larger than the encoder needs it.
+        """Decode an image of a request, no larger than the encoder needs.
 
         Raises
         ------
         BadImage
-            it is not a picture, is damaged, or has too many pixels.
+            The data is no image, is damaged, or has too many pixels.
         """
         read = partial(
             read_image, name="image", max_pixels=limits.PICTURE_PIXELS, shortest_side=SHORTEST_SIDE
@@ -56,7 +56,7 @@ class Pictures:
     async def thumbnail(self, path: Path, size: int, known_tag: str = "") -> tuple[str, bytes]:
         """Return the ETag and the JPEG of a picture, at most ``size`` pixels on its longer side.
 
-        Drawn anew, it has no EXIF. The bytes are empty if ``known_tag`` contains the tag.
+        It is re-encoded and has no EXIF data. The bytes are empty if ``known_tag`` contains the tag.
         """
 
         def draw() -> tuple[str, bytes]:
@@ -86,7 +86,7 @@ def decode_base64(text: str) -> bytes:
     Raises
     ------
     Problem
-        it is neither, or too large.
+        The text is neither, or too long.
     """
     url = _DATA_URL.match(text[:200])
     if url is None and _OTHER_URL.match(text[:200]):

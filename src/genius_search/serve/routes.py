@@ -34,23 +34,23 @@ Result = TypeVar("Result")
 Shown = TypeVar("Shown", bound=BaseModel)
 
 NEIGHBOURS: Final = 12
-"""Items shown of those that share codes with one."""
+"""Maximum number of items shown that share codes with an explained item."""
 
 
 class Service(NamedTuple):
-    """What the routes work with."""
+    """State shared by the routes."""
 
     engine: Engine
     pictures: Pictures
     redact: Redact
 
     def resolve(self, name: str | None) -> str:
-        """Return the name of the index that is meant.
+        """Return the name of an index: the given one, or that of the only index.
 
         Raises
         ------
         Problem
-            there is none of this name, or there are several and none was named.
+            No index has this name, or there are several and none was given.
         """
         names = list(self.engine.indexes)
         known = ", ".join(names[:20])
@@ -73,7 +73,7 @@ def get_index(
     service: ServiceDep,
     index: Annotated[schemas.IndexName | None, Query(description="Required if there are several.")] = None,
 ) -> str:
-    """Return the name of the index that the query of a request means."""
+    """Return the name of the index in a request's query string."""
     return service.resolve(index)
 
 
@@ -88,7 +88,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": TITLES[status], "model": schemas.ProblemDetails} for status in statuses}
 
 
-# The middleware checks keys before a body is read; this documents them.
+# The middleware checks the keys; this documents them in the OpenAPI description.
 KEYS: Final = [
     Security(HTTPBearer(auto_error=False)),
     Security(APIKeyHeader(name="X-API-Key", auto_error=False)),
@@ -98,7 +98,7 @@ open_router = APIRouter()
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Result:
-    """Wait for a result for as long as the client does."""
+    """Wait for a result, and cancel it if the client disconnects."""
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -117,7 +117,7 @@ async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Res
 
 
 def show(kind: type[Shown], found: object, index: str) -> Shown:
-    """Turn a result of the Python API into its response; pictures become addresses on this server."""
+    """Convert a result of the Python API to a response; image paths become URLs of this server."""
     return kind.model_validate(found, context=index)
 
 
@@ -143,14 +143,14 @@ async def search(request: Request, service: ServiceDep, body: schemas.SearchBody
 
 
 def search_config(index: Index, body: schemas.SearchBody) -> SearchConfig:
-    """Return the settings of an index with the changes that a request makes.
+    """Return the settings of an index, overridden by those of a request.
 
     Raises
     ------
     Problem
-        a change is impossible, or would have no effect.
+        A setting is impossible or would have no effect.
     """
-    manifest = index.cached_snapshot.manifest  # opening a new state here would hold up every client
+    manifest = index.cached_snapshot.manifest  # opening a new state would block the event loop
     usual = index.model.usual_search if manifest.tuned is None else manifest.tuned.search
     config = dataclasses.replace(
         usual,
@@ -160,12 +160,12 @@ def search_config(index: Index, body: schemas.SearchBody) -> SearchConfig:
     if config.rerank == "embeddings" and manifest.embeddings == "none":
         raise Problem(422, "rerank: this index stores no embeddings; use codes or none")
     if body.candidates and config.rerank == "none":
-        raise Problem(422, "candidates: something has to order them; set rerank to codes or embeddings")
+        raise Problem(422, "candidates: needs re-ranking; set rerank to codes or embeddings")
     return config
 
 
 async def search_request(pictures: Pictures, body: schemas.SearchBody) -> SearchRequest:
-    """Decode the pictures of a request."""
+    """Convert the body of a search, decoding its images."""
 
     async def decode(image: str | None) -> Image.Image | None:
         return None if image is None else await pictures.decode(decode_base64(image))
@@ -378,13 +378,13 @@ async def _describe(request: Request, service: Service, name: str) -> schemas.In
 
 @open_router.get("/healthz")
 async def healthz() -> schemas.Health:
-    """Answer while the process lives."""
+    """Respond with 200 while the process is alive."""
     return schemas.Health()
 
 
 @open_router.get("/readyz", responses=problems(503))
 async def readyz(service: ServiceDep) -> schemas.Health:
-    """Answer with 503 while the server starts or shuts down."""
+    """Respond with 503 while the server starts or shuts down."""
     if not service.engine.is_ready:
         raise Problem(503, "the server is starting or shutting down")
     return schemas.Health()

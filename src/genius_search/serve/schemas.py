@@ -1,8 +1,7 @@
 """Request and response bodies of the HTTP API, shared by the service and its client.
 
-Field names are those of the Python API. Responses are validated straight from its objects
-(``from_attributes``); the name of the index is the validation context, and turns paths of pictures into
-addresses on this server.
+Field names are those of the Python API, and responses are validated from its objects (``from_attributes``).
+The validation context is the name of the index, which turns image paths into URLs of this server.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from genius_search.records import Modality
 from genius_search.serve import limits
 
 THUMBNAIL: Final = 256
-"""Default pixels on the longer side of a picture."""
+"""Default length of a thumbnail's longer side in pixels."""
 PICTURE_PATH: Final = "/v1/items/picture"
 
 
 def _encode_picture(picture: object) -> object:
-    """Encode a picture that a client gives as bytes or as a file; JSON can hold neither."""
+    """Encode an image given as bytes or a file in base64, for JSON."""
     if isinstance(picture, Path):
         picture = picture.read_bytes()
     return base64.b64encode(picture).decode() if isinstance(picture, bytes) else picture
@@ -45,7 +44,7 @@ def _link_picture(path: str | None, info: Any) -> str | None:  # a ValidationInf
 
 
 def clean_json(value: Any, depth: int = 2 * limits.FIELDS_DEPTH) -> Any:
-    """Make a stored value valid JSON for every reader: finite numbers, whole characters, bounded depth."""
+    """Make a stored value valid JSON: finite numbers, valid Unicode, bounded depth."""
     match value:
         case dict() | list() if not depth:
             return None
@@ -82,13 +81,13 @@ Rerank = Literal["none", "codes", "embeddings"]
 
 
 class RequestBody(BaseModel):
-    """Strict: unknown fields and values of another type are errors."""
+    """Base of request bodies; unknown fields and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ResponseBody(BaseModel):
-    """Lenient: a client ignores what a newer service adds."""
+    """Base of response bodies; clients ignore fields added by a newer service."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -114,9 +113,9 @@ class SearchBody(RequestBody):
         [],
         max_length=limits.PARTS,
         description="The query is their weighted sum: an item and a text for 'this, but red', an item alone "
-        "for 'more like this'. text and image beside it are one more part of weight 1.",
+        "for 'more like this'. text and image form one more part of weight 1.",
     )
-    instruction: Text | None = Field(None, description="What kind of result is wanted, in words.")
+    instruction: Text | None = Field(None, description="Description of the wanted results.")
     modality: FoundModality | None = Field(None, description="Find only items of this modality.")
     where: list[Condition] = Field(
         [],
@@ -132,10 +131,10 @@ class SearchBody(RequestBody):
         None,
         ge=0,
         le=limits.CANDIDATES,
-        description="With a re-ranking: stop decoding at so many IDs; 0: decode all levels.",
+        description="With re-ranking: stop decoding at this many IDs; 0: decode all levels.",
     )
     deadline_ms: int | None = Field(
-        None, ge=1, le=limits.DEADLINE_MS, description="Later answers are not sent: 504."
+        None, ge=1, le=limits.DEADLINE_MS, description="Deadline; if it passes, the response is 504."
     )
 
 
@@ -176,7 +175,7 @@ class Timing(ResponseBody):
 
 
 class SearchSettings(ResponseBody):
-    """How an index is searched."""
+    """Settings of a search."""
 
     beam: int
     candidates: int
@@ -204,8 +203,10 @@ class Hit(Item):
 
     rank: int
     score: float
-    log_probabilities: list[float] = Field(description="Of the codes that the generator decoded.")
-    probability: float | None = Field(description="That it matches; null if the index is not calibrated.")
+    log_probabilities: list[float] = Field(description="Log-probability of each decoded code.")
+    probability: float | None = Field(
+        description="Probability that it matches; null if the index is not calibrated."
+    )
 
 
 class SearchResult(ResponseBody):
@@ -220,24 +221,24 @@ class SearchResult(ResponseBody):
 
 
 class Sibling(ResponseBody):
-    """A code that could have followed instead."""
+    """An alternative to an item's code."""
 
     code: int
     log_probability: float
-    probability: float = Field(description="Among the codes that exist there and may be found.")
+    probability: float = Field(description="Probability among the allowed codes after this prefix.")
     items: int
     examples: list[ItemSummary]
 
 
 class LevelStep(ResponseBody):
-    """One code of an item's ID, as the generator sees it."""
+    """The generator's prediction for one code of an item's ID."""
 
     level: int
     name: str
     code: int
-    log_probability: float = Field(description="What it adds to the score of a beam.")
-    probability: float = Field(description="Among the codes that exist there and may be found.")
-    rank: int = Field(description="Among its siblings, from 1.")
+    log_probability: float = Field(description="Contribution to the score of a beam.")
+    probability: float = Field(description="Probability among the allowed codes after this prefix.")
+    rank: int = Field(description="Rank among its siblings, from 1.")
     num_siblings: int = Field(description="Including itself.")
     items: int = Field(description="Items that share the ID up to here.")
     is_kept: bool | None = Field(description="Whether the beam kept it; null if decoding stopped before.")
@@ -251,10 +252,10 @@ class Explanation(ResponseBody):
     index: str = ""
     item: ItemSummary
     codes: list[int]
-    is_allowed: bool = Field(description="Whether modality and conditions admit it.")
-    rank: int | None = Field(description="Among all items that the search looked at; null if not reached.")
+    is_allowed: bool = Field(description="Whether modality and conditions allow the item.")
+    rank: int | None = Field(description="Rank among all items under the beams; null if not reached.")
     score: float | None
-    touched: int = Field(description="Items that the search looked at.")
+    touched: int = Field(description="Number of items under the beams.")
     beam: int
     lost_at: int | None = Field(description="Level at which the beam dropped it.")
     kept_by_beam: int | None = Field(description="A beam width that keeps it, if this one does not.")
@@ -267,7 +268,7 @@ class CodeChild(ResponseBody):
 
     code: int
     items: int
-    share: float = Field(description="Of the items below the prefix.")
+    share: float = Field(description="Share of the items below the prefix.")
     examples: list[ItemSummary]
 
 
@@ -278,11 +279,11 @@ class CodeNode(ResponseBody):
     level: int = Field(description="Length of the prefix.")
     items: int
     share: float = Field(description="Of all items.")
-    entropy: float | None = Field(description="Of the next code, in bits.")
+    entropy: float | None = Field(description="Entropy of the next code in bits.")
     num_children: int = Field(description="Codes that continue it.")
     children: list[CodeChild] = Field(description="The largest first.")
     examples: list[ItemSummary]
-    truncated: bool = Field(description="Whether there are more children than are listed.")
+    truncated: bool = Field(description="True if not all children are listed.")
 
 
 class SharedGroup(ResponseBody):
@@ -315,7 +316,7 @@ class Added(ResponseBody):
     replaced: int
     unchanged: int
     left_out: list[LeftOut]
-    ids: list[str] = Field(description="Of all items, in the order given.")
+    ids: list[str] = Field(description="Ids of all items, in the order given.")
 
 
 class Deleted(ResponseBody):
@@ -326,9 +327,9 @@ class Deleted(ResponseBody):
 
 
 class FieldInfo(ResponseBody):
-    """A field of the items, judged by a sample of them."""
+    """A field of the items, found in a sample of them."""
 
-    name: str = Field(description="As a condition spells it.", examples=["price", "product.colour"])
+    name: str = Field(description="Name as written in a condition.", examples=["price", "product.colour"])
     kind: Literal["number", "text", "truth", "list"]
     examples: list[JsonValue]
 
@@ -337,12 +338,12 @@ class Instruction(ResponseBody):
     """An instruction that the model was trained with."""
 
     text: str
-    modality: Modality = Field(description="Of the items it asks for.")
-    query: Modality = Field(description="Of the queries it was trained with.")
+    modality: Modality = Field(description="Modality of the wanted items.")
+    query: Modality = Field(description="Modality of the queries it was trained with.")
 
 
 class IndexInfo(ResponseBody):
-    """What a client needs to know to search an index."""
+    """Description of an index for clients."""
 
     name: str
     items: int
