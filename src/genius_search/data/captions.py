@@ -1,10 +1,10 @@
-"""Converts Karpathy's caption files (COCO, Flickr30K, Flickr8K) to M-BEIR's layout.
+"""Conversion of Karpathy's caption files (COCO, Flickr30K, Flickr8K) to M-BEIR's layout.
 
-As in M-BEIR's conversion of COCO, a picture has its first five captions, a caption that occurs with several
-pictures of a split is kept once with all of them as positives, tasks are 0 (text -> image) and 3 (image ->
-text), and val and test have pools of their own. GENIUS adds Flickr30K as data set 10 in this form.
+This follows M-BEIR's conversion of COCO: the first five captions of an image are used, a caption shared by
+several images of a split is kept once with all of them as positives, tasks are 0 (text -> image) and 3
+(image -> text), and val and test have separate pools. GENIUS adds Flickr30K as data set 10 in this form.
 
-No picture is copied: ``mbeir_images/<name>`` in the new folder is a link to the folder of pictures.
+Images are not copied: ``mbeir_images/<name>`` in the new folder is a link to the folder of images.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from genius_search.records import QUERY_CAP, Candidate, Modality, Query
 CAPTIONS_PER_IMAGE: Final = 5
 
 SPLITS: Final = {"train": "train", "restval": "train", "val": "val", "test": "test"}
-"""Karpathy's splits -> ours; ``restval`` is his addition to COCO's training pictures."""
+"""Karpathy's splits -> ours; ``restval`` is his extension of COCO's training images."""
 
 TEXT_TO_IMAGE: Final = (
     "Find the photo that this caption was written for.",
@@ -50,7 +50,7 @@ IMAGE_TO_TEXT: Final = (
 
 
 class ConvertedSplit(NamedTuple):
-    """The size of a converted split."""
+    """Sizes of a converted split."""
 
     split: str
     num_images: int
@@ -63,7 +63,7 @@ class ConvertedSplit(NamedTuple):
 class _Caption(NamedTuple):
     did: str
     place: int
-    """Its place among the captions of its (first) picture, from 0."""
+    """Position among the captions of its (first) image, from 0."""
     image_ids: list[str]
 
 
@@ -78,7 +78,8 @@ class _Split:
     def query_captions(self) -> list[tuple[str, _Caption]]:
         """Return the captions that become queries: all, or as many as UniIR's cap on query numbers allows.
 
-        COCO's training captions are more. Then every picture's first caption goes before any second one.
+        COCO's training captions exceed the cap. In that case first captions of all images precede second
+        ones.
         """
         room = QUERY_CAP - 1 - len(self.images)
         captions = list(self.captions.items())
@@ -124,16 +125,16 @@ def convert_karpathy(
     Parameters
     ----------
     images_root
-        holds ``filepath/filename`` for COCO (``val2014/COCO_...jpg``), ``filename`` for Flickr.
+        folder with ``filepath/filename`` for COCO (``val2014/COCO_...jpg``), ``filename`` for Flickr.
     dataset_id
-        9 for COCO and 10 for Flickr30K, as M-BEIR and GENIUS number them; any other for other data.
+        9 for COCO and 10 for Flickr30K, as in M-BEIR and GENIUS; any other number for other data.
 
     Raises
     ------
     UsageError
-        ``out`` holds something already, or the name cannot be part of a file name.
+        ``out`` exists already, or the name cannot be part of a file name.
     BadData
-        the JSON is not of this kind, or pictures are missing.
+        The JSON file has another form, or images are missing.
     """
     if not dataset_name.isalnum() or dataset_name != dataset_name.lower():
         raise UsageError(f"data set name {dataset_name!r}: use small letters and digits, as in flickr30k")

@@ -1,7 +1,7 @@
-"""Checks a data set before hours are spent on it: what is missing and what contradicts what.
+"""Validation of a data set before training: missing files and contradictions.
 
-Everything is read line by line. A byte per id and pool, a byte and a checksum per id, and a hash per picture
-are kept, so that M-BEIR's millions fit into a small machine's memory.
+Files are read line by line. Only a byte per id and pool, a byte and a checksum per id, and a hash per image
+are kept in memory, so that M-BEIR's millions of records fit on a small machine.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ _WARNINGS: Final = frozenset[Kind](
     }
 )
 NUM_EXAMPLES: Final = 5
-"""How many findings of a kind are named; all are counted."""
+"""Maximum number of examples per kind of finding; all are counted."""
 _IMAGE_FOLDER: Final = "mbeir_images"
-"""Where M-BEIR's own pictures are unpacked."""
+"""Folder that M-BEIR's images are unpacked to."""
 _SHORTEST_SIDE: Final = 224
-"""The size encoders look at; pictures are decoded no larger than that where the format allows."""
+"""Input size of encoders in pixels; where the format allows, images are decoded at about this size."""
 _MODALITIES: Final = tuple(Modality)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One kind of problem: how often it occurs, and the first few by name."""
+    """One kind of problem, with its number of occurrences and the first examples."""
 
     severity: Severity
     kind: Kind
@@ -118,14 +118,14 @@ class CheckReport:
     queries: tuple[QueryCount, ...]
     pools: tuple[PoolCount, ...]
     num_images: int
-    """Different pictures that are referred to."""
+    """Number of distinct images referred to."""
     images_decoded: bool
-    """False when only their existence was checked."""
+    """False if only the existence of images was checked."""
     findings: tuple[Finding, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether there is nothing worse than a warning."""
+        """True if there are no errors, only warnings."""
         return all(finding.severity != "error" for finding in self.findings)
 
 
@@ -135,14 +135,14 @@ def check(root: Path, *, decode_images: bool = True, workers: int = 2) -> CheckR
     Parameters
     ----------
     decode_images
-        decode every picture; without, only look whether the files are there.
+        decode every image; otherwise only check that the files exist.
     workers
-        threads that decode.
+        number of decoding threads.
 
     Raises
     ------
     BadData
-        the folder is not in M-BEIR's layout at all.
+        The folder is not in M-BEIR's layout.
     """
     data = MBeir(root)
     findings = _Findings()
@@ -217,7 +217,7 @@ class _Pictures:
         return len(self._seen)
 
     def check(self, relative: str, owner: str) -> None:
-        """Queue a picture, if this is the first reference to it."""
+        """Queue an image at its first reference."""
         key = hash(relative)
         if key in self._seen:
             return
@@ -230,7 +230,7 @@ class _Pictures:
             self._collect()
 
     def close(self) -> None:
-        """Wait for the pictures still in the queue."""
+        """Wait for the queued images."""
         while self._queue:
             self._collect()
         self._threads.shutdown()
@@ -321,14 +321,14 @@ class _Records:
             self._check_queries(path, folder, row)
 
     def check_instructions(self) -> None:
-        """Name the combinations that queries need and that have no instruction."""
+        """Report combinations of data set and modalities without an instruction."""
         instructions = self._data.instructions
         if instructions.file is None:
             file = self._data.instructions_file
             if self._from_mbeir:
                 self._findings.add(
                     "layout",
-                    f"{file} is missing, and M-BEIR's queries mean nothing without it; fetch it again",
+                    f"{file} is missing, and M-BEIR's queries are ambiguous without it; fetch it again",
                 )
             else:
                 self._findings.add("no-instructions", f"{file} is missing: queries are read without one")
@@ -343,7 +343,7 @@ class _Records:
                 )
 
     def _check_queries(self, path: Path, folder: str, row: EvaluationRow | None) -> None:
-        """Check one file; ``row`` has the files that belong to it, and is None for files of several tasks."""
+        """Check one query file; ``row`` is None for files of several tasks."""
         checksums, bad = IdColumn("I"), BadLines(NUM_EXAMPLES)
         split = folder.removeprefix("union_")
         dataset = row.dataset if row else path.stem.removeprefix("mbeir_").removesuffix(f"_{split}")
@@ -405,7 +405,7 @@ class _Records:
     def _check_task(self, query: Query, row: EvaluationRow | None, where: str) -> int | None:
         """Return the query's task, and record the instruction that it needs."""
         task_id = row.task_id if query.task_id is None and row is not None else query.task_id
-        # The modality of its first positive that any pool holds; the query's own data set comes first.
+        # The modality of its first positive that is in any pool; the query's own data set comes first.
         code = next((code for did in query.positives if (code := self._modalities[did])), 0)
         target = _MODALITIES[code - 1] if code else None
         if target is not None:

@@ -1,6 +1,6 @@
-"""Features on disk, and pairs of queries and candidates to train on.
+"""Features on disk, and training pairs of queries and candidates.
 
-Pairs are integer arrays over rows of features, so that M-BEIR's 1.3 million training lines take 50 MB.
+Pairs are integer arrays of feature rows, so M-BEIR's 1.3 million training lines take 50 MB.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ LEFT_OUT: Final = "left_out.json"
 
 
 class Shard(NamedTuple):
-    """Rows that are written together, with their features packed."""
+    """Rows that are written together, and their features without gaps for absent modalities."""
 
     ids: Int64[np.ndarray, " rows"]
-    """The item's integer: UniIR's hash for M-BEIR ids, else the row number."""
+    """Integer id: UniIR's hash of M-BEIR ids, otherwise the row number."""
     variant: Int16[np.ndarray, " rows"]
-    """Number of the instruction of a query row; −1 for none."""
+    """Index of a query's instruction; −1 for none."""
     modality: Int8[np.ndarray, " rows"]
-    """Code of the item's own modality."""
+    """Modality code of the record."""
     wanted: Int8[np.ndarray, " rows"]
-    """Code of the modality that a query row wants; −1 for candidates."""
+    """Target modality code of a query; −1 for candidates."""
     image_index: Int64[np.ndarray, " rows"]
-    """Row of ``image``, −1 without one."""
+    """Row of ``image``; −1 if absent."""
     text_index: Int64[np.ndarray, " rows"]
-    """Row of ``text``, −1 without one."""
+    """Row of ``text``; −1 if absent."""
     image: Shaped[np.ndarray, "images image_dim"]
-    """Stored as 16-bit floats (deviation 21); whole numbers (tokens) as they come."""
+    """Stored as 16-bit floats (deviation 21); integers (tokens) are stored unchanged."""
     text: Shaped[np.ndarray, "texts text_dim"]
 
 
 class FeatureBatch(NamedTuple):
-    """Features of some rows, zero where a modality is absent."""
+    """Features of a batch; zero for absent modalities."""
 
     image: Float[Tensor, "items image_dim"]
     text: Float[Tensor, "items text_dim"]
@@ -54,12 +54,12 @@ class FeatureBatch(NamedTuple):
     has_text: Bool[Tensor, " items"]
 
     def total(self) -> Float[Tensor, "items dim"]:
-        """Return the encoder's own score fusion: the unnormalised sum (UniIR's CLIP-SF)."""
+        """Return the unnormalised sum of image and text features (score fusion, UniIR's CLIP-SF)."""
         return self.image + self.text
 
     @staticmethod
     def of(image: Tensor, text: Tensor, image_places: np.ndarray, text_places: np.ndarray) -> FeatureBatch:
-        """Unpack features into rows; a place of −1 is an absent modality."""
+        """Gather features by position; −1 is an absent modality."""
         return FeatureBatch(
             _spread(image, image_places),
             _spread(text, text_places),
@@ -69,13 +69,13 @@ class FeatureBatch(NamedTuple):
 
     @staticmethod
     def of_shard(shard: Shard) -> FeatureBatch:
-        """Return the rows of a shard as they would be read back from disk; raises as :func:`write_shard`."""
+        """Return a shard's rows, rounded as on disk; raises like :func:`write_shard`."""
         image, text = (torch.from_numpy(_stored(shard, name)).float() for name in ("image", "text"))
         return FeatureBatch.of(image, text, shard.image_index, shard.text_index)
 
 
 class LeftOut(NamedTuple):
-    """A record without a row, since its picture could not be read."""
+    """A record that was left out because its image cannot be read."""
 
     id: int
     file: str
@@ -83,14 +83,14 @@ class LeftOut(NamedTuple):
 
 
 def write_shard(folder: Path, number: int, shard: Shard, left_out: Sequence[LeftOut]) -> None:
-    """Write a shard in one step: all of it is there or nothing.
+    """Write a shard atomically.
 
     Raises
     ------
     BadData
-        features are not finite.
+        Features are not finite.
     ArtifactMismatch
-        the folder is gone; it is not made again, since the shards that were in it would be missing.
+        The folder has been removed. It is not created again, because earlier shards would be missing.
     """
     shard = shard._replace(image=_stored(shard, "image"), text=_stored(shard, "text"))
     temporary = folder / f".shard-{number:06d}"
@@ -99,7 +99,7 @@ def write_shard(folder: Path, number: int, shard: Shard, left_out: Sequence[Left
         temporary.mkdir()
     except FileNotFoundError:
         raise ArtifactMismatch(
-            f"{folder} was moved or removed by another writer meanwhile; run the same again"
+            f"{folder} was moved or removed by another process; run the command again"
         ) from None
     for name, array in shard._asdict().items():
         np.save(temporary / f"{name}.npy", array)
@@ -108,12 +108,12 @@ def write_shard(folder: Path, number: int, shard: Shard, left_out: Sequence[Left
 
 
 def has_shard(folder: Path, number: int) -> bool:
-    """Return whether this shard is finished."""
+    """Return whether a shard is finished."""
     return (folder / f"shard-{number:06d}").is_dir()
 
 
 def num_records(folder: Path) -> dict[int, int]:
-    """Return the number of records of each finished shard: its rows, and those left out."""
+    """Return the number of records of each finished shard, including those left out."""
     return {
         int(path.name.rpartition("-")[2]): len(np.load(path / "ids.npy", mmap_mode="r"))
         + len(json.loads((path / LEFT_OUT).read_text()))
@@ -127,7 +127,7 @@ def num_rows(folder: Path) -> int:
 
 
 class Features:
-    """The features of a finished folder, memory-mapped.
+    """Memory-mapped features of a finished folder.
 
     >>> features = Features.open(Path("features/candidates"))  # doctest: +SKIP
     >>> features.gather(np.array([0, 5])).total().shape  # doctest: +SKIP
@@ -139,7 +139,7 @@ class Features:
         self.image_dim = int(manifest.facts["image_dim"])
         self.text_dim = int(manifest.facts["text_dim"])
         paths = sorted(path for path in manifest.folder.glob("shard-*") if path.is_dir())
-        # As plain arrays: indexing a memmap makes another memmap, which is slow.
+        # As plain arrays, because indexing a memmap creates another memmap, which is slow.
         self._image, self._text = (
             [np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray) for path in paths]
             for name in ("image", "text")
@@ -150,7 +150,7 @@ class Features:
         self.variant = _joined(paths, "variant", np.int16)
         self.modality = _joined(paths, "modality", np.int8)
         self.wanted = _joined(paths, "wanted", np.int8)
-        # Places within a shard, so that 32 bits are plenty: at 5.6 million rows all of this is 110 MB.
+        # Positions within a shard fit into 32 bits; for 5.6 million rows, all of this takes 110 MB.
         self._image_index = _joined(paths, "image_index", np.int32)
         self._text_index = _joined(paths, "text_index", np.int32)
         self.left_out = [
@@ -172,16 +172,16 @@ class Features:
 
     @property
     def dim(self) -> int:
-        """Width of image and text features alike."""
+        """Width of image and text features, which must be equal."""
         if self.image_dim != self.text_dim:
             raise ArtifactMismatch(
                 f"{self.manifest.folder}: image features have {self.image_dim} numbers and text features "
-                f"{self.text_dim}; one space needs one width"
+                f"{self.text_dim}; they must have the same width"
             )
         return self.image_dim
 
     def gather(self, rows: Int64[np.ndarray, " items"]) -> FeatureBatch:
-        """Return the features of these rows, as float32."""
+        """Return the features of rows as float32."""
         return FeatureBatch(
             image=self._packed(rows, self._image, self._image_index, self.image_dim),
             text=self._packed(rows, self._text, self._text_index, self.text_dim),
@@ -206,7 +206,7 @@ class Features:
         output = torch.zeros(len(rows), dim)
         places = index[rows]
         shards = np.searchsorted(self._starts, rows, side="right") - 1
-        order = np.argsort(shards, kind="stable")  # immediate for rows in order
+        order = np.argsort(shards, kind="stable")  # fast if rows are sorted
         bounds = np.searchsorted(shards[order], np.arange(len(arrays) + 1))
         for shard in np.unique(shards).tolist():
             inside = order[bounds[shard] : bounds[shard + 1]]
@@ -218,12 +218,12 @@ class Features:
 
 
 def _stored(shard: Shard, name: Literal["image", "text"]) -> np.ndarray:
-    """Return features as they are stored: floats as 16 bits; through torch, ten times as fast as numpy."""
+    """Convert features to their stored type, floats to 16 bits; torch does it ten times as fast as numpy."""
     features: np.ndarray = getattr(shard, name)
     if not np.issubdtype(features.dtype, np.floating):
         return features
     half = torch.from_numpy(np.require(features, requirements="W")).half()
-    # The sum is finite where each of them is, and much faster than a flag for each.
+    # Checking whether the sum is finite is much faster than checking every element.
     if not half.sum(dtype=torch.float64).isfinite():
         raise BadData(f"{name} features are not finite or too large for 16 bits; check the encoder's output")
     stored: np.ndarray = half.numpy()
@@ -245,18 +245,18 @@ NUM_MODALITIES: Final = 3
 
 
 class Batch(NamedTuple):
-    """Rows of queries and of their right answers, pair by pair."""
+    """Rows of queries and their positives, in pairs."""
 
     query_rows: Int64[np.ndarray, " batch"]
-    """Queries, each with one of its instructions."""
+    """Rows of queries, each with one of its instructions."""
     candidate_rows: Int64[np.ndarray, " batch"]
     """A positive of each."""
     false_negatives: Bool[Tensor, "batch batch"]
-    """For each query, the other rows whose candidate answers it too."""
+    """True where another pair's candidate is also relevant to the query."""
 
 
 class Pairs:
-    """Training queries with their positives, as rows of the query and the candidate features."""
+    """Training queries and their positives, as rows of query and candidate features."""
 
     def __init__(self, queries: Iterable[Query], query_features: Features, candidates: Features) -> None:
         numbers: list[int] = []
@@ -271,10 +271,10 @@ class Pairs:
         if not numbers:
             raise BadData("there are no training queries; give a query file that has some")
         order = np.argsort(candidates.ids, kind="stable")
-        self._positives, found = _look_up(candidates.ids, order, np.array(positives, dtype=np.int64))
-        if not found.all():
-            missing = int((~found).sum())
-            example = positives[int(np.flatnonzero(~found)[0])]
+        self._positives, exists = _look_up(candidates.ids, order, np.array(positives, dtype=np.int64))
+        if not exists.all():
+            missing = int((~exists).sum())
+            example = positives[int(np.flatnonzero(~exists)[0])]
             raise BadData(
                 f"{missing} positives of the training queries are not in the training pool, the first has "
                 f"number {example}; run `genius data check` on the data set"
@@ -296,16 +296,16 @@ class Pairs:
         return len(self._counts)
 
     def epoch_order(self, seed: int, epoch: int) -> Int64[np.ndarray, " pairs"]:
-        """Return the order in which an epoch goes through the queries; the last one is kept."""
+        """Return the random order of queries in an epoch; the last one is cached."""
         if self._epoch != (seed, epoch):
             self._epoch = (seed, epoch)
             self._order = np.random.default_rng([seed, epoch]).permutation(len(self))
         return self._order
 
     def draw(self, step: int, batch_size: int, *, seed: int) -> Batch:
-        """Draw the batch of a step: a positive and an instruction anew for each query, seeded.
+        """Draw the batch of a step, with a random positive and instruction for each query.
 
-        Deviation 9: the released code draws one of each per query and keeps them for all epochs.
+        Deviation 9: the released code draws them once per query and keeps them for all epochs.
         """
         places = np.arange(step * batch_size, (step + 1) * batch_size)
         epochs = places // len(self)
@@ -325,7 +325,7 @@ class Pairs:
         return Batch(query_rows, candidate_rows, self._false_negatives(lines, candidate_rows))
 
     def _false_negatives(self, lines: np.ndarray, candidate_rows: np.ndarray) -> Tensor:
-        """Find the batch's candidates among every query's positives, without comparing all with all."""
+        """Find the batch's candidates among each query's positives, in less than quadratic time."""
         unique, inverse = np.unique(candidate_rows, return_inverse=True)
         counts = self._counts[lines]
         owner = np.repeat(np.arange(len(lines)), counts)
@@ -341,16 +341,16 @@ class Pairs:
 
 
 def _look_up(ids: np.ndarray, order: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the wanted ids, and which of them exist."""
+    """Return the rows of ids, and a mask of those that exist."""
     place = np.searchsorted(ids, wanted, sorter=order).clip(max=max(0, len(ids) - 1))
     rows = order[place]
     return rows, ids[rows] == wanted
 
 
 def _variants(features: Features, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the rows of each query and wanted modality begin, and how many there are.
+    """Return the first row and the number of rows of each query and target modality.
 
-    The embedding stage writes the instructions of one query and modality next to one another.
+    The rows of one query and target modality, one for each instruction, are adjacent.
     """
     key = features.ids * NUM_MODALITIES + features.wanted
     starts = (

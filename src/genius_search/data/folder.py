@@ -1,6 +1,6 @@
-"""Reads a person's folder of pictures and texts as candidates; unusable files are named with the reason.
+"""Reading a folder of images and texts as candidates, and reporting unusable files.
 
-A picture's text is the first of these that is not empty:
+The text of an image is the first of these that is not empty:
 
 1. ``photo.txt`` beside ``photo.jpg``: the whole file;
 2. ``photo.json``: ``caption``, else ``text``, ``title``, ``description``;
@@ -31,7 +31,7 @@ from genius_search.errors import BadData, BadImage, BadRecord
 from genius_search.records import Candidate, Modality
 
 MAX_TEXT_BYTES: Final = 1_000_000
-"""Larger text files are refused: one candidate is a paragraph or a page, not a log."""
+"""Larger text files are refused, because a candidate should be a paragraph or a page."""
 _LISTS: Final = ("metadata.jsonl", "metadata.csv", "captions.jsonl")
 _FILE_KEYS: Final = ("file_name", "image")
 _TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions")
@@ -39,18 +39,18 @@ _CONVERTIBLE: Final = frozenset(
     f".{suffix}"
     for suffix in re.findall(r"\w+", "heic heif jxl jp2 psd svg ico avif raw dng cr2 cr3 nef arw orf rw2")
 )
-"""Pictures that no decoder of ours reads."""
+"""Endings of image formats that are not supported."""
 
 Problem = BadImage | BadRecord
 
 
 @dataclass(frozen=True, slots=True)
 class FolderScan:
-    """The candidates of a folder. Pictures are not decoded until they are embedded."""
+    """Candidates of a folder. Images are not decoded before they are embedded."""
 
     root: Path
     candidates: tuple[Candidate, ...]
-    """By name; an id is the file's path relative to the folder, with forward slashes."""
+    """Sorted by name. The id is the file's path relative to the folder, with forward slashes."""
     problems: tuple[Problem, ...]
     """Unusable files and lines of lists, each with the reason."""
 
@@ -61,18 +61,17 @@ class _Caption(NamedTuple):
 
 
 def read_folder(root: Path, *, captions: bool = True) -> FolderScan:
-    """Find everything in a folder and its subfolders that can be searched; hidden files are left out.
+    """Find all images and texts in a folder and its subfolders, except hidden files.
 
     Parameters
     ----------
     captions
-        read the texts that belong to pictures, which makes them image-text candidates; without, pictures
-        have no text.
+        read the texts of images, which makes them image-text candidates; otherwise images have no text.
 
     Raises
     ------
     BadData
-        there is no such folder.
+        The folder does not exist.
     """
     if not root.is_dir():
         raise BadData(f"{root}: there is no such folder")
@@ -111,7 +110,7 @@ def read_folder(root: Path, *, captions: bool = True) -> FolderScan:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Yield files that are not hidden; links to folders are not followed, since they may form a circle."""
+    """Yield files that are not hidden; links to folders are not followed, because they may form a cycle."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         yield from (Path(folder) / name for name in names if not name.startswith("."))
@@ -154,7 +153,7 @@ def _read_text(path: Path) -> str:
 def _read_side_cars(
     image: Path, side_cars: Mapping[tuple[Path, str], Path], problems: list[Problem]
 ) -> _Caption:
-    """Read a picture's side-car; one that cannot be read is a problem, and the picture has no text."""
+    """Read an image's side-car; if it cannot be read, report a problem and return no text."""
     text_file, json_file = (side_cars.get((image.with_suffix(""), suffix)) for suffix in (".txt", ".json"))
     if text_file is not None:
         try:

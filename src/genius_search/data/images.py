@@ -1,6 +1,6 @@
-"""Reads pictures: upright, RGB, no larger than needed, or refused by name with the reason.
+"""Reading images as upright RGB at a bounded size, with clear errors for unreadable ones.
 
-People's photographs are rotated, grey, transparent, animated, cut off, empty or enormous.
+Photographs in the wild may be rotated, grey, transparent, animated, truncated, empty or enormous.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FORMATS: Final = (
     "TIFF",
     *(("AVIF",) if features.check("avif") else ()),
 )
-"""Decoders that may run; Pillow's others (PostScript, fonts, ...) are of no use to a photo search."""
+"""Allowed decoders; Pillow's others (PostScript, fonts, ...) are not needed."""
 
 IMAGE_SUFFIXES: Final = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
@@ -64,33 +64,33 @@ _WARNINGS_LOCK = threading.Lock()
 
 
 class TooManyPixels(BadImage):
-    """The picture seems undamaged, but is larger than allowed."""
+    """The image has more pixels than allowed."""
 
 
 def is_image_file(path: Path) -> bool:
-    """Return whether a file has the name of a picture that :func:`open_image` can read."""
+    """Return whether a file has an ending that :func:`open_image` supports."""
     return path.suffix.lower() in IMAGE_SUFFIXES
 
 
 def open_image(path: Path, *, max_pixels: int = MAX_PIXELS, shortest_side: int | None = None) -> Image.Image:
-    """Read a picture: upright, RGB, transparency on white, the first frame of an animation.
+    """Read an image as upright RGB, with transparency on white; of an animation, the first frame.
 
     Parameters
     ----------
     max_pixels
-        refuse pictures that would decode to more. Pillow's own limit (178 million pixels in the file)
-        stays in force.
+        refuse images that would decode to more pixels. Pillow's limit (178 million pixels in the file)
+        applies as well.
     shortest_side
-        a JPEG may then be decoded at a half, a quarter or an eighth of its size, as long as its shorter
-        side keeps at least this many pixels. That costs a fraction of the time and memory, so a
-        100-megapixel photograph is welcome where its full size would be refused.
+        decode a JPEG at a half, a quarter or an eighth of its size if its shorter side keeps at least this
+        many pixels. This takes a fraction of the time and memory, so a 100-megapixel photograph can be read
+        even if its full size would be refused.
 
     Raises
     ------
     TooManyPixels
-        it is larger than ``max_pixels``.
+        The image has more than ``max_pixels``.
     BadImage
-        it is missing, empty, not a picture, or damaged.
+        The file is missing, empty, damaged, or not an image.
     """
     require_file(path)
     try:
@@ -103,7 +103,7 @@ def open_image(path: Path, *, max_pixels: int = MAX_PIXELS, shortest_side: int |
 def read_image(
     data: bytes, *, name: str, max_pixels: int = MAX_PIXELS, shortest_side: int | None = None
 ) -> Image.Image:
-    """Read a picture from bytes, as :func:`open_image` reads a file; errors call it ``name``."""
+    """Read an image from bytes like :func:`open_image`; errors refer to it by ``name``."""
     if not data:
         raise BadImage(Path(name), "is empty (0 bytes)")
     return _read(Path(name), io.BytesIO(data), max_pixels, shortest_side)
@@ -147,7 +147,7 @@ def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int
 
 
 def _orientation(opened: Image.Image) -> int:
-    """Return EXIF's orientation; damaged EXIF is no reason to refuse a picture that decodes."""
+    """Return the EXIF orientation, ignoring damaged EXIF data."""
     try:
         orientation = opened.getexif().get(_EXIF_ORIENTATION, 1)
     except Exception:  # noqa: BLE001  (Pillow's EXIF parser raises nearly anything on damaged tags)
@@ -165,7 +165,7 @@ def _to_rgb(opened: Image.Image) -> Image.Image:
 
 
 def _eight_bits(opened: Image.Image) -> Image.Image:
-    """Scale grey of 16 bits, 32 bits or floats; Pillow's own conversion clips to white."""
+    """Scale 16-bit, 32-bit or float greyscale to 8 bits; Pillow's conversion would clip to white."""
     values = np.asarray(opened).astype(np.float64)
     values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
     low, high = float(values.min()), float(values.max())
@@ -173,13 +173,13 @@ def _eight_bits(opened: Image.Image) -> Image.Image:
         full = 1.0 if high <= 1 else 255.0
     else:
         full = 65535.0 if opened.mode.startswith("I;16") or high > 255 else 255.0
-    if low < 0 or high > full:  # no known scale: stretch what is there
+    if low < 0 or high > full:  # unknown scale: stretch the actual range
         values, full = values - low, high - low
     return Image.fromarray((values * (255.0 / full)).round().astype(np.uint8))
 
 
 def require_file(path: Path) -> None:
-    """Raise :class:`BadImage` unless there is a file with something in it."""
+    """Raise :class:`BadImage` if a file is missing or empty."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -227,8 +227,8 @@ def _describe(error: Exception) -> str:
 def _quiet() -> Iterator[None]:
     """Silence Pillow's warnings about odd headers.
 
-    Python's filters belong to the process and swapping them is not thread-safe, so threads take turns. Only
-    the quick reading of headers is inside, so that decoding runs in parallel.
+    Warning filters are global and changing them is not thread-safe, so a lock is held. Only the quick reading
+    of headers needs it, so decoding still runs in parallel.
     """
     with _WARNINGS_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Data sets in M-BEIR's layout: which files there are, and the queries and candidates in them.
+"""Data sets in M-BEIR's layout: paths, queries, candidates, qrels, instructions.
 
 Layout and fields follow M-BEIR's data card and UniIR's loader. Files are read one line at a time.
 """
@@ -54,22 +54,22 @@ _RELEVANCE: Final = {
 
 @dataclass(slots=True)
 class BadLines:
-    """A count of unusable lines, with the first few of them."""
+    """Collector of unusable lines: their number, and the first few of them."""
 
     remember: int = 20
-    """How many to keep; all are counted."""
+    """Maximum number of lines to keep; all are counted."""
     count: int = 0
     problems: list[BadRecord] = field(default_factory=list)
 
     def add(self, problem: BadRecord) -> None:
-        """Count one more."""
+        """Count a line, and keep it if it is among the first."""
         self.count += 1
         if len(self.problems) < self.remember:
             self.problems.append(problem)
 
 
 class IdColumn:
-    """A small whole number for each id, 0 until it is set.
+    """Mapping from ids to small non-negative integers; 0 by default.
 
     The ids of a data set are nearly contiguous, so an array takes a fortieth of what a dict or a set would:
     5.6 million candidates fit into 6 MB (typecode ``B``).
@@ -95,9 +95,9 @@ class IdColumn:
 def numbered_lines(
     path: Path, observe: Callable[[bytes], object] | None = None
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank with their numbers, without a byte order mark.
+    """Yield non-blank lines with their numbers, without a byte order mark.
 
-    ``observe`` is called with every line as it is in the file.
+    ``observe`` is called with the raw bytes of every line.
     """
     try:
         file = path.open("rb")
@@ -113,7 +113,7 @@ def numbered_lines(
 
 
 def bad_record(path: Path, line: int, problem: str) -> BadRecord:
-    """Make the error that names a line with its data set and split, as far as the file's name tells them."""
+    """Return an error about a line; it names data set and split if the file's name contains them."""
     match = _FILE_NAME.match(path.name)
     origin = f"{match['name']}, {match['split'] or path.parent.name}: " if match else ""
     return BadRecord(path, line, f"{origin}{problem}")
@@ -132,14 +132,14 @@ def read_json_lines(
     skip_bad: BadLines | None = None,
     observe: Callable[[bytes], object] | None = None,
 ) -> Iterator[tuple[int, Record]]:
-    """Parse the JSON object on each line; yields the line's number and the result.
+    """Parse the JSON object on each line; yield line numbers and results.
 
     Raises
     ------
     BadRecord
-        a line is wrong, and there is no ``skip_bad`` to collect it.
+        A line is invalid, and there is no ``skip_bad`` to collect it.
     BadData
-        the file cannot be opened.
+        The file cannot be opened.
     """
     for line, raw in numbered_lines(path, observe):
         try:
@@ -162,22 +162,22 @@ def read_json_lines(
 def read_queries(
     path: Path, *, skip_bad: BadLines | None = None, observe: Callable[[bytes], object] | None = None
 ) -> Iterator[Query]:
-    """Read the queries of one file, one at a time; raises as :func:`read_json_lines`.
+    """Read the queries of one file lazily; raises like :func:`read_json_lines`.
 
-    ``observe`` is called with every line's bytes, for example to hash the file in passing.
+    ``observe`` is called with the raw bytes of every line, for example to hash the file.
     """
     return (query for _, query in read_json_lines(path, _parse_query, skip_bad, observe))
 
 
 def read_candidates(path: Path, *, skip_bad: BadLines | None = None) -> Iterator[Candidate]:
-    """Read the candidates of one file, one at a time; raises as :func:`read_json_lines`."""
+    """Read the candidates of one file lazily; raises like :func:`read_json_lines`."""
     return (candidate for _, candidate in read_json_lines(path, _parse_candidate, skip_bad))
 
 
 def read_pool(paths: Iterable[Path], *, skip_bad: BadLines | None = None) -> Iterator[Candidate]:
-    """Read the candidates of a pool kept in several files; of an id in two files the first stays.
+    """Read the candidates of a pool in several files. If an id occurs in two files, the first one counts.
 
-    An id that occurs twice in one file is a bad line, since nobody can tell which of the two was meant.
+    An id that occurs twice in the same file is a bad line, because it is unclear which one is meant.
     """
     last_file = IdColumn("H")
     for number, path in enumerate(paths, start=1):
@@ -238,7 +238,7 @@ def _required(row: Mapping[str, Any], key: str) -> str:
 
 
 def _text(row: Mapping[str, Any], key: str) -> str | None:
-    """Return a string field; absent, null and blank mean the same."""
+    """Return a string field, or None if it is absent, null or blank."""
     value = row.get(key)
     if value is None:
         return None
@@ -274,12 +274,13 @@ def read_qrels(path: Path, *, layout: Literal["mbeir", "trec"] = "mbeir") -> dic
     ----------
     layout
         ``mbeir``: ids are M-BEIR's (``9:12``), and relevance is 0 or more. ``trec``: ids are any words, and
-        relevance is any whole number; above 0 is relevant.
+        relevance is any integer; above 0 is relevant.
 
     Raises
     ------
     BadRecord
-        a line has other columns, an id or relevance is not one, or a pair was judged otherwise before.
+        A line has the wrong number of columns, an id or relevance is invalid, or a pair occurs twice with
+        different relevance.
     """
     pattern, expected = _RELEVANCE[layout]
     qrels: dict[str, dict[str, int]] = {}
@@ -331,17 +332,17 @@ def candidate_row(candidate: Candidate) -> dict[str, object]:
 
 
 def write_queries(path: Path, queries: Iterable[Query]) -> int:
-    """Write queries with M-BEIR's fields; returns their number. The file appears when it is complete."""
+    """Write queries in M-BEIR's format atomically; return their number."""
     return write_json_lines(path, map(query_row, queries))
 
 
 def write_candidates(path: Path, candidates: Iterable[Candidate]) -> int:
-    """Write candidates with M-BEIR's fields; returns their number. The file appears when it is complete."""
+    """Write candidates in M-BEIR's format atomically; return their number."""
     return write_json_lines(path, map(candidate_row, candidates))
 
 
 def write_qrels(path: Path, queries: Iterable[Query]) -> int:
-    """Write the queries' positives in UniIR's five columns; returns the number of lines."""
+    """Write the queries' positives in UniIR's five columns; return the number of lines."""
     num_lines = 0
     with replacing(path) as file:
         for query in queries:
@@ -353,7 +354,7 @@ def write_qrels(path: Path, queries: Iterable[Query]) -> int:
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
-    """Write one JSON object a line; returns their number. The file appears when it is complete."""
+    """Write one JSON object per line atomically; return their number."""
     num_rows = 0
     with replacing(path) as file:
         for row in rows:
@@ -364,14 +365,14 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Open a text file for writing that takes its name only when it is complete."""
+    """Open a text file for writing that replaces ``path`` when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with write_atomically(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         yield file
 
 
 class InstructionKey(NamedTuple):
-    """The combination for which instructions are written."""
+    """Data set and modalities that an instruction is for."""
 
     dataset_id: int
     query: Modality
@@ -393,12 +394,12 @@ class Instructions:
     """Instructions by data set, query modality and candidate modality."""
 
     file: Path | None = None
-    """The file they were read from; None when the data set has none, then every look-up returns ``()``."""
+    """File of the instructions; None if the data set has none, so that every look-up returns ``()``."""
     rows: Mapping[InstructionKey, tuple[str, ...]] = field(default_factory=dict)
 
     @staticmethod
     def read(path: Path) -> Instructions:
-        """Read ``query_instructions.tsv`` by position, as UniIR does; a first row of names is skipped."""
+        """Read ``query_instructions.tsv`` by column position, as UniIR does; a header is skipped."""
         rows: dict[InstructionKey, tuple[str, ...]] = {}
         for line, raw in numbered_lines(path):
             try:
@@ -422,24 +423,24 @@ class Instructions:
         return Instructions(path, rows)
 
     def lookup(self, dataset_id: int, query: Modality, candidate: Modality) -> tuple[str, ...]:
-        """Return every instruction for this data set and these modalities.
+        """Return all instructions for a data set and modalities.
 
         Raises
         ------
         BadData
-            there is a file, and it has no such row.
+            The file has no such row.
         """
-        found = self.rows.get(InstructionKey(dataset_id, query, candidate), ())
-        if self.file is not None and not found:
+        instructions = self.rows.get(InstructionKey(dataset_id, query, candidate), ())
+        if self.file is not None and not instructions:
             raise BadData(
                 f"{self.file}: no instruction for data set {dataset_id}, {query} -> {candidate}; "
                 f"add a row {query.mbeir}<tab>{candidate.mbeir}<tab>NAME<tab>{dataset_id}<tab>INSTRUCTION"
             )
-        return found
+        return instructions
 
 
 def write_instructions(path: Path, rows: Iterable[InstructionRow]) -> None:
-    """Write ``query_instructions.tsv``; rows with fewer instructions than others end in empty cells."""
+    """Write ``query_instructions.tsv``, padding shorter rows with empty cells."""
     rows = list(rows)
     for row in rows:
         if any(set(text) & set("\t\r\n") for text in row.instructions):
@@ -457,24 +458,24 @@ def write_instructions(path: Path, rows: Iterable[InstructionRow]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """A line of the results table: the queries of one task of one data set, with the files they need."""
+    """One row of the results table: the files of one task of one data set."""
 
     name: str
-    """As in file names, for example ``mscoco_task0``."""
+    """Name as in file names, for example ``mscoco_task0``."""
     dataset: str
     dataset_id: int
     task_id: int
     split: str
     queries: Path
     qrels: Path | None
-    """None when there are only the queries' own positives."""
+    """Path of the qrels; None if only the queries' own positives exist."""
     local_pool: Path
     headline_k: int
-    """The papers' cut-off for this row: 10 for Fashion200K and FashionIQ, else 5."""
+    """Cut-off of the papers' tables: 10 for Fashion200K and FashionIQ, otherwise 5."""
 
 
 class Layout:
-    """The paths of files in M-BEIR's layout."""
+    """Paths of the files in M-BEIR's layout."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -484,7 +485,7 @@ class Layout:
         return self.root / "cand_pool" / "local" / f"mbeir_{name}_cand_pool.jsonl"
 
     def union_pool(self, split: str) -> Path:
-        """Return the path of the pool that all rows of a split share."""
+        """Return the path of the union pool of a split."""
         return self.root / "cand_pool" / "global" / f"mbeir_union_{split}_cand_pool.jsonl"
 
     def queries(self, split: str, name: str) -> Path:
@@ -521,12 +522,12 @@ class MBeir:
         self.instructions = Instructions.read(self.instructions_file) if has_instructions else Instructions()
 
     def training_queries(self) -> list[Path]:
-        """Return the union training file where there is one, else every data set's own."""
+        """Return the union training file if it exists, otherwise the files of all data sets."""
         query = self.root / "query"
         return _files(query / "union_train", "*.jsonl") or _files(query / "train", "*.jsonl")
 
     def training_pools(self) -> list[Path]:
-        """Return the union training pool where there is one, else all local pools; for :func:`read_pool`."""
+        """Return the union training pool if it exists, otherwise all local pools; for :func:`read_pool`."""
         return self._union_pool("train") or self.local_pools()
 
     def local_pools(self) -> list[Path]:
@@ -534,16 +535,16 @@ class MBeir:
         return _files(self.root / "cand_pool" / "local", "*_cand_pool.jsonl")
 
     def local_pools_of(self, split: str) -> list[Path]:
-        """Return those local pools of a split's rows that exist."""
+        """Return the existing local pools of a split's rows."""
         pools = (self._local_pool(_row_name(path, split), split) for path in self.query_files(split))
         return list(dict.fromkeys(path for path in pools if path is not None))
 
     def global_pool(self, split: str) -> list[Path]:
-        """Return a split's union pool, else the local pools of its rows; for :func:`read_pool`."""
+        """Return a split's union pool, otherwise the local pools of its rows; for :func:`read_pool`."""
         return self._union_pool(split) or list(dict.fromkeys(row.local_pool for row in self.rows(split)))
 
     def query_files(self, split: str) -> list[Path]:
-        """Return a split's query files in the order of the papers' tables, others after them."""
+        """Return a split's query files in the order of the papers' tables, then any others."""
         order = {name: place for place, name in enumerate(PAPER_ROWS)}
 
         def place(path: Path) -> tuple[int, str]:
@@ -553,14 +554,14 @@ class MBeir:
         return sorted(_files(self.root / "query" / split, "*.jsonl"), key=place)
 
     def rows(self, split: str, *, names: Collection[str] = ()) -> list[EvaluationRow]:
-        """Return a split's rows, or those with these names, in the order of the papers' tables.
+        """Return the rows of a split (all, or those named) in the order of the papers' tables.
 
         Raises
         ------
         BadData
-            the split has no queries, or a row has no local pool.
+            The split has no queries, or a row has no local pool.
         UsageError
-            there is no row of that name.
+            There is no row with a given name.
         """
         files = {_row_name(path, split): path for path in self.query_files(split)}
         if not files:
@@ -579,7 +580,7 @@ class MBeir:
         return [self.row(path, split) for name, path in files.items() if not names or name in names]
 
     def row(self, queries: Path, split: str) -> EvaluationRow:
-        """Return a query file with the files that belong to it; raises as :meth:`rows`."""
+        """Return the row of a query file; raises like :meth:`rows`."""
         name = _row_name(queries, split)
         parts = _ROW_NAME.match(name)
         if parts is None or int(parts["task"]) not in TASKS:
@@ -614,7 +615,7 @@ class MBeir:
         return bool(_files(self.root / "qrels" / split, "*_qrels.txt"))
 
     def rows_without_queries(self, split: str) -> list[str]:
-        """Return the names of rows that have qrels and no query file: something was lost."""
+        """Return the names of rows with qrels but without a query file, which must have been lost."""
         known = {_row_name(path, split) for path in self.query_files(split)}
         judged = [
             path.stem.removeprefix("mbeir_").removesuffix(f"_{split}_qrels")
@@ -623,7 +624,7 @@ class MBeir:
         return [name for name in judged if name not in known and _ROW_NAME.match(name)]
 
     def image_path(self, relative: str) -> Path:
-        """Return where an image of this data set lies; a path that leaves its folder is refused."""
+        """Return the absolute path of an image, refusing paths outside the data set's folder."""
         if relative.startswith("/") or ".." in relative.split("/"):
             raise BadData(f"{self.root}: image path {relative!r} leads out of the data set's folder")
         return self.root / relative
@@ -646,12 +647,12 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def read_judgements(row: EvaluationRow, qids: Sequence[str]) -> dict[str, Mapping[str, int]]:
-    """Return the right answers of some queries of a row, from its qrels or else its query file.
+    """Return the relevance judgements of queries, from the row's qrels or otherwise its query file.
 
     Raises
     ------
     BadData
-        a query has none.
+        A query has none.
     """
     if row.qrels is not None:
         known: Mapping[str, Mapping[str, int]] = read_qrels(row.qrels)

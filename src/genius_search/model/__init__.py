@@ -1,4 +1,4 @@
-"""A trained model, and what its folder says of it."""
+"""Trained models and their folders."""
 
 from genius_search.model.file import MODEL_FILE, KnownInstruction, read_model_file
 from genius_search.model.genius import Genius

@@ -1,4 +1,4 @@
-"""``model.json``: which encoder, quantizer and generator are one model."""
+"""``model.json``, which ties an encoder, a quantizer and a generator together as one model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from genius_search.hub.access import is_repository_name
 MODEL_FILE: Final = "model.json"
 FORMAT: Final = 1
 IDS_FORMAT: Final = 2
-"""Of models whose IDs are not the quantizer's, which earlier versions would search wrongly."""
+"""Format of models whose IDs are not the quantizer's, which earlier versions would search incorrectly."""
 PARTS: Final = ("encoder", "quantizer", "generator")
 
 
@@ -38,19 +38,19 @@ class ModelPart(BaseModel, frozen=True):
 
 
 class EncoderPart(ModelPart, frozen=True):
-    """The encoder, by how a person names it; ``./`` begins a place inside the model's folder."""
+    """The encoder's fingerprint and spec; a path with ``./`` is relative to the model's folder."""
 
     spec: str
     fingerprint: str
 
     def in_folder(self, folder: Path) -> str:
-        """Return the spec such that it can be opened from anywhere."""
+        """Return the spec with an absolute path."""
         kind, _, place = self.spec.partition(":")
         return f"{kind}:{folder / place}" if place.startswith("./") else self.spec
 
 
 class ModelFile(BaseModel, frozen=True, extra="allow"):
-    """Contents of ``model.json``; entries that a later version of the same format adds are kept."""
+    """Contents of ``model.json``; unknown entries of later versions are kept."""
 
     format: StrictInt
     encoder: EncoderPart
@@ -68,7 +68,7 @@ class ModelFile(BaseModel, frozen=True, extra="allow"):
         return {**{part: getattr(self, part) for part in PARTS}, **ids}
 
     def fingerprint_of_parts(self) -> str:
-        """Return what the fingerprint must be. The encoder's spec does not count: a model can be moved."""
+        """Compute the fingerprint from those of the parts; the encoder's path does not matter."""
         return fingerprint_of({name: part.fingerprint for name, part in self.parts.items()})
 
     def write(self, folder: Path) -> None:
@@ -77,14 +77,14 @@ class ModelFile(BaseModel, frozen=True, extra="allow"):
 
 
 def read_model_file(folder: Path) -> ModelFile:
-    """Read which parts are a folder's model.
+    """Read the ``model.json`` of a folder.
 
     Raises
     ------
     ArtifactMissing
-        there is no finished model in the folder.
+        The folder contains no finished model.
     ArtifactMismatch
-        the file is damaged, or was made by a newer version.
+        The file is damaged, or was written by a newer version.
     """
     path = folder / MODEL_FILE
     if (folder / "index.json").exists():

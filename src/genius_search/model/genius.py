@@ -36,7 +36,7 @@ from genius_search.search.rank import CodeRanker
 
 
 class Genius:
-    """A model that turns items into IDs and queries into the IDs of what they describe.
+    """A trained model: encodes items into IDs, and queries into embeddings from which IDs are generated.
 
     >>> model = Genius.open("model")  # doctest: +SKIP
     >>> model.save_pretrained("my-model", license="mit")  # doctest: +SKIP
@@ -59,23 +59,23 @@ class Genius:
         self.generator: Generator = generator.generator
         self.generator_manifest = generator.manifest
         self.ids = ids or residual_ids(self.quantizer)
-        """The scheme that gives items their IDs; that of the quantizer unless another is given."""
+        """Scheme that assigns IDs to items; by default the quantizer's."""
         self.instructions = tuple(instructions)
         self.fingerprint = fingerprint
 
     @staticmethod
     def open(folder: str | Path, *, device: str = "cpu", download: bool = False) -> Genius:
-        """Open a finished model by its folder, or by the name under which `genius pull` fetched it.
+        """Open a finished model by its folder, or by its name on the hub after `genius pull`.
 
-        ``download`` is for the encoder's weights; the model itself is downloaded by :meth:`from_pretrained`
-        only.
+        ``download`` allows downloading the encoder's weights. To download the model itself, use
+        :meth:`from_pretrained`.
 
         Raises
         ------
         ArtifactMissing
-            there is no finished model in the folder, and none was pulled by this name.
+            The folder contains no finished model, and none was pulled under this name.
         ArtifactMismatch
-            its parts do not belong together, for example because a later training was interrupted.
+            The parts do not belong together, for example because a later training was interrupted.
         """
         folder = Path(folder)
         if not folder.exists():
@@ -118,18 +118,18 @@ class Genius:
     ) -> Genius:
         """Open a model by its folder, or by its name on the Hugging Face hub.
 
-        A folder, or a name that was pulled before, is opened without using the network; `genius pull` fetches
-        what is newer. Any other name is downloaded into that library's cache, unless ``download=False``,
+        A folder, or a model that was pulled before, is opened without the network; `genius pull` updates it.
+        Any other model is downloaded to the cache of huggingface_hub, unless ``download=False``,
         ``GENIUS_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``.
 
         Raises
         ------
         NetworkNeeded
-            it is not on this machine and cannot be downloaded; said within about two seconds.
+            The model is not on this machine and cannot be downloaded; raised within about two seconds.
         ArtifactMissing
-            there is no such folder or repository.
+            There is no such folder or repository.
         ArtifactMismatch
-            a file is damaged, or the model refers to something outside its folder.
+            A file is damaged, or the model refers to something outside its folder.
         """
         from genius_search.hub.pull import find_or_pull  # noqa: PLC0415  as above
         from genius_search.model.publish import check_model  # noqa: PLC0415
@@ -148,7 +148,7 @@ class Genius:
         instructions: Sequence[KnownInstruction],
         ids: TrainedIds | None = None,
     ) -> Genius:
-        """Declare the parts in a folder to be one model, by writing its ``model.json``."""
+        """Finish a model by writing the ``model.json`` of its parts."""
         kind, _, place = encoder.spec.partition(":")
         spec, home = encoder.spec, folder.resolve()
         if kind in ("small", "uniir") and Path(place).resolve().is_relative_to(home):
@@ -179,7 +179,7 @@ class Genius:
         results: str | Path | None = None,
         copy_encoder: bool = True,
     ) -> Path:
-        """Write the model as a folder that opens anywhere and holds a card.
+        """Save the model as a self-contained folder with a model card.
 
         See :func:`genius_search.model.publish.save_model` for the parameters and errors.
         """
@@ -210,9 +210,9 @@ class Genius:
         Raises
         ------
         NetworkNeeded
-            the hub cannot be reached.
+            The hub cannot be reached.
         ArtifactMissing
-            one may not write there: log in first.
+            You have no permission to write there; log in first.
         """
         from genius_search.hub.push import push_folder  # noqa: PLC0415  as above
 
@@ -237,7 +237,7 @@ class Genius:
 
     @property
     def has_modality_level(self) -> bool:
-        """Whether an ID's first code stands for the modality."""
+        """True if the first code of an ID encodes the modality."""
         return self.ids.scheme.has_modality_level
 
     @property
@@ -247,7 +247,7 @@ class Genius:
 
     @cached_property
     def decoder(self) -> Decoder:
-        """The generator, laid out for search; in its own way if it is of another package's kind."""
+        """The generator's decoder for search."""
         decoding = getattr(self.generator, "decoding", None)
         if decoding is not None:
             own: Decoder = decoding()
@@ -258,18 +258,18 @@ class Genius:
 
     @cached_property
     def router(self) -> GeometricDecoder:
-        """The geometry of the code vectors, in place of the generator."""
+        """A decoder that uses the geometry of the code vectors instead of the generator."""
         return GeometricDecoder(self.ids.scheme.tables() or self.quantizer.tables())
 
     @cached_property
     def ranker(self) -> CodeRanker:
-        """Scores IDs by their code vectors, if its scheme has any."""
+        """Scores IDs by their code vectors; raises an error if the ID scheme has none."""
         tables = self.ids.scheme.tables()
         return CodeRanker(tables) if tables is not None else _NoRanker(self.ids.name, self.num_levels)
 
     @property
     def usual_search(self) -> SearchConfig:
-        """The default search settings of an index that is made with this model."""
+        """Default search settings of indexes made with this model."""
         if self.ids.scheme.tables() is None:
             return replace(USUAL_SEARCH, rerank="none", candidates=0)
         return USUAL_SEARCH
@@ -303,27 +303,27 @@ class Genius:
     def item_density(
         self, embeddings: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
     ) -> UInt8[Tensor, " items"]:
-        """Return the density around items, as an index stores it; 0 if IDs are not the quantizer's."""
+        """Return the densities of items as stored in an index; 0 if the IDs are not the quantizer's."""
         if self.ids.name != RESIDUAL:
             return torch.zeros(len(codes), dtype=torch.uint8)
         return self.quantizer.norm_and_density.item_density(embeddings, codes)
 
     @property
     def level0_is_exact(self) -> bool:
-        """Whether an item's level-0 code is its modality for certain."""
+        """True if level-0 codes always match the modality of their items."""
         return self.has_modality_level and self.quantizer.config.level0 == "assigned"
 
     def level0_codes(self, modality: Modality) -> frozenset[int]:
-        """Return the level-0 codes that stand for a modality.
+        """Return the level-0 codes of a modality.
 
         Raises
         ------
         UsageError
-            the model has no modality level, or never saw this modality.
+            The model has no modality level, or never saw this modality.
         """
         if not self.has_modality_level:
             raise UsageError(
-                "this model has no modality level, so a modality cannot be forced; name what you want in the "
+                "this model has no modality level, so a modality cannot be forced; describe it in the "
                 "instruction instead"
             )
         codes = np.flatnonzero(self.quantizer.level0_modality.cpu().numpy() == modality.code)

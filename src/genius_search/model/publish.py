@@ -1,4 +1,4 @@
-"""A model as others get it: a copy that opens anywhere, with a card; a check of those that others made."""
+"""Publishing: saving a model as a self-contained folder with a card, and checking models of others."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from genius_search.hub.push import check_license
 from genius_search.model.file import FORMAT, MODEL_FILE, PARTS, read_model_file
 
 CONFIG_FILE: Final = "config.json"
-"""For the hub and its libraries; we read ``model.json``."""
+"""For the hub and other libraries; this package reads ``model.json``."""
 
 _SAVED: Final = frozenset({MODEL_FILE, CONFIG_FILE, "README.md", "ids", *PARTS})
 _PORTABLE_ENCODERS: Final = ("small", "uniir", "clip", "text")
-"""Kinds of encoders that can be folders inside a pulled model."""
+"""Kinds of encoders that may be folders inside a pulled model."""
 
 
 def check_model(folder: Path, verify: bool = False) -> None:  # noqa: FBT001, FBT002  a callback of hub.pull
-    """Check a model that somebody else made: its parts are there and inside; with ``verify`` read every file.
+    """Check that a downloaded model is complete and stays inside its folder; ``verify`` reads every file.
 
     Raises
     ------
     ArtifactMissing
-        a part or a file is missing.
+        A part or a file is missing.
     ArtifactMismatch
-        a file is damaged, parts do not belong together, or a path leads out of the folder.
+        A file is damaged, parts do not belong together, or a path leads out of the folder.
     """
     model = read_model_file(folder)
     for part in model.parts.keys() - {"encoder"}:
@@ -84,25 +84,25 @@ def save_model(
     results: Path | None = None,
     copy_encoder: bool = True,
 ) -> Path:
-    """Write a finished model as a folder of its own with a card, complete or not at all.
+    """Save a finished model as a self-contained folder with a model card, atomically.
 
     Parameters
     ----------
     name
-        how others will call it, ``owner/name``; the card shows it.
+        name on the hub, ``owner/name``, for the card.
     license, datasets
-        what the card says of the weights: the licence's short name, the training data's names.
+        short name of the weights' licence, and names of the training data, for the card.
     results
         the ``results.json`` of an evaluation of this model; by default the one in its ``evaluation`` folder,
-        if it is this model's.
+        if it belongs to this model.
     copy_encoder
-        copy an encoder that is a folder on this machine. One from the hub stays a name.
+        copy an encoder that is a folder on this machine. One from the hub is saved by name.
 
     Raises
     ------
     UsageError
-        the target holds something else than a saved copy of this model; the encoder only looks features up;
-        ``results`` are another model's; or the licence cannot be one.
+        The target contains something other than a saved copy of this model, the encoder only looks features
+        up, ``results`` are those of another model, or the licence is invalid.
     """
     check_license(license)
     model = read_model_file(source)
@@ -161,7 +161,7 @@ def save_model(
 
 
 def _check_is_copy(folder: Path, fingerprint: str) -> None:
-    """Raise :class:`UsageError` unless a folder holds a saved copy of a model, and nothing else."""
+    """Raise :class:`UsageError` unless a folder contains a saved copy of a model, and nothing else."""
     others = sorted({entry.name for entry in folder.iterdir()} - _SAVED)
     try:
         config = json.loads((folder / CONFIG_FILE).read_text())
@@ -183,8 +183,8 @@ def _save_encoder(spec: str, target: Path, *, copy: bool) -> str:
     kind, _, place = spec.partition(":")
     if kind in ("precomputed", "published"):
         raise UsageError(
-            "this model looks its features up in files, so it cannot read anything new and is of no use "
-            "elsewhere; train one with an encoder that reads texts and pictures"
+            "this model looks its features up in files, so it cannot encode anything new and cannot be "
+            "published; train one with an encoder that reads texts and pictures"
         )
     folder = Path(place).expanduser()
     if not folder.is_dir():  # a name on the hub
@@ -203,7 +203,7 @@ def _save_encoder(spec: str, target: Path, *, copy: bool) -> str:
 
 
 def _uniir_kind(encoder: str) -> str | None:
-    """Return which of UniIR's models an encoder is, such as ``clip-sf``; None if it is none of them."""
+    """Return the name of an encoder that is one of UniIR's, such as ``clip-sf``; otherwise None."""
     kind, _, place = encoder.partition(":")
     if kind != "uniir":
         return None
@@ -214,7 +214,7 @@ def _uniir_kind(encoder: str) -> str | None:
 
 
 def _training_facts(source: Path, parts: dict[str, Manifest]) -> dict[str, str]:
-    """Return what the manifests say of the training data, and of the files that parts were imported from."""
+    """Return fingerprints and sizes of the training data, and of the files that parts were imported from."""
     facts = {
         f"SHA-256 of the {part}'s published file": str(manifest.inputs["published"])
         for part, manifest in parts.items()

@@ -117,5 +117,5 @@ def test_left_out_records_are_listed_when_the_folder_is_opened(make_features, tm
     writer.finish(facts={"rows": 1, "image_dim": DIM, "text_dim": DIM + 1})
     opened = Features.open(tmp_path / "some")
     assert opened.left_out == [LeftOut(3, "a.jpg", "cut off")]
-    with pytest.raises(ArtifactMismatch, match="one space needs one width"):
+    with pytest.raises(ArtifactMismatch, match="must have the same width"):
         _ = opened.dim
