@@ -11,33 +11,30 @@ from hypothesis import strategies as st
 from genius_search.lab.synth import wordings
 from genius_search.lab.synth.world import (
     ATTRIBUTES,
-    BACKGROUND_WORDS,
-    COLOUR_WORDS,
     FACT_KINDS,
-    FILL_WORDS,
-    FRAME_WORDS,
     NUM_CODES,
     SHAPES,
     VALUES,
+    WORDS,
     Product,
     facts_of,
 )
 
 PHRASES: dict[str, tuple[str, str]] = {
-    **{noun.lower(): ("shape", shape.nouns[0]) for shape in SHAPES for noun in shape.nouns},
-    **{word: ("colour", name) for name, words in COLOUR_WORDS.items() for word in words},
+    **{noun.lower(): ("shape", nouns[0]) for _, nouns in SHAPES for noun in nouns},
+    **{word: ("colour", name) for name, colour in WORDS["colours"].items() for word in colour["words"]},
     **{
         word: ("fill", name)
-        for name, words in FILL_WORDS.items()
-        for word in (*words.adjectives, *words.phrases)
+        for name, fill in WORDS["fills"].items()
+        for word in (*fill["adjectives"], *fill["phrases"])
     },
     **{
         phrase.format(word): ("background", name)
-        for name, words in BACKGROUND_WORDS.items()
-        for word in words
+        for name, ground in WORDS["backgrounds"].items()
+        for word in ground["words"]
         for phrase in ("{} background", "{} backdrop", "against {}")
     },
-    **{word: ("frame", name) for name, words in FRAME_WORDS.items() for word in words},
+    **{word: ("frame", name) for name, words in WORDS["frames"].items() for word in words},
 }
 LONGEST_FIRST = re.compile(
     r"(?<![\w-])("

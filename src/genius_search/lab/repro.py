@@ -79,7 +79,8 @@ def qrels_file(name: str) -> str:
 
 def picture_folders(rows: Sequence[str]) -> list[str]:
     """Return the folders of pictures that the queries and pools of some rows refer to."""
-    datasets = (row.split("_")[0] for row in rows if set(_modalities(row)) != {Modality.TEXT})
+    pictured = [row for row in rows if set(TASKS[int(row.rpartition("_task")[2])]) != {Modality.TEXT}]
+    datasets = [row.split("_")[0] for row in pictured]
     # InfoSeek shows the pictures of OVEN.
     return list(dict.fromkeys(f"mbeir_images/{name.replace('infoseek', 'oven')}_images" for name in datasets))
 
@@ -131,11 +132,8 @@ class Reproduction:
         if self.name == "flickr30k":
             return ["mteb/flickr30kt2i@e819702b287bfbe084e129a61f308a802b7c108e"]
         names = {"infoseek_task8": "InfoSeekIT2ITRetrieval"}
-        return [
-            f"mteb/{names.get(row, f'mbeir_{row}')}@{MTEB_REVISIONS[row]}"
-            for row in self.rows
-            if row in MTEB_REVISIONS
-        ]
+        known = [row for row in self.rows if row in MTEB_REVISIONS]
+        return [f"mteb/{names.get(row, f'mbeir_{row}')}@{MTEB_REVISIONS[row]}" for row in known]
 
     @property
     def commands(self) -> list[str]:
@@ -148,10 +146,8 @@ class Reproduction:
         if not self.has_model:
             problems.append(f"no model at {self.model} (it has no {MODEL_FILE})")
         if self.missing:
-            problems.append(
-                f"{len(self.missing)} of {len(self.files)} files are missing in {self.data}, "
-                f"the first is {self.missing[0]}"
-            )
+            count = f"{len(self.missing)} of {len(self.files)}"
+            problems.append(f"{count} files are missing in {self.data}, the first is {self.missing[0]}")
         if problems:
             raise ArtifactMissing(
                 f"{self.name} cannot be reproduced yet: {'; '.join(problems)}; without --run the command "
@@ -163,26 +159,17 @@ class Reproduction:
         if not self.missing:
             return []
         if self.captions is not None:
-            return [
-                (
-                    f"genius data karpathy {self.captions.json} --images PICTURES --out {data} "
-                    f"--dataset-id {self.captions.dataset_id} --dataset-name {self.captions.dataset}"
-                )
-            ]
+            captions = self.captions
+            command = f"genius data karpathy {captions.json} --images PICTURES --out {data}"
+            return [f"{command} --dataset-id {captions.dataset_id} --dataset-name {captions.dataset}"]
         fetch = f"hf download {DATA_REPOSITORY} --repo-type dataset --local-dir {data}"
         folders = [path for path in self.missing if path.startswith("mbeir_images/")]
         files = [path for path in self.missing if path not in folders]
         if len(files) > 3 * len(SIZES):
-            files = [
-                "query/test/*",
-                "cand_pool/local/*",
-                "cand_pool/global/*test*",
-                "qrels/test/*",
-                INSTRUCTIONS,
-            ]
-        commands = (
-            [f"{fetch} {' '.join(f'--include {shlex.quote(path)}' for path in files)}"] if files else []
-        )
+            all_of = "query/test/*", "cand_pool/local/*", "cand_pool/global/*test*", "qrels/test/*"
+            files = [*all_of, INSTRUCTIONS]
+        includes = " ".join(f"--include {shlex.quote(path)}" for path in files)
+        commands = [f"{fetch} {includes}"] if files else []
         if folders:
             if not any(self.data.glob(ARCHIVE)):
                 commands.append(f"{fetch} --include {shlex.quote(ARCHIVE)}")
@@ -205,16 +192,9 @@ class Reproduction:
         ]
 
     def _run_command(self) -> str:
-        words = [
-            "genius",
-            "repro",
-            self.name,
-            "--data",
-            str(self.data),
-            "--model",
-            str(self.model or "MODEL"),
-        ]
-        return shlex.join([*words, "--pools", ",".join(self.pools), "--run"])
+        model, pools = str(self.model or "MODEL"), ",".join(self.pools)
+        words = ("repro", self.name, "--data", str(self.data), "--model", model, "--pools", pools, "--run")
+        return shlex.join(("genius", *words))
 
 
 def plan(name: str, data: Path, model: Path | None, *, pools: Sequence[Pool] = ()) -> Reproduction:
@@ -336,7 +316,3 @@ def check_sizes(plan: Reproduction) -> list[str]:
             if count != expected[path]:
                 problems.append(f"{path}: {count:,} records, expected {expected[path]:,}")
     return problems
-
-
-def _modalities(row: str) -> tuple[Modality, Modality]:
-    return TASKS[int(row.rpartition("_task")[2])]

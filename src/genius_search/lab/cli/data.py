@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -53,7 +52,7 @@ class Catalogue(SyntheticOptions):
             train_products=self.train_products,
             queries_per_task=self.queries_per_task,
         )
-        print_facts(dataclasses.asdict(summary), as_json=self.json)
+        print_facts(summary, as_json=self.json)
 
 
 @command
@@ -83,4 +82,4 @@ class Rehearsal(SyntheticOptions):
             seed=self.seed,
             pictures=0 if self.pictures == "none" else self.pictures,
         )
-        print_facts(dataclasses.asdict(summary), as_json=self.json)
+        print_facts(summary, as_json=self.json)

@@ -183,9 +183,7 @@ def _check_container(path: Path) -> None:
             if not any(member.filename.endswith("data.pkl") for member in members):
                 problem = "is a zip archive, but torch.save did not write it: no data.pkl in it"
             elif any(member.compress_type != zipfile.ZIP_STORED for member in members):
-                problem = (
-                    "was packed again with compression, so tensors cannot stay in it; use the original"
-                )
+                problem = "was packed again with compression, so tensors cannot stay in it; use the original"
     if problem:
         raise ArtifactMismatch(f"{path} {problem}")
 

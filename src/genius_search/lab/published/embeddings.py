@@ -99,19 +99,16 @@ class PublishedJointEncoder(PublishedEncoder):
         """Return the vectors of known queries or candidates, whatever they hold now."""
         return self.look_up("joint", [item.key for item in items])
 
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:  # noqa: ARG002
         """Raise :class:`UsageError`: image and text are not apart."""
-        raise self._not_apart("image", len(images))
-
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Raise :class:`UsageError`: image and text are not apart."""
-        raise self._not_apart("text", len(texts))
-
-    def _not_apart(self, part: str, count: int) -> UsageError:
-        return UsageError(
-            f"{self.spec} holds one vector for image and text together, and {count} {part} features were "
-            "requested; what needs them apart needs GENIUS's own feature files"
+        raise UsageError(
+            f"{self.spec} holds one vector for image and text together; what needs them apart needs GENIUS's "
+            "own feature files"
         )
+
+    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:  # noqa: ARG002
+        """Raise :class:`UsageError`: image and text are not apart."""
+        return self.image_features(())
 
 
 def open_features(place: str, *, download: bool = False, device: str = "cpu") -> PublishedEncoder:  # noqa: ARG001
@@ -172,15 +169,11 @@ def _find_files(path: Path, ending: str) -> list[Path]:
 
 def _join(files: Sequence[PublishedFile]) -> dict[Held, Sequence[FeatureFile]]:
     """Collect files by role, part and split; query files that do not name their split count for each."""
-    queries = [file for file in files if file.role == "query"]
-    splits: list[str | None] = [*sorted({file.split for file in queries if file.split is not None})]
-    groups: dict[tuple[Role, str | None], list[PublishedFile]] = {
-        ("query", split): [file for file in queries if file.split in (None, split)]
-        for split in splits or [None]
-    }
-    groups["candidate", None] = [file for file in files if file.role == "candidate"]
+    splits = sorted({file.split for file in files if file.split is not None})
     tables: dict[Held, Sequence[FeatureFile]] = {}
-    for (role, split), group in groups.items():
+    held: list[tuple[Role, str | None]] = [*(("query", split) for split in splits or [None])]
+    for role, split in [*held, ("candidate", None)]:
+        group = [file for file in files if file.role == role and file.split in (None, split)]
         for part in group[0].parts if group else ():
             tables[Held(role, part, split)] = [file.parts[part] for file in group]
             _compare(role, part, tables[Held(role, part, split)])
@@ -199,12 +192,10 @@ def _compare(role: Role, part: str, files: Sequence[FeatureFile]) -> None:
         pair = order[place : place + 2]
         first, second = (files[owner] for owner in owners[pair])
         one, other = (
-            file.features[row].astype(np.float32)
-            for file, row in zip((first, second), rows[pair], strict=True)
+            files[o].features[r].astype(np.float32) for o, r in zip(owners[pair], rows[pair], strict=True)
         )
-        if one.shape != other.shape or np.linalg.norm(one - other) > _TOLERANCE * max(
-            np.linalg.norm(one), np.linalg.norm(other)
-        ):
+        longest = max(np.linalg.norm(one), np.linalg.norm(other))
+        if one.shape != other.shape or np.linalg.norm(one - other) > _TOLERANCE * longest:
             number = int(ids[pair[0]])
             raise BadData(
                 f"{first.file} and {second.file} hold different {part} features of {role} "

@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from tokenizers import AddedToken, Tokenizer
@@ -162,14 +162,12 @@ class Source:
         return {WEIGHTS: weights} | {name: len(text.encode()) for name, text in self.texts.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedEncoder:
-    """A finished folder."""
+class ImportedEncoder(NamedTuple):
+    """A finished folder, what it was made of, and its manifest's fingerprint."""
 
     folder: Path
     source: Source
     fingerprint: str
-    """The fingerprint of the folder's manifest."""
 
 
 def look(checkpoint: Checkpoint, kind: EncoderKind, *, tokenizer: Path | None = None) -> Source:
@@ -191,10 +189,8 @@ def look(checkpoint: Checkpoint, kind: EncoderKind, *, tokenizer: Path | None = 
         raise UsageError(f"{kind} brings its own vocabulary; leave --tokenizer out")
     weights = convert(checkpoint, kind)
     sha256 = file_fingerprint(checkpoint.path)
-    known = PUBLISHED.get(kind)
-    return Source(
-        sha256, None if known is None else sha256 == known, weights, _small_files(weights, tokenizer)
-    )
+    published = sha256 == PUBLISHED[kind] if kind in PUBLISHED else None
+    return Source(sha256, published, weights, _small_files(weights, tokenizer))
 
 
 def import_encoder(

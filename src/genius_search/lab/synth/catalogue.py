@@ -51,16 +51,9 @@ PER_FOLDER: Final = 200
 """Products whose pictures share a folder."""
 Kind = Literal["image", "caption", "card", "fact"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-KIND_OF_TASK: Final[Mapping[int, Kind]] = {
-    0: "image",
-    1: "fact",
-    2: "card",
-    3: "caption",
-    4: "image",
-    6: "fact",
-    7: "image",
-    8: "card",
-}
+KIND_OF_TASK: Final[Mapping[int, Kind]] = dict(
+    zip(TASKS, ("image", "fact", "card", "caption", "image", "fact", "image", "card"), strict=True)
+)
 PER_PRODUCT: Final = 5
 """Candidates of a product: a picture, a caption, a card, two facts."""
 ROLES: Final = ("image", "card", "query3", "query4", "query6", "query7", "query8")
@@ -84,13 +77,8 @@ class Request(NamedTuple):
     """The product in its picture, when that is not the wanted product itself."""
 
 
-class Picture(NamedTuple):
-    """A picture to draw: its file, the product in it, and what decides the pose."""
-
-    path: str
-    shown: int
-    owner: int
-    role: str
+Picture = tuple[str, int, int, str]
+"""A picture to draw: its file, the product in it, the wanted product and the role, which decide the pose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +102,15 @@ class SplitRows:
                 case "image":
                     yield self._candidate(kind, place, None, self._path(place, "image"))
                 case "caption":
-                    yield self._candidate(
-                        kind, place, wordings.caption(Product.of(code), self._rng("caption", code)), None
-                    )
+                    text = wordings.caption(Product.of(code), self._rng("caption", code))
+                    yield self._candidate(kind, place, text, None)
                 case "card":
                     yield self._candidate(kind, place, self._card_text(code), self._path(place, "card"))
                 case "fact":
                     yield from (self._fact(place, which) for which in (0, 1))
         if kind == "fact":
-            yield from (
-                self._fact(place, 2) for place in range(self.num_candidates - PER_PRODUCT * len(codes))
-            )
+            third = range(self.num_candidates - PER_PRODUCT * len(codes))
+            yield from (self._fact(place, 2) for place in third)
 
     def queries(self, task: int) -> Iterator[Query]:
         """Yield all queries of a task with their answers, ids ascending."""
@@ -135,13 +121,13 @@ class SplitRows:
         codes = self.codes.tolist()
         for place, code in enumerate(codes):
             for role in ("image", "card"):
-                yield Picture(self._path(place, role), code, code, role)
+                yield self._path(place, role), code, code, role
         for task, requests in self.requests.items():
             if TASKS[task][0] is not Modality.TEXT:
                 for request in requests:
                     code, role = codes[request.place], f"query{task}"
                     shown = request.reference.code if request.reference else code
-                    yield Picture(self._path(request.place, role), shown, code, role)
+                    yield self._path(request.place, role), shown, code, role
 
     def _query(self, request: Request) -> Query:
         code, task = int(self.codes[request.place]), request.task
@@ -248,25 +234,6 @@ def plan_requests(
     return plan
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CatalogueSummary:
-    """The size of a catalogue."""
-
-    folder: Path
-    items: int
-    """Candidates of the test pool."""
-    seed: int
-    products: dict[str, int]
-    """Products of each split."""
-    candidates: dict[str, int]
-    """Candidates of each split's union pool."""
-    queries: dict[str, int]
-    """Queries of each split, all tasks together."""
-    pictures: int
-    drawn: bool
-    """False when the same catalogue was already there."""
-
-
 def draw_catalogue(
     out: Path,
     *,
@@ -275,7 +242,7 @@ def draw_catalogue(
     train_products: int | None = None,
     queries_per_task: int = 1_000,
     workers: int | None = None,
-) -> CatalogueSummary:
+) -> dict[str, Any]:
     """Draw a catalogue whose test pool has ``items`` candidates, and write it in M-BEIR's layout.
 
     The same seed and sizes give the same bytes, whatever the number of ``workers`` (default: all processors
@@ -283,6 +250,11 @@ def draw_catalogue(
     When that very catalogue is already at ``out``, nothing is done.
 
     >>> draw_catalogue(Path("catalogue"), items=10_400, seed=1)  # doctest: +SKIP
+
+    Returns
+    -------
+    dict
+        the folder, its settings, the sizes of each split, and ``drawn``: False when it was already there.
 
     Raises
     ------
@@ -301,13 +273,8 @@ def draw_catalogue(
     ):
         if not low <= value <= high:
             raise UsageError(f"{name} is {value:,}; give a number from {low:,} to {high:,}")
-    plan = {
-        "catalogue": VERSION,
-        "items": items,
-        "seed": seed,
-        "train_products": train_products,
-        "queries_per_task": queries_per_task,
-    }
+    settings = {"train_products": train_products, "queries_per_task": queries_per_task}
+    plan = {"catalogue": VERSION, "items": items, "seed": seed, **settings}
 
     def write(root: Path) -> dict[str, Any]:
         font_file()
@@ -319,7 +286,7 @@ def draw_catalogue(
             "pictures": _write(root, worlds, workers),
         }
 
-    return CatalogueSummary(folder=out, items=items, seed=seed, **draw_once(out, DATASET, plan, write))
+    return {"folder": out, "items": items, "seed": seed, **draw_once(out, DATASET, plan, write)}
 
 
 def _plan_splits(items: int, seed: int, train_products: int, queries_per_task: int) -> list[SplitRows]:
@@ -345,11 +312,7 @@ def _write(root: Path, worlds: list[SplitRows], workers: int | None) -> int:
     for rows in worlds:
         for number in range(-(-len(rows.codes) // PER_FOLDER)):
             (root / IMAGES / rows.split / f"{number:04d}").mkdir(parents=True)
-    num_pictures = sum(
-        2 * len(rows.codes)
-        + sum(len(rows.requests[task]) for task in TASKS if TASKS[task][0] is not Modality.TEXT)
-        for rows in worlds
-    )
+    num_pictures = sum(1 for rows in worlds for _ in rows.pictures())
     if workers is None:
         workers = 1 if num_pictures <= _SINGLE_PROCESS else os.cpu_count() or 1
     pictures = chain.from_iterable(rows.pictures() for rows in worlds)
@@ -366,10 +329,11 @@ def _write(root: Path, worlds: list[SplitRows], workers: int | None) -> int:
 
 
 def _draw(root: Path, seed: int, picture: Picture) -> None:
-    rng = random.Random(f"{seed} poses {picture.owner}")
+    path, shown, owner, role = picture
+    rng = random.Random(f"{seed} poses {owner}")
     looks = rng.sample(range(NUM_LOOKS), len(ROLES))
     poses = [Pose(look, rng.randint(-SHIFT, SHIFT), rng.randint(-SHIFT, SHIFT)) for look in looks]
-    save(draw(Product.of(picture.shown), poses[ROLES.index(picture.role)]), root / picture.path)
+    save(draw(Product.of(shown), poses[ROLES.index(role)]), root / path)
 
 
 def _write_texts(root: Path, worlds: list[SplitRows]) -> None:

@@ -36,9 +36,8 @@ from genius_search.errors import UsageError
 from genius_search.lab.synth.folder import concatenate, copy_instructions, draw_once
 from genius_search.lab.synth.pictures import Pose, draw, font_file, save
 from genius_search.lab.synth.world import (
-    FILL_WORDS,
-    FRAME_WORDS,
     SPLITS,
+    WORDS,
     Product,
     Split,
     facts_of,
@@ -148,11 +147,10 @@ _WITHOUT_TASK: Final = frozenset({"nights", "fashioniq", "cirr"})
 
 
 class Concept(NamedTuple):
-    """A thing that pictures show and texts name."""
+    """A thing that pictures show and texts name, with values for the templates of texts."""
 
     product: Product
     words: dict[str, str]
-    """Values for the templates of texts."""
     facts: tuple[str, ...]
 
 
@@ -180,7 +178,7 @@ class Concepts:
     def _get(self, concept: int) -> Concept:
         product = self._products[concept]
         names = product.words()
-        fill, frame = FILL_WORDS[names["fill"]].adjectives[0], FRAME_WORDS[names["frame"]][0]
+        fill, frame = WORDS["fills"][names["fill"]]["adjectives"][0], WORDS["frames"][names["frame"]][0]
         thing = f"{fill} {names['colour']} {names['shape']}"
         place = f"{frame}, on {names['background']}"
         facts = facts_of(product.code, seed=self._seed)
@@ -191,11 +189,8 @@ class Concepts:
             "changed": f"{fill} {names['colour']} {frame} and stands on {names['background']}",
             "asked": facts[0].kind,
         }
-        return Concept(
-            product,
-            words,
-            tuple(f"The {fact.kind} of the {thing} {place} is {fact.value}." for fact in facts),
-        )
+        texts = tuple(f"The {fact.kind} of the {thing} {place} is {fact.value}." for fact in facts)
+        return Concept(product, words, texts)
 
 
 class Shelf:
@@ -205,8 +200,8 @@ class Shelf:
         self, row: RowSizes, kind: Literal["local", "val", "train"], first_did: int, size: int
     ) -> None:
         self.row, self.kind, self.first_did, self.size = row, kind, first_did, size
+        # Whole blocks; every candidate after them is a block of its own that no query wants.
         self.blocks = row.block.fitting(size)
-        """Whole blocks; every candidate after them is a block of its own that no query wants."""
 
     def did(self, place: int) -> str:
         """Return the id of a candidate."""
@@ -217,18 +212,14 @@ class Shelf:
         first = self.row.block.before(block)
         return range(min(first, self.size), min(first + self.row.block.size(block), self.size))
 
-    def members(self, first_block: int, blocks: int) -> Iterator[tuple[int, int]]:
-        """Yield place and block of each candidate of some blocks."""
-        for block in range(first_block, first_block + blocks):
+    def members(self, blocks: range | None = None) -> Iterator[tuple[int, int]]:
+        """Yield place and block of each candidate of some blocks, or of all, ids ascending."""
+        for block in range(self.blocks) if blocks is None else blocks:
             for place in self.places(block):
                 yield place, block
-
-    def all_members(self) -> Iterator[tuple[int, int]]:
-        """Yield place and block of every candidate, ids ascending."""
-        yield from self.members(0, self.blocks)
-        first = self.places(self.blocks - 1).stop
-        for place in range(first, self.size):
-            yield place, self.blocks + place - first
+        if blocks is None:
+            first = self.places(self.blocks - 1).stop
+            yield from ((place, self.blocks + place - first) for place in range(first, self.size))
 
     def answers(self, block: int) -> range:
         """Return the places of a block that answer a query for it."""
@@ -342,12 +333,9 @@ class Pictures:
     """Picture files, which link to one drawing for each concept and manner."""
 
     def __init__(self, root: Path, concepts: Concepts, *, enabled: bool) -> None:
-        self._root = root
-        self._concepts = concepts
-        self._enabled = enabled
+        self._root, self._concepts, self._enabled = root, concepts, enabled
         self._drawn = root / ".drawn"
         self.count = 0
-        """Files put in place."""
 
     def add(self, relative: str, concept: int, dataset: str) -> str:
         """Put a concept's picture in the data set's manner at a path; returns the path."""
@@ -399,9 +387,7 @@ class Records:
     """The rows of every file; pictures are put where the rows say that they are."""
 
     def __init__(self, concepts: Concepts, pictures: Pictures, *, seed: int) -> None:
-        self._concepts = concepts
-        self._pictures = pictures
-        self._seed = seed
+        self._concepts, self._pictures, self._seed = concepts, pictures, seed
 
     def candidate(self, shelf: Shelf, place: int, block: int) -> Row:
         """Return a candidate with M-BEIR's oddities: absent keys, and keys in different orders."""
@@ -518,32 +504,9 @@ def _query_source(query: Query, queries: QuerySet, number: int) -> str | None:
     return None if source is None else json.dumps(source)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SyntheticSummary:
-    """The size of a synthetic M-BEIR."""
-
-    folder: Path
-    share: float
-    """Share of M-BEIR's size; small rows keep a few dozen of everything."""
-    seed: int
-    rows: int
-    concepts: int
-    """Different things, each with its own picture."""
-    candidates: dict[str, int]
-    """Candidates of each split's union pool."""
-    queries: dict[str, int]
-    """Queries of each split, all rows together."""
-    training_lines: int
-    """Lines of the union training file, which repeats the queries of small data sets."""
-    pictures: int
-    """Picture files; 0 without pictures."""
-    drawn: bool
-    """False when the same data set was already there."""
-
-
 def draw_synthetic_mbeir(
     out: Path, *, share: float, seed: int = 0, pictures: int | None = None
-) -> SyntheticSummary:
+) -> dict[str, Any]:
     """Write a stand-in for M-BEIR at a share of its size.
 
     Parameters
@@ -557,6 +520,11 @@ def draw_synthetic_mbeir(
         least.
 
     >>> draw_synthetic_mbeir(Path("rehearsal"), share=0.01)  # doctest: +SKIP
+
+    Returns
+    -------
+    dict
+        the folder, its settings, the sizes of each split, and ``drawn``: False when it was already there.
 
     Raises
     ------
@@ -582,7 +550,7 @@ def draw_synthetic_mbeir(
         return {"concepts": len(concepts), "pictures": files.count, **counts}
 
     counts = draw_once(out, "rehearsal", plan, write)
-    return SyntheticSummary(folder=out, share=share, seed=seed, rows=len(ROWS), **counts)
+    return {"folder": out, "share": share, "seed": seed, "rows": len(ROWS), **counts}
 
 
 def _write(root: Path, shelves: list[Shelf], query_sets: list[QuerySet], records: Records) -> dict[str, Any]:
@@ -591,12 +559,11 @@ def _write(root: Path, shelves: list[Shelf], query_sets: list[QuerySet], records
     copy_instructions("mbeir", root)
 
     def rows_of(shelf: Shelf) -> Iterator[Row]:
-        return (records.candidate(shelf, *member) for member in shelf.all_members())
+        return (records.candidate(shelf, *member) for member in shelf.members())
 
     train = [shelf for shelf in shelves if shelf.kind == "train"]
-    candidates = {
-        "train": write_json_lines(layout.union_pool("train"), chain.from_iterable(map(rows_of, train)))
-    }
+    train_rows = chain.from_iterable(map(rows_of, train))
+    candidates = {"train": write_json_lines(layout.union_pool("train"), train_rows)}
     own = []
     for shelf in shelves:
         if shelf.kind != "train":
@@ -606,23 +573,19 @@ def _write(root: Path, shelves: list[Shelf], query_sets: list[QuerySet], records
             if shelf.kind == "local":
                 own.append(path)
     concatenate(layout.union_pool("test"), own)
-    candidates["val"] = write_json_lines(
-        layout.union_pool("val"),
-        (
-            records.candidate(queries.shelf, *member)
-            for queries in query_sets
-            if queries.split == "val"
-            for member in queries.shelf.members(queries.first_block, queries.blocks)
-        ),
+    wanted = (
+        records.candidate(queries.shelf, *member)
+        for queries in query_sets
+        if queries.split == "val"
+        for member in queries.shelf.members(range(queries.first_block, queries.first_block + queries.blocks))
     )
+    candidates["val"] = write_json_lines(layout.union_pool("val"), wanted)
     candidates["test"] = sum(shelf.size for shelf in shelves if shelf.kind == "local")
-    return {
-        "candidates": {split: candidates[split] for split in SPLITS},
-        "queries": {
-            split: sum(queries.size for queries in query_sets if queries.split == split) for split in SPLITS
-        },
-        "training_lines": _write_queries(layout, query_sets, records),
-    }
+    num_queries = dict.fromkeys(SPLITS, 0)
+    for queries in query_sets:
+        num_queries[queries.split] += queries.size
+    lines = _write_queries(layout, query_sets, records)
+    return {"candidates": candidates, "queries": num_queries, "training_lines": lines}
 
 
 def _write_queries(layout: Layout, query_sets: list[QuerySet], records: Records) -> int:
@@ -636,8 +599,7 @@ def _write_queries(layout: Layout, query_sets: list[QuerySet], records: Records)
         row, split = queries.row, queries.split
         name = f"{row.dataset if split == 'train' else row.name}_{split}"
         by_file.setdefault((split, name), []).append(queries)
-    training: dict[Path, int] = {}
-    validation = []
+    training, validation = {}, []
     for (split, name), some in by_file.items():
         path = layout.queries(split, name)
         size = write_json_lines(path, chain.from_iterable(map(rows_of, some)))

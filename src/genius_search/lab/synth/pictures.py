@@ -14,7 +14,7 @@ from numpy import ndarray
 from PIL import Image, ImageDraw, ImageFont
 
 from genius_search.errors import MissingExtra
-from genius_search.lab.synth.world import BACKGROUNDS, COLOURS, FILLS, FRAMES, SHAPES, VALUES, Product
+from genius_search.lab.synth.world import SHAPES, VALUES, WORDS, Product
 
 PIXELS: Final = 64
 """Width and height of every picture."""
@@ -61,17 +61,14 @@ def font_file() -> Path:
 def draw(product: Product, pose: Pose) -> UInt8[ndarray, "pixels pixels 3"]:
     """Draw a product in a pose."""
     masks = _masks(product.shape, pose.look)
-    rows = slice(SHIFT - pose.down, SHIFT - pose.down + PIXELS)
-    columns = slice(SHIFT - pose.right, SHIFT - pose.right + PIXELS)
+    down, right = SHIFT - pose.down, SHIFT - pose.right
+    place = slice(down, down + PIXELS), slice(right, right + PIXELS)
     canvas = _canvas(product.background, product.frame)
-    if FILLS[product.fill] == "outlined":
+    if VALUES["fill"][product.fill] == "outlined":
         first, second = _pair(product.colour)
-        body = masks.body[rows, columns]
-        paint = first + (second - first) * body
-        alpha = masks.rim[rows, columns]
+        paint, alpha = first + (second - first) * masks.body[place], masks.rim[place]
     else:
-        paint = _paint(product.colour, product.fill)
-        alpha = masks.body[rows, columns]
+        paint, alpha = _paint(product.colour, product.fill), masks.body[place]
     picture: UInt8[ndarray, "pixels pixels 3"] = (canvas + (paint - canvas) * alpha + 0.5).astype(np.uint8)
     return picture
 
@@ -85,13 +82,10 @@ def save(picture: UInt8[ndarray, "pixels pixels 3"], path: Path) -> None:
 def _masks(shape: int, look: int) -> _Masks:
     """Return a shape's ink, without and with a rim, at a size and angle, with a margin for shifts."""
     size, angle = _SIZES[look // len(_ANGLES)], _ANGLES[look % len(_ANGLES)]
-    glyph = SHAPES[shape].glyph
+    glyph = SHAPES[shape][0]
     stroke = _extra_stroke(glyph)
     font = _font_for(glyph, size - 2 * stroke)
-    return _Masks(
-        body=_ink(glyph, font, angle, stroke=stroke),
-        rim=_ink(glyph, font, angle, stroke=stroke + _RIM),
-    )
+    return _Masks(_ink(glyph, font, angle, stroke=stroke), _ink(glyph, font, angle, stroke=stroke + _RIM))
 
 
 @cache
@@ -133,14 +127,14 @@ def _ink(
 @cache
 def _pair(colour: int) -> tuple[Float32[ndarray, 3], Float32[ndarray, 3]]:
     """Return a colour and the pale one that patterns use beside it."""
-    first = np.array(COLOURS[VALUES["colour"][colour]], dtype=np.float32)
+    first = np.array(WORDS["colours"][VALUES["colour"][colour]]["rgb"], dtype=np.float32)
     return first, first + (np.float32(255) - first) * np.float32(0.82)
 
 
 @cache
 def _paint(colour: int, fill: int) -> Float32[ndarray, "pixels pixels 3"]:
     first, second = _pair(colour)
-    paint: Float32[ndarray, "pixels pixels 3"] = first + (second - first) * _pattern(FILLS[fill])
+    paint: Float32[ndarray, "pixels pixels 3"] = first + (second - first) * _pattern(VALUES["fill"][fill])
     return paint
 
 
@@ -167,11 +161,11 @@ def _pattern(fill: str) -> Float32[ndarray, "pixels pixels 1"]:
 
 @cache
 def _canvas(background: int, frame: int) -> Float32[ndarray, "pixels pixels 3"]:
-    top, bottom = (np.array(end, dtype=np.float32) for end in BACKGROUNDS[VALUES["background"][background]])
+    top, bottom = np.array(WORDS["backgrounds"][VALUES["background"][background]]["rgb"], dtype=np.float32)
     slope = np.linspace(0, 1, PIXELS, dtype=np.float32)[:, None, None]
     canvas = np.broadcast_to(top + (bottom - top) * slope, (PIXELS, PIXELS, 3))
     ink = np.array((70, 70, 78) if canvas.mean() > 128 else (215, 215, 220), dtype=np.float32)
-    framed: Float32[ndarray, "pixels pixels 3"] = canvas + (ink - canvas) * _frame(FRAMES[frame])
+    framed: Float32[ndarray, "pixels pixels 3"] = canvas + (ink - canvas) * _frame(VALUES["frame"][frame])
     return framed
 
 
@@ -183,16 +177,13 @@ def _frame(frame: str) -> Float32[ndarray, "pixels pixels 1"]:
     match frame:
         case "ring":
             pen.ellipse((near, near, far, far), outline=255, width=width)
-        case "box":
+        case "box" | "corners":
             pen.rectangle((near, near, far, far), outline=255, width=width)
-        case "corners":
-            pen.rectangle((near, near, far, far), outline=255, width=width)
-            reach = 14 * _OVER
-            pen.rectangle((reach, 0, side - 1 - reach, side), fill=0)
-            pen.rectangle((0, reach, side, side - 1 - reach), fill=0)
+            if frame == "corners":
+                reach = 14 * _OVER
+                pen.rectangle((reach, 0, side - 1 - reach, side), fill=0)
+                pen.rectangle((0, reach, side, side - 1 - reach), fill=0)
         case "bars":
             pen.rectangle((near, near, far, near + width * 3 // 2), fill=255)
             pen.rectangle((near, far - width * 3 // 2, far, far), fill=255)
-        case _:
-            pass
     return (np.asarray(picture.reduce(_OVER), dtype=np.float32) / 255)[..., None]

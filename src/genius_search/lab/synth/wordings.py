@@ -7,145 +7,61 @@ fits exactly one product however it is worded.
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
 
-from genius_search.lab.synth.world import (
-    BACKGROUND_WORDS,
-    COLOUR_WORDS,
-    FILL_WORDS,
-    FILLS,
-    FRAME_WORDS,
-    FRAMES,
-    SHAPES,
-    VALUES,
-    WORDS,
-    Attribute,
-    Fact,
-    FactKind,
-    Product,
-)
+from genius_search.lab.synth.world import SHAPES, WORDS, Attribute, Fact, FactKind, Product
 
-
-class _Words(NamedTuple):
-    """A choice of words for each attribute."""
-
-    noun: str
-    colour: str
-    adjective: str
-    pattern: str
-    background: str
-    frame: str
-
-    @staticmethod
-    def of(product: Product, rng: random.Random) -> _Words:
-        fill = FILL_WORDS[FILLS[product.fill]]
-        return _Words(
-            noun=rng.choice(SHAPES[product.shape].nouns),
-            colour=rng.choice(COLOUR_WORDS[VALUES["colour"][product.colour]]),
-            adjective=rng.choice(fill.adjectives),
-            pattern=rng.choice(fill.phrases),
-            background=rng.choice(BACKGROUND_WORDS[VALUES["background"][product.background]]),
-            frame=rng.choice(FRAME_WORDS[FRAMES[product.frame]]),
-        )
-
-    def thing(self, rng: random.Random) -> str:
-        """Combine noun, colour and fill: ``striped crimson anchor``."""
-        return rng.choice(
-            (
-                f"{self.adjective} {self.colour} {self.noun}",
-                f"{self.colour} {self.adjective} {self.noun}",
-                f"{self.colour} {self.noun} {self.pattern}",
-            )
-        )
-
-    def ground(self, rng: random.Random) -> str:
-        """Describe the background: ``on a mint background``."""
-        return rng.choice(
-            (
-                f"on {_article(self.background)} {self.background} background",
-                f"against {self.background}",
-                f"with {_article(self.background)} {self.background} backdrop",
-            )
-        )
-
-    def surroundings(self, rng: random.Random) -> str:
-        """Describe background and frame, in either order."""
-        parts = [self.ground(rng), self.frame]
-        rng.shuffle(parts)
-        return rng.choice((", ", " and ")).join(parts)
+_TEXTS: dict[str, list[str]] = WORDS["texts"]
 
 
 def caption(product: Product, rng: random.Random) -> str:
     """Describe a picture of the product."""
-    words = _Words.of(product, rng)
-    thing, around, ground = words.thing(rng), words.surroundings(rng), words.ground(rng)
-    article = _article_for(words, thing)
-    return rng.choice(
-        (
-            _sentence(f"{article} {thing} {around}"),
-            _sentence(f"{ground}, {article} {thing}, {words.frame}"),
-            _sentence(f"picture of {article} {thing}, {around}"),
-            _sentence(f"{words.noun}, {words.colour}, {words.pattern}, {around}"),
-            _sentence(f"{words.frame} and {ground} you see {article} {thing}"),
-        )
-    )
+    words = _description(product, rng)
+    words["ground"] = rng.choice(_TEXTS["grounds"]).format(**words)
+    return _capital(rng.choice(_TEXTS["captions"]).format(**words))
 
 
 def description(product: Product, rng: random.Random) -> str:
     """Describe the product as a customer who wants its card."""
-    words = _Words.of(product, rng)
-    thing, around = words.thing(rng), words.surroundings(rng)
-    article = _article_for(words, thing)
-    return rng.choice(
-        (
-            f"I am looking for {article} {thing}, {around}.",
-            f"Do you sell {article} {thing} {around}?",
-            f"Wanted: {article} {thing}, {around}.",
-            _sentence(f"{article} {words.noun} for the wall: {words.colour}, {words.adjective}, {around}"),
-        )
-    )
+    words = _description(product, rng)
+    return _capital(rng.choice(_TEXTS["descriptions"]).format(**words))
 
 
 def card_text(product: Product, *, number: str, price: str, rng: random.Random) -> str:
     """Compose the text beside the picture on a card."""
-    words = _Words.of(product, rng)
-    look = [words.colour, words.adjective, f"{words.background} backdrop", words.frame]
+    words = _words(product, rng)
+    look = [words["colour"], words["adjective"], f"{words['background']} backdrop", words["frame"]]
     rng.shuffle(look)
-    return f"{_capital(words.noun)}. {_capital(', '.join(look))}. Item {number}, {price}."
+    return f"{_capital(words['noun'])}. {_capital(', '.join(look))}. Item {number}, {price}."
 
 
 def question(product: Product, kind: FactKind, rng: random.Random) -> str:
     """Ask about a product named in words."""
-    return _pick("questions", kind, rng).format(x=_named(product, rng))
+    return _template("questions", kind, rng).format(x=_named(product, rng))
 
 
 def image_question(kind: FactKind, rng: random.Random) -> str:
     """Ask about the product in a picture."""
-    return _pick("questions", kind, rng).format(
-        x=rng.choice(("this", "this one", "the thing in the picture"))
-    )
+    return _template("questions", kind, rng).format(x=rng.choice(_TEXTS["these"]))
 
 
 def fact_text(product: Product, fact: Fact, rng: random.Random) -> str:
     """State a fact in a sentence that names its product."""
-    return _capital(_pick("statements", fact.kind, rng).format(x=_named(product, rng), v=fact.value))
+    return _capital(_template("statements", fact.kind, rng).format(x=_named(product, rng), v=fact.value))
 
 
 def edit(target: Product, changed: Attribute, rng: random.Random) -> str:
     """Say how the wanted product differs from the one in the picture."""
-    words = _Words.of(target, rng)
+    words = _words(target, rng)
     match changed:
         case "shape":
-            value = f"{_article_for(words, words.noun)} {words.noun}"
-        case "colour":
-            value = words.colour
+            value = f"{_article(words, words['noun'])} {words['noun']}"
         case "fill":
-            value = rng.choice((words.adjective, words.pattern))
+            value = rng.choice((words["adjective"], words["pattern"]))
         case "background":
-            value = f"{_article(words.background)} {words.background} background"
-        case "frame":
-            value = words.frame
-    return _pick("edits", changed, rng).format(x=value)
+            value = f"{words['a']} {words['background']} background"
+        case _:
+            value = words[changed]
+    return _template("edits", changed, rng).format(x=value)
 
 
 def card_request(rng: random.Random) -> str:
@@ -158,27 +74,47 @@ def changed_card_request(target: Product, changed: Attribute, rng: random.Random
     return f"{edit(target, changed, rng)}, {rng.choice(WORDS['card_tails'])}"
 
 
-def _pick(table: str, row: str, rng: random.Random) -> str:
+def _words(product: Product, rng: random.Random) -> dict[str, str]:
+    """Choose words for each attribute."""
+    names = product.words()
+    fill = WORDS["fills"][names["fill"]]
+    words = {
+        "noun": rng.choice(SHAPES[product.shape][1]),
+        "colour": rng.choice(WORDS["colours"][names["colour"]]["words"]),
+        "adjective": rng.choice(fill["adjectives"]),
+        "pattern": rng.choice(fill["phrases"]),
+        "background": rng.choice(WORDS["backgrounds"][names["background"]]["words"]),
+        "frame": rng.choice(WORDS["frames"][names["frame"]]),
+    }
+    return words | {"a": _indefinite(words["background"])}
+
+
+def _description(product: Product, rng: random.Random) -> dict[str, str]:
+    """Choose words, and combine those of the thing, and those of background and frame."""
+    words = _words(product, rng)
+    thing = rng.choice(_TEXTS["things"]).format(**words)
+    around = [rng.choice(_TEXTS["grounds"]).format(**words), words["frame"]]
+    rng.shuffle(around)
+    joined = rng.choice((", ", " and ")).join(around)
+    return words | {"thing": thing, "around": joined, "article": _article(words, thing)}
+
+
+def _named(product: Product, rng: random.Random) -> str:
+    return "the {thing} {around}".format(**_description(product, rng))
+
+
+def _template(table: str, row: str, rng: random.Random) -> str:
     templates: list[str] = WORDS[table][row]
     return rng.choice(templates)
 
 
-def _named(product: Product, rng: random.Random) -> str:
-    words = _Words.of(product, rng)
-    return f"the {words.thing(rng)} {words.surroundings(rng)}"
+def _article(words: dict[str, str], following: str) -> str:
+    return "some" if words["noun"] in WORDS["plurals"] else _indefinite(following)
 
 
-def _article(following: str) -> str:
+def _indefinite(following: str) -> str:
     return "an" if following[0] in "aeiou" and not following.startswith("euro") else "a"
-
-
-def _article_for(words: _Words, following: str) -> str:
-    return "some" if words.noun in WORDS["plurals"] else _article(following)
 
 
 def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-def _sentence(text: str) -> str:
-    return _capital(text) + "."

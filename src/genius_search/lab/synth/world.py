@@ -12,7 +12,7 @@ import struct
 import tomllib
 from collections.abc import Iterator
 from functools import cache
-from itertools import permutations
+from itertools import islice, permutations
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -25,29 +25,6 @@ WORDS: Final[dict[str, Any]] = tomllib.loads(
 )
 
 
-class Shape(NamedTuple):
-    """A pictograph and its nouns; the first noun is its name."""
-
-    glyph: str
-    nouns: tuple[str, ...]
-
-
-class FillWords(NamedTuple):
-    """A fill as adjectives (``striped``) and as phrases after the noun (``with stripes``)."""
-
-    adjectives: tuple[str, ...]
-    phrases: tuple[str, ...]
-
-
-SHAPES: Final = tuple(Shape(glyph, tuple(nouns)) for glyph, nouns in WORDS["shapes"].items())
-COLOUR_WORDS: Final = {name: tuple(colour["words"]) for name, colour in WORDS["colours"].items()}
-FILL_WORDS: Final = {
-    name: FillWords(tuple(fill["adjectives"]), tuple(fill["phrases"]))
-    for name, fill in WORDS["fills"].items()
-}
-BACKGROUND_WORDS: Final = {name: tuple(ground["words"]) for name, ground in WORDS["backgrounds"].items()}
-FRAME_WORDS: Final = {name: tuple(words) for name, words in WORDS["frames"].items()}
-
 Attribute = Literal["shape", "colour", "fill", "background", "frame"]
 ATTRIBUTES: Final[tuple[Attribute, ...]] = get_args(Attribute)
 Split = Literal["train", "val", "test"]
@@ -55,19 +32,11 @@ SPLITS: Final[tuple[Split, ...]] = get_args(Split)
 FactKind = Literal["price", "origin", "material", "weight", "maker"]
 FACT_KINDS: Final[tuple[FactKind, ...]] = get_args(FactKind)
 
-COLOURS: Final = {name: tuple(colour["rgb"]) for name, colour in WORDS["colours"].items()}
-BACKGROUNDS: Final = {name: tuple(map(tuple, ground["rgb"])) for name, ground in WORDS["backgrounds"].items()}
-"""Colour at the top and at the bottom; the same twice where it is not a gradient."""
-FILLS: Final = tuple(FILL_WORDS)
-FRAMES: Final = tuple(FRAME_WORDS)
-NOUNS: Final = tuple(shape.nouns[0] for shape in SHAPES)
-
+SHAPES: Final[tuple[tuple[str, list[str]], ...]] = tuple(WORDS["shapes"].items())
+"""Pictographs and their nouns; the first noun is the name."""
 VALUES: Final[dict[Attribute, tuple[str, ...]]] = {
-    "shape": NOUNS,
-    "colour": tuple(COLOUR_WORDS),
-    "fill": FILLS,
-    "background": tuple(BACKGROUND_WORDS),
-    "frame": FRAMES,
+    "shape": tuple(nouns[0] for _, nouns in SHAPES),
+    **{name: tuple(WORDS[f"{name}s"]) for name in ATTRIBUTES[1:]},
 }
 SIZES: Final = tuple(len(VALUES[attribute]) for attribute in ATTRIBUTES)
 NUM_CODES: Final = math.prod(SIZES)
@@ -97,11 +66,7 @@ class Product(NamedTuple):
     @staticmethod
     def of(code: int) -> Product:
         """Return the product with this number."""
-        indices = []
-        for size in reversed(SIZES):
-            code, index = divmod(code, size)
-            indices.append(index)
-        return Product._make(reversed(indices))
+        return Product(*map(int, np.unravel_index(code, SIZES)))
 
     def words(self) -> dict[str, str]:
         """Return its attributes by their canonical names."""
@@ -125,8 +90,8 @@ class Fact(NamedTuple):
 @cache
 def possible_products() -> Bool[ndarray, " codes"]:
     """Return which combinations can be drawn: those whose colour stands out from the background."""
-    colours = np.array([COLOURS[name] for name in VALUES["colour"]], dtype=float)
-    ends = np.array([BACKGROUNDS[name] for name in VALUES["background"]], dtype=float)
+    colours = np.array([colour["rgb"] for colour in WORDS["colours"].values()], dtype=float)
+    ends = np.array([ground["rgb"] for ground in WORDS["backgrounds"].values()], dtype=float)
     distance = np.linalg.norm(colours[:, None, None] - ends[None], axis=-1).min(axis=-1)
     visible = (distance >= CLASH_DISTANCE)[None, :, None, :, None]
     return np.broadcast_to(visible, SIZES).reshape(-1)
@@ -151,12 +116,10 @@ def changes(code: int, *, within: Bool[ndarray, " codes"], rng: random.Random) -
     """Yield a product of ``within`` for each attribute that can change, attributes in random order."""
     for attribute in rng.sample(ATTRIBUTES, len(ATTRIBUTES)):
         position = ATTRIBUTES.index(attribute)
-        stride = math.prod(SIZES[position + 1 :])
-        first = code - code // stride % SIZES[position] * stride
-        neighbours = (
-            first + np.flatnonzero(within[first : first + SIZES[position] * stride : stride]) * stride
-        )
-        others = [other for other in neighbours.tolist() if other != code]
+        size, stride = SIZES[position], math.prod(SIZES[position + 1 :])
+        first = code - code // stride % size * stride
+        neighbours = np.arange(first, first + size * stride, stride)
+        others = [other for other in neighbours[within[neighbours]].tolist() if other != code]
         if others:
             yield Change(attribute, rng.choice(others))
 
@@ -185,9 +148,6 @@ def sample_products(
     return np.array(chosen, dtype=np.int64)
 
 
-_ORDERS: Final = tuple(permutations(range(len(FACT_KINDS))))
-
-
 def facts_of(code: int, *, seed: int) -> tuple[Fact, ...]:
     """Return a product's facts, one of each kind, in an order of its own."""
     digest = hashlib.blake2b(f"{seed} facts {code}".encode(), digest_size=24).digest()
@@ -200,4 +160,4 @@ def facts_of(code: int, *, seed: int) -> tuple[Fact, ...]:
         Fact("weight", f"{weight % 196 * 10 + 40} grams"),
         Fact("maker", makers[maker % len(makers)]),
     )
-    return tuple(facts[index] for index in _ORDERS[order % len(_ORDERS)])
+    return next(islice(permutations(facts), order % math.factorial(len(facts)), None))

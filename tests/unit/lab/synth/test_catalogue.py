@@ -15,10 +15,9 @@ from genius_search.lab.synth import pictures
 from genius_search.lab.synth.catalogue import KINDS, PER_PRODUCT, _plan_splits, draw_catalogue
 from genius_search.lab.synth.world import (
     ATTRIBUTES,
-    COLOUR_WORDS,
-    COLOURS,
     SHAPES,
     VALUES,
+    WORDS,
     Product,
     changes,
     possible_products,
@@ -186,8 +185,8 @@ def test_a_query_picture_is_not_the_candidates_picture(drawn):
 def test_the_same_catalogue_is_not_drawn_twice(drawn):
     before = (drawn / "catalogue.json").stat().st_mtime_ns
     summary = draw_catalogue(drawn, seed=3, **SMALL)
-    assert not summary.drawn
-    assert summary.candidates == {"test": 1_003, "val": 250, "train": 300}
+    assert not summary["drawn"]
+    assert summary["candidates"] == {"test": 1_003, "val": 250, "train": 300}
     assert (drawn / "catalogue.json").stat().st_mtime_ns == before
 
 
@@ -247,15 +246,15 @@ def test_no_two_shapes_look_alike():
 
 
 def test_a_solid_shape_has_the_colour_that_its_name_says():
-    square = next(index for index, shape in enumerate(SHAPES) if shape.nouns[0] == "square")
+    square = next(index for index, shape in enumerate(SHAPES) if shape[1][0] == "square")
     for index, name in enumerate(VALUES["colour"]):
         picture = pictures.draw(Product(square, index, 0, 0, 0), pictures.Pose(7))
-        assert tuple(picture[32, 32]) == COLOURS[name]
+        assert tuple(picture[32, 32]) == tuple(WORDS["colours"][name]["rgb"])
 
 
 def test_every_word_means_one_thing():
-    nouns = [noun for shape in SHAPES for noun in shape.nouns]
-    colours = [word for words in COLOUR_WORDS.values() for word in words]
+    nouns = [noun for _, names in SHAPES for noun in names]
+    colours = [word for colour in WORDS["colours"].values() for word in colour["words"]]
     assert len({*nouns, *colours}) == len(nouns) + len(colours)
 
 

@@ -39,7 +39,7 @@ def root(tmp_path_factory) -> Path:
 def bare(tmp_path_factory) -> Path:
     """The same without pictures; nobody may change it either."""
     out = tmp_path_factory.mktemp("bare") / "mbeir"
-    assert draw_synthetic_mbeir(out, share=SHARE, pictures=0).pictures == 0
+    assert draw_synthetic_mbeir(out, share=SHARE, pictures=0)["pictures"] == 0
     return out
 
 
