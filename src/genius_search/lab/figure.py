@@ -139,13 +139,7 @@ def lines_by_size(
 def draw_fronts(
     settings: Iterable[tuple[str, float, float]], *, name: str, title: str, x: str, y: str = "R@5"
 ) -> Drawing:
-    """Draw, for each kind of search, the settings whose recall no cheaper one reaches.
-
-    Parameters
-    ----------
-    settings
-        Kind, cost and recall of each.
-    """
+    """Draw, of settings (kind, cost, recall), those whose recall no cheaper one of their kind reaches."""
     points: dict[str, list[tuple[float, float]]] = {}
     for kind, cost, recall in settings:
         points.setdefault(kind, []).append((float(cost), float(recall)))

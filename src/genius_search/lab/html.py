@@ -19,13 +19,7 @@ IMAGE_SIGNATURES: Final = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": 
 
 
 def write_html(path: Path, template: str, page: Any) -> None:
-    """Render a template with ``page`` as one file that fetches nothing, and write it in one step.
-
-    Raises
-    ------
-    BadData
-        An image is not a PNG, JPEG, GIF or WebP file.
-    """
+    """Render a template as one file that fetches nothing; raises BadData for bytes that are no image."""
     files = resources.files("genius_search.lab") / "templates"
     script = (files / "page.js").read_text(encoding="utf-8")
     environment = jinja2.Environment(

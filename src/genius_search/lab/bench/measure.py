@@ -55,13 +55,7 @@ def time_build(build: Callable[[], Built]) -> tuple[Built, dict[str, float]]:
 def time_rounds(
     methods: Mapping[str, Callable[[], object]], *, rounds: int, per: int = 1
 ) -> dict[str, float]:
-    """Return the median CPU-milliseconds of methods called in turns, after one turn that does not count.
-
-    Parameters
-    ----------
-    per
-        What a call's time is divided by: queries in a batch.
-    """
+    """Return median CPU-milliseconds of a call, divided by ``per``, after one turn that does not count."""
     if rounds < 1:
         raise UsageError(f"rounds is {rounds}; nothing can be measured without one")
     times: dict[str, list[float]] = {name: [] for name in methods}

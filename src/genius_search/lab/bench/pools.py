@@ -56,13 +56,7 @@ class Searcher(NamedTuple):
 def synthetic_searcher(
     name: Literal["reference", "tiny"], *, seed: int, sizes: tuple[int, ...] | None = None
 ) -> Searcher:
-    """Return a decoder with drawn weights, of the paper's size (T5-small's) or of one narrow layer.
-
-    Parameters
-    ----------
-    sizes
-        Codes at each level, if other than the decoder usually goes with.
-    """
+    """Return a decoder with drawn weights, of the paper's size (T5-small's) or of one narrow layer."""
     sizes = sizes or (REFERENCE_SIZES if name == "reference" else TINY_SIZES)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

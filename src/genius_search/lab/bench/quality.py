@@ -237,12 +237,7 @@ def bench_quality(
 ) -> Measurements:
     """Measure every method on every row; features and codes are kept under ``folder``, as an evaluation does.
 
-    Raises
-    ------
-    UsageError
-        A setting is out of range.
-    BadData
-        A right answer, a query or a candidate is missing.
+    Raises UsageError where a setting is out of range, BadData where an answer, query or candidate is missing.
     """
     settings = checked(settings)
     budgets = parse_counts("--budgets", settings.budgets)
@@ -336,7 +331,8 @@ def _direct(
 ) -> list[Direct]:
     """Return exact searches, and faiss with about as many candidates as the generator's beams lead to."""
     sample = task.sample(SAMPLE).queries.fused
-    beams = by_beam(pool, pool.model.decoder, beam=settings.beam, leaves=settings.candidates)(sample)
+    by_codes = (SearchConfig(rerank="codes"),)
+    beams = by_beam(pool, GENERATOR, settings.beam, settings.candidates, by_codes).route(sample)
     starts = pool.table.bucket_starts
     touched = float((starts[beams.high] - starts[beams.low]).sum()) / len(sample)
     return [*exact_searches(pool), *(rival.touching(sample.numpy(), touched) for rival in rivals)]
@@ -348,24 +344,9 @@ def routed(pool: EvalPool, settings: QualitySettings) -> Iterator[Routed]:
     codes, embeddings = SearchConfig(rerank="codes"), SearchConfig(rerank="embeddings")
     mixed = (SearchConfig(rerank="codes", generator_weight=weight),) if weight else ()
     yield Routed("exact-codes", "", 0, 0, lambda queries: all_ids(pool.parts, len(queries)), (codes,))
-    full = SearchConfig(beam=PAPER_BEAM, rerank="none")
-    yield Routed(
-        f"{GENERATOR}, beam {PAPER_BEAM}, all levels",
-        GENERATOR,
-        PAPER_BEAM,
-        0,
-        lambda queries: search(pool.model.decoder, pool.parts, queries, full),
-        (SearchConfig(rerank="none"), codes, embeddings),
-    )
-    for router, decoder in pool.decoders.items():
-        yield Routed(
-            f"{router}, beam {beam}, {leaves:,} leaves",
-            router,
-            beam,
-            leaves,
-            by_beam(pool, decoder, beam=beam, leaves=leaves),
-            (codes, *(mixed if router == GENERATOR else ()), embeddings),
-        )
+    yield by_beam(pool, GENERATOR, PAPER_BEAM, 0, (SearchConfig(rerank="none"), codes, embeddings))
+    yield by_beam(pool, GENERATOR, beam, leaves, (codes, *mixed, embeddings))
+    yield by_beam(pool, GEOMETRY, beam, leaves, (codes, embeddings))
     quantizer = pool.model.quantizer
     one_level = CodeRouter(pool.parts, quantizer.tables(), has_modality_level=quantizer.has_modality_level)
     yield Routed(
@@ -381,17 +362,23 @@ def routed(pool: EvalPool, settings: QualitySettings) -> Iterator[Routed]:
 def _grid(pool: EvalPool, settings: Sequence[tuple[int, int]]) -> Iterator[Routed]:
     """Yield both routers at every beam and leaf budget."""
     orders = (SearchConfig(rerank="codes"), SearchConfig(rerank="embeddings"))
-    for router, decoder in pool.decoders.items():
+    for router in pool.decoders:
         for beam, leaves in settings:
-            setting = f"{leaves:,} leaves" if leaves else "all levels"
-            route = by_beam(pool, decoder, beam=beam, leaves=leaves)
-            yield Routed(f"{router}, beam {beam}, {setting}", router, beam, leaves, route, orders)
+            yield by_beam(pool, router, beam, leaves, orders)
 
 
-def by_beam(pool: EvalPool, decoder: Decoder, *, beam: int, leaves: int) -> Route:
-    """Return a beam search that ends when few enough leaves are left or, with 0, the IDs are settled."""
-    config = SearchConfig(beam=beam, candidates=leaves, rerank="codes")
-    return lambda queries: search(decoder, pool.parts, queries, config)
+def by_beam(pool: EvalPool, router: str, beam: int, leaves: int, orders: tuple[SearchConfig, ...]) -> Routed:
+    """Return a beam search that ends when few enough leaves are left or, with 0, the IDs are settled.
+
+    The first order decides how far is decoded: ``none`` needs all levels.
+    """
+    config = SearchConfig(beam=beam, candidates=leaves, rerank=orders[0].rerank)
+    name = f"{router}, beam {beam}, {f'{leaves:,} leaves' if leaves else 'all levels'}"
+
+    def route(queries: Float[Tensor, "queries dim"]) -> Beams:
+        return search(pool.decoders[router], pool.parts, queries, config)
+
+    return Routed(name, router, beam, leaves, route, orders)
 
 
 def cut_to_budget(beams: Beams, leaves: int) -> Beams:
@@ -581,29 +568,17 @@ def faiss_rivals(pool: EvalPool, *, seed: int, progress: Progress) -> Iterator[F
     num_bytes = math.ceil(pool.code_bytes + NUM_EXTRA_COLUMNS)
     lists, bits = num_lists(num_items), num_bits(num_items)
     parts, codebooks = num_parts(dim, num_bytes), num_bytes - NORM_BYTES
-    for name, line, codes, code_bytes in (
-        (
-            f"faiss IVF-PQ ({parts} × {bits} bits)",
-            "IVF-PQ",
-            f"PQ{parts}x{bits}np",
-            parts * bits / 8,
-        ),
-        (
-            f"faiss IVF-RQ ({codebooks} × {bits} bits and a norm)",
-            "residual codes",
-            f"RQ{codebooks}x{bits}_Nqint8",
-            codebooks * bits / 8 + NORM_BYTES,
-        ),
-        (
-            f"faiss IVF-RQ fast ({2 * codebooks} × 4 bits and a norm)",
-            "residual codes",
-            f"RQ{2 * codebooks}x4fs_32_Nrq2x4",
-            float(num_bytes),
-        ),
-    ):
-        progress.say(f"building {name}")
+    rivals = [
+        (f"IVF-PQ ({parts} × {bits} bits)", "IVF-PQ", f"PQ{parts}x{bits}np", parts * bits / 8),
+        (f"IVF-RQ ({codebooks} × {bits} bits and a norm)", "residual codes",
+         f"RQ{codebooks}x{bits}_Nqint8", codebooks * bits / 8 + NORM_BYTES),
+        (f"IVF-RQ fast ({2 * codebooks} × 4 bits and a norm)", "residual codes",
+         f"RQ{2 * codebooks}x4fs_32_Nrq2x4", float(num_bytes)),
+    ]  # fmt: skip
+    for name, line, codes, code_bytes in rivals:
+        progress.say(f"building faiss {name}")
         index = FaissIndex(f"IVF{lists},{codes}", vectors, seed=seed, width=RESIDUAL_WIDTH)
-        yield FaissRival(name, line, index, code_bytes, code_bytes + NUMBER_BYTES)
+        yield FaissRival(f"faiss {name}", line, index, code_bytes, code_bytes + NUMBER_BYTES)
     progress.say("building faiss HNSW")
     graph = FaissIndex("HNSW32", vectors, seed=seed)
     yield FaissRival("faiss HNSW", "HNSW", graph, float(dim * vectors.itemsize), graph.item_bytes)

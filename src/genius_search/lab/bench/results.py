@@ -39,13 +39,7 @@ def table(rows: Sequence[Row], columns: Mapping[str, str], *, name: str, title: 
 
 
 def write(folder: Path, title: str, found: Measurements, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Write ``results.json``, every row with what it was measured on, and ``index.html``; return the JSON.
-
-    Raises
-    ------
-    UsageError
-        A number is NaN or infinite.
-    """
+    """Write ``results.json`` and ``index.html``; return the JSON. Raises UsageError for a NaN or infinity."""
     for name, rows in found.rows.items():
         for row in rows:
             bad = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]

@@ -50,7 +50,6 @@ from genius_search.model import Genius
 from genius_search.nn.density import NUM_EXTRA_COLUMNS
 from genius_search.progress import Progress
 from genius_search.search.beam import Beams, search
-from genius_search.search.decoder import Decoder
 from genius_search.search.rank import Evidence, rank_items
 from genius_search.search.table import IdTable, Part
 
@@ -127,17 +126,9 @@ def bench_speed(
 ) -> Measurements:
     """Measure every method at every size.
 
-    Parameters
-    ----------
-    folder
-        Tables are built in it and removed again; features of a data set stay.
-    data, model
-        A data set needs a model. A model without a data set decodes in place of drawn weights.
-
-    Raises
-    ------
-    UsageError
-        A setting is out of range, or the data set has several rows and none is named.
+    Tables are built in ``folder`` and removed again; features of a data set stay. A data set needs a model; a
+    model without a data set decodes in place of drawn weights. Raises UsageError where a setting is out of
+    range, or the data set has several rows and none is named.
     """
     settings = checked(settings)
     known = SYNTHETIC_FAMILIES if data is None else REAL_FAMILIES
@@ -251,12 +242,8 @@ def build_table(pool: SyntheticPool | NumberedPool, folder: Path) -> Row:
 
 def _table_facts(ids: IdTable) -> Row:
     per_item = (ids.nbytes + ids.bucket_starts.nbytes + ids.items.nbytes) / ids.num_items
-    return {
-        "items": ids.num_items,
-        "ids": len(ids),
-        "bytes_per_id": ids.nbytes / len(ids),
-        "bytes_per_item": per_item,
-    }
+    sizes = {"bytes_per_id": ids.nbytes / len(ids), "bytes_per_item": per_item}
+    return {"items": ids.num_items, "ids": len(ids), **sizes}
 
 
 def _our_method(name: str, searcher: Searcher, ids: IdTable, config: SearchConfig) -> Method:
@@ -285,18 +272,9 @@ def _generate_methods(bench: _Bench, searcher: Searcher, ids: IdTable, queries: 
     _, times = time_build(lambda: PointerTrie(codes))
     hf = HfGenerate(searcher.generator, codes)
     trie_bytes, item_bytes = hf.trie.num_bytes(), hf.trie.num_bytes() / ids.num_items
-    bench.builds.append(
-        {
-            "structure": "pointer trie",
-            "items": ids.num_items,
-            "ids": len(hf.trie),
-            "bytes_per_id": trie_bytes / len(hf.trie),
-            "bytes_per_item": item_bytes,
-            **times,
-            "peak_mib": None,
-            "open_ms": None,
-        }
-    )
+    sizes = {"bytes_per_id": trie_bytes / len(hf.trie), "bytes_per_item": item_bytes}
+    row = {"structure": "pointer trie", "items": ids.num_items, "ids": len(hf.trie), **sizes, **times}
+    bench.builds.append({**row, "peak_mib": None, "open_ms": None})
     config = SearchConfig(beam=settings.beam, scores="vocabulary")
     if settings.compared:
         ours, theirs = [], []
@@ -324,7 +302,7 @@ class Ranking(NamedTuple):
 
 
 def rankings_of(ids: IdTable, beams: Beams) -> list[Ranking]:
-    """Return the rankings of a search of one table, all levels decoded; norms and densities are left out."""
+    """Return the rankings of a search of one table with all levels decoded, norms and densities left out."""
     levels = beams.log_probabilities.shape[2]
     return [
         Ranking(ids.ids[low[places, 0], :levels].astype(np.int64), values[places])
@@ -504,6 +482,9 @@ def _id_methods(  # noqa: C901  every way of ranking
     table_bytes = _table_facts(pool.table)["bytes_per_item"]
     routing_bytes = 4.0 * model.dim * sum(searcher.decoder.sizes)
 
+    def decode(config: SearchConfig) -> Callable[[Queries], Beams]:
+        return lambda queries: search(searcher.decoder, parts, queries, config)
+
     def method(
         name: str, setting: str, find: Callable[[Queries], Beams], config: SearchConfig, stored: str = ""
     ) -> Method:
@@ -535,18 +516,13 @@ def _id_methods(  # noqa: C901  every way of ranking
     if "ours" in families:
         config = SearchConfig(beam=50)
         setting = "beam 50, all levels"
-        yield method("ours, by probability", setting, _decode(searcher.decoder, parts, config), config)
+        yield method("ours, by probability", setting, decode(config), config)
         for beam, candidates in ((50, 0), *BUDGETS):
             if candidates:
                 config = SearchConfig(beam=beam, candidates=candidates, shortlist=SHORTLIST)
                 setting = f"beam {beam}, {candidates:,} leaves"
             # Decoding stops alike whichever of the two ranks afterwards.
-            find = _decode(searcher.decoder, parts, replace(config, rerank="codes"))
-            yield from ranked("ours", setting, find, config)
-
-
-def _decode(decoder: Decoder, parts: Sequence[Part], config: SearchConfig) -> Callable[[Queries], Beams]:
-    return lambda queries: search(decoder, parts, queries, config)
+            yield from ranked("ours", setting, decode(replace(config, rerank="codes")), config)
 
 
 # Both
@@ -650,7 +626,7 @@ def _tables(bench: _Bench, description: str, *, has_recall: bool) -> list[Table]
     if bench.agreement:
         agreement = table(
             bench.agreement,
-            {name: name for name in ("items", "compared", "identical", "tied", "share")},
+            {name: name for name in bench.agreement[0]},
             name="agreement",
             title="The same ranking as Hugging Face's generate",
             note=f"Queries of {VOCABULARY} whose IDs are the same in the same order; tied: different "
@@ -694,7 +670,7 @@ def _recall_figures(rows: Sequence[Row]) -> list[Drawing]:
     ]
     return [
         draw_fronts(
-            [(row["line"], row[column], row["recall_5"]) for row in shown],
+            [(row["line"], row[column], row["recall_5"]) for row in shown if row["recall_5"] is not None],
             name=column,
             title=f"R@5 against {label}: of each kind, the settings that no cheaper one of it reaches",
             x=label,

@@ -55,13 +55,7 @@ class Outcomes(NamedTuple):
 def outcomes(
     system: System, pool: Pool, method: str, modalities: Mapping[str, int], *, label: str
 ) -> Outcomes:
-    """Count outcomes as the mean over seeds and tasks.
-
-    Parameters
-    ----------
-    modalities
-        Candidate id -> code of its modality.
-    """
+    """Count outcomes as the mean over seeds and tasks; ``modalities`` has codes by candidate id."""
     counted: list[dict[str, float]] = []
     for one in system.seeds:
         for task in system.tasks(pool):
@@ -153,22 +147,15 @@ def accuracy_of_surest(found: FirstHits, share: float) -> float:
     return float(found.right[order[: max(1, round(share * len(order)))]].mean())
 
 
-class EncodedPool(NamedTuple):
-    """The IDs of a pool's candidates."""
-
-    features: Features
-    codes: Int16[np.ndarray, "items levels"]
-
-
-def read_encoded_pool(evaluation: Path) -> EncodedPool | None:
-    """Read the candidates that an evaluation encoded; None where it kept none of the union of pools."""
+def read_encoded_pool(evaluation: Path) -> tuple[Features, Int16[np.ndarray, "items levels"]] | None:
+    """Read what an evaluation encoded; None where it kept no candidates of the union of pools."""
     folder = evaluation / "candidates"
     for place in sorted(folder.glob("codes-*")):
         manifest = open_artifact(place, kind=CODES)
         features = Features.open(folder / "features")
         if manifest.inputs.get("features") == features.manifest.fingerprint:
             columns = np.load(place / "codes.npy", mmap_mode="r")
-            return EncodedPool(features, columns[:, : columns.shape[1] - NUM_EXTRA_COLUMNS])
+            return features, columns[:, : columns.shape[1] - NUM_EXTRA_COLUMNS]
     return None
 
 
@@ -192,14 +179,8 @@ def group_by_code(
 ) -> list[Group]:
     """Return the fullest codes of each level, each level's under the fullest of the level before.
 
-    Codes of a single item show nothing and are left out.
-
-    Parameters
-    ----------
-    codes, has_picture
-        Of a pool's items. Behind the modality only items with a picture are shown, if there are any.
-    first
-        The first semantic level: 1 behind a modality code.
+    Codes of a single item show nothing and are left out. From ``first`` on, the first semantic level, only
+    items with a picture are shown, if there are any.
     """
     random = np.random.default_rng(seed)
     inside = np.arange(len(codes))

@@ -177,14 +177,8 @@ class Gathered:
 def gather(sources: Sequence[str], *, model: Path | None = None) -> Gathered:  # noqa: C901  one source, one branch
     """Read sources: folders of sweeps, of evaluations or of models, or ``NAME=FOLDER,FOLDER`` (seeds).
 
-    Raises
-    ------
-    ArtifactMissing
-        A folder holds none of these.
-    UsageError
-        Two systems have one name.
-    BadData
-        Seeds of one system were evaluated on different queries.
+    Raises ArtifactMissing where a folder holds none of these, UsageError for two systems of one name, and
+    BadData where seeds of one system were evaluated on different queries.
     """
     systems: list[System] = []
     found: list[Benchmark | None] = []
@@ -195,15 +189,12 @@ def gather(sources: Sequence[str], *, model: Path | None = None) -> Gathered:  #
         if not name and any(places[0].glob(f"*/*/{SWEEP_ROW}")):
             rows = read_rows(places[0])
             made += [row for _, row in rows]
-            for _, row in sorted(rows, key=lambda one: -one[1].seed):
-                if row.model and row.state == "done":
+            done = [(folder, row) for folder, row in rows if row.state == "done"]
+            for _, row in sorted(done, key=lambda one: -one[1].seed):
+                if row.model:
                     models[row.name] = places[0] / row.model
             systems += _systems_of_sweep(rows)
-            found += [
-                read_benchmark(folder / EVALUATION)
-                for folder, row in rows
-                if row.table == COSTS and row.state == "done"
-            ]
+            found += [read_benchmark(folder / EVALUATION) for folder, row in done if row.table == COSTS]
             continue
         if not (places[0] / RESULTS).exists() and (places[0] / MODEL_FILE).exists():
             places = [place / EVALUATION for place in places]
@@ -264,15 +255,7 @@ def check_seeds(system: System) -> None:
 
 
 def read_evaluation(folder: Path, *, seed: int = 0) -> Evaluated:
-    """Read what ``genius evaluate`` wrote.
-
-    Raises
-    ------
-    ArtifactMissing
-        There is no ``results.json``.
-    BadData
-        It is not one of an evaluation.
-    """
+    """Read what ``genius evaluate`` wrote; raises ArtifactMissing or BadData where it did not write it."""
     path = folder / RESULTS
     if not path.exists():
         raise ArtifactMissing(f"{folder} holds no {RESULTS}; run `genius evaluate` with --out {folder.name}")
@@ -292,13 +275,7 @@ def read_evaluation(folder: Path, *, seed: int = 0) -> Evaluated:
 
 
 def read_benchmark(folder: Path) -> Benchmark | None:
-    """Read what ``genius bench`` left in a folder; None where the file is not a benchmark's.
-
-    Raises
-    ------
-    BadData
-        The file cannot be read.
-    """
+    """Read what ``genius bench`` left in a folder; None where the file is not a benchmark's."""
     path = folder / RESULTS
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -125,13 +125,7 @@ def _score_table(rows: Sequence[ResultRow]) -> dict[str, Any]:
 
 
 def write_page(path: Path, page: ResultsPage) -> None:
-    """Write the page as one HTML file that needs nothing else, in one step.
-
-    Raises
-    ------
-    BadData
-        Bytes that are not a PNG, JPEG, GIF or WebP file, or more log-probabilities than codes.
-    """
+    """Write the page as one HTML file that needs nothing else; raises BadData for bytes that are no image."""
     rows = in_order(page.rows)
     tasks: dict[str, list[ShownSearch]] = {}
     for search in page.searches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -26,7 +26,7 @@ from genius_search.lab.report.analysis import (
     read_items,
 )
 from genius_search.lab.report.evaluated import SYSTEMS, Gathered, Pool, System
-from genius_search.lab.report.statistics import Pair, interval
+from genius_search.lab.report.statistics import Pair, PerTask, interval
 from genius_search.lab.results import METHODS
 from genius_search.lab.runs import Run, evaluate, read_run
 from genius_search.lab.table import Cell, Estimate, Table
@@ -94,38 +94,27 @@ def write(folder: Path, report: Report) -> list[Path]:
 
 
 def report(found: Gathered, *, data: MBeir | None, progress: Progress) -> Report:
-    """Return every table and figure that there is enough evidence for.
-
-    Parameters
-    ----------
-    data
-        For pictures and words of items; without it none are shown.
-    """
-    makers: list[Callable[[], Parts]] = [
-        lambda: _recall(found),
-        lambda: _significance(found),
-        lambda: _ablations(found),
-        lambda: _costs(found),
-        lambda: _misses(found),
-        lambda: _reliability(found),
-        lambda: _codes(found, data),
-        lambda: _clouds(found),
+    """Return every table and figure that there is enough evidence for; items are shown only with ``data``."""
+    makers: list[Parts] = [
+        *(make(found) for make in (_recall, _significance, _ablations, _costs, _misses, _reliability)),
+        _codes(found, data),
+        _clouds(found),
     ]
     parts: list[Table | Drawing] = []
     progress.begin("report", len(makers))
     for number, make in enumerate(makers, start=1):
-        parts += [part for part in make() if part is not None]
+        parts += [part for part in make if part is not None]
         progress.advance(number, {})
     names = sorted({one.data for system in found.systems for one in system.seeds})
     about = [f"Data: {', '.join(names) or 'none'}."]
     if found.made:
         parts.append(tables.rows_table(found.made))
         hours = sum(row.seconds for row in found.made) / 3600
-        dates = [row.date for row in found.made]
+        dates = sorted({row.date for row in found.made})
         failed = sum(row.state != "done" for row in found.made)
         about.append(
             f"{len(found.made)} rows, {failed or 'none'} failed; {hours:.1f} hours of work, "
-            f"{' to '.join(sorted({min(dates), max(dates)}))}. "
+            f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}. "
             "The commands that made the numbers are in the last table."
         )
     about += [f"Machine: {machine}." for machine in sorted({row.machine for row in found.made})]
@@ -168,12 +157,11 @@ def _significance(found: Gathered) -> Parts:
                 for system in systems
                 if BY_CODES in methods[system.name]
             ]
-    by_kind = {
-        kind: system for system in systems for kind in methods[system.name] if kind in get_args(IdKind)
-    }
+    kinds = get_args(IdKind)
+    by_kind = {kind: system for system in systems for kind in methods[system.name] if kind in kinds}
     if CONTROL in by_kind:
-        control = (by_kind[CONTROL], CONTROL)
-        compared += [(control, (rival, kind)) for kind, rival in by_kind.items() if kind != CONTROL]
+        control = (by_kind.pop(CONTROL), CONTROL)
+        compared += [(control, (rival, kind)) for kind, rival in by_kind.items()]
     pairs = [
         Pair(
             f"{one.title}: {a}",
@@ -195,10 +183,8 @@ def _ablations(found: Gathered) -> Parts:
             by_base.setdefault(system.like, []).append(system)
         for like, changed in by_base.items():
             # Where a recipe does not say, changes are of the first system that generates.
-            base = next(
-                (one for one in finished if (one.name == like if like else one.table == SYSTEMS)), None
-            )
-            yield tables.ablation_table(kind, base, changed)
+            bases = [one for one in finished if (one.name == like if like else one.table == SYSTEMS)]
+            yield tables.ablation_table(kind, bases[0] if bases else None, changed)
     beams = found.in_table("beam")
     yield tables.beam_table(beams)
     yield figures.beam_figure(beams)
@@ -226,21 +212,17 @@ def _misses(found: Gathered) -> Parts:
     encoded = read_encoded_pool(systems[0].seeds[0].folder)
     if encoded is None:
         return
+    features, _ = encoded
     modalities = {
-        did_of(int(number)): int(code)
-        for number, code in zip(encoded.features.ids, encoded.features.modality, strict=True)
+        did_of(int(number)): int(code) for number, code in zip(features.ids, features.modality, strict=True)
     }
     chosen = []
     for system in systems:
         methods = system.methods("global")
         foreign = [method for method in methods if method not in METHODS]
         chosen += [(system, one) for one in methods if one in (*ACROSS_SYSTEMS, *foreign[:1])]
-    chosen += [
-        (system, "generative")
-        for kind in tables.ABLATIONS
-        for system in found.in_table(kind)
-        if "generative" in system.methods("global")
-    ]
+    ablated = [system for kind in tables.ABLATIONS for system in found.in_table(kind)]
+    chosen += [(system, "generative") for system in ablated if "generative" in system.methods("global")]
     shares = [
         outcomes(system, "global", method, modalities, label=f"{system.title}: {method}")
         for system, method in chosen
@@ -274,10 +256,11 @@ def _codes(found: Gathered, data: MBeir | None) -> Parts:
     encoded = read_encoded_pool(one.folder)
     if encoded is None:
         return
+    features, codes = encoded
     quantizer = load_quantizer(found.models[system.name] / "quantizer").quantizer
-    has_picture = encoded.features.modality != Modality.TEXT.code
-    groups = group_by_code(encoded.codes, has_picture, first=1 if quantizer.has_modality_level else 0)
-    items = read_items(data, one.split, encoded.features, groups)
+    has_picture = features.modality != Modality.TEXT.code
+    groups = group_by_code(codes, has_picture, first=1 if quantizer.has_modality_level else 0)
+    items = read_items(data, one.split, features, groups)
     yield figures.codes_figure(groups, items, title=f"Items that share codes ({system.title})")
     yield tables.codes_table(groups, items)
 
@@ -290,11 +273,11 @@ def _clouds(found: Gathered) -> Parts:
         encoded = read_encoded_pool(system.seeds[0].folder)
         if encoded is None:
             continue
+        features, codes = encoded
         quantizer = load_quantizer(found.models[system.name] / "quantizer").quantizer
-        count = len(encoded.codes)
-        rows = np.linspace(0, count - 1, min(CLOUD_ITEMS, count)).astype(np.int64)
-        vectors = quantizer.decode(torch.from_numpy(encoded.codes[rows].astype(np.int64)))
-        clouds.append(figures.Cloud(system.title, vectors.numpy(), encoded.features.modality[rows]))
+        rows = np.linspace(0, len(codes) - 1, min(CLOUD_ITEMS, len(codes))).astype(np.int64)
+        vectors = quantizer.decode(torch.from_numpy(codes[rows].astype(np.int64)))
+        clouds.append(figures.Cloud(system.title, vectors.numpy(), features.modality[rows]))
     if clouds:
         yield figures.clouds_figure(clouds)
 
@@ -311,12 +294,8 @@ def _main_pool(systems: Sequence[System]) -> Pool | None:
 def report_runs(runs: Sequence[Path], qrels: Path, *, progress: Progress) -> Report:
     """Measure TREC runs of any system over one qrels file, with intervals, and test all pairs.
 
-    Raises
-    ------
-    UsageError
-        No run, two of one name, or too many.
-    BadData
-        The qrels have no right answer, or a run answers none of their queries.
+    Raises UsageError for no run, two of one name, or too many; BadData where the qrels have no right answer,
+    or a run answers none of their queries.
     """
     if not 0 < len(runs) <= MAX_RUNS:
         raise UsageError(f"{len(runs)} runs; expected between 1 and {MAX_RUNS}")
@@ -332,7 +311,7 @@ def report_runs(runs: Sequence[Path], qrels: Path, *, progress: Progress) -> Rep
     names = [path.stem for path in runs]
     if len(set(names)) < len(names):
         raise UsageError("two runs have the same file name, which is their name in tables; rename one")
-    values: dict[str, dict[str, dict[str, float]]] = {}
+    values: dict[str, dict[str, PerTask]] = {}
     lines: list[tuple[Cell, ...]] = []
     progress.begin("runs", len(runs))
     for number, (name, path) in enumerate(zip(names, runs, strict=True), start=1):
@@ -343,16 +322,12 @@ def report_runs(runs: Sequence[Path], qrels: Path, *, progress: Progress) -> Rep
         measures = evaluate(judged, Run(run.name, {qid: run.hits.get(qid, ()) for qid in judged}))
         means = measures.flat()
         values[name] = {
-            measure: {qid: own[measure] for qid, own in measures.per_query.items()}
+            measure: {"": {qid: own[measure] for qid, own in measures.per_query.items()}}
             for measure in RUN_MEASURES
         }
-        bounds = {measure: interval({"": values[name][measure]}) for measure in RUN_MEASURES}
-        estimates = [
-            Estimate(100 * means[measure], None, 100 * bounds[measure][0], 100 * bounds[measure][1])
-            for measure in RUN_MEASURES
-        ]
-        low, high = bounds["R@5"]
-        lines.append((name, unanswered, *estimates, f"{100 * low:.1f} to {100 * high:.1f}"))
+        bounds = {measure: 100 * np.array(interval(own)) for measure, own in values[name].items()}
+        estimates = [Estimate(100 * means[measure], None, *own.tolist()) for measure, own in bounds.items()]
+        lines.append((name, unanswered, *estimates, "{:.1f} to {:.1f}".format(*bounds["R@5"])))
         progress.advance(number, {})
     table = Table(
         name="runs",
@@ -364,15 +339,12 @@ def report_runs(runs: Sequence[Path], qrels: Path, *, progress: Progress) -> Rep
         lines=lines,
     )
     pairs = [
-        Pair(first, second, measure, ({"": values[first][measure]}, {"": values[second][measure]}))
+        Pair(first, second, measure, (values[first][measure], values[second][measure]))
         for measure in ("R@5", "nDCG@10")
         for first, second in combinations(names, 2)
     ]
     progress.begin("tests", len(pairs))
     tests = tables.significance_table(
-        pairs,
-        name="significance",
-        title="Paired tests",
-        advance=lambda done: progress.advance(done, {}),
+        pairs, name="significance", title="Paired tests", advance=lambda done: progress.advance(done, {})
     )
     return Report(title="Report of runs", about=(), parts=(table,) if tests is None else (table, tests))

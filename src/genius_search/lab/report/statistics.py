@@ -92,13 +92,7 @@ def interval(values: PerTask, *, seed: int = 0) -> tuple[float, float]:
 
 
 def compare(first: PerTask, second: PerTask, *, seed: int = 0) -> Comparison:
-    """Run Fisher's paired randomisation test of two systems.
-
-    Raises
-    ------
-    BadData
-        The two did not answer the same queries.
-    """
+    """Run Fisher's paired randomisation test; raises BadData where the two answered different queries."""
     _check_same(first, second)
     differences = [
         np.array([value - second[task][qid] for qid, value in queries.items()])
@@ -130,7 +124,8 @@ def compare_all(
     """
     found: list[Comparison | None] = []
     for pair in pairs:
-        found.append(compare(*pair.values) if _have_same_queries(*pair.values) else None)
+        first, second = ({task: own.keys() for task, own in values.items()} for values in pair.values)
+        found.append(compare(*pair.values) if first == second else None)
         if advance is not None:
             advance(len(found))
     corrected = iter(holm([one.p for one in found if one is not None]))
@@ -148,12 +143,6 @@ def holm(values: Sequence[float]) -> list[float]:
     adjusted = np.empty(len(values))
     adjusted[order] = np.maximum.accumulate(scaled)
     return [float(p) for p in adjusted]
-
-
-def _have_same_queries(first: PerTask, second: PerTask) -> bool:
-    return {task: own.keys() for task, own in first.items()} == {
-        task: own.keys() for task, own in second.items()
-    }
 
 
 def _check_same(first: PerTask, second: PerTask) -> None:
