@@ -92,9 +92,7 @@ def draw_lines(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True) -> 
     """Draw lines over a logarithmic axis, their names beside it, the highest line's first."""
     figure = new_figure(10.0, 5.0)
     axes: Axes = figure.add_subplot()
-    for line in sorted(
-        lines, key=lambda one: max((*one.points, *one.calculated), default=(0, 0))[1], reverse=True
-    ):
+    for line in sorted(lines, key=lambda one: -max((*one.points, *one.calculated), default=(0, 0))[1]):
         colour, marker = STYLES.get(line.name, (INK, "."))
         points, calculated = sorted(line.points), sorted(line.calculated)
         if points:
@@ -102,14 +100,9 @@ def draw_lines(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True) -> 
         if calculated:
             joined = zip(*[*points[-1:], *calculated], strict=True)
             axes.plot(*joined, color=colour, linestyle="--", linewidth=1.5)
-            axes.plot(
-                *zip(*calculated, strict=True),
-                color=colour,
-                marker=marker,
-                markerfacecolor="white",
-                linestyle="none",
-                label=f"{line.name}, calculated",
-            )
+            hollow: dict[str, Any] = {"marker": marker, "markerfacecolor": "white", "linestyle": "none"}
+            x_y = zip(*calculated, strict=True)
+            axes.plot(*x_y, color=colour, label=f"{line.name}, calculated", **hollow)
     axes.set_xscale("log")
     _label_decades(axes.xaxis, axes.get_xlim())
     if log_y:

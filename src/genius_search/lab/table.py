@@ -17,24 +17,13 @@ LATEX: Final = str.maketrans(
         **{character: f"\\{character}" for character in "&%$#_{}"},
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        "±": r"$\pm$",
-        "×": r"$\times$",
-        "→": r"$\rightarrow$",
-        "−": r"$-$",
-        "≤": r"$\leq$",
-        "λ": r"$\lambda$",
-        "·": r"$\cdot$",
-        "–": "--",
+        "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$", "×": r"$\times$",
+        "→": r"$\rightarrow$", "−": r"$-$", "≤": r"$\leq$", "λ": r"$\lambda$", "·": r"$\cdot$", "–": "--",
         "\0": "{}",
         # At the start of a line these would be read as an argument of the line break before it.
-        "[": "{[}",
-        "]": "{]}",
-        "*": "{*}",
+        "[": "{[}", "]": "{]}", "*": "{*}",
     }
-)
+)  # fmt: skip
 
 
 class Estimate(NamedTuple):

@@ -48,7 +48,7 @@ class Searcher(NamedTuple):
     dim: int
 
     def fixed_bytes(self) -> int:
-        """Return what does not grow with the pool: the generator's weights and the code vectors."""
+        """Return the bytes of the generator's weights and the code vectors."""
         weights = sum(weight.nbytes for weight in self.generator.parameters())
         return weights + 4 * self.dim * sum(self.decoder.sizes)
 
@@ -168,10 +168,6 @@ class SyntheticPool:
             codes[:, level] = drawn
             prefix = _hash_prefix(prefix, drawn)
         return codes
-
-
-Pool = SyntheticPool | NumberedPool
-"""A pool whose items are drawn block by block."""
 
 
 def _zipf(size: int) -> UInt64[np.ndarray, " places"]:

@@ -26,7 +26,7 @@ from genius_search.lab.baselines.routing import CodeRouter
 from genius_search.lab.bench.results import Measurements, Row, table
 from genius_search.lab.bench.settings import QualitySettings, parse_counts
 from genius_search.lab.bench.tasks import EvalData, Task, select_rows
-from genius_search.lab.figure import Drawing, draw_fronts
+from genius_search.lab.figure import draw_fronts
 from genius_search.lab.methods import PoolCandidates, RowQueries
 from genius_search.lab.table import Table
 from genius_search.model import Genius
@@ -254,8 +254,8 @@ def bench_quality(
     for sharing in [rows] if settings.pool == "global" else [[row] for row in rows]:
         pool = EvalPool(model, eval_data.candidates(sharing[0]))
         rivals = [] if settings.no_faiss else list(faiss_rivals(pool, seed=settings.seed, progress=progress))
-        for row in sharing:
-            task = eval_data.task(row, pool.candidates)
+        for eval_row in sharing:
+            task = eval_data.task(eval_row, pool.candidates)
             progress.say(f"{task.name}: {len(task.queries.qids):,} queries, {len(pool):,} candidates")
             direct = _direct(pool, task, settings, rivals)
             methods += measure(pool, task, list(routed(pool, settings)), direct)
@@ -265,15 +265,11 @@ def bench_quality(
                 others = [*exact, *(rival.at(effort) for rival in rivals for effort in rival.efforts())]
                 curves += measure(pool, task.sample(settings.grid_queries), list(_grid(pool, grid)), others)
     methods, curves = with_means(methods, ["method"]), with_means(curves, ["method"])
-    gains = [
-        {
-            **row,
-            "gain_inside": f"{100 * (row['generator_inside'] - row['geometry_inside']):+.1f}",
-            "gain_5": f"{100 * (row['generator_5'] - row['geometry_5']):+.1f}",
-        }
-        for row in with_means(leaves, ["leaves", "semantic_levels"])
-    ]
-    gains = [{name: row[name] for name in LEAF_COLUMNS} for row in gains]
+    gains: list[Row] = []
+    for row in with_means(leaves, ["leaves", "semantic_levels"]):
+        for kind in ("inside", "5"):
+            row[f"gain_{kind}"] = f"{100 * (row[f'generator_{kind}'] - row[f'geometry_{kind}']):+.1f}"
+        gains.append({name: row[name] for name in LEAF_COLUMNS})
     health_rows, health_table = _describe_health(eval_data.pools.health())
     measurements = {"methods": methods, "leaves": gains, "health": health_rows}
     note = f"IDs of {' × '.join(map(str, model.quantizer.sizes))} codes."
@@ -300,12 +296,20 @@ def bench_quality(
         title="Recall against cost: every setting",
         note="A sample of the queries of each task. Columns are those of the first table.",
     )
-    return Measurements(
-        rows={**measurements, "curves": curves},
-        tables=tables,
-        long_tables=[long],
-        figures=[_curve_figure([row for row in curves if row["task"] == curves[0]["task"]])],
+    first = [row for row in curves if row["task"] == curves[0]["task"]]
+    figure = draw_fronts(
+        [
+            (row["line"], row["cpu_ms"], row["recall_5"])
+            for line in DRAWN
+            for row in first
+            if row["line"] == line
+        ],
+        name="quality",
+        title="R@5 against CPU time: of each kind, the settings that no cheaper one of it reaches",
+        x="CPU-milliseconds of a query among 64",
     )
+    rows_by_kind = {**measurements, "curves": curves}
+    return Measurements(rows=rows_by_kind, tables=tables, long_tables=[long], figures=[figure])
 
 
 def exact_searches(pool: EvalPool) -> Iterator[Direct]:
@@ -676,18 +680,4 @@ def _describe_health(health: Health) -> tuple[list[Row], Table]:
         f"{health.collision_rate:.2%} share their ID, the fullest has {health.largest_bucket:,}; {purity}; "
         f"mean cosine between an embedding and its ID's vector {health.reconstruction:.3f}. Verdict: "
         f"{health.verdict}.",
-    )
-
-
-def _curve_figure(rows: Sequence[Row]) -> Drawing:
-    return draw_fronts(
-        [
-            (row["line"], row["cpu_ms"], row["recall_5"])
-            for line in DRAWN
-            for row in rows
-            if row["line"] == line
-        ],
-        name="quality",
-        title="R@5 against CPU time: of each kind, the settings that no cheaper one of it reaches",
-        x="CPU-milliseconds of a query among 64",
     )

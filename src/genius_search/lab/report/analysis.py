@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -52,9 +51,7 @@ class Outcomes(NamedTuple):
     shares: Mapping[str, float]
 
 
-def outcomes(
-    system: System, pool: Pool, method: str, modalities: Mapping[str, int], *, label: str
-) -> Outcomes:
+def outcomes(system: System, method: str, pool: Pool, modalities: Mapping[str, int]) -> Outcomes:
     """Count outcomes as the mean over seeds and tasks; ``modalities`` has codes by candidate id."""
     counted: list[dict[str, float]] = []
     for one in system.seeds:
@@ -64,7 +61,7 @@ def outcomes(
             counts = Counter(outcome(run, qrels, qid, wanted=wanted, modalities=modalities) for qid in qrels)
             counted.append({kind: counts[kind] / len(qrels) for kind in OUTCOMES})
     shares = {kind: sum(one[kind] for one in counted) / len(counted) for kind in OUTCOMES}
-    return Outcomes(label, shares)
+    return Outcomes(f"{system.title}: {method}", shares)
 
 
 def outcome(run: Run, qrels: Qrels, qid: str, *, wanted: int, modalities: Mapping[str, int]) -> str:
@@ -105,7 +102,7 @@ class FirstHits(NamedTuple):
         return Predictions(self.promised, self.right, np.ones(len(self.promised)))
 
 
-def first_hits(system: System, pool: Pool, method: str, *, label: str) -> FirstHits:
+def first_hits(system: System, pool: Pool, method: str) -> FirstHits:
     """Return the first hits of all seeds and tasks; queries without any hit are left out."""
     scores, right, promised = [], [], []
     for one in system.seeds:
@@ -117,7 +114,7 @@ def first_hits(system: System, pool: Pool, method: str, *, label: str) -> FirstH
                     right.append(qrels[qid].get(ranking[0].did, 0) > 0)
                     promised.append(share_of_first([hit.score for hit in ranking]))
     return FirstHits(
-        label,
+        system.title,
         method,
         np.array(scores, dtype=np.float64),
         np.array(right, dtype=bool),
@@ -206,8 +203,7 @@ def group_by_code(
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Item:
+class Item(NamedTuple):
     """One item as a figure shows it."""
 
     image: UInt8[np.ndarray, "rows columns 3"] | None

@@ -51,11 +51,8 @@ def beam_figure(beams: Sequence[System]) -> Drawing | None:
     axes = figure.add_subplot()
     widths = [system.seeds[0].beam for system in beams]
     for number, (method, measure) in enumerate(columns):
-        found = [
-            (width, estimate)
-            for width, system in zip(widths, beams, strict=True)
-            if (estimate := system.average("global", method, measure)) is not None
-        ]
+        averages = [system.average("global", method, measure) for system in beams]
+        found = [(width, one) for width, one in zip(widths, averages, strict=True) if one is not None]
         axes.errorbar(
             [width for width, _ in found],
             [one.value for _, one in found],
@@ -146,18 +143,15 @@ def reliability_figure(found: Sequence[FirstHits]) -> Drawing:
         answered = np.arange(1, len(order) + 1)
         share = np.cumsum(one.right[order]) / answered
         begin = max(1, len(order) // 20)  # the first few are noise
-        right.plot(
-            100 * answered[begin:] / len(order),
-            100 * share[begin:],
-            color=colour,
-            label=f"{one.label}, {one.method}",
-        )
-    label_axes(left, x="promised probability, %", y="right first hits, %")
-    left.set_title("What is promised", loc="left", fontsize=11)
-    label_axes(right, x="queries answered, the surest first, %", y="right first hits, %")
-    right.set_title("Answering only when sure", loc="left", fontsize=11)
-    right.legend(frameon=False, loc="lower left", fontsize=9)
-    left.legend(frameon=False, loc="upper left", fontsize=9)
+        x, y = 100 * answered[begin:] / len(order), 100 * share[begin:]
+        right.plot(x, y, color=colour, label=f"{one.label}, {one.method}")
+    for axes, title, x_label, corner in (
+        (left, "What is promised", "promised probability, %", "upper left"),
+        (right, "Answering only when sure", "queries answered, the surest first, %", "lower left"),
+    ):
+        label_axes(axes, x=x_label, y="right first hits, %")
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.legend(frameon=False, loc=corner, fontsize=9)
     return Drawing(
         name="reliability",
         title="Reliability of scores",

@@ -151,27 +151,19 @@ def _significance(found: Gathered) -> Parts:
         own = foreign[rival.name]
         compared += [((base, "generative"), (rival, method)) for method in own[:1] if base is not None]
         if rival.name in found.models:  # indexes of these systems' own encoder
-            compared += [
-                ((system, BY_CODES), (rival, method))
-                for method in own[1:]
-                for system in systems
-                if BY_CODES in methods[system.name]
-            ]
+            ours = [(system, BY_CODES) for system in systems if BY_CODES in methods[system.name]]
+            compared += [(one, (rival, method)) for method in own[1:] for one in ours]
     kinds = get_args(IdKind)
     by_kind = {kind: system for system in systems for kind in methods[system.name] if kind in kinds}
     if CONTROL in by_kind:
         control = (by_kind.pop(CONTROL), CONTROL)
         compared += [(control, (rival, kind)) for kind, rival in by_kind.items()]
     pairs = [
-        Pair(
-            f"{one.title}: {a}",
-            f"{other.title}: {b}",
-            measure,
-            (one.per_query(pool, a, measure), other.per_query(pool, b, measure)),
-        )
+        Pair(f"{one.title}: {a}", f"{other.title}: {b}", measure,
+             (one.per_query(pool, a, measure), other.per_query(pool, b, measure)))
         for (one, a), (other, b) in compared
         for measure in ("R@1", "R@5")
-    ]
+    ]  # fmt: skip
     yield tables.significance_table(pairs, name="significance", title=f"Paired tests, {pool} pool")
 
 
@@ -223,10 +215,7 @@ def _misses(found: Gathered) -> Parts:
         chosen += [(system, one) for one in methods if one in (*ACROSS_SYSTEMS, *foreign[:1])]
     ablated = [system for kind in tables.ABLATIONS for system in found.in_table(kind)]
     chosen += [(system, "generative") for system in ablated if "generative" in system.methods("global")]
-    shares = [
-        outcomes(system, "global", method, modalities, label=f"{system.title}: {method}")
-        for system, method in chosen
-    ]
+    shares = [outcomes(*one, "global", modalities) for one in chosen]
     yield tables.misses_table(shares)
     yield figures.misses_figure(shares)
 
@@ -237,7 +226,7 @@ def _reliability(found: Gathered) -> Parts:
     if pool is None:
         return
     hits = [
-        first_hits(system, pool, method, label=system.title)
+        first_hits(system, pool, method)
         for system in systems[:3]
         for method in ("generative", BY_CODES)
         if method in system.methods(pool) and system.seeds[0].scores == "level"

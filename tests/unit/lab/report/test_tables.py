@@ -158,13 +158,13 @@ def test_a_first_hit_is_one_of_these(system, did, kind):
 
 def test_shares_of_the_first_hits_are_of_all_queries(system):
     modalities = {**MODALITIES, "7:90": 1}  # what stands first where the right answer does not
-    found = outcomes(system("ours", {"generative": HALF}), "global", "generative", modalities, label="ours")
+    found = outcomes(system("ours", {"generative": HALF}), "generative", "global", modalities)
     # Task 0 asks for images and gets a text twice; task 1 asks for texts, and its right answers are images.
     assert found.shares["right"] == 0.5
     assert found.shares["wrong modality"] == 0.25
     assert found.shares["right item further down"] == 0.25
     assert sum(found.shares.values()) == 1.0
-    assert misses_table([found]).cells()[0][:3] == ["ours", "50.0", "25.0"]
+    assert misses_table([found]).cells()[0][:3] == ["ours: generative", "50.0", "25.0"]
     assert misses_figure([found]).save("svg").startswith(b"<?xml")
 
 
@@ -177,11 +177,11 @@ def test_a_system_that_was_not_evaluated_in_a_pool_has_no_line_there(system):
 
 def test_a_promise_is_the_share_of_the_first_among_what_was_kept(system):
     assert share_of_first([-700.0, -700.0]) == pytest.approx(0.5)
-    answers = first_hits(system("ours", {"generative": HALF}), "global", "generative", label="ours")
+    answers = first_hits(system("ours", {"generative": HALF}), "global", "generative")
     assert len(answers.scores) == 8
     assert answers.right.mean() == 0.5
     assert answers.promised == pytest.approx([0.395] * 8, abs=1e-3)
-    codes = first_hits(system("other", {"generative+codes": HALF}), "global", "generative+codes", label="x")
+    codes = first_hits(system("other", {"generative+codes": HALF}), "global", "generative+codes")
     assert codes.promised is None
     cells = reliability_table([answers, codes]).cells()
     assert cells[0][2:4] == ["50.0", "39.5"]
