@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -245,7 +246,8 @@ def bench_quality(
     all_leaves = parse_counts("--grid-candidates", settings.grid_candidates)
     if min(*budgets, *beams, min(all_leaves) + 1) < 1:
         raise UsageError("--budgets and --grid-beams are numbers from 1 up, --grid-candidates from 0 up")
-    grid = [(beam, leaves) for beam in beams for leaves in all_leaves]
+    grid = list(product((GENERATOR, GEOMETRY), beams, all_leaves))
+    orders = (SearchConfig(rerank="codes"), SearchConfig(rerank="embeddings"))
     rows = select_rows(data, settings)
     eval_data = EvalData(data, model, rows, settings, folder, progress)
     methods: list[Row] = []
@@ -263,7 +265,8 @@ def bench_quality(
             if settings.grid_queries:
                 exact = [way for way in exact_searches(pool) if way.name == EXACT_FUSED]
                 others = [*exact, *(rival.at(effort) for rival in rivals for effort in rival.efforts())]
-                curves += measure(pool, task.sample(settings.grid_queries), list(_grid(pool, grid)), others)
+                ways = [by_beam(pool, *setting, orders) for setting in grid]
+                curves += measure(pool, task.sample(settings.grid_queries), ways, others)
     methods, curves = with_means(methods, ["method"]), with_means(curves, ["method"])
     gains: list[Row] = []
     for row in with_means(leaves, ["leaves", "semantic_levels"]):
@@ -352,23 +355,12 @@ def routed(pool: EvalPool, settings: QualitySettings) -> Iterator[Routed]:
     yield by_beam(pool, GENERATOR, beam, leaves, (codes, *mixed, embeddings))
     yield by_beam(pool, GEOMETRY, beam, leaves, (codes, embeddings))
     quantizer = pool.model.quantizer
-    one_level = CodeRouter(pool.parts, quantizer.tables(), has_modality_level=quantizer.has_modality_level)
-    yield Routed(
-        f"{ONE_LEVEL}, {leaves:,} leaves",
-        ONE_LEVEL,
-        0,
-        leaves,
-        lambda queries: cut_to_budget(one_level.route(queries, beam=leaves), leaves),
-        (codes, embeddings),
-    )
+    router = CodeRouter(pool.parts, quantizer.tables(), has_modality_level=quantizer.has_modality_level)
 
+    def route(queries: Float[Tensor, "queries dim"]) -> Beams:
+        return cut_to_budget(router.route(queries, beam=leaves), leaves)
 
-def _grid(pool: EvalPool, settings: Sequence[tuple[int, int]]) -> Iterator[Routed]:
-    """Yield both routers at every beam and leaf budget."""
-    orders = (SearchConfig(rerank="codes"), SearchConfig(rerank="embeddings"))
-    for router in pool.decoders:
-        for beam, leaves in settings:
-            yield by_beam(pool, router, beam, leaves, orders)
+    yield Routed(f"{ONE_LEVEL}, {leaves:,} leaves", ONE_LEVEL, 0, leaves, route, (codes, embeddings))
 
 
 def by_beam(pool: EvalPool, router: str, beam: int, leaves: int, orders: tuple[SearchConfig, ...]) -> Routed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -207,10 +206,10 @@ def gather(sources: Sequence[str], *, model: Path | None = None) -> Gathered:  #
         systems.append(System(name=title, title=title, table=SYSTEMS, seeds=seeds))
         if in_model:
             models[title] = places[0].parent
-    (name, count), *_ = Counter(system.name for system in systems).most_common(1) or [("", 0)]
-    if count > 1:
-        raise UsageError(f"two systems are named {name!r}; give them others, as NAME=FOLDER")
+    names = [system.name for system in systems]
     for system in systems:
+        if names.count(system.name) > 1:
+            raise UsageError(f"two systems are named {system.name!r}; give them others, as NAME=FOLDER")
         check_seeds(system)
     if model is not None and systems:
         models[systems[0].name] = model

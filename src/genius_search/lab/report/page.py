@@ -29,16 +29,6 @@ class Fact(NamedTuple):
     value: str
 
 
-class ShownCode(NamedTuple):
-    """One code of an ID, as the page shows it."""
-
-    name: str
-    number: str
-    """Its log-probability; empty where it was not decoded."""
-    probability: str
-    tip: str
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownHit:
     """One hit, with its ID as the generator wrote it."""
@@ -58,8 +48,8 @@ class ShownHit:
     """Natural logarithms for the codes that were decoded, which are the first ones."""
 
     @property
-    def shown_codes(self) -> list[ShownCode]:
-        """The ID level by level; codes that were not decoded have no probability."""
+    def shown_codes(self) -> list[dict[str, str]]:
+        """The ID level by level, with log-probabilities as numbers; none for codes that were not decoded."""
         if len(self.codes) < len(self.log_probabilities):
             raise BadData(
                 f"{len(self.codes)} codes with {len(self.log_probabilities)} log-probabilities, expected at "
@@ -69,13 +59,14 @@ class ShownHit:
         for level, (code, value) in enumerate(zip_longest(self.codes, self.log_probabilities)):
             name = self.modality if level == 0 else str(code)
             if value is None:
-                found.append(ShownCode(name, "", "0", f"level {level}: code {code}, not decoded"))
+                tip = f"level {level}: code {code}, not decoded"
+                found.append({"name": name, "number": "", "probability": "0", "tip": tip})
                 continue
             probability = f"{min(1.0, math.exp(value)):.3f}"
             # A log-probability that rounds to 0 is shown without its sign.
             number = f"{value:.2f}".replace("-", "−") if value <= -0.005 else "0"
             tip = f"level {level}: code {code}, log-probability {number}, probability {probability}"
-            found.append(ShownCode(name, number, probability, tip))
+            found.append({"name": name, "number": number, "probability": probability, "tip": tip})
         return found
 
 

@@ -14,7 +14,6 @@ from genius_search.lab.runs import Hit, Run, write_qrels, write_run
 from genius_search.lab.runs import evaluate as measure
 
 TASKS = {"toys_task0": (0, "text -> image"), "toys_task1": (1, "text -> text")}
-QUERIES = 4
 
 
 @pytest.fixture
@@ -26,10 +25,11 @@ def evaluation():
     ) -> Path:
         runs = folder / "runs"
         runs.mkdir(parents=True)
+        queries = len(next(iter(places.values())))
         rows = []
         for task in tasks:
             task_id, name = TASKS[task]
-            qrels = {f"7:{query}": {f"7:{10 + query}": 1} for query in range(QUERIES)}
+            qrels = {f"7:{query}": {f"7:{10 + query}": 1} for query in range(queries)}
             write_qrels(runs / f"{task}_test.{pool}.qrels", qrels)
             for method, found in places.items():
                 run = Run(method, {f"7:{query}": ranking(query, place) for query, place in enumerate(found)})
@@ -42,7 +42,7 @@ def evaluation():
                         task_id=task_id,
                         pool=pool,
                         method=method,
-                        queries=QUERIES,
+                        queries=queries,
                         pool_size=100,
                         headline_k=5,
                         measures=measure(qrels, run).flat(),

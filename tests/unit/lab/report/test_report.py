@@ -12,9 +12,7 @@ from genius_search.errors import ArtifactMissing, BadData, UsageError
 from genius_search.lab.report.analysis import group_by_code, read_items
 from genius_search.lab.report.evaluated import gather
 from genius_search.lab.report.report import report, report_runs
-from genius_search.lab.results import ResultRow, to_json
 from genius_search.lab.runs import Hit, Run, write_qrels, write_run
-from genius_search.lab.runs import evaluate as measure
 from genius_search.lab.table import Table
 from genius_search.model import MODEL_FILE
 from genius_search.progress import Silent
@@ -89,36 +87,15 @@ def test_sources_and_runs_are_two_ways_to_ask(tmp_path, capsys):
     assert capsys.readouterr().err.count("give folders to report on, or --runs together with --qrels") == 2
 
 
-def evaluation(folder: Path, right: int, methods: Sequence[str] = ("exact-fused", "generative")) -> Path:
-    (folder / "runs").mkdir(parents=True)
-    qrels = {f"7:{number}": {f"7:{number}": 1} for number in range(10)}
-    rows = []
-    for method in methods:
-        found = Run(
-            method,
-            {qid: [Hit(qid if number < right else "7:99", -0.1)] for number, qid in enumerate(qrels)},
-        )
-        write_run(folder / "runs" / f"toys_task1_test.global.{method}.trec", found)
-        rows.append(
-            ResultRow(
-                name="toys_task1",
-                dataset="toys",
-                task="text -> text",
-                task_id=1,
-                pool="global",
-                method=method,
-                queries=10,
-                pool_size=100,
-                headline_k=5,
-                measures=measure(qrels, found).flat(),
-                bytes_per_item=12.0,
-                candidates_touched=5.0,
-            )
-        )
-    write_qrels(folder / "runs" / "toys_task1_test.global.qrels", qrels)
-    about = {"data": "toys", "split": "test", "config": {"beam": 3, "scores": "level"}}
-    (folder / "results.json").write_text(json.dumps({**about, **to_json(rows)}))
-    return folder
+@pytest.fixture
+def evaluated(evaluation):
+    """Write an evaluation of ten queries, so many of them answered rightly at rank 1, the others never."""
+
+    def write(folder: Path, right: int, methods: Sequence[str] = ("exact-fused", "generative")) -> Path:
+        places = dict.fromkeys(methods, [1] * right + [0] * (10 - right))
+        return evaluation(folder, places, beam=3, tasks=("toys_task1",))
+
+    return write
 
 
 def made_row(folder: Path, name: str, **changed) -> None:
@@ -130,14 +107,14 @@ def made_row(folder: Path, name: str, **changed) -> None:
     (folder / "row.json").write_text(json.dumps({**row, **changed}))
 
 
-def test_evaluations_of_one_name_are_its_seeds(tmp_path):
-    places = [str(evaluation(tmp_path / f"seed-{seed}", right)) for seed, right in enumerate((10, 8))]
+def test_evaluations_of_one_name_are_its_seeds(evaluated, tmp_path):
+    places = [str(evaluated(tmp_path / f"seed-{seed}", right)) for seed, right in enumerate((10, 8))]
     found = tables(report(gather([f"ours={','.join(places)}"]), data=None, progress=Silent()))
     assert found["recall-global"].cells()[0][:3] == ["ours", "exact-fused", "90.0 ± 14.1"]
     assert found["significance"].cells()[0][:2] == ["ours: generative", "ours: exact-fused"]
 
 
-def test_a_sweeps_rows_stand_in_their_tables_and_failures_are_shown(tmp_path):
+def test_a_sweeps_rows_stand_in_their_tables_and_failures_are_shown(evaluated, tmp_path):
     for name, changed in (
         ("whole", {}),
         ("less", {"table": "ablations"}),
@@ -147,7 +124,7 @@ def test_a_sweeps_rows_stand_in_their_tables_and_failures_are_shown(tmp_path):
         folder = tmp_path / "rows" / name / "seed-0"
         folder.mkdir(parents=True)
         if name != "broken":
-            evaluation(folder / "evaluation", 10 if name == "whole" else 5)
+            evaluated(folder / "evaluation", 10 if name == "whole" else 5)
         made_row(folder, name, **changed)
     whole = report(gather([str(tmp_path / "rows")]), data=None, progress=Silent())
     assert "4 rows, 1 failed; 0.0 hours of work, 2026-01-01." in whole.about[1]
@@ -158,7 +135,7 @@ def test_a_sweeps_rows_stand_in_their_tables_and_failures_are_shown(tmp_path):
     assert states == {"whole": "done", "less": "done", "narrow": "done", "broken": "failed: genius: no"}
 
 
-def test_indexes_of_the_systems_own_encoder_are_tested_against_its_codes(tmp_path):
+def test_indexes_of_the_systems_own_encoder_are_tested_against_its_codes(evaluated, tmp_path):
     kinds = ("dense-exact", "dense-ivf-pq")
     for name, methods, changed in (
         ("another-encoder", kinds, {}),
@@ -167,7 +144,7 @@ def test_indexes_of_the_systems_own_encoder_are_tested_against_its_codes(tmp_pat
     ):
         folder = tmp_path / "rows" / name / "seed-0"
         folder.mkdir(parents=True)
-        evaluation(folder / "evaluation", 10, methods)
+        evaluated(folder / "evaluation", 10, methods)
         made_row(folder, name, **changed)
     found = tables(report(gather([str(tmp_path / "rows")]), data=None, progress=Silent()))
     assert {tuple(line[:2]) for line in found["significance"].cells()} == {
@@ -177,7 +154,7 @@ def test_indexes_of_the_systems_own_encoder_are_tested_against_its_codes(tmp_pat
     }
 
 
-def test_changes_are_compared_with_the_row_that_they_are_like(tmp_path):
+def test_changes_are_compared_with_the_row_that_they_are_like(evaluated, tmp_path):
     for name, right, changed in (
         ("first", 2, {}),
         ("whole", 10, {}),
@@ -186,7 +163,7 @@ def test_changes_are_compared_with_the_row_that_they_are_like(tmp_path):
     ):
         folder = tmp_path / "rows" / name / "seed-0"
         folder.mkdir(parents=True)
-        evaluation(folder / "evaluation", right)
+        evaluated(folder / "evaluation", right)
         made_row(folder, name, **changed)
     found = tables(report(gather([str(tmp_path / "rows")]), data=None, progress=Silent()))
     assert [line[0] for line in found["ablations"].cells()] == ["whole", "less"]
@@ -195,21 +172,21 @@ def test_changes_are_compared_with_the_row_that_they_are_like(tmp_path):
     assert "is missing" in found["codes"].note
 
 
-def test_the_model_is_that_of_the_first_seed_that_is_finished(tmp_path):
+def test_the_model_is_that_of_the_first_seed_that_is_finished(evaluated, tmp_path):
     for seed, state in ((0, "failed"), (1, "done"), (2, "done")):
         folder = tmp_path / "rows" / "paper" / f"seed-{seed}"
         folder.mkdir(parents=True)
         if state == "done":
-            evaluation(folder / "evaluation", 10)
+            evaluated(folder / "evaluation", 10)
         made_row(folder, "paper", seed=seed, state=state, model=f"paper/seed-{seed}/model")
     found = gather([str(tmp_path / "rows")])
     assert [one.seed for one in found.systems[0].seeds] == [1, 2]
     assert found.models == {"paper": tmp_path / "rows" / "paper/seed-1/model"}
 
 
-def test_models_are_systems_of_their_folders_names(tmp_path):
+def test_models_are_systems_of_their_folders_names(evaluated, tmp_path):
     for name in ("lr=0.1", "lr=0.2"):
-        evaluation(tmp_path / name / "evaluation", 10)
+        evaluated(tmp_path / name / "evaluation", 10)
         (tmp_path / name / MODEL_FILE).write_text("{}")
     found = gather([str(tmp_path / "lr=0.1"), str(tmp_path / "lr=0.2" / "evaluation")])
     assert [system.name for system in found.systems] == ["lr=0.1", "lr=0.2"]
@@ -218,8 +195,8 @@ def test_models_are_systems_of_their_folders_names(tmp_path):
         gather([str(tmp_path / "lr=0.1")] * 2)
 
 
-def test_seeds_that_answered_other_queries_are_refused(tmp_path):
-    places = [evaluation(tmp_path / name, 10) for name in "ab"]
+def test_seeds_that_answered_other_queries_are_refused(evaluated, tmp_path):
+    places = [evaluated(tmp_path / name, 10) for name in "ab"]
     results = json.loads((places[1] / "results.json").read_text())
     results["rows"][0]["queries"] = 5
     (places[1] / "results.json").write_text(json.dumps(results))
@@ -227,16 +204,16 @@ def test_seeds_that_answered_other_queries_are_refused(tmp_path):
         gather([f"ours={places[0]},{places[1]}"])
 
 
-def test_a_method_that_finds_nothing_counts_nothing(tmp_path):
-    place = evaluation(tmp_path / "ours", 10)
+def test_a_method_that_finds_nothing_counts_nothing(evaluated, tmp_path):
+    place = evaluated(tmp_path / "ours", 10)
     (place / "runs" / "toys_task1_test.global.generative.trec").write_text("")
     lines = tables(report(gather([str(place)]), data=None, progress=Silent()))["significance"].cells()
     assert lines[0][:4] == ["ours: generative", "ours: exact-fused", "R@1", "−100.0"]
 
 
-def test_encoders_alone_are_tested_against_each_other(tmp_path):
+def test_encoders_alone_are_tested_against_each_other(evaluated, tmp_path):
     for name, right in (("clip", 10), ("blip", 4)):
-        evaluation(tmp_path / name, right, ("dense-exact",))
+        evaluated(tmp_path / name, right, ("dense-exact",))
     sources = [str(tmp_path / name) for name in ("clip", "blip")]
     found = tables(report(gather(sources), data=None, progress=Silent()))
     assert {tuple(line[:2]) for line in found["significance"].cells()} == {
@@ -270,9 +247,9 @@ def test_a_folder_without_anything_is_said_to_be(tmp_path):
         gather([str(tmp_path)])
 
 
-def test_the_control_is_tested_against_each_rival(tmp_path):
+def test_the_control_is_tested_against_each_rival(evaluated, tmp_path):
     for kind in ("genius", "irgen", "nci"):
-        evaluation(tmp_path / kind, 10, (kind,))
+        evaluated(tmp_path / kind, 10, (kind,))
     found = tables(
         report(
             gather([str(tmp_path / kind) for kind in ("genius", "irgen", "nci")]),
