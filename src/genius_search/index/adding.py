@@ -34,9 +34,9 @@ from genius_search.records import Candidate, Modality, candidate_number, format_
 CHUNK: Final = 4096
 """Items that are encoded together."""
 MIN_SAVED: Final = 256
-"""Chunks of at least this size are kept in ``.work/``, so that a killed run continues behind them."""
+"""Encoded chunks of at least this size are saved in ``.work/``, so that an interrupted run can resume."""
 VERSION: Final = f"half norm / {HALF_NORM_STEPS}, density / {DENSITY_STEPS}"
-"""What is encoded; chunks of another version are encoded again."""
+"""Version of the encoding; saved chunks of another version are encoded again."""
 MAX_REASONS: Final = 5
 """Number of files that an error names."""
 MAX_ID_LENGTH: Final = 500
@@ -44,7 +44,7 @@ SAMPLE_BYTES: Final = 1 << 16
 
 
 class NewItem(NamedTuple):
-    """An item to be added that is not a file: a text, an image's bytes, or both."""
+    """An item to add from memory: a text, an image's bytes, or both."""
 
     id: str
     text: str | None = None
@@ -68,21 +68,21 @@ class Added:
 
     added: int = 0
     replaced: int = 0
-    """How many of those took the place of an item with the same id."""
+    """Number of these that replaced an item with the same id."""
     unchanged: int = 0
-    """Items that were already in the index as they are."""
+    """Number of items that were already in the index, unchanged."""
     left_out: list[LeftOut] = field(default_factory=list)
-    """Files that could not be used, each with its reason."""
+    """Unusable files with their reasons."""
 
 
 class Pool(NamedTuple):
-    """The items of a pool, to be read once."""
+    """Items of a pool, as an iterator."""
 
     items: Iterator[Item]
     expected: int
-    """About how many items there are."""
+    """Approximate number of items."""
     left_out: list[LeftOut]
-    """Files that cannot be items."""
+    """Files that cannot be used as items."""
 
 
 def open_pool(pool: Path, *, captions: bool) -> Pool:
@@ -91,7 +91,7 @@ def open_pool(pool: Path, *, captions: bool) -> Pool:
     Raises
     ------
     BadData
-        It is no pool, or a folder without any item; a file without items raises when it is read.
+        The path is not a pool, or a folder without items. A file without items raises when it is read.
     """
     if (pool / "cand_pool").is_dir() and (pool / "query").is_dir():
         raise BadData(
@@ -138,7 +138,7 @@ def _items(candidates: Iterable[Candidate], root: Path) -> Iterator[Item]:
 
 
 def check_unicode(item: Item) -> None:
-    """Refuse what cannot be stored, before anything is encoded."""
+    """Raise :class:`BadData` for invalid Unicode, before anything is encoded."""
     for part in (item.id, item.text, item.image, item.source):
         try:
             (part or "").encode()
@@ -157,12 +157,12 @@ def _reasons(left_out: Sequence[LeftOut]) -> str:
 def add_pool(
     writer: Writer, model: Genius, pool: Pool, *, create: IndexManifest | None = None, progress: Progress
 ) -> Added:
-    """Add a pool's items to an index that is held for writing, or create the index with them.
+    """Add the items of a pool to an index, or create the index with them.
 
     Raises
     ------
     BadData
-        Nothing in the pool can be used; nothing has changed then.
+        Nothing in the pool can be used; the index is unchanged.
     """
     result = Added(left_out=list(pool.left_out))
     batches = _encode(
@@ -182,9 +182,9 @@ def add_pool(
 
 
 def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> list[ItemOutcome]:
-    """Add items from memory; return the outcome of each, in order. Of two with one id the last counts.
+    """Add items from memory; return the outcome of each, in order. Of items with the same id the last wins.
 
-    Their pictures are on disk before the index names them.
+    Images are on disk before the index refers to them.
     """
     stored: dict[str, Item] = {}
     pictures: dict[str, bytes] = {}
@@ -218,12 +218,12 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
 
 
 def _to_item(new: NewItem) -> Item:
-    """Return an item as it will be stored; its picture is named by its contents.
+    """Convert an item to its stored form, with its image named by a hash of the contents.
 
     Raises
     ------
     BadData
-        It cannot be stored, with the reason.
+        The item cannot be stored. The message has the reason.
     """
     if not new.id or len(new.id) > MAX_ID_LENGTH or "\0" in new.id:
         raise BadData(f"an id has 1 to {MAX_ID_LENGTH} characters, none of them NUL")
@@ -259,9 +259,9 @@ def _encode(
     expected: int,
     progress: Progress | None = None,
 ) -> Iterator[Batch]:
-    """Yield the readable items that are new or changed, with their IDs, chunk by chunk.
+    """Encode the readable items that are new or changed, chunk by chunk.
 
-    Unchanged items are counted in ``result``, and unreadable ones are listed there by their number.
+    Unchanged items are counted in ``result``; unreadable ones are listed there by position.
     """
     progress = progress or Silent()
     snapshot = writer.snapshot if manifest is None else None
@@ -288,19 +288,19 @@ def _encode(
 
 class _Encoded(NamedTuple):
     arrays: ItemArrays | None
-    """None where no item of the chunk can be read."""
+    """None if no item of the chunk can be read."""
     left_out: list[LeftOut]
 
 
 def _encode_or_load(
     model: Genius, items: Sequence[Item], folder: Path, embeddings: StoredEmbeddings
 ) -> _Encoded:
-    """Encode a chunk, or load what a killed run left of it."""
+    """Encode a chunk, or load it if an interrupted run saved it."""
     if len(items) < MIN_SAVED:
         return _encode_chunk(model, items, folder, embeddings)
     key = [VERSION, model.fingerprint, embeddings, [(item.id, item.stamp) for item in items]]
     path = folder / WORK / f"{fingerprint_of(key)[:32]}.npz"
-    with contextlib.suppress(Exception):  # a damaged file is as good as none
+    with contextlib.suppress(Exception):  # ignore a damaged file
         with np.load(path, allow_pickle=False) as file:
             saved = {name: file[name] for name in file.files}
         left_out = [LeftOut(*entry) for entry in json.loads(str(saved.pop("left_out")))]
@@ -376,7 +376,7 @@ def _number(item_id: str) -> int:
 
 
 def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:
-    """Yield what to embed of each item; pictures that an index stores are relative to its folder."""
+    """Yield the feature row of each item; paths of stored images are relative to the index's folder."""
     for number, item in enumerate(items):
         yield FeatureRow(
             id=number,
@@ -388,7 +388,7 @@ def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:
 
 
 def stamp_of(item: Item) -> str:
-    """Return what changes whenever the item does: its text, its fields, its picture's file."""
+    """Return a stamp that changes whenever the item's text, fields or image file change."""
     file = None
     if item.image is not None:
         with contextlib.suppress(OSError):  # a missing picture is reported when it is opened

@@ -1,4 +1,4 @@
-"""The codes of an index explained: its tree, items that share codes, and why an item is found or not."""
+"""Explanations: the tree of codes, items that share codes, and why a search finds an item or not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_CHILDREN: Final = 64
 EXAMPLES: Final = 4
 SIBLINGS: Final = 8
 SHARING: Final = 20
-"""Default numbers of children, examples, siblings and items of a group."""
+"""Default maximum number of children, examples, siblings and items of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class CodeChild:
 
 @dataclass(frozen=True, slots=True)
 class CodeNode:
-    """A prefix of IDs and the items below it, deleted ones left out."""
+    """A prefix of IDs and the items below it, without deleted ones."""
 
     prefix: tuple[int, ...]
     level: int
@@ -51,11 +51,11 @@ class CodeNode:
     """Entropy of the next code in bits."""
     num_children: int
     children: list[CodeChild]
-    """Those with most items first."""
+    """Sorted by descending number of items."""
     examples: list[Item]
-    """Spread evenly over the items below."""
+    """Evenly spaced items below the prefix."""
     truncated: bool
-    """Whether there are more children than are listed."""
+    """True if not all children are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Sibling:
     code: int
     log_probability: float
     probability: float
-    """Relative to the codes that exist there and may be found."""
+    """Probability among the allowed codes after this prefix."""
     items: int
     examples: list[Item]
 
@@ -102,7 +102,7 @@ class LevelStep:
     log_probability: float
     """The code's contribution to the score of a beam."""
     probability: float
-    """Relative to the codes that exist there and may be found."""
+    """Probability among the allowed codes after this prefix."""
     rank: int
     """Among them, from 1."""
     num_siblings: int
@@ -114,7 +114,7 @@ class LevelStep:
     beam_rank: int | None
     """Rank of the prefix up to this code among all that the beam scored; None if it was not scored."""
     is_kept: bool | None
-    """Whether the beam kept it."""
+    """True if the beam kept the prefix; None if decoding stopped before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Explanation:
     item: Item
     codes: tuple[int, ...]
     is_allowed: bool
-    """Whether the modality and conditions of the request admit the item."""
+    """True if the modality and conditions of the request allow the item."""
     rank: int | None
     """Rank among all items under the beams; None if the item was not reached."""
     score: float | None
@@ -133,9 +133,9 @@ class Explanation:
     beam: int
     """Beam width."""
     lost_at: int | None
-    """The level at which the beam dropped it."""
+    """Level at which the beam dropped the item; None if it did not."""
     kept_by_beam: int | None
-    """The narrowest beam found that keeps the item, where this one does not; None if none does."""
+    """A wider beam that keeps the item if this one dropped it; None if none was found."""
     levels: list[LevelStep]
 
 
@@ -152,9 +152,9 @@ def code_node(
     Raises
     ------
     UnknownPrefix
-        No item has such an ID.
+        No ID begins with the prefix.
     UsageError
-        It is longer than an ID.
+        The prefix is longer than an ID.
     """
     if len(prefix) > num_levels:
         raise UsageError(f"{len(prefix)} codes are given; the IDs of this index have {num_levels}")
@@ -162,7 +162,7 @@ def code_node(
     ranges = tree.find(prefix)
     items = int(tree.count(ranges)[0])
     total = int(tree.count(tree.root())[0])
-    if len(prefix) == num_levels:  # a whole ID; what stands behind it continues nothing
+    if len(prefix) == num_levels:  # a whole ID; the columns after it are no codes
         children, counts = tree.children(Ranges(ranges.low[:0], ranges.high[:0]), 0)
     else:
         children, counts = tree.children(ranges, len(prefix))
@@ -199,7 +199,7 @@ def shared_groups(
         The page is invalid, or the depth is zero.
     """
     if offset < 0 or limit < 0:
-        raise UsageError(f"a page from {offset} of {limit} groups is asked for; give 0 or more")
+        raise UsageError(f"offset is {offset} and limit is {limit}; both must be at least 0")
     found = snapshot.shared(depth)
     page = slice(offset, offset + limit)
     ranges = Ranges(found.ranges.low[page], found.ranges.high[page])
@@ -223,7 +223,7 @@ def explain(
     Raises
     ------
     UnknownItem
-        It is not in the index.
+        The item is not in the index.
     """
     place = snapshot.place_of(item_id)
     num_levels = model.num_levels
@@ -265,7 +265,7 @@ def explain(
 
 
 def _levels(model: Genius, snapshot: Snapshot, steps: Sequence[Step], traced: Trace) -> list[LevelStep]:
-    """Return each level with its best siblings; their example items are looked up in one go."""
+    """Return each level with its best siblings; all example items are looked up at once."""
     best = [np.argsort(-step.log_probabilities, kind="stable")[:SIBLINGS] for step in steps]
     chosen = [step.children.take(places) for step, places in zip(steps, best, strict=True)]
     ranges = Ranges(

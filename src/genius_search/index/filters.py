@@ -25,22 +25,21 @@ INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 
 
 class Value(NamedTuple):
-    """A value to compare with, kept as spelled, so that 1 and true are two values."""
+    """A value to compare with, as written, so that 1 and true are distinct."""
 
     kind: Literal["text", "number", "truth"]
     text: str
-    """``true`` or ``false`` for a truth value."""
+    """``true`` or ``false`` for a Boolean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One field compared with a value, or with several of which one must match (``in``).
+    """Comparison of a field with a value, or with several values of which one must match (``in``).
 
-    A field that an item does not have, or that is null or an object, satisfies ``!=`` and nothing else:
-    ``!=`` holds exactly where ``=`` does not. A list satisfies the other operators if one of its values does.
-    Numbers are compared with numbers and with texts that spell one (in a CSV file everything is text); truth
-    values with truth values and the texts true and false; texts with texts, in the order of their characters.
-    ``~`` searches for a substring and ignores case.
+    ``!=`` is the negation of ``=``. A missing, null or object field satisfies ``!=`` only. A list satisfies
+    the other operators if one of its values does. Numbers are compared with numbers and with texts that are
+    numbers (in a CSV file everything is text), Booleans with Booleans and the texts true and false, and texts
+    with texts in the order of their characters. ``~`` searches for a substring, ignoring case.
     """
 
     path: tuple[str, ...]
@@ -49,7 +48,7 @@ class Condition:
     values: tuple[Value, ...]
     """One value, or any number for ``in``."""
     column: Column | None = None
-    """Set for an item's own id, modality, text and image; all values are texts then."""
+    """Set for the item's id, modality, text or image, whose values are always texts."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -69,7 +68,7 @@ class Condition:
 
 
 def number_of(text: str) -> int | float | None:
-    """Return the number that a text spells as JSON does; ``007`` is a name and spells none.
+    """Parse a text as a JSON number; return None if it is not one, such as ``007``.
 
     Integers beyond 64 bits become floats.
     """
@@ -88,7 +87,7 @@ MAX_VALUES: Final = 1_000
 """Values after ``in``."""
 MAX_CONDITIONS: Final = 200
 MAX_TOTAL_VALUES: Final = 10_000
-"""Values of all conditions together; more would take longer than a second."""
+"""Maximum number of values in all conditions; more would take longer than a second."""
 
 COLUMNS: Final[Mapping[str, Column]] = {
     "id": "item_id",
@@ -96,7 +95,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
     "text": "text",
     "image": "image",
 }
-"""The names of an item's own columns in conditions."""
+"""Names of the item's columns in conditions."""
 _OPERATORS: Final[Sequence[Operator]] = get_args(Operator)
 _QUOTED: Final = r"\"[^\"]*\"|'[^']*'"
 _NAME: Final = re.compile(rf"\s*({_QUOTED}|[^\s.=!<>~\"',]+)")
@@ -117,8 +116,8 @@ class Filter:
 
     conditions: tuple[Condition, ...] = ()
     match: str | None = None
-    """Words that the text must contain, in any order; ``"a phrase"``, ``begin*``. Accents and case are
-    ignored. Everything but letters and digits separates words; words in quotes must be adjacent."""
+    """Words that the text must contain in any order; also ``"a phrase"`` and ``prefix*``. Case and accents
+    are ignored. All characters but letters and digits separate words."""
     modality: Modality | None = None
     item_ids: frozenset[str] | None = None
 
@@ -144,15 +143,16 @@ class Filter:
         modality: Modality | None = None,
         item_ids: Iterable[str] | None = None,
     ) -> Filter:
-        """Parse conditions, typed or as a mapping.
+        """Parse conditions given as strings or as a mapping.
 
-        A mapping gives for each field a value, a list of which one must match, or operators with values.
-        Texts in it are texts; a typed value without quotes that spells a number, true or false is one.
+        A mapping contains for each field a value, a list of values of which one must match, or a mapping from
+        operators to values, whose types are kept. In strings, unquoted values that look like numbers, true or
+        false are parsed as such.
 
         Raises
         ------
         UsageError
-            A condition cannot be parsed; the message says where, and how to write one.
+            A condition cannot be parsed. The message contains the position and the grammar.
         """
         if isinstance(where, Mapping):
             conditions = [one for name, wanted in where.items() for one in _parse_mapping(name, wanted)]
@@ -163,12 +163,12 @@ class Filter:
 
 
 def full_text_query(match: str) -> str:
-    """Translate words, phrases and prefixes to SQLite's full-text language; all else is quoted.
+    """Translate words, phrases and prefixes to SQLite's full-text syntax, quoting everything else.
 
     Raises
     ------
     UsageError
-        It contains no word.
+        The text contains no words.
     """
     found = []
     for phrase, phrase_star, word in _WORDS.findall(match.replace("\0", " ")):
@@ -216,7 +216,7 @@ def _parse_text(text: str) -> Condition:
 
 
 def _name(text: str) -> tuple[tuple[str, ...], bool, int]:
-    """Return the parts of a field's name, whether it may be a column, and where the name ends."""
+    """Parse a field's name; return its parts, whether it may be a column, and its end position."""
     parts: list[str] = []
     place = 0
     own = True
@@ -234,7 +234,7 @@ def _name(text: str) -> tuple[tuple[str, ...], bool, int]:
 
 
 def _typed(quoted: str | None, bare: str | None) -> Value:
-    """Parse a typed value; quotes make it a text."""
+    """Parse a value in a string; quoted ones are texts."""
     if bare is None:
         return Value("text", (quoted or "")[1:-1])
     if bare.lower() in ("true", "false"):
@@ -295,7 +295,7 @@ def _given(shown: str, value: object) -> Value:
 def _condition(
     shown: str, path: tuple[str, ...], how: Operator, values: list[Value], *, own: bool
 ) -> Condition:
-    """Return a condition whose operator and values go together."""
+    """Build a condition after checking that operator and values are compatible."""
     if not 1 <= len(values) <= MAX_VALUES:
         raise UsageError(
             f"condition {shown[:80]!r} has {len(values):,} values; give 1 to {MAX_VALUES:,}, and long lists "

@@ -1,4 +1,4 @@
-"""The index: a pool's IDs and items in one folder, searched with the model that made the IDs."""
+"""The index: IDs and items of a pool in one folder, searched with the model that assigned the IDs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 LEFTOVERS = frozenset({LOCK, WORK, SEGMENTS, DELETED, f"{CURRENT}.tmp"})
-"""Names that a killed writer may leave in the folder of an index."""
+"""Names that an interrupted writer may leave in the folder of an index."""
 
 
 class Index:
@@ -91,7 +91,7 @@ class Index:
     ) -> tuple[Index, Added]:
         """Create an index of a pool: a folder of images and texts, or a ``.jsonl`` file of M-BEIR candidates.
 
-        A killed run continues where it stopped. The index exists once it is complete.
+        An interrupted run resumes when repeated. The index appears when it is complete.
 
         Parameters
         ----------
@@ -99,14 +99,14 @@ class Index:
             Store an embedding for each item so that hits can be re-ranked: ``fused``, the vectors that IDs
             are made from, or ``raw``, the sums of the encoder's features (the paper's GENIUS^R).
         embedding_type
-            Two bytes a number, or one (``int8``, with a scale for each vector).
+            ``float16``, or ``int8`` with one scale per vector.
 
         Raises
         ------
         UsageError
-            There is an index already, or something else is in its place.
+            An index or something else exists in its place.
         BadData
-            Nothing in the pool can be used; nothing is left behind then.
+            Nothing in the pool can be used.
         """
         folder = Path(folder)
         if (folder / CURRENT).exists():
@@ -155,9 +155,9 @@ class Index:
         Raises
         ------
         ArtifactMissing
-            There is no index, or its model is not where it was.
+            There is no index, or its model has moved.
         ArtifactMismatch
-            The model is not the one that made the IDs.
+            The model is not the one that assigned the IDs.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -185,8 +185,8 @@ class Index:
     ) -> Index:
         """Open an index by its folder, or by its name on the Hugging Face hub (a data set there).
 
-        The index says where its model is; ``model`` (a folder, a model's name on the hub, or an open one)
-        overrides that. Raises as :meth:`genius_search.Genius.from_pretrained` does.
+        The index stores the location of its model; ``model`` (a folder, a name on the hub, or an open model)
+        overrides it. Raises like :meth:`genius_search.Genius.from_pretrained`.
         """
         from genius_search.hub.pull import find_or_pull
         from genius_search.index.publish import check_index
@@ -211,10 +211,10 @@ class Index:
         private: bool = False,
         token: str | None = None,
     ) -> str:
-        """Publish the index as a data set ``owner/name`` on the Hugging Face hub; return its address.
+        """Publish the index as a data set ``owner/name`` on the Hugging Face hub; return its URL.
 
-        The texts of the items and the paths of their images are published, the images are not. ``model`` is
-        the model's name on the hub, so that whoever pulls the index finds it.
+        Texts and image paths of the items are published, but not the images. ``model`` is the name of the
+        model on the hub, which is stored so that a pulled index finds it.
         """
         from genius_search.hub.push import push_folder
         from genius_search.index.publish import OBSOLETE, save_index
@@ -236,9 +236,9 @@ class Index:
     ) -> Added:
         """Add the items of a pool without retraining; they are searchable at once.
 
-        An item replaces the one with the same id; one that has not changed since it was added is skipped, so
-        that a folder can be added again and again. A picture that cannot be read is left out; if its item is
-        in the index already it stays as it was.
+        An item replaces the one with the same id. Unchanged items are skipped, so a folder can be added
+        repeatedly. Items with unreadable images are left out; if they are in the index already, they stay
+        unchanged.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class Index:
         Raises
         ------
         BadData
-            Nothing in the pool can be used; the message names files and reasons.
+            Nothing in the pool can be used. The message names files and reasons.
         """
         items = open_pool(Path(pool), captions=captions)
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
@@ -258,11 +258,11 @@ class Index:
         return added
 
     def add_items(self, items: Sequence[NewItem], *, wait_seconds: float = 0.0) -> list[ItemOutcome]:
-        """Add items from memory; return what happened to each, in order. They are searchable at once.
+        """Add items from memory; return the outcome of each, in order. They are searchable at once.
 
-        As in :meth:`add`, an item replaces the one with the same id and is skipped if it has not changed; of
-        two items with one id the last counts. Pictures are stored in the index. When this returns, everything
-        is on disk. An item that cannot be used is left out, with the reason.
+        As in :meth:`add`, an item replaces the one with the same id and is skipped if it is unchanged. Among
+        items with the same id the last wins. Images are stored in the index. On return, everything is on
+        disk. Unusable items are left out, with the reason in their outcome.
 
         >>> index.add_items([NewItem("kite", "a red kite", photo, {"price": 12})])  # doctest: +SKIP
         """
@@ -292,7 +292,7 @@ class Index:
         Raises
         ------
         ArtifactMismatch, ArtifactMissing
-            A file is damaged or gone; the message names it.
+            A file is damaged or missing. The message names it.
         """
         return verify(self.folder)
 
@@ -350,7 +350,7 @@ class Index:
     def search_many(
         self, requests: Sequence[SearchRequest], *, config: SearchConfig | None = None
     ) -> list[list[SearchHit]]:
-        """Answer several requests in one batch, which is cheaper than one by one; return the hits of each."""
+        """Search for several requests in one batch; return the hits of each. Faster than one by one."""
         config = config or self.settings
         snapshot = self.snapshot
         queries = encode_queries(self.model, snapshot, requests, config)
@@ -445,14 +445,14 @@ class Index:
 
     @property
     def cached_snapshot(self) -> Snapshot:
-        """The state that was opened last, without looking for a newer one."""
+        """The last opened state, without checking for a newer one."""
         return self._snapshot
 
     @property
     def settings(self) -> SearchConfig:
         """The default search settings, to be changed with ``dataclasses.replace``.
 
-        They are what `genius tune` chose for this index, or else :data:`genius_search.config.USUAL_SEARCH`.
+        These are the settings chosen by `genius tune`, or :data:`genius_search.config.USUAL_SEARCH`.
         """
         tuned = self.snapshot.manifest.tuned
         return self.model.usual_search if tuned is None else tuned.search
@@ -465,7 +465,7 @@ class Index:
 
     @property
     def calibration(self) -> Calibration | None:
-        """What `genius calibrate` measured, if it did."""
+        """The calibration stored by `genius calibrate`, if any."""
         return self.snapshot.manifest.calibration
 
     def keep_calibration(self, calibration: Calibration, *, wait_seconds: float = 0.0) -> None:
@@ -475,10 +475,10 @@ class Index:
         self._refresh()
 
     def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
-        """Return whether the first of a search's hits is likely enough to answer the query.
+        """Return whether the first hit is a good match: its probability reaches the calibrated threshold.
 
-        The threshold is that of `genius calibrate --precision`. No hits are no good match; None means that
-        the index is not calibrated for this search.
+        The threshold is set by `genius calibrate --precision`. Without hits the result is False. It is None
+        if the index is not calibrated for this search.
         """
         calibration = self._snapshot.manifest.calibration
         if calibration is None or calibration.threshold is None:
@@ -498,7 +498,7 @@ class Index:
 
     def _check_model(self, snapshot: Snapshot) -> None:
         if snapshot.manifest.model_fingerprint != self.model.fingerprint:
-            raise ArtifactMismatch(f"{self.folder} was made anew with another model meanwhile; open it again")
+            raise ArtifactMismatch(f"{self.folder} was recreated with another model; open it again")
 
 
 def _check_model_exists(folder: Path, model: str) -> None:
@@ -524,7 +524,7 @@ def _check_model_exists(folder: Path, model: str) -> None:
 
 
 def _stamp(folder: Path) -> tuple[int, int, int]:
-    """Return what changes whenever the index does: its manifest is a new file then."""
+    """Return a stamp of the manifest file, which every change of the index replaces."""
     try:
         status = (folder / CURRENT).stat()
     except OSError:

@@ -62,13 +62,13 @@ class Item(NamedTuple):
     image: str | None = None
     """Path of the picture."""
     source: str | None = None
-    """Whatever came with it, as text; the keys of a JSON object are its fields."""
+    """Additional data as text; if it is a JSON object, its keys are the item's fields."""
     stamp: str | None = None
-    """Changes whenever its contents do, so that what has not changed need not be indexed again."""
+    """Stamp that changes with the contents, so that unchanged items need not be indexed again."""
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Its fields by name: the JSON object that came with it, if there is one."""
+        """The item's fields by name; empty if ``source`` is not a JSON object."""
         try:
             found = json.loads(self.source or "null")
         except (ValueError, RecursionError):
@@ -77,9 +77,9 @@ class Item(NamedTuple):
 
 
 def write_items(folder: Path, items: Iterable[Item]) -> int:
-    """Write items in the order of their rows, with the indexes for filters; return how many.
+    """Write items in the order of their rows, with the indexes for filters; return their number.
 
-    Memory stays below 150 MB, however many there are.
+    Memory stays below 150 MB for any number of items.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def _index_ids(database: sqlite3.Connection) -> None:
 
 
 def index_fields(database: sqlite3.Connection, sources: Iterable[tuple[int, str]]) -> None:
-    """Write every field of some items into tables that answer filters by look-up."""
+    """Write the fields of items to indexed tables for filters."""
     names: dict[str, int] = {}
     database.execute("CREATE TABLE field_names (path TEXT NOT NULL, name INTEGER PRIMARY KEY)")
     database.execute("CREATE TEMP TABLE unsorted (kind, name, value, row)")
@@ -193,16 +193,16 @@ def _flatten(fields: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[t
 
 
 def spell_path(path: Sequence[str]) -> str:
-    """Return the key of a field in the store."""
+    """Return the key of a field in the tables."""
     return json.dumps(path).encode(errors="replace").decode()
 
 
 class ItemStore:
     """Reads the items of a finished store; safe to use from several threads.
 
-    The file stays open, so a writer that removes it takes nothing from whoever reads it. A store of version
-    0.1 has no tables of fields; they are made in memory when the first filter needs them, and on disk when
-    its segment is merged or compacted.
+    The file stays open, so it remains readable if a writer removes it. A store of version 0.1 has no tables
+    of fields; they are built in memory when the first filter needs them, and on disk when its segment is
+    merged or compacted.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -265,17 +265,17 @@ class ItemStore:
 
     @cached_property
     def field_names(self) -> dict[str, int]:
-        """The number of each field that an item has, by its spelled path."""
+        """The number of each field by its path (:func:`spell_path`)."""
         return dict(self._query("SELECT path, name FROM field_names", database=self._fields))
 
     @cached_property
     def has_fields(self) -> bool:
-        """Whether the tables of fields are on disk."""
+        """True if the tables of fields are on disk."""
         return bool(self._query("SELECT 1 FROM sqlite_master WHERE name = 'field_names'"))
 
     @cached_property
     def _fields(self) -> sqlite3.Connection:
-        """The database that has the tables of fields."""
+        """The database with the tables of fields: the file, or one in memory."""
         with self._lock:
             if self.has_fields:
                 return self._database
@@ -291,7 +291,7 @@ class ItemStore:
         Raises
         ------
         UsageError
-            The filter has words, and this SQLite or the one that wrote the store has no full text.
+            The filter has ``match``, and this SQLite or the one that wrote the store lacks full-text search.
         """
         (last,) = self._query("SELECT MAX(row) FROM items")[0]
         mask = np.ones(0 if last is None else last + 1, dtype=bool)
@@ -313,7 +313,7 @@ class ItemStore:
         return np.flatnonzero(mask)
 
     def _holds(self, condition: Condition, mask: Bool[np.ndarray, " items"]) -> Bool[np.ndarray, " items"]:
-        """Return the rows that satisfy a condition; for ``!=`` those that satisfy ``=``."""
+        """Return the rows that satisfy a condition, or for ``!=`` those that satisfy ``=``."""
         if condition.column is not None:
             compared, values = _comparison(condition.column, condition, list(condition.texts))
             return self._mask(mask, f"items WHERE {condition.column} IS NOT NULL AND {compared}", values)
@@ -335,7 +335,7 @@ class ItemStore:
         row: str = "row",
         database: sqlite3.Connection | None = None,
     ) -> Bool[np.ndarray, " items"]:
-        # Values are bound; the rest of the query is ours.
+        # Values are bound; the rest of the query contains no user input.
         (rows,) = self._query(f"SELECT group_concat({row}) FROM {source}", values, database)[0]  # noqa: S608
         found = np.zeros_like(mask)
         found[np.fromstring(rows or "", dtype=np.int64, sep=",")] = True
@@ -346,13 +346,13 @@ class ItemStore:
             self._query("SELECT 1 FROM words LIMIT 0")
         except sqlite3.OperationalError:
             raise UsageError(
-                f"{self._path} cannot be asked for words: this Python's SQLite {sqlite3.sqlite_version}, or "
-                "the one that wrote it, has no full text (FTS5); give a condition such as text~leather "
+                f"{self._path} has no full-text search: this Python's SQLite {sqlite3.sqlite_version}, or "
+                "the one that wrote it, lacks FTS5; give a condition such as text~leather "
                 "instead, or use a Python whose SQLite has FTS5"
             ) from None
 
     def _look_up(self, query: str, keys: set[Any]) -> Iterator[Any]:
-        """Yield the answers for many keys, in their order, so that neighbours are read together."""
+        """Yield the results for many keys, sorted, so that adjacent pages are read together."""
         ordered = sorted(keys)
         for start in range(0, len(ordered), KEYS_AT_ONCE):
             yield from self._query(query, (json.dumps(ordered[start : start + KEYS_AT_ONCE]),))
@@ -375,7 +375,7 @@ class ItemStore:
 
 
 def _tightest(conditions: Sequence[Condition]) -> Iterable[Condition]:
-    """Drop repetitions, and bounds on a field that a tighter one of the same operator implies."""
+    """Drop repeated conditions, and bounds implied by a tighter bound on the same field."""
     kept: dict[object, Condition] = {}
     for condition in conditions:
         key: object = condition

@@ -1,4 +1,4 @@
-"""An index as others get it: one state of it, without deleted items and without the place of its model."""
+"""Publishing: a copy of an index without deleted items or local paths, and checks of downloaded ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from genius_search.index.verify import verify
 from genius_search.index.writer import LOCK, one_writer
 
 OBSOLETE: Final = (f"{SEGMENTS}/*", f"{DELETED}/*")
-"""Files of a repository that an index which is published again no longer needs."""
+"""Files of a repository that are obsolete when an index is published again."""
 
 _COLUMNS: Final = {
     "text": "texts of the items",
@@ -40,12 +40,12 @@ _COLUMNS: Final = {
 
 
 def check_index(folder: Path, read_all: bool = False) -> None:  # noqa: FBT001, FBT002  a callback of hub.pull
-    """Check an index that somebody else made: its files are there and inside; with ``read_all`` verify it.
+    """Check that a downloaded index is complete and stays inside its folder; ``read_all`` verifies all files.
 
     Raises
     ------
     ArtifactMissing, ArtifactMismatch
-        a file is missing or damaged, or its model would be a folder on this machine.
+        A file is missing or damaged, or the index refers to a local folder as its model.
     """
     manifest = read_manifest(folder)
     model = manifest.model
@@ -69,27 +69,29 @@ def save_index(
     license: str = "unknown",  # noqa: A002  the hub's word
     model: str | None = None,
 ) -> Path:
-    """Write an index as a folder of its own with a card; it may be changed meanwhile.
+    """Save the current state of an index as a self-contained folder with a card.
+
+    Other processes may change the index during the copy.
 
     Parameters
     ----------
     name
-        of the repository, for the card; by default the folder's.
+        name of the repository, for the card; by default the folder's name.
     model
-        the name of its model on the hub.
+        name of the model on the hub.
 
     Raises
     ------
     ArtifactMissing, ArtifactMismatch
-        there is no complete index in the folder.
+        The source contains no complete index.
     UsageError
-        something is at the target, the licence cannot be one, or the model is not named owner/name.
+        The target exists, the licence is invalid, or the model's name is not of the form owner/name.
     """
     check_license(license)
     if model is not None and not is_repository_name(model):
         raise UsageError(
-            f"the model is {model!r}, expected its name on the hub, as owner/name: whoever pulls the index "
-            "has no folder of yours"
+            f"the model is {model!r}, expected its name on the hub, as owner/name, because others cannot "
+            "access your folders"
         )
     read_manifest(source)
     if target.expanduser().exists():
@@ -116,7 +118,7 @@ def _refuse(folder: Path) -> None:
 
 
 def _copy(source: Path, target: Path, *, model: str) -> Snapshot:
-    """Copy the current state of an index, again if a writer removed a file of it meanwhile."""
+    """Copy the current state of an index, retrying if a writer removes a file during the copy."""
     for _ in range(MOST_ATTEMPTS):
         state = Snapshot.open(source)
         try:
@@ -138,7 +140,7 @@ def _copy(source: Path, target: Path, *, model: str) -> Snapshot:
 
 
 def _without_deleted(folder: Path, state: Snapshot) -> Snapshot:
-    """Compact a copy that lists deleted items, because their texts are still in it."""
+    """Compact a copy with deleted items, because their texts are still in its files."""
     if any(len(segment.dead) for segment in state.segments):
         with one_writer(folder) as writer:
             writer.compact()

@@ -14,14 +14,14 @@ from pydantic import ConfigDict, TypeAdapter
 from genius_search.config import SearchConfig
 
 DEPTH: Final = 10
-"""Number of best hits, itself included, that a hit is compared with."""
+"""Number of best hits that a hit is compared with, including itself."""
 STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Stored = TypeVar("Stored", "Tuned", "Calibration")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuned:
-    """The settings that `genius tune` chose, and what it measured."""
+    """Settings chosen by `genius tune`, with its measurements."""
 
     __pydantic_config__ = STRICT
 
@@ -29,31 +29,31 @@ class Tuned:
     wish: str
     """The requested trade-off, in words."""
     data: str
-    """The queries that it was measured with."""
+    """The validation queries."""
     queries: int
     items: int
     """Items in the index at that time."""
     recall: float
-    """Share of queries with a right answer among the first five hits."""
+    """Recall at 5: share of queries with a relevant item among the first five hits."""
     share: float
-    """The same relative to ordering all items by the same evidence."""
+    """Recall relative to ranking all items of the index in the same way."""
     cpu_ms: float
     """CPU time of a query in milliseconds, without the encoder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The log-odds that a unit of each feature of a hit adds."""
+    """Weights of a hit's features in the log-odds."""
 
     __pydantic_config__ = STRICT
 
     score: float
     ahead: float
-    """For the lead over the next hit; the first hit only."""
+    """Weight of the lead over the next hit; only for the first hit."""
     behind: float
-    """For the distance to the first hit, which is negative; all other hits."""
+    """Weight of the (negative) distance to the first hit; for all other hits."""
     contrast: float
-    """For the distance to the mean of the other hits."""
+    """Weight of the distance to the mean of the other hits."""
 
     @property
     def array(self) -> Float64[np.ndarray, " 4"]:
@@ -70,9 +70,9 @@ class Bin:
     predicted: float
     """Their mean probability."""
     observed: float
-    """The share of them that are right."""
+    """Share of these hits that are relevant."""
     queries: float
-    """Their number; weighted, so not an integer."""
+    """Weighted number of hits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,46 +87,46 @@ class Outcome:
     brier: float
     """Mean squared distance between probability and outcome."""
     base_brier: float
-    """The same for always predicting the share of right hits."""
+    """Brier score of always predicting the share of relevant hits."""
     coverage: float
     """Share of the queries for which a good match is reported."""
     precision: float
-    """Share of those whose first hit is right."""
+    """Share of these queries whose first hit is relevant."""
     refused: float
-    """Share of the queries without their right answers for which no good match is reported."""
+    """Share of the queries without relevant items in the index for which no good match is reported."""
     bins: tuple[Bin, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """A map from scores of hits to probabilities, with the data it was fitted and measured on."""
+    """Calibration of hits' scores to probabilities, with its measurements."""
 
     __pydantic_config__ = STRICT
 
     search: SearchConfig
-    """How the hits were found and ordered."""
+    """Search settings of the calibrated hits."""
     intercept: float
     weights: Weights
     alone: tuple[float, float]
-    """Lead and contrast of a hit that is alone: the largest in the data."""
+    """Lead and contrast assumed for a single hit: the largest in the data."""
     lowest: float
     highest: float
     """The smallest and largest log-odds in the data; predictions are clipped to them."""
     threshold: float | None
-    """Probability of the first hit from which on it is a good match; None: no threshold was good enough."""
+    """Probability from which the first hit is a good match; None if no threshold reached the precision."""
     wanted_precision: float
-    """The requested share of right first hits above the threshold."""
+    """Requested share of relevant first hits above the threshold."""
     absent: float
-    """Assumed share of queries without any answer in the index."""
+    """Assumed share of queries without relevant items in the index."""
     data: str
     queries: int
-    """Number of queries that it was fitted on."""
+    """Number of queries for fitting."""
     items: int
     """Items in the index at that time."""
     held_out: Outcome
 
     def applies_to(self, config: SearchConfig) -> bool:
-        """Return whether hits ordered with these settings have scores of the same kind."""
+        """Return whether the calibration is valid for searches with these settings."""
         return _score_settings(config) == _score_settings(self.search)
 
     def probabilities(self, scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, " hits"]:
@@ -141,7 +141,7 @@ class Calibration:
         return np.asarray(1 / (1 + np.exp(-np.clip(log_odds, self.lowest, self.highest))))
 
     def is_good(self, probability: float) -> bool:
-        """Return whether a first hit of this probability is a good match."""
+        """Return whether a first hit with this probability is a good match."""
         return self.threshold is not None and probability >= self.threshold
 
 
@@ -153,7 +153,7 @@ def hit_features(
     Parameters
     ----------
     alone
-        Lead and contrast of a hit without others beside it.
+        Lead and contrast of a single hit.
     """
     own = scores.astype(np.float64)
     features = np.zeros((len(own), 4))
@@ -195,6 +195,6 @@ def from_dict(kind: type[Stored], body: object) -> Stored:
     Raises
     ------
     ValueError
-        It is something else.
+        The body has another form.
     """
     return TypeAdapter(kind).validate_json(json.dumps(body))

@@ -1,4 +1,4 @@
-"""One state of an index, open for reading: its segments, what was deleted, and what filters allow."""
+"""Snapshots: one state of an index, open for reading, with its segments and filters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from genius_search.index.store import (
 from genius_search.records import Modality
 from genius_search.search.table import Allowed, Part, Restriction
 
-if TYPE_CHECKING:  # PyTorch is imported when an index is searched, not when it is opened
+if TYPE_CHECKING:  # opening an index does not import PyTorch; searching does
     from genius_search.search.rank import Vectors
     from genius_search.search.tree import CodeTree, SharedPrefixes
 
@@ -52,25 +52,25 @@ class Place(NamedTuple):
 
 
 class Snapshot:
-    """One state of an index. Its files stay readable for as long as it is held, whatever writers do."""
+    """One state of an index. Its files stay readable while the object exists, even if writers remove them."""
 
     def __init__(self, manifest: IndexManifest, segments: tuple[Segment, ...]) -> None:
         self.manifest = manifest
         """Compare with :func:`read_manifest` to see whether the index has changed."""
         self.segments = segments
         self.is_verified = False
-        """Whether every file was compared with its checksum since this state was opened."""
+        """True once every file of this state was compared with its checksum."""
         self._restrictions: dict[Filter, Restriction] = {}
         self._shared: dict[int, SharedPrefixes] = {}
 
     @staticmethod
     def open(folder: Path) -> Snapshot:
-        """Open the current state of an index, also while it is being changed. Only headers are read.
+        """Open the current state of an index, even while it is being changed. Only headers are read.
 
         Raises
         ------
         ArtifactMissing, ArtifactMismatch
-            There is no index, or it is damaged, or another version made it.
+            There is no index, it is damaged, or it has an unsupported format.
         """
         manifest = read_manifest(folder)
         while True:
@@ -84,7 +84,7 @@ class Snapshot:
 
     @staticmethod
     def load(folder: Path, manifest: IndexManifest) -> Snapshot:
-        """Open the state that a manifest describes, while its files are there."""
+        """Open the state described by a manifest; its files must still exist."""
         segments = []
         for entry in manifest.segments:
             segment = open_segment(
@@ -97,15 +97,15 @@ class Snapshot:
                 )
             if (segment.embeddings is None) is not (manifest.embeddings == "none"):
                 raise ArtifactMismatch(
-                    f"{segment.folder} does not keep the embeddings ({manifest.embeddings}) that {CURRENT} "
-                    f"says; {REMEDY}"
+                    f"{segment.folder} does not store the embeddings ({manifest.embeddings}) that {CURRENT} "
+                    f"lists; {REMEDY}"
                 )
             segments.append(segment)
         return Snapshot(manifest, tuple(segments))
 
     @property
     def folder(self) -> Path:
-        """Folder of the index; only where there are segments."""
+        """Folder of the index; only for an index with segments."""
         return self.segments[0].folder.parents[1]
 
     @property
@@ -134,14 +134,14 @@ class Snapshot:
 
     @cached_property
     def vectors(self) -> list[Vectors] | None:
-        """For each segment a function from rows to stored embeddings; None when none are stored."""
+        """Functions from rows to stored embeddings, one per segment; None if none are stored."""
         return None if self.manifest.embeddings == "none" else [_vectors(one) for one in self.segments]
 
     @property
     def densities(self) -> list[UInt8[np.ndarray, " items"]] | None:
-        """The density around each item, by segment; None where a segment does not store it.
+        """Densities of the items of each segment; None if any segment does not store them.
 
-        Densities around IDs are larger, so scores of segments with and without stored ones do not compare.
+        Densities of IDs are larger than those of items, so they must not be mixed across segments.
         """
         known = [segment.densities for segment in self.segments if segment.densities is not None]
         return known if len(known) == len(self.segments) else None
@@ -198,7 +198,7 @@ class Snapshot:
                 )
 
     def items(self, parts: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]) -> list[Item]:
-        """Return items by segment and row, in this order. Paths of pictures lead there from anywhere."""
+        """Return items by segment and row, in this order, with absolute image paths."""
         found: dict[tuple[int, int], Item] = {}
         for number, segment in enumerate(self.segments):
             own = rows[parts == number].tolist()
@@ -232,7 +232,7 @@ class Snapshot:
         return np.asarray(table.ids[np.searchsorted(table.bucket_starts, listed, side="right") - 1])
 
     def stamps(self, item_ids: Sequence[str]) -> dict[str, str | None]:
-        """Return the stamps of those of these items that are in the index."""
+        """Return the stamps of the given items, without those that are not in the index."""
         stamps: dict[str, str | None] = {}
         for segment in self.segments:
             rows = segment.items.rows_by_id(item_ids)

@@ -25,7 +25,7 @@ from genius_search.search.table import IdTable
 EmbeddingType: TypeAlias = Literal["float16", "int8"]
 """The number type of stored embeddings."""
 ROWS_AT_ONCE: Final = 8192
-"""Embeddings that are written together."""
+"""Number of embeddings that are written together."""
 LARGEST: Final = 127
 
 
@@ -37,7 +37,7 @@ class Quantized(NamedTuple):
 
 
 def quantize(embeddings: Float16[np.ndarray, "rows dim"]) -> Quantized:
-    """Round vectors to integers, the largest component of each to ±127."""
+    """Quantize vectors to 8-bit integers, scaling the largest component of each to ±127."""
     vectors = embeddings.astype(np.float32)
     largest = np.abs(vectors).max(axis=1, initial=0)
     scales = (largest / LARGEST).astype(np.float16)
@@ -54,8 +54,8 @@ SCALES: Final = "embedding_scales.npy"
 DENSITIES: Final = "embedding_densities.npy"
 
 StoredEmbeddings: TypeAlias = Literal["none", "fused", "raw"]
-"""The embedding stored with each item for re-ranking: none, the one that its ID was made from, or the sum of
-the encoder's features (the paper's GENIUS^R)."""
+"""Embedding stored with each item for re-ranking: none, the fused embedding that its ID was computed from, or
+the sum of the encoder's features (the paper's GENIUS^R)."""
 
 
 class ItemArrays(NamedTuple):
@@ -65,7 +65,7 @@ class ItemArrays(NamedTuple):
     """Codes of the IDs, then half norms and densities (:mod:`genius_search.nn.density`)."""
     typicality: Float16[np.ndarray, " items"]
     embeddings: Float16[np.ndarray, "items dim"] | None = None
-    """Unit vectors, only when they are stored."""
+    """Unit vectors; None if the index does not store them."""
     stored: StoredEmbeddings = "none"
     """The kind of embeddings."""
     densities: UInt8[np.ndarray, " items"] | None = None
@@ -83,9 +83,9 @@ class Segment(NamedTuple):
     typicality: Float16[np.ndarray, " items"]
     embeddings: Float16[np.ndarray, "items dim"] | Int8[np.ndarray, "items dim"] | None
     scales: Float16[np.ndarray, " items"] | None
-    """A factor for each embedding, where they are stored as 8-bit integers."""
+    """Scale of each embedding, if they are stored as 8-bit integers."""
     densities: UInt8[np.ndarray, " items"] | None
-    """Density around items; None also in segments of versions that stored none."""
+    """Densities of items; None also in segments of versions that did not store them."""
     dead: Int64[np.ndarray, " rows"]
     """Rows of deleted items, ascending."""
 
@@ -95,7 +95,7 @@ class Segment(NamedTuple):
         return self.table.num_items - len(self.dead)
 
     def alive(self) -> Bool[np.ndarray, " items"] | None:
-        """Return a mask of the items that are not deleted, or None when none is deleted."""
+        """Return a mask of the items that are not deleted, or None if none is deleted."""
         if not len(self.dead):
             return None
         mask = np.ones(self.table.num_items, dtype=bool)
@@ -169,7 +169,7 @@ class ArraysWriter:
                 )
 
     def finish(self) -> None:
-        """Build the ID table and write everything that is left."""
+        """Build the ID table and write the remaining arrays."""
         typicality = np.concatenate(self._typicality)
         IdTable.build(np.concatenate(self._codes), typicality).save(self._folder)
         save_array(self._folder / TYPICALITY, typicality)
@@ -230,7 +230,7 @@ def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> S
 
 @contextlib.contextmanager
 def with_hint() -> Iterator[None]:
-    """Append to errors about single files what to do about the index."""
+    """Append advice about the index to errors about single files."""
     try:
         yield
     except ArtifactError as error:
@@ -269,19 +269,19 @@ CURRENT: Final = "index.json"
 SEGMENTS: Final = "segments"
 DELETED: Final = "deleted"
 FORMAT: Final = 5
-"""Since 4 norm and density stand behind an ID's codes; since 5 item stores have tables of fields."""
+"""4 added norm and density after an ID's codes; 5 added tables of fields to item stores."""
 OLDEST_FORMAT: Final = 4
 NAME: Final = re.compile(r"[0-9]{6,}")
 """Names of segments."""
 DELETED_NAME: Final = re.compile(r"[0-9]{6,}-[0-9]{6,}\.npy")
-"""Names of lists of deleted items: since which generation, and of which segment."""
+"""Names of lists of deleted items: generation and segment."""
 
 NO_PLACE: Final = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
-"""What a system says of a path at which nothing can be: too long, a loop of links, or below a file."""
+"""Error numbers of impossible paths: below a file, too long, or a loop of links."""
 
 
 class SegmentEntry(BaseModel):
-    """A segment as ``index.json`` lists it. Its names are ours, so that none leads out of the folder."""
+    """A segment in ``index.json``. Names are generated, so that none leads out of the folder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -322,7 +322,7 @@ class IndexManifest(BaseModel):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As it is written, without the checksum."""
+        """Return the contents of the file, without the checksum."""
         body = {"format": FORMAT, **self.model_dump(mode="json", exclude={"tuned", "calibration"})}
         for name, value in (("tuned", self.tuned), ("calibration", self.calibration)):
             if value is not None:
@@ -382,7 +382,7 @@ def _damaged(path: Path, why: str) -> ArtifactMismatch:
 
 NOTHING: Final = np.empty(0, dtype=np.int64)
 MOST_ATTEMPTS: Final = 10
-"""How often what reads a whole state begins anew when a writer takes it away meanwhile."""
+"""Maximum number of attempts to read a whole state while writers replace it."""
 
 
 def read_deleted(folder: Path, entry: SegmentEntry) -> Int64[np.ndarray, " rows"]:

@@ -1,4 +1,4 @@
-"""Checks of an index's files, and a description of what it holds. No model is needed."""
+"""Verification of an index's files, and a description of its contents. No model is needed."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from genius_search.index.writer import check_pictures, work_bytes
 from genius_search.search.table import IdTable
 
 ROWS: Final = 1 << 18
-"""Rows of a table that are checked together."""
+"""Number of table rows that are checked together."""
 NAMES: Final = 50_000
-"""Item ids that are looked up together."""
+"""Number of item ids that are looked up together."""
 
 
 class Verified(NamedTuple):
@@ -54,16 +54,16 @@ class Verified(NamedTuple):
 
 
 def verify(folder: Path) -> Verified:
-    """Check every file of an index, which may be in use meanwhile.
+    """Verify every file of an index, which may be in use.
 
-    Every file is compared with its checksum. Then: ID tables are sorted and complete, lists of deleted items
-    are in range, item stores are intact and hold as many items as the tables, no two items have the same id,
-    and the stored pictures are those that were sent.
+    Compares every file with its checksum, and checks that ID tables are sorted and complete, lists of deleted
+    items are in range, item stores are intact and have as many items as the tables, ids are unique, and
+    stored images are unchanged.
 
     Raises
     ------
     ArtifactMissing, ArtifactMismatch
-        A file is missing or damaged; the message names it and says what to do.
+        A file is missing or damaged. The message names it and says what to do.
     UsageError
         The index changes faster than it can be read.
     """
@@ -89,7 +89,7 @@ def _verify(folder: Path, manifest: IndexManifest) -> Verified:
         own = check_segment(place, manifest=entry.manifest, verify=True)
         for path in place.rglob("*"):
             if path.is_file() and path not in own:
-                raise ArtifactMismatch(f"{path} is no part of the index; move it away")
+                raise ArtifactMismatch(f"{path} is not part of the index; move it away")
         files += own + check_deleted(folder, entry)
     snapshot = Snapshot.load(folder, manifest)
     for segment in snapshot.segments:
@@ -196,10 +196,10 @@ def _wrong(path: Path, why: str) -> ArtifactMismatch:
 
 @contextlib.contextmanager
 def diagnose_corruption(snapshot: Snapshot) -> Iterator[None]:
-    """Verify the index when reading it fails in a way that only damaged files explain.
+    """Verify the index if reading it fails with an error that damaged files can cause.
 
     Wrap only code that reads the index, never an encoder or the parsing of a request. A state is verified at
-    most once: when it is sound, the error is a bug and is raised as it is.
+    most once: if it is intact, the error is a bug and is raised unchanged.
 
     Raises
     ------
@@ -241,7 +241,7 @@ class IndexInfo:
     by_modality: dict[str, int]
     distinct_ids: int
     collision_rate: float
-    """Share of the items that share their ID with others."""
+    """Share of the items that share their ID with another."""
     bytes_per_item: dict[str, float]
     """On disk, by part: ``ids`` (codes and prefixes), ``buckets`` (the items of each ID), ``typicality``,
     ``embeddings``, ``items`` (texts and fields), and ``deleted``: deleted items, until `genius index
@@ -249,10 +249,10 @@ class IndexInfo:
     embeddings: str
     """The stored embeddings and their type."""
     tuned: Tuned | None
-    """Default search settings, where `genius tune` chose some."""
+    """Default search settings chosen by `genius tune`, if any."""
     segments: list[SegmentInfo]
     work_bytes: int
-    """Files of a `genius index add` that was killed or is running."""
+    """Size of the temporary files of an interrupted or running `genius index add`."""
 
 
 def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
@@ -261,7 +261,7 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
     Raises
     ------
     ArtifactMismatch
-        It is damaged.
+        The index is damaged.
     """
     with diagnose_corruption(snapshot):
         return _describe(folder, snapshot)
@@ -293,7 +293,7 @@ def _describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
 
 
 def _bucket_sizes(segments: Sequence[Segment]) -> Int64[np.ndarray, " ids"]:
-    """Return how many items share each ID, deleted ones left out."""
+    """Return the number of items with each ID, without deleted ones."""
     if len(segments) == 1 and not len(segments[0].dead):
         return np.diff(segments[0].table.bucket_starts).astype(np.int64)
     found = [np.zeros((0, segments[0].table.num_levels if segments else 1), dtype=np.int16)]

@@ -1,8 +1,8 @@
-"""Changes to an index, while others search it.
+"""Writing to an index while others search it.
 
-All files but ``index.json`` are written once and never changed. A change writes a segment of new items, or a
-list of deleted ones, and then names them in ``index.json`` in one step; files that nothing names any more are
-removed afterwards. So readers see the state before or after, and a killed writer leaves the state before.
+All files but ``index.json`` are written once and never changed. A change writes a segment of new items or a
+list of deleted ones, then replaces ``index.json`` atomically, and finally removes files that are no longer
+referenced. So readers see the state before or after a change, and an interrupted writer changes nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from genius_search.index.store import (
 from genius_search.search.arrays import save_array
 
 _UNFINISHED: Final = re.compile(r"\.[0-9]{6,}\.(partial|old|lock|gone)")
-"""Names that a killed writer may leave beside segments."""
+"""Names that an interrupted writer may leave beside segments."""
 
 
 def remove_leftovers(folder: Path, entries: Iterable[SegmentEntry]) -> None:
@@ -62,7 +62,7 @@ def remove_leftovers(folder: Path, entries: Iterable[SegmentEntry]) -> None:
         if _UNFINISHED.fullmatch(path.name):
             _remove(path)
         elif NAME.fullmatch(path.name) and path.name not in segments and _is_segment(path):
-            # Renamed first, because a half removed segment looks like a foreign folder.
+            # Renamed first, because a partly removed segment looks like a foreign folder.
             _remove(path.rename(path.with_name(f".{path.name}.gone")))
     lists = {entry.deleted for entry in entries}
     for path in _entries_of(folder / DELETED):
@@ -99,7 +99,7 @@ def picture_name(data: bytes) -> str:
 
 
 def keep_pictures(folder: Path, pictures: Iterable[bytes]) -> None:
-    """Store pictures in an index; they are on disk on return."""
+    """Store images in an index; on return they are on disk."""
     for data in pictures:
         place = folder / picture_name(data)
         if not place.exists():
@@ -108,7 +108,7 @@ def keep_pictures(folder: Path, pictures: Iterable[bytes]) -> None:
 
 
 def remove_unused_pictures(folder: Path, segments: Sequence[Segment]) -> None:
-    """Remove the pictures that no item names; only while holding the index for writing."""
+    """Remove images that no item refers to; requires the writer's lock."""
     if not (folder / PICTURES).is_dir():
         return
     used = {folder / name for segment in segments for name in _names(segment)}
@@ -118,14 +118,14 @@ def remove_unused_pictures(folder: Path, segments: Sequence[Segment]) -> None:
 
 
 def check_pictures(folder: Path, segments: Sequence[Segment]) -> list[Path]:
-    """Compare every stored picture with its name, which is its checksum; return the files.
+    """Compare every stored image with its name, which is its checksum; return the files.
 
-    A published index has none of its pictures.
+    A published index contains no images.
 
     Raises
     ------
     ArtifactMissing, ArtifactMismatch
-        one is gone or is not what was written.
+        An image is missing or damaged.
     """
     if not (folder / PICTURES).is_dir():
         return []
@@ -152,16 +152,16 @@ def alive_items(segment: Segment) -> Iterator[Item]:
 
 
 WORK: Final = ".work"
-"""Folder inside the index for work that survives a kill."""
+"""Folder inside the index for the saved work of an interrupted run."""
 
 
 def remove_work(folder: Path) -> None:
-    """Remove what a killed writer would have continued with; only while holding the index for writing."""
+    """Remove the saved work of an interrupted run; requires the writer's lock."""
     shutil.rmtree(folder / WORK, ignore_errors=True)
 
 
 def work_bytes(folder: Path) -> int:
-    """Return the size of the work of a killed or running writer."""
+    """Return the size of the saved work of an interrupted or running writer."""
     found = 0
     for path in (folder / WORK).rglob("*"):
         with contextlib.suppress(OSError):  # a writer removed it meanwhile
@@ -171,7 +171,7 @@ def work_bytes(folder: Path) -> int:
 
 LOCK: Final = ".lock"
 MAX_SEGMENTS: Final = 8
-"""An index never has more segments than this."""
+"""Maximum number of segments of an index."""
 
 
 class HeldByAnother(UsageError):
@@ -183,7 +183,7 @@ class Changed(NamedTuple):
 
     added: int
     replaced: int
-    """How many of those took the place of an item with the same id."""
+    """Number of these that replaced an item with the same id."""
 
 
 class Deleted(NamedTuple):
@@ -196,21 +196,21 @@ class Deleted(NamedTuple):
 
 @contextlib.contextmanager
 def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
-    """Hold an index for writing; readers are not kept out. Leftovers of a writer that was killed are removed.
+    """Lock an index for writing, without blocking readers, and remove leftovers of interrupted writers.
 
     Parameters
     ----------
     wait_seconds
-        how long to wait for another writer; 0 does not, and infinity waits for as long as it takes.
+        longest time to wait for another writer; 0 does not wait, infinity waits without limit.
 
     Raises
     ------
     HeldByAnother
-        another one is writing.
+        Another process is writing.
     UsageError
-        the seconds are negative or no number, or the folder cannot be one.
+        ``wait_seconds`` is negative or NaN, or the path cannot be a folder.
     ArtifactMismatch
-        what is there is damaged; nothing is touched then.
+        The index is damaged; nothing is changed.
     """
     if not wait_seconds >= 0:
         raise UsageError(f"wait for {wait_seconds} seconds: give 0 or more (inf waits as long as it takes)")
@@ -241,7 +241,7 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
 
 
 class Writer:
-    """Changes an index; made by :func:`one_writer`. What a call has returned from is on the disk.
+    """Changes an index; created by :func:`one_writer`. When a method returns, its change is on disk.
 
     >>> with one_writer(folder) as writer:  # doctest: +SKIP
     ...     writer.delete(["old.jpg"])
@@ -253,7 +253,7 @@ class Writer:
         self._is_open = True
 
     def close(self) -> None:
-        """Refuse to write from now on."""
+        """Refuse further changes."""
         self._is_open = False
 
     @property
@@ -278,7 +278,7 @@ class Writer:
         Raises
         ------
         UsageError
-            There is one already.
+            An index exists already.
         BadData
             Two items have the same id, or the numbers of items and IDs differ.
         """
@@ -294,25 +294,25 @@ class Writer:
     def add_batches(self, batches: Iterable[tuple[Iterable[Item], ItemArrays]]) -> Changed:
         """Add items as one segment; an item replaces the one with the same id.
 
-        The last segments are merged into the new one while at most twice as many items are alive in them as
-        are written anyway. So each remaining segment is more than twice as long as the next: adding one by
-        one writes an item a logarithmic number of times, and small additions leave a large segment alone.
-        There are never more than :data:`MAX_SEGMENTS`.
+        The last segment is merged into the new one as long as it has at most twice as many items, without
+        deleted ones, as are written already. So each segment is more than twice as long as the next: adding
+        one by one writes an item a logarithmic number of times, and small additions do not rewrite a large
+        segment. There are never more than :data:`MAX_SEGMENTS`.
 
         Raises
         ------
         BadData
-            Two items have the same id, or the numbers of items and IDs differ; nothing has changed then.
+            Two items have the same id, or the numbers of items and IDs differ; nothing is changed.
         UsageError
-            They do not fit the index: other embeddings, or another number of levels.
+            The items have other embeddings or another number of levels than the index.
         ArtifactMissing, ArtifactMismatch
-            A segment to merge with is damaged; nothing has changed then.
+            A segment to merge with is damaged; nothing is changed.
         """
         self._check_open()
         return self._add(self.snapshot, batches)
 
     def delete(self, item_ids: Iterable[str]) -> Deleted:
-        """Delete items; they are not found any more, and compaction reclaims their room."""
+        """Delete items; compaction frees their space."""
         ids = list(dict.fromkeys(item_ids))
         snapshot = self.snapshot
         found = {segment.name: _alive_rows(segment, ids) for segment in snapshot.segments}
@@ -333,19 +333,19 @@ class Writer:
         self._note(self.snapshot.manifest.replace(calibration=calibration))
 
     def _note(self, manifest: IndexManifest) -> None:
-        """Change the manifest but not the items."""
+        """Replace the manifest without changing the items."""
         self._snapshot = None
         write_manifest(self.folder, manifest.replace(generation=manifest.generation + 1))
 
     def compact(self) -> None:
         """Merge all segments into one without deleted items, in the current format.
 
-        Pictures that the index stores go with their items.
+        Stored images of deleted items are removed too.
 
         Raises
         ------
         ArtifactMissing, ArtifactMismatch
-            A file is missing or damaged; nothing has changed then.
+            A file is missing or damaged; nothing is changed.
         """
         snapshot = self.snapshot
         segments = snapshot.segments
@@ -406,13 +406,13 @@ class Writer:
     def _write_segment(
         self, snapshot: Snapshot, items: Callable[[ArraysWriter], Iterator[Item]]
     ) -> SegmentEntry:
-        """Write a segment; what it holds so far is removed again when something goes wrong."""
+        """Write a segment; remove the unfinished folder if an error occurs."""
         self._check_open()
         manifest = snapshot.manifest
         remove_leftovers(self.folder, manifest.segments)
         place = self.folder / SEGMENTS / _numbered(manifest.generation + 1)
         if os.path.lexists(place):
-            raise ArtifactMismatch(f"{place} is in the way and no part of the index; move it away")
+            raise ArtifactMismatch(f"{place} is in the way and not part of the index; move it away")
         try:
             draft = ArtifactWriter(
                 place,
@@ -430,7 +430,7 @@ class Writer:
             raise
 
     def _check_contents(self, entries: Iterable[SegmentEntry]) -> None:
-        """Verify segments before merging them, because merged damage would get a valid checksum."""
+        """Verify segments before merging them, because damaged data would get a valid checksum."""
         for entry in entries:
             check_segment(self.folder / SEGMENTS / entry.name, manifest=entry.manifest, verify=True)
 
@@ -442,7 +442,7 @@ class Writer:
         gone: Mapping[str, Int64[np.ndarray, " rows"]],
         new: SegmentEntry | None,
     ) -> None:
-        """Make the first ``kept`` segments without the deleted rows, and the new one, the current state."""
+        """Commit a new state: the first ``kept`` segments without the deleted rows, and the new segment."""
         self._check_open()
         generation = snapshot.manifest.generation + 1
         entries = []
@@ -461,7 +461,7 @@ class Writer:
     def _without_rows(
         self, generation: int, segment: Segment, entry: SegmentEntry, rows: Int64[np.ndarray, " rows"]
     ) -> SegmentEntry:
-        """Return the entry of a segment with these items deleted too."""
+        """Return the entry of a segment after deleting more rows."""
         if not len(rows):
             return entry
         dead = np.union1d(segment.dead, rows)
@@ -486,7 +486,7 @@ def _merge(arrays: ArraysWriter, segments: Sequence[Segment]) -> Iterator[Item]:
 
 
 def _alive_rows(segment: Segment, ids: Sequence[str]) -> tuple[list[str], Int64[np.ndarray, " found"]]:
-    """Return those of some items that are in a segment and not deleted, and their rows."""
+    """Return the ids that are in a segment and not deleted, and their rows."""
     found = segment.items.rows_by_id(ids)
     rows = np.fromiter(found.values(), dtype=np.int64, count=len(found))
     alive = ~segment.is_dead(rows)
@@ -494,7 +494,7 @@ def _alive_rows(segment: Segment, ids: Sequence[str]) -> tuple[list[str], Int64[
 
 
 def _num_kept(segments: Sequence[Segment], count: int) -> int:
-    """Return how many segments stay when ``count`` items are added; the others are merged."""
+    """Return the number of segments to keep when adding ``count`` items; the others are merged."""
     kept = len(segments)
     while kept and (kept >= MAX_SEGMENTS or segments[kept - 1].num_alive <= 2 * count):
         kept -= 1
@@ -503,7 +503,7 @@ def _num_kept(segments: Sequence[Segment], count: int) -> int:
 
 
 def _check_fit(snapshot: Snapshot, arrays: ItemArrays) -> None:
-    """Refuse items with other embeddings than the index stores, or IDs of another length."""
+    """Check that items have the embeddings that the index stores, and IDs of the same length."""
     wanted = snapshot.manifest.embeddings
     if arrays.stored != wanted or (arrays.embeddings is None) is not (wanted == "none"):
         raise UsageError(

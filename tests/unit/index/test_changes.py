@@ -205,7 +205,7 @@ def test_an_index_that_was_made_anew_with_another_model_meanwhile_is_not_searche
     write_manifest(made.folder, manifest.replace(model_fingerprint="0" * 64))
     shutil.rmtree(index.folder)
     made.folder.rename(index.folder)
-    with pytest.raises(ArtifactMismatch, match="made anew with another model"):
+    with pytest.raises(ArtifactMismatch, match="recreated with another model"):
         index.search("a kite")
 
 

@@ -142,7 +142,7 @@ def test_a_segment_of_another_index_is_found_when_the_index_is_opened(index, oth
 
 def test_a_file_that_does_not_belong_into_a_segment_is_found(index):
     (index / "segments" / "000001" / "items.sqlite-wal").write_text("")
-    with pytest.raises(ArtifactMismatch, match=r"items\.sqlite-wal is no part of the index; move it away"):
+    with pytest.raises(ArtifactMismatch, match=r"items\.sqlite-wal is not part of the index; move it away"):
         verify(index)
 
 
