@@ -108,26 +108,6 @@ def first_query(root: Path) -> Query:
     return next(read_queries(row.queries))
 
 
-def without_query_file(root: Path) -> str:
-    (root / "query/test/mbeir_nights_task4_test.jsonl").unlink()
-    return r"qrels for nights_task4 .* no queries; restore its query file"
-
-
-def without_pool(root: Path) -> str:
-    (root / "cand_pool/local/mbeir_cirr_task7_cand_pool.jsonl").unlink()
-    return r"mbeir_cirr_task7_test\.jsonl: no local pool for it"
-
-
-def without_qrels(root: Path) -> str:
-    (root / "qrels/test/mbeir_cirr_task7_test_qrels.txt").unlink()
-    return r"cirr_task7 has no qrels.* restore qrels/test/mbeir_cirr_task7_test_qrels\.txt"
-
-
-def without_instructions(root: Path) -> str:
-    (root / "instructions/query_instructions.tsv").unlink()
-    return r"query_instructions\.tsv is missing"
-
-
 def without_one_instruction_row(root: Path) -> str:
     lose_line(root / "instructions/query_instructions.tsv", "\t8\t")
     return r"query_instructions\.tsv: no instruction for data set 8, image-text -> image"
@@ -152,25 +132,25 @@ def without_one_picture(root: Path) -> str:
     return rf"{Path(query.image).name}: .*query {query.qid} needs it"
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        without_query_file,
-        without_pool,
-        without_qrels,
-        without_instructions,
-        without_one_instruction_row,
-        without_one_candidate,
-        without_one_judged_query,
-        without_one_picture,
-    ],
-)
+LOST = {
+    "query/test/mbeir_nights_task4_test.jsonl": "qrels for nights_task4",
+    "cand_pool/local/mbeir_cirr_task7_cand_pool.jsonl": r"mbeir_cirr_task7_test\.jsonl",
+    "qrels/test/mbeir_cirr_task7_test_qrels.txt": r"cirr_task7.* qrels/test/mbeir_cirr_task7_test_qrels\.txt",
+    "instructions/query_instructions.tsv": r"query_instructions\.tsv is missing",
+}
+DAMAGES = (without_one_instruction_row, without_one_candidate, without_one_judged_query, without_one_picture)
+
+
+@pytest.mark.parametrize("damage", [*LOST, *DAMAGES])
 def test_whatever_is_lost_is_named_by_the_evaluation_and_never_a_zero(rehearsed, tmp_path, damage):
     data, _ = rehearsed
-    shutil.copytree(data.root, tmp_path / "data", copy_function=os.link)
-    message = damage(tmp_path / "data")
-    rows = () if damage is without_query_file else ("cirr_task7",)
+    root = tmp_path / "data"
+    shutil.copytree(data.root, root, copy_function=os.link)
+    if damage in LOST:
+        (root / damage).unlink()
+    message = LOST[damage] if damage in LOST else damage(root)
+    rows = () if damage == next(iter(LOST)) else ("cirr_task7",)
     config = EvaluationConfig(pools=("local",), methods=("exact-raw",), rows=rows)
     model = Genius.open(data.root.parent / "model")
     with pytest.raises(BadData, match=message):
-        evaluate(MBeir(tmp_path / "data"), model, config, tmp_path / "out", progress=Silent())
+        evaluate(MBeir(root), model, config, tmp_path / "out", progress=Silent())

@@ -79,16 +79,8 @@ def test_an_ablation_adds_its_flag_to_those_of_the_row_it_is_like(tmp_path):
 
 
 def test_what_is_like_a_change_keeps_that_change(tmp_path):
-    further = (
-        WHOLE
-        + """
-[[row]]
-name = "further"
-table = "ablations"
-like = "no-l.cl"
-fit = "--generator.layers 3"
-"""
-    )
+    further = f'{WHOLE}\n[[row]]\nname = "further"\ntable = "ablations"\nlike = "no-l.cl"\n'
+    further += 'fit = "--generator.layers 3"\n'
     (job,) = [job for job in jobs_of(recipe(tmp_path, further)) if job.place == "further/seed-0"]
     fit, evaluate = job.shown(Path("catalogue"))
     assert "--generator.guide none --quantizer.contrastive-weight 0 --generator.layers 3" in fit
@@ -167,30 +159,24 @@ def test_a_changed_row_changes_the_plans_of_those_that_build_on_it(tmp_path):
     assert [place for place in before if before[place] != other[place]] == ["beam-1/seed-1"]
 
 
+A = '[[row]]\nname = "a"\ntable = "systems"\n'
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("[[row]\n", "is not TOML"),
         ('[[row]]\nname = "a"\n', "table: Field required"),
-        ('[[row]]\nname = "a"\ntable = "systems"\nfits = ""\n', "fits"),
-        (
-            '[[row]]\nname = "a"\ntable = "ablation"\nfit = ""\n',
-            "table: Input should be 'systems'",
-        ),
-        ('[[row]]\nname = "a"\ntable = "systems"\nfit = "--beam \\"3"\n', "cannot be split into words"),
-        (
-            '[flags]\nfit = "it\'s"\n[[row]]\nname = "a"\ntable = "systems"\nfit = ""\n',
-            r"flags.fit: .*cannot be split",
-        ),
-        ('[[row]]\nname = "a"\ntable = "systems"\nrun = [""]\n', r"row\.0\.run\.0: .*pattern"),
-        ('[[row]]\nname = "A B"\ntable = "systems"\nfit = ""\n', r"row\.0\.name: .*pattern"),
-        ('[[row]]\nname = "a"\ntable = "systems"\n', "does nothing"),
-        ('[[row]]\nname = "a"\ntable = "systems"\nmodel = "b"\n', "not the name of a row before it"),
-        ('[[row]]\nname = "a"\ntable = "systems"\nfit = ""\n' * 2, "there twice"),
-        (
-            '[[row]]\nname = "a"\ntable = "systems"\nfit = ""\n[[row]]\nname = "b"\ntable = "systems"\nmodel = "a"\nseeds = [0, 1]\n',
-            r"'a' has only \[0\]",
-        ),
+        (f'{A}fits = ""\n', "fits"),
+        (A.replace("systems", "ablation"), "table: Input should be 'systems'"),
+        (f'{A}fit = "--beam \\"3"\n', "cannot be split into words"),
+        (f'[flags]\nfit = "it\'s"\n{A}fit = ""\n', "flags.fit: .*cannot be split"),
+        (f'{A}run = [""]\n', r"row\.0\.run\.0: .*pattern"),
+        (A.replace('"a"', '"A B"'), r"row\.0\.name: .*pattern"),
+        (A, "does nothing"),
+        (f'{A}model = "b"\n', "not the name of a row before it"),
+        (f'{A}fit = ""\n' * 2, "there twice"),
+        (f'{A}fit = ""\n' + A.replace('"a"', '"b"') + 'model = "a"\nseeds = [0, 1]\n', r"'a' has only \[0\]"),
     ],
 )
 def test_a_recipe_that_cannot_be_made_is_refused_at_once(tmp_path, text, problem):

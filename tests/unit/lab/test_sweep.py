@@ -51,15 +51,8 @@ def rows(*flags: str) -> Recipe:
     )
 
 
-def make(recipe: Recipe, root: Path, *, machine: str = "a machine", encoder_of: Path | None = None):
-    return sweep(
-        jobs_of(recipe),
-        root / "data",
-        root / "out",
-        machine=machine,
-        progress=Silent(),
-        encoder_of=encoder_of,
-    )
+def make(recipe: Recipe, root: Path, *, machine: str = "a machine", **settings):
+    return sweep(jobs_of(recipe), root / "data", root / "out", machine=machine, progress=Silent(), **settings)
 
 
 def times(root: Path, place: str) -> str:
@@ -217,15 +210,7 @@ def test_where_a_model_lends_its_encoder_no_row_goes_first(tmp_path, monkeypatch
             Row(name="right", table="systems", fit="--meet left"),
         )
     )
-    sweep(
-        jobs_of(recipe),
-        tmp_path / "data",
-        tmp_path / "out",
-        machine="a",
-        progress=Silent(),
-        encoder_of=tmp_path / "model",
-        at_once=2,
-    )
+    make(recipe, tmp_path, encoder_of=tmp_path / "model", at_once=2)
     assert (tmp_path / "out" / "left" / "seed-0" / "met").read_text() == "True"
 
 
@@ -252,9 +237,7 @@ def test_rows_are_made_side_by_side_but_the_first_and_those_that_measure_time(tm
             Row(name="of-left", table="systems", model="left", evaluate=""),
         )
     )
-    made = sweep(
-        jobs_of(recipe), tmp_path / "data", tmp_path / "out", machine="a", progress=Silent(), at_once=2
-    )
+    made = make(recipe, tmp_path, at_once=2)
     assert [job.row.name for job, _ in made] == ["first", "timed", "left", "right", "of-left"]
     assert all(row.state == "done" for _, row in made)
 
@@ -268,16 +251,9 @@ def test_rows_are_made_side_by_side_but_the_first_and_those_that_measure_time(tm
         "of-left": "3",
         "timed": "all",
     }
-    ended = {
-        name: (tmp_path / "out" / name / "seed-0" / "row.json").stat().st_mtime_ns
-        for name in ("left", "timed")
-    }
-    began = {
-        name: (tmp_path / "out" / name / "seed-0" / "threads").stat().st_mtime_ns
-        for name in ("of-left", "timed")
-    }
-    assert began["of-left"] >= ended["left"]
-    assert began["timed"] >= max(
-        (tmp_path / "out" / name / "seed-0" / "row.json").stat().st_mtime_ns
-        for name in ("left", "right", "of-left")
-    )
+
+    def time(name: str, what: str) -> int:
+        return (tmp_path / "out" / name / "seed-0" / what).stat().st_mtime_ns
+
+    assert time("of-left", "threads") >= time("left", "row.json")
+    assert time("timed", "threads") >= max(time(name, "row.json") for name in ("left", "right", "of-left"))

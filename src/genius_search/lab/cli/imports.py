@@ -199,13 +199,13 @@ class ImportGenius(DeviceOptions, ImportOptions):
             for contents in found:
                 _print_contents(contents)
         try:
-            parts = zip(("quantizer", "generator"), read_published(*files), strict=True)
-            writes = {name: sum(tensor.nbytes for tensor in part.state.values()) for name, part in parts}
+            quantizer, generator = read_published(*files)
         except ArtifactMismatch as error:
             if not self.json:
                 raise
             print_json({"files": found, "writes_bytes": {}, "problem": str(error)})
             return error.exit_code
+        writes = {"quantizer": quantizer.bytes, "generator": generator.bytes}
         if self.json:
             print_json({"files": found, "writes_bytes": writes, "problem": None})
             return 0

@@ -169,7 +169,7 @@ def _find_files(path: Path, ending: str) -> list[Path]:
 
 def _join(files: Sequence[PublishedFile]) -> dict[Held, Sequence[FeatureFile]]:
     """Collect files by role, part and split; query files that do not name their split count for each."""
-    splits = sorted({file.split for file in files if file.split is not None})
+    splits: list[str | None] = [*sorted({file.split for file in files if file.split is not None})]
     tables: dict[Held, Sequence[FeatureFile]] = {}
     held: list[tuple[Role, str | None]] = [*(("query", split) for split in splits or [None])]
     for role, split in [*held, ("candidate", None)]:

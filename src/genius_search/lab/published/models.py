@@ -94,6 +94,11 @@ class Parts(Generic[Config]):
     sizes: tuple[int, ...] = ()
     """Codes of each level, for the generator."""
 
+    @property
+    def bytes(self) -> int:
+        """The size of the weights that will be written."""
+        return sum(tensor.nbytes for tensor in self.state.values())
+
 
 def quantizer_parts(checkpoint: Checkpoint) -> Parts[QuantizerConfig]:
     """Read fusion and codebooks from a stage-1 file.
@@ -461,11 +466,7 @@ def _describe_level0(health: Health | None, sample: Features | None) -> list[str
     absent = [modality.value for modality in Modality if modality.code not in present]
     if absent:
         lines.append(f"WARNING: no candidate shows which level-0 code stands for {' or '.join(absent)}")
-    lost = [
-        modality.value
-        for modality in Modality
-        if modality.code in present and modality.value not in health.level0_modality
-    ]
+    lost = [one.value for one in Modality if one.value not in (*absent, *health.level0_modality)]
     if lost:
         lines.append(f"WARNING: no level-0 code stands mostly for {' or '.join(lost)}")
     if health.purity is not None and health.purity < LOW_PURITY:

@@ -124,13 +124,10 @@ class RowSizes:
         )
 
 
-ROWS: Final = TypeAdapter(tuple[RowSizes, ...]).validate_python(
-    tomllib.loads(Path(__file__).with_name("mbeir.toml").read_text(encoding="utf-8"))["row"]
-)
+_TABLES: Final = tomllib.loads(Path(__file__).with_name("mbeir.toml").read_text(encoding="utf-8"))
+ROWS: Final = TypeAdapter(tuple[RowSizes, ...]).validate_python(_TABLES["row"])
 """In the order of the papers' tables, which is the order of the pools in the union pool."""
-
-UPSAMPLED: Final = {"webqa": 100_000, "edis": 50_000, "nights": 50_000, "fashioniq": 50_000, "cirr": 50_000}
-"""Lines that these data sets have in the union training file, where their queries are repeated."""
+UPSAMPLED: Final[dict[str, int]] = _TABLES["upsampled"]
 LONGEST_TEXT: Final = 60_546
 """Characters of one OVEN article, the longest text there is."""
 LONGEST_SIDE: Final = 51_200
@@ -308,14 +305,8 @@ def plan_rows(rows: list[RowSizes]) -> tuple[list[Shelf], list[QuerySet]]:
     return list(shelves.values()), query_sets
 
 
-_MANNERS: Final = {
-    "news": ((235, 235, 235), ("visualnews", "edis")),
-    "fashion": ((230, 30, 140), ("fashion200k", "fashioniq")),
-    "wiki": ((30, 60, 200), ("webqa", "oven", "infoseek")),
-    "common": ((20, 130, 60), ("mscoco", "nights", "cirr")),
-}
-"""Sorts of pictures: the colour of the stripe at their foot, and the data sets that have them."""
-_MANNER_OF: Final = {dataset: manner for manner, (_, datasets) in _MANNERS.items() for dataset in datasets}
+_MANNERS: Final = _TABLES["manner"]
+_MANNER_OF: Final = {dataset: name for name, manner in _MANNERS.items() for dataset in manner["datasets"]}
 _NUM_LOOKS: Final = 3
 """Sizes and angles in which things are drawn; few, since each look of a shape is prepared first."""
 _STRIPE: Final = 6
@@ -367,19 +358,14 @@ class Pictures:
         if not path.exists():
             self._drawn.mkdir(exist_ok=True)
             picture = draw(self._concepts.get(concept).product, Pose(concept % _NUM_LOOKS))
-            picture[-_STRIPE:] = _MANNERS[manner][0]
+            picture[-_STRIPE:] = _MANNERS[manner]["stripe"]
             save(picture, path)
         return path
 
 
 _LONG_EVERY: Final = 8
 """One in so many articles is as long as they really are; the others are short to save room."""
-_PADDING: Final = (
-    " Visitors have described it many times, and the accounts agree in most respects. Its history is told in"
-    " several books, none of which is easy to come by today. A second part of the article is about the people"
-    " who found it, and a third about those who wrote of it later. What is known for certain is little."
-    " Further reading is listed below, together with the sources of the figures that were given above."
-)
+_PADDING: Final[str] = _TABLES["padding"]
 Row = dict[str, Any]
 
 
