@@ -217,20 +217,28 @@ class Routed(NamedTuple):
         mixed = f" + {order.generator_weight:g} log p" if order.generator_weight else ""
         return f"{self.name} {ORDERS[order.rerank]}{mixed}" if self.router else self.name
 
+    def facts(self, order: SearchConfig, pool: EvalPool) -> Row:
+        """Return the fields of an order's rows that do not depend on queries."""
+        vectors = pool.vector_bytes + 1 if order.rerank == "embeddings" else 0.0  # with a byte of density
+        return {
+            "line": LINES.get((self.router, order.rerank), ""),
+            "router": self.router,
+            "order": order.rerank,
+            "beam": self.beam,
+            "leaves": self.leaves,
+            "code_bytes": pool.code_bytes + vectors,
+            "stored_bytes": pool.stored_bytes + vectors,
+        }
+
 
 class Direct(NamedTuple):
     """A way that answers in one step."""
 
     name: str
-    line: str
-    """Its name in figures."""
     find: Callable[[RowQueries], Answered]
-    code_bytes: float
-    """Of an item, as short as it can be written."""
-    stored_bytes: float
-    """Of an item, as it is kept; without what is paid once (weights, centroids, code vectors)."""
-    lists: int = 0
-    """Lists of faiss that are looked through."""
+    facts: Row
+    """``line``, its name in figures; ``code_bytes`` of an item, as short as it can be written, and
+    ``stored_bytes``, as it is kept, without what is paid once (weights, centroids, code vectors)."""
 
 
 def bench_quality(
@@ -325,7 +333,7 @@ def exact_searches(pool: EvalPool) -> Iterator[Direct]:
             return Answered(list(found.items), len(pool) * len(found.items))
 
         size = pool.vector_bytes + more
-        return Direct(name, "exact search", find, size, size)
+        return Direct(name, find, {"line": "exact search", "code_bytes": size, "stored_bytes": size})
 
     less_density = append_bias(pool.fused, penalty)
     yield exact("exact-raw", pool.raw, lambda batch: batch.raw)
@@ -411,7 +419,10 @@ def measure(pool: EvalPool, task: Task, ways: Sequence[Routed], others: Sequence
     """Return a row for each way and each of its orders; the first batch is searched once before, untimed."""
     batches = list(task.batches(BATCH))
     for timed in (batches[:1], batches):
-        found = _new_tallies(pool, ways, others)
+        found = {other.name: _Tally(other.facts) for other in others}
+        found |= {
+            way.name_with(order): _Tally(way.facts(order, pool)) for way in ways for order in way.orders
+        }
         for batch in timed:
             for other in others:
                 began = time.process_time()
@@ -449,29 +460,6 @@ def measure(pool: EvalPool, task: Task, ways: Sequence[Routed], others: Sequence
         for name, tally in found.items()
     ]
     return beside_exact(rows)
-
-
-def _new_tallies(pool: EvalPool, ways: Sequence[Routed], others: Sequence[Direct]) -> dict[str, _Tally]:
-    found = {}
-    for other in others:
-        facts = {name: getattr(other, name) for name in ("line", "code_bytes", "stored_bytes", "lists")}
-        found[other.name] = _Tally(facts)
-    for way in ways:
-        for order in way.orders:
-            # With a byte of density.
-            vectors = pool.vector_bytes + 1 if order.rerank == "embeddings" else 0.0
-            found[way.name_with(order)] = _Tally(
-                {
-                    "line": LINES.get((way.router, order.rerank), ""),
-                    "router": way.router,
-                    "order": order.rerank,
-                    "beam": way.beam,
-                    "leaves": way.leaves,
-                    "code_bytes": pool.code_bytes + vectors,
-                    "stored_bytes": pool.stored_bytes + vectors,
-                }
-            )
-    return found
 
 
 def beside_exact(rows: Sequence[Row]) -> list[Row]:
@@ -530,7 +518,8 @@ class FaissRival(NamedTuple):
 
         lists = self.faiss.num_lists
         name = f"{self.name}, {effort:,} of {lists:,} lists" if lists else f"{self.name}, {effort:,} nodes"
-        return Direct(name, self.line, find, self.code_bytes, self.stored_bytes, effort if lists else 0)
+        facts = {"line": self.line, "code_bytes": self.code_bytes, "stored_bytes": self.stored_bytes}
+        return Direct(name, find, {**facts, "lists": effort if lists else 0})
 
     def efforts(self) -> list[int]:
         """Return numbers of lists, or of nodes, for a curve."""
