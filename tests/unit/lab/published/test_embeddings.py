@@ -67,9 +67,9 @@ def write_uniir(folder, name, ids, *, start=0.0, dim=DIM):
     np.save(folder / f"mbeir_{name}_ids.npy", np.array(ids, dtype=np.int64))
 
 
-@pytest.mark.parametrize("tensor_keys", [False, True])
-@pytest.mark.parametrize("column", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("tensor_keys", "column", "dtype"), [(False, False, torch.float32), (True, True, torch.float16)]
+)
 def test_genius_files_of_a_folder_are_found_by_role_and_id(tmp_path, tensor_keys, column, dtype):
     queries = [query_number("9:7"), query_number("0:2")]
     candidates = [candidate_number("9:7"), candidate_number("0:2"), candidate_number("0:1")]

@@ -40,24 +40,12 @@ def parts_of(published):
 def test_all_sizes_are_read_off_the_shapes(
     make_published, dim, hidden, codes, levels, heads, layers, prefixes
 ):
-    published = make_published(
-        dim=dim,
-        hidden=hidden,
-        codes=codes,
-        levels=levels,
-        heads=heads,
-        width=6,
-        layers=layers,
-        prefixes=prefixes,
-    )
+    sizes = {"dim": dim, "hidden": hidden, "codes": codes, "levels": levels, "heads": heads}
+    published = make_published(**sizes, width=6, layers=layers, prefixes=prefixes)
     quantizer, generator = parts_of(published)
     config = quantizer.config
-    assert (quantizer.dim, config.fusion.hidden, config.codebook_size, config.levels) == (
-        dim,
-        hidden,
-        codes,
-        levels,
-    )
+    assert (quantizer.dim, config.fusion.hidden) == (dim, hidden)
+    assert (config.codebook_size, config.levels) == (codes, levels)
     assert generator.sizes == (3, *[codes] * levels)
     found = generator.config
     assert (found.layers, found.width, found.feedforward) == (layers, 6, 12)
@@ -114,10 +102,7 @@ def test_flags_without_a_dimension_are_read_too(make_published):
     "name",
     [
         "encoder.text_projection_layer.weight",
-        "encoder.dynamic_scalar.3.bias",
-        "residual_rq.layers.0._codebook.embed",
         "residual_rq.layers.1._codebook.embed",
-        "residual_rq.layers.1._codebook.embed_avg",
         "vq._codebook.cluster_size",
     ],
 )
@@ -132,11 +117,8 @@ def test_a_missing_tensor_is_named(name, make_published):
     "name",
     [
         "id_generator.shared.weight",
-        "id_generator.lm_head.weight",
         f"{BLOCK}0.SelfAttention.relative_attention_bias.weight",
         f"{BLOCK}1.EncDecAttention.q.weight",
-        f"{BLOCK}2.layer_norm.weight",
-        "embed_projector.0.weight",
         "quantizer.encoder.output_layer.bias",
     ],
 )
@@ -198,15 +180,14 @@ def test_files_that_do_not_belong_together_are_refused(make_published):
         parts_of(published)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_that_are_none_are_refused(value, make_published):
+def test_numbers_that_are_none_are_refused(make_published):
     published = make_published()
-    published.quantizer["encoder.output_layer.weight"][1, 1] = value
+    published.quantizer["encoder.output_layer.weight"][1, 1] = float("nan")
     with pytest.raises(ArtifactMismatch, match=r"output_layer\.weight holds NaN"):
         quantizer_parts(opened(published.quantizer))
 
 
-@pytest.mark.parametrize("number", ["100", "3000000", "9" * 5000])
+@pytest.mark.parametrize("number", ["100", "9" * 5000])
 def test_a_level_or_block_that_no_model_has_is_an_unknown_name(number, make_published):
     published = make_published()
     quantizer = {**published.quantizer, f"residual_rq.layers.{number}._codebook.embed": torch.ones(1)}
