@@ -170,7 +170,7 @@ def megabytes(pid: int, name: str) -> float:
 async def run(arguments: argparse.Namespace, index: Path, flags: Sequence[str]) -> bool:
     bodies = read_queries(arguments.data, arguments.seed)
     began = time.monotonic()
-    server = subprocess.Popen([*COMMAND, index, "--port", "0", *flags], stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen([*COMMAND, index, "--port", "0", *flags], stderr=subprocess.PIPE, text=True)  # noqa: ASYNC220  before the load begins
     try:
         assert server.stderr is not None
         address = re.search(r"http://\S+", server.stderr.readline())

@@ -31,7 +31,9 @@ from genius_search.index.verify import verify
 from genius_search.index.writer import Writer, one_writer
 from genius_search.records import Modality
 
-FACTS = IndexManifest(model="/somewhere/model", model_fingerprint="f" * 64, embeddings="fused", embedding_type="int8")
+FACTS = IndexManifest(
+    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="fused", embedding_type="int8"
+)
 LEVELS, DIM = 4, 32
 
 Contents = dict[str, int]

@@ -188,8 +188,8 @@ class Index:
         The index stores the location of its model; ``model`` (a folder, a name on the hub, or an open model)
         overrides it. Raises like :meth:`genius_search.Genius.from_pretrained`.
         """
-        from genius_search.hub.pull import find_or_pull
-        from genius_search.index.publish import check_index
+        from genius_search.hub.pull import find_or_pull  # noqa: PLC0415  searching does not need it
+        from genius_search.index.publish import check_index  # noqa: PLC0415  searching does not need it
 
         folder = find_or_pull(
             name_or_folder, "index", check=check_index, revision=revision, download=download, token=token
@@ -216,8 +216,8 @@ class Index:
         Texts and image paths of the items are published, but not the images. ``model`` is the name of the
         model on the hub, which is stored so that a pulled index finds it.
         """
-        from genius_search.hub.push import push_folder
-        from genius_search.index.publish import OBSOLETE, save_index
+        from genius_search.hub.push import push_folder  # noqa: PLC0415  searching does not need it
+        from genius_search.index.publish import OBSOLETE, save_index  # noqa: PLC0415  searching does not need it
 
         def write(folder: Path) -> None:
             save_index(self.folder, folder, name=repository, license=license, model=model)
@@ -508,8 +508,8 @@ def _check_model_exists(folder: Path, model: str) -> None:
         )
     if Path(model).exists():
         return
-    from genius_search.hub.access import is_repository_name
-    from genius_search.hub.pull import find_local
+    from genius_search.hub.access import is_repository_name  # noqa: PLC0415  searching does not need it
+    from genius_search.hub.pull import find_local  # noqa: PLC0415  searching does not need it
 
     if not is_repository_name(model):
         raise ArtifactMissing(

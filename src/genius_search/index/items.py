@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import sqlite3
 import threading
@@ -175,7 +176,7 @@ def _field_values(
                         yield TRUTH, name, one, row
                     case int() | float():
                         number = one if isinstance(one, float) or one in INT64 else float(one)
-                        if number == number:  # no NaN, which equals nothing
+                        if not math.isnan(number):
                             yield NUMBER, name, number, row
                     case str():
                         yield TEXT, name, one.encode(errors="replace").decode(), row

@@ -122,7 +122,7 @@ class Snapshot:
     @cached_property
     def tree(self) -> CodeTree:
         """The tree of its codes."""
-        from genius_search.search.tree import CodeTree
+        from genius_search.search.tree import CodeTree  # noqa: PLC0415  searching does not need it
 
         return CodeTree(self.parts)
 
@@ -244,6 +244,6 @@ class Snapshot:
 
 
 def _vectors(segment: Segment) -> Vectors:
-    import torch
+    import torch  # noqa: PLC0415  searching does not need it
 
     return lambda rows: torch.from_numpy(segment.vectors(rows))

@@ -90,8 +90,8 @@ class Score(JsonOption):
         if len(absent) == num_queries:
             raise BadData(
                 f"{self.run_file} has {found} queries, but none of the {num_queries} queries of {self.qrels} "
-                f"({first_few(absent)}): take the qrels of the same data set, task and split; if the run's ids "
-                "are UniIR's whole numbers, give --hashed"
+                f"({first_few(absent)}): take the qrels of the same data set, task and split; if the run's "
+                "ids are UniIR's whole numbers, give --hashed"
             )
         raise BadData(
             f"{self.run_file} lacks {len(absent)} of the {num_queries} queries of {self.qrels}: "
