@@ -188,7 +188,7 @@ class ArtifactWriter:
         self.config = config
         self.inputs = inputs
         self.path = folder.parent / f".{folder.name}.partial"
-        """Where to write until it is finished."""
+        """Folder to write to until the artifact is finished."""
         plan = {"format": FORMAT, "kind": kind, "config": dict(config), "inputs": dict(inputs)}
         self.plan_fingerprint = fingerprint_of(plan)
         if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists():

@@ -127,7 +127,7 @@ RISES: Final = np.array([[1, 1, 0, 1], [1, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 1]]
 """Sums of weights that are not negative. So the probability never falls when a score rises (of the first hit,
 of another), and never rises down a list of hits."""
 LIKELY: Final = 0.5
-"""No hit that is more likely wrong is called a good match, whatever the hits above it are worth."""
+"""A hit that is more likely wrong than right is never called a good match."""
 WITHOUT_CONTRAST: Final = (0, 1, 2)
 WITH_CONTRAST: Final = (0, 1, 2, 3)
 

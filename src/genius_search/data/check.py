@@ -102,7 +102,7 @@ class QueryCount:
 
     split: str
     dataset: str
-    """As the file is named."""
+    """Name as in the file names."""
     dataset_id: int
     task_id: int | None
     num_queries: int

@@ -26,11 +26,11 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
 BATCH: Final = 64
 MAX_TOKENS: Final = 512
-"""Where texts are cut when the folder does not say."""
+"""Tokens that are read of a text when the folder does not say."""
 
 
 class Pooling(NamedTuple):
-    """How token vectors become one vector."""
+    """Pooling of token vectors into one vector."""
 
     mean: bool
     """The mean of all tokens; otherwise the first token."""

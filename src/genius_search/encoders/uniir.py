@@ -50,7 +50,7 @@ FORMAT: Final = 1
 ACTIVATION: Final = "quick_gelu"
 """The activation of OpenAI's CLIP."""
 MAX_BERT_TOKENS: Final = 100
-"""Where BLIP's texts are cut."""
+"""Tokens that BLIP reads of a text."""
 T5_LAYERS: Final = 2
 """Layers of CLIP-FF over the tokens of both towers."""
 T5_SETTINGS: Final[Mapping[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Whether the hub may be used and can be reached, which names it accepts, and what its errors mean."""
+"""Access to the Hugging Face hub: offline switches, reachability, names, and errors in our own words."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def is_repository_name(text: str) -> bool:
 
 
 def is_path(name: str) -> bool:
-    """Return whether a name can only be a folder's, and no repository's."""
+    """Return whether a name can only mean a folder, not a repository."""
     return not name or name.startswith((".", "/", "~")) or name.removeprefix(DATASETS).count("/") > 1
 
 

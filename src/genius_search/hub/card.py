@@ -188,7 +188,7 @@ class ResultRow(BaseModel, extra="allow"):
 
 
 class EvaluationSettings(BaseModel, extra="allow"):
-    """How numbers were measured."""
+    """Conditions of a measurement."""
 
     rows: list[str] = []
 

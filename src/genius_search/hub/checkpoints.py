@@ -12,13 +12,13 @@ class Checkpoint(NamedTuple):
     repository: str
     files: tuple[str, ...]
     sha256: tuple[str | None, ...]
-    """Of each file, where it is known; what the hub says is checked in any case."""
+    """Checksum of each file, where it is known; the hub's own checksums are compared in any case."""
     next_command: str
     """With the files' places as ``{0}``, ``{1}``."""
 
     @property
     def manual(self) -> str:
-        """How to fetch the files without this program, as the end of a sentence."""
+        """Instructions for fetching the files without this program, as the end of a sentence."""
         command = self.next_command.format(*(PurePosixPath(path).name for path in self.files))
         return (
             f"fetch {' and '.join(self.files)} from the repository {self.repository} with a browser, and "

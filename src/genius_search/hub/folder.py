@@ -85,6 +85,6 @@ def _temporary_name(folder: Path) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder. If the process is killed meanwhile, the rest has a name that is in nobody's way."""
+    """Remove a folder. If the process is killed meanwhile, only a temporary name is left behind."""
     if folder.exists():
         shutil.rmtree(folder.rename(_temporary_name(folder)), ignore_errors=True)

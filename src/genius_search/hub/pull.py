@@ -29,13 +29,13 @@ Kind = Literal["model", "index", "encoder", "original"]
 
 
 class Layout(NamedTuple):
-    """How a kind of folder is published."""
+    """Layout of a published folder of one kind."""
 
     repo_type: str
     marker: str
-    """The file that tells the kind."""
+    """The file that identifies the kind."""
     patterns: tuple[str, ...]
-    """Of the files that belong to it; ``*`` matches slashes too."""
+    """Patterns of the files that belong to it; ``*`` matches slashes too."""
 
 
 LAYOUTS: Final[dict[Kind, Layout]] = {
@@ -50,7 +50,7 @@ LAYOUTS: Final[dict[Kind, Layout]] = {
 SUFFIXES: Final = frozenset(
     {".json", ".jsonl", ".safetensors", ".npy", ".sqlite", ".txt", ".model", ".tsv", ".md", ".gz"}
 )
-"""Of the files that are fetched. Never pickles, never programs."""
+"""Suffixes of files that are fetched: never pickles, never programs."""
 
 
 class RemoteFile(NamedTuple):
@@ -60,7 +60,7 @@ class RemoteFile(NamedTuple):
     """Relative, with slashes."""
     bytes: int
     sha256: str | None
-    """Of large files; the hub knows small ones by ``blob`` only."""
+    """Checksum of a large file; the hub knows small ones by ``blob`` only."""
     blob: str
     """The SHA-1 that git gives a small file's contents."""
 
@@ -77,7 +77,7 @@ class RemoteFile(NamedTuple):
 
 
 class PullPlan(NamedTuple):
-    """What a pull fetches."""
+    """The files that a pull fetches."""
 
     name: str
     kind: Kind

@@ -44,7 +44,7 @@ class UnknownItem(UsageError, LookupError):
 
 
 class Place(NamedTuple):
-    """Where an item is stored."""
+    """Position of an item: its segment and row."""
 
     part: int
     """Number of the segment."""

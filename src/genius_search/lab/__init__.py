@@ -1,1 +1,1 @@
-"""How good a ranking is: right answers (qrels), rankings (runs), measures, tables."""
+"""The laboratory: evaluation, baselines, benchmarks, reports, published checkpoints, synthetic data."""

@@ -27,7 +27,7 @@ KIND: Final = "codes"
 COLUMNS: Final = (
     f"codes, half norm / {HALF_NORM_STEPS}, density / {DENSITY_STEPS}; densities of items / {DENSITY_STEPS}"
 )
-"""What is kept of each item; encoded by another version, it is encoded again."""
+"""Stored columns; a folder with other columns is encoded again."""
 BATCH: Final = 4096
 SAVED_EVERY: Final = 64
 """Batches between the points from which a killed run goes on."""
@@ -37,7 +37,7 @@ DONE: Final = "done.json"
 def encode_features(
     model: Genius, features: Features, folder: Path, *, embeddings: StoredEmbeddings, progress: Progress
 ) -> ItemArrays:
-    """IDs of all rows of features, and their embeddings if wanted, memory-mapped.
+    """Encode all rows of features; the result is memory-mapped.
 
     A finished folder of the same features and model is opened as it is.
     """

@@ -44,7 +44,7 @@ CANDIDATES: Final = "candidates"
 RESULTS: Final = "results.json"
 KS: Final = (1, 5, 10)
 KS_FASHION: Final = (1, 5, 10, 20, 50)
-"""Where M-BEIR looks at rank 10 first, it reports 20 and 50 too (section 2.9)."""
+"""Depths of the fashion rows, for which M-BEIR reports 20 and 50 too (section 2.9)."""
 Answer = Callable[[Sequence[RowQueries], PoolCandidates], Iterator[list[MethodHits]]]
 """A function that answers the queries of each row from a pool."""
 
@@ -71,20 +71,20 @@ class EvaluationConfig:
     """IDs kept at each level."""
 
     scores: Literal["level", "vocabulary", "children"] = "level"
-    """How the generator's steps are normalised."""
+    """Normalisation of the generator's steps."""
 
     candidates: Natural = 0
-    """Where hits are re-ranked: stop decoding at so many IDs under the beams; 0 decodes all levels."""
+    """With re-ranking, stop decoding at this many IDs under the beams; 0 decodes all levels."""
 
     shortlist: Natural = 0
-    """Where hits are re-ranked by embeddings: only so many, the best by codes; 0 means all."""
+    """With re-ranking by embeddings, compare only this many, the best by codes; 0 means all."""
 
     generator_weight: NonNegative = 0.0
-    """Where hits are ordered by codes: add so many times the log-probability of their beam."""
+    """Weight of the beam's log-probability in the order by codes."""
 
     density_weight: NonNegative = SearchConfig.density_weight
-    """Where hits are ordered by codes or by fused embeddings: take so many times the density around each from
-    its score; not in ``exact-fused``."""
+    """Weight of the density around an item, subtracted from its score by codes or fused embeddings; not used
+    by ``exact-fused``."""
 
     instructions: InstructionChoice = "hashed"
     """One of the data set's instructions per query, chosen by a hash; or the first; or none; or each of them

@@ -106,7 +106,7 @@ class Reproduction:
 
     @property
     def has_model(self) -> bool:
-        """Whether a finished model is there."""
+        """True if there is a finished model."""
         return self.model is not None and (self.model / MODEL_FILE).exists()
 
     @property

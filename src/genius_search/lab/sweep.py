@@ -303,7 +303,7 @@ class MadeRow:
     error: str
     """The last line of the command that failed."""
     commands: tuple[str, ...]
-    """As a person types them; of folders only the last names."""
+    """Return the commands as a person types them, folders by their last names."""
     model: str
     """Its model's folder inside the sweep's; empty when it has none."""
     seconds: float
@@ -501,7 +501,7 @@ async def _run(words: Sequence[str], log: int, environment: Mapping[str, str]) -
 
 
 def _link_shared(model: Path, evaluation: Path, folder: Path, patterns: Sequence[str]) -> None:
-    """Link what another row has made, where this one has none of it.
+    """Link the outputs of another row that this one lacks.
 
     Nobody writes into such folders: a stage that needs another replaces the whole folder.
     """

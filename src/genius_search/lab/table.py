@@ -72,14 +72,14 @@ class Table:
     """Lines of cells under headings."""
 
     name: str
-    """Of its files."""
+    """Name of its files."""
     title: str
     note: str = ""
-    """How to read it."""
+    """Explanation for the reader."""
     headings: tuple[str, ...]
     lines: Sequence[Sequence[Cell]]
     decimals: int | None = 1
-    """Of numbers that are not counts, where people read them; None is three significant digits."""
+    """Decimals of numbers that are not counts; None means three significant digits."""
     text_columns: int = 1
     """Columns from the left that hold names."""
 

@@ -57,7 +57,7 @@ class Candidates(NamedTuple):
 
 
 class TrainingSet(NamedTuple):
-    """What a scheme may learn from."""
+    """Training data of an ID scheme."""
 
     candidates: Candidates
     """The training pool, in the order of its features."""

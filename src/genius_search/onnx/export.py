@@ -51,7 +51,7 @@ IR_VERSION: Final = 10
 MAX_BYTES: Final = 2**31 - 2**20
 """One file holds at most 2 GiB, its structure included."""
 SETTINGS_FILES: Final = ("*.json", "*.txt", "*.model")
-"""Everything but the weights of a folder in Hugging Face's layout."""
+"""Files of a folder in Hugging Face's layout, without the weights."""
 NUM_TRACED_TOKENS: Final = 9
 """Length of the text that is traced; any other does as well."""
 

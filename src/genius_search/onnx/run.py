@@ -453,7 +453,7 @@ def compare_decoders(
 def real_trial(
     model: Genius, queries: Features, candidates: Features, *, num_queries: int
 ) -> tuple[Float[Tensor, "queries dim"], IdTable]:
-    """Return so many of the queries, evenly spaced, and the IDs of all candidates."""
+    """Return some of the queries, evenly spaced, and the IDs of all candidates."""
     chosen = np.unique(np.linspace(0, len(queries) - 1, num_queries).round().astype(np.int64))
     encoded = [
         model.encode(batch, candidates.modality[rows].astype(np.int64), numbers=candidates.ids[rows])

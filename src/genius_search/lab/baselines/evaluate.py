@@ -50,7 +50,7 @@ class BaselineIndex(NamedTuple):
 
 
 class IdFacts(NamedTuple):
-    """How good the IDs of all candidates are for finding them."""
+    """Quality of the IDs of all candidates."""
 
     candidates: int
     levels: int

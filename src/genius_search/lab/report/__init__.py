@@ -1,1 +1,1 @@
-"""What a person looks at: the page of results."""
+"""Reports: tables, figures, statistics and the page of results."""

@@ -1,4 +1,4 @@
-"""What a report works out from rankings and codes: kinds of errors, sureness of first hits, shared codes."""
+"""Analyses of rankings and codes for a report: kinds of errors, confidence of first hits, shared codes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ OUTCOMES: Final = (
     "another item",
     "nothing found",
 )
-"""What the first hit of a query can be; the first that applies counts."""
+"""Kinds of first hits; the first that applies counts."""
 SUMS_OF_LOG_PROBABILITIES: Final = ("generative",)
 ITEMS_SHOWN: Final = 8
-"""Of a code."""
+"""Modality of a code."""
 GROUPS_SHOWN: Final = 3
 """Codes of a level."""
 LEVELS_SHOWN: Final = 3

@@ -159,7 +159,7 @@ class Benchmark:
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """Everything there is to report on."""
+    """All results of a report."""
 
     systems: Sequence[System]
     benchmarks: Sequence[Benchmark] = ()

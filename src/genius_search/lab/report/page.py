@@ -41,7 +41,7 @@ class ShownHit:
     image: bytes | None = None
     """The bytes of a PNG, JPEG, GIF or WebP file."""
     is_relevant: bool | None = None
-    """Whether it is a right answer; None where that is not known."""
+    """True for a right answer; None where that is not known."""
     codes: tuple[int, ...] = ()
     """The ID, level 0 first; empty when not shown."""
     log_probabilities: tuple[float, ...] = ()

@@ -15,9 +15,9 @@ from genius_search.lab.runs import first_few
 from genius_search.lab.table import Estimate
 
 RESAMPLES: Final = 9_999
-"""Of a test: its smallest p is one in so many."""
+"""Permutations of a test; the smallest p is one in this many."""
 DRAWS: Final = 1_999
-"""Of a bootstrap: an interval of 95 % rests on fifty at either end."""
+"""Samples of a bootstrap; an interval of 95 % rests on fifty at either end."""
 BATCH: Final = 200
 """Resamples held in memory together."""
 
@@ -29,7 +29,7 @@ class Comparison(NamedTuple):
     """One system against another on the same queries."""
 
     difference: float
-    """Of the means over tasks."""
+    """Interval of the means over tasks."""
     p: float
     """Two-sided: how often random signs would make a difference as large."""
     better: int
