@@ -155,6 +155,7 @@ def test_what_is_focused_can_be_seen(page):
 
 
 def test_shortcuts_are_listed_and_can_be_switched_off(page):
+    expect(page.locator("#text")).to_be_focused()  # the last step of the page's start
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("?")
     keyboard = page.get_by_role("dialog", name="Keyboard")
