@@ -58,6 +58,8 @@ PLUGINS: Final = "genius_search.commands"
 """Entry points whose value is a dict like :data:`COMMANDS`. The laboratory is one of them."""
 LAB: Final = "lab"
 
+RENAMED_COMMANDS: Final = {f"bench {name}": "bench speed" for name in ("decode", "scale", "rivals")}
+"""Commands of version 0.1 that have another name now."""
 RENAMED_FLAGS: Final = {
     "--leaves": "--candidates",
     "--grid-leaves": "--grid-candidates",
@@ -213,6 +215,7 @@ def _print_overview(words: Sequence[str], groups: Mapping[str, Mapping[str, str]
         groups = {group: commands for group, commands in groups.items() if commands}
         if not groups:
             near = difflib.get_close_matches(start, all_commands(), n=1, cutoff=0.4)
+            near = [RENAMED_COMMANDS[start]] if start in RENAMED_COMMANDS else near
             advice = f"; did you mean `genius {near[0]}`?" if near else ""
             print(f"genius: {start!r} is not a command{advice}; see `genius --help`", file=sys.stderr)
             return 2

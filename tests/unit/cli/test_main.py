@@ -105,7 +105,12 @@ def test_a_group_without_a_command_is_a_usage_error(capsys):
 
 @pytest.mark.parametrize(
     ("words", "meant"),
-    [(["serach"], "search"), (["evalute", "x"], "evaluate"), (["index", "creat"], "index create")],
+    [
+        (["serach"], "search"),
+        (["evalute", "x"], "evaluate"),
+        (["index", "creat"], "index create"),
+        (["bench", "rivals"], "bench speed"),
+    ],
 )
 def test_an_unknown_command_names_the_nearest(words, meant, capsys):
     assert main(words) == 2
