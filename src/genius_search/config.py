@@ -194,6 +194,9 @@ class FusionConfig:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
+    kind: Literal["network", "sum"] = _added("network")
+    """A trained network, or the sum of the normalised features, which needs no training."""
+
     hidden: Count = 2560
     """Width of the layer on each modality; the joint layers are twice as wide."""
 

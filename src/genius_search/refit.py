@@ -15,11 +15,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from genius_search.artifact import ArtifactWriter, fingerprint_of, sync_tree
-from genius_search.data.features import Features
 from genius_search.embed import embed
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import UsageError
@@ -30,15 +28,13 @@ from genius_search.nn.generator import write_generator
 from genius_search.nn.health import Health
 from genius_search.nn.ids import RESIDUAL
 from genius_search.nn.quantizer import KIND as QUANTIZER
-from genius_search.nn.quantizer import Quantizer, encode, fuse, measure_health, write_quantizer
+from genius_search.nn.quantizer import Quantizer, fuse, measure_health, write_quantizer
 from genius_search.progress import Progress
-from genius_search.records import Modality
+from genius_search.training.codebooks import sample_ids
 from genius_search.training.fit import check_folder
 
 BATCH: Final = 2048
 """Items in a step of the moving average."""
-SAMPLED: Final = 8192
-"""Most items of a modality whose IDs are stored as the sample."""
 FEATURES: Final = "features"
 """Folder of the pool's features until the model is finished."""
 
@@ -98,7 +94,7 @@ def refit(
     embeddings = fuse(quantizer, features)
     _follow(quantizer, embeddings, features.modality, passes=passes, seed=seed, progress=progress)
     after = measure_health(quantizer, features)
-    quantizer.set_pool_sample(_sample(quantizer, features, seed=seed))
+    quantizer.set_pool_sample(sample_ids(quantizer, features, seed=seed))
     source = {"pool": features.manifest.fingerprint, "passes": str(passes), "seed": str(seed)}
     ours = write_quantizer(
         ArtifactWriter(
@@ -110,22 +106,24 @@ def refit(
         quantizer,
         after,
     )
-    generator = copy.deepcopy(model.generator)
-    if generator.guide is not None:
-        generator.guide.vectors.copy_(torch.cat(quantizer.tables()))
-    decoder = write_generator(
-        ArtifactWriter(
-            folder / "generator",
-            kind=GENERATOR,
-            config=model.generator_manifest.config,
-            inputs={
-                "generator": model.generator_manifest.fingerprint,
-                "quantizer": ours.manifest.fingerprint,
-            },
-        ),
-        generator,
-        dim=model.dim,
-    )
+    decoder = None
+    if model.generator is not None and model.generator_manifest is not None:
+        generator = copy.deepcopy(model.generator)
+        if generator.guide is not None:
+            generator.guide.vectors.copy_(torch.cat(quantizer.tables()))
+        decoder = write_generator(
+            ArtifactWriter(
+                folder / "generator",
+                kind=GENERATOR,
+                config=model.generator_manifest.config,
+                inputs={
+                    "generator": model.generator_manifest.fingerprint,
+                    "quantizer": ours.manifest.fingerprint,
+                },
+            ),
+            generator,
+            dim=model.dim,
+        )
     made = Genius.finish(folder, _encoder(model, folder), ours, decoder, model.instructions)
     shutil.rmtree(folder / FEATURES)
     return Refitted(made, before, after)
@@ -151,19 +149,6 @@ def _follow(
             )
             quantizer.follow(found, generator=generator)
         progress.advance(done, {})
-
-
-def _sample(quantizer: Quantizer, features: Features, *, seed: int) -> Int[Tensor, "sampled levels"]:
-    """Return distinct IDs of items drawn from each modality."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn: list[Tensor] = []
-    for modality in Modality:
-        rows = np.flatnonzero(features.modality == modality.code)
-        chosen = torch.randperm(len(rows), generator=generator)[:SAMPLED].numpy()
-        if len(chosen):
-            drawn.append(encode(quantizer, features, np.sort(rows[chosen])).codes)
-    ids: Tensor = torch.cat(drawn).unique(dim=0)
-    return ids
 
 
 def _encoder(model: Genius, folder: Path) -> Encoder:

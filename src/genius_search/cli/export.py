@@ -91,7 +91,7 @@ class Onnx(JsonOption):
         from genius_search.onnx.run import OnnxDecoder, compare_decoders, random_trial, real_trial
 
         if self.check is None:
-            queries, table = random_trial(model.generator.sizes, model.dim, num_queries=self.queries)
+            queries, table = random_trial(model.sizes, model.dim, num_queries=self.queries)
             source = "random vectors"
         else:
             folders = (Features.open(self.check / name) for name in ("queries", "candidates"))

@@ -147,7 +147,7 @@ def _search(
 
 def _facts(index: Index, model: Genius, health: Health, seconds: float) -> tuple[Fact, ...]:
     info = index.info()
-    parameters = sum(parameter.numel() for parameter in model.generator.parameters())
+    parameters = sum(weight.numel() for weight in model.trained_generator.parameters())
     return (
         Fact("items in the pool", f"{info.items:,}"),
         Fact("bytes per ID", f"{info.bytes_per_item['ids']:.0f}"),

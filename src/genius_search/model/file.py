@@ -17,6 +17,8 @@ MODEL_FILE: Final = "model.json"
 FORMAT: Final = 1
 IDS_FORMAT: Final = 2
 """Format of models whose IDs are not the quantizer's, which earlier versions would search incorrectly."""
+NO_GENERATOR_FORMAT: Final = 3
+"""Format of models without a generator, which earlier versions cannot open."""
 PARTS: Final = ("encoder", "quantizer", "generator")
 
 
@@ -55,7 +57,8 @@ class ModelFile(BaseModel, frozen=True, extra="allow"):
     format: StrictInt
     encoder: EncoderPart
     quantizer: ModelPart
-    generator: ModelPart
+    generator: ModelPart | None = None
+    """None if the model is searched by the geometry of its code vectors alone."""
     ids: ModelPart | None = None
     """The ID scheme, if it is not the quantizer itself."""
     instructions: list[KnownInstruction]
@@ -64,8 +67,8 @@ class ModelFile(BaseModel, frozen=True, extra="allow"):
     @property
     def parts(self) -> dict[str, ModelPart]:
         """The parts by the names of their folders."""
-        ids = {} if self.ids is None else {"ids": self.ids}
-        return {**{part: getattr(self, part) for part in PARTS}, **ids}
+        parts = {part: getattr(self, part) for part in (*PARTS, "ids")}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def fingerprint_of_parts(self) -> str:
         """Compute the fingerprint from those of the parts; the encoder's path does not matter."""
@@ -102,7 +105,7 @@ def read_model_file(folder: Path) -> ModelFile:
     try:
         content = json.loads(path.read_bytes())
         found = content.get("format") if isinstance(content, dict) else None
-        if isinstance(found, int) and found > IDS_FORMAT:
+        if isinstance(found, int) and found > NO_GENERATOR_FORMAT:
             raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
         return ModelFile.model_validate(content)
     except (OSError, RecursionError, ValueError) as error:

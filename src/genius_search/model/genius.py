@@ -20,6 +20,7 @@ from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.model.file import (
     FORMAT,
     IDS_FORMAT,
+    NO_GENERATOR_FORMAT,
     EncoderPart,
     KnownInstruction,
     ModelFile,
@@ -36,7 +37,10 @@ from genius_search.search.rank import CodeRanker
 
 
 class Genius:
-    """A trained model: encodes items into IDs, and queries into embeddings from which IDs are generated.
+    """A model: encodes items into IDs, and queries into embeddings from which IDs are generated.
+
+    A model whose codebooks were fitted to a pool without training has no generator; its IDs are found by the
+    distances between the query and the code vectors.
 
     >>> model = Genius.open("model")  # doctest: +SKIP
     >>> model.save_pretrained("my-model", license="mit")  # doctest: +SKIP
@@ -47,7 +51,7 @@ class Genius:
         folder: Path,
         encoder: Encoder,
         quantizer: TrainedQuantizer,
-        generator: TrainedGenerator,
+        generator: TrainedGenerator | None,
         instructions: Sequence[KnownInstruction],
         fingerprint: str,
         ids: TrainedIds | None = None,
@@ -56,8 +60,8 @@ class Genius:
         self.encoder = encoder
         self.quantizer: Quantizer = quantizer.quantizer
         self.quantizer_manifest = quantizer.manifest
-        self.generator: Generator = generator.generator
-        self.generator_manifest = generator.manifest
+        self.generator: Generator | None = None if generator is None else generator.generator
+        self.generator_manifest = None if generator is None else generator.manifest
         self.ids = ids or residual_ids(self.quantizer)
         """Scheme that assigns IDs to items; by default the quantizer's."""
         self.instructions = tuple(instructions)
@@ -90,13 +94,14 @@ class Genius:
         parts = read_model_file(folder)
         encoder = load_encoder(parts.encoder.in_folder(folder), download=download, device=device)
         quantizer = load_quantizer(folder / "quantizer", device=device)
-        generator = load_generator(folder / "generator", device=device)
+        generator = None if parts.generator is None else load_generator(folder / "generator", device=device)
         ids = None if parts.ids is None else load_ids(folder / "ids", quantizer.quantizer)
         found = {
             "encoder": encoder.fingerprint,
             "quantizer": quantizer.manifest.fingerprint,
-            "generator": generator.manifest.fingerprint,
         }
+        if generator is not None:
+            found["generator"] = generator.manifest.fingerprint
         if ids is not None and ids.manifest is not None:
             found["ids"] = ids.manifest.fingerprint
         for part, fingerprint in found.items():
@@ -144,11 +149,11 @@ class Genius:
         folder: Path,
         encoder: Encoder,
         quantizer: TrainedQuantizer,
-        generator: TrainedGenerator,
+        generator: TrainedGenerator | None,
         instructions: Sequence[KnownInstruction],
         ids: TrainedIds | None = None,
     ) -> Genius:
-        """Finish a model by writing the ``model.json`` of its parts."""
+        """Finish a model by writing the ``model.json`` of its parts; the generator may be missing."""
         kind, _, place = encoder.spec.partition(":")
         spec, home = encoder.spec, folder.resolve()
         if kind in ("small", "uniir") and Path(place).resolve().is_relative_to(home):
@@ -157,11 +162,11 @@ class Genius:
         if ids is not None and ids.manifest is not None:
             scheme = ModelPart(fingerprint=ids.manifest.fingerprint)
         parts = ModelFile(
-            format=FORMAT if scheme is None else IDS_FORMAT,
+            format=NO_GENERATOR_FORMAT if generator is None else FORMAT if scheme is None else IDS_FORMAT,
             ids=scheme,
             encoder=EncoderPart(spec=spec, fingerprint=encoder.fingerprint),
             quantizer=ModelPart(fingerprint=quantizer.manifest.fingerprint),
-            generator=ModelPart(fingerprint=generator.manifest.fingerprint),
+            generator=None if generator is None else ModelPart(fingerprint=generator.manifest.fingerprint),
             instructions=list(instructions),
             fingerprint="",
         )
@@ -245,9 +250,21 @@ class Genius:
         """Width of features and embeddings."""
         return self.quantizer.dim
 
+    @property
+    def trained_generator(self) -> Generator:
+        """The generator; :class:`UsageError` if the model has none."""
+        if self.generator is None:
+            raise UsageError(
+                f"{self.folder} was fitted to a pool without training and has no generator; `genius fit` "
+                "trains a model with one"
+            )
+        return self.generator
+
     @cached_property
     def decoder(self) -> Decoder:
-        """The generator's decoder for search."""
+        """The generator's decoder for search; without a generator, :attr:`router`."""
+        if self.generator is None:
+            return self.router
         decoding = getattr(self.generator, "decoding", None)
         if decoding is not None:
             own: Decoder = decoding()

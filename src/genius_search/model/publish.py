@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 from genius_search import __version__
 from genius_search.artifact import MANIFEST, Manifest, copy_artifact, open_artifact, write_json
+from genius_search.config import QuantizerConfig, from_json
+from genius_search.data.features import NUM_MODALITIES
 from genius_search.encoders.pretrained import check_files, read_json
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.hub.access import ENCODER_FILES, is_repository_name, stays_inside
@@ -120,7 +123,7 @@ def save_model(
         spec = _save_encoder(encoder, folder / "encoder", copy=copy_encoder)
         saved = model.model_copy(update={"encoder": model.encoder.model_copy(update={"spec": spec})})
         saved.write(folder)
-        sizes = [int(size) for size in parts["generator"].facts["sizes"]]
+        sizes = _sizes(parts)
         config = {
             "model_type": "genius",
             "library_name": LIBRARY,
@@ -158,6 +161,15 @@ def save_model(
         )
         (folder / "README.md").write_text(card, encoding="utf-8")
     return target.expanduser()
+
+
+def _sizes(parts: Mapping[str, Manifest]) -> list[int]:
+    """Return the number of codes at each level."""
+    if "generator" in parts:
+        return [int(size) for size in parts["generator"].facts["sizes"]]
+    config = from_json(QuantizerConfig, parts["quantizer"].config)
+    semantic = [config.codebook_size] * config.levels
+    return semantic if config.level0 == "none" else [NUM_MODALITIES, *semantic]
 
 
 def _check_is_copy(folder: Path, fingerprint: str) -> None:

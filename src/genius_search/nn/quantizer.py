@@ -23,7 +23,7 @@ from genius_search.config import QuantizerConfig, from_json
 from genius_search.data.features import NUM_MODALITIES, Features
 from genius_search.nn import parallel
 from genius_search.nn.density import NormAndDensity
-from genius_search.nn.fusion import Fusion
+from genius_search.nn.fusion import make_fusion
 from genius_search.nn.health import Health, examine
 from genius_search.nn.weights import write_weights
 from genius_search.registry import find_part
@@ -221,7 +221,7 @@ class Quantizer(nn.Module):
         super().__init__()
         self.dim = dim
         self.config = config
-        self.fusion = Fusion(dim, config.fusion)
+        self.fusion = make_fusion(dim, config.fusion)
         modality = [] if config.level0 == "none" else [Codebook(NUM_MODALITIES, dim)]
         if config.shared_codebook:
             semantic = [Codebook(config.codebook_size, dim)] * config.levels
@@ -481,12 +481,17 @@ def encode(quantizer: Quantizer, features: Features, rows: np.ndarray | None = N
 
 
 @torch.no_grad()
-def fuse(quantizer: Quantizer, features: Features) -> Float[Tensor, "rows dim"]:
-    """Return the fused embeddings of all rows as 16-bit floats on the CPU."""
+def fuse(
+    quantizer: Quantizer, features: Features, rows: np.ndarray | None = None
+) -> Float[Tensor, "rows dim"]:
+    """Return the fused embeddings of items (all, or the given rows) as 16-bit floats on the CPU."""
+    rows = np.arange(len(features)) if rows is None else rows
     device = quantizer.device
-    output = torch.empty(len(features), features.dim, dtype=torch.float16)
-    for rows, batch in features.batches(FUSE_BATCH):
-        output[rows] = quantizer.fusion(batch.image.to(device), batch.text.to(device)).half().cpu()
+    output = torch.empty(len(rows), features.dim, dtype=torch.float16)
+    for start in range(0, len(rows), FUSE_BATCH):
+        batch = features.gather(rows[start : start + FUSE_BATCH])
+        fused = quantizer.fusion(batch.image.to(device), batch.text.to(device))
+        output[start : start + FUSE_BATCH] = fused.half().cpu()
     return output
 
 

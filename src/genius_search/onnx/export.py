@@ -74,6 +74,7 @@ def export_onnx(model: Genius, folder: Path, *, int8: bool = False, progress: Pr
     missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtra(f"exporting needs {' and '.join(missing)}: pip install 'genius-search[onnx]'")
+    generator = model.trained_generator
     writer = ArtifactWriter(folder, kind=KIND, config={"int8": int8}, inputs={"model": model.fingerprint})
     finished = writer.finished()
     if finished is not None:
@@ -84,10 +85,10 @@ def export_onnx(model: Genius, folder: Path, *, int8: bool = False, progress: Pr
     plain = writer.path / "fp32"
     plain.mkdir()
     progress.say("writing the decoder and the fusion")
-    decoder = write_decoder(model.generator, plain)
+    decoder = write_decoder(generator, plain)
     write_fusion(model.quantizer.fusion, model.dim, plain)
-    if model.generator.guide is not None:
-        write_weights(writer.path / GUIDE, model.generator.guide.state_dict())
+    if generator.guide is not None:
+        write_weights(writer.path / GUIDE, generator.guide.state_dict())
     encoder = _write_encoder(model.encoder, writer.path, progress)
     if int8:
         (writer.path / "int8").mkdir()
@@ -373,20 +374,24 @@ def _blocks(generator: Generator) -> list[Block]:
     return [block for block in generator.blocks if isinstance(block, Block)]
 
 
-def write_fusion(fusion: Fusion, dim: int, folder: Path) -> None:
+def write_fusion(fusion: nn.Module, dim: int, folder: Path) -> None:
     """Write the graph from an image's and a text's features to one unit embedding."""
     graph = Graph("fusion")
     image, text = (graph.input(name, ["items", dim]) for name in ("image", "text"))
-    sides = [
-        apply_layers(graph, value, [layer, nn.ReLU()])
-        for value, layer in ((text, fusion.text_projection_layer), (image, fusion.image_projection_layer))
-    ]
-    joint = graph.op("Concat", *sides, axis=-1)
-    mixed = apply_layers(graph, joint, [fusion.combiner_layer, nn.ReLU(), fusion.output_layer])
-    share = apply_layers(graph, joint, fusion.dynamic_scalar)
-    # λ·text + (1−λ)·image = image + λ·(text − image)
-    both = graph.op("Add", image, graph.op("Mul", share, graph.op("Sub", text, image)))
-    graph.output("embedding", normalize(graph, graph.op("Add", mixed, both)), ["items", dim])
+    if isinstance(fusion, Fusion):
+        sides = [
+            apply_layers(graph, value, [layer, nn.ReLU()])
+            for value, layer in ((text, fusion.text_projection_layer), (image, fusion.image_projection_layer))
+        ]
+        joint = graph.op("Concat", *sides, axis=-1)
+        mixed = apply_layers(graph, joint, [fusion.combiner_layer, nn.ReLU(), fusion.output_layer])
+        share = apply_layers(graph, joint, fusion.dynamic_scalar)
+        # λ·text + (1−λ)·image = image + λ·(text − image)
+        both = graph.op("Add", image, graph.op("Mul", share, graph.op("Sub", text, image)))
+        fused = graph.op("Add", mixed, both)
+    else:  # SumFusion
+        fused = graph.op("Add", normalize(graph, image), normalize(graph, text))
+    graph.output("embedding", normalize(graph, fused), ["items", dim])
     graph.save(folder / FUSION)
 
 

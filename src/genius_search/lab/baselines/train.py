@@ -209,7 +209,7 @@ def generator_config(model: Genius, config: BaselineConfig) -> GeneratorConfig:
 
     IDs are memorised sooner without dropout; the control is trained in the same way.
     """
-    own = model.generator.config
+    own = model.trained_generator.config
     training = dataclasses.replace(
         own.training, epochs=config.epochs, max_steps=0, batch_size=config.batch_size, seed=config.seed
     )

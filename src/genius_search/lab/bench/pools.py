@@ -68,7 +68,7 @@ def synthetic_searcher(
 def searcher_of(model: Genius) -> Searcher:
     """Return the parts of a trained model."""
     name = f"model {model.fingerprint[:12]}"
-    return Searcher(name, model.generator.eval(), model.decoder, model.ranker, model.dim)
+    return Searcher(name, model.trained_generator.eval(), model.decoder, model.ranker, model.dim)
 
 
 def random_queries(count: int, dim: int, *, seed: int) -> Float[Tensor, "queries dim"]:
