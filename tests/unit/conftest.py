@@ -10,6 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 
 from genius_search.artifact import ArtifactWriter
 from genius_search.data.features import ABSENT, Features, Pairs, Shard, write_shard
@@ -108,6 +112,79 @@ def _places(rows):
 def _packed(rows, dim):
     present = [row for row in rows if row is not None]
     return np.array(present, dtype=np.float32) if present else np.zeros((0, dim), dtype=np.float32)
+
+
+def _write_tokenizer(folder):
+    words = ["<pad>", "<unk>", "<s>", "a", "red", "green", "anchor", "on", "ground", "</s>"]
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))  # noqa: S106
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 9)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    settings = {**names, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 16}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.fixture(scope="session")
+def clip_folder(tmp_path_factory) -> Path:
+    """A small CLIP with random weights, in the published layout."""
+    from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel  # noqa: PLC0415  slow, and not always needed
+
+    folder = tmp_path_factory.mktemp("clip")
+    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {"bos_token_id": 2, "eos_token_id": 9, "pad_token_id": 0}
+    torch.manual_seed(0)
+    config = CLIPConfig(
+        text_config={
+            **layers,
+            **ids,
+            "vocab_size": 10,
+            "max_position_embeddings": 12,
+            "hidden_act": "quick_gelu",
+        },
+        vision_config={**layers, "image_size": 16, "patch_size": 8, "hidden_act": "quick_gelu"},
+        projection_dim=12,
+    )
+    CLIPModel(config).save_pretrained(folder)
+    CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(
+        folder
+    )
+    _write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def siglip_folder(tmp_path_factory) -> Path:
+    """A small SigLIP with random weights, in the published layout."""
+    from transformers import SiglipConfig, SiglipImageProcessorPil, SiglipModel  # noqa: PLC0415  slow, and not always needed
+
+    folder = tmp_path_factory.mktemp("siglip")
+    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {"bos_token_id": 2, "eos_token_id": 9, "pad_token_id": 0}
+    torch.manual_seed(0)
+    config = SiglipConfig(
+        text_config={**layers, **ids, "vocab_size": 10, "max_position_embeddings": 12, "projection_size": 16},
+        vision_config={**layers, "image_size": 16, "patch_size": 8},
+    )
+    SiglipModel(config).save_pretrained(folder)
+    SiglipImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+    _write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sentence_folder(tmp_path_factory) -> Path:
+    """A small sentence embedder with random weights, in sentence-transformers' layout without modules."""
+    from transformers import BertConfig, BertModel  # noqa: PLC0415  slow, and not always needed
+
+    folder = tmp_path_factory.mktemp("sentences")
+    torch.manual_seed(0)
+    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    BertModel(BertConfig(vocab_size=10, max_position_embeddings=16, **layers)).save_pretrained(folder)
+    _write_tokenizer(folder)
+    return folder
 
 
 class Published(NamedTuple):

@@ -15,6 +15,7 @@ from genius_search.cli.options import (
     IndexArgument,
     JsonOption,
     OpenIndexOptions,
+    OptionalFolder,
     WaitOption,
     command,
 )
@@ -31,39 +32,79 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
     index: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
     """Folder of the new index."""
 
-    model: Path
-    """Folder of the model."""
-
     pool: Path
     """A folder, with its subfolders, or a .jsonl file in M-BEIR's layout."""
 
-    embeddings: Literal["none", "fused", "raw"] = "none"
-    """Store an embedding of every item, for re-ranking: fused ones, or raw sums of the encoder's
-    features (the paper's GENIUS^R)."""
+    model: OptionalFolder = None
+    """Folder of a trained model. Without one nothing is trained: codebooks are fitted to the pool."""
 
-    embedding_type: Literal["float16", "int8"] = "float16"
-    """Store two bytes per number of an embedding, or one."""
+    encoder: str = "auto"
+    """Encoder of an index without a trained model: clip:NAME or siglip:NAME for pictures and texts,
+    text:NAME for texts, each with a name on the Hugging Face hub or a folder; auto chooses one."""
+
+    embeddings: Annotated[
+        Literal["none", "fused", "raw"] | None, tyro.conf.arg(metavar="{none,fused,raw}")
+    ] = None
+    """Store an embedding of every item, for re-ranking: fused ones, or raw sums of the encoder's
+    features (the paper's GENIUS^R). Default: none with a model, otherwise fused below a million items."""
+
+    embedding_type: Annotated[Literal["float16", "int8"] | None, tyro.conf.arg(metavar="{float16,int8}")] = (
+        None
+    )
+    """Store two bytes per number of an embedding, or one. Default: float16 with a model, otherwise int8."""
 
     no_captions: bool = False
     """Ignore texts beside pictures (.txt, .json, metadata lists)."""
 
     def run(self) -> None:
         """Create the index."""
+        from genius_search.errors import UsageError
         from genius_search.index.index import Index
-        from genius_search.model import Genius
 
+        if self.model is not None and self.encoder != "auto":
+            raise UsageError("--model and --encoder exclude each other: a model has its own encoder")
+        encoder, download = None, self.download
+        if self.model is None:
+            encoder, download = self._choose_encoder()
         with TerminalProgress() as progress:
             _, added = Index.create(
                 self.index,
-                model=Genius.open(self.model, device=self.device, download=self.download),
                 pool=self.pool,
+                model=self.model,
+                encoder=encoder,
                 embeddings=self.embeddings,
                 embedding_type=self.embedding_type,
                 captions=not self.no_captions,
+                device=self.device,
+                download=download,
                 progress=progress,
             )
             _report_added(progress, added, as_json=self.json)
             progress.say(f'next: genius search {shlex.quote(str(self.index))} "what you look for"')
+
+    def _choose_encoder(self) -> tuple[str, bool]:
+        """Return the encoder's spec, and whether it may be downloaded; ask if that was not said."""
+        if self.encoder != "auto":
+            return self.encoder, self.download
+        from genius_search.encoders.auto import suggest_encoder
+        from genius_search.errors import NetworkNeeded
+        from genius_search.index.adding import open_pool
+        from genius_search.records import Modality
+
+        items = open_pool(self.pool, captions=not self.no_captions).items
+        suggestion = suggest_encoder(has_images=any(item.modality is not Modality.TEXT for item in items))
+        if self.download or suggestion.is_downloaded():
+            print(f"encoder: {suggestion.description}", file=sys.stderr)
+            return suggestion.spec, self.download
+        if sys.stdin.isatty():
+            print(f"no encoder is named; {suggestion.description} suits this pool.", file=sys.stderr)
+            if input("Download it from the Hugging Face hub? [y/N] ").strip().lower() in ("y", "yes"):
+                return suggestion.spec, True
+        raise NetworkNeeded(
+            f"no encoder is named, and {suggestion.description}, which suits this pool, is not on this "
+            "machine. Add --download to fetch it, or name one: --encoder clip:FOLDER, siglip:FOLDER or "
+            "text:FOLDER, or a trained --model"
+        )
 
 
 @command

@@ -86,6 +86,11 @@ class Encoder(Protocol):
         ...
 
 
+def reads_images(encoder: Encoder) -> bool:
+    """Return whether an encoder gives features of images; one of texts only has ``reads_images = False``."""
+    return bool(getattr(encoder, "reads_images", True))
+
+
 @runtime_checkable
 class JointEncoder(Encoder, Protocol):
     """An encoder that reads image and text together and returns one vector for both.
@@ -104,9 +109,10 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
     Parameters
     ----------
     spec
-        ``small:FOLDER``, ``clip:NAME-or-folder``, ``precomputed:PATH``, ``text:FOLDER``, ``uniir:FOLDER``, or
-        the kind of an entry point (:mod:`genius_search.registry`): a function that is called with what
-        follows the colon, ``download=`` and ``device=``.
+        ``small:FOLDER``, ``clip:`` or ``siglip:NAME-or-folder``, ``precomputed:PATH``,
+        ``text:NAME-or-folder``, ``uniir:FOLDER``, or the kind of an entry point
+        (:mod:`genius_search.registry`): a function that is called with what follows the colon, ``download=``
+        and ``device=``.
     download
         Allow downloading a model by its name; otherwise nothing touches the network.
     device
@@ -122,15 +128,15 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
     kind, _, place = spec.partition(":")
     if not place:
         raise UsageError(
-            f"encoder {spec!r} is not known; give small:FOLDER, clip:NAME-or-folder, precomputed:PATH, "
-            "text:FOLDER, uniir:FOLDER or another KIND:PLACE"
+            f"encoder {spec!r} is not known; give small:FOLDER, clip:NAME-or-folder, "
+            "siglip:NAME-or-folder, text:NAME-or-folder, precomputed:PATH, uniir:FOLDER or another KIND:PLACE"
         )
     match kind:
         case "small":
             from genius_search.encoders.small import load_small  # noqa: PLC0415  lazily, as said above
 
             return load_small(Path(place).expanduser(), device=device)
-        case "clip":
+        case "clip" | "siglip":
             from genius_search.encoders.pretrained import ClipEncoder  # noqa: PLC0415
 
             return ClipEncoder(place, download=download, device=device)
@@ -141,13 +147,15 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
         case "text":
             from genius_search.encoders.sentence import SentenceEncoder  # noqa: PLC0415
 
-            return SentenceEncoder(Path(place).expanduser(), device=device)
+            return SentenceEncoder(place, download=download, device=device)
         case "uniir":
             from genius_search.encoders.uniir import load_uniir  # noqa: PLC0415
 
             return load_uniir(Path(place).expanduser(), device=device)
         case _:
-            built_in = dict.fromkeys(("small", "clip", "precomputed", "text", "uniir"), load_encoder)
+            built_in = dict.fromkeys(
+                ("small", "clip", "siglip", "precomputed", "text", "uniir"), load_encoder
+            )
             return find_part("encoders", kind, built_in)(place, download=download, device=device)
 
 

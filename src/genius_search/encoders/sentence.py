@@ -1,4 +1,4 @@
-"""`text:FOLDER`: a sentence embedder in sentence-transformers' layout, for data without images."""
+"""`text:NAME-or-folder`: a sentence embedder in sentence-transformers' layout, for data without images."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from genius_search.encoders.base import ImageInput, TextInput, in_batches
 from genius_search.encoders.pretrained import (
     check_files,
     contents_fingerprint,
+    find_checkpoint,
     load_model,
     load_tokenizer,
     need_transformers,
     read_json,
 )
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.errors import ArtifactMismatch, UsageError
 
 BATCH: Final = 64
 MAX_TOKENS: Final = 512
@@ -46,17 +47,19 @@ class SentenceEncoder:
         transformers is not installed.
     ArtifactMissing
         The folder does not exist or lacks files.
+    NetworkNeeded
+        The model is not on this machine, and ``download`` is off or fails.
     ArtifactMismatch
         The folder pools in a way that is not supported, or asks for code to be run.
     """
 
     needs_pixels: bool = False
+    reads_images: bool = False
 
-    def __init__(self, folder: Path, *, device: str = "cpu") -> None:
+    def __init__(self, name: str | Path, *, download: bool = False, device: str = "cpu") -> None:
         need_transformers()
-        self._folder = folder
-        if not self._folder.is_dir():
-            raise ArtifactMissing(f"text:{self._folder}: there is no such folder")
+        self._name = name
+        self._folder = find_checkpoint(str(name), download=download)
         check_files(self._folder, image_processor=False)
         self._device = device
         self._pooling = read_pooling(self._folder)
@@ -69,8 +72,8 @@ class SentenceEncoder:
 
     @property
     def spec(self) -> str:
-        """``text:FOLDER``."""
-        return f"text:{self._folder}"
+        """``text:`` and the name or folder."""
+        return f"text:{self._name}"
 
     @cached_property
     def fingerprint(self) -> str:

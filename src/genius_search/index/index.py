@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from genius_search.config import SearchConfig
+from genius_search.encoders.base import load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.index.adding import Added, ItemOutcome, NewItem, add_new_items, add_pool, open_pool
 from genius_search.index.explain import CodeNode, Explanation, SharedPage, code_node, explain, shared_groups
@@ -27,6 +29,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
     DELETED,
+    OWN_MODEL,
     SEGMENTS,
     EmbeddingType,
     IndexManifest,
@@ -51,7 +54,7 @@ __all__ = [
     "SearchResult",
 ]
 
-LEFTOVERS = frozenset({LOCK, WORK, SEGMENTS, DELETED, f"{CURRENT}.tmp"})
+LEFTOVERS = frozenset({LOCK, WORK, SEGMENTS, DELETED, f"{CURRENT}.tmp", Path(OWN_MODEL).name})
 """Names that an interrupted writer may leave in the folder of an index."""
 
 
@@ -82,32 +85,48 @@ class Index:
     def create(
         folder: str | Path,
         *,
-        model: str | Path | Genius,
         pool: str | Path,
-        embeddings: StoredEmbeddings = "none",
-        embedding_type: EmbeddingType = "float16",
+        model: str | Path | Genius | None = None,
+        encoder: str | None = None,
+        embeddings: StoredEmbeddings | None = None,
+        embedding_type: EmbeddingType | None = None,
         captions: bool = True,
+        device: str = "cpu",
+        download: bool = False,
         progress: Progress | None = None,
     ) -> tuple[Index, Added]:
         """Create an index of a pool: a folder of images and texts, or a ``.jsonl`` file of M-BEIR candidates.
 
         An interrupted run resumes when repeated. The index appears when it is complete.
 
+        >>> Index.create("photos.index", pool="Pictures", encoder="clip:models/clip")  # doctest: +SKIP
+
         Parameters
         ----------
+        model
+            A trained model, or its folder.
+        encoder
+            Instead of a model, the spec of an encoder (:func:`genius_search.encoders.base.load_encoder`).
+            Nothing is trained: codebooks are fitted to the pool and stored in the index.
         embeddings
             Store an embedding for each item so that hits can be re-ranked: ``fused``, the vectors that IDs
-            are made from, or ``raw``, the sums of the encoder's features (the paper's GENIUS^R).
+            are made from, or ``raw``, the sums of the encoder's features (the paper's GENIUS^R). By default
+            ``none`` with a model, and with an encoder ``fused`` for fewer than a million items.
         embedding_type
-            ``float16``, or ``int8`` with one scale per vector.
+            ``float16``, the default with a model, or ``int8`` with one scale per vector, the default with an
+            encoder.
+        device, download
+            For opening the model or encoder: where it runs, and whether it may be downloaded.
 
         Raises
         ------
         UsageError
-            An index or something else exists in its place.
+            An index or something else exists in its place, or not exactly one of model and encoder is given.
         BadData
             Nothing in the pool can be used.
         """
+        if (model is None) is (encoder is None):
+            raise UsageError("give either a model, or the encoder of an index that needs no training")
         folder = Path(folder)
         if (folder / CURRENT).exists():
             raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
@@ -116,18 +135,38 @@ class Index:
             raise UsageError(f"{place} is a file, or a link to nothing; an index needs a folder")
         if folder.exists() and not all(entry.name in LEFTOVERS for entry in folder.iterdir()):
             raise UsageError(f"{folder} holds other things; an index needs a folder of its own")
-        opened = model if isinstance(model, Genius) else Genius.open(model)
-        items = open_pool(Path(pool), captions=captions)
-        manifest = IndexManifest(
-            model=str(opened.folder.resolve()),
-            model_fingerprint=opened.fingerprint,
-            embeddings=embeddings,
-            embedding_type=embedding_type,
-        )
+        progress = progress or Silent()
+        if encoder is not None:
+            from genius_search.index.fitting import create_with_encoder  # noqa: PLC0415  opening needs none of it
+            from genius_search.training.fit import absolute_spec  # noqa: PLC0415  as above
+
+            tower = load_encoder(absolute_spec(encoder), download=download, device=device)
+        elif model is not None:
+            opened = (
+                model if isinstance(model, Genius) else Genius.open(model, device=device, download=download)
+            )
         try:
             with one_writer(folder) as writer:
-                added = add_pool(writer, opened, items, create=manifest, progress=progress or Silent())
-        except BadData:
+                if encoder is not None:
+                    opened, added = create_with_encoder(
+                        writer,
+                        tower,
+                        Path(pool),
+                        captions=captions,
+                        embeddings=embeddings,
+                        embedding_type=embedding_type or "int8",
+                        progress=progress,
+                    )
+                else:
+                    manifest = IndexManifest(
+                        model=str(opened.folder.resolve()),
+                        model_fingerprint=opened.fingerprint,
+                        embeddings=embeddings or "none",
+                        embedding_type=embedding_type or "float16",
+                    )
+                    items = open_pool(Path(pool), captions=captions)
+                    added = add_pool(writer, opened, items, create=manifest, progress=progress)
+        except (BadData, UsageError):
             with contextlib.suppress(OSError):  # a killed writer's files stay
                 (folder / LOCK).unlink()
                 folder.rmdir()
@@ -162,8 +201,8 @@ class Index:
         folder = Path(folder)
         manifest = read_manifest(folder)
         if model is None:
-            _check_model_exists(folder, manifest.model)
-            model = manifest.model
+            model = manifest.locate_model(folder)
+            _check_model_exists(folder, model)
         opened = model if isinstance(model, Genius) else Genius.open(model, device=device, download=download)
         if opened.fingerprint != manifest.model_fingerprint:
             raise ArtifactMismatch(
@@ -196,7 +235,7 @@ class Index:
         )
         if isinstance(model, Genius):
             return Index.open(folder, model=model)
-        named = read_manifest(folder).model if model is None else model
+        named = read_manifest(folder).locate_model(folder) if model is None else model
         if not named:
             raise ArtifactMissing(f"{folder} does not say which model made it; say it with model=")
         opened = Genius.from_pretrained(named, device=device, download=download, token=token)
@@ -452,10 +491,16 @@ class Index:
     def settings(self) -> SearchConfig:
         """The default search settings, to be changed with ``dataclasses.replace``.
 
-        These are the settings chosen by `genius tune`, or :data:`genius_search.config.USUAL_SEARCH`.
+        These are the settings chosen by `genius tune`, or :data:`genius_search.config.USUAL_SEARCH`; without
+        a generator, hits are ranked by fused embeddings if the index stores them.
         """
-        tuned = self.snapshot.manifest.tuned
-        return self.model.usual_search if tuned is None else tuned.search
+        manifest = self.snapshot.manifest
+        if manifest.tuned is not None:
+            return manifest.tuned.search
+        usual = self.model.usual_search
+        if self.model.generator is None and manifest.embeddings == "fused":
+            return dataclasses.replace(usual, rerank="embeddings")
+        return usual
 
     def keep_settings(self, tuned: Tuned, *, wait_seconds: float = 0.0) -> None:
         """Store default search settings with the index."""

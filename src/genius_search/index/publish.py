@@ -20,6 +20,7 @@ from genius_search.index.store import (
     CURRENT,
     DELETED,
     MOST_ATTEMPTS,
+    OWN_MODEL,
     SEGMENTS,
     check_segment,
     read_deleted,
@@ -28,6 +29,7 @@ from genius_search.index.store import (
 )
 from genius_search.index.verify import verify
 from genius_search.index.writer import LOCK, one_writer
+from genius_search.model.publish import check_model, save_model
 
 OBSOLETE: Final = (f"{SEGMENTS}/*", f"{DELETED}/*")
 """Files of a repository that are obsolete when an index is published again."""
@@ -49,7 +51,9 @@ def check_index(folder: Path, read_all: bool = False) -> None:  # noqa: FBT001, 
     """
     manifest = read_manifest(folder)
     model = manifest.model
-    if model and not is_repository_name(model):
+    if model == OWN_MODEL:
+        check_model(folder / OWN_MODEL, verify=read_all)
+    elif model and not is_repository_name(model):
         raise ArtifactMismatch(
             f"{folder}: {CURRENT} says that its model is {model!r}, expected owner/name or nothing; an "
             "index that points elsewhere on this machine is not opened"
@@ -78,7 +82,7 @@ def save_index(
     name
         name of the repository, for the card; by default the folder's name.
     model
-        name of the model on the hub.
+        name of the model on the hub; by default none, or the model inside the index.
 
     Raises
     ------
@@ -127,6 +131,9 @@ def _copy(source: Path, target: Path, *, model: str) -> Snapshot:
                 if entry.deleted is not None:
                     (target / DELETED).mkdir(exist_ok=True)
                     shutil.copyfile(source / DELETED / entry.deleted, target / DELETED / entry.deleted)
+            if not model and state.manifest.model == OWN_MODEL:
+                model = OWN_MODEL
+                save_model(source / OWN_MODEL, target / OWN_MODEL)
             write_manifest(target, state.manifest.replace(model=model))
             return Snapshot.open(target)
         except (ArtifactError, OSError, sqlite3.Error):

@@ -266,6 +266,8 @@ def check_segment(folder: Path, *, manifest: str, verify: bool) -> list[Path]:
 
 
 CURRENT: Final = "index.json"
+OWN_MODEL: Final = "./model"
+"""The model of an index that was created with an encoder alone, inside the index."""
 SEGMENTS: Final = "segments"
 DELETED: Final = "deleted"
 FORMAT: Final = 5
@@ -304,7 +306,7 @@ class IndexManifest(BaseModel):
     generation: int = 0
     """Number of changes so far; an index that exists has at least 1."""
     model: str
-    """Folder or name of the model when the index was created."""
+    """Folder or name of the model when the index was created; :data:`OWN_MODEL` if the index contains it."""
     model_fingerprint: str
     embeddings: StoredEmbeddings
     embedding_type: EmbeddingType = "float16"
@@ -328,6 +330,10 @@ class IndexManifest(BaseModel):
             if value is not None:
                 body[name] = to_dict(value)
         return body
+
+    def locate_model(self, folder: Path) -> str:
+        """Return the folder or name of the model of the index in this folder."""
+        return str(folder / OWN_MODEL) if self.model == OWN_MODEL else self.model
 
     def replace(self, **changes: Any) -> IndexManifest:
         """Return a copy with some entries changed."""
@@ -368,7 +374,7 @@ def read_manifest(folder: Path) -> IndexManifest:
         if isinstance(error, ArtifactError) or error.errno not in {errno.ENOENT, *NO_PLACE}:
             raise
         raise ArtifactMissing(
-            f"no index at {folder}; `genius index create {folder} --model …` makes one"
+            f"no index at {folder}; `genius index create {folder} --pool FOLDER` makes one"
         ) from None
     except ArtifactError:
         raise

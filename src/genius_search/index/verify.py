@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Int64, Integer
 
+from genius_search.artifact import open_artifact
 from genius_search.errors import ArtifactError, ArtifactMismatch, GeniusError, UsageError
 from genius_search.index.items import ITEMS_FILE
 from genius_search.index.settings import Tuned
@@ -22,6 +23,7 @@ from genius_search.index.store import (
     DENSITIES,
     EMBEDDINGS,
     MOST_ATTEMPTS,
+    OWN_MODEL,
     REMEDY,
     SCALES,
     SEGMENTS,
@@ -97,6 +99,8 @@ def _verify(folder: Path, manifest: IndexManifest) -> Verified:
         _check_items(segment)
     _check_unique(snapshot.segments)
     files += check_pictures(folder, snapshot.segments)
+    if manifest.model == OWN_MODEL:
+        files += _check_own_model(folder / OWN_MODEL, manifest.model_fingerprint)
     alive = snapshot.num_alive
     return Verified(
         segments=len(snapshot.segments),
@@ -105,6 +109,20 @@ def _verify(folder: Path, manifest: IndexManifest) -> Verified:
         files=len(files),
         bytes=sum(file.stat().st_size for file in files),
     )
+
+
+def _check_own_model(folder: Path, fingerprint: str) -> list[Path]:
+    """Compare the files of a model inside an index with their checksums; return them."""
+    from genius_search.model.file import MODEL_FILE, read_model_file  # noqa: PLC0415  imports torch
+
+    model = read_model_file(folder)
+    if model.fingerprint_of_parts() != fingerprint:
+        raise ArtifactMismatch(f"{folder / MODEL_FILE} is not the model that assigned the IDs; {REMEDY}")
+    for name in model.parts.keys() - {"encoder"}:
+        manifest = open_artifact(folder / name, kind=name, verify=True)
+        if manifest.fingerprint != model.parts[name].fingerprint:
+            raise ArtifactMismatch(f"{folder / name} is not part of this model; {REMEDY}")
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def _check_table(folder: Path, table: IdTable) -> None:

@@ -48,7 +48,7 @@ def check_model(folder: Path, verify: bool = False) -> None:  # noqa: FBT001, FB
     if model.fingerprint != model.fingerprint_of_parts():
         raise ArtifactMismatch(f"{folder}: the fingerprint in {MODEL_FILE} is not that of its parts")
     kind, _, place = model.encoder.spec.partition(":")
-    if kind == "clip" and is_repository_name(place):
+    if kind in ("clip", "text") and is_repository_name(place):
         return
     if not (place.startswith("./") and stays_inside(place[2:]) and kind in _PORTABLE_ENCODERS):
         raise ArtifactMismatch(

@@ -1,6 +1,6 @@
 """clip: the same features as transformers' own pipeline; fast, teaching refusals."""
 
-# ruff: noqa: PLC0415, S106  transformers is imported where it is needed; tokens are no passwords
+# ruff: noqa: PLC0415  transformers is imported where it is needed; tokens are no passwords
 
 import json
 import threading
@@ -10,10 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
 
 from genius_search.encoders import pretrained as checkpoint
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
@@ -23,64 +19,6 @@ from genius_search.hub import access
 
 KEY = ItemKey("candidate", "9:1")
 TEXTS = ["a red anchor", "a green anchor on a red ground", "anchor"]
-
-
-def write_tokenizer(folder):
-    words = ["<pad>", "<unk>", "<s>", "a", "red", "green", "anchor", "on", "ground", "</s>"]
-    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.post_processor = TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 9)]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    names = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-    settings = {**names, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 16}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
-@pytest.fixture(scope="module")
-def clip_folder(tmp_path_factory):
-    from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
-
-    folder = tmp_path_factory.mktemp("clip")
-    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    ids = {"bos_token_id": 2, "eos_token_id": 9, "pad_token_id": 0}
-    torch.manual_seed(0)
-    config = CLIPConfig(
-        text_config={
-            **layers,
-            **ids,
-            "vocab_size": 10,
-            "max_position_embeddings": 12,
-            "hidden_act": "quick_gelu",
-        },
-        vision_config={**layers, "image_size": 16, "patch_size": 8, "hidden_act": "quick_gelu"},
-        projection_dim=12,
-    )
-    CLIPModel(config).save_pretrained(folder)
-    CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(
-        folder
-    )
-    write_tokenizer(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def siglip_folder(tmp_path_factory):
-    from transformers import SiglipConfig, SiglipImageProcessorPil, SiglipModel
-
-    folder = tmp_path_factory.mktemp("siglip")
-    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    ids = {"bos_token_id": 2, "eos_token_id": 9, "pad_token_id": 0}
-    torch.manual_seed(0)
-    config = SiglipConfig(
-        text_config={**layers, **ids, "vocab_size": 10, "max_position_embeddings": 12, "projection_size": 16},
-        vision_config={**layers, "image_size": 16, "patch_size": 8},
-    )
-    SiglipModel(config).save_pretrained(folder)
-    SiglipImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
-    write_tokenizer(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,151 @@
+"""Indexes that are created with an encoder alone."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from genius_search.cli import main
+from genius_search.errors import ArtifactMismatch, BadData, UsageError
+from genius_search.index import fitting
+from genius_search.index.index import Index
+from genius_search.index.publish import check_index, save_index
+
+WORDS = [
+    "a red anchor",
+    "a green anchor",
+    "anchor on red ground",
+    "green ground",
+    "red",
+    "a ground on a green",
+]
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    """Pictures, pictures with captions, and texts."""
+    folder = tmp_path_factory.mktemp("pool")
+    random = np.random.default_rng(0)
+    for number in range(12):
+        picture = Image.fromarray(random.integers(0, 256, (20, 24, 3), dtype=np.uint8))
+        picture.save(folder / f"{number}.png")
+    for number, words in enumerate(WORDS):
+        (folder / f"{number}.txt").write_text(words)  # captions of the first six pictures
+        (folder / f"note {number}.txt").write_text(f"{words} a")
+    (folder / "broken.png").write_bytes(b"no picture")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def index(pool, clip_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("index") / "i.index"
+    return Index.create(folder, pool=pool, encoder=f"clip:{clip_folder}")[0]
+
+
+def test_items_of_every_kind_are_found_without_training(index, pool):
+    info = index.info()
+    assert info.by_modality == {"image": 6, "text": 6, "image-text": 6}
+    assert info.embeddings == "fused, int8"
+    assert index.search(image=pool / "9.png")[0].id == "9.png"
+    assert index.search("green ground a")[0].id == "note 3.txt"
+    assert index.search("green ground", image=pool / "3.png")[0].id == "3.png"
+    assert {hit.modality.value for hit in index.search("red", k=18)} == {"image", "text", "image-text"}
+
+
+def test_an_unreadable_picture_is_left_out_with_its_reason(pool, clip_folder, tmp_path):
+    _, added = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
+    assert added.added == 18
+    assert [entry.file.endswith("broken.png") for entry in added.left_out] == [True]
+
+
+def test_an_index_moves_with_its_model_and_takes_changes(pool, clip_folder, tmp_path):
+    Index.create(tmp_path / "before", pool=pool, encoder=f"clip:{clip_folder}")
+    shutil.move(tmp_path / "before", tmp_path / "after")
+    index = Index.open(tmp_path / "after")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "new.txt").write_text("red red red")
+    assert index.add(tmp_path / "more").added == 1
+    assert index.add(pool).unchanged == 18
+    assert index.search("red red red")[0].id == "new.txt"
+    assert index.delete("new.txt").deleted == 1
+    index.compact()
+    assert index.verify().items == 18
+    assert index.explain("note 3.txt", "green ground a").rank == 1
+
+
+def test_a_damaged_model_inside_an_index_is_found(pool, clip_folder, tmp_path):
+    index, _ = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
+    weights = tmp_path / "i" / "model" / "quantizer" / "quantizer.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ArtifactMismatch, match=r"quantizer\.safetensors"):
+        index.verify()
+
+
+def test_an_interrupted_run_encodes_nothing_twice(pool, clip_folder, tmp_path, monkeypatch):
+    class Stop(Exception):
+        pass
+
+    def stop(*_, **__):
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "fit_codebooks", stop)
+        with pytest.raises(Stop):
+            Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
+    monkeypatch.setattr("genius_search.embed.encode_shard", stop)
+    index, added = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
+    assert added.added == len(index.search("red", k=50)) == 18
+    assert not (tmp_path / "i" / ".work").exists()
+
+
+def test_a_published_index_contains_its_model_and_encoder(index, tmp_path):
+    save_index(index.folder, tmp_path / "saved", license="mit")
+    check_index(tmp_path / "saved", read_all=True)
+    again = Index.open(tmp_path / "saved")
+    assert [hit.id for hit in again.search("red", k=5)] == [hit.id for hit in index.search("red", k=5)]
+
+
+def test_texts_alone_need_an_encoder_of_texts_only(pool, sentence_folder, tmp_path):
+    lines = "".join(
+        f'{{"did": "1:{n}", "modality": "text", "txt": "{words}"}}\n' for n, words in enumerate(WORDS)
+    )
+    (tmp_path / "pool.jsonl").write_text(lines)
+    index, _ = Index.create(
+        tmp_path / "texts", pool=tmp_path / "pool.jsonl", encoder=f"text:{sentence_folder}"
+    )
+    assert index.search("green ground")[0].id == "1:3"
+    with pytest.raises(UsageError, match=r"\.png"):
+        Index.create(tmp_path / "pictures", pool=pool, encoder=f"text:{sentence_folder}")
+    assert not (tmp_path / "pictures").exists()
+
+
+def test_one_of_model_and_encoder_is_needed(pool, tmp_path):
+    for given in ({}, {"model": "m", "encoder": "clip:e"}):
+        with pytest.raises(UsageError):
+            Index.create(tmp_path / "i", pool=pool, **given)
+
+
+def test_an_empty_pool_leaves_nothing(clip_folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadData):
+        Index.create(tmp_path / "i", pool=tmp_path / "empty", encoder=f"clip:{clip_folder}")
+    assert not (tmp_path / "i").exists()
+
+
+def test_without_an_encoder_the_command_names_one_and_its_licence(pool, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert main(["index", "create", str(tmp_path / "i"), "--pool", str(pool)]) != 0
+    message = capsys.readouterr().err
+    assert "siglip2" in message
+    assert "Apache-2.0" in message
+    assert not (tmp_path / "i").exists()
+
+
+def test_the_command_creates_an_index_with_an_encoder(pool, clip_folder, tmp_path, capsys):
+    arguments = ["--pool", str(pool), "--encoder", f"clip:{clip_folder}"]
+    assert main(["index", "create", str(tmp_path / "i"), *arguments]) == 0
+    assert main(["search", str(tmp_path / "i"), "green ground a", "--json"]) == 0
+    assert "note 3.txt" in capsys.readouterr().out
