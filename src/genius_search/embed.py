@@ -1,25 +1,22 @@
-"""Embedding of queries and candidates: choice of instructions, encoding, and folders of features."""
+"""Embedding of queries and candidates, in chunks, into folders of features."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeGuard, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Int64, Shaped
+from jaxtyping import Shaped
 from PIL import Image
 from torch import Tensor
 
-from genius_search.artifact import ArtifactWriter, file_fingerprint, fingerprint_of
+from genius_search.artifact import ArtifactWriter
 from genius_search.data.features import (
     ABSENT,
     KIND,
-    FeatureBatch,
     Features,
     LeftOut,
     Shard,
@@ -29,29 +26,25 @@ from genius_search.data.features import (
     write_shard,
 )
 from genius_search.data.images import open_image
-from genius_search.data.mbeir import EvaluationRow, Instructions, MBeir, read_pool, read_queries
-from genius_search.encoders.base import Encoder, ImageInput, ItemKey, JointEncoder, JointInput, TextInput
+from genius_search.encoders.base import (
+    Encoder,
+    ImageInput,
+    ItemKey,
+    JointEncoder,
+    JointInput,
+    TextInput,
+    is_joint,
+)
+from genius_search.encoders.content import SHORTEST_SIDE
 from genius_search.errors import ArtifactMismatch, BadData, BadImage
 from genius_search.progress import Progress
-from genius_search.records import (
-    TASKS,
-    Candidate,
-    Modality,
-    Query,
-    candidate_number,
-    format_text,
-    instructed,
-    parse_id,
-    query_number,
-)
+from genius_search.records import Modality
 
 Item = TypeVar("Item")
 
 ENCODE_BATCH: Final = 256
 LOOK_UP_BATCH: Final = 2048
 """Batch size of encoders that look features up; without a forward pass it only takes memory."""
-SHORTEST_SIDE: Final = 256
-"""Images are decoded at no less than this size in pixels, at which M-BEIR stores them (deviation 22)."""
 _CODES: Final = {modality: modality.code for modality in Modality} | {None: ABSENT}
 
 
@@ -80,14 +73,6 @@ class _Encoded(NamedTuple):
 
     packed: Shaped[np.ndarray, "items dim"]
     places: Mapping[Hashable, int]
-
-
-def is_joint(encoder: Encoder) -> TypeGuard[JointEncoder]:
-    """Return whether an encoder gives one joint vector for image and text.
-
-    Unlike ``isinstance``, this does not access the encoder's fingerprint, which is slow to compute.
-    """
-    return hasattr(encoder, "joint_features")
 
 
 def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_images: bool) -> EncodedShard:
@@ -244,8 +229,6 @@ def _places(keys: Sequence[Hashable], places: Mapping[Hashable, int], kept: Sequ
     return np.array([places.get(keys[index], ABSENT) for index in kept], dtype=np.int64)
 
 
-__all__ = ["SHARD_ROWS", "SHORTEST_SIDE", "Content", "FeatureRow", "embed", "features_of", "transform"]
-
 SHARD_ROWS: Final = 8192
 
 
@@ -294,51 +277,6 @@ def embed(
     _finish(writer, encoder.spec, sizes)
     progress.advance(expected, {})
     return Features.open(folder)
-
-
-class Content(NamedTuple):
-    """Image, text or both of one query or candidate, for the encoder."""
-
-    image: Image.Image | None
-    text: str
-    """Text for the encoder; empty if there is none."""
-    key: ItemKey
-
-
-def features_of(encoder: Encoder, contents: Sequence[Content]) -> FeatureBatch:
-    """Compute features of queries or candidates in memory, all images and all texts in one batch each.
-
-    Raises
-    ------
-    BadData
-        One of them has neither an image nor a text.
-    """
-    for image, text, key in contents:
-        if image is None and not text:
-            raise BadData(f"{key.role} {key.id!r} has neither an image nor a text; it needs one of them")
-    if is_joint(encoder):
-        both = encoder.joint_features(
-            [JointInput(image, text, key, image is not None) for image, text, key in contents]
-        )
-        absent = np.full(len(contents), ABSENT)
-        return FeatureBatch.of(both[:0], both, absent, np.arange(len(contents)))
-    pictures = [ImageInput(image, key) for image, _, key in contents if image is not None]
-    words = [TextInput(text, key) for _, text, key in contents if text]
-    image_features = encoder.image_features(pictures) if pictures else None
-    text_features = encoder.text_features(words) if words else None
-    nothing = (text_features if image_features is None else image_features)[:0]  # type: ignore[index]  # one is there
-    return FeatureBatch.of(
-        nothing if image_features is None else image_features,
-        nothing if text_features is None else text_features,
-        _rows_of([image is not None for image, _, _ in contents]),
-        _rows_of([bool(text) for _, text, _ in contents]),
-    )
-
-
-def _rows_of(present: Sequence[bool]) -> Int64[np.ndarray, " items"]:
-    """Number the present items from 0; absent ones get ``ABSENT``."""
-    mask = np.array(present)
-    return np.where(mask, np.cumsum(mask) - 1, ABSENT).astype(np.int64)
 
 
 def transform(
@@ -399,171 +337,3 @@ def _finish(writer: ArtifactWriter, spec: str, sizes: Sequence[int]) -> None:
         },
         notes={"encoder": spec},
     )
-
-
-InstructionChoice = Literal["hashed", "first", "none", "all"]
-
-
-def embed_pool(
-    data: MBeir,
-    pools: Sequence[Path],
-    encoder: Encoder,
-    folder: Path,
-    *,
-    fingerprint: str | None = None,
-    progress: Progress,
-) -> Features:
-    """Embed the candidates of pool files, each once. ``fingerprint`` is that of the files, if known."""
-    rows = (candidate_row(data, candidate) for candidate in read_pool(pools))
-    return embed(
-        rows,
-        encoder,
-        folder,
-        inputs={"records": fingerprint or fingerprint_of_files(pools)},
-        expected=count_lines(pools),
-        progress=progress,
-    )
-
-
-def candidate_row(data: MBeir, candidate: Candidate) -> FeatureRow:
-    """Return a candidate's row, without an instruction."""
-    return FeatureRow(
-        id=candidate_number(candidate.did),
-        key=ItemKey("candidate", candidate.did),
-        modality=candidate.modality,
-        image=None if candidate.image is None else data.image_path(candidate.image),
-        text=format_text(candidate.text),
-    )
-
-
-def query_row(
-    data: MBeir, query: Query, wanted: Modality, instruction: str | None, variant: int, *, split: str
-) -> FeatureRow:
-    """Return a query's row with one instruction."""
-    return FeatureRow(
-        id=query_number(query.qid),
-        key=ItemKey("query", query.qid, split),
-        modality=query.modality,
-        image=None if query.image is None else data.image_path(query.image),
-        text=instructed(instruction, query.text),
-        variant=variant,
-        wanted=wanted,
-    )
-
-
-def choose_instruction(
-    instructions: Instructions,
-    query: Query,
-    wanted: Modality,
-    choice: Literal["hashed", "first", "none"],
-    *,
-    seed: int,
-) -> str | None:
-    """Choose an instruction for a query, reproducibly.
-
-    Deviation 25: UniIR draws it at random.
-    """
-    if choice == "none":
-        return None
-    offered = instructions_for(instructions, query, wanted)
-    if not offered:
-        return None
-    if choice == "first":
-        return offered[0]
-    digest = hashlib.sha256(f"{seed} {query.qid}".encode()).digest()
-    return offered[int.from_bytes(digest[:8], "big") % len(offered)]
-
-
-def instructions_for(instructions: Instructions, query: Query, wanted: Modality) -> tuple[str, ...]:
-    """Return all instructions for a query and its target modality."""
-    return instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
-
-
-def instruction_files(data: MBeir) -> list[Path]:
-    """Return the path of the data set's instructions as a list, empty if there are none."""
-    return [data.instructions_file] if data.instructions_file.exists() else []
-
-
-def count_lines(files: Sequence[Path]) -> int:
-    """Count the records in files: their lines without blank ones."""
-    total = 0
-    for path in files:
-        with path.open("rb") as file:
-            total += sum(not line.isspace() for line in file)
-    return total
-
-
-def fingerprint_of_files(files: Sequence[Path]) -> str:
-    """Return a fingerprint of files' names and contents, independent of their folder."""
-    return fingerprint_of([[path.name, file_fingerprint(path)] for path in files])
-
-
-class EmbeddedQueries(NamedTuple):
-    """Features of the queries of one evaluation row."""
-
-    qids: list[str]
-    features: FeatureBatch
-
-
-def embed_queries(
-    data: MBeir,
-    encoder: Encoder,
-    row: EvaluationRow,
-    folder: Path,
-    *,
-    instructions: InstructionChoice = "hashed",
-    max_queries: int = 0,
-    seed: int = 0,
-    progress: Progress,
-) -> list[EmbeddedQueries]:
-    """Embed the queries of an evaluation row; with ``instructions="all"`` once per instruction.
-
-    Features are cached in ``folder``. ``max_queries`` limits the number of queries, which are evenly spaced.
-
-    Raises
-    ------
-    BadData
-        A query occurs twice, or with ``all``, queries have different numbers of instructions.
-    """
-    target = TASKS[row.task_id][1]
-    queries = list(read_queries(row.queries))
-    if max_queries and max_queries < len(queries):
-        queries = [queries[int(place)] for place in np.linspace(0, len(queries) - 1, max_queries)]
-    repeated = [qid for qid, count in Counter(query.qid for query in queries).items() if count > 1]
-    if repeated:
-        raise BadData(
-            f"{row.queries}: query {repeated[0]} occurs twice ({len(repeated)} such); each may occur once"
-        )
-    variants: list[list[str | None]]
-    if instructions == "all":
-        offered = [instructions_for(data.instructions, query, target) for query in queries]
-        if len({len(texts) for texts in offered}) > 1:
-            raise BadData(
-                "the queries of a row have different numbers of instructions; choose hashed or first"
-            )
-        variants = [list(texts) for texts in zip(*offered, strict=True)] or [[None] * len(queries)]
-    else:
-        variants = [
-            [
-                choose_instruction(data.instructions, query, target, instructions, seed=seed)
-                for query in queries
-            ]
-        ]
-    features = embed(
-        (
-            query_row(data, query, target, instruction, variant, split=row.split)
-            for variant, texts in enumerate(variants)
-            for query, instruction in zip(queries, texts, strict=True)
-        ),
-        encoder,
-        folder / f"queries-{fingerprint_of([instructions, seed, max_queries])[:8]}" / row.name,
-        inputs={"records": fingerprint_of_files([row.queries, *instruction_files(data)])},
-        expected=len(queries) * len(variants),
-        progress=progress,
-    )
-    return [
-        EmbeddedQueries(
-            [query.qid for query in queries], features.gather(np.flatnonzero(features.variant == variant))
-        )
-        for variant in range(len(variants))
-    ]

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from genius_search.config import Count, Natural, NonNegative, SearchConfig, checked
 from genius_search.data.mbeir import MBeir, read_judgements
-from genius_search.embed import embed_queries
+from genius_search.embed_mbeir import embed_queries
 from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
 from genius_search.index.settings import Tuned

@@ -16,7 +16,7 @@ import pytest
 
 from genius_search import Index, SearchHit
 from genius_search.cli.document import help_of
-from genius_search.index.index import Added
+from genius_search.index.adding import Added
 from genius_search.lab.sweep import jobs_of, read_recipe
 from genius_search.model import Genius
 

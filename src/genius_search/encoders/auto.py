@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from genius_search.encoders.pretrained import find_checkpoint, need_transformers
+from genius_search.encoders.base import need_transformers
+from genius_search.encoders.pretrained import find_checkpoint
 from genius_search.errors import NetworkNeeded
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from genius_search.errors import UsageError
+from genius_search.errors import MissingExtra, UsageError
 from genius_search.registry import find_part
 
 Input = TypeVar("Input")
@@ -103,6 +104,14 @@ class JointEncoder(Encoder, Protocol):
         ...
 
 
+def is_joint(encoder: Encoder) -> TypeGuard[JointEncoder]:
+    """Return whether an encoder gives one joint vector for image and text.
+
+    Unlike ``isinstance``, this does not access the encoder's fingerprint, which is slow to compute.
+    """
+    return hasattr(encoder, "joint_features")
+
+
 def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> Encoder:
     """Open an encoder by its spec, importing only the kind that is named.
 
@@ -157,6 +166,14 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
                 ("small", "clip", "siglip", "precomputed", "text", "uniir"), load_encoder
             )
             return find_part("encoders", kind, built_in)(place, download=download, device=device)
+
+
+def need_transformers() -> None:
+    """Raise :class:`MissingExtra` where transformers is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        raise MissingExtra(
+            "this encoder needs transformers, which is not installed: pip install genius-search[hf]"
+        )
 
 
 def decoded_images(images: Sequence[ImageInput]) -> list[Image.Image]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,22 +15,14 @@ from PIL import Image
 from torch import Tensor
 
 from genius_search.artifact import file_fingerprint
-from genius_search.encoders.base import BatchEncoder
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, NetworkNeeded, UsageError
+from genius_search.encoders.base import BatchEncoder, need_transformers
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.hub.access import ENCODER_FILES, check_reachable, is_path, translate_hub_errors
 
 _WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
 _TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model")
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
 _SETTINGS: Final = ("config.json", "tokenizer_config.json", *_PROCESSORS)
-
-
-def need_transformers() -> None:
-    """Raise :class:`MissingExtra` where transformers is not installed."""
-    if importlib.util.find_spec("transformers") is None:
-        raise MissingExtra(
-            "this encoder needs transformers, which is not installed: pip install genius-search[hf]"
-        )
 
 
 def find_checkpoint(name: str, *, download: bool) -> Path:

@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
-from genius_search.encoders.base import ImageInput, TextInput, in_batches
+from genius_search.encoders.base import ImageInput, TextInput, in_batches, need_transformers
 from genius_search.encoders.pretrained import (
     check_files,
     contents_fingerprint,
     find_checkpoint,
     load_model,
     load_tokenizer,
-    need_transformers,
     read_json,
 )
 from genius_search.errors import ArtifactMismatch, UsageError

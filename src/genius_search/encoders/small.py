@@ -41,9 +41,9 @@ from genius_search.encoders.base import (
     ImageInput,
     JointInput,
     decoded_images,
+    need_transformers,
 )
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, describe
-from genius_search.encoders.pretrained import need_transformers
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra
 from genius_search.nn.weights import write_weights
 

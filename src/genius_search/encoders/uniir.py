@@ -31,15 +31,10 @@ from genius_search.encoders.base import (
     ImageInput,
     JointInput,
     decoded_images,
+    need_transformers,
 )
 from genius_search.encoders.clip_tokens import END, token_rows
-from genius_search.encoders.pretrained import (
-    ClipEncoder,
-    load_image_processor,
-    need_transformers,
-    read_json,
-    refuse_code,
-)
+from genius_search.encoders.pretrained import ClipEncoder, load_image_processor, read_json, refuse_code
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
 ARTIFACT: Final = "uniir"

@@ -2,60 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from genius_search.config import SearchConfig
-from genius_search.encoders.base import load_encoder
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
-from genius_search.index.adding import Added, ItemOutcome, NewItem, add_new_items, add_pool, open_pool
-from genius_search.index.explain import CodeNode, Explanation, SharedPage, code_node, explain, shared_groups
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.query import (
     SearchHit,
     SearchPart,
     SearchRequest,
-    SearchResult,
     encode_queries,
     search_encoded,
 )
 from genius_search.index.settings import Calibration, Tuned
-from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import (
-    CURRENT,
-    DELETED,
-    OWN_MODEL,
-    SEGMENTS,
-    EmbeddingType,
-    IndexManifest,
-    StoredEmbeddings,
-    read_manifest,
-)
-from genius_search.index.verify import IndexInfo, Verified, describe, diagnose_corruption, verify
-from genius_search.index.writer import LOCK, WORK, Deleted, one_writer, remove_work
+from genius_search.index.snapshot import Snapshot, diagnose_corruption
+from genius_search.index.store import CURRENT, EmbeddingType, StoredEmbeddings, read_manifest
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
 from genius_search.records import Modality
 
-__all__ = [
-    "Added",
-    "Index",
-    "IndexInfo",
-    "ItemOutcome",
-    "NewItem",
-    "SearchHit",
-    "SearchPart",
-    "SearchRequest",
-    "SearchResult",
-]
-
-LEFTOVERS = frozenset({LOCK, WORK, SEGMENTS, DELETED, f"{CURRENT}.tmp", Path(OWN_MODEL).name})
-"""Names that an interrupted writer may leave in the folder of an index."""
+if TYPE_CHECKING:
+    from genius_search.index.adding import Added, ItemOutcome, NewItem
+    from genius_search.index.explain import CodeNode, Explanation, SharedPage
+    from genius_search.index.verify import IndexInfo, Verified
+    from genius_search.index.writer import Deleted
 
 
 class Index:
@@ -125,52 +100,21 @@ class Index:
         BadData
             Nothing in the pool can be used.
         """
-        if (model is None) is (encoder is None):
-            raise UsageError("give either a model, or the encoder of an index that needs no training")
-        folder = Path(folder)
-        if (folder / CURRENT).exists():
-            raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
-        place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-        if not place.is_dir():
-            raise UsageError(f"{place} is a file, or a link to nothing; an index needs a folder")
-        if folder.exists() and not all(entry.name in LEFTOVERS for entry in folder.iterdir()):
-            raise UsageError(f"{folder} holds other things; an index needs a folder of its own")
-        progress = progress or Silent()
-        if encoder is not None:
-            from genius_search.index.fitting import create_with_encoder  # noqa: PLC0415  opening needs none of it
-            from genius_search.training.fit import absolute_spec  # noqa: PLC0415  as above
+        from genius_search.index.create import create_index
 
-            tower = load_encoder(absolute_spec(encoder), download=download, device=device)
-        elif model is not None:
-            opened = (
-                model if isinstance(model, Genius) else Genius.open(model, device=device, download=download)
-            )
-        try:
-            with one_writer(folder) as writer:
-                if encoder is not None:
-                    opened, added = create_with_encoder(
-                        writer,
-                        tower,
-                        Path(pool),
-                        captions=captions,
-                        embeddings=embeddings,
-                        embedding_type=embedding_type or "int8",
-                        progress=progress,
-                    )
-                else:
-                    manifest = IndexManifest(
-                        model=str(opened.folder.resolve()),
-                        model_fingerprint=opened.fingerprint,
-                        embeddings=embeddings or "none",
-                        embedding_type=embedding_type or "float16",
-                    )
-                    items = open_pool(Path(pool), captions=captions)
-                    added = add_pool(writer, opened, items, create=manifest, progress=progress)
-        except (BadData, UsageError):
-            with contextlib.suppress(OSError):  # a killed writer's files stay
-                (folder / LOCK).unlink()
-                folder.rmdir()
-            raise
+        folder = Path(folder)
+        opened, added = create_index(
+            folder,
+            pool=Path(pool),
+            model=model,
+            encoder=encoder,
+            embeddings=embeddings,
+            embedding_type=embedding_type,
+            captions=captions,
+            device=device,
+            download=download,
+            progress=progress or Silent(),
+        )
         return Index(folder, opened), added
 
     @staticmethod
@@ -227,8 +171,8 @@ class Index:
         The index stores the location of its model; ``model`` (a folder, a name on the hub, or an open model)
         overrides it. Raises like :meth:`genius_search.Genius.from_pretrained`.
         """
-        from genius_search.hub.pull import find_or_pull  # noqa: PLC0415  searching does not need it
-        from genius_search.index.publish import check_index  # noqa: PLC0415  searching does not need it
+        from genius_search.hub.pull import find_or_pull
+        from genius_search.index.publish import check_index
 
         folder = find_or_pull(
             name_or_folder, "index", check=check_index, revision=revision, download=download, token=token
@@ -255,8 +199,8 @@ class Index:
         Texts and image paths of the items are published, but not the images. ``model`` is the name of the
         model on the hub, which is stored so that a pulled index finds it.
         """
-        from genius_search.hub.push import push_folder  # noqa: PLC0415  searching does not need it
-        from genius_search.index.publish import OBSOLETE, save_index  # noqa: PLC0415  searching does not need it
+        from genius_search.hub.push import push_folder
+        from genius_search.index.publish import OBSOLETE, save_index
 
         def write(folder: Path) -> None:
             save_index(self.folder, folder, name=repository, license=license, model=model)
@@ -289,6 +233,9 @@ class Index:
         BadData
             Nothing in the pool can be used. The message names files and reasons.
         """
+        from genius_search.index.adding import add_pool, open_pool
+        from genius_search.index.writer import one_writer
+
         items = open_pool(Path(pool), captions=captions)
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             self._check_model(writer.snapshot)
@@ -305,6 +252,9 @@ class Index:
 
         >>> index.add_items([NewItem("kite", "a red kite", photo, {"price": 12})])  # doctest: +SKIP
         """
+        from genius_search.index.adding import add_new_items
+        from genius_search.index.writer import one_writer
+
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             self._check_model(writer.snapshot)
             outcomes = add_new_items(writer, self.model, items)
@@ -313,6 +263,8 @@ class Index:
 
     def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = 0.0) -> Deleted:
         """Delete one or several items; unknown ids are returned."""
+        from genius_search.index.writer import one_writer
+
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             done = writer.delete([item_ids] if isinstance(item_ids, str) else item_ids)
         self._refresh()
@@ -320,6 +272,8 @@ class Index:
 
     def compact(self, *, wait_seconds: float = 0.0) -> None:
         """Merge all segments into one and free the space of deleted items, in bounded memory."""
+        from genius_search.index.writer import one_writer, remove_work
+
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             writer.compact()
             remove_work(self.folder)
@@ -333,6 +287,8 @@ class Index:
         ArtifactMismatch, ArtifactMissing
             A file is damaged or missing. The message names it.
         """
+        from genius_search.index.verify import verify
+
         return verify(self.folder)
 
     def search(
@@ -434,6 +390,8 @@ class Index:
         self, item_id: str, request: SearchRequest, *, config: SearchConfig | None = None
     ) -> Explanation:
         """Explain why a request finds an item or does not; see :meth:`explain`."""
+        from genius_search.index.explain import explain
+
         config = config or self.settings
         snapshot = self.snapshot
         snapshot.place_of(item_id)  # an unknown item is an error before anything is encoded
@@ -449,6 +407,8 @@ class Index:
         UnknownPrefix
             No ID begins with these codes.
         """
+        from genius_search.index.explain import code_node
+
         snapshot = self.snapshot
         with diagnose_corruption(snapshot):
             return code_node(
@@ -465,6 +425,8 @@ class Index:
 
     def near_duplicates(self, levels: int = 1, *, offset: int = 0, limit: int = 50) -> SharedPage:
         """Return a page of the groups of items that share all but the last ``levels`` codes."""
+        from genius_search.index.explain import shared_groups
+
         num_levels = self.model.num_levels
         if not 0 <= levels < num_levels:
             raise UsageError(f"all but the last {levels} of {num_levels} codes cannot be shared")
@@ -474,6 +436,8 @@ class Index:
 
     def info(self) -> IndexInfo:
         """Return the numbers of items, IDs, collisions and bytes."""
+        from genius_search.index.verify import describe
+
         return describe(self.folder, self.snapshot)
 
     @property
@@ -504,6 +468,8 @@ class Index:
 
     def keep_settings(self, tuned: Tuned, *, wait_seconds: float = 0.0) -> None:
         """Store default search settings with the index."""
+        from genius_search.index.writer import one_writer
+
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             writer.tune(tuned)
         self._refresh()
@@ -515,6 +481,8 @@ class Index:
 
     def keep_calibration(self, calibration: Calibration, *, wait_seconds: float = 0.0) -> None:
         """Store a calibration with the index; hits have probabilities from then on."""
+        from genius_search.index.writer import one_writer
+
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             writer.calibrate(calibration)
         self._refresh()
@@ -553,8 +521,8 @@ def _check_model_exists(folder: Path, model: str) -> None:
         )
     if Path(model).exists():
         return
-    from genius_search.hub.access import is_repository_name  # noqa: PLC0415  searching does not need it
-    from genius_search.hub.pull import find_local  # noqa: PLC0415  searching does not need it
+    from genius_search.hub.access import is_repository_name
+    from genius_search.hub.pull import find_local
 
     if not is_repository_name(model):
         raise ArtifactMissing(

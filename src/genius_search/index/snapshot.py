@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from jaxtyping import Int64, Integer, UInt8
 
-from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
+from genius_search.errors import ArtifactError, ArtifactMismatch, GeniusError, UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.items import Item, spell_path
 from genius_search.index.store import (
@@ -247,3 +248,28 @@ def _vectors(segment: Segment) -> Vectors:
     import torch  # noqa: PLC0415  searching does not need it
 
     return lambda rows: torch.from_numpy(segment.vectors(rows))
+
+
+@contextlib.contextmanager
+def diagnose_corruption(snapshot: Snapshot) -> Iterator[None]:
+    """Verify the index if reading it fails with an error that damaged files can cause.
+
+    Wrap only code that reads the index, never an encoder or the parsing of a request. A state is verified at
+    most once: if it is intact, the error is a bug and is raised unchanged.
+
+    Raises
+    ------
+    ArtifactMismatch, ArtifactMissing
+        A file is damaged or gone; the message names it.
+    """
+    try:
+        yield
+    except GeniusError:
+        raise
+    except (LookupError, ValueError, sqlite3.Error):
+        if snapshot.segments and not snapshot.is_verified:
+            from genius_search.index.verify import verify  # noqa: PLC0415  needed only here
+
+            verify(snapshot.folder)
+            snapshot.is_verified = True
+        raise

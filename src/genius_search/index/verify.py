@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from genius_search.artifact import open_artifact
-from genius_search.errors import ArtifactError, ArtifactMismatch, GeniusError, UsageError
+from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
 from genius_search.index.items import ITEMS_FILE
 from genius_search.index.settings import Tuned
-from genius_search.index.snapshot import Snapshot
+from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
     CURRENT,
     DENSITIES,
@@ -210,29 +210,6 @@ def _check_unique(segments: tuple[Segment, ...]) -> None:
 
 def _wrong(path: Path, why: str) -> ArtifactMismatch:
     return ArtifactMismatch(f"{path} is damaged ({why}); {REMEDY}")
-
-
-@contextlib.contextmanager
-def diagnose_corruption(snapshot: Snapshot) -> Iterator[None]:
-    """Verify the index if reading it fails with an error that damaged files can cause.
-
-    Wrap only code that reads the index, never an encoder or the parsing of a request. A state is verified at
-    most once: if it is intact, the error is a bug and is raised unchanged.
-
-    Raises
-    ------
-    ArtifactMismatch, ArtifactMissing
-        A file is damaged or gone; the message names it.
-    """
-    try:
-        yield
-    except GeniusError:
-        raise
-    except (LookupError, ValueError, sqlite3.Error):
-        if snapshot.segments and not snapshot.is_verified:
-            verify(snapshot.folder)
-            snapshot.is_verified = True
-        raise
 
 
 @dataclass(frozen=True, slots=True)

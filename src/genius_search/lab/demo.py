@@ -13,7 +13,7 @@ from pydantic import ConfigDict
 
 from genius_search.config import USUAL_SEARCH, Count, FitConfig, Natural, SearchConfig, checked, preset
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_queries
-from genius_search.embed import choose_instruction
+from genius_search.embed_mbeir import choose_instruction
 from genius_search.errors import UsageError
 from genius_search.index.index import Index
 from genius_search.lab.evaluate import EvaluationConfig, evaluate

@@ -18,13 +18,8 @@ from genius_search.config import Count, Natural, NonNegative, SearchConfig, chec
 from genius_search.data import features as features_on_disk
 from genius_search.data.features import Features
 from genius_search.data.mbeir import PAPER_ROWS, EvaluationRow, MBeir, read_judgements, read_pool
-from genius_search.embed import (
-    InstructionChoice,
-    count_lines,
-    embed_pool,
-    fingerprint_of_files,
-)
-from genius_search.embed import embed_queries as embed_query_features
+from genius_search.embed_mbeir import InstructionChoice, count_lines, embed_pool, fingerprint_of_files
+from genius_search.embed_mbeir import embed_queries as embed_query_features
 from genius_search.encoders.base import Encoder
 from genius_search.errors import ArtifactError, ArtifactMissing, BadData, UsageError
 from genius_search.index.store import ItemArrays, StoredEmbeddings

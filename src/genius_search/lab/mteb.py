@@ -25,8 +25,7 @@ from torch.nn import functional as F
 
 from genius_search.config import SearchConfig, checked
 from genius_search.data.features import ABSENT, FeatureBatch
-from genius_search.embed import is_joint
-from genius_search.encoders.base import ImageInput, ItemKey, JointInput, TextInput
+from genius_search.encoders.base import ImageInput, ItemKey, JointInput, TextInput, is_joint
 from genius_search.errors import BadData, MissingExtra, UsageError
 from genius_search.lab.methods import BEAM_METHODS
 from genius_search.lab.runs import first_few, strictly_decreasing

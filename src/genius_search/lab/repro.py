@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from genius_search.data.mbeir import MBeir
-from genius_search.embed import count_lines
+from genius_search.embed_mbeir import count_lines
 from genius_search.errors import ArtifactMissing, UsageError
 from genius_search.hub.checkpoints import CHECKPOINTS
 from genius_search.lab.evaluate import EvaluationConfig, evaluate

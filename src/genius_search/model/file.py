@@ -11,7 +11,6 @@ from pydantic import BaseModel, StrictInt, ValidationError
 
 from genius_search.artifact import fingerprint_of, write_json
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.hub.access import is_repository_name
 
 MODEL_FILE: Final = "model.json"
 FORMAT: Final = 1
@@ -93,6 +92,8 @@ def read_model_file(folder: Path) -> ModelFile:
     if (folder / "index.json").exists():
         raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")
     if not path.exists():
+        from genius_search.hub.access import is_repository_name  # noqa: PLC0415  for the message only
+
         pull = (
             f"; or, if this is a name on the hub, `genius pull {folder}` first"
             if is_repository_name(str(folder)) and not folder.exists()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,12 +32,14 @@ from torch.nn import functional as F
 
 from genius_search.artifact import ArtifactWriter, Manifest, open_artifact
 from genius_search.config import TrainingConfig
-from genius_search.data.features import Pairs
 from genius_search.errors import ArtifactMismatch
 from genius_search.nn.density import NUM_EXTRA_COLUMNS, NormAndDensity
 from genius_search.nn.quantizer import EncodedItems, Quantizer
 from genius_search.progress import Progress
 from genius_search.registry import find_part
+
+if TYPE_CHECKING:
+    from genius_search.data.pairs import Pairs
 
 KIND: Final = "ids"
 RESIDUAL: Final = "residual"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +24,11 @@ from genius_search.data.features import NUM_MODALITIES, Features
 from genius_search.nn import parallel
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.fusion import make_fusion
-from genius_search.nn.health import Health, examine
 from genius_search.nn.weights import write_weights
 from genius_search.registry import find_part
+
+if TYPE_CHECKING:
+    from genius_search.nn.health import Health
 
 KIND: Final = "quantizer"
 WEIGHTS: Final = "quantizer.safetensors"
@@ -493,16 +495,3 @@ def fuse(
         fused = quantizer.fusion(batch.image.to(device), batch.text.to(device))
         output[start : start + FUSE_BATCH] = fused.half().cpu()
     return output
-
-
-def measure_health(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> Health:
-    """Report the health of the IDs of candidates (all, or the given rows)."""
-    encoded = encode(quantizer, features, rows)
-    modality = features.modality if rows is None else features.modality[rows]
-    return examine(
-        encoded.codes.numpy(),
-        modality.astype(np.int64),
-        encoded.code_cosine.numpy(),
-        sizes=quantizer.sizes,
-        has_modality_level=quantizer.has_modality_level,
-    )

@@ -19,14 +19,8 @@ from torch.nn import functional as F
 from genius_search.artifact import Manifest, fingerprint_of, open_artifact
 from genius_search.config import SearchConfig, SmallEncoderConfig
 from genius_search.data.features import FeatureBatch, Features
-from genius_search.encoders.base import Encoder, ImageInput, TextInput
-from genius_search.encoders.pretrained import (
-    ClipEncoder,
-    load_image_processor,
-    load_tokenizer,
-    need_transformers,
-    read_json,
-)
+from genius_search.encoders.base import Encoder, ImageInput, TextInput, need_transformers
+from genius_search.encoders.pretrained import ClipEncoder, load_image_processor, load_tokenizer, read_json
 from genius_search.encoders.small import (
     CONFIG_FILE,
     TOKENIZER_FILE,

@@ -13,6 +13,7 @@ from torch import Tensor
 from genius_search.artifact import ArtifactWriter
 from genius_search.config import FusionConfig, QuantizerConfig, to_json
 from genius_search.data.features import NUM_MODALITIES, Features
+from genius_search.nn.health import measure_health
 from genius_search.nn.quantizer import (
     KIND,
     Codebook,
@@ -22,7 +23,6 @@ from genius_search.nn.quantizer import (
     fuse,
     load_quantizer,
     make_quantizer,
-    measure_health,
     nearest_sums,
     write_quantizer,
 )

@@ -14,14 +14,8 @@ import numpy as np
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_pool, read_queries
-from genius_search.embed import (
-    FeatureRow,
-    embed,
-    embed_pool,
-    instruction_files,
-    instructions_for,
-    query_row,
-)
+from genius_search.embed import FeatureRow, embed
+from genius_search.embed_mbeir import embed_pool, instruction_files, instructions_for, query_row
 from genius_search.encoders.base import Encoder
 from genius_search.errors import BadData
 from genius_search.progress import Progress

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from genius_search.artifact import ArtifactWriter, fingerprint_of, open_artifact
 from genius_search.config import EncoderConfig, checked, to_json
-from genius_search.data.features import ABSENT, Batch, FeatureBatch, Features, Pairs, Shard
+from genius_search.data.features import ABSENT, FeatureBatch, Features, Shard
+from genius_search.data.pairs import Batch, Pairs
 from genius_search.embed import transform
 from genius_search.encoders.base import ImageInput, TextInput
 from genius_search.encoders.small import (

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from genius_search.config import EncoderConfig, FitConfig, GeneratorConfig, QuantizerConfig, checked
-from genius_search.data.features import Features, Pairs
+from genius_search.data.features import Features
 from genius_search.data.mbeir import Instructions, MBeir
+from genius_search.data.pairs import Pairs
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.model import MODEL_FILE, Genius, KnownInstruction

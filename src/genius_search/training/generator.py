@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from genius_search.artifact import ArtifactWriter
 from genius_search.config import GeneratorConfig, checked, to_json
-from genius_search.data.features import Features, Pairs
+from genius_search.data.features import Features
+from genius_search.data.pairs import Pairs
 from genius_search.nn import parallel
 from genius_search.nn.generator import (
     KIND,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from genius_search.artifact import ArtifactWriter
 from genius_search.config import TrainingConfig, to_json
-from genius_search.data.features import Pairs
 from genius_search.data.mbeir import read_pool
+from genius_search.data.pairs import Pairs
 from genius_search.nn.ids import (
     KIND,
     RESIDUAL,

@@ -12,10 +12,11 @@ from torch.nn import functional as F
 
 from genius_search.artifact import ArtifactWriter
 from genius_search.config import QuantizerConfig, checked, to_json
-from genius_search.data.features import Features, Pairs
+from genius_search.data.features import Features
+from genius_search.data.pairs import Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
-from genius_search.nn.health import Health, majority_modality
+from genius_search.nn.health import Health, majority_modality, measure_health
 from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import (
     KIND,
@@ -24,7 +25,6 @@ from genius_search.nn.quantizer import (
     encode,
     load_quantizer,
     make_quantizer,
-    measure_health,
     write_quantizer,
 )
 from genius_search.progress import Progress

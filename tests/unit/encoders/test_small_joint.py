@@ -8,8 +8,15 @@ from torch.nn import functional as F
 
 from genius_search.config import SmallEncoderConfig
 from genius_search.data.features import FeatureBatch
-from genius_search.embed import is_joint
-from genius_search.encoders.base import ImageInput, ItemKey, JointEncoder, JointInput, TextInput, load_encoder
+from genius_search.encoders.base import (
+    ImageInput,
+    ItemKey,
+    JointEncoder,
+    JointInput,
+    TextInput,
+    is_joint,
+    load_encoder,
+)
 from genius_search.encoders.descriptors import (
     CELL_SIZE,
     CELLS,

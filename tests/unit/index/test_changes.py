@@ -18,7 +18,8 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, Usa
 from genius_search.index import adding
 from genius_search.index import query as query_module
 from genius_search.index import verify as verify_module
-from genius_search.index.index import Added, Index
+from genius_search.index.adding import Added
+from genius_search.index.index import Index
 from genius_search.index.items import ItemStore
 from genius_search.index.store import read_manifest, write_manifest
 from genius_search.index.writer import Deleted, one_writer

@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from genius_search.data.features import Pairs
 from genius_search.data.mbeir import MBeir, read_queries
-from genius_search.embed import count_lines, query_row
+from genius_search.data.pairs import Pairs
+from genius_search.embed_mbeir import count_lines, query_row
 from genius_search.encoders.base import ItemKey
 from genius_search.encoders.precomputed import PrecomputedEncoder, open_precomputed
 from genius_search.errors import BadData

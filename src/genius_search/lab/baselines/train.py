@@ -21,9 +21,10 @@ from torch import Tensor
 from genius_search.artifact import ArtifactWriter, Manifest, make_folder, open_artifact
 from genius_search.config import Count, GeneratorConfig, Natural, Positive, checked, from_json, to_json
 from genius_search.data import features as features_on_disk
-from genius_search.data.features import Features, Pairs
+from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_pool
-from genius_search.embed import embed_pool, fingerprint_of_files, instruction_files
+from genius_search.data.pairs import Pairs
+from genius_search.embed_mbeir import embed_pool, fingerprint_of_files, instruction_files
 from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
 from genius_search.lab.baselines.ids import SCHEMES, GraceNumeric, IdKind, Irgen, find_rows, select
 from genius_search.lab.evaluate import CANDIDATES

@@ -25,7 +25,8 @@ from genius_search.artifact import ArtifactWriter, file_fingerprint, fingerprint
 from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, checked, preset, to_json
 from genius_search.data.features import Features
 from genius_search.data.mbeir import Instructions, MBeir, read_candidates
-from genius_search.embed import candidate_row, embed
+from genius_search.embed import embed
+from genius_search.embed_mbeir import candidate_row
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.lab.published.checkpoint import (

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from genius_search.config import TrainingConfig
-from genius_search.data.features import Batch
+from genius_search.data.pairs import Batch
 from genius_search.errors import BadData, UsageError
 from genius_search.lab.baselines.ids import CAPTION_WORDS, SCHEMES, select
 from genius_search.nn.ids import Candidates, IdScheme, TrainingSet

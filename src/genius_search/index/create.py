@@ -1,9 +1,12 @@
-"""Creating an index with an encoder alone: codebooks are fitted to the pool, and nothing is trained."""
+"""Creating an index, with a trained model, or with an encoder and codebooks fitted to the pool."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,31 +15,125 @@ import numpy as np
 from genius_search.artifact import fingerprint_of
 from genius_search.data.features import Features
 from genius_search.embed import embed
-from genius_search.encoders.base import Encoder, reads_images
+from genius_search.encoders.base import Encoder, load_encoder, reads_images
 from genius_search.errors import BadData, UsageError
 from genius_search.index.adding import (
     CHUNK,
     Added,
     Batch,
     Pool,
+    add_pool,
     encode_batch,
     feature_rows,
     open_pool,
     stamp_of,
 )
 from genius_search.index.items import Item
-from genius_search.index.store import OWN_MODEL, EmbeddingType, IndexManifest, StoredEmbeddings
-from genius_search.index.writer import WORK, Writer, remove_work
+from genius_search.index.store import (
+    CURRENT,
+    DELETED,
+    OWN_MODEL,
+    SEGMENTS,
+    EmbeddingType,
+    IndexManifest,
+    StoredEmbeddings,
+)
+from genius_search.index.writer import LOCK, WORK, Writer, one_writer, remove_work
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.records import Modality
 from genius_search.training.codebooks import fit_codebooks
+from genius_search.training.fit import absolute_spec
 
 MANY_ITEMS: Final = 1_000_000
 """Number of items from which embeddings are not stored by default."""
 
 
-def create_with_encoder(
+LEFTOVERS: Final = frozenset({LOCK, WORK, SEGMENTS, DELETED, f"{CURRENT}.tmp", Path(OWN_MODEL).name})
+"""Names that an interrupted writer may leave in the folder of an index."""
+
+
+def create_index(
+    folder: Path,
+    *,
+    pool: Path,
+    model: str | Path | Genius | None,
+    encoder: str | None,
+    embeddings: StoredEmbeddings | None,
+    embedding_type: EmbeddingType | None,
+    captions: bool,
+    device: str,
+    download: bool,
+    progress: Progress,
+) -> tuple[Genius, Added]:
+    """Create an index, and return its model; see :meth:`genius_search.index.index.Index.create`."""
+    create: Callable[[Writer], tuple[Genius, Added]]
+    if model is not None and encoder is None:
+        trained = model if isinstance(model, Genius) else Genius.open(model, device=device, download=download)
+        create = partial(
+            _create_with_model,
+            model=trained,
+            pool=pool,
+            captions=captions,
+            embeddings=embeddings or "none",
+            embedding_type=embedding_type or "float16",
+            progress=progress,
+        )
+    elif encoder is not None and model is None:
+        create = partial(
+            _create_with_encoder,
+            encoder=load_encoder(absolute_spec(encoder), download=download, device=device),
+            pool=pool,
+            captions=captions,
+            embeddings=embeddings,
+            embedding_type=embedding_type or "int8",
+            progress=progress,
+        )
+    else:
+        raise UsageError("give either a model, or the encoder of an index that needs no training")
+    _check_place(folder)
+    try:
+        with one_writer(folder) as writer:
+            return create(writer)
+    except (BadData, UsageError):
+        with contextlib.suppress(OSError):  # a killed writer's files stay
+            (folder / LOCK).unlink()
+            folder.rmdir()
+        raise
+
+
+def _create_with_model(
+    writer: Writer,
+    model: Genius,
+    pool: Path,
+    *,
+    captions: bool,
+    embeddings: StoredEmbeddings,
+    embedding_type: EmbeddingType,
+    progress: Progress,
+) -> tuple[Genius, Added]:
+    manifest = IndexManifest(
+        model=str(model.folder.resolve()),
+        model_fingerprint=model.fingerprint,
+        embeddings=embeddings,
+        embedding_type=embedding_type,
+    )
+    items = open_pool(pool, captions=captions)
+    return model, add_pool(writer, model, items, create=manifest, progress=progress)
+
+
+def _check_place(folder: Path) -> None:
+    """Raise :class:`UsageError` unless an index can be created in this folder."""
+    if (folder / CURRENT).exists():
+        raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
+    place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not place.is_dir():
+        raise UsageError(f"{place} is a file, or a link to nothing; an index needs a folder")
+    if folder.exists() and not all(entry.name in LEFTOVERS for entry in folder.iterdir()):
+        raise UsageError(f"{folder} holds other things; an index needs a folder of its own")
+
+
+def _create_with_encoder(
     writer: Writer,
     encoder: Encoder,
     pool: Path,
@@ -46,22 +143,9 @@ def create_with_encoder(
     embedding_type: EmbeddingType,
     progress: Progress,
 ) -> tuple[Genius, Added]:
-    """Create an index whose model is an encoder and codebooks fitted to the pool.
+    """Create an index with a model of its own: an encoder, and codebooks fitted to the pool.
 
-    The model is stored in the index. An interrupted run resumes when repeated: features that are already
-    computed are not computed again.
-
-    Parameters
-    ----------
-    embeddings
-        by default fused ones for fewer than a million items, otherwise none.
-
-    Raises
-    ------
-    BadData
-        nothing in the pool can be used.
-    UsageError
-        the encoder reads texts only, and the pool has images.
+    Features that an interrupted run computed are not computed again.
     """
     stamps = [_stamp(item, encoder) for item in open_pool(pool, captions=captions).items]
     features = embed(

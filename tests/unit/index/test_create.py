@@ -10,7 +10,7 @@ from PIL import Image
 
 from genius_search.cli import main
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
-from genius_search.index import fitting
+from genius_search.index import create
 from genius_search.index.index import Index
 from genius_search.index.publish import check_index, save_index
 
@@ -92,7 +92,7 @@ def test_an_interrupted_run_encodes_nothing_twice(pool, clip_folder, tmp_path, m
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "fit_codebooks", stop)
+        patch.setattr(create, "fit_codebooks", stop)
         with pytest.raises(Stop):
             Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
     monkeypatch.setattr("genius_search.embed.encode_shard", stop)
