@@ -317,8 +317,8 @@ class Index:
             query and the wanted modality, if it has one.
         modality
             Return only items of this modality: ``image``, ``text`` or ``image-text``. By default the
-            instruction decides; without one too, the index's most frequent modality is assumed (deleted
-            items count for that until :meth:`compact`).
+            instruction decides. Without one too, each modality is searched, and the hits are merged by
+            probability if the index is calibrated, otherwise by rank: the best of each modality come first.
         where
             Conditions on the items' fields, all of which must hold: ``["price<20", "brand=acme"]`` or
             ``{"brand": "acme"}``; see :meth:`genius_search.index.filters.Filter.parse`.
@@ -394,8 +394,9 @@ class Index:
 
         config = config or self.settings
         snapshot = self.snapshot
-        snapshot.place_of(item_id)  # an unknown item is an error before anything is encoded
-        (query,) = encode_queries(self.model, snapshot, [request], config)
+        item = snapshot.item_at(snapshot.place_of(item_id))  # an unknown item is an error before encoding
+        queries = encode_queries(self.model, snapshot, [request], config)
+        query = next((one for one in queries if one.request.modality is item.modality), queries[0])
         with diagnose_corruption(snapshot):
             return explain(self.model, snapshot, query, item_id, config)
 

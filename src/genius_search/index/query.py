@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -68,7 +69,8 @@ class SearchRequest:
     instruction: str | None = None
     """A description of the wanted results; by default the model's own for this kind of query and result."""
     modality: Modality | str | None = None
-    """Return only items of this modality. Strings are converted to :class:`Modality`."""
+    """Return only items of this modality. Strings are converted to :class:`Modality`. Without a modality and
+    an instruction, each modality is searched and the hits are merged (:func:`merge`)."""
     where: Filter | Sequence[str] | Mapping[str, object] = ()
     """Conditions on the items' fields, as :meth:`Filter.parse` takes them."""
     match: str | None = None
@@ -161,9 +163,11 @@ class SearchResult(NamedTuple):
 
 
 class EncodedQuery(NamedTuple):
-    """A request ready for beam search."""
+    """A request, or its part for one modality, ready for beam search."""
 
     request: SearchRequest
+    number: int
+    """Position of the request; the queries of one request follow one another."""
     level0: frozenset[int]
     """Allowed codes at level 0; empty means any."""
     restriction: Restriction | None
@@ -179,6 +183,8 @@ def encode_queries(
 ) -> list[EncodedQuery]:
     """Encode requests, with all images in one batch and all texts in another.
 
+    A request with neither modality nor instruction becomes a query for each modality of the index.
+
     Raises
     ------
     UsageError
@@ -189,7 +195,16 @@ def encode_queries(
         request.check()
     if not snapshot.segments:
         nothing = torch.zeros(1, model.dim)
-        return [EncodedQuery(request, frozenset(), None, nothing, nothing[0]) for request in requests]
+        return [
+            EncodedQuery(request, number, frozenset(), None, nothing, nothing[0])
+            for number, request in enumerate(requests)
+        ]
+    single = [
+        (number, one)
+        for number, request in enumerate(requests)
+        for one in split_by_modality(model, snapshot, request)
+    ]
+    requests = [request for _, request in single]
     is_raw = snapshot.manifest.embeddings == "raw" and config.rerank == "embeddings"
     parts = [(request, part) for request in requests for part in request.all_parts()]
     with diagnose_corruption(snapshot):
@@ -204,21 +219,57 @@ def encode_queries(
     contents = [_content(model, snapshot, *pair) for pair in parts if pair[1].id is None]
     encoded = iter(_encode(model, contents, is_raw=is_raw))
     queries = []
-    for request, (level0, restriction) in zip(requests, constraints, strict=True):
+    for (number, request), (level0, restriction) in zip(single, constraints, strict=True):
         vectors = [next(encoded if part.id is None else from_items) for part in request.all_parts()]
         fused, evidence = _weighted_sum([part.weight for part in request.all_parts()], torch.stack(vectors))
-        queries.append(EncodedQuery(request, level0, restriction, fused[None], evidence))
+        queries.append(EncodedQuery(request, number, level0, restriction, fused[None], evidence))
     return queries
+
+
+def split_by_modality(model: Genius, snapshot: Snapshot, request: SearchRequest) -> list[SearchRequest]:
+    """Return the request for each modality of the index, if it names neither modality nor instruction.
+
+    Scores of items of different modalities are hard to compare, because encoders place images and texts in
+    different regions; so each modality is searched by itself.
+    """
+    if request.modality is not None or request.instruction or not model.level0_is_exact:
+        return [request]
+    return [dataclasses.replace(request, modality=modality) for modality in snapshot.modalities]
 
 
 def search_encoded(
     model: Genius, snapshot: Snapshot, queries: Sequence[EncodedQuery], config: SearchConfig
 ) -> list[SearchResult]:
-    """Search for encoded queries in one batch. A query's beam is at least as wide as its ``k``."""
+    """Search for encoded queries in one batch, and return the result of each request.
+
+    A query's beam is at least as wide as its ``k``. The hits of a request that became several queries are
+    merged (:func:`merge`).
+    """
     if not queries or not snapshot.segments:
         return [SearchResult([], 0) for _ in queries]
     with diagnose_corruption(snapshot):
-        return _search(model, snapshot, queries, config)
+        found = zip(queries, _search(model, snapshot, queries, config), strict=True)
+        return [
+            merge([result for _, result in group], k)
+            for (_, k), group in groupby(found, key=lambda pair: (pair[0].number, pair[0].request.k))
+        ]
+
+
+def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
+    """Merge the hits of several modalities into one list of ``k``.
+
+    They are ordered by probability if the index is calibrated, otherwise by reciprocal rank: the first hit of
+    each modality, the second of each, and so on, in the order of their scores.
+    """
+    if len(results) == 1:
+        return results[0]
+    hits = [hit for result in results for hit in result.hits]
+    if all(hit.probability is not None for hit in hits):
+        hits.sort(key=lambda hit: (-(hit.probability or 0), hit.rank, -hit.score))
+    else:
+        hits.sort(key=lambda hit: (hit.rank, -hit.score))
+    ranked = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(hits[:k], start=1)]
+    return SearchResult(ranked, sum(result.touched for result in results))
 
 
 def _search(
@@ -316,7 +367,7 @@ def _content(model: Genius, snapshot: Snapshot, request: SearchRequest, part: Se
     instruction = request.instruction
     if not instruction:
         query = Modality.of(has_image=image is not None, has_text=bool(part.text and part.text.strip()))
-        wanted = snapshot.usual_modality if request.modality is None else Modality(request.modality)
+        wanted = snapshot.modalities[0] if request.modality is None else Modality(request.modality)
         instruction = model.instruction_for(query, wanted)
     return Content(image, instructed(instruction, part.text), ItemKey("query", ""))
 

@@ -148,12 +148,12 @@ class Snapshot:
         return known if len(known) == len(self.segments) else None
 
     @cached_property
-    def usual_modality(self) -> Modality:
-        """The most frequent modality. Deleted items count until they are compacted away."""
+    def modalities(self) -> list[Modality]:
+        """The modalities of the items, most frequent first. Deleted items count until they are compacted."""
         counts: Counter[Modality] = Counter()
         for segment in self.segments:
             counts.update(segment.items.count_by_modality())
-        return counts.most_common(1)[0][0]
+        return [modality for modality, count in counts.most_common() if count]
 
     def count_by_modality(self) -> dict[Modality, int]:
         """Return the number of items of each modality that occurs."""

@@ -125,7 +125,7 @@ def test_the_numbers_of_info_are_counted_right(shared):
 
 def test_hits_are_ranked_from_1_with_scores_that_never_rise_and_carry_their_item(shared, candidates):
     by_id = {candidate.did: candidate for candidate in candidates}
-    hits = shared.search("a red star", k=20, config=SearchConfig())
+    hits = shared.search("a red star", instruction="Find it.", k=20, config=SearchConfig())
     assert [hit.rank for hit in hits] == list(range(1, 21))
     assert all(before.score >= after.score for before, after in itertools.pairwise(hits))
     for hit in hits:
@@ -135,7 +135,7 @@ def test_hits_are_ranked_from_1_with_scores_that_never_rise_and_carry_their_item
         assert hit.image is None or Path(hit.image).is_file()
         assert len(hit.codes) == len(hit.log_probabilities) == len(shared.model.quantizer.sizes)
     stopped = SearchConfig(rerank="codes", candidates=36)
-    for hit in shared.search("a red star", k=20, config=stopped):
+    for hit in shared.search("a red star", instruction="Find it.", k=20, config=stopped):
         assert len(hit.log_probabilities) < len(hit.codes)
         assert all(probability <= 0 for probability in hit.log_probabilities)
 
@@ -468,8 +468,8 @@ def test_a_search_touches_only_what_is_under_its_beams(shared, monkeypatch):
         return answer
 
     monkeypatch.setattr(query_module, "rank_items", watched)
-    shared.search("a star", config=SearchConfig(beam=1))
-    shared.search("a star", config=WIDE)
+    shared.search("a star", instruction="Find it.", config=SearchConfig(beam=1))
+    shared.search("a star", instruction="Find it.", config=WIDE)
     assert touched[0] < touched[1] == 36
 
 
@@ -483,9 +483,9 @@ def test_an_index_that_does_not_say_where_its_model_is_asks_for_it(own):
 def test_raw_embeddings_re_rank_by_the_sums_of_the_encoders_features(model, pool, tmp_path):
     index, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="raw")
     config = SearchConfig(beam=500, rerank="embeddings")
-    hits = index.search("a red star", k=100, config=config)
     key = ItemKey("query", "")
     asked = model.instruction_for(Modality.TEXT, Modality.IMAGE)
+    hits = index.search("a red star", instruction=asked, k=100, config=config)
     text = model.encoder.text_features([TextInput(instructed(asked, "a red star"), key)])
     by_id = {hit.id: hit for hit in hits}
     for candidate in list(read_candidates(pool))[12:24]:  # texts alone

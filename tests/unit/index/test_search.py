@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.index import Index
-from genius_search.index.query import SearchHit, SearchRequest
+from genius_search.index.query import SearchHit, SearchRequest, SearchResult, merge
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
 from genius_search.records import Modality
@@ -205,9 +206,10 @@ def test_embeddings_of_8_bits_rank_nearly_as_those_of_16(model, pool, tmp_path):
 
 def test_a_shortlist_of_raw_embeddings_is_made_by_the_codes_as_they_rank(model, pool, tmp_path):
     made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="raw")
-    by_codes = made.search("a red kite", k=6, config=SearchConfig(beam=500, rerank="codes"))
+    query = {"text": "a red kite", "instruction": "Find it.", "k": 6}
+    by_codes = made.search(**query, config=SearchConfig(beam=500, rerank="codes"))
     config = SearchConfig(beam=500, rerank="embeddings", shortlist=6)
-    assert {hit.id for hit in made.search("a red kite", k=6, config=config)} == set(ids(by_codes))
+    assert {hit.id for hit in made.search(**query, config=config)} == set(ids(by_codes))
 
 
 @pytest.mark.parametrize("kind", ["fused", "raw"])
@@ -269,3 +271,35 @@ def test_items_that_are_added_later_keep_the_kind_of_embeddings(model, pool, tmp
     best = made.search("a red kite", k=1, config=SearchConfig(beam=500, rerank="embeddings"))
     assert len(best) == 1
     assert {segment.embeddings.dtype.name for segment in made.snapshot.segments} == {"int8"}
+
+
+def test_without_modality_and_instruction_each_modality_is_searched(model, pool, tmp_path):
+    made, _ = Index.create(tmp_path / "index", model=model, pool=pool)
+    merged = made.search("a red kite", k=6)
+    assert [hit.rank for hit in merged] == list(range(1, 7))
+    alone = [made.search("a red kite", modality=kind, k=3) for kind in ("text", "image")]
+    for place in range(3):
+        best = sorted((hits[place] for hits in alone), key=lambda hit: -hit.score)
+        assert [hit.id for hit in merged[2 * place : 2 * place + 2]] == [hit.id for hit in best]
+    both = made.search_many(
+        [SearchRequest(text="a red kite", k=6), SearchRequest(text="star", modality="text")]
+    )
+    assert ids(both[0]) == ids(merged)
+    assert ids(both[1]) == ids(made.search("star", modality="text"))
+    found = made.explain(merged[0].id, "a red kite")
+    assert found.rank == 1
+
+
+def test_merged_hits_are_ordered_by_probability_where_it_is_known(model, pool, tmp_path):
+    made, _ = Index.create(tmp_path / "index", model=model, pool=pool)
+    lists = [
+        [dataclasses.replace(hit, probability=chance) for hit, chance in zip(hits, chances, strict=True)]
+        for hits, chances in (
+            (made.search("a red kite", modality="image", k=2), (0.9, 0.8)),
+            (made.search("a red kite", modality="text", k=2), (0.5, 0.1)),
+        )
+    ]
+    merged = merge([SearchResult(hits, 7) for hits in lists], 3)
+    assert [hit.probability for hit in merged.hits] == [0.9, 0.8, 0.5]
+    assert [hit.rank for hit in merged.hits] == [1, 2, 3]
+    assert merged.touched == 14

@@ -42,14 +42,15 @@ class Searcher(NamedTuple):
     """The parts of a model that a search needs."""
 
     name: str
-    generator: Generator
+    generator: Generator | None
+    """None for a model without training; its decoder is geometry."""
     decoder: Decoder
     ranker: CodeRanker
     dim: int
 
     def fixed_bytes(self) -> int:
         """Return the bytes of the generator's weights and the code vectors."""
-        weights = sum(weight.nbytes for weight in self.generator.parameters())
+        weights = sum(weight.nbytes for weight in self.generator.parameters()) if self.generator else 0
         return weights + 4 * self.dim * sum(self.decoder.sizes)
 
 
@@ -68,7 +69,7 @@ def synthetic_searcher(
 def searcher_of(model: Genius) -> Searcher:
     """Return the parts of a trained model."""
     name = f"model {model.fingerprint[:12]}"
-    return Searcher(name, model.trained_generator.eval(), model.decoder, model.ranker, model.dim)
+    return Searcher(name, model.generator, model.decoder, model.ranker, model.dim)
 
 
 def random_queries(count: int, dim: int, *, seed: int) -> Float[Tensor, "queries dim"]:

@@ -268,7 +268,9 @@ def _generate_methods(bench: _Bench, searcher: Searcher, ids: IdTable, queries: 
     """Yield the search that generate does and generate itself; compare their rankings, and add its trie."""
     settings = bench.settings
     bench.progress.say("the pointer trie that generate needs")
-    codes = ids.ids[:, : len(searcher.generator.sizes)]
+    if searcher.generator is None:
+        raise UsageError(f"{searcher.name} has no generator, which Hugging Face's generate needs")
+    codes = ids.ids[:, : len(searcher.decoder.sizes)]
     _, times = time_build(lambda: PointerTrie(codes))
     hf = HfGenerate(searcher.generator, codes)
     trie_bytes, item_bytes = hf.trie.num_bytes(), hf.trie.num_bytes() / ids.num_items
@@ -383,7 +385,7 @@ def _measure_real(bench: _Bench, data: MBeir, model: Genius) -> str:
         bench.builds.append(row)
         methods = list(_dense_methods(bench, model, pool))
         methods += _id_methods(bench.families, searcher, model, pool, times["build_cpu_seconds"])
-        if "generate" in bench.families:
+        if "generate" in bench.families and searcher.generator is not None:
             methods += _generate_methods(bench, searcher, pool.table, queries)
         recall = {method.name: _recall(method, task, pool, settings.batch) for method in methods}
         for timed in _time(settings, methods, queries, len(pool)):
