@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from genius_search.artifact import new_folder
 from genius_search.data.mbeir import (
@@ -74,6 +74,7 @@ class _Split:
     images: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
     """Id of a picture -> its path and the ids of its captions."""
     captions: dict[str, _Caption] = field(default_factory=dict)
+    """Text -> caption."""
 
     def query_captions(self) -> list[tuple[str, _Caption]]:
         """Return the captions that become queries: all, or as many as UniIR's cap on query numbers allows.
@@ -84,37 +85,6 @@ class _Split:
         room = QUERY_CAP - 1 - len(self.images)
         captions = list(self.captions.items())
         return captions if len(captions) <= room else sorted(captions, key=lambda item: item[1].place)[:room]
-
-    def candidates(self, task_id: Literal[0, 3]) -> Iterator[Candidate]:
-        """Yield the pictures (task 0) or the captions (task 3)."""
-        if task_id == 0:
-            for did, (path, _) in self.images.items():
-                yield Candidate(did, Modality.IMAGE, image=path)
-        else:
-            for text, caption in self.captions.items():
-                yield Candidate(caption.did, Modality.TEXT, text=text)
-
-    def queries(self, dataset_id: int, task_id: Literal[0, 3]) -> Iterator[Query]:
-        """Yield the captions (task 0), numbered from 1, or the pictures (task 3), numbered after them."""
-        captions = self.query_captions()
-        if task_id == 0:
-            for number, (text, caption) in enumerate(captions, start=1):
-                yield Query(
-                    f"{dataset_id}:{number}",
-                    Modality.TEXT,
-                    text=text,
-                    positives=tuple(caption.image_ids),
-                    task_id=task_id,
-                )
-        else:
-            for number, (path, caption_ids) in enumerate(self.images.values(), start=len(captions) + 1):
-                yield Query(
-                    f"{dataset_id}:{number}",
-                    Modality.IMAGE,
-                    image=path,
-                    positives=tuple(caption_ids),
-                    task_id=task_id,
-                )
 
 
 def convert_karpathy(
@@ -144,8 +114,10 @@ def convert_karpathy(
         raise BadData(f"{images_root}: there is no such folder of pictures")
     splits = _collect(json_file, images_root, dataset_id, dataset_name)
     with new_folder(out) as partial:
-        for split, content in splits.items():
+        sizes = [
             _write_split(Layout(partial), split, content, dataset_id, dataset_name)
+            for split, content in splits.items()
+        ]
         write_instructions(
             partial / "instructions" / "query_instructions.tsv",
             (
@@ -159,12 +131,7 @@ def convert_karpathy(
             link.symlink_to(images_root.resolve(), target_is_directory=True)
         except OSError as error:
             raise BadData(f"{link}: cannot link to {images_root}: {error.strerror}") from None
-    return [
-        ConvertedSplit(
-            split, len(part.images), len(part.captions), len(part.images) + len(part.query_captions())
-        )
-        for split, part in splits.items()
-    ]
+    return sizes
 
 
 def _collect(json_file: Path, images_root: Path, dataset_id: int, dataset_name: str) -> dict[str, _Split]:
@@ -236,17 +203,33 @@ def _drop_tokens(part: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
-def _write_split(layout: Layout, split: str, content: _Split, dataset_id: int, name: str) -> None:
+def _write_split(layout: Layout, split: str, content: _Split, dataset_id: int, name: str) -> ConvertedSplit:
     """Write queries, pools and qrels of a split; the training queries of both tasks share a file."""
-    write_candidates(layout.union_pool(split), (*content.candidates(0), *content.candidates(3)))
+    captions = content.query_captions()
+    pools = {
+        0: [Candidate(did, Modality.IMAGE, image=path) for did, (path, _) in content.images.items()],
+        3: [Candidate(one.did, Modality.TEXT, text=text) for text, one in content.captions.items()],
+    }
+    queries = {
+        0: [
+            Query(
+                f"{dataset_id}:{number}", Modality.TEXT, text=text, positives=tuple(one.image_ids), task_id=0
+            )
+            for number, (text, one) in enumerate(captions, start=1)
+        ],
+        3: [
+            Query(f"{dataset_id}:{number}", Modality.IMAGE, image=path, positives=tuple(dids), task_id=3)
+            for number, (path, dids) in enumerate(content.images.values(), start=len(captions) + 1)
+        ],
+    }
+    write_candidates(layout.union_pool(split), [*pools[0], *pools[3]])
     if split == "train":
-        queries = (*content.queries(dataset_id, 0), *content.queries(dataset_id, 3))
-        write_queries(layout.queries(split, f"{name}_{split}"), queries)
-        write_qrels(layout.qrels(split, f"{name}_{split}"), queries)
-        return
-    tasks: tuple[Literal[0, 3], ...] = (0, 3)
-    for task_id in tasks:
-        stem = f"{name}_task{task_id}_{split}"
-        write_candidates(layout.local_pool(stem), content.candidates(task_id))
-        write_queries(layout.queries(split, stem), content.queries(dataset_id, task_id))
-        write_qrels(layout.qrels(split, stem), content.queries(dataset_id, task_id))
+        files = {f"{name}_{split}": [*queries[0], *queries[3]]}
+    else:
+        files = {f"{name}_task{task}_{split}": rows for task, rows in queries.items()}
+        for task, pool in pools.items():
+            write_candidates(layout.local_pool(f"{name}_task{task}_{split}"), pool)
+    for stem, rows in files.items():
+        write_queries(layout.queries(split, stem), rows)
+        write_qrels(layout.qrels(split, stem), rows)
+    return ConvertedSplit(split, len(pools[0]), len(pools[3]), len(queries[0]) + len(queries[3]))

@@ -7,11 +7,11 @@ are kept in memory, so that M-BEIR's millions of records fit on a small machine.
 from __future__ import annotations
 
 import zlib
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from genius_search.data.images import TooManyPixels, open_image
 from genius_search.data.mbeir import (
@@ -28,28 +28,7 @@ from genius_search.data.mbeir import (
 from genius_search.errors import BadData, BadImage
 from genius_search.records import TASKS, Candidate, Modality, Query, parse_id
 
-Severity = Literal["error", "warning"]
-Kind = Literal[
-    "bad-line",
-    "broken-image",
-    "conflicting-id",
-    "duplicate-id",
-    "layout",
-    "missing-image",
-    "missing-instruction",
-    "missing-qrels",
-    "no-images",
-    "no-instructions",
-    "no-positives",
-    "oversized-image",
-    "positives-outside-global-pool",
-    "positives-outside-local-pool",
-    "qrels-disagree",
-    "some-positives-outside-global-pool",
-    "some-positives-outside-local-pool",
-    "task-mismatch",
-]
-_WARNINGS: Final = frozenset[Kind](
+_WARNINGS: Final = frozenset(
     {
         "missing-qrels",
         "no-images",
@@ -59,12 +38,15 @@ _WARNINGS: Final = frozenset[Kind](
         "some-positives-outside-local-pool",
     }
 )
+"""Kinds of findings with which a data set can be used; all others are errors."""
 NUM_EXAMPLES: Final = 5
 """Maximum number of examples per kind of finding; all are counted."""
 _IMAGE_FOLDER: Final = "mbeir_images"
 """Folder that M-BEIR's images are unpacked to."""
 _SHORTEST_SIDE: Final = 224
 """Input size of encoders in pixels; where the format allows, images are decoded at about this size."""
+_QUEUE_SIZE: Final = 64
+"""Images that wait for a thread at most."""
 _MODALITIES: Final = tuple(Modality)
 
 
@@ -72,8 +54,9 @@ _MODALITIES: Final = tuple(Modality)
 class Finding:
     """One kind of problem, with its number of occurrences and the first examples."""
 
-    severity: Severity
-    kind: Kind
+    severity: Literal["error", "warning"]
+    kind: str
+    """Name in lower case, for example ``missing-image`` or ``duplicate-id``."""
     count: int
     examples: tuple[str, ...]
 
@@ -87,13 +70,6 @@ class PoolCount:
     num_images: int
     num_texts: int
     num_image_texts: int
-
-
-class _CountKey(NamedTuple):
-    split: str
-    dataset: str
-    dataset_id: int
-    task_id: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +113,7 @@ def check(root: Path, *, decode_images: bool = True, workers: int = 2) -> CheckR
     decode_images
         decode every image; otherwise only check that the files exist.
     workers
-        number of decoding threads.
+        number of decoding threads, at least 1.
 
     Raises
     ------
@@ -146,8 +122,8 @@ def check(root: Path, *, decode_images: bool = True, workers: int = 2) -> CheckR
     """
     data = MBeir(root)
     findings = _Findings()
-    pictures = _Pictures(data, findings, decode=decode_images, workers=workers)
-    try:
+    with ThreadPoolExecutor(workers) as threads:
+        pictures = _Pictures(data, findings, threads, decode=decode_images)
         records = _Records(data, findings, pictures)
         for path in (*data.local_pools(), *sorted((root / "cand_pool" / "global").glob("*_cand_pool.jsonl"))):
             records.check_pool(path)
@@ -156,8 +132,7 @@ def check(root: Path, *, decode_images: bool = True, workers: int = 2) -> CheckR
         for folder in sorted(path.name for path in (root / "query").iterdir() if path.is_dir()):
             records.check_split(folder)
         records.check_instructions()
-    finally:
-        pictures.close()
+        pictures.finish()
     return CheckReport(
         root=str(root),
         name=data.name,
@@ -166,27 +141,26 @@ def check(root: Path, *, decode_images: bool = True, workers: int = 2) -> CheckR
             for key, count in records.num_queries.items()
         ),
         pools=tuple(records.pools),
-        num_images=pictures.num_seen,
+        num_images=len(pictures.seen),
         images_decoded=decode_images,
         findings=findings.sorted(),
     )
 
 
 class _Findings:
-    def __init__(self) -> None:
-        self._counts: Counter[Kind] = Counter()
-        self._examples: dict[Kind, list[str]] = {}
+    """Numbers and first examples of problems, by kind."""
 
-    def add(self, kind: Kind, example: str, count: int = 1) -> None:
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._examples: defaultdict[str, list[str]] = defaultdict(list)
+
+    def add(self, kind: str, *examples: str, count: int = 1) -> None:
         self._counts[kind] += count
-        examples = self._examples.setdefault(kind, [])
-        if len(examples) < NUM_EXAMPLES:
-            examples.append(example)
+        room = NUM_EXAMPLES - len(self._examples[kind])
+        self._examples[kind].extend(examples[:room])
 
     def add_bad_lines(self, bad: BadLines) -> None:
-        for problem in bad.problems:
-            self.add("bad-line", str(problem))
-        self._counts["bad-line"] += bad.count - len(bad.problems)
+        self.add("bad-line", *map(str, bad.problems), count=bad.count)
 
     def sorted(self) -> tuple[Finding, ...]:
         """Return errors first, each kind in alphabetical order."""
@@ -201,45 +175,38 @@ class _Findings:
 class _Pictures:
     """Checks every picture once, in threads, with a bounded queue."""
 
-    def __init__(self, data: MBeir, findings: _Findings, *, decode: bool, workers: int) -> None:
-        self._data = data
-        self._findings = findings
-        self._decode = decode
-        self._threads = ThreadPoolExecutor(max(1, workers))
-        self._queue_size = 32 * max(1, workers)
-        self._queue: deque[Future[tuple[Kind, str] | None]] = deque()
-        self._seen: set[int] = set()  # 64-bit hashes: M-BEIR's names themselves would take a gigabyte
+    def __init__(
+        self, data: MBeir, findings: _Findings, threads: ThreadPoolExecutor, *, decode: bool
+    ) -> None:
+        self._data, self._findings, self._threads, self._decode = data, findings, threads, decode
+        self._queue: deque[Future[tuple[str, str] | None]] = deque()
         self._is_unpacked = decode or (data.root / _IMAGE_FOLDER).exists()
         self._num_packed = 0
-
-    @property
-    def num_seen(self) -> int:
-        return len(self._seen)
+        self.seen: set[int] = set()  # 64-bit hashes: M-BEIR's names themselves would take a gigabyte
 
     def check(self, relative: str, owner: str) -> None:
         """Queue an image at its first reference."""
         key = hash(relative)
-        if key in self._seen:
+        if key in self.seen:
             return
-        self._seen.add(key)
+        self.seen.add(key)
         if not self._is_unpacked and relative.startswith(f"{_IMAGE_FOLDER}/"):
             self._num_packed += 1
             return
         self._queue.append(self._threads.submit(self._problem, relative, owner))
-        if len(self._queue) >= self._queue_size:
+        if len(self._queue) >= _QUEUE_SIZE:
             self._collect()
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Wait for the queued images."""
         while self._queue:
             self._collect()
-        self._threads.shutdown()
         if self._num_packed:
             self._findings.add(
                 "no-images",
                 f"{self._data.root / _IMAGE_FOLDER} is missing, so no picture was looked for; unpack the "
                 "archive of M-BEIR's pictures there, or use an encoder that needs none (precomputed:)",
-                self._num_packed,
+                count=self._num_packed,
             )
 
     def _collect(self) -> None:
@@ -247,12 +214,14 @@ class _Pictures:
         if problem is not None:
             self._findings.add(*problem)
 
-    def _problem(self, relative: str, owner: str) -> tuple[Kind, str] | None:
+    def _problem(self, relative: str, owner: str) -> tuple[str, str] | None:
         try:
             path = self._data.image_path(relative)
             if not path.exists():
-                message = f"{owner}: {path} is missing; put the picture there, or drop the record"
-                return "missing-image", message
+                return (
+                    "missing-image",
+                    f"{owner}: {path} is missing; put the picture there, or drop the record",
+                )
             if self._decode:
                 open_image(path, shortest_side=_SHORTEST_SIDE).close()
         except TooManyPixels as error:
@@ -268,17 +237,16 @@ class _Records:
     """Checks pools, then queries against pools, qrels and instructions."""
 
     def __init__(self, data: MBeir, findings: _Findings, pictures: _Pictures) -> None:
-        self._data = data
-        self._findings = findings
-        self._pictures = pictures
+        self._data, self._findings, self._pictures = data, findings, pictures
         self._members: dict[Path, IdColumn] = {}
         self._modalities = IdColumn()  # code + 1
         self._checksums = IdColumn("I")
         self._requested: Counter[InstructionKey] = Counter()
         self._from_mbeir = False
         self.pools: list[PoolCount] = []
-        self.num_queries: Counter[_CountKey] = Counter()
-        self.num_positives: Counter[_CountKey] = Counter()
+        # By split, data set, its number and the task.
+        self.num_queries: Counter[tuple[str, str, int, int | None]] = Counter()
+        self.num_positives: Counter[tuple[str, str, int, int | None]] = Counter()
 
     def check_pool(self, path: Path) -> None:
         members = self._members[path] = IdColumn()
@@ -322,35 +290,31 @@ class _Records:
 
     def check_instructions(self) -> None:
         """Report combinations of data set and modalities without an instruction."""
-        instructions = self._data.instructions
-        if instructions.file is None:
-            file = self._data.instructions_file
-            if self._from_mbeir:
-                self._findings.add(
-                    "layout",
-                    f"{file} is missing, and M-BEIR's queries are ambiguous without it; fetch it again",
-                )
-            else:
-                self._findings.add("no-instructions", f"{file} is missing: queries are read without one")
-            return
-        for key, num_queries in sorted(self._requested.items()):
-            if key not in instructions.rows:
-                self._findings.add(
-                    "missing-instruction",
-                    f"{instructions.file}: no row for data set {key.dataset_id}, {key.query} -> "
-                    f"{key.candidate} ({num_queries:,} queries); add {key.query.mbeir}<tab>"
-                    f"{key.candidate.mbeir}<tab>NAME<tab>{key.dataset_id}<tab>INSTRUCTION",
-                )
+        instructions, file = self._data.instructions, self._data.instructions_file
+        if instructions.file is None and self._from_mbeir:
+            problem = f"{file} is missing, and M-BEIR's queries are ambiguous without it; fetch it again"
+            self._findings.add("layout", problem)
+        elif instructions.file is None:
+            self._findings.add("no-instructions", f"{file} is missing: queries are read without one")
+        else:
+            for key, num_queries in sorted(self._requested.items()):
+                if key not in instructions.rows:
+                    self._findings.add(
+                        "missing-instruction",
+                        f"{file}: no row for data set {key.dataset_id}, {key.query} -> "
+                        f"{key.candidate} ({num_queries:,} queries); add {key.query.mbeir}<tab>"
+                        f"{key.candidate.mbeir}<tab>NAME<tab>{key.dataset_id}<tab>INSTRUCTION",
+                    )
 
     def _check_queries(self, path: Path, folder: str, row: EvaluationRow | None) -> None:
         """Check one query file; ``row`` is None for files of several tasks."""
         checksums, bad = IdColumn("I"), BadLines(NUM_EXAMPLES)
         split = folder.removeprefix("union_")
         dataset = row.dataset if row else path.stem.removeprefix("mbeir_").removesuffix(f"_{split}")
-        qrels = self._read_qrels(row)
+        qrels = self._read_qrels(row) if row else None
         union_file = self._data.layout.union_pool(split)
-        union = self._members.get(union_file, self._modalities)
         has_union = union_file in self._members
+        union = self._members.get(union_file, self._modalities)
         union_name = str(union_file) if has_union else f"any pool (there is no {union_file.name})"
         if row is not None and row.name in PAPER_ROWS:
             self._from_mbeir = True
@@ -363,16 +327,15 @@ class _Records:
                 self._findings.add("duplicate-id", f"{where} occurs again")
             if query.image is not None:
                 self._pictures.check(query.image, f"qid {query.qid}")
-            key = _CountKey(folder, dataset, parse_id(query.qid)[0], self._check_task(query, row, where))
+            key = (folder, dataset, parse_id(query.qid)[0], self._check_task(query, row, where))
             self.num_queries[key] += 1
             self.num_positives[key] += len(query.positives)
             if not query.positives:
                 self._findings.add("no-positives", where)
                 continue
             if row is not None:
-                self._check_positives(
-                    query, "local", self._members[row.local_pool], str(row.local_pool), where
-                )
+                local = self._members[row.local_pool]
+                self._check_positives(query, "local", local, str(row.local_pool), where)
             self._check_positives(query, "global", union, union_name, where)
             if qrels is not None and row is not None:
                 self._compare(query, qrels.pop(query.qid, None), row, where)
@@ -383,9 +346,7 @@ class _Records:
             )
         self._findings.add_bad_lines(bad)
 
-    def _read_qrels(self, row: EvaluationRow | None) -> dict[str, set[str]] | None:
-        if row is None:
-            return None
+    def _read_qrels(self, row: EvaluationRow) -> dict[str, set[str]] | None:
         if row.qrels is None:
             file = self._data.layout.qrels(row.split, f"{row.name}_{row.split}")
             if self._data.has_qrels(row.split):
@@ -427,7 +388,7 @@ class _Records:
         outside = [did for did in query.positives if not pool[did]]
         if len(outside) == len(query.positives):
             self._findings.add(
-                f"positives-outside-{which}-pool",  # type: ignore[arg-type]
+                f"positives-outside-{which}-pool",
                 f"{where}: none of its positives ({', '.join(outside[:3])}) is in {name}; add the "
                 "candidate's line, or fetch the pool again",
             )
@@ -437,7 +398,7 @@ class _Records:
         strays = [did for did in outside if which == "global" or parse_id(did)[0] == own]
         if strays:
             self._findings.add(
-                f"some-positives-outside-{which}-pool",  # type: ignore[arg-type]
+                f"some-positives-outside-{which}-pool",
                 f"{where}: {', '.join(strays[:3])} not in {name}",
             )
 

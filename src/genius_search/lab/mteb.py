@@ -24,8 +24,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.config import SearchConfig, checked
-from genius_search.data.features import ABSENT, FeatureBatch
-from genius_search.encoders.base import ImageInput, ItemKey, JointInput, TextInput, is_joint
+from genius_search.data.features import FeatureBatch
+from genius_search.encoders import content as encoder_input
+from genius_search.encoders.base import ItemKey
 from genius_search.errors import BadData, MissingExtra, UsageError
 from genius_search.lab.methods import BEAM_METHODS
 from genius_search.lab.runs import first_few, strictly_decreasing
@@ -65,7 +66,7 @@ class Content(NamedTuple):
 
     @property
     def modality(self) -> Modality:
-        """The modality; an empty content has none, which is an error."""
+        """The modality; an error if the content is empty."""
         return Modality.of(has_image=self.image is not None, has_text=bool(self.text))
 
 
@@ -81,16 +82,15 @@ def read_columns(data: Any, modalities: Sequence[str], batch_size: int) -> Itera
     BadData
         There is no ``id``, or a row has a text or a picture of another type.
     """
-    wanted = ["id", "instruction"]
-    wanted += ["title", "text", "body"] if "text" in modalities else []
-    wanted += ["image"] if "image" in modalities else []
+    columns = {"text": ["title", "text", "body"], "image": ["image"]}
+    wanted = ["id", "instruction", *(name for modality in modalities for name in columns.get(modality, ()))]
     present = [name for name in wanted if name in data.column_names]
     if "id" not in present:
         raise BadData(f"the columns are {', '.join(data.column_names)}; expected one called id")
     chosen = data.select_columns(present)
     for start in range(0, len(chosen), batch_size):
-        columns: Mapping[str, Sequence[Any]] = chosen[start : start + batch_size]
-        rows = zip(*(columns[name] for name in present), strict=True)
+        batch: Mapping[str, Sequence[Any]] = chosen[start : start + batch_size]
+        rows = zip(*(batch[name] for name in present), strict=True)
         yield [_content(dict(zip(present, row, strict=True))) for row in rows]
 
 
@@ -355,40 +355,22 @@ class MtebModel:
     def _text(self, query: Content, prompt: str | None, target: Modality) -> str:
         """Return the encoder's input: the instruction, a blank, the query's text (UniIR's format)."""
         own = self.model.instruction_for(query.modality, target)
-        match self.instructions:
-            case "task":
-                instruction = query.instruction or prompt or own
-            case "model":
-                instruction = query.instruction or own or prompt
-            case "none":
-                instruction = None
-        return instructed(instruction, query.text)
+        sources = {
+            "task": (query.instruction, prompt, own),
+            "model": (query.instruction, own, prompt),
+            "none": (),
+        }
+        return instructed(next(filter(None, sources[self.instructions]), None), query.text)
 
     def _features(
         self, contents: Sequence[Content], role: Literal["query", "candidate"], texts: Sequence[str]
     ) -> FeatureBatch:
-        """Encode images and texts."""
-        encoder = self.model.encoder
-        keys = [ItemKey(role, one.id) for one in contents]
-        nothing = torch.zeros(0, encoder.dim)
-        if is_joint(encoder):
-            joint = [
-                JointInput(one.image, text, key, one.image is not None)
-                for one, text, key in zip(contents, texts, keys, strict=True)
-            ]
-            rows = np.arange(len(joint))
-            return FeatureBatch.of(nothing, encoder.joint_features(joint), np.full_like(rows, ABSENT), rows)
-        images = [
-            ImageInput(one.image, key)
-            for one, key in zip(contents, keys, strict=True)
-            if one.image is not None
-        ]
-        given = [TextInput(text, key) for text, key in zip(texts, keys, strict=True) if text]
-        return FeatureBatch.of(
-            encoder.image_features(images) if images else nothing,
-            encoder.text_features(given) if given else nothing,
-            _rows([one.image is not None for one in contents]),
-            _rows([bool(text) for text in texts]),
+        return encoder_input.features_of(
+            self.model.encoder,
+            [
+                encoder_input.Content(one.image, text, ItemKey(role, one.id))
+                for one, text in zip(contents, texts, strict=True)
+            ],
         )
 
     def _rank(
@@ -425,12 +407,6 @@ class MtebModel:
             for query in range(len(fused))
         )
         return [pool.hits(ranking.items, ranking.scores) for ranking in rankings]
-
-
-def _rows(present: Sequence[bool]) -> Int64[np.ndarray, " items"]:
-    """Return the row of each item in packed features, or ABSENT."""
-    there = np.array(present)
-    return np.where(there, np.cumsum(there) - 1, ABSENT).astype(np.int64)
 
 
 def _raw(features: FeatureBatch) -> Float[Tensor, "items dim"]:
