@@ -28,9 +28,9 @@ from genius_search.nn.generator import write_generator
 from genius_search.nn.health import Health, measure_health
 from genius_search.nn.ids import RESIDUAL
 from genius_search.nn.quantizer import KIND as QUANTIZER
-from genius_search.nn.quantizer import Quantizer, fuse, write_quantizer
+from genius_search.nn.quantizer import Quantizer, encode, fuse, write_quantizer
 from genius_search.progress import Progress
-from genius_search.training.codebooks import sample_ids
+from genius_search.training.codebooks import draw_ids
 from genius_search.training.fit import check_folder
 
 BATCH: Final = 2048
@@ -94,7 +94,7 @@ def refit(
     embeddings = fuse(quantizer, features)
     _follow(quantizer, embeddings, features.modality, passes=passes, seed=seed, progress=progress)
     after = measure_health(quantizer, features)
-    quantizer.set_pool_sample(sample_ids(quantizer, features, seed=seed))
+    quantizer.set_pool_sample(draw_ids(encode(quantizer, features).codes, features.modality, seed=seed))
     source = {"pool": features.manifest.fingerprint, "passes": str(passes), "seed": str(seed)}
     ours = write_quantizer(
         ArtifactWriter(

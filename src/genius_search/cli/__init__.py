@@ -31,6 +31,7 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
         "index create": "genius_search.cli.index:Create",
         "index add": "genius_search.cli.index:Add",
         "index delete": "genius_search.cli.index:Delete",
+        "index refit": "genius_search.cli.index:Refit",
         "index compact": "genius_search.cli.index:Compact",
         "index verify": "genius_search.cli.index:Verify",
         "index info": "genius_search.cli.index:Info",

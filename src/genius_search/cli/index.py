@@ -123,10 +123,31 @@ class Add(WaitOption, OpenIndexOptions, JsonOption):
     def run(self) -> None:
         """Add the items."""
         with TerminalProgress() as progress:
-            added = self.open_index().add(
+            index = self.open_index()
+            added = index.add(
                 self.pool, captions=not self.no_captions, progress=progress, wait_seconds=self.wait
             )
             _report_added(progress, added, as_json=self.json)
+            if index.has_outgrown:
+                progress.say(
+                    "the index has grown by more than a half since its codebooks were fitted; "
+                    f"`genius index refit {shlex.quote(str(self.index))}` fits them anew"
+                )
+
+
+@command
+class Refit(WaitOption, OpenIndexOptions):
+    """Fit the codebooks of an index to its items anew, after it has grown.
+
+    Only for an index that was created with an encoder. Nothing is encoded: the stored embeddings are enough.
+    """
+
+    def run(self) -> None:
+        """Refit the index."""
+        with TerminalProgress() as progress:
+            index = self.open_index()
+            index.refit(progress=progress, wait_seconds=self.wait)
+            progress.say(f"{index.snapshot.num_alive:,} items have new IDs")
 
 
 @command

@@ -40,9 +40,10 @@ from genius_search.index.store import (
 )
 from genius_search.index.writer import LOCK, WORK, Writer, one_writer, remove_work
 from genius_search.model import Genius
+from genius_search.nn.fusion import SumFusion
 from genius_search.progress import Progress
 from genius_search.records import Modality
-from genius_search.training.codebooks import fit_codebooks
+from genius_search.training.codebooks import draw_sample, fit_codebooks
 from genius_search.training.fit import absolute_spec
 
 MANY_ITEMS: Final = 1_000_000
@@ -158,7 +159,16 @@ def _create_with_encoder(
         skip_bad_images=True,
     )
     folder = writer.folder / OWN_MODEL
-    quantizer = fit_codebooks(features, folder / "quantizer", progress=progress)
+    rows = draw_sample(features)
+    sampled = features.gather(rows)
+    quantizer = fit_codebooks(
+        SumFusion()(sampled.image, sampled.text),
+        features.modality[rows],
+        folder / "quantizer",
+        items=len(features),
+        inputs={"items": features.manifest.fingerprint},
+        progress=progress,
+    )
     model = Genius.finish(folder, encoder, quantizer, None, ())
     if embeddings is None:
         embeddings = "fused" if len(features) < MANY_ITEMS else "none"

@@ -46,14 +46,13 @@ class Index:
 
     def __init__(self, folder: Path, model: Genius) -> None:
         self.folder = folder
-        self.model = model
         self._stamp = _stamp(folder)
-        self._snapshot = Snapshot.open(folder)
+        self._state = model, Snapshot.open(folder)
 
     def __repr__(self) -> str:
         return (
-            f"<Index {self.folder}, {self._snapshot.num_alive:,} items, model fingerprint "
-            f"{self._snapshot.manifest.model_fingerprint[:12]}>"
+            f"<Index {self.folder}, {self.cached_snapshot.num_alive:,} items, model fingerprint "
+            f"{self.cached_snapshot.manifest.model_fingerprint[:12]}>"
         )
 
     @staticmethod
@@ -238,8 +237,7 @@ class Index:
 
         items = open_pool(Path(pool), captions=captions)
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
-            self._check_model(writer.snapshot)
-            added = add_pool(writer, self.model, items, progress=progress or Silent())
+            added = add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
         self._refresh()
         return added
 
@@ -256,8 +254,7 @@ class Index:
         from genius_search.index.writer import one_writer
 
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
-            self._check_model(writer.snapshot)
-            outcomes = add_new_items(writer, self.model, items)
+            outcomes = add_new_items(writer, self._model_for(writer.snapshot), items)
         self._refresh()
         return outcomes
 
@@ -278,6 +275,31 @@ class Index:
             writer.compact()
             remove_work(self.folder)
         self._refresh()
+
+    def refit(self, *, progress: Progress | None = None, wait_seconds: float = 0.0) -> None:
+        """Fit the codebooks anew, after an index that was created with an encoder has grown.
+
+        All items get new IDs, computed from the stored embeddings; settings of `genius tune` and `genius
+        calibrate` are removed. Searches go on meanwhile.
+
+        Raises
+        ------
+        UsageError
+            The index was created with a trained model, stores no fused embeddings, or has no items.
+        """
+        from genius_search.index.refit import refit_index
+        from genius_search.index.writer import one_writer
+
+        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+            refit_index(writer, self._model_for(writer.snapshot), progress=progress or Silent())
+        self._refresh()
+
+    @property
+    def has_outgrown(self) -> bool:
+        """Whether the index has grown by more than a half since its codebooks were fitted to it."""
+        from genius_search.index.refit import has_outgrown
+
+        return has_outgrown(*self.current())
 
     def verify(self) -> Verified:
         """Compare every file with its checksum.
@@ -347,9 +369,9 @@ class Index:
     ) -> list[list[SearchHit]]:
         """Search for several requests in one batch; return the hits of each. Faster than one by one."""
         config = config or self.settings
-        snapshot = self.snapshot
-        queries = encode_queries(self.model, snapshot, requests, config)
-        return [result.hits for result in search_encoded(self.model, snapshot, queries, config)]
+        model, snapshot = self.current()
+        queries = encode_queries(model, snapshot, requests, config)
+        return [result.hits for result in search_encoded(model, snapshot, queries, config)]
 
     def explain(
         self,
@@ -393,12 +415,12 @@ class Index:
         from genius_search.index.explain import explain
 
         config = config or self.settings
-        snapshot = self.snapshot
+        model, snapshot = self.current()
         item = snapshot.item_at(snapshot.place_of(item_id))  # an unknown item is an error before encoding
-        queries = encode_queries(self.model, snapshot, [request], config)
+        queries = encode_queries(model, snapshot, [request], config)
         query = next((one for one in queries if one.request.modality is item.modality), queries[0])
         with diagnose_corruption(snapshot):
-            return explain(self.model, snapshot, query, item_id, config)
+            return explain(model, snapshot, query, item_id, config)
 
     def tree(self, prefix: Sequence[int] = (), *, examples: int = 4, most_children: int = 64) -> CodeNode:
         """Describe a prefix of IDs: the number of items below it, and the codes that follow.
@@ -444,13 +466,22 @@ class Index:
     @property
     def snapshot(self) -> Snapshot:
         """The current state, opened anew if another handle or process has changed the index."""
+        return self.current()[1]
+
+    @property
+    def model(self) -> Genius:
+        """The model that assigned the IDs."""
+        return self._state[0]
+
+    def current(self) -> tuple[Genius, Snapshot]:
+        """Return the model and the current state, which belong together."""
         self._refresh()
-        return self._snapshot
+        return self._state
 
     @property
     def cached_snapshot(self) -> Snapshot:
         """The last opened state, without checking for a newer one."""
-        return self._snapshot
+        return self._state[1]
 
     @property
     def settings(self) -> SearchConfig:
@@ -494,7 +525,7 @@ class Index:
         The threshold is set by `genius calibrate --precision`. Without hits the result is False. It is None
         if the index is not calibrated for this search.
         """
-        calibration = self._snapshot.manifest.calibration
+        calibration = self.cached_snapshot.manifest.calibration
         if calibration is None or calibration.threshold is None:
             return None
         if not hits:
@@ -506,13 +537,24 @@ class Index:
         now = _stamp(self.folder)
         if now == self._stamp:
             return
-        snapshot = Snapshot.open(self.folder)
-        self._check_model(snapshot)
-        self._snapshot, self._stamp = snapshot, now
+        model, snapshot = self.model, Snapshot.open(self.folder)
+        manifest = snapshot.manifest
+        if manifest.model_fingerprint != model.fingerprint and manifest.has_own_model:  # it was refitted
+            model = Genius.open(manifest.locate_model(self.folder), device=str(model.quantizer.device))
+        _check_model(snapshot, model)
+        self._state, self._stamp = (model, snapshot), now
 
-    def _check_model(self, snapshot: Snapshot) -> None:
+    def _model_for(self, snapshot: Snapshot) -> Genius:
+        """Return the model of the state that a writer is going to change."""
         if snapshot.manifest.model_fingerprint != self.model.fingerprint:
-            raise ArtifactMismatch(f"{self.folder} was recreated with another model; open it again")
+            self._refresh()
+        _check_model(snapshot, self.model)
+        return self.model
+
+
+def _check_model(snapshot: Snapshot, model: Genius) -> None:
+    if snapshot.manifest.model_fingerprint != model.fingerprint:
+        raise ArtifactMismatch("the index was recreated with another model; open it again")
 
 
 def _check_model_exists(folder: Path, model: str) -> None:

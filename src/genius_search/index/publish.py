@@ -51,8 +51,8 @@ def check_index(folder: Path, read_all: bool = False) -> None:  # noqa: FBT001, 
     """
     manifest = read_manifest(folder)
     model = manifest.model
-    if model == OWN_MODEL:
-        check_model(folder / OWN_MODEL, verify=read_all)
+    if manifest.has_own_model:
+        check_model(folder / model, verify=read_all)
     elif model and not is_repository_name(model):
         raise ArtifactMismatch(
             f"{folder}: {CURRENT} says that its model is {model!r}, expected owner/name or nothing; an "
@@ -131,9 +131,9 @@ def _copy(source: Path, target: Path, *, model: str) -> Snapshot:
                 if entry.deleted is not None:
                     (target / DELETED).mkdir(exist_ok=True)
                     shutil.copyfile(source / DELETED / entry.deleted, target / DELETED / entry.deleted)
-            if not model and state.manifest.model == OWN_MODEL:
+            if not model and state.manifest.has_own_model:
                 model = OWN_MODEL
-                save_model(source / OWN_MODEL, target / OWN_MODEL)
+                save_model(source / state.manifest.model, target / OWN_MODEL)
             write_manifest(target, state.manifest.replace(model=model))
             return Snapshot.open(target)
         except (ArtifactError, OSError, sqlite3.Error):

@@ -267,7 +267,7 @@ def check_segment(folder: Path, *, manifest: str, verify: bool) -> list[Path]:
 
 CURRENT: Final = "index.json"
 OWN_MODEL: Final = "./model"
-"""The model of an index that was created with an encoder alone, inside the index."""
+"""The model of an index that was created with an encoder alone, inside the index; a refit adds a number."""
 SEGMENTS: Final = "segments"
 DELETED: Final = "deleted"
 FORMAT: Final = 5
@@ -331,9 +331,14 @@ class IndexManifest(BaseModel):
                 body[name] = to_dict(value)
         return body
 
+    @property
+    def has_own_model(self) -> bool:
+        """Whether the index contains its model."""
+        return self.model.startswith(OWN_MODEL)
+
     def locate_model(self, folder: Path) -> str:
         """Return the folder or name of the model of the index in this folder."""
-        return str(folder / OWN_MODEL) if self.model == OWN_MODEL else self.model
+        return str(folder / self.model) if self.has_own_model else self.model
 
     def replace(self, **changes: Any) -> IndexManifest:
         """Return a copy with some entries changed."""

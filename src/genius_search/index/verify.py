@@ -23,7 +23,6 @@ from genius_search.index.store import (
     DENSITIES,
     EMBEDDINGS,
     MOST_ATTEMPTS,
-    OWN_MODEL,
     REMEDY,
     SCALES,
     SEGMENTS,
@@ -99,8 +98,8 @@ def _verify(folder: Path, manifest: IndexManifest) -> Verified:
         _check_items(segment)
     _check_unique(snapshot.segments)
     files += check_pictures(folder, snapshot.segments)
-    if manifest.model == OWN_MODEL:
-        files += _check_own_model(folder / OWN_MODEL, manifest.model_fingerprint)
+    if manifest.has_own_model:
+        files += _check_own_model(folder / manifest.model, manifest.model_fingerprint)
     alive = snapshot.num_alive
     return Verified(
         segments=len(snapshot.segments),

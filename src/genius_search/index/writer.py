@@ -311,6 +311,13 @@ class Writer:
         self._check_open()
         return self._add(self.snapshot, batches)
 
+    def replace_items(
+        self, manifest: IndexManifest, batches: Iterable[tuple[Iterable[Item], ItemArrays]]
+    ) -> None:
+        """Replace all items, and the model and settings by those of a manifest, in one step."""
+        self._check_open()
+        self._add(Snapshot(manifest, ()), batches)
+
     def delete(self, item_ids: Iterable[str]) -> Deleted:
         """Delete items; compaction frees their space."""
         ids = list(dict.fromkeys(item_ids))

@@ -483,15 +483,10 @@ def encode(quantizer: Quantizer, features: Features, rows: np.ndarray | None = N
 
 
 @torch.no_grad()
-def fuse(
-    quantizer: Quantizer, features: Features, rows: np.ndarray | None = None
-) -> Float[Tensor, "rows dim"]:
-    """Return the fused embeddings of items (all, or the given rows) as 16-bit floats on the CPU."""
-    rows = np.arange(len(features)) if rows is None else rows
+def fuse(quantizer: Quantizer, features: Features) -> Float[Tensor, "rows dim"]:
+    """Return the fused embeddings of all rows as 16-bit floats on the CPU."""
     device = quantizer.device
-    output = torch.empty(len(rows), features.dim, dtype=torch.float16)
-    for start in range(0, len(rows), FUSE_BATCH):
-        batch = features.gather(rows[start : start + FUSE_BATCH])
-        fused = quantizer.fusion(batch.image.to(device), batch.text.to(device))
-        output[start : start + FUSE_BATCH] = fused.half().cpu()
+    output = torch.empty(len(features), features.dim, dtype=torch.float16)
+    for rows, batch in features.batches(FUSE_BATCH):
+        output[rows] = quantizer.fusion(batch.image.to(device), batch.text.to(device)).half().cpu()
     return output

@@ -578,10 +578,10 @@ class Engine:
         name, config = kind
         index = self.indexes[name]
         began = time.perf_counter()
-        snapshot = index.snapshot
-        queries = encode_queries(index.model, snapshot, requests, config)
+        model, snapshot = index.current()
+        queries = encode_queries(model, snapshot, requests, config)
         encode_seconds = time.perf_counter() - began
-        found = search_encoded(index.model, snapshot, queries, config)
+        found = search_encoded(model, snapshot, queries, config)
         search_seconds = time.perf_counter() - began - encode_seconds
         self.metrics.batch_size.observe(len(requests))
         return [(one, encode_seconds, search_seconds) for one in found]

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int8, Int64
 from torch import Tensor
 
 from genius_search.artifact import ArtifactWriter
 from genius_search.config import FusionConfig, QuantizerConfig, to_json
 from genius_search.data.features import NUM_MODALITIES, Features
-from genius_search.nn.health import measure_health
+from genius_search.nn.health import examine
 from genius_search.nn.quantizer import (
     KIND,
     Codebook,
     Quantizer,
     TrainedQuantizer,
-    encode,
-    fuse,
     load_quantizer,
     make_quantizer,
     nearest_sums,
@@ -42,6 +41,8 @@ SWEEPS: Final = 3
 """How often each round moves the code vectors of every level."""
 SAMPLED_IDS: Final = 8192
 """Most items of a modality whose IDs are sampled."""
+FITTED: Final = "fitted_items"
+"""Input of the quantizer's manifest: the number of items that its codebooks were fitted to."""
 
 
 def codebook_size(items: int) -> int:
@@ -50,38 +51,68 @@ def codebook_size(items: int) -> int:
     return int(min(MAX_CODES, max(MIN_CODES, 1 << (wanted - 1).bit_length())))
 
 
-def fit_codebooks(features: Features, folder: Path, *, seed: int = 0, progress: Progress) -> TrainedQuantizer:
-    """Fit codebooks to the features of a pool, or open the folder if this was done already.
+def fit_codebooks(
+    embeddings: Float[Tensor, "items dim"],
+    modalities: Int8[np.ndarray, " items"],
+    folder: Path,
+    *,
+    items: int,
+    inputs: Mapping[str, str],
+    seed: int = 0,
+    progress: Progress,
+) -> TrainedQuantizer:
+    """Fit codebooks to the embeddings of a pool, or open the folder if this was done already.
 
-    Embeddings are the normalised sums of image and text features. Level 0 is the item's modality, with the
-    modality's mean as its vector. The vectors of the other levels start from k-means on the residuals, level
-    by level; then items get the codes that a beam search over all levels finds, and each code's vector moves
-    to the mean of what the other levels leave of its items, several times in turn.
+    Level 0 is the item's modality, with the modality's mean as its vector. The vectors of the other levels
+    start from k-means on the residuals, level by level; then items get the codes that a beam search over all
+    levels finds, and each code's vector moves to the mean of what the other levels leave of its items,
+    several times in turn.
 
     Parameters
     ----------
+    embeddings, modalities
+        unit vectors of the pool's items, or of a sample of at most :data:`MAX_SAMPLE`.
     folder
         receives the quantizer.
+    items
+        number of items in the pool.
+    inputs
+        fingerprints of what the embeddings depend on.
     """
     config = QuantizerConfig(
         levels=LEVELS,
-        codebook_size=codebook_size(len(features)),
+        codebook_size=codebook_size(items),
         level0="assigned",
         encoding_beam=8,
         kmeans_iterations=15,
         fusion=FusionConfig(kind="sum"),
     )
-    inputs = {"items": features.manifest.fingerprint, "seed": str(seed)}
-    writer = ArtifactWriter(folder, kind=KIND, config=to_json(config), inputs=inputs)
+    writer = ArtifactWriter(
+        folder,
+        kind=KIND,
+        config=to_json(config),
+        inputs={**inputs, FITTED: str(items), "seed": str(seed)},
+    )
     if writer.finished() is not None:
         return load_quantizer(folder)
-    generator = torch.Generator().manual_seed(seed)
-    rows = np.sort(torch.randperm(len(features), generator=generator)[:MAX_SAMPLE].numpy())
-    quantizer = make_quantizer(features.dim, config)
-    modalities = torch.from_numpy(features.modality[rows].astype(np.int64))
-    _fit(quantizer, fuse(quantizer, features, rows).float(), modalities, generator, progress)
-    quantizer.set_pool_sample(sample_ids(quantizer, features, seed=seed))
-    return write_quantizer(writer, quantizer, measure_health(quantizer, features, rows))
+    quantizer = make_quantizer(embeddings.shape[1], config)
+    codes = torch.from_numpy(modalities.astype(np.int64))
+    _fit(quantizer, embeddings, codes, torch.Generator().manual_seed(seed), progress)
+    encoded = quantizer.encode_items(torch.zeros_like(embeddings), embeddings, codes)
+    quantizer.set_pool_sample(draw_ids(encoded.codes, modalities, seed=seed))
+    health = examine(
+        encoded.codes.numpy(),
+        codes.numpy(),
+        encoded.code_cosine.numpy(),
+        sizes=quantizer.sizes,
+        has_modality_level=True,
+    )
+    return write_quantizer(writer, quantizer, health)
+
+
+def draw_sample(features: Features, *, seed: int = 0) -> Int64[np.ndarray, " rows"]:
+    """Return the rows of all items, or of :data:`MAX_SAMPLE` drawn ones, ascending."""
+    return np.sort(np.random.default_rng(seed).permutation(len(features))[:MAX_SAMPLE])
 
 
 @torch.no_grad()
@@ -119,14 +150,15 @@ def _move_vectors(
             book.start(book.embed + change, counts[:, 0].float())
 
 
-def sample_ids(quantizer: Quantizer, features: Features, *, seed: int) -> Int[Tensor, "sampled levels"]:
+def draw_ids(
+    ids: Int[Tensor, "items levels"], modalities: Int8[np.ndarray, " items"], *, seed: int
+) -> Int[Tensor, "sampled levels"]:
     """Return distinct IDs of items drawn from each modality, to measure densities against."""
     generator = torch.Generator().manual_seed(seed)
     drawn: list[Tensor] = []
     for modality in range(NUM_MODALITIES):
-        rows = np.flatnonzero(features.modality == modality)
+        rows = np.flatnonzero(modalities == modality)
         chosen = torch.randperm(len(rows), generator=generator)[:SAMPLED_IDS].numpy()
-        if len(chosen):
-            drawn.append(encode(quantizer, features, np.sort(rows[chosen])).codes)
-    ids: Tensor = torch.cat(drawn).unique(dim=0)
-    return ids
+        drawn.append(ids[np.sort(rows[chosen])])
+    distinct: Tensor = torch.cat(drawn).unique(dim=0)
+    return distinct

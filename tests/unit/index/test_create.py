@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 
 import numpy as np
@@ -149,3 +150,47 @@ def test_the_command_creates_an_index_with_an_encoder(pool, clip_folder, tmp_pat
     assert main(["index", "create", str(tmp_path / "i"), *arguments]) == 0
     assert main(["search", str(tmp_path / "i"), "green ground a", "--json"]) == 0
     assert "note 3.txt" in capsys.readouterr().out
+
+
+def test_a_refit_gives_new_ids_in_place_to_handles_that_are_open(pool, clip_folder, tmp_path):
+    index, _ = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
+    reader = Index.open(tmp_path / "i")
+    (tmp_path / "more").mkdir()
+    for number in range(20):
+        (tmp_path / "more" / f"{number} more.txt").write_text("red " * number + "green")
+    assert not index.has_outgrown
+    index.add(tmp_path / "more")
+    index.delete("note 0.txt")
+    assert index.has_outgrown
+    index.refit()
+    assert not index.has_outgrown
+    assert index.verify().items == 18 + 20 - 1
+    for handle in (index, reader, Index.open(tmp_path / "i")):
+        hits = handle.search(
+            "green ground a", k=5, config=dataclasses.replace(index.settings, density_weight=0.0)
+        )
+        assert "note 3.txt" in [hit.id for hit in hits[:3]]
+    assert sorted(path.name for path in (tmp_path / "i").glob("model*")) == ["model-4"]
+    assert reader.add(tmp_path / "more").unchanged == 20
+
+
+def test_a_refit_that_dies_changes_nothing(pool, clip_folder, tmp_path, monkeypatch):
+    index, _ = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
+    before = index.search("red", k=5)
+    with monkeypatch.context() as patch:
+        patch.setattr("genius_search.index.writer.write_manifest", None)
+        with pytest.raises(TypeError):
+            index.refit()
+    assert Index.open(tmp_path / "i").search("red", k=5) == before
+    index.refit()
+    assert index.verify().items == 18
+
+
+def test_only_an_index_with_its_own_model_and_embeddings_is_refitted(trained, pool, clip_folder, tmp_path):
+    Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}", embeddings="none")
+    with pytest.raises(UsageError, match="embeddings"):
+        Index.open(tmp_path / "i").refit()
+    foreign, _ = Index.create(tmp_path / "trained", pool=pool, model=trained.model)
+    assert not foreign.has_outgrown
+    with pytest.raises(UsageError, match="trained model"):
+        foreign.refit()

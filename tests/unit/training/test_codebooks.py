@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from genius_search.config import FusionConfig
 from genius_search.nn.fusion import make_fusion
-from genius_search.nn.quantizer import encode, fuse, make_quantizer
+from genius_search.nn.quantizer import make_quantizer
 from genius_search.progress import Silent
 from genius_search.training.codebooks import codebook_size, fit_codebooks
 
@@ -17,15 +17,30 @@ DIM = 16
 ITEMS = 1200
 
 
+def unit(vectors):
+    return F.normalize(torch.from_numpy(vectors).float(), dim=1)
+
+
 @pytest.fixture(scope="module")
-def pool(make_features):
-    """Images, texts and pairs around forty centres."""
+def embeddings():
+    """Unit vectors around forty centres."""
     random = np.random.default_rng(1)
     vectors = random.standard_normal((40, DIM))[random.integers(40, size=ITEMS)]
-    vectors += 0.3 * random.standard_normal((ITEMS, DIM))
-    image = [None if row % 3 == 1 else vectors[row] for row in range(ITEMS)]
-    text = [None if row % 3 == 0 else 5 * vectors[row] for row in range(ITEMS)]
-    return make_features(range(ITEMS), image, text, dim=DIM)
+    return unit(vectors + 0.3 * random.standard_normal((ITEMS, DIM)))
+
+
+MODALITIES = np.arange(ITEMS, dtype=np.int8) % 3
+
+
+def fit(embeddings, modalities, folder):
+    return fit_codebooks(
+        embeddings, modalities, folder, items=len(embeddings), inputs={"made": "up"}, progress=Silent()
+    )
+
+
+def encode(quantizer, embeddings, modalities):
+    modalities = torch.from_numpy(modalities.astype(np.int64))
+    return quantizer.encode_items(torch.zeros_like(embeddings), embeddings, modalities)
 
 
 @pytest.mark.parametrize(("items", "expected"), [(1, 4), (159, 8), (1_000, 64), (32_368, 256), (10**7, 256)])
@@ -43,14 +58,14 @@ def test_sum_fusion_weighs_image_and_text_alike_whatever_their_scale():
     torch.testing.assert_close(fused[2:], F.normalize(both, dim=1))
 
 
-def test_codes_describe_the_pool_better_than_residual_kmeans(pool, tmp_path):
-    quantizer = fit_codebooks(pool, tmp_path / "quantizer", progress=Silent()).quantizer
-    embeddings, codes = fuse(quantizer, pool).float(), encode(quantizer, pool).codes
-    assert (codes[:, 0].numpy() == pool.modality).all()
+def test_codes_describe_the_pool_better_than_residual_kmeans(embeddings, tmp_path):
+    quantizer = fit(embeddings, MODALITIES, tmp_path / "quantizer").quantizer
+    codes = encode(quantizer, embeddings, MODALITIES).codes
+    assert (codes[:, 0].numpy() == MODALITIES).all()
     assert len(quantizer.pool_sample) > 100
 
     plain = make_quantizer(DIM, quantizer.config)
-    modalities = torch.from_numpy(pool.modality.astype(np.int64))
+    modalities = torch.from_numpy(MODALITIES.astype(np.int64))
     random = torch.Generator().manual_seed(0)
     plain.start_codebooks(embeddings, modalities, batch_size=ITEMS, generator=random)
     greedy = plain.quantize(embeddings, modalities).codes
@@ -62,17 +77,16 @@ def test_codes_describe_the_pool_better_than_residual_kmeans(pool, tmp_path):
 
 
 @pytest.mark.parametrize("items", [1, 2, 5])
-def test_a_handful_of_items_gets_ids(make_features, tmp_path, items):
-    vectors = np.random.default_rng(2).standard_normal((items, DIM))
-    features = make_features(range(items), [None] * items, list(vectors), dim=DIM)
-    quantizer = fit_codebooks(features, tmp_path / "quantizer", progress=Silent()).quantizer
-    encoded = encode(quantizer, features)
+def test_a_handful_of_items_gets_ids(tmp_path, items):
+    vectors = unit(np.random.default_rng(2).standard_normal((items, DIM)))
+    kinds = np.ones(items, dtype=np.int8)
+    encoded = encode(fit(vectors, kinds, tmp_path / "quantizer").quantizer, vectors, kinds)
     assert (encoded.code_cosine > 0.99).all()
     assert len(encoded.codes.unique(dim=0)) == items
 
 
-def test_the_same_features_and_seed_give_the_same_codebooks(pool, tmp_path):
-    first, second = (fit_codebooks(pool, tmp_path / name, progress=Silent()) for name in "ab")
+def test_the_same_embeddings_and_seed_give_the_same_codebooks(embeddings, tmp_path):
+    first, second = (fit(embeddings, MODALITIES, tmp_path / name) for name in "ab")
     assert first.manifest.fingerprint == second.manifest.fingerprint
     for one, other in zip(first.quantizer.tables(), second.quantizer.tables(), strict=True):
         assert torch.equal(one, other)
