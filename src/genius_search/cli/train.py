@@ -25,20 +25,18 @@ class TrainingOptions:
     out: Path
     """Folder of the model."""
 
+    device: str = "cpu"
+    """Device to train on: cpu or cuda."""
+
     def _records(self) -> TrainingRecords:
+        """Read the training queries, after a check that training can begin."""
         from genius_search.data.mbeir import MBeir
         from genius_search.training.embed import TrainingRecords
+        from genius_search.training.fit import check_output
 
-        return TrainingRecords(MBeir(self.data))
-
-
-def _check_checkpoint(encoder: str, *, download: bool) -> None:
-    """Report a missing pretrained encoder before PyTorch is imported, which takes seconds."""
-    from genius_search.encoders.pretrained import find_checkpoint
-
-    kind, _, name = encoder.partition(":")
-    if kind == "clip" and name:
-        find_checkpoint(name, download=download)
+        data = MBeir(self.data)
+        check_output(data, self.out, self.device)
+        return TrainingRecords(data)
 
 
 @command
@@ -61,7 +59,6 @@ class Fit(DeviceOptions, TrainingOptions):
 
     def run(self) -> None:
         """Train all stages."""
-        _check_checkpoint(self.encoder, download=self.download)
         from genius_search.data.mbeir import MBeir
         from genius_search.training.fit import fit
 
@@ -91,24 +88,18 @@ class Embed(DeviceOptions, TrainingOptions):
 
     def run(self) -> None:
         """Embed the records."""
-        _check_checkpoint(self.encoder, download=self.download)
+        from genius_search.encoders.base import load_encoder
         from genius_search.errors import UsageError
-        from genius_search.training.fit import embed_with
+        from genius_search.training.embed import embed_training
+        from genius_search.training.fit import absolute_spec
 
         if self.encoder == "small":
             raise UsageError(
                 "`small` has no weights yet: train it with `genius train encoder`, which embeds too"
             )
+        encoder = load_encoder(absolute_spec(self.encoder), download=self.download, device=self.device)
         with TerminalProgress() as progress:
-            embed_with(
-                self._records(),
-                self.encoder,
-                self.out,
-                EncoderConfig(),
-                progress=progress,
-                device=self.device,
-                download=self.download,
-            )
+            embed_training(self._records(), encoder, self.out / "features", progress=progress)
 
 
 @command
@@ -117,9 +108,6 @@ class StageOptions(TrainingOptions):
 
     preset: PresetName = "small"
     """Settings to start from."""
-
-    device: str = "cpu"
-    """Device to train on: cpu or cuda."""
 
 
 @command
@@ -135,12 +123,10 @@ class TrainEncoder(StageOptions):
 
     def run(self) -> None:
         """Train stage 0."""
-        from genius_search.training.fit import embed_with
+        from genius_search.training.encoder import train_encoder
 
         with TerminalProgress() as progress:
-            embed_with(
-                self._records(), "small", self.out, self.settings, progress=progress, device=self.device
-            )
+            train_encoder(self._records(), self.out, self.settings, progress=progress, device=self.device)
             progress.say(f"next: genius train quantizer {self.data} --out {self.out}")
 
 
@@ -157,12 +143,15 @@ class TrainQuantizer(StageOptions):
 
     def run(self) -> None:
         """Train stage 1."""
-        from genius_search.training.fit import fit_quantizer, reopen_embedded
+        from genius_search.data.pairs import Pairs
+        from genius_search.training.fit import reopen_embedded
+        from genius_search.training.quantizer import train_quantizer
 
         with TerminalProgress() as progress:
             features = reopen_embedded(self.out, device=self.device).features
-            fit_quantizer(
-                self._records(), features, self.out, self.settings, progress=progress, device=self.device
+            pairs = Pairs(self._records().lines(), *features)
+            train_quantizer(
+                pairs, self.out / "quantizer", self.settings, progress=progress, device=self.device
             )
             progress.say(f"next: genius train generator {self.data} --out {self.out}")
 
@@ -183,12 +172,18 @@ class TrainGenerator(StageOptions):
 
     def run(self) -> None:
         """Train stage 2."""
+        from genius_search.data.pairs import Pairs
+        from genius_search.nn.quantizer import load_quantizer
         from genius_search.training.fit import fit_generator, reopen_embedded
 
         with TerminalProgress() as progress:
+            encoder, features = reopen_embedded(self.out, device=self.device)
+            records = self._records()
             model = fit_generator(
-                self._records(),
-                reopen_embedded(self.out, device=self.device),
+                records,
+                encoder,
+                Pairs(records.lines(), *features),
+                load_quantizer(self.out / "quantizer", device=self.device),
                 self.out,
                 self.settings,
                 ids=self.ids,

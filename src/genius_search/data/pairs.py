@@ -32,11 +32,13 @@ class Batch(NamedTuple):
 class Pairs:
     """Training queries and their positives, as rows of query and candidate features."""
 
-    def __init__(self, queries: Iterable[Query], query_features: Features, candidates: Features) -> None:
+    def __init__(self, lines: Iterable[Query], queries: Features, candidates: Features) -> None:
+        self.queries = queries
+        self.candidates = candidates
         numbers: list[int] = []
         positives: list[int] = []
         counts: list[int] = []
-        for query in queries:
+        for query in lines:
             if not query.positives:
                 raise BadData(f"training query {query.qid} has no positive; leave it out or name one")
             numbers.append(query_number(query.qid))
@@ -57,7 +59,7 @@ class Pairs:
         self._starts = np.concatenate([[0], np.cumsum(self._counts)[:-1]]).astype(np.int64)
         self._modality = candidates.modality
         self._epoch: tuple[int, int] | None = None
-        self._first, self._variants = _variants(query_features, np.array(numbers, dtype=np.int64))
+        self._first, self._variants = _variants(queries, np.array(numbers, dtype=np.int64))
         owner = np.repeat(np.arange(len(counts)), counts)
         lacking = owner[self._variants[owner, self._modality[self._positives]] == 0]
         if len(lacking):
@@ -68,6 +70,14 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self._counts)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprints of both features, as inputs of what is trained on them."""
+        return {
+            "queries": self.queries.manifest.fingerprint,
+            "candidates": self.candidates.manifest.fingerprint,
+        }
 
     def epoch_order(self, seed: int, epoch: int) -> Int64[np.ndarray, " pairs"]:
         """Return the random order of queries in an epoch; the last one is cached."""

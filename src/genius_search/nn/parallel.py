@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from genius_search.errors import UsageError
+
+Rows = TypeVar("Rows", Tensor, np.ndarray)
 
 
 def num_ranks() -> int:
@@ -21,7 +25,7 @@ def rank() -> int:
     return dist.get_rank() if num_ranks() > 1 else 0
 
 
-def own_rows(batch: Tensor) -> Tensor:
+def own_rows(batch: Rows) -> Rows:
     """Return this rank's share of a batch that is identical on all ranks and divides evenly."""
     size = len(batch) // num_ranks()
     return batch[rank() * size : (rank() + 1) * size]

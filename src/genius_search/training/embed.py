@@ -37,6 +37,13 @@ class TrainingFeatures(NamedTuple):
     candidates: Features
 
 
+class Embedded(NamedTuple):
+    """An encoder and the training records it embedded."""
+
+    encoder: Encoder
+    features: TrainingFeatures
+
+
 class TrainingRecords:
     """Training queries of a data set, kept as columns: M-BEIR's 1.3 million lines take some 250 MB.
 

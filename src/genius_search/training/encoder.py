@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +14,7 @@ from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.artifact import ArtifactWriter, fingerprint_of, open_artifact
+from genius_search.artifact import ArtifactWriter, fingerprint_of
 from genius_search.config import EncoderConfig, checked, to_json
 from genius_search.data.features import ABSENT, FeatureBatch, Features, Shard
 from genius_search.data.pairs import Batch, Pairs
@@ -22,15 +23,14 @@ from genius_search.encoders.base import ImageInput, TextInput
 from genius_search.encoders.small import (
     AnySmallEncoder,
     EmbeddingNetwork,
-    SmallEncoder,
-    SmallJointEncoder,
+    SmallNetwork,
     create_small,
     load_small,
 )
 from genius_search.nn import parallel
 from genius_search.nn.losses import contrastive_loss
 from genius_search.progress import Progress
-from genius_search.training.embed import TrainingFeatures, TrainingRecords, embed_training
+from genius_search.training.embed import Embedded, TrainingFeatures, TrainingRecords, embed_training
 from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
 
 KIND: Final = "encoder"
@@ -141,47 +141,38 @@ def _soft_loss(
     return F.cross_entropy(fast @ others.T / temperature, softness * soft + (1 - softness) * hard)
 
 
-class TrainedEncoder(NamedTuple):
-    """The encoder, and the training features it gives."""
-
-    encoder: AnySmallEncoder
-    features: TrainingFeatures
-
-
 def train_encoder(
-    records: TrainingRecords,
-    folder: Path,
-    config: EncoderConfig,
-    *,
-    features_folder: Path,
-    progress: Progress,
-    device: str = "cpu",
-) -> TrainedEncoder:
-    """Train ``small`` on a data set, or open the folder if this was done already.
+    records: TrainingRecords, folder: Path, config: EncoderConfig, *, progress: Progress, device: str = "cpu"
+) -> Embedded:
+    """Train ``small`` on a data set and embed the training records, or open what was done already.
 
     Pictures are described and texts tokenised once; training runs on those numbers, and so does the
     embedding of the training records afterwards.
+
+    Parameters
+    ----------
+    folder
+        folder of the model; receives ``encoder/`` and ``features/``, and meanwhile ``prepared/``.
     """
     config = checked(config)
     settings: dict[str, Any] = {**to_json(config), "network": config.network.to_json()}
     if not config.network.has_momentum:
         del settings["momentum"]
-    writer = ArtifactWriter(folder, kind=KIND, config=settings, inputs={"records": records.fingerprint})
+    home, prepared_folder = folder / "encoder", folder / "prepared"
+    writer = ArtifactWriter(home, kind=KIND, config=settings, inputs={"records": records.fingerprint})
     torch.manual_seed(config.training.seed)
     done = writer.finished() is not None
-    prepared_folder = folder.parent / "prepared"
     if done:
-        encoder = load_trained_encoder(folder, device=device)
+        encoder = load_small(home, device=device)
         if not prepared_folder.exists():  # a finished model keeps only the features
-            features = embed_training(records, encoder, features_folder, progress=progress)
-            return TrainedEncoder(encoder, features)
+            return Embedded(encoder, embed_training(records, encoder, folder / "features", progress=progress))
     else:
         progress.say("learning the words of the training texts")
         encoder = create_small(config.network, records.all_texts(), seed=config.training.seed)
     prepared = embed_training(records, _Preparation(encoder), prepared_folder, progress=progress)
     if not done:
         pairs = Pairs(records.lines(), *prepared)
-        module, take_step = _training(encoder.network.to(device), pairs, prepared, config)
+        module, take_step = _training(encoder.network.to(device), pairs, config)
         train(
             module,
             take_step,
@@ -193,32 +184,23 @@ def train_encoder(
         )
         encoder.save(writer.path)
         writer.finish()
-        encoder = load_trained_encoder(folder, device=device)
-    embed_shard = _embed_joint_shard if isinstance(encoder, SmallJointEncoder) else _embed_shard
+        encoder = load_small(home, device=device)
     with torch.no_grad():
-        features = TrainingFeatures(
-            *(
-                transform(
-                    source,
-                    features_folder / source.manifest.folder.name,
-                    change=lambda shard: embed_shard(encoder, shard),  # type: ignore[arg-type]
-                    inputs={"records": source.manifest.inputs["records"]},
-                    encoder=encoder,
-                )
-                for source in prepared
+        queries, candidates = (
+            transform(
+                source,
+                folder / "features" / source.manifest.folder.name,
+                change=partial(_embed_shard, encoder),
+                inputs={"records": source.manifest.inputs["records"]},
+                encoder=encoder,
             )
+            for source in prepared
         )
-    return TrainedEncoder(encoder, features)
-
-
-def load_trained_encoder(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
-    """Open a finished encoder."""
-    open_artifact(folder, kind=KIND)
-    return load_small(folder, device=device)
+    return Embedded(encoder, TrainingFeatures(queries, candidates))
 
 
 def _training(
-    network: EmbeddingNetwork, pairs: Pairs, prepared: TrainingFeatures, config: EncoderConfig
+    network: EmbeddingNetwork, pairs: Pairs, config: EncoderConfig
 ) -> tuple[nn.Module, Callable[[Step], StepResult]]:
     """Return the module to optimise, and the step: contrastive (equation 2) or with a slow copy (BLIP)."""
     training = config.training
@@ -230,12 +212,10 @@ def _training(
         """Return the unit vectors of a batch, of all ranks."""
 
         def embed(features: Features, rows: np.ndarray) -> Tensor:
-            own = parallel.own_rows(torch.from_numpy(rows)).numpy()
-            return parallel.gather(F.normalize(network.embedding(features.gather(own)), dim=-1))
+            own = features.gather(parallel.own_rows(rows))
+            return parallel.gather(F.normalize(network.embedding(own), dim=-1))
 
-        return Views(
-            embed(prepared.queries, batch.query_rows), embed(prepared.candidates, batch.candidate_rows)
-        )
+        return Views(embed(pairs.queries, batch.query_rows), embed(pairs.candidates, batch.candidate_rows))
 
     def contrastive(step: Step) -> StepResult:
         batch = draw(step)
@@ -299,38 +279,29 @@ class _Preparation:
         return self._encoder.prepare_texts([item.text for item in texts])
 
 
-def _embed_shard(encoder: SmallEncoder, shard: Shard) -> Shard:
-    """Replace a shard's prepared pictures and texts by their features."""
+def _embed_shard(encoder: AnySmallEncoder, shard: Shard) -> Shard:
+    """Replace a shard's prepared pictures and texts by their features.
+
+    A joint encoder's vectors are stored as texts, one for each distinct combination of picture and text.
+    """
     network = encoder.network
+    image, text = (torch.from_numpy(content.astype(np.float32)) for content in (shard.image, shard.text))
+    nothing = torch.zeros(0, encoder.dim, dtype=torch.float16)
 
-    def embed(forward: Callable[[Tensor], Tensor], prepared: np.ndarray, dtype: type) -> np.ndarray:
-        parts = [
-            forward(torch.from_numpy(part.astype(dtype)).to(network.device)).cpu().numpy()
-            for part in _batches(prepared)
-        ]
-        return np.concatenate([np.zeros((0, encoder.dim), dtype=np.float16), *parts])
+    def join(parts: Iterable[Tensor]) -> np.ndarray:
+        return np.concatenate([nothing.numpy(), *(part.cpu().numpy() for part in parts)])
 
-    return shard._replace(
-        image=embed(network.image, shard.image, np.float32), text=embed(network.text, shard.text, np.int64)
-    )
-
-
-def _embed_joint_shard(encoder: SmallJointEncoder, shard: Shard) -> Shard:
-    """Store one vector, as a text, for each distinct combination of picture and text of a shard."""
+    if isinstance(network, SmallNetwork):
+        return shard._replace(
+            image=join(network.image(part.to(network.device)) for part in image.split(FORWARD_BATCH)),
+            text=join(network.text(part.to(network.device).long()) for part in text.split(FORWARD_BATCH)),
+        )
     both = np.stack([shard.image_index, shard.text_index], axis=1)
     distinct, rows = np.unique(both, axis=0, return_inverse=True)
-    image, text = (torch.from_numpy(content.astype(np.float32)) for content in (shard.image, shard.text))
-    vectors = [
-        encoder.network.embedding(FeatureBatch.of(image, text, part[:, 0], part[:, 1])).cpu().numpy()
-        for part in _batches(distinct)
-    ]
+    parts = (distinct[start : start + FORWARD_BATCH] for start in range(0, len(distinct), FORWARD_BATCH))
     return shard._replace(
         image_index=np.full_like(shard.image_index, ABSENT),
         text_index=rows.astype(np.int64),
-        image=np.zeros((0, encoder.dim), dtype=np.float16),
-        text=np.concatenate(vectors),
+        image=nothing.numpy(),
+        text=join(network.embedding(FeatureBatch.of(image, text, part[:, 0], part[:, 1])) for part in parts),
     )
-
-
-def _batches(array: np.ndarray) -> Iterator[np.ndarray]:
-    return (array[start : start + FORWARD_BATCH] for start in range(0, len(array), FORWARD_BATCH))

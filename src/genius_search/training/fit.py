@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from genius_search.config import EncoderConfig, FitConfig, GeneratorConfig, QuantizerConfig, checked
+from genius_search.config import FitConfig, GeneratorConfig, checked
 from genius_search.data.features import Features
 from genius_search.data.mbeir import Instructions, MBeir
 from genius_search.data.pairs import Pairs
@@ -19,10 +19,10 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, Usa
 from genius_search.model import MODEL_FILE, Genius, KnownInstruction
 from genius_search.nn.ids import RESIDUAL, SCHEMES
 from genius_search.nn.parallel import usable
-from genius_search.nn.quantizer import TrainedQuantizer, load_quantizer
+from genius_search.nn.quantizer import TrainedQuantizer
 from genius_search.progress import Progress
 from genius_search.registry import find_part
-from genius_search.training.embed import TrainingFeatures, TrainingRecords, embed_training
+from genius_search.training.embed import Embedded, TrainingFeatures, TrainingRecords, embed_training
 from genius_search.training.encoder import train_encoder
 from genius_search.training.generator import train_generator
 from genius_search.training.ids import train_ids
@@ -30,13 +30,6 @@ from genius_search.training.quantizer import train_quantizer
 
 FOLDERS: Final = ("encoder", "features", "prepared", "quantizer", "ids", "generator", "evaluation")
 """Contents of a model's folder beside ``model.json``."""
-
-
-class Embedded(NamedTuple):
-    """An encoder and the training records it embedded."""
-
-    encoder: Encoder
-    features: TrainingFeatures
 
 
 def fit(
@@ -68,43 +61,28 @@ def fit(
     config = checked(config)
     find_part("id_schemes", config.ids, SCHEMES)
     check_output(data, folder, device)
-    records = TrainingRecords(data)
-    embedded = embed_with(
-        records, encoder, folder, config.encoder, progress=progress, device=device, download=download
-    )
+    if encoder == "small":
+        records = TrainingRecords(data)
+        embedded = train_encoder(records, folder, config.encoder, progress=progress, device=device)
+    else:
+        opened = load_encoder(absolute_spec(encoder), download=download, device=device)
+        records = TrainingRecords(data)
+        embedded = Embedded(opened, embed_training(records, opened, folder / "features", progress=progress))
     pairs = Pairs(records.lines(), *embedded.features)
     quantizer = train_quantizer(
-        pairs, *embedded.features, folder / "quantizer", config.quantizer, progress=progress, device=device
+        pairs, folder / "quantizer", config.quantizer, progress=progress, device=device
     )
-    return _finish(
-        records, embedded, pairs, quantizer, folder, config.generator, config.ids, progress, device
+    return fit_generator(
+        records,
+        embedded.encoder,
+        pairs,
+        quantizer,
+        folder,
+        config.generator,
+        ids=config.ids,
+        progress=progress,
+        device=device,
     )
-
-
-def embed_with(
-    records: TrainingRecords,
-    encoder: str,
-    folder: Path,
-    config: EncoderConfig,
-    *,
-    progress: Progress,
-    device: str = "cpu",
-    download: bool = False,
-) -> Embedded:
-    """Train the encoder if it is ``small``, and embed the training records."""
-    check_output(records.data, folder, device)
-    if encoder == "small":
-        trained = train_encoder(
-            records,
-            folder / "encoder",
-            config,
-            features_folder=folder / "features",
-            progress=progress,
-            device=device,
-        )
-        return Embedded(trained.encoder, trained.features)
-    loaded = load_encoder(absolute_spec(encoder), download=download, device=device)
-    return Embedded(loaded, embed_training(records, loaded, folder / "features", progress=progress))
 
 
 def absolute_spec(spec: str) -> str:
@@ -115,7 +93,7 @@ def absolute_spec(spec: str) -> str:
 
 
 def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False) -> Embedded:
-    """Open what :func:`embed_with` left in a model's folder.
+    """Open the encoder and the features that an earlier stage left in a model's folder.
 
     Raises
     ------
@@ -142,23 +120,11 @@ def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False
     return Embedded(encoder, features)
 
 
-def fit_quantizer(
-    records: TrainingRecords,
-    features: TrainingFeatures,
-    folder: Path,
-    config: QuantizerConfig,
-    *,
-    progress: Progress,
-    device: str = "cpu",
-) -> TrainedQuantizer:
-    """Run stage 1 on embedded records."""
-    pairs = Pairs(records.lines(), *features)
-    return train_quantizer(pairs, *features, folder / "quantizer", config, progress=progress, device=device)
-
-
 def fit_generator(
     records: TrainingRecords,
-    embedded: Embedded,
+    encoder: Encoder,
+    pairs: Pairs,
+    quantizer: TrainedQuantizer,
     folder: Path,
     config: GeneratorConfig,
     *,
@@ -166,39 +132,13 @@ def fit_generator(
     progress: Progress,
     device: str = "cpu",
 ) -> Genius:
-    """Run stage 2 on embedded records and the quantizer in the folder, and complete the model."""
-    pairs = Pairs(records.lines(), *embedded.features)
-    quantizer = load_quantizer(folder / "quantizer", device=device)
-    return _finish(records, embedded, pairs, quantizer, folder, config, ids, progress, device)
-
-
-def _finish(
-    records: TrainingRecords,
-    embedded: Embedded,
-    pairs: Pairs,
-    quantizer: TrainedQuantizer,
-    folder: Path,
-    config: GeneratorConfig,
-    ids: str,
-    progress: Progress,
-    device: str,
-) -> Genius:
-    """Train IDs and generator, and declare the parts to be one model."""
-    scheme = train_ids(
-        ids, records, embedded.features, pairs, quantizer, folder / "ids", config.training, progress=progress
-    )
+    """Train IDs and generator (stage 2), and declare the parts in the folder to be one model."""
+    scheme = train_ids(ids, records, pairs, quantizer, folder / "ids", config.training, progress=progress)
     generator = train_generator(
-        pairs,
-        *embedded.features,
-        quantizer,
-        folder / "generator",
-        config,
-        ids=scheme,
-        progress=progress,
-        device=device,
+        pairs, quantizer, folder / "generator", config, ids=scheme, progress=progress, device=device
     )
     instructions = known_instructions(records.data.instructions)
-    model = Genius.finish(folder, embedded.encoder, quantizer, generator, instructions, scheme)
+    model = Genius.finish(folder, encoder, quantizer, generator, instructions, scheme)
     shutil.rmtree(folder / "prepared", ignore_errors=True)
     if scheme.manifest is None:
         shutil.rmtree(folder / "ids", ignore_errors=True)

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from genius_search.artifact import ArtifactWriter
 from genius_search.config import GeneratorConfig, checked, to_json
-from genius_search.data.features import Features
 from genius_search.data.pairs import Pairs
 from genius_search.nn import parallel
 from genius_search.nn.generator import (
@@ -30,8 +29,6 @@ from genius_search.training.loop import Step, StepResult, num_steps, train
 
 def train_generator(
     pairs: Pairs,
-    queries: Features,
-    candidates: Features,
     quantizer: TrainedQuantizer,
     folder: Path,
     config: GeneratorConfig,
@@ -53,11 +50,7 @@ def train_generator(
     if tables is None:
         config = dataclasses.replace(config, guide="none")
     config = checked(config)
-    inputs = {
-        "queries": queries.manifest.fingerprint,
-        "candidates": candidates.manifest.fingerprint,
-        "quantizer": quantizer.manifest.fingerprint,
-    }
+    inputs = {**pairs.fingerprints, "quantizer": quantizer.manifest.fingerprint}
     if ids is not None and ids.manifest is not None:
         inputs["ids"] = ids.manifest.fingerprint
     writer = ArtifactWriter(folder, kind=KIND, config=to_json(config), inputs=inputs)
@@ -65,15 +58,13 @@ def train_generator(
         return load_generator(folder, device=device)
     training = config.training
     torch.manual_seed(training.seed)
-    model = quantizer.quantizer
-    generator = make_generator(candidates.dim, scheme.sizes, config, shares_codes=scheme.shares_codes).to(
-        device
-    )
+    dim = quantizer.quantizer.dim
+    generator = make_generator(dim, scheme.sizes, config, shares_codes=scheme.shares_codes).to(device)
     if tables is not None:
         generator.start_codes(tables, generator=torch.Generator().manual_seed(training.seed))
     progress.say("fusing the training features")
-    query_embeddings = fuse(model, queries)
-    encoded = apply_scheme(scheme, encode(model, candidates), candidates.ids)
+    query_embeddings = fuse(quantizer.quantizer, pairs.queries)
+    encoded = apply_scheme(scheme, encode(quantizer.quantizer, pairs.candidates), pairs.candidates.ids)
     candidate_embeddings, codes = encoded.embeddings.half(), encoded.codes
 
     def take_step(step: Step) -> StepResult:
@@ -100,7 +91,7 @@ def train_generator(
         progress=progress,
         name="train generator",
     )
-    return write_generator(writer, generator, dim=candidates.dim)
+    return write_generator(writer, generator, dim=dim)
 
 
 def augment(

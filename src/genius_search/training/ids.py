@@ -23,13 +23,12 @@ from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
 from genius_search.progress import Progress
 from genius_search.records import candidate_number
 from genius_search.registry import find_part
-from genius_search.training.embed import TrainingFeatures, TrainingRecords
+from genius_search.training.embed import TrainingRecords
 
 
 def train_ids(
     name: str,
     records: TrainingRecords,
-    features: TrainingFeatures,
     pairs: Pairs,
     quantizer: TrainedQuantizer,
     folder: Path,
@@ -47,19 +46,15 @@ def train_ids(
     scheme = find_part("id_schemes", name, SCHEMES)
     if name == RESIDUAL:
         return residual_ids(quantizer.quantizer)
-    queries, candidates = features
     writer = ArtifactWriter(
         folder,
         kind=KIND,
         config={"scheme": name, "training": to_json(training)},
-        inputs={
-            "queries": queries.manifest.fingerprint,
-            "candidates": candidates.manifest.fingerprint,
-            "quantizer": quantizer.manifest.fingerprint,
-        },
+        inputs={**pairs.fingerprints, "quantizer": quantizer.manifest.fingerprint},
     )
     if writer.finished() is not None:
         return load_ids(folder, quantizer.quantizer)
+    candidates = pairs.candidates
     encoded = encode(quantizer.quantizer, candidates)
     pool = read_pool(records.data.training_pools())
     texts = {candidate_number(candidate.did): candidate.text for candidate in pool}
@@ -70,8 +65,8 @@ def train_ids(
             candidates.ids,
             [texts[number] for number in candidates.ids.tolist()],
         ),
-        queries=fuse(quantizer.quantizer, queries),
-        query_numbers=queries.ids,
+        queries=fuse(quantizer.quantizer, pairs.queries),
+        query_numbers=pairs.queries.ids,
         query_texts=records.texts(),
         pairs=pairs,
         quantizer=quantizer.quantizer,

@@ -37,8 +37,6 @@ HEALTH_CHECKS: Final = 5
 
 def train_quantizer(
     pairs: Pairs,
-    queries: Features,
-    candidates: Features,
     folder: Path,
     config: QuantizerConfig,
     *,
@@ -53,32 +51,22 @@ def train_quantizer(
         the codebooks collapsed.
     """
     config = checked(config)
-    writer = ArtifactWriter(
-        folder,
-        kind=KIND,
-        config=to_json(config),
-        inputs={
-            "queries": queries.manifest.fingerprint,
-            "candidates": candidates.manifest.fingerprint,
-        },
-    )
+    writer = ArtifactWriter(folder, kind=KIND, config=to_json(config), inputs=pairs.fingerprints)
     if writer.finished() is not None:
         return load_quantizer(folder, device=device)
     torch.manual_seed(config.training.seed)
-    quantizer = make_quantizer(candidates.dim, config).to(device)
+    quantizer = make_quantizer(pairs.candidates.dim, config).to(device)
     total = num_steps(len(pairs), config.training)
-    start = min(config.codebook_start, total // 2)
-    take_step = QuantizerStep(quantizer, pairs, queries, candidates, config, total, start, progress)
     train(
         quantizer,
-        take_step,
+        QuantizerStep(quantizer, pairs, total, progress),
         total=total,
         config=config.training,
         folder=writer.path,
         progress=progress,
         name="train quantizer",
     )
-    health = settle(quantizer, candidates)
+    health = settle(quantizer, pairs.candidates)
     progress.say(f"IDs: {health.verdict}")
     return write_quantizer(writer, quantizer, health)
 
@@ -95,30 +83,19 @@ def settle(quantizer: Quantizer, candidates: Features) -> Health:
 class QuantizerStep:
     """One step of stage 1 (equation 8)."""
 
-    def __init__(
-        self,
-        quantizer: Quantizer,
-        pairs: Pairs,
-        queries: Features,
-        candidates: Features,
-        config: QuantizerConfig,
-        total: int,
-        start: int,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, quantizer: Quantizer, pairs: Pairs, total: int, progress: Progress) -> None:
         self.quantizer = quantizer
         self.pairs = pairs
-        self.queries = queries
-        self.candidates = candidates
-        self.config = config
+        self.config = quantizer.config
         self.device = next(quantizer.parameters()).device
-        self.start = start
+        self.start = min(self.config.codebook_start, total // 2)
         """The step at which codebooks start; before it the loss is contrastive only."""
         self.progress = progress
-        self.check_every = max(1, (total - start) // HEALTH_CHECKS)
-        random = np.random.default_rng(config.training.seed)
-        size = min(HEALTH_SAMPLE, len(candidates))
-        self.sample = np.sort(random.choice(len(candidates), size, replace=False))
+        self.check_every = max(1, (total - self.start) // HEALTH_CHECKS)
+        random = np.random.default_rng(self.config.training.seed)
+        num_candidates = len(pairs.candidates)
+        size = min(HEALTH_SAMPLE, num_candidates)
+        self.sample = np.sort(random.choice(num_candidates, size, replace=False))
 
     def __call__(self, step: Step) -> StepResult:
         """Return the loss of a batch; the codebooks follow it."""
@@ -126,12 +103,9 @@ class QuantizerStep:
         if step.number == self.start:
             self._start_codebooks(step.number)
         batch = self.pairs.draw(step.number, config.training.batch_size, seed=config.training.seed)
-        query_rows, candidate_rows = (
-            parallel.own_rows(torch.from_numpy(rows)).numpy()
-            for rows in (batch.query_rows, batch.candidate_rows)
-        )
-        queries = self._fuse(self.queries, query_rows)
-        candidates = self._fuse(self.candidates, candidate_rows)
+        candidate_rows = parallel.own_rows(batch.candidate_rows)
+        queries = self._fuse(self.pairs.queries, parallel.own_rows(batch.query_rows))
+        candidates = self._fuse(self.pairs.candidates, candidate_rows)
         contrastive = contrastive_loss(
             parallel.gather(queries),
             parallel.gather(candidates),
@@ -165,7 +139,7 @@ class QuantizerStep:
         return fused
 
     def _modality(self, rows: np.ndarray) -> Tensor:
-        return torch.from_numpy(self.candidates.modality[rows].astype(np.int64)).to(self.device)
+        return torch.from_numpy(self.pairs.candidates.modality[rows].astype(np.int64)).to(self.device)
 
     @torch.no_grad()
     def _start_codebooks(self, step: int) -> None:
@@ -180,8 +154,8 @@ class QuantizerStep:
         for number in range(max(1, config.kmeans_samples // (2 * size))):
             batch = self.pairs.draw(step + number, size, seed=seed)
             embeddings += [
-                self._fuse(self.queries, batch.query_rows),
-                self._fuse(self.candidates, batch.candidate_rows),
+                self._fuse(self.pairs.queries, batch.query_rows),
+                self._fuse(self.pairs.candidates, batch.candidate_rows),
             ]
             modalities += [self._modality(batch.candidate_rows)] * 2
         self.quantizer.start_codebooks(
@@ -193,7 +167,7 @@ class QuantizerStep:
 
     def _check(self, step: int) -> dict[str, float]:
         """Measure the health of a sample's IDs, and stop if the codebooks collapsed."""
-        health = measure_health(self.quantizer, self.candidates, self.sample)
+        health = measure_health(self.quantizer, self.pairs.candidates, self.sample)
         semantic = health.levels[1:] if self.quantizer.has_modality_level else health.levels
         collapsed = semantic[0].used == 1 and len(self.sample) > 1
         if collapsed and self.config.collapse == "refuse":

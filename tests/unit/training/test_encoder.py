@@ -48,9 +48,8 @@ def train(trained, tmp_path_factory):
         place = folder or tmp_path_factory.mktemp(kind)
         return place, train_encoder(
             TrainingRecords(MBeir(trained.data)),
-            place / "encoder",
+            place,
             settings_of(kind),
-            features_folder=place / "features",
             progress=progress or Silent(),
         )
 

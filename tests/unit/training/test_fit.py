@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from genius_search.cli import main
 from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
+from genius_search.encoders.base import load_encoder
 from genius_search.errors import ArtifactMissing, TrainingFailed, UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.training import quantizer as stage
-from genius_search.training.embed import TrainingRecords
-from genius_search.training.fit import embed_with, fit, reopen_embedded
+from genius_search.training.embed import TrainingRecords, embed_training
+from genius_search.training.fit import fit, reopen_embedded
 
 
 class Recorder:
@@ -71,14 +73,8 @@ def test_fit_reads_its_training_queries_once(trained, tmp_path, monkeypatch, enc
 def test_another_encoder_file_elsewhere_is_found_from_anywhere(trained, copied, tmp_path, monkeypatch):
     data = trained.data.resolve()
     monkeypatch.chdir(copied.parent)
-    settings = preset("tiny").encoder
-    embed_with(
-        TrainingRecords(MBeir(data)),
-        "small:model/encoder",
-        tmp_path / "second",
-        settings,
-        progress=Recorder(),
-    )
+    second = tmp_path / "second"
+    assert main(["embed", str(data), "--encoder", "small:model/encoder", "--out", str(second)]) == 0
     monkeypatch.chdir("/")
     reopened = reopen_embedded(tmp_path / "second")
     assert reopened.encoder.fingerprint == Genius.open(copied).encoder.fingerprint
@@ -92,16 +88,13 @@ def test_a_model_without_features_of_training_data_is_refused_with_where_they_ar
 
 
 def test_features_are_the_same_wherever_they_are_made(trained, tmp_path):
-    data = MBeir(trained.data)
-    spec = f"small:{trained.model / 'encoder'}"
-    settings = preset("tiny").encoder
+    records = TrainingRecords(MBeir(trained.data))
+    encoder = load_encoder(f"small:{trained.model / 'encoder'}")
     features = [
-        embed_with(
-            TrainingRecords(data), spec, tmp_path / name, settings, progress=Recorder()
-        ).features.candidates
-        for name in ("here", "there")
+        embed_training(records, encoder, tmp_path / name, progress=Recorder()) for name in ("here", "there")
     ]
-    assert features[0].manifest.fingerprint == features[1].manifest.fingerprint
+    fingerprints = [made.candidates.manifest.fingerprint for made in features]
+    assert fingerprints[0] == fingerprints[1]
 
 
 def test_a_device_that_is_not_here_is_refused_before_any_work(trained, tmp_path):
@@ -159,13 +152,9 @@ def test_collapsed_codebooks_stop_the_training_unless_allowed(world, tmp_path, m
     config = replace(config, training=replace(config.training, max_steps=6, batch_size=16))
     pairs = world.pairs()
     with pytest.raises(TrainingFailed, match="collapsed"):
-        stage.train_quantizer(
-            pairs, world.queries, world.candidates, tmp_path / "refused", config, progress=Recorder()
-        )
+        stage.train_quantizer(pairs, tmp_path / "refused", config, progress=Recorder())
     allowed = replace(config, collapse="allow")
-    trained = stage.train_quantizer(
-        pairs, world.queries, world.candidates, tmp_path / "allowed", allowed, progress=Recorder()
-    )
+    trained = stage.train_quantizer(pairs, tmp_path / "allowed", allowed, progress=Recorder())
     assert trained.manifest.kind == "quantizer"
 
 

@@ -86,19 +86,11 @@ def quantizer(world, tmp_path_factory):
         training=TrainingConfig(batch_size=30, learning_rate=1e-3, max_steps=10),
     )
     folder = tmp_path_factory.mktemp("model") / "quantizer"
-    return train_quantizer(world.pairs(), world.queries, world.candidates, folder, config, progress=Silent())
+    return train_quantizer(world.pairs(), folder, config, progress=Silent())
 
 
 def run(world, quantizer, folder, config=CONFIG, progress=None):
-    return train_generator(
-        world.pairs(),
-        world.queries,
-        world.candidates,
-        quantizer,
-        folder,
-        config,
-        progress=progress or Silent(),
-    )
+    return train_generator(world.pairs(), quantizer, folder, config, progress=progress or Silent())
 
 
 def test_a_killed_training_goes_on_to_exactly_the_same_losses_and_weights(

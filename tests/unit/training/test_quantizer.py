@@ -39,9 +39,7 @@ GOLDEN = [
 
 
 def run(world, folder, config=CONFIG, progress=None):
-    return train_quantizer(
-        world.pairs(), world.queries, world.candidates, folder, config, progress=progress or Silent()
-    )
+    return train_quantizer(world.pairs(), folder, config, progress=progress or Silent())
 
 
 def changed(*, max_steps=20, **settings):
@@ -123,7 +121,7 @@ def test_candidates_that_are_all_alike_are_reported_as_a_collapse(make_features,
     lines = [Query(f"1:{n}", Modality.TEXT, "?", positives=(f"1:{n}",)) for n in range(8)]
     pairs = Pairs(lines, queries, candidates)
     with pytest.raises(TrainingFailed, match="codebooks collapsed"):
-        train_quantizer(pairs, queries, candidates, tmp_path / "q", CONFIG, progress=Silent())
+        train_quantizer(pairs, tmp_path / "q", CONFIG, progress=Silent())
 
 
 def test_contrastive_learning_brings_queries_to_their_candidates(world, tmp_path, read_losses):

@@ -31,7 +31,7 @@ from genius_search.lab.evaluate import RESULTS, EvaluationConfig
 from genius_search.lab.methods import DEPTH, MethodHits, PoolCandidates, RowQueries
 from genius_search.lab.results import ResultRow, to_json
 from genius_search.progress import Progress
-from genius_search.training.fit import Embedded
+from genius_search.training.embed import Embedded
 
 DenseKind = Literal["exact", "hnsw", "ivf-pq", "ivf-rq"]
 ENCODING_BEAM: Final = 4

@@ -13,10 +13,12 @@ from genius_search import Index
 from genius_search.cli import main
 from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
+from genius_search.data.pairs import Pairs
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.ids import SCHEMES
 from genius_search.lab.evaluate import EvaluationConfig, evaluate
 from genius_search.model import Genius
+from genius_search.nn.quantizer import load_quantizer
 from genius_search.progress import Silent
 from genius_search.training.embed import TrainingRecords
 from genius_search.training.fit import fit_generator, reopen_embedded
@@ -56,9 +58,13 @@ def fit_with(trained, tmp_path_factory):
             shutil.copytree(trained.model / part, folder / part)
         settings = preset("tiny").generator
         settings = replace(settings, training=replace(settings.training, max_steps=3, batch_size=16))
+        records = TrainingRecords(MBeir(trained.data))
+        encoder, features = reopen_embedded(trained.model)
         fit_generator(
-            TrainingRecords(MBeir(trained.data)),
-            reopen_embedded(trained.model),
+            records,
+            encoder,
+            Pairs(records.lines(), *features),
+            load_quantizer(folder / "quantizer"),
             folder,
             settings,
             ids=name,
