@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Gt, Lt
 from jaxtyping import Bool, Float64
-from pydantic import ConfigDict
 from scipy.optimize import LinearConstraint, minimize
 from scipy.special import expit
 
-from genius_search.config import Count, Natural, SearchConfig, checked
+from genius_search.config import SearchConfig, checked
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import BadData
 from genius_search.index.index import Index
@@ -23,7 +22,7 @@ from genius_search.progress import Progress
 from genius_search.search.beam import search
 from genius_search.search.rank import Evidence, rank_items
 from genius_search.search.table import Allowed, Restriction
-from genius_search.tune import ValidationQueries, validation_queries
+from genius_search.tune import ValidationConfig, ValidationQueries, validation_queries
 
 NUM_BINS: Final = 10
 FEWEST: Final = 20
@@ -113,8 +112,6 @@ def threshold_for(predictions: Predictions, precision: float, *, at_least: float
     return float(found.threshold[enough[-1]]) if len(enough) else None
 
 
-BATCH: Final = 32
-"""Queries searched together; each has its own mask over the items when its answers are taken away."""
 FEWEST_QUERIES: Final = 40
 """Fewer queries are not enough to fit and measure."""
 WORTH: Final = 0.03
@@ -133,10 +130,8 @@ WITH_CONTRAST: Final = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateConfig:
+class CalibrateConfig(ValidationConfig):
     """Settings of a calibration."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     precision: Annotated[float, Gt(0), Lt(1)] = 0.8
     """Share of the first hits called good matches that should be right. A good match is always more likely
@@ -144,20 +139,6 @@ class CalibrateConfig:
 
     absent: Annotated[float, Gt(0), Lt(1)] = 0.2
     """Expected share of queries that nothing in the index answers."""
-
-    split: str = "val"
-    """Split of the data set."""
-
-    rows: tuple[str, ...] = ()
-    """Rows of the data set, named as in its files; none means all."""
-
-    queries: Natural = 0
-    """At most this many queries of each row, spread evenly; 0 means all."""
-
-    seed: Natural = 0
-    """Seed of the choice of instructions."""
-
-    batch: Count = BATCH
 
 
 class Calibrated(NamedTuple):
@@ -202,35 +183,58 @@ def calibrate(index: Index, data: MBeir, config: CalibrateConfig, *, progress: P
     """
     config = checked(config)
     search_config = index.settings
-    queries = validation_queries(
-        index,
-        data,
-        config.rows,
-        split=config.split,
-        max_queries=config.queries,
-        seed=config.seed,
-        rerank="embeddings" if search_config.rerank == "embeddings" else "codes",
-        progress=progress,
-    )
+    rerank: Literal["codes", "embeddings"] = "embeddings" if search_config.rerank == "embeddings" else "codes"
+    queries = validation_queries(index, data, config, rerank=rerank, progress=progress)
     if len(queries.right) < FEWEST_QUERIES:
         raise BadData(
             f"{len(queries.right)} queries of {data.root} (split {config.split}) have a right answer in "
             f"{index.folder}; at least {FEWEST_QUERIES} are needed to fit on one half and measure the other"
         )
     snapshot = index.snapshot
-    cases = _cases(index, snapshot, queries, search_config, config.batch, progress)
-    fitted = cases.take(cases.query % 2 == 0)
-    measured = cases.take(cases.query % 2 == 1)
-    return _calibrated(
-        fit(fitted, config.absent),
-        fitted,
-        measured,
-        config,
-        search_config,
-        data=f"{data.name} {config.split}",
-        items=snapshot.num_alive,
-        left_out=queries.left_out,
+    found = _cases(index, snapshot, queries, search_config, config.batch, progress)
+    cases, measured = found.take(found.query % 2 == 0), found.take(found.query % 2 == 1)
+    fitted = fit(cases, config.absent)
+    seen = fitted.log_odds(cases.numbers)
+    lowest, highest = float(seen.min()), float(seen.max())
+
+    def first(some: Cases) -> Predictions:
+        own = some.take(some.is_first)
+        log_odds = np.clip(fitted.log_odds(own.numbers), lowest, highest)
+        return Predictions(1 / (1 + np.exp(-log_odds)), own.is_right, own.weights(config.absent))
+
+    threshold = threshold_for(first(cases), config.precision, at_least=LIKELY)
+    predictions = first(measured)
+    bins = reliability(predictions)
+    is_absent = measured.is_absent[measured.is_first]
+    is_good = predictions.probability >= (np.inf if threshold is None else threshold)
+    good = predictions.take(is_good)
+    share = float(np.average(predictions.is_right, weights=predictions.weight))
+    outcome = Outcome(
+        queries=int((~is_absent).sum()),
+        error=calibration_error(bins),
+        brier=brier(predictions),
+        base_brier=share * (1 - share),
+        coverage=float(good.weight.sum() / predictions.weight.sum()),
+        precision=float(np.average(good.is_right, weights=good.weight)) if len(good.weight) else 0.0,
+        refused=float((~is_good)[is_absent].mean()),
+        bins=tuple(Bin(*one) for one in bins),
     )
+    calibration = Calibration(
+        search=search_config,
+        intercept=fitted.intercept,
+        weights=fitted.weights,
+        alone=(float(cases.numbers[:, 1].max()), float(cases.numbers[:, 3].max())),
+        lowest=lowest,
+        highest=highest,
+        threshold=threshold,
+        wanted_precision=config.precision,
+        absent=config.absent,
+        data=f"{data.name} {config.split}",
+        queries=len(np.unique(cases.query)),
+        items=snapshot.num_alive,
+        held_out=outcome,
+    )
+    return Calibrated(calibration, predictions, queries.left_out)
 
 
 class Fitted(NamedTuple):
@@ -296,65 +300,6 @@ def _loss(fitted: Fitted, cases: Cases, absent: float) -> float:
     return float(cases.weights(absent) @ (np.logaddexp(0, log_odds) - cases.is_right * log_odds))
 
 
-def _calibrated(
-    fitted: Fitted,
-    cases: Cases,
-    measured: Cases,
-    config: CalibrateConfig,
-    search_config: SearchConfig,
-    *,
-    data: str,
-    items: int,
-    left_out: int,
-) -> Calibrated:
-    """Choose the threshold on the fitted half and measure on the other."""
-    seen = fitted.log_odds(cases.numbers)
-    lowest, highest = float(seen.min()), float(seen.max())
-
-    def first(some: Cases) -> Predictions:
-        own = some.take(some.is_first)
-        log_odds = np.clip(fitted.log_odds(own.numbers), lowest, highest)
-        return Predictions(1 / (1 + np.exp(-log_odds)), own.is_right, own.weights(config.absent))
-
-    threshold = threshold_for(first(cases), config.precision, at_least=LIKELY)
-    predictions = first(measured)
-    bins = reliability(predictions)
-    is_absent = measured.is_absent[measured.is_first]
-    is_good = (
-        np.zeros(len(predictions.weight), dtype=bool)
-        if threshold is None
-        else predictions.probability >= threshold
-    )
-    good = predictions.take(is_good)
-    share = float(np.average(predictions.is_right, weights=predictions.weight))
-    outcome = Outcome(
-        queries=int((~is_absent).sum()),
-        error=calibration_error(bins),
-        brier=brier(predictions),
-        base_brier=share * (1 - share),
-        coverage=float(good.weight.sum() / predictions.weight.sum()),
-        precision=float(np.average(good.is_right, weights=good.weight)) if len(good.weight) else 0.0,
-        refused=float((~is_good)[is_absent].mean()),
-        bins=tuple(Bin(*one) for one in bins),
-    )
-    calibration = Calibration(
-        search=search_config,
-        intercept=fitted.intercept,
-        weights=fitted.weights,
-        alone=(float(cases.numbers[:, 1].max()), float(cases.numbers[:, 3].max())),
-        lowest=lowest,
-        highest=highest,
-        threshold=threshold,
-        wanted_precision=config.precision,
-        absent=config.absent,
-        data=data,
-        queries=len(np.unique(cases.query)),
-        items=items,
-        held_out=outcome,
-    )
-    return Calibrated(calibration, predictions, left_out)
-
-
 def _cases(
     index: Index,
     snapshot: Snapshot,
@@ -365,60 +310,49 @@ def _cases(
 ) -> Cases:
     """Return the first hits of every query, with its right answers in the index and without."""
     found = []
+    evidence = Evidence(
+        index.model.ranker, snapshot.vectors, snapshot.manifest.embeddings == "raw", snapshot.densities
+    )
     progress.begin("search", len(queries.right))
     for own in queries.batches(batch):
         without = [_without(snapshot, right) for right in queries.right[own]]
-        for is_absent, restrictions in ((False, [None] * len(without)), (True, without)):
-            found += list(
-                _batch_cases(index, snapshot, queries, own, config, restrictions, is_absent=is_absent)
+        fused = queries.fused[own]
+        for restrictions in ([None] * len(without), without):
+            beams = search(
+                index.model.decoder,
+                snapshot.parts,
+                fused,
+                config,
+                restrictions=restrictions,
+                widths=[max(config.beam, DEPTH)] * len(fused),
             )
+            for number, (query, right) in enumerate(
+                zip(queries.evidence[own], queries.right[own], strict=True)
+            ):
+                ranking = rank_items(
+                    snapshot.parts,
+                    beams,
+                    number,
+                    query,
+                    config=config,
+                    evidence=evidence,
+                    k=DEPTH,
+                    restriction=restrictions[number],
+                    for_codes=fused[number],
+                )
+                places = zip(ranking.parts.tolist(), ranking.items.tolist(), strict=True)
+                count = len(ranking.items)
+                found.append(
+                    Cases(
+                        hit_features(ranking.scores, (0.0, 0.0)),
+                        np.array([place in right for place in places], dtype=bool),
+                        np.arange(count) == 0,
+                        np.full(count, restrictions is without),
+                        np.full(count, own.start + number),
+                    )
+                )
         progress.advance(own.stop, {})
     return Cases(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
-
-
-def _batch_cases(
-    index: Index,
-    snapshot: Snapshot,
-    queries: ValidationQueries,
-    own: slice,
-    config: SearchConfig,
-    restrictions: Sequence[Restriction | None],
-    *,
-    is_absent: bool,
-) -> Iterator[Cases]:
-    is_raw = snapshot.manifest.embeddings == "raw"
-    evidence = Evidence(index.model.ranker, snapshot.vectors, is_raw, snapshot.densities)
-    fused = queries.fused[own]
-    beams = search(
-        index.model.decoder,
-        snapshot.parts,
-        fused,
-        config,
-        restrictions=restrictions,
-        widths=[max(config.beam, DEPTH)] * len(fused),
-    )
-    for number, query in enumerate(queries.evidence[own]):
-        answer = rank_items(
-            snapshot.parts,
-            beams,
-            number,
-            query,
-            config=config,
-            evidence=evidence,
-            k=DEPTH,
-            restriction=restrictions[number],
-            for_codes=fused[number],
-        )
-        right = queries.right[own.start + number]
-        places = zip(answer.parts.tolist(), answer.items.tolist(), strict=True)
-        count = len(answer.items)
-        yield Cases(
-            hit_features(answer.scores, (0.0, 0.0)),
-            np.array([place in right for place in places], dtype=bool),
-            np.arange(count) == 0,
-            np.full(count, is_absent),
-            np.full(count, own.start + number),
-        )
 
 
 def _without(snapshot: Snapshot, right: frozenset[tuple[int, int]]) -> Restriction:

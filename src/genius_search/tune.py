@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 import numpy as np
 import torch
 from annotated_types import Gt, Le
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 from pydantic import ConfigDict
 from torch import Tensor
 from torch.nn import functional as F
@@ -30,6 +30,7 @@ from genius_search.progress import Progress
 from genius_search.search.beam import search
 from genius_search.search.rank import (
     Evidence,
+    Vectors,
     all_ids,
     append_bias,
     append_one,
@@ -62,18 +63,37 @@ class ValidationQueries(NamedTuple):
             yield slice(start, min(start + size, len(self.right)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ValidationConfig:
+    """Choice of the queries that an index is measured with."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    split: str = "val"
+    """Split of the data set."""
+
+    rows: tuple[str, ...] = ()
+    """Rows of the data set, named as in its files; none means all."""
+
+    queries: Natural = 0
+    """At most this many queries of each row, spread evenly; 0 means all."""
+
+    batch: Count = 32
+    """Queries searched together."""
+
+    seed: Natural = 0
+    """Seed of the choice of instructions."""
+
+
 def validation_queries(
     index: Index,
     data: MBeir,
-    rows: Sequence[str],
+    config: ValidationConfig,
     *,
-    split: str,
-    max_queries: int,
-    seed: int,
     rerank: Literal["codes", "embeddings"],
     progress: Progress,
 ) -> ValidationQueries:
-    """Embed the queries of some rows (all if none is named) that have a right answer in the index.
+    """Embed the queries that have a right answer in the index.
 
     Raises
     ------
@@ -84,14 +104,14 @@ def validation_queries(
     fused, evidence, right = [], [], []
     left_out = 0
     with tempfile.TemporaryDirectory() as folder:
-        for row in data.rows(split, names=rows):
+        for row in data.rows(config.split, names=config.rows):
             ((qids, features),) = embed_queries(
                 data,
                 index.model.encoder,
                 row,
                 Path(folder),
-                max_queries=max_queries,
-                seed=seed,
+                max_queries=config.queries,
+                seed=config.seed,
                 progress=progress,
             )
             embeddings = index.model.embed(features)
@@ -109,7 +129,7 @@ def validation_queries(
                 evidence.append(in_evidence[number])
     if not right:
         raise BadData(
-            f"none of the {left_out} queries of {data.root} (split {split}) has a right answer in "
+            f"none of the {left_out} queries of {data.root} (split {config.split}) has a right answer in "
             f"{index.folder}: its items need the ids of the data set's candidates; `genius index create "
             "INDEX --pool FILE` with a pool's .jsonl file of this data set makes such an index"
         )
@@ -153,29 +173,19 @@ def exhaustive_recall(index: Index, queries: ValidationQueries, config: SearchCo
         ]
         return sum(found) / len(found)
     with_density = bool(config.density_weight) and snapshot.manifest.embeddings == "fused"
+    wanted = append_one(queries.evidence) if with_density else queries.evidence
     scores, parts, items = [], [], []
     for number, (segment, vectors) in enumerate(zip(snapshot.segments, snapshot.vectors or (), strict=True)):
         alive = segment.alive()
         rows = np.arange(segment.table.num_items) if alive is None else alive.nonzero()[0]
-        if with_density:
-            if snapshot.densities is not None:
-                density = decode_densities(snapshot.densities[number])
-            else:
-                density = index.model.ranker.densities(segment.table.ids)[segment.table.rows()]
-            costs = np.float32(config.density_weight) * density
-            best = exact_search(
-                append_one(queries.evidence),
-                lambda own: append_bias(vectors(rows[own]), costs[rows[own]]),  # noqa: B023  called at once
-                len(rows),
-                k=FIRST,
-            )
+        if not with_density:
+            read = vectors
+        elif snapshot.densities is not None:
+            read = _with_costs(vectors, decode_densities(snapshot.densities[number]), config)
         else:
-            best = exact_search(
-                queries.evidence,
-                lambda own: vectors(rows[own]),  # noqa: B023  as above
-                len(rows),
-                k=FIRST,
-            )
+            density = index.model.ranker.densities(segment.table.ids)[segment.table.rows()]
+            read = _with_costs(vectors, density, config)
+        best = exact_search(wanted, lambda own: read(rows[own]), len(rows), k=FIRST)  # noqa: B023  called at once
         scores.append(best.scores)
         parts.append(np.full_like(best.items, number))
         items.append(rows[best.items])
@@ -185,11 +195,15 @@ def exhaustive_recall(index: Index, queries: ValidationQueries, config: SearchCo
     return sum(map(is_found, queries.right, first_parts, first_items)) / len(order)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuneConfig:
-    """The objective, and the settings to try."""
+def _with_costs(vectors: Vectors, density: Float32[np.ndarray, " items"], config: SearchConfig) -> Vectors:
+    """Return a reader of vectors with one more number, by which density lowers their scores."""
+    costs = np.float32(config.density_weight) * density
+    return lambda rows: append_bias(vectors(rows), costs[rows])
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig(ValidationConfig):
+    """The objective, and the settings to try."""
 
     recall: Annotated[float, Gt(0), Le(1)] | None = None
     """Take the cheapest settings that find this share of what ordering all items by the same evidence finds
@@ -200,12 +214,6 @@ class TuneConfig:
 
     rerank: Literal["codes", "embeddings"] = "codes"
     """The evidence that orders items."""
-
-    split: str = "val"
-    """Split of the data set."""
-
-    rows: tuple[str, ...] = ()
-    """Rows of the data set, named as in its files; none means all."""
 
     queries: Count = 300
     """At most this many queries of each row, spread evenly."""
@@ -218,9 +226,6 @@ class TuneConfig:
     """Leaf budgets; 0 decodes all levels."""
     generator_weights: tuple[NonNegative, ...] = (0.0, 0.003, 0.01, 0.03, 0.1)
     """Tried with each other; one weight is chosen for all, since single settings would choose by luck."""
-
-    seed: Natural = 0
-    """Seed of the choice of instructions."""
 
     @property
     def objective(self) -> str:
@@ -276,16 +281,7 @@ def tune(index: Index, data: MBeir, config: TuneConfig, *, progress: Progress) -
         raise UsageError("beams, candidates and generator weights: name at least one of each to try")
     if config.rerank == "embeddings" and index.snapshot.manifest.embeddings == "none":
         raise UsageError(f"{index.folder} stores no embeddings; tune it for --rerank codes")
-    queries = validation_queries(
-        index,
-        data,
-        config.rows,
-        split=config.split,
-        max_queries=config.queries,
-        seed=config.seed,
-        rerank=config.rerank,
-        progress=progress,
-    )
+    queries = validation_queries(index, data, config, rerank=config.rerank, progress=progress)
     ceiling = exhaustive_recall(index, queries, SearchConfig(rerank=config.rerank))
     if not ceiling:
         raise BadData(
@@ -362,15 +358,11 @@ def _measure(
                 if turn:
                     sums[setting] += (found, sum(one.touched for one in rankings), seconds)
         progress.advance(turn + 1, {})
-    trials = []
-    for setting, total in sums.items():
-        recall, touched, seconds = (total / len(queries.right)).tolist()
-        trials.append(
-            Trial(
-                search=setting, recall=recall, share=recall / ceiling, touched=touched, cpu_ms=1000 * seconds
-            )
-        )
-    return trials
+    means = {setting: (total / len(queries.right)).tolist() for setting, total in sums.items()}
+    return [
+        Trial(search=setting, recall=recall, share=recall / ceiling, touched=touched, cpu_ms=1000 * seconds)
+        for setting, (recall, touched, seconds) in means.items()
+    ]
 
 
 def _choose(tried: Sequence[Trial], config: TuneConfig) -> Trial:

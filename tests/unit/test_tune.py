@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import shutil
 from pathlib import Path
@@ -20,7 +19,14 @@ from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.search.beam import search
 from genius_search.search.rank import Evidence, rank_items
-from genius_search.tune import TuneConfig, exhaustive_recall, is_found, tune, validation_queries
+from genius_search.tune import (
+    TuneConfig,
+    ValidationConfig,
+    exhaustive_recall,
+    is_found,
+    tune,
+    validation_queries,
+)
 
 FEW = {
     "split": "test",
@@ -92,16 +98,8 @@ def test_looking_at_everything_is_the_ceiling(world, index, rerank):
 
 @pytest.mark.parametrize("density_weight", [0.0, 1.0])
 def test_the_ceiling_takes_hubness_from_embeddings_as_a_search_does(world, index, density_weight):
-    asked = validation_queries(
-        index,
-        world.data,
-        (),
-        split="test",
-        max_queries=20,
-        seed=0,
-        rerank="embeddings",
-        progress=Silent(),
-    )
+    chosen = ValidationConfig(split="test", queries=20)
+    asked = validation_queries(index, world.data, chosen, rerank="embeddings", progress=Silent())
     config = SearchConfig(beam=10**6, rerank="embeddings", density_weight=density_weight)
     opened = index.snapshot
     evidence = Evidence(index.model.ranker, opened.vectors, densities=opened.densities)
@@ -170,13 +168,14 @@ def test_what_was_chosen_is_how_the_index_is_searched(world, index):
 @pytest.fixture
 def _few_settings(monkeypatch):
     """The command tries a few settings instead of its whole grid."""
-    few = functools.partial(
-        TuneConfig,
-        beams=FEW["beams"],
-        candidates=FEW["candidates"],
-        generator_weights=FEW["generator_weights"],
-    )
-    monkeypatch.setattr("genius_search.tune.TuneConfig", few)
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Few(TuneConfig):
+        beams: tuple[int, ...] = FEW["beams"]
+        candidates: tuple[int, ...] = FEW["candidates"]
+        generator_weights: tuple[float, ...] = FEW["generator_weights"]
+
+    monkeypatch.setattr("genius_search.tune.TuneConfig", Few)
 
 
 def told(capsys, *words: object) -> dict:

@@ -10,6 +10,9 @@ import tyro
 
 if TYPE_CHECKING:
     from genius_search.index.index import Index
+    from genius_search.tune import ValidationConfig
+
+    Config = TypeVar("Config", bound=ValidationConfig)
 
 DataArgument = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
 OptionalFolder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
@@ -130,10 +133,10 @@ class ValidationOptions(WaitOption, OpenIndexOptions, JsonOption):
     seed: int = 0
     """Seed for the choice of instructions."""
 
-    @property
-    def rows(self) -> tuple[str, ...]:
-        """Names of the chosen rows; none means all."""
-        return split_names(self.row)
+    def config(self, kind: type[Config]) -> Config:
+        """Return the settings whose names are flags of this command; the others have their defaults."""
+        given = {**vars(self), "rows": split_names(self.row)}
+        return kind(**{name: given[name] for name in kind.__dataclass_fields__ if name in given})
 
 
 def split_names(text: str) -> tuple[str, ...]:

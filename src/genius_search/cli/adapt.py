@@ -1,18 +1,89 @@
-"""``genius calibrate``: probabilities in place of scores."""
+"""``genius tune``, ``calibrate`` and ``refit``: adapt an index or a model to what is searched."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from genius_search.cli.options import OptionalFile, ValidationOptions, command
+from genius_search.cli.options import DeviceOptions, JsonOption, OptionalFile, ValidationOptions, command
 from genius_search.cli.terminal import TerminalProgress, print_json, print_table
 
 if TYPE_CHECKING:
     from genius_search.calibrate import Calibrated, Predictions
+
+
+@command
+class Tune(ValidationOptions):
+    """Choose beam, candidates and generator weight for an index with validation queries, and store them.
+
+    The items of the index must be candidates of the data set, with their ids. The chosen settings become the
+    defaults of every search of this index. Tune again when the index has grown much.
+    """
+
+    recall: Annotated[float | None, tyro.conf.arg(metavar="SHARE", help_behavior_hint="")] = None
+    """Choose the cheapest settings that reach this share of the R@5 of ranking every item; default: 0.97,
+    unless --milliseconds is given."""
+
+    milliseconds: Annotated[float | None, tyro.conf.arg(metavar="MS", help_behavior_hint="")] = None
+    """Choose the best settings within this many CPU-milliseconds per query, without the encoder."""
+
+    rerank: Literal["codes", "embeddings"] = "codes"
+    """Rank the candidates by the codes' vectors, or by stored embeddings."""
+
+    queries: int = 300
+    """Queries of each row at most."""
+
+    batch: int = 64
+    """Queries searched together; 1 measures the time of single searches."""
+
+    def run(self) -> None:
+        """Measure, print and store the settings."""
+        from genius_search.data.mbeir import MBeir
+        from genius_search.tune import TuneConfig, tune
+
+        config = self.config(TuneConfig)
+        if self.recall is None and self.milliseconds is None:
+            config = dataclasses.replace(config, recall=0.97)
+        with TerminalProgress() as progress:
+            index = self.open_index()
+            found = tune(index, MBeir(self.data), config, progress=progress)
+            if not self.dry_run:
+                index.keep_settings(found.best, wait_seconds=self.wait)
+        best = found.best
+        if self.json:
+            print_json(
+                {
+                    "kept": not self.dry_run,
+                    "best": dataclasses.asdict(best),
+                    "ceiling": found.ceiling,
+                    "left_out": found.left_out,
+                    "tried": [dataclasses.asdict(one) for one in found.tried],
+                }
+            )
+            return
+        rows = [
+            (
+                "→" if one.search == best.search else "",
+                f"{one.search.beam:,}",
+                f"{one.search.candidates:,}" if one.search.candidates else "all levels",
+                f"{one.touched:,.0f}",
+                f"{one.recall:.3f}",
+                f"{one.share:.3f}",
+                f"{one.cpu_ms:.2f}",
+            )
+            for one in found.tried
+        ]
+        print_table(("", "beam", "candidates", "items ranked", "R@5", "share", "CPU-ms"), rows)
+        print(
+            f"{best.queries:,} queries of {best.data}; all {best.items:,} items ranked by "
+            f"{best.search.rerank}: R@5 {found.ceiling:.3f}, to which the shares refer; "
+            f"generator weight {best.search.generator_weight:g}. "
+            + ("Nothing was changed." if self.dry_run else "Searches of this index use → from now on.")
+        )
 
 
 @command
@@ -42,14 +113,7 @@ class Calibrate(ValidationOptions):
         from genius_search.data.mbeir import MBeir
         from genius_search.index.settings import to_dict
 
-        config = CalibrateConfig(
-            precision=self.precision,
-            absent=self.absent,
-            split=self.split,
-            rows=self.rows,
-            queries=self.queries,
-            seed=self.seed,
-        )
+        config = self.config(CalibrateConfig)
         if self.figure is not None:
             check_figure_path(self.figure)
         with TerminalProgress() as progress:
@@ -94,6 +158,60 @@ class Calibrate(ValidationOptions):
             + matched
             + ("Nothing was changed." if self.dry_run else "Hits of this index now have probabilities.")
         )
+
+
+@command
+class Refit(DeviceOptions, JsonOption):
+    """Fit a model's codebooks to a pool unlike its training data, without training.
+
+    Writes a new model. The printed table shows whether that was needed: unfamiliar items crowd under few
+    codes and lie far from the vectors of their IDs. The new model has other IDs, so create indexes again.
+    Give all items that will be searched, not only new ones.
+    """
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Folder of the model, or the name under which it was pulled."""
+
+    pool: Path
+    """A folder of pictures and texts, or a .jsonl file of candidates in M-BEIR's layout."""
+
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """Folder of the new model."""
+
+    passes: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 20
+    """Passes over the items."""
+
+    seed: int = 0
+    """Seed for the order of the items."""
+
+    json: bool = False
+    """Print JSON: {"before": {...}, "after": {...}, "model": FOLDER}."""
+
+    def run(self) -> None:
+        """Refit, and print how well the codes fit before and after."""
+        from genius_search.model import Genius
+        from genius_search.refit import refit
+
+        with TerminalProgress() as progress:
+            model = Genius.open(self.model, device=self.device, download=self.download)
+            done = refit(model, self.pool, self.out, passes=self.passes, seed=self.seed, progress=progress)
+            progress.say(
+                f"the model is in {self.out}; `genius index create INDEX --model {self.out}` uses it"
+            )
+        healths = (done.before, done.after)
+        if self.json:
+            before, after = map(dataclasses.asdict, healths)
+            print_json({"model": str(self.out), "before": before, "after": after})
+            return
+        rows = [
+            ("mean cosine of an item to its ID", *(f"{one.reconstruction:.4f}" for one in healths)),
+            ("items that share their ID", *(f"{one.collision_rate:.2%}" for one in healths)),
+        ]
+        for number, level in enumerate(done.before.levels):
+            shares = (f"{one.levels[number].largest_share:.2%}" for one in healths)
+            rows.append((f"level {level.level}: largest share of a code", *shares))
+        print_table(("IDs of the pool", "before", "after"), rows, left=("IDs of the pool",))
+        print(f"before: {done.before.verdict}\nafter: {done.after.verdict}")
 
 
 def check_figure_path(path: Path) -> None:
