@@ -86,13 +86,14 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
         """Return the encoder's spec, and whether it may be downloaded; ask if that was not said."""
         if self.encoder != "auto":
             return self.encoder, self.download
-        from genius_search.encoders.auto import suggest_encoder
+        from genius_search.encoders.pretrained import IMAGES_AND_TEXTS, TEXTS_ONLY
         from genius_search.errors import NetworkNeeded
         from genius_search.index.adding import open_pool
         from genius_search.records import Modality
 
         items = open_pool(self.pool, captions=not self.no_captions).items
-        suggestion = suggest_encoder(has_images=any(item.modality is not Modality.TEXT for item in items))
+        only_texts = all(item.modality is Modality.TEXT for item in items)
+        suggestion = TEXTS_ONLY if only_texts else IMAGES_AND_TEXTS
         if self.download or suggestion.is_downloaded():
             print(f"encoder: {suggestion.description}", file=sys.stderr)
             return suggestion.spec, self.download

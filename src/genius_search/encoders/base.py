@@ -154,7 +154,7 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
 
             return open_precomputed(Path(place).expanduser())
         case "text":
-            from genius_search.encoders.sentence import SentenceEncoder  # noqa: PLC0415
+            from genius_search.encoders.pretrained import SentenceEncoder  # noqa: PLC0415
 
             return SentenceEncoder(place, download=download, device=device)
         case "uniir":
@@ -192,31 +192,36 @@ def in_batches(
     return torch.cat([torch.zeros(0, dim), *parts])
 
 
-class BatchEncoder:
-    """A base of encoders of images and texts that run a network, batch by batch."""
+class BatchTextEncoder:
+    """A base of encoders of texts that run a network, batch by batch."""
 
-    needs_pixels: bool = True
     batch_size: int = 64
     dim: int
-
-    @abstractmethod
-    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of images."""
 
     @abstractmethod
     def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of texts."""
 
     @torch.inference_mode()
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Return the features of images."""
-        return in_batches(self.encode_images, decoded_images(images), size=self.batch_size, dim=self.dim)
-
-    @torch.inference_mode()
     def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
         """Return the features of texts, cut at the encoder's maximum length."""
         words = [text.text for text in texts]
         return in_batches(self.encode_texts, words, size=self.batch_size, dim=self.dim)
+
+
+class BatchEncoder(BatchTextEncoder):
+    """A base of encoders of images and texts that run a network, batch by batch."""
+
+    needs_pixels: bool = True
+
+    @abstractmethod
+    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of images."""
+
+    @torch.inference_mode()
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Return the features of images."""
+        return in_batches(self.encode_images, decoded_images(images), size=self.batch_size, dim=self.dim)
 
 
 class BatchJointEncoder:

@@ -1,27 +1,31 @@
-"""`clip:NAME-or-folder`: a pretrained CLIP or SigLIP, run by transformers."""
+"""`clip:` (CLIP, SigLIP) and `text:` (sentence embedders): pretrained encoders, run by transformers."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
-from genius_search.artifact import file_fingerprint
-from genius_search.encoders.base import BatchEncoder, need_transformers
+from genius_search.artifact import file_fingerprint, fingerprint_of
+from genius_search.encoders.base import BatchEncoder, BatchTextEncoder, ImageInput, need_transformers
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.hub.access import ENCODER_FILES, check_reachable, is_path, translate_hub_errors
 
 _WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
 _TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model")
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
+MAX_TOKENS: Final = 512
+"""Tokens that a sentence embedder reads of a text when its folder does not say."""
 _SETTINGS: Final = ("config.json", "tokenizer_config.json", *_PROCESSORS)
 
 
@@ -164,8 +168,43 @@ def load_tokenizer(folder: Path) -> Any:
     return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-class ClipEncoder(BatchEncoder):
-    """CLIP or SigLIP: projected image and text features, not normalised.
+class Suggestion(NamedTuple):
+    """A pretrained encoder on the Hugging Face hub."""
+
+    spec: str
+    megabytes: int
+    """Size of the download."""
+    license: str
+
+    @property
+    def description(self) -> str:
+        """Spec, size and licence in one line."""
+        return f"{self.spec} ({self.megabytes:,} MB, licence {self.license})"
+
+    def is_downloaded(self) -> bool:
+        """Return whether the encoder is on this machine.
+
+        Raises
+        ------
+        MissingExtra
+            transformers, which runs it, is not installed.
+        """
+        need_transformers()
+        try:
+            find_checkpoint(self.spec.partition(":")[2], download=False)
+        except NetworkNeeded:
+            return False
+        return True
+
+
+IMAGES_AND_TEXTS: Final = Suggestion("siglip:google/siglip2-base-patch16-224", 1_540, "Apache-2.0")
+"""Suggested for pools with images."""
+TEXTS_ONLY: Final = Suggestion("text:sentence-transformers/all-MiniLM-L6-v2", 91, "Apache-2.0")
+"""Suggested for pools of texts."""
+
+
+class PretrainedEncoder:
+    """A network and its tokenizer from a folder in Hugging Face's layout.
 
     Parameters
     ----------
@@ -181,41 +220,61 @@ class ClipEncoder(BatchEncoder):
     NetworkNeeded
         The model is not on this machine, and ``download`` is off or fails.
     ArtifactMissing
-        The folder lacks files.
+        The folder does not exist or lacks files.
     ArtifactMismatch
         The folder holds another kind of model, or asks for code to be run.
     """
 
-    def __init__(self, name: str, *, download: bool = False, device: str = "cpu") -> None:
+    kind: str
+    """What the encoder's spec begins with."""
+    reads_images: bool = True
+
+    def __init__(self, name: str | Path, *, download: bool = False, device: str = "cpu") -> None:
         need_transformers()
         self._name = name
         self._device = device
-        self._folder = find_checkpoint(name, download=download)
-        check_files(self._folder, image_processor=True)
-        self._kind = str(read_json(self._folder / "config.json").get("model_type"))
-        if self._kind not in ("clip", "siglip"):
-            raise ArtifactMismatch(
-                f"{self._folder} holds a {self._kind!r} model; clip: reads clip and siglip"
-            )
+        self._folder = find_checkpoint(str(name), download=download)
+        check_files(self._folder, image_processor=self.reads_images)
+        self._check_kind()
         self._model = load_model(self._folder, device=device)
-        self._pixels = load_image_processor(self._folder)
         self._tokenizer = load_tokenizer(self._folder)
-        self.dim = self._width()
 
     @property
     def spec(self) -> str:
-        """``clip:`` and the name or folder."""
-        return f"clip:{self._name}"
-
-    def _width(self) -> int:
-        config = self._model.config
-        width: int = config.projection_dim if self._kind == "clip" else config.text_config.projection_size
-        return width
+        """The kind, and the name or folder."""
+        return f"{self.kind}:{self._name}"
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of settings, tokenizer and weights."""
         return contents_fingerprint(self._folder)
+
+    @abstractmethod
+    def _check_kind(self) -> None:
+        """Check what the folder says about its model, before the weights are read."""
+
+
+class ClipEncoder(PretrainedEncoder, BatchEncoder):
+    """CLIP or SigLIP: projected image and text features, not normalised."""
+
+    kind = "clip"
+
+    def __init__(self, name: str | Path, *, download: bool = False, device: str = "cpu") -> None:
+        super().__init__(name, download=download, device=device)
+        self._pixels = load_image_processor(self._folder)
+        self.dim = self._width()
+
+    def _check_kind(self) -> None:
+        self._type = str(read_json(self._folder / "config.json").get("model_type"))
+        if self._type not in ("clip", "siglip"):
+            raise ArtifactMismatch(
+                f"{self._folder} holds a {self._type!r} model; clip: reads clip and siglip"
+            )
+
+    def _width(self) -> int:
+        config = self._model.config
+        width: int = config.projection_dim if self._type == "clip" else config.text_config.projection_size
+        return width
 
     def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of images."""
@@ -228,13 +287,81 @@ class ClipEncoder(BatchEncoder):
         tokens = self._tokenizer(
             list(texts),
             # SigLIP was trained on texts padded to its full length, and reads the padding.
-            padding="max_length" if self._kind == "siglip" else "longest",
+            padding="max_length" if self._type == "siglip" else "longest",
             truncation=True,
             max_length=self._model.config.text_config.max_position_embeddings,
             return_tensors="pt",
         )
         inputs = {"input_ids": tokens["input_ids"].to(self._device)}
-        if self._kind == "clip":
+        if self._type == "clip":
             inputs["attention_mask"] = tokens["attention_mask"].to(self._device)
         features: Tensor = self._model.get_text_features(**inputs).pooler_output
         return features
+
+
+class SentenceEncoder(PretrainedEncoder, BatchTextEncoder):
+    """A transformer whose token vectors are averaged, or the first one taken, as its folder says.
+
+    The folder has sentence-transformers' layout; :class:`~genius_search.errors.ArtifactMismatch` if it pools
+    in another way.
+    """
+
+    kind = "text"
+    needs_pixels = False
+    reads_images = False
+
+    def __init__(self, name: str | Path, *, download: bool = False, device: str = "cpu") -> None:
+        super().__init__(name, download=download, device=device)
+        self.dim = int(self._model.config.hidden_size)
+        limits = self._folder / "sentence_bert_config.json"
+        settings = read_json(limits) if limits.is_file() else {}
+        self._max_tokens = int(settings.get("max_seq_length", MAX_TOKENS))
+
+    def _check_kind(self) -> None:
+        """Read ``modules.json``; without one, take the mean and do not normalise."""
+        self._takes_mean, self._normalizes = True, False
+        if not (self._folder / "modules.json").is_file():
+            return
+        modules = {
+            str(module["type"]).rsplit(".", 1)[-1]: self._folder / str(module["path"])
+            for module in read_json(self._folder / "modules.json")
+        }
+        unknown = sorted(set(modules) - {"Transformer", "Pooling", "Normalize"})
+        if unknown:
+            raise ArtifactMismatch(
+                f"{self._folder} ends in {', '.join(unknown)}; text: knows Transformer, Pooling, Normalize"
+            )
+        settings = read_json(modules["Pooling"] / "config.json") if "Pooling" in modules else {}
+        modes = {name for name, chosen in settings.items() if name.startswith("pooling_mode_") and chosen}
+        if modes not in (set(), {"pooling_mode_mean_tokens"}, {"pooling_mode_cls_token"}):
+            raise ArtifactMismatch(
+                f"{self._folder} pools by {sorted(modes)}; text: knows mean_tokens or cls_token"
+            )
+        self._takes_mean, self._normalizes = modes != {"pooling_mode_cls_token"}, "Normalize" in modules
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of settings, tokenizer and weights."""
+        return fingerprint_of([contents_fingerprint(self._folder), self._takes_mean, self._normalizes])
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Raise :class:`UsageError` for any image: this encoder reads texts only."""
+        if images:
+            key = images[0].key
+            raise UsageError(
+                f"{self.spec} reads texts only, and {key.role} {key.id} has an image; use small or clip"
+            )
+        return torch.zeros(0, self.dim)
+
+    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of texts, cut at the model's maximum length."""
+        tokens = self._tokenizer(
+            list(texts), padding="longest", truncation=True, max_length=self._max_tokens, return_tensors="pt"
+        ).to(self._device)
+        states: Tensor = self._model(**tokens).last_hidden_state
+        if self._takes_mean:
+            mask = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
+            pooled = (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+        else:
+            pooled = states[:, 0]
+        return F.normalize(pooled) if self._normalizes else pooled

@@ -185,14 +185,11 @@ def middle_square(image: Image.Image, *, side: int) -> Image.Image:
 class ClipScoreFusion(ClipEncoder):
     """CLIP-SF: image and text features, to be summed; unnormalised, in single precision."""
 
+    kind = "uniir"
+
     def __init__(self, manifest: Manifest, *, device: str) -> None:
         super().__init__(str(manifest.folder), device=device)
         self.fingerprint = manifest.fingerprint
-
-    @property
-    def spec(self) -> str:
-        """``uniir:FOLDER``."""
-        return f"uniir:{self._name}"
 
     def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of images, of their middle squares."""

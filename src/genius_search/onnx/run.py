@@ -373,7 +373,7 @@ class _Clip(ClipEncoder):
         self._device = "cpu"
         self._folder = folder
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        self._kind = str(config.model_type)
+        self._type = str(config.model_type)
         self._model = _ClipTowers(config, towers)
         self._pixels = load_image_processor(folder)
         self._tokenizer = load_tokenizer(folder)

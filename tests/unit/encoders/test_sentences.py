@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch.nn import functional as F
 
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
-from genius_search.encoders.sentence import SentenceEncoder
+from genius_search.encoders.pretrained import SentenceEncoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
 KEY = ItemKey("candidate", "9:1")
