@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
@@ -15,51 +15,56 @@ from genius_search.errors import UsageError
 
 EncoderKind = Literal["clip-sf", "clip-ff", "blip-sf", "blip-ff"]
 """CLIP or BLIP, fused by summing features (score) or by layers over both (feature)."""
+Level0 = Literal["learned", "assigned", "classifier", "none"]
+Settings = TypeVar("Settings")
 
 
-__all__ = ["SmallEncoderConfig"]
+def _added(default: object) -> Any:
+    """Declare a setting that version 0.1 lacked; its default is not stored, so that old folders match."""
+    return dataclasses.field(default=default, metadata={"stored": False})
+
+
+Count = Annotated[int, Ge(1)]
+Natural = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0), Lt(float("inf"))]
+NonNegative = Annotated[float, Ge(0), Lt(float("inf"))]
+Share = Annotated[float, Ge(0), Le(1)]
+Momentum = Annotated[float, Ge(0), Lt(1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallEncoderConfig:
     """Kind and sizes of the encoder trained from scratch (paper, equation 2, with a light network)."""
 
-    kind: EncoderKind = "clip-sf"
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    kind: EncoderKind = _added("clip-sf")
     """Which of UniIR's four architectures to imitate. -sf gives image and text features, to be summed; -ff
     gives one vector from layers over the tokens of both, a baseline. blip- trains with a momentum copy."""
 
-    count_padding: bool = False
+    count_padding: bool = _added(default=False)
     """Only for -ff: attend to padding, missing images and missing texts, as the authors' code does (except
     that blip-ff never attends to padding)."""
 
-    dim: int = 128
+    dim: Count = 128
     """Width of the features."""
 
-    vocabulary: int = 8192
+    vocabulary: Annotated[int, Ge(257)] = 8192
     """Maximum number of words and word pieces learned from the training texts; at least 257."""
 
-    max_tokens: int = 64
+    max_tokens: Count = 64
     """Longer texts are truncated."""
 
-    pair_buckets: int = 8192
+    pair_buckets: Count = 8192
     """Rows of the hashed embedding table for pairs of adjacent words, which encode word order."""
 
-    text_width: int = 256
+    text_width: Count = 256
     """Width of a word's vector and of the layers that read texts."""
 
-    image_width: int = 512
+    image_width: Count = 512
     """Width of the layers that read pictures."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if type(value) is int and value < 1:
-                raise UsageError(f"{field.name} is {value}; it must be at least 1")
-        if self.vocabulary < 257:
-            raise UsageError(
-                f"vocabulary is {self.vocabulary}; it must be at least 257: all bytes and padding"
-            )
-
         if self.count_padding and not self.is_joint:
             raise UsageError(f"count_padding is for clip-ff and blip-ff, not for {self.kind}")
 
@@ -73,35 +78,8 @@ class SmallEncoderConfig:
         """True if the encoder is trained with a momentum copy, as BLIP is."""
         return self.kind in ("blip-sf", "blip-ff")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the settings as saved, without later additions at their defaults, so fingerprints stay."""
-        settings = asdict(self)
-        if self.kind == "clip-sf":
-            del settings["kind"]
-        if not self.count_padding:
-            del settings["count_padding"]
-        return settings
 
-
-Settings = TypeVar("Settings")
-
-Level0 = Literal["learned", "assigned", "classifier", "none"]
-
-
-def _added(default: str) -> Any:
-    """Declare a setting that version 0.1 lacked; its default is not stored, so that old folders match."""
-    return dataclasses.field(default=default, metadata={"stored": False})
-
-
-Count = Annotated[int, Ge(1)]
-Natural = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0), Lt(float("inf"))]
-NonNegative = Annotated[float, Ge(0), Lt(float("inf"))]
-Share = Annotated[float, Ge(0), Le(1)]
-Momentum = Annotated[float, Ge(0), Lt(1)]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """Training of one stage: AdamW, warm-up, cosine schedule, gradient clipping."""
 
@@ -150,7 +128,7 @@ class TrainingConfig:
     """Seconds between checkpoints."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MomentumConfig:
     """Training of the blip kinds with a momentum copy of the network (M-BEIR, section 3.5)."""
 
@@ -167,7 +145,7 @@ class MomentumConfig:
     """Weight of the copy's similarities in the targets; it grows from 0 during the first epoch."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
     """The encoder trained from scratch (paper, equation 2); pretrained ones need no training."""
 
@@ -188,7 +166,7 @@ class EncoderConfig:
     """Training settings."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FusionConfig:
     """Fusion of image and text features into one embedding (paper, section 4.2.1)."""
 
@@ -209,7 +187,7 @@ class FusionConfig:
     which already works well in exact search."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class QuantizerConfig:
     """Quantization of embeddings into IDs (paper, section 4.2.2), and its training (stage 1)."""
 
@@ -284,7 +262,7 @@ class QuantizerConfig:
     """Training settings."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GeneratorConfig:
     """Decoder that generates IDs (paper, section 4.3; defaults as in T5-small), and training (stage 2)."""
 
@@ -337,7 +315,7 @@ class GeneratorConfig:
     """Training settings."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FitConfig:
     """Settings of ``genius fit``; a preset provides them, flags override them."""
 
@@ -362,7 +340,7 @@ def _also(name: str, old: str) -> Any:
     return Field(validation_alias=AliasChoices(name, old))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchConfig:
     """Search settings."""
 
@@ -451,19 +429,9 @@ def preset(name: str) -> FitConfig:
 
     ``paper`` follows the paper's text, ``reference`` the authors' released code where they differ.
     """
-    match name:
-        case "tiny":
-            return _TINY
-        case "small":
-            return _SMALL
-        case "base":
-            return _BASE
-        case "paper":
-            return FitConfig()
-        case "reference":
-            return _REFERENCE
-        case _:
-            raise UsageError(f"preset {name!r} is not one of {', '.join(get_args(PresetName))}")
+    if name not in PRESETS:
+        raise UsageError(f"preset {name!r} is not one of {', '.join(PRESETS)}")
+    return PRESETS[name]
 
 
 _TINY = FitConfig(
@@ -575,3 +543,12 @@ _REFERENCE = FitConfig(
         ),
     ),
 )
+
+PRESETS: Final = {
+    "tiny": _TINY,
+    "small": _SMALL,
+    "base": _BASE,
+    "paper": FitConfig(),
+    "reference": _REFERENCE,
+}
+"""Settings by the name of their preset."""

@@ -41,7 +41,9 @@ from genius_search.progress import Progress
 from genius_search.records import Modality
 
 Item = TypeVar("Item")
+AnyEncoder = TypeVar("AnyEncoder", bound=Encoder)
 
+SHARD_ROWS: Final = 8192
 ENCODE_BATCH: Final = 256
 LOOK_UP_BATCH: Final = 2048
 """Batch size of encoders that look features up; without a forward pass it only takes memory."""
@@ -75,6 +77,9 @@ class _Encoded(NamedTuple):
     places: Mapping[Hashable, int]
 
 
+_Batch = list[tuple[FeatureRow, Image.Image | None]]
+
+
 def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_images: bool) -> EncodedShard:
     """Encode rows into a shard, leaving out those with unreadable images.
 
@@ -83,22 +88,19 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
     BadImage
         An image cannot be read, and ``skip_bad_images`` is false.
     """
+    bad: dict[Path | None, BadImage] | None = {} if skip_bad_images else None
     # Encode each distinct input once: keyed by item if features are looked up, by content otherwise.
     looks_up = not encoder.needs_pixels
-    bad = _Bad(skip=skip_bad_images)
-    image_keys: list[Hashable]
     if is_joint(encoder):
-        image_keys = [None] * len(rows)
+        image_keys: list[Hashable] = [None] * len(rows)
         text_keys: list[Hashable] = [row.key if looks_up else (row.image, row.text or "") for row in rows]
-        image, text = _nothing(encoder), _encode_together(rows, text_keys, encoder, bad)
+        image, text = _join([], [], encoder), _encode(rows, text_keys, encoder, _encode_both, bad)
     else:
         image_keys = [None if row.image is None else (row.key if looks_up else row.image) for row in rows]
         text_keys = [None if not row.text else (row.key if looks_up else row.text) for row in rows]
-        image, text = (
-            _encode_images(rows, image_keys, encoder, bad),
-            _encode_texts(rows, text_keys, encoder),
-        )
-    errors = [bad.found.get(row.image) if bad.found else None for row in rows]
+        image = _encode(rows, image_keys, encoder, _encode_images, bad)
+        text = _encode(rows, text_keys, encoder, _encode_texts, bad)
+    errors = [bad.get(row.image) if bad else None for row in rows]
     kept = [place for place, error in enumerate(errors) if error is None]
     chosen = rows if len(kept) == len(rows) else [rows[place] for place in kept]
     shard = Shard(
@@ -106,8 +108,8 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
         variant=np.array([row.variant for row in chosen], dtype=np.int16),
         modality=np.array([_CODES[row.modality] for row in chosen], dtype=np.int8),
         wanted=np.array([_CODES[row.wanted] for row in chosen], dtype=np.int8),
-        image_index=_places(image_keys, image.places, kept),
-        text_index=_places(text_keys, text.places, kept),
+        image_index=np.array([image.places.get(image_keys[place], ABSENT) for place in kept], dtype=np.int64),
+        text_index=np.array([text.places.get(text_keys[place], ABSENT) for place in kept], dtype=np.int64),
         image=image.packed,
         text=text.packed,
     )
@@ -126,74 +128,53 @@ def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield chunk
 
 
-class _Bad:
-    """Collector of unreadable images, or with ``skip`` false, raiser of the first."""
-
-    def __init__(self, *, skip: bool) -> None:
-        self._skip = skip
-        self.found: dict[Path | None, BadImage] = {}
-
-    def add(self, row: FeatureRow, error: BadImage) -> None:
-        if not self._skip:
-            raise BadImage(
-                error.file,
-                f"{error.reason}; {row.key.role} {row.key.id} needs it. Restore it, or find all such images "
-                "with `genius data check`",
-            )
-        self.found[row.image] = error
+def _encode_images(encoder: Encoder, batch: _Batch) -> Tensor:
+    return encoder.image_features([ImageInput(picture, row.key) for row, picture in batch])
 
 
-def _encode_images(
-    rows: Sequence[FeatureRow], keys: Sequence[Hashable], encoder: Encoder, bad: _Bad
-) -> _Encoded:
-    def encode(batch: list[tuple[FeatureRow, Image.Image | None]]) -> Tensor:
-        return encoder.image_features([ImageInput(picture, row.key) for row, picture in batch])
-
-    return _encode(_distinct(rows, keys), encoder, encode, bad)
+def _encode_texts(encoder: Encoder, batch: _Batch) -> Tensor:
+    return encoder.text_features([TextInput(row.text or "", row.key) for row, _ in batch])
 
 
-def _encode_texts(rows: Sequence[FeatureRow], keys: Sequence[Hashable], encoder: Encoder) -> _Encoded:
-    distinct = _distinct(rows, keys)
-    parts = [
-        encoder.text_features([TextInput(row.text or "", row.key) for row in batch]).cpu().numpy()
-        for batch in chunks(distinct.values(), _batch_size(encoder))
-    ]
-    return _join(parts, distinct, encoder)
-
-
-def _encode_together(
-    rows: Sequence[FeatureRow], keys: Sequence[Hashable], encoder: JointEncoder, bad: _Bad
-) -> _Encoded:
-    def encode(batch: list[tuple[FeatureRow, Image.Image | None]]) -> Tensor:
-        return encoder.joint_features(
-            [JointInput(picture, row.text or "", row.key, row.image is not None) for row, picture in batch]
-        )
-
-    return _encode(_distinct(rows, keys), encoder, encode, bad)
+def _encode_both(encoder: JointEncoder, batch: _Batch) -> Tensor:
+    return encoder.joint_features(
+        [JointInput(picture, row.text or "", row.key, row.image is not None) for row, picture in batch]
+    )
 
 
 def _encode(
-    distinct: dict[Hashable, FeatureRow],
-    encoder: Encoder,
-    encode: Callable[[list[tuple[FeatureRow, Image.Image | None]]], Tensor],
-    bad: _Bad,
+    rows: Sequence[FeatureRow],
+    keys: Sequence[Hashable],
+    encoder: AnyEncoder,
+    encode: Callable[[AnyEncoder, _Batch], Tensor],
+    bad: dict[Path | None, BadImage] | None,
 ) -> _Encoded:
-    """Encode rows with images, which two threads decode if the encoder needs pixels."""
+    """Encode a row of each key but None. Two threads decode the images that the encoder needs.
+
+    Unreadable images are collected in ``bad``; without one, the first is an error.
+    """
+    distinct = {key: row for key, row in zip(keys, rows, strict=True) if key is not None}
+    decodes = encoder.needs_pixels and encode is not _encode_texts
     parts: list[np.ndarray] = []
     good: list[Hashable] = []
     with ThreadPoolExecutor(2) as pool:
-        for batch in chunks(distinct.items(), _batch_size(encoder)):
-            opened = pool.map(_decode, [row.image for _, row in batch]) if encoder.needs_pixels else None
-            readable: list[tuple[FeatureRow, Image.Image | None]] = []
-            for key, row in batch:
-                picture = None if opened is None else next(opened)
-                if isinstance(picture, BadImage):
-                    bad.add(row, picture)
-                else:
+        for batch in chunks(distinct.items(), ENCODE_BATCH if encoder.needs_pixels else LOOK_UP_BATCH):
+            opened = pool.map(_decode, [row.image for _, row in batch]) if decodes else [None] * len(batch)
+            readable: _Batch = []
+            for (key, row), picture in zip(batch, opened, strict=True):
+                if not isinstance(picture, BadImage):
                     readable.append((row, picture))
                     good.append(key)
+                elif bad is None:
+                    raise BadImage(
+                        picture.file,
+                        f"{picture.reason}; {row.key.role} {row.key.id} needs it. Restore it, or find all "
+                        "such images with `genius data check`",
+                    )
+                else:
+                    bad[row.image] = picture
             if readable:
-                parts.append(encode(readable).cpu().numpy())
+                parts.append(encode(encoder, readable).cpu().numpy())
     return _join(parts, good, encoder)
 
 
@@ -206,30 +187,9 @@ def _decode(path: Path | None) -> Image.Image | BadImage | None:
         return error
 
 
-def _distinct(rows: Sequence[FeatureRow], keys: Sequence[Hashable]) -> dict[Hashable, FeatureRow]:
-    return {key: row for key, row in zip(keys, rows, strict=True) if key is not None}
-
-
-def _batch_size(encoder: Encoder) -> int:
-    return ENCODE_BATCH if encoder.needs_pixels else LOOK_UP_BATCH
-
-
 def _join(parts: list[np.ndarray], keys: Iterable[Hashable], encoder: Encoder) -> _Encoded:
-    if not parts:
-        return _nothing(encoder)
-    packed = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    packed = np.concatenate(parts) if parts else np.zeros((0, encoder.dim), dtype=np.float16)
     return _Encoded(packed, {key: place for place, key in enumerate(keys)})
-
-
-def _nothing(encoder: Encoder) -> _Encoded:
-    return _Encoded(np.zeros((0, encoder.dim), dtype=np.float16), {})
-
-
-def _places(keys: Sequence[Hashable], places: Mapping[Hashable, int], kept: Sequence[int]) -> np.ndarray:
-    return np.array([places.get(keys[index], ABSENT) for index in kept], dtype=np.int64)
-
-
-SHARD_ROWS: Final = 8192
 
 
 def embed(
@@ -326,14 +286,9 @@ def _finish(writer: ArtifactWriter, spec: str, sizes: Sequence[int]) -> None:
         raise BadData(f"nothing to embed into {writer.folder}: there is no record that can be read")
     # Shards without any image (or text) have width 0 there, so take the maximum.
     widths = {
-        name: max(np.load(path, mmap_mode="r").shape[1] for path in writer.path.glob(f"shard-*/{name}.npy"))
+        f"{name}_dim": max(
+            np.load(path, mmap_mode="r").shape[1] for path in writer.path.glob(f"shard-*/{name}.npy")
+        )
         for name in ("image", "text")
     }
-    writer.finish(
-        facts={
-            "rows": rows,
-            "image_dim": widths["image"],
-            "text_dim": widths["text"],
-        },
-        notes={"encoder": spec},
-    )
+    writer.finish(facts={"rows": rows, **widths}, notes={"encoder": spec})

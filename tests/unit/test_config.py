@@ -148,7 +148,7 @@ def test_a_setting_out_of_range_is_refused_and_named(kind, value, named):
 
 
 def test_a_small_encoder_that_is_too_small_is_refused():
-    with pytest.raises(UsageError, match="vocabulary is 5"):
+    with pytest.raises(UsageError, match=r"network\.vocabulary = 5"):
         from_json(EncoderConfig, {"network": {"vocabulary": 5}})
 
 

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
-from genius_search.config import SmallEncoderConfig
+from genius_search.config import SmallEncoderConfig, from_json, to_json
 from genius_search.data.features import FeatureBatch
 from genius_search.encoders.base import (
     BatchEncoder,
@@ -198,13 +198,13 @@ class _TrainedNetwork(Generic[Network]):
         weights = {
             name: hashlib.sha256(state[name].cpu().contiguous().numpy().data).hexdigest() for name in state
         }
-        return fingerprint_of([self.config.to_json(), self.tokenizer.to_str(), weights])
+        return fingerprint_of([to_json(self.config), self.tokenizer.to_str(), weights])
 
     def save(self, folder: Path) -> None:
         """Write weights, tokenizer and settings into a folder that exists."""
         write_weights(folder / WEIGHTS_FILE, self.network.state_dict())
         (folder / TOKENIZER_FILE).write_text(self.tokenizer.to_str())
-        (folder / CONFIG_FILE).write_text(json.dumps(self.config.to_json(), indent=2) + "\n")
+        (folder / CONFIG_FILE).write_text(json.dumps(to_json(self.config), indent=2) + "\n")
 
     def prepare_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
         """Describe images; this part never changes and can be cached between epochs."""
@@ -284,7 +284,7 @@ def load_small(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
             "Train one with `genius train encoder`"
         )
     try:
-        config = SmallEncoderConfig(**json.loads((folder / CONFIG_FILE).read_text()))
+        config = from_json(SmallEncoderConfig, json.loads((folder / CONFIG_FILE).read_text()))
         if config.is_joint:
             need_transformers()
         tokenizer = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text())

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.artifact import Manifest, fingerprint_of, open_artifact
-from genius_search.config import SearchConfig, SmallEncoderConfig
+from genius_search.config import SearchConfig, SmallEncoderConfig, from_json
 from genius_search.data.features import FeatureBatch, Features
 from genius_search.encoders.base import Encoder, ImageInput, TextInput, need_transformers
 from genius_search.encoders.pretrained import ClipEncoder, load_image_processor, load_tokenizer, read_json
@@ -340,7 +340,7 @@ class _SmallTowers(SmallNetwork):
 
 
 def _open_small(folder: Path, towers: _Towers) -> SmallEncoder:
-    config = SmallEncoderConfig(**read_json(folder / CONFIG_FILE))
+    config = from_json(SmallEncoderConfig, read_json(folder / CONFIG_FILE))
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
     return SmallEncoder(config, _SmallTowers(config, towers), tokenizer, spec=f"small:{folder}")
 

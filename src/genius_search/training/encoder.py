@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -155,7 +155,7 @@ def train_encoder(
         folder of the model; receives ``encoder/`` and ``features/``, and meanwhile ``prepared/``.
     """
     config = checked(config)
-    settings: dict[str, Any] = {**to_json(config), "network": config.network.to_json()}
+    settings = to_json(config)
     if not config.network.has_momentum:
         del settings["momentum"]
     home, prepared_folder = folder / "encoder", folder / "prepared"

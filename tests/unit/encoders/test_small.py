@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from PIL import Image
 from torch.nn import functional as F
 
-from genius_search.config import SmallEncoderConfig
+from genius_search.config import SmallEncoderConfig, from_json
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, describe
 from genius_search.encoders.small import create_small, load_small, pair_rows, train_tokenizer
@@ -251,4 +251,4 @@ def test_weights_of_other_settings_are_refused(encoder, tmp_path):
 @pytest.mark.parametrize("wrong", [{"dim": 0}, {"max_tokens": 0}, {"vocabulary": 100}])
 def test_settings_that_cannot_work_are_refused_by_name(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        SmallEncoderConfig(**wrong)
+        from_json(SmallEncoderConfig, wrong)

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from genius_search.config import SmallEncoderConfig
+from genius_search.config import SmallEncoderConfig, from_json, to_json
 from genius_search.data.features import FeatureBatch
 from genius_search.encoders.base import (
     ImageInput,
@@ -208,9 +208,9 @@ def test_padding_cannot_count_where_there_is_no_fusion():
 
 def test_settings_that_only_other_kinds_know_are_not_saved():
     """So an encoder that was trained before there were kinds has the fingerprint it had."""
-    assert not {"kind", "count_padding"} & settings_of("clip-sf").to_json().keys()
-    saved = settings_of("blip-ff", count_padding=True).to_json()
-    assert SmallEncoderConfig(**saved) == settings_of("blip-ff", count_padding=True)
+    assert not {"kind", "count_padding"} & to_json(settings_of("clip-sf")).keys()
+    saved = to_json(settings_of("blip-ff", count_padding=True))
+    assert from_json(SmallEncoderConfig, saved) == settings_of("blip-ff", count_padding=True)
 
 
 def test_cells_hold_what_lies_in_them_from_left_to_right_and_down():
