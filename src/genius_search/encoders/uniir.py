@@ -10,7 +10,6 @@ takes seconds.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, get_args
@@ -207,30 +206,7 @@ class ClipScoreFusion(ClipEncoder):
         return features
 
 
-class UniirNetwork(nn.Module):
-    """A network whose width and image size are known."""
-
-    dim: int
-    """The width of its vectors."""
-    side: int
-    """Pixels along one side of a prepared image."""
-
-
-class FusionNetwork(UniirNetwork):
-    """A network that encodes images first, so that a blank one costs once a batch, then texts with them."""
-
-    @abstractmethod
-    def patches(self, pixels: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items patches width"]:
-        """Return one vector per patch."""
-
-    @abstractmethod
-    def fuse(
-        self, patches: Float[Tensor, "items patches width"], texts: dict[str, Tensor]
-    ) -> Float[Tensor, "items dim"]:
-        """Return one vector per image and text."""
-
-
-class ClipFusion(FusionNetwork):
+class ClipFusion(nn.Module):
     """CLIP-FF: text tokens and projected image tokens, texts first, through two T5 layers, averaged."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -262,7 +238,7 @@ class ClipFusion(FusionNetwork):
         return mixed.mean(dim=1)
 
 
-class BlipFusion(FusionNetwork):
+class BlipFusion(nn.Module):
     """BLIP-FF: BERT reads the text and attends to the image's tokens; its pooled first token."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -288,7 +264,7 @@ class BlipFusion(FusionNetwork):
         return pooled
 
 
-class BlipTowers(UniirNetwork):
+class BlipTowers(nn.Module):
     """BLIP-SF: the first token of each tower, projected."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -325,7 +301,7 @@ def t5_layers(settings: Mapping[str, Any]) -> nn.Module:
     return layers
 
 
-Network = TypeVar("Network", bound=UniirNetwork)
+Network = TypeVar("Network", bound="BlipTowers | ClipFusion | BlipFusion")
 
 
 class _UniirEncoder(Generic[Network]):
@@ -371,7 +347,7 @@ class BlipScoreFusion(_UniirEncoder[BlipTowers], BatchEncoder):
         return self._network.text(self._tokens(texts))
 
 
-class FeatureFusion(_UniirEncoder[FusionNetwork], BatchJointEncoder):
+class FeatureFusion(_UniirEncoder[ClipFusion | BlipFusion], BatchJointEncoder):
     """CLIP-FF or BLIP-FF: one vector for image and text together, unnormalised, in single precision."""
 
     def encode_items(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:

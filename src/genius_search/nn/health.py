@@ -6,7 +6,8 @@ this report is computed during training, stored with the model, and printed by `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -81,7 +82,6 @@ def examine(
 ) -> Health:
     """Report the health of IDs; ``reconstruction`` holds each candidate's cosine with its ID's vector."""
     counts = _bucket_sizes(codes)
-    levels = tuple(_level(level, codes[:, level], size) for level, size in enumerate(sizes))
     purity = None
     names: tuple[str, ...] = ()
     if has_modality_level:
@@ -89,21 +89,18 @@ def examine(
         purity = float((majority[codes[:, 0]] == modalities).mean())
         labels = [modality.value for modality in Modality]
         names = tuple("unknown" if code < 0 else labels[code] for code in majority)
-    mean_reconstruction = float(reconstruction.mean())
-    collisions = float(counts[counts > 1].sum() / len(codes))
-    return Health(
+    health = Health(
         candidates=len(codes),
         distinct_ids=len(counts),
-        collision_rate=collisions,
+        collision_rate=float(counts[counts > 1].sum() / len(codes)),
         largest_bucket=int(counts.max()),
         purity=purity,
         level0_modality=names,
-        reconstruction=mean_reconstruction,
-        levels=levels,
-        problems=tuple(
-            _problems(levels, purity, collisions, mean_reconstruction, len(codes), has_modality_level)
-        ),
+        reconstruction=float(reconstruction.mean()),
+        levels=tuple(_level(level, codes[:, level], size) for level, size in enumerate(sizes)),
+        problems=(),
     )
+    return replace(health, problems=tuple(_problems(health)))
 
 
 def _bucket_sizes(codes: np.ndarray) -> np.ndarray:
@@ -126,36 +123,29 @@ def _level(level: int, codes: np.ndarray, size: int) -> LevelHealth:
     )
 
 
-def _problems(
-    levels: tuple[LevelHealth, ...],
-    purity: float | None,
-    collisions: float,
-    reconstruction: float,
-    candidates: int,
-    has_modality_level: bool,  # noqa: FBT001
-) -> list[str]:
-    problems = []
-    if purity is not None and purity < LOW_PURITY:
-        problems.append(
-            f"level 0 matches the modality of only {purity:.1%} of the candidates: train longer, or use "
-            "--quantizer.level0 assigned"
+def _problems(health: Health) -> Iterator[str]:
+    """Yield a sentence for each problem."""
+    if health.purity is not None and health.purity < LOW_PURITY:
+        yield (
+            f"level 0 matches the modality of only {health.purity:.1%} of the candidates: train longer, or "
+            "use --quantizer.level0 assigned"
         )
-    if collisions > HIGH_COLLISIONS:
-        problems.append(
-            f"{collisions:.1%} of the candidates share their ID: more levels or larger codebooks are needed"
+    if health.collision_rate > HIGH_COLLISIONS:
+        yield (
+            f"{health.collision_rate:.1%} of the candidates share their ID: more levels or larger codebooks "
+            "are needed"
         )
-    if reconstruction < LOW_RECONSTRUCTION:
-        problems.append(
-            f"IDs are poor approximations of embeddings (mean cosine {reconstruction:.2f}): train longer"
+    if health.reconstruction < LOW_RECONSTRUCTION:
+        yield (
+            f"IDs are poor approximations of embeddings (mean cosine {health.reconstruction:.2f}): "
+            "train longer"
         )
-    for level in levels[1:] if has_modality_level else levels:
-        reachable = min(level.size, candidates)
-        if level.used < LOW_USE * reachable:
-            problems.append(
+    for level in health.levels if health.purity is None else health.levels[1:]:
+        if level.used < LOW_USE * min(level.size, health.candidates):
+            yield (
                 f"level {level.level} uses {level.used} of {level.size} codes: a smaller codebook would do, "
                 "or the codebooks collapsed"
             )
-    return problems
 
 
 def measure_health(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> Health:

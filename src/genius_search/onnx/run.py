@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from genius_search.artifact import Manifest, fingerprint_of, open_artifact
 from genius_search.config import SearchConfig, SmallEncoderConfig, from_json
-from genius_search.data.features import FeatureBatch, Features
+from genius_search.data.features import Features
 from genius_search.encoders.base import Encoder, ImageInput, TextInput, need_transformers
 from genius_search.encoders.pretrained import ClipEncoder, load_image_processor, load_tokenizer, read_json
 from genius_search.encoders.small import (
@@ -258,17 +258,6 @@ class OnnxDecoder:
         *last, hidden = self._step.outputs(inputs)
         after = OnnxState(state.level + 1, state.prefixes, memory, tuple(last), None)
         return torch.from_numpy(hidden.reshape(len(tokens), facts.width)), after
-
-
-class OnnxFusion:
-    """An exported model's fusion: features to unit embeddings."""
-
-    def __init__(self, folder: str | Path, *, precision: Precision = "fp32", threads: int = 1) -> None:
-        self._session = Session(open_export(folder, precision).folder / precision / FUSION, threads=threads)
-
-    def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:
-        """Return fused unit embeddings."""
-        return self._session(image=features.image, text=features.text)
 
 
 class OnnxQueryEncoder:

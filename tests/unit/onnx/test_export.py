@@ -15,9 +15,10 @@ from genius_search.errors import MissingExtra, UsageError
 from genius_search.model import Genius
 from genius_search.onnx.export import export_onnx
 from genius_search.onnx.run import (
+    FUSION,
     OnnxDecoder,
-    OnnxFusion,
     OnnxQueryEncoder,
+    Session,
     compare_decoders,
     random_trial,
     real_trial,
@@ -87,7 +88,8 @@ def test_the_exported_fusion_embeds_like_the_model(exported, given):
     batch = FeatureBatch(
         image * has_image, text * has_text, torch.full((4,), has_image), torch.full((4,), has_text)
     )
-    found = OnnxFusion(str(exported.folder)).embed(batch)
+    fusion = Session(exported.folder / "fp32" / FUSION)
+    found = fusion(image=batch.image, text=batch.text)
     torch.testing.assert_close(found, model.embed(batch), atol=1e-4, rtol=1e-4)
 
 
