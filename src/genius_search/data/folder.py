@@ -20,6 +20,7 @@ import json
 import os
 import re
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,8 @@ def _id(root: Path, path: Path) -> str:
         name.encode()
     except UnicodeEncodeError:
         raise BadImage(path, "its name is not valid UTF-8; rename it") from None
+    if any(unicodedata.category(character) == "Cc" for character in name):
+        raise BadImage(path, f"its name {name!r} contains a control character; rename it")
     return name
 
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -40,6 +41,7 @@ VERSION: Final = f"half norm / {HALF_NORM_STEPS}, density / {DENSITY_STEPS}"
 MAX_REASONS: Final = 5
 """Number of files that an error names."""
 MAX_ID_LENGTH: Final = 500
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 SAMPLE_BYTES: Final = 1 << 16
 
 
@@ -133,12 +135,14 @@ def _items(candidates: Iterable[Candidate], root: Path) -> Iterator[Item]:
     for candidate in candidates:
         image = None if candidate.image is None else os.path.normpath(root / candidate.image)
         item = Item(candidate.did, candidate.modality, candidate.text, image, candidate.source)
-        check_unicode(item)
+        check_item(item)
         yield item
 
 
-def check_unicode(item: Item) -> None:
-    """Raise :class:`BadData` for invalid Unicode, before anything is encoded."""
+def check_item(item: Item) -> None:
+    """Raise :class:`BadData` if the id has a control character, or any text is invalid Unicode."""
+    if _CONTROL.search(item.id):
+        raise BadData(f"the id {item.id!r} contains a control character; rename the item")
     for part in (item.id, item.text, item.image, item.source):
         try:
             (part or "").encode()
@@ -225,8 +229,8 @@ def _to_item(new: NewItem) -> Item:
     BadData
         The item cannot be stored. The message has the reason.
     """
-    if not new.id or len(new.id) > MAX_ID_LENGTH or "\0" in new.id:
-        raise BadData(f"an id has 1 to {MAX_ID_LENGTH} characters, none of them NUL")
+    if not new.id or len(new.id) > MAX_ID_LENGTH:
+        raise BadData(f"an id has 1 to {MAX_ID_LENGTH} characters; this one has {len(new.id)}")
     text = new.text if new.text and new.text.strip() else None
     if text is None and new.image is None:
         raise BadData("an item needs a text, an image, or both")
@@ -237,7 +241,7 @@ def _to_item(new: NewItem) -> Item:
     modality = Modality.of(has_image=new.image is not None, has_text=text is not None)
     image = None if new.image is None else picture_name(new.image)
     item = Item(new.id, modality, text, image, source)
-    check_unicode(item)
+    check_item(item)
     return item
 
 

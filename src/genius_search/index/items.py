@@ -10,6 +10,7 @@ import errno
 import json
 import math
 import os
+import re
 import sqlite3
 import threading
 import weakref
@@ -50,6 +51,7 @@ FULL_TEXT: Final = (
 NUMBER, TEXT, TRUTH = KINDS = ("number", "text", "truth")
 """Each kind of value has its own table, sorted by field, value and row."""
 KEYS_AT_ONCE: Final = 20_000
+_UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 INT64: Final = range(-(2**63), 2**63)
 
 
@@ -257,12 +259,12 @@ class ItemStore:
     def rows_by_id(self, item_ids: Iterable[str]) -> dict[str, int]:
         """Return the row of each of these items that is in the store."""
         query = "SELECT item_id, row FROM json_each(?) CROSS JOIN items ON item_id = value"
-        return dict(self._look_up(query, set(item_ids)))
+        return dict(self._look_up(query, _storable(item_ids)))
 
     def stamps(self, item_ids: Iterable[str]) -> dict[str, str | None]:
         """Return the stamp of each of these items that is in the store."""
         query = "SELECT item_id, stamp FROM json_each(?) CROSS JOIN items ON item_id = value"
-        return dict(self._look_up(query, set(item_ids)))
+        return dict(self._look_up(query, _storable(item_ids)))
 
     @cached_property
     def field_names(self) -> dict[str, int]:
@@ -373,6 +375,14 @@ class ItemStore:
                 if type(error) is not sqlite3.DatabaseError:
                     raise
                 raise ArtifactMismatch(f"{self._path} is damaged ({error}); make the index again") from None
+
+
+def _storable(item_ids: Iterable[str]) -> set[str]:
+    """Return the ids that an item can have.
+
+    SQLite's ``json_each`` ends a text at NUL and replaces lone surrogates, so another item would match.
+    """
+    return {item_id for item_id in item_ids if not _UNSTORABLE.search(item_id)}
 
 
 def _tightest(conditions: Sequence[Condition]) -> Iterable[Condition]:

@@ -35,7 +35,7 @@ ITEMS_PER_CODE: Final = 30
 """Codebooks shrink with the pool so that a code of the first level has at least about this many items."""
 MAX_SAMPLE: Final = 65_536
 """Most items that the codebooks are fitted to."""
-ROUNDS: Final = 3
+ROUNDS: Final = 1
 """How often all items get new codes, and all code vectors are moved to fit them."""
 SWEEPS: Final = 3
 """How often each round moves the code vectors of every level."""

@@ -101,7 +101,8 @@ def test_of_two_items_with_one_id_the_last_is_meant(index):
     [
         (NewItem("", "x"), "1 to 500 characters"),
         (NewItem("x" * 501, "x"), "1 to 500 characters"),
-        (NewItem("a\0b", "x"), "NUL"),
+        (NewItem("a\0b", "x"), "control character"),
+        (NewItem("a\x1b[2J", "x"), "control character"),
         (NewItem("\ud800", "x"), "half a character"),
         (NewItem("x", "\udc00"), "half a character"),
         (NewItem("x", "  "), "needs a text, an image"),

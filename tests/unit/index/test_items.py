@@ -56,6 +56,14 @@ def test_items_are_found_by_their_ids_and_unknown_ids_are_not(tmp_path):
     assert store.count_by_modality() == {Modality.IMAGE: 1, Modality.TEXT: 1, Modality.IMAGE_TEXT: 1}
 
 
+@pytest.mark.parametrize("item_id", [f"{PHOTO.id}\0x", f"{PHOTO.id}\0", "\ud83e\0", "kite\udc00"])
+def test_an_id_that_cannot_be_stored_finds_no_other_item(tmp_path, item_id):
+    write_items(tmp_path, [PHOTO, Item("kite\ufffd", Modality.TEXT, "a")])
+    store = ItemStore(tmp_path)
+    assert store.rows_by_id([item_id]) == store.stamps([item_id]) == {}
+    assert store.matching(Filter(item_ids=frozenset([item_id]))).size == 0
+
+
 def test_writing_again_replaces_what_was_there(tmp_path):
     write_items(tmp_path, [PHOTO, LONG])
     write_items(tmp_path, [CARD])

@@ -113,7 +113,7 @@ def test_what_cannot_be_used_is_left_out_with_its_reason_and_the_rest_is_added(w
         ({"id": "url", "image": "https://example.com/x.png"}, "not fetched"),
         ({"id": "deep", "text": "x", "fields": deep}, "nested"),
         ({"id": "wide", "text": "x", "fields": {"a": "x" * limits.FIELDS_BYTES}}, "more than"),
-        ({"id": "nul\0", "text": "x"}, "NUL"),
+        ({"id": "nul\0", "text": "x"}, "control character"),
     ]
     added = add(writable, {"id": "good", "text": "a drum"}, *(item for item, _ in bad)).json()
     assert added["added"] == 1
@@ -150,6 +150,18 @@ def test_what_is_deleted_is_found_no_more(writable, found):
     is_problem(writable.get("/v1/items?id=1:0"), 404)
     for body in ({}, {"ids": []}, {"ids": ["x"] * (limits.IDS + 1)}, {"ids": [1]}):
         is_problem(writable.post("/v1/items/delete", json=body), 422)
+
+
+def test_an_id_with_nul_means_no_other_item(writable, found):
+    before = found()
+    is_problem(writable.delete("/v1/items?id=1:1%00x"), 404)
+    assert writable.post("/v1/items/delete", json={"ids": ["1:1\0x"]}).json() == {
+        "deleted": 0,
+        "missing": ["1:1\0x"],
+    }
+    is_problem(writable.get("/v1/items?id=1:1%00x"), 404)
+    is_problem(writable.post("/v1/explain", json={"text": "a kite", "id": "1:1\0x"}), 404)
+    assert found() == before
 
 
 def test_too_large_a_body_is_refused_whether_it_says_so_or_not(client, monkeypatch):
