@@ -16,6 +16,7 @@ $(VENV)/run: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "GENIUS needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[evaluate]'
+	$(BIN)/python -m genius_search.search.native.build --install-compiler
 	@touch $@
 
 $(VENV)/dev: $(VENV)/run

@@ -27,8 +27,9 @@ from genius_search.index.settings import DEPTH
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.model import Genius
 from genius_search.records import Modality, instructed
-from genius_search.search.beam import search
-from genius_search.search.rank import Evidence, rank_items
+from genius_search.search.fast import Wanted
+from genius_search.search.find import find
+from genius_search.search.rank import Evidence
 from genius_search.search.table import Restriction
 
 MAX_HITS: Final = 10**9
@@ -275,41 +276,38 @@ def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
 def _search(
     model: Genius, snapshot: Snapshot, queries: Sequence[EncodedQuery], config: SearchConfig
 ) -> list[SearchResult]:
-    beams = search(
-        model.decoder,
-        snapshot.parts,
-        torch.cat([query.embedding for query in queries]),
-        config,
-        level0=[query.level0 for query in queries],
-        restrictions=[query.restriction for query in queries],
-        widths=[max(query.request.beam or config.beam, query.request.k) for query in queries],
-    )
-    evidence = evidence_of(model, snapshot)
     calibration = snapshot.manifest.calibration
     if calibration is not None and not calibration.applies_to(config):
         calibration = None
+    wanted = [
+        Wanted(
+            width=max(query.request.beam or config.beam, query.request.k),
+            k=query.request.k if calibration is None else max(query.request.k, DEPTH),
+            level0=query.level0,
+            restriction=query.restriction,
+        )
+        for query in queries
+    ]
+    answers = find(
+        model.decoder,
+        model.fast,
+        snapshot.parts,
+        torch.cat([query.embedding for query in queries]),
+        wanted,
+        config,
+        evidence=evidence_of(model, snapshot),
+        embeddings=[query.evidence for query in queries],
+    )
     results = []
     num_levels = model.num_levels  # hits show the codes without the columns stored after them
-    for number, query in enumerate(queries):
-        k = query.request.k
-        ranking = rank_items(
-            snapshot.parts,
-            beams,
-            number,
-            query.evidence,
-            config=config,
-            evidence=evidence,
-            k=k if calibration is None else max(k, DEPTH),
-            restriction=query.restriction,
-            for_codes=query.embedding[0],
-        )
+    for query, (found, log_probabilities) in zip(queries, answers, strict=True):
         probabilities = None
         if calibration is not None and not query.request.parts:
-            probabilities = calibration.probabilities(ranking.scores).tolist()
-        ranking = ranking.take(slice(k))
+            probabilities = calibration.probabilities(found.scores).tolist()
+        ranking = found.take(slice(query.request.k))
         hits = []
         for place, item in enumerate(snapshot.items(ranking.parts, ranking.items)):
-            decoded = beams.log_probabilities[number, ranking.beams[place]]
+            decoded = log_probabilities[place]
             hits.append(
                 SearchHit(
                     rank=place + 1,

@@ -33,6 +33,7 @@ from genius_search.nn.parallel import usable
 from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer, load_quantizer
 from genius_search.records import Modality
 from genius_search.search.decoder import Decoder, GeometricDecoder, GuidedDecoder, T5Decoder
+from genius_search.search.fast import NumpySearch, fast_search
 from genius_search.search.rank import CodeRanker
 
 
@@ -277,6 +278,13 @@ class Genius:
     def router(self) -> GeometricDecoder:
         """A decoder that uses the geometry of the code vectors instead of the generator."""
         return GeometricDecoder(self.ids.scheme.tables() or self.quantizer.tables())
+
+    @cached_property
+    def fast(self) -> NumpySearch | None:
+        """A quicker search with the results of :attr:`decoder`; None if there is none for this model."""
+        if self.generator is not None or self.ids.scheme.tables() is None:
+            return None
+        return fast_search(self.ranker)
 
     @cached_property
     def ranker(self) -> CodeRanker:

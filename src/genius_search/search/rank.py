@@ -18,6 +18,7 @@ from genius_search.nn.density import decode_densities, decode_half_norms
 from genius_search.search.beam import Beams, topk
 from genius_search.search.table import Part, Restriction, expand_ranges
 
+NO_EMBEDDINGS: Final = "this index stores no embeddings; rank by codes, or create it with --embeddings fused"
 FEW: Final = 4
 """Vectors of IDs are summed one by one if there are at least this many code vectors per code of the IDs."""
 
@@ -40,6 +41,10 @@ class CodeRanker:
         self._vectors = torch.cat([table.detach().cpu().float() for table in tables])
         sizes = [len(table) for table in tables]
         self._offsets = np.array([0, *accumulate(sizes)][:-1], dtype=np.int64)
+
+    def tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
+        """Return the code vectors of each level."""
+        return np.split(self._vectors.numpy(), self._offsets[1:])
 
     def vectors(self, ids: Integer[np.ndarray, "ids columns"]) -> Float[Tensor, "ids dim"]:
         """Return the vectors of IDs: the sums of their code vectors."""
@@ -171,11 +176,9 @@ def rank_items(
         The data that the re-ranking needs is not available.
     """
     if config.rerank == "embeddings" and evidence.embeddings is None:
-        raise UsageError(
-            "this index stores no embeddings; rank by codes, or create it with --embeddings fused"
-        )
+        raise UsageError(NO_EMBEDDINGS)
     restriction = restriction or tuple(part.alive for part in parts)
-    ids = _ids_under(beams, query, restriction)
+    ids = ids_under(beams, query, restriction)
     scores: np.ndarray = np.zeros(len(ids.row), dtype=np.float32)
     if config.rerank == "none":
         scores = _log_probabilities(beams, query)[ids.beam]
@@ -183,15 +186,15 @@ def rank_items(
         if evidence.codes is None:
             raise UsageError("ranking by codes needs the model's codebooks")
         own = embedding if config.rerank == "codes" or for_codes is None else for_codes
-        rows = _table_rows(parts, ids)
+        rows = table_rows(parts, ids)
         scores = evidence.codes.scores(own, rows, density_weight=config.density_weight)
         if config.generator_weight:
             scores = scores + config.generator_weight * _log_probabilities(beams, query)[ids.beam]
-    ranking = _items_of(parts, ids, scores, restriction)
+    ranking = items_of(parts, ids, scores, restriction)
     if config.rerank == "embeddings":
         if config.shortlist:
             ranking = ranking.take(topk(ranking.scores, max(k, config.shortlist)))
-        ranking = ranking._replace(scores=_by_embeddings(parts, ranking, embedding, evidence, config))
+        ranking = ranking._replace(scores=by_embeddings(parts, ranking, embedding, evidence, config))
     return ranking.take(topk(ranking.scores, k))
 
 
@@ -208,7 +211,7 @@ def _log_probabilities(beams: Beams, query: int) -> Float32[np.ndarray, " beams"
     return np.asarray(np.nansum(beams.log_probabilities[query], axis=1, dtype=np.float32))
 
 
-def _ids_under(beams: Beams, query: int, restriction: Restriction) -> _Ids:
+def ids_under(beams: Beams, query: int, restriction: Restriction) -> _Ids:
     """List the allowed IDs under the beams."""
     by_part = []
     for number, allowed in enumerate(restriction):
@@ -222,7 +225,7 @@ def _ids_under(beams: Beams, query: int, restriction: Restriction) -> _Ids:
     return _Ids(*(values[order] for values in ids))
 
 
-def _table_rows(parts: Sequence[Part], ids: _Ids) -> Integer[np.ndarray, "ids columns"]:
+def table_rows(parts: Sequence[Part], ids: _Ids) -> Integer[np.ndarray, "ids columns"]:
     """Read the IDs from their tables: codes, then half norm and density if they are stored."""
     rows = np.empty((len(ids.row), parts[0].table.num_levels), dtype=np.int16)
     for number, part in enumerate(parts):
@@ -231,7 +234,7 @@ def _table_rows(parts: Sequence[Part], ids: _Ids) -> Integer[np.ndarray, "ids co
     return rows
 
 
-def _items_of(parts: Sequence[Part], ids: _Ids, scores: np.ndarray, restriction: Restriction) -> Ranking:
+def items_of(parts: Sequence[Part], ids: _Ids, scores: np.ndarray, restriction: Restriction) -> Ranking:
     """List the allowed items of IDs in the order of the beams, with the scores of their IDs."""
     by_part = []
     for number, (part, allowed) in enumerate(zip(parts, restriction, strict=True)):
@@ -249,7 +252,7 @@ def _items_of(parts: Sequence[Part], ids: _Ids, scores: np.ndarray, restriction:
     return ranking if len(parts) == 1 else ranking.take(ranking.beams.argsort(kind="stable"))
 
 
-def _by_embeddings(
+def by_embeddings(
     parts: Sequence[Part], ranking: Ranking, embedding: Tensor, evidence: Evidence, config: SearchConfig
 ) -> Float32[np.ndarray, " hits"]:
     """Return the cosines between the items' embeddings and the query's, minus the weighted densities."""

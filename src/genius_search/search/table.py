@@ -255,18 +255,18 @@ class RankedBits:
     """
 
     def __init__(self, rows: Bool[np.ndarray, " rows"]) -> None:
-        self._words = np.zeros(len(rows) // WORD + 1, dtype=np.uint64)
+        self.words = np.zeros(len(rows) // WORD + 1, dtype=np.uint64)
         packed = np.packbits(rows, bitorder="little")
-        self._words.view(np.uint8)[: len(packed)] = packed
-        counts = np.bitwise_count(self._words)
-        self._before = counts.cumsum(dtype=np.int64) - counts
+        self.words.view(np.uint8)[: len(packed)] = packed
+        counts = np.bitwise_count(self.words)
+        self.before = counts.cumsum(dtype=np.int64) - counts
         if len(rows) <= MAX_INT32_ROWS:
-            self._before = self._before.astype(np.int32)
+            self.before = self.before.astype(np.int32)
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return int(self._words.nbytes + self._before.nbytes)
+        return int(self.words.nbytes + self.before.nbytes)
 
     def count(
         self, low: Int64[np.ndarray, "*shape"], high: Int64[np.ndarray, "*shape"]
@@ -278,7 +278,7 @@ class RankedBits:
         """List the members in each range [low, high), skipping empty words of 64 rows."""
         first = low >> 6
         words = expand_ranges(first, np.where(high > low, ((high - 1) >> 6) + 1, first))
-        bits = self._words[words.row]
+        bits = self.words[words.row]
         filled = bits.nonzero()[0]
         place, bit = np.unpackbits(bits[filled].view(np.uint8), bitorder="little").reshape(-1, WORD).nonzero()
         word = filled[place]
@@ -290,7 +290,7 @@ class RankedBits:
         """Count the members before each row."""
         word = row >> 6
         below = (np.uint64(1) << (row & 63).astype(np.uint64)) - np.uint64(1)
-        return np.asarray(self._before[word] + np.bitwise_count(self._words[word] & below).astype(np.int64))
+        return np.asarray(self.before[word] + np.bitwise_count(self.words[word] & below).astype(np.int64))
 
 
 class Allowed(NamedTuple):

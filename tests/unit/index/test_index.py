@@ -22,7 +22,7 @@ from genius_search.index.query import SearchHit
 from genius_search.index.store import read_manifest, write_manifest
 from genius_search.model import Genius
 from genius_search.records import Candidate, Modality, format_text, instructed
-from genius_search.search.rank import rank_items
+from genius_search.search.find import find
 
 
 @pytest.fixture(scope="module")
@@ -463,11 +463,11 @@ def test_a_search_touches_only_what_is_under_its_beams(shared, monkeypatch):
     touched = []
 
     def watched(*args: Any, **settings: Any) -> Any:
-        answer = rank_items(*args, **settings)
-        touched.append(answer.touched)
-        return answer
+        answers = find(*args, **settings)
+        touched.append(answers[0].ranking.touched)
+        return answers
 
-    monkeypatch.setattr(query_module, "rank_items", watched)
+    monkeypatch.setattr(query_module, "find", watched)
     shared.search("a star", instruction="Find it.", config=SearchConfig(beam=1))
     shared.search("a star", instruction="Find it.", config=WIDE)
     assert touched[0] < touched[1] == 36

@@ -1,0 +1,31 @@
+"""Compile the search when a wheel or an editable installation is built."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+NATIVE = Path(__file__).parent / "src" / "genius_search" / "search" / "native"
+
+
+class CompileSearch(BuildHookInterface):
+    """Adds the compiled library to the wheel; without a compiler the wheel is pure Python."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
+        """Compile, and tag the wheel with the platform it is for."""
+        spec = importlib.util.spec_from_file_location("build_search", NATIVE / "build.py")
+        build_search = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(build_search)
+        compiler = build_search.build()
+        if compiler is None:
+            self.app.display_warning("no C compiler found: searches will use NumPy")
+            return
+        self.app.display_info(f"compiled the search with {' '.join(compiler)}")
+        build_data["artifacts"] += [
+            str(build_search.library(variant).relative_to(self.root)) for variant in build_search.VARIANTS
+        ]
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{build_search.platform_tag(compiler)}"

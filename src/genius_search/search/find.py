@@ -1,0 +1,94 @@
+"""From query embeddings to ranked items: the quick way if it covers the settings, else the general one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from genius_search.config import SearchConfig
+from genius_search.errors import UsageError
+from genius_search.search.beam import search, topk
+from genius_search.search.decoder import Decoder
+from genius_search.search.fast import Found, NumpySearch, Wanted
+from genius_search.search.rank import NO_EMBEDDINGS, Evidence, by_embeddings, rank_items
+from genius_search.search.table import Part
+
+
+def find(
+    decoder: Decoder,
+    fast: NumpySearch | None,
+    parts: Sequence[Part],
+    queries: Float[Tensor, "queries dim"],
+    wanted: Sequence[Wanted],
+    config: SearchConfig,
+    *,
+    evidence: Evidence,
+    embeddings: Sequence[Float[Tensor, " dim"]],
+) -> list[Found]:
+    """Search for queries and rank the items under their beams.
+
+    Parameters
+    ----------
+    fast
+        a search that finds what ``decoder`` does, for the settings and tables that it covers.
+    embeddings
+        each query's vector in the space of the stored embeddings; see :func:`rank_items`.
+
+    Raises
+    ------
+    UsageError
+        The data that the re-ranking needs is not available.
+    """
+    if fast is None or not fast.covers(parts, config):
+        return _find_generally(decoder, parts, queries, wanted, config, evidence, embeddings)
+    if config.rerank == "codes":
+        return fast.search(parts, queries.numpy(), wanted, config)
+    if evidence.embeddings is None:
+        raise UsageError(NO_EMBEDDINGS)
+    listed = [one._replace(k=config.shortlist and max(one.k, config.shortlist)) for one in wanted]
+    results = []
+    for found, one, vector in zip(
+        fast.search(parts, queries.numpy(), listed, config), wanted, embeddings, strict=True
+    ):
+        scores = by_embeddings(parts, found.ranking, vector, evidence, config)
+        best = topk(scores, one.k)
+        ranking = found.ranking._replace(scores=scores).take(best)
+        results.append(Found(ranking, found.log_probabilities[best]))
+    return results
+
+
+def _find_generally(
+    decoder: Decoder,
+    parts: Sequence[Part],
+    queries: Float[Tensor, "queries dim"],
+    wanted: Sequence[Wanted],
+    config: SearchConfig,
+    evidence: Evidence,
+    embeddings: Sequence[Float[Tensor, " dim"]],
+) -> list[Found]:
+    beams = search(
+        decoder,
+        parts,
+        queries,
+        config,
+        level0=[one.level0 for one in wanted],
+        restrictions=[one.restriction for one in wanted],
+        widths=[one.width for one in wanted],
+    )
+    found = []
+    for number, (one, vector) in enumerate(zip(wanted, embeddings, strict=True)):
+        ranking = rank_items(
+            parts,
+            beams,
+            number,
+            vector,
+            config=config,
+            evidence=evidence,
+            k=one.k,
+            restriction=one.restriction,
+            for_codes=queries[number],
+        )
+        found.append(Found(ranking, beams.log_probabilities[number, ranking.beams]))
+    return found

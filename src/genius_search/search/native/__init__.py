@@ -1,0 +1,1 @@
+"""The compiled search: its source, and the module that compiles it."""

@@ -1,0 +1,107 @@
+"""Compile ``search.c``: ``python -m genius_search.search.native.build``.
+
+The build of a wheel or an editable installation does this too (``hatch_build.py``). This module uses only the
+standard library, because the build runs it before anything is installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+SOURCE: Final = Path(__file__).with_name("search.c")
+FLAGS: Final = ("-std=gnu11", "-O3", "-fno-math-errno", "-shared", "-fvisibility=hidden")
+IS_X86: Final = platform.machine().lower() in ("x86_64", "amd64")
+VARIANTS: Final = {"avx2": ("-mavx2", "-mfma"), "baseline": ()} if IS_X86 else {"baseline": ()}
+"""Compiler flags of each library, the best processor's first."""
+OLDEST_GLIBC: Final = "2.17"
+"""The C library that a wheel needs on Linux, if Zig compiles it."""
+
+
+def library(variant: str, folder: Path = SOURCE.parent) -> Path:
+    """Return the path of a compiled library. Its name changes with the source."""
+    suffix = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
+    return folder / f"search-{variant}-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]}.{suffix}"
+
+
+def find_compilers() -> Iterator[list[str]]:
+    """Yield the commands of this machine's compilers: ``$CC``, the system's, the package ziglang's."""
+    if os.environ.get("CC"):
+        yield shlex.split(os.environ["CC"])
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name):
+            yield [name]
+    if importlib.util.find_spec("ziglang") is not None:
+        target = []
+        if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+            target = ["-target", f"{platform.machine()}-linux-gnu.{OLDEST_GLIBC}"]
+        yield [sys.executable, "-m", "ziglang", "cc", *target]
+
+
+def platform_tag(compiler: list[str]) -> str:
+    """Return the platform of a wheel with what this compiler made."""
+    if f"{platform.machine()}-linux-gnu.{OLDEST_GLIBC}" in compiler:
+        return f"manylinux_{OLDEST_GLIBC.replace('.', '_')}_{platform.machine()}"
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+
+def compile_variants(compiler: list[str], folder: Path = SOURCE.parent) -> str | None:
+    """Compile the library for each kind of processor; return the compiler's message if it fails."""
+    built = {}
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        for variant, flags in VARIANTS.items():
+            output = Path(work) / library(variant).name
+            pic = () if sys.platform == "win32" else ("-fPIC",)
+            command = [*compiler, *FLAGS, *pic, *flags, "-o", str(output), str(SOURCE)]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+            except OSError as error:
+                return str(error)
+            if done.returncode or not output.exists():
+                return done.stderr.strip() or f"exit status {done.returncode}"
+            built[output] = library(variant, folder)
+        for output, final in built.items():
+            output.replace(final)
+    return None
+
+
+def build(folder: Path = SOURCE.parent) -> list[str] | None:
+    """Compile with the first compiler that works and return its command; without one, return None."""
+    for old in folder.glob("search-*-*.*"):
+        old.unlink()
+    for compiler in find_compilers():
+        problem = compile_variants(compiler, folder)
+        if problem is None:
+            return compiler
+        sys.stderr.write(f"{shlex.join(compiler)} cannot compile the search: {problem}\n")
+    return None
+
+
+def main() -> None:
+    """Compile, and say with what. With ``--install-compiler`` get one from the Python index if none works."""
+    if all(library(variant).exists() for variant in VARIANTS):
+        return
+    compiler = build()
+    if compiler is None and "--install-compiler" in sys.argv:
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "ziglang"], check=False)
+        importlib.invalidate_caches()
+        compiler = build()
+    if compiler is None:
+        sys.stderr.write("no C compiler found: searches use NumPy, and take a few times longer\n")
+    else:
+        sys.stderr.write(f"compiled the search with {shlex.join(compiler)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+
+from genius_search.search import fast
+from genius_search.search.native import build as native
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    monkeypatch.setattr(native, "find_compilers", lambda: iter(()))
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_nothing_is_built_and_numpy_searches(tmp_path, caplog):
+    assert native.build(tmp_path) is None
+    with caplog.at_level(logging.INFO):
+        assert fast.open_library(tmp_path) is None
+        assert fast.open_library(tmp_path) is None
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+def test_the_first_compiler_that_works_is_taken(tmp_path, monkeypatch, capsys):
+    fails = [sys.executable, "-c", "import sys; sys.exit('no such flag')"]
+    works = [sys.executable, "-c", "import sys; open(sys.argv[sys.argv.index('-o') + 1], 'w')"]
+    monkeypatch.setattr(native, "find_compilers", lambda: iter([["/no/such/compiler"], fails, works]))
+    assert native.build(tmp_path) == works
+    assert "no such flag" in capsys.readouterr().err
+    expected = {native.library(variant, tmp_path).name for variant in native.VARIANTS}
+    assert {path.name for path in tmp_path.iterdir()} == expected
+
+
+def test_a_library_of_another_source_is_not_opened(tmp_path, monkeypatch):
+    source = tmp_path / "search.c"
+    source.write_text("int old;")
+    monkeypatch.setattr(native, "SOURCE", source)
+    old = native.library("baseline", tmp_path)
+    old.touch()
+    source.write_text("int new;")
+    assert not native.library("baseline", tmp_path).exists()
+    monkeypatch.setattr(native, "find_compilers", lambda: iter(()))
+    native.build(tmp_path)
+    assert not old.exists()
