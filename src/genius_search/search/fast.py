@@ -22,7 +22,7 @@ from jaxtyping import Float32
 from genius_search.config import SearchConfig
 from genius_search.nn.density import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.search.beam import Beams, topk
-from genius_search.search.native.build import SOURCE, VARIANTS, library
+from genius_search.search.native.build import FOLDER, VARIANTS, library
 from genius_search.search.rank import CodeRanker, Ranking, ids_under, items_of, table_rows
 from genius_search.search.table import IdTable, Part, Restriction, children_in_parts, count_ids
 
@@ -261,7 +261,7 @@ def fast_search(ranker: CodeRanker) -> NumpySearch:
 
 
 @cache
-def open_library(folder: Path = SOURCE.parent) -> ctypes.CDLL | None:
+def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
     """Open the compiled library for this processor; return None, and log it, if there is none."""
     for variant in VARIANTS:
         path = library(variant, folder)

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Final
 
 SOURCE: Final = Path(__file__).with_name("search.c")
+FOLDER: Final = SOURCE.with_name("lib")
+"""Where the libraries are; no package, since they are not modules."""
 FLAGS: Final = ("-std=gnu11", "-O3", "-fno-math-errno", "-shared", "-fvisibility=hidden")
 IS_X86: Final = platform.machine().lower() in ("x86_64", "amd64")
 VARIANTS: Final = {"avx2": ("-mavx2", "-mfma"), "baseline": ()} if IS_X86 else {"baseline": ()}
@@ -29,7 +31,7 @@ OLDEST_GLIBC: Final = "2.17"
 """The C library that a wheel needs on Linux, if Zig compiles it."""
 
 
-def library(variant: str, folder: Path = SOURCE.parent) -> Path:
+def library(variant: str, folder: Path = FOLDER) -> Path:
     """Return the path of a compiled library. Its name changes with the source."""
     suffix = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
     return folder / f"search-{variant}-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]}.{suffix}"
@@ -56,9 +58,10 @@ def platform_tag(compiler: list[str]) -> str:
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
-def compile_variants(compiler: list[str], folder: Path = SOURCE.parent) -> str | None:
+def compile_variants(compiler: list[str], folder: Path = FOLDER) -> str | None:
     """Compile the library for each kind of processor; return the compiler's message if it fails."""
     built = {}
+    folder.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         for variant, flags in VARIANTS.items():
             output = Path(work) / library(variant).name
@@ -76,7 +79,7 @@ def compile_variants(compiler: list[str], folder: Path = SOURCE.parent) -> str |
     return None
 
 
-def build(folder: Path = SOURCE.parent) -> list[str] | None:
+def build(folder: Path = FOLDER) -> list[str] | None:
     """Compile with the first compiler that works and return its command; without one, return None."""
     for old in folder.glob("search-*-*.*"):
         old.unlink()
