@@ -7,28 +7,29 @@ from html.parser import HTMLParser
 import pytest
 
 from genius_search.config import preset
-from genius_search.lab.demo import DemoConfig, demo
+from genius_search.lab.demo import demo
 from genius_search.lab.results import METHODS
 from genius_search.progress import Silent
 from genius_search.records import TASKS
+
+SIZE = {"items": 1000, "train_products": 60, "queries_per_task": 8, "beam": 10}
 
 
 @pytest.fixture(scope="module")
 def small_demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
-    config = DemoConfig(items=1000, train_products=60, queries_per_task=8, beam=10)
-    return out, config, demo(out, config, progress=Silent(), settings=preset("tiny"))
+    return out, demo(out, **SIZE, progress=Silent(), settings=preset("tiny"))
 
 
 def test_the_demo_measures_every_method_on_all_eight_tasks(small_demo):
-    _, _, result = small_demo
+    _, result = small_demo
     assert {(row.task_id, row.method) for row in result.rows} == {
         (task, method) for task in TASKS for method in METHODS
     }
 
 
 def test_the_demo_leaves_one_page_that_shows_every_search(small_demo):
-    out, _, result = small_demo
+    out, result = small_demo
     page = (out / "index.html").read_text()
     HTMLParser().feed(page)
     assert "http://" not in page
@@ -42,8 +43,8 @@ def test_the_demo_leaves_one_page_that_shows_every_search(small_demo):
 
 
 def test_running_the_demo_again_changes_nothing_but_the_page(small_demo):
-    out, config, before = small_demo
+    out, before = small_demo
     kept = (out / "model" / "model.json").read_bytes()
-    after = demo(out, config, progress=Silent(), settings=preset("tiny"))
+    after = demo(out, **SIZE, progress=Silent(), settings=preset("tiny"))
     assert (out / "model" / "model.json").read_bytes() == kept
     assert after.rows == before.rows

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pydantic import ConfigDict
-
-from genius_search.config import USUAL_SEARCH, Count, FitConfig, Natural, SearchConfig, checked, preset
+from genius_search.config import USUAL_SEARCH, FitConfig, SearchConfig, preset
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_queries
 from genius_search.embed_mbeir import choose_instruction
 from genius_search.errors import UsageError
@@ -32,28 +29,6 @@ CANDIDATE_SHARE: Final = 20
 """One item in so many is ranked by its code; the others are not looked at."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DemoConfig:
-    """The size of a demo."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    items: int = 10_400
-    """Candidates in the catalogue's global pool."""
-
-    train_products: int = 4000
-    """Products to learn from; none of them is in the pool."""
-
-    queries_per_task: int = 200
-    """Test queries of each of the eight tasks."""
-
-    beam: Count = 50
-    """IDs kept at each level."""
-
-    seed: Natural = 0
-    """Seed of the drawing and the training."""
-
-
 class DemoResult(NamedTuple):
     """The results of the demo."""
 
@@ -65,40 +40,59 @@ class DemoResult(NamedTuple):
 
 
 def demo(
-    out: Path, config: DemoConfig, *, progress: Progress, settings: FitConfig | None = None
+    out: Path,
+    *,
+    items: int = 10_400,
+    train_products: int = 4000,
+    queries_per_task: int = 200,
+    beam: int = 50,
+    seed: int = 0,
+    progress: Progress,
+    settings: FitConfig | None = None,
 ) -> DemoResult:
-    """Draw, train, index, evaluate, search, and write the page; finished stages are not repeated."""
-    config = checked(config)
+    """Draw, train, index, evaluate, search, and write the page; finished stages are not repeated.
+
+    Parameters
+    ----------
+    out
+        folder that receives the catalogue, the model, the index and the page.
+    items, train_products, queries_per_task, seed
+        the size of the catalogue and the seed it is drawn from; none of its pool's products is in training.
+    beam
+        IDs kept at each level of a search.
+    settings
+        settings of the training; default: the preset ``small``.
+    """
     began = time.monotonic()
     progress.say("drawing the catalogue")
     draw_catalogue(
         out / "catalogue",
-        items=config.items,
-        seed=config.seed,
-        train_products=config.train_products,
-        queries_per_task=config.queries_per_task,
+        items=items,
+        seed=seed,
+        train_products=train_products,
+        queries_per_task=queries_per_task,
     )
     data = MBeir(out / "catalogue")
     model = fit(data, "small", out / "model", settings or preset("small"), progress=progress)
     folder = out / "catalogue.index"
     if (folder / "index.json").exists():
         index = Index.open(folder, model=model)
-        if index.info().items != config.items:
+        if index.info().items != items:
             raise UsageError(f"{folder} was added to since the demo; remove it, or choose another --out")
     else:
         pool = data.global_pool("test")[0]
         index, _ = Index.create(folder, model=model, pool=pool, embeddings="fused", progress=progress)
-    candidates = config.items // CANDIDATE_SHARE
+    candidates = items // CANDIDATE_SHARE
     result = evaluate(
         data,
         model,
-        EvaluationConfig(pools=("global",), beam=config.beam, candidates=candidates, seed=config.seed),
+        EvaluationConfig(pools=("global",), beam=beam, candidates=candidates, seed=seed),
         out / "model" / "evaluation",
         progress=progress,
     )
-    search_config = dataclasses.replace(USUAL_SEARCH, beam=config.beam, candidates=candidates)
+    search_config = dataclasses.replace(USUAL_SEARCH, beam=beam, candidates=candidates)
     searches = [
-        _search(data, index, row, query, search_config, seed=config.seed)
+        _search(data, index, row, query, search_config, seed=seed)
         for row in data.rows("test")
         for query in islice(read_queries(row.queries), SEARCHES_PER_TASK)  # in random order already
     ]

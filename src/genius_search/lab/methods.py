@@ -150,11 +150,13 @@ class PoolCandidates:
         kept = self._kept.densities
         return None if kept is None else kept[self._rows]
 
+    def did(self, item: int) -> str:
+        """Return the id of the candidate at a place of the pool."""
+        return did_of(int(self.dids[item]))
+
     def hits(self, items: np.ndarray, scores: np.ndarray) -> list[Hit]:
         """Return items of the pool with their scores, for a run."""
-        return [
-            Hit(did_of(int(self.dids[item])), float(score)) for item, score in zip(items, scores, strict=True)
-        ]
+        return [Hit(self.did(item), float(score)) for item, score in zip(items, scores, strict=True)]
 
 
 class RowQueries(NamedTuple):
@@ -185,20 +187,20 @@ def find(
     pool: PoolCandidates,
     methods: Sequence[str],
     settings: SearchConfig,
+    *,
+    depth: int = DEPTH,
 ) -> Iterator[list[MethodHits]]:
-    """Answer the queries of each row by each of these methods.
+    """Answer the queries of each row by each of these methods, with ``depth`` hits each.
 
     Exact search reads the candidates once for all rows: with millions of them that is its cost.
     """
     vector_bytes = 2.0 * model.dim  # as they would be stored; exact search compares them in 32 bits
-    with_density = vector_bytes + 1
-    sizes = {"exact-codes": pool.id_bytes, "exact-fused+hubness": with_density}
     nearest = {
         method: exact_search(
             torch.cat([queries_of(queries) for queries in rows]),
             vectors_of,
             len(pool),
-            k=DEPTH,
+            k=depth,
             device=model.quantizer.device,
         )
         for method, (queries_of, vectors_of) in _exact_methods(model, pool, settings).items()
@@ -212,9 +214,10 @@ def find(
         found = []
         for method, best in nearest.items():
             hits = [pool.hits(*pair) for pair in zip(best.items[own], best.scores[own], strict=True)]
-            found.append(MethodHits(method, hits, sizes.get(method, vector_bytes), float(len(pool))))
+            size = pool.id_bytes if method == "exact-codes" else vector_bytes + method.endswith("+hubness")
+            found.append(MethodHits(method, hits, size, float(len(pool))))
         if by_beams:
-            found += _search(model, queries, pool, by_beams, settings, vector_bytes)
+            found += _search(model, queries, pool, by_beams, settings, depth)
         yield found
 
 
@@ -253,7 +256,7 @@ def _search(
     pool: PoolCandidates,
     methods: Sequence[str],
     settings: SearchConfig,
-    vector_bytes: float,
+    depth: int,
 ) -> list[MethodHits]:
     """Search by beams and order the items found by each method."""
     parts = [Part(pool.table)]
@@ -282,7 +285,7 @@ def _search(
                     queries.raw[start + query] if is_raw else fused[query],
                     config=configs[method],
                     evidence=evidence[is_raw],
-                    k=DEPTH,
+                    k=depth,
                     for_codes=fused[query],
                 )
                 hits[method].append(pool.hits(ranked.items, ranked.scores))
@@ -291,7 +294,7 @@ def _search(
     for method in methods:
         size = pool.id_bytes
         if BEAM_METHODS[method].rerank == "embeddings":
-            size += vector_bytes + (not BEAM_METHODS[method].is_raw)  # the density is a byte
+            size += 2.0 * model.dim + (not BEAM_METHODS[method].is_raw)  # the density is a byte
         found.append(MethodHits(method, hits[method], size, touched[method] / len(queries.qids)))
     return found
 

@@ -11,14 +11,12 @@ import dataclasses
 import importlib.util
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
-import torch
-from jaxtyping import Float, Float16, Float32, Int16, Int64, UInt8
+from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -28,13 +26,11 @@ from genius_search.data.features import FeatureBatch
 from genius_search.encoders import content as encoder_input
 from genius_search.encoders.base import ItemKey
 from genius_search.errors import BadData, MissingExtra, UsageError
-from genius_search.lab.methods import BEAM_METHODS
+from genius_search.index.store import ItemArrays
+from genius_search.lab.methods import PoolCandidates, RowQueries, find
 from genius_search.lab.runs import first_few, strictly_decreasing
 from genius_search.model import Genius
 from genius_search.records import Modality, format_text, instructed
-from genius_search.search.beam import search as beam_search
-from genius_search.search.rank import Evidence, exact_search, rank_items
-from genius_search.search.table import IdTable, Part
 
 Method = Literal[
     "generative", "generative+codes", "generative+embeddings", "generative+raw", "exact-fused", "exact-raw"
@@ -109,44 +105,29 @@ def _content(row: Mapping[str, Any]) -> Content:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class MemoryPool:
-    """Candidates in memory, by row."""
+class MemoryPool(PoolCandidates):
+    """Candidates in memory under mteb's ids; the embeddings that a method needs are fused or raw ones.
 
-    ids: list[str]
-    codes: Int16[np.ndarray, "items columns"]
-    """Codes of the IDs, then half norms and densities."""
-    code_cosine: Float32[np.ndarray, " items"]
-    embeddings: Float16[np.ndarray, "items dim"] | None
-    densities: UInt8[np.ndarray, " items"] | None
-    """Density around each item among fused embeddings."""
-    modality: Modality
-    """The most frequent modality."""
-    left_out: frozenset[str]
-    """Candidates without content, which cannot be found."""
+    Parameters
+    ----------
+    rows
+        the row of each candidate that can be found, by its id.
+    left_out
+        candidates without content, which cannot be found.
+    """
 
-    @cached_property
-    def table(self) -> IdTable:
-        """The table of the IDs."""
-        return IdTable.build(self.codes, self.code_cosine)
+    def __init__(self, arrays: ItemArrays, rows: Mapping[str, int], left_out: Container[str]) -> None:
+        self._arrays, self._left_out = arrays, left_out
+        self._by_id, self._ids = rows, list(rows)
+        self._rows = np.fromiter(rows.values(), dtype=np.int64)
 
-    @cached_property
-    def rows(self) -> Mapping[str, int]:
-        """The row of each id."""
-        return {did: row for row, did in enumerate(self.ids)}
+    def did(self, item: int) -> str:
+        """Return the id of the candidate at a place of the pool."""
+        return self._ids[item]
 
-    def vectors(self, items: slice | Int64[np.ndarray, " items"]) -> Float[Tensor, "items dim"]:
-        """Return the embeddings of item rows."""
-        if self.embeddings is None:
-            raise UsageError("this pool was made without embeddings")
-        return torch.from_numpy(self.embeddings[items]).float()
-
-    def hits(
-        self, items: Int64[np.ndarray, " hits"], scores: Float32[np.ndarray, " hits"]
-    ) -> dict[str, float]:
-        """Return candidate ids with strictly decreasing scores, so that sorting them keeps the order."""
-        decreasing = strictly_decreasing(scores)
-        return {self.ids[item]: float(score) for item, score in zip(items, decreasing, strict=True)}
+    def raw(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
+        """Return the embeddings that were kept."""
+        return self.fused(places)
 
     def part(self, ids: Sequence[str]) -> MemoryPool:
         """Return a pool of some of the candidates, each once, without those that were left out.
@@ -156,18 +137,11 @@ class MemoryPool:
         BadData
             An id is not in the corpus.
         """
-        unknown = [did for did in ids if did not in self.rows and did not in self.left_out]
+        unknown = [did for did in ids if did not in self._by_id and did not in self._left_out]
         if unknown:
             raise BadData(f"{len(unknown)} candidates to rank are not in the corpus: {first_few(unknown)}")
-        rows = np.array([self.rows[did] for did in dict.fromkeys(ids) if did in self.rows], dtype=np.int64)
-        return dataclasses.replace(
-            self,
-            ids=[self.ids[row] for row in rows],
-            codes=self.codes[rows],
-            code_cosine=self.code_cosine[rows],
-            embeddings=None if self.embeddings is None else self.embeddings[rows],
-            densities=None if self.densities is None else self.densities[rows],
-        )
+        rows = {did: self._by_id[did] for did in ids if did in self._by_id}
+        return MemoryPool(self._kept, rows, self._left_out)
 
 
 class MtebModel:
@@ -229,6 +203,7 @@ class MtebModel:
         self.name = name or (str(model) if by_name else f"genius/{self.model.folder.resolve().name}")
         self._config = config
         self._pool: MemoryPool | None = None
+        self._modality = Modality.IMAGE
 
     @property
     def mteb_model_meta(self) -> Any:
@@ -278,7 +253,7 @@ class MtebModel:
             ids += [one.id for one in contents]
             modalities += kinds
             codes.append(encoded.columns.numpy().astype(np.int16))
-            cosines.append(encoded.code_cosine.numpy())
+            cosines.append(encoded.code_cosine.numpy().astype(np.float16))
             if self.method in RAW | FUSED:
                 vectors = _raw(features) if self.method in RAW else encoded.embeddings
                 embeddings.append(vectors.numpy().astype(np.float16))
@@ -295,15 +270,14 @@ class MtebModel:
                 len(left_out),
                 len(corpus),
             )
-        self._pool = MemoryPool(
-            ids,
+        self._modality = max(Modality, key=modalities.count)
+        arrays = ItemArrays(
             np.concatenate(codes),
             np.concatenate(cosines),
             np.concatenate(embeddings) if embeddings else None,
-            np.concatenate(densities) if densities else None,
-            max(Modality, key=modalities.count),
-            frozenset(left_out),
+            densities=np.concatenate(densities) if densities else None,
         )
+        self._pool = MemoryPool(arrays, {did: row for row, did in enumerate(ids)}, frozenset(left_out))
 
     def search(
         self,
@@ -335,18 +309,18 @@ class MtebModel:
             ]
             if not contents:
                 continue
-            words = [self._text(one, prompt, self._pool.modality) for one in contents]
+            words = [self._text(one, prompt, self._modality) for one in contents]
             features = self._features(contents, "query", words)
-            fused, raw = self.model.embed(features), _raw(features)
+            queries_here = RowQueries(
+                [one.id for one in contents], _raw(features), self.model.embed(features)
+            )
             if top_ranked is None:
-                rankings = self._rank(self._pool, fused, raw, top_k, beam=self._config.beam)
-            else:
-                rankings = []
-                for row, one in enumerate(contents):
-                    part = self._pool.part(top_ranked[one.id])
-                    beam = max(self._config.beam, len(part.table))
-                    rankings += self._rank(part, fused[row, None], raw[row, None], top_k, beam=beam)
-            found.update({one.id: ranking for one, ranking in zip(contents, rankings, strict=True)})
+                found |= self._rank(self._pool, queries_here, top_k)
+                continue
+            for row, one in enumerate(contents):
+                part = self._pool.part(top_ranked[one.id])
+                alone = RowQueries([one.id], queries_here.raw[row, None], queries_here.fused[row, None])
+                found |= self._rank(part, alone, top_k, beam=len(part.table))
         empty = sum(not hits for hits in found.values())
         if empty:
             logger.warning("%d of %d queries found nothing (no content, or no candidates)", empty, len(found))
@@ -374,39 +348,16 @@ class MtebModel:
         )
 
     def _rank(
-        self,
-        pool: MemoryPool,
-        fused: Float[Tensor, "queries dim"],
-        raw: Float[Tensor, "queries dim"],
-        k: int,
-        *,
-        beam: int,
-    ) -> list[dict[str, float]]:
-        """Return the hits of each query, best first."""
-        vectors = raw if self.method in RAW else fused
-        if self.method not in BEAM_METHODS:
-            device = self.model.quantizer.device
-            nearest = exact_search(vectors, pool.vectors, len(pool.ids), k=k, device=device)
-            return [pool.hits(*found) for found in zip(nearest.items, nearest.scores, strict=True)]
-        config = dataclasses.replace(self._config, beam=beam, rerank=BEAM_METHODS[self.method].rerank)
-        parts = [Part(pool.table)]
-        beams = beam_search(self.model.decoder, parts, fused, config)
-        densities = None if pool.densities is None else [pool.densities]
-        evidence = Evidence(self.model.ranker, [pool.vectors], self.method in RAW, densities)
-        rankings = (
-            rank_items(
-                parts,
-                beams,
-                query,
-                vectors[query],
-                config=config,
-                evidence=evidence,
-                k=k,
-                for_codes=fused[query],
-            )
-            for query in range(len(fused))
-        )
-        return [pool.hits(ranking.items, ranking.scores) for ranking in rankings]
+        self, pool: MemoryPool, queries: RowQueries, k: int, *, beam: int = 0
+    ) -> dict[str, dict[str, float]]:
+        """Return the hits of each query, with strictly decreasing scores: sorting them keeps the order."""
+        config = dataclasses.replace(self._config, beam=max(beam, self._config.beam))
+        ((found,),) = find(self.model, [queries], pool, [self.method], config, depth=k)
+        rankings = {}
+        for qid, hits in zip(queries.qids, found.hits, strict=True):
+            scores = strictly_decreasing([hit.score for hit in hits])
+            rankings[qid] = {hit.did: float(score) for hit, score in zip(hits, scores, strict=True)}
+        return rankings
 
 
 def _raw(features: FeatureBatch) -> Float[Tensor, "items dim"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Any, Final, Literal, NamedTuple
 
@@ -101,8 +101,6 @@ SIZES: Final = {name: RowSize(*size) for name, size in _TABLES["sizes"].items()}
 """M-BEIR's 16 test rows in the papers' order."""
 UNION_SIZE: Final = sum(size.pool for size in SIZES.values())
 """Candidates in the global test pool: the 16 local pools one after another."""
-MTEB_REVISIONS: Final[dict[str, str]] = _TABLES["mteb"]
-"""Row -> revision of mteb's copy, which holds the local pool with its pictures."""
 MISPRINTS: Final = tuple(Misprint(**one) for one in _TABLES["misprints"])
 RESULTS: Final = tuple(Published(**{**one, "rows": tuple(one.get("rows", ()))}) for one in _TABLES["results"])
 CAPTION_RESULTS: Final = tuple(
@@ -114,13 +112,10 @@ COMPARABLE: Final = {"exact-raw": "CLIP_SF", "generative": "GENIUS", "generative
 generation, generation re-ranked by those features."""
 
 
-def is_comparable(name: str, pool: Pool, queries: int, pool_size: int) -> bool:
-    """Return whether a row has as many queries and candidates as the published numbers."""
+def expected_size(name: str, pool: Pool) -> RowSize | None:
+    """Return the queries and candidates that published numbers are for; None for a row that is not M-BEIR's."""
     size = SIZES.get(name)
-    return size is not None and (queries, pool_size) == (
-        size.queries,
-        size.pool if pool == "local" else UNION_SIZE,
-    )
+    return size if size is None or pool == "local" else RowSize(size.queries, UNION_SIZE)
 
 
 def references(name: str, pool: Pool, method: str) -> list[Reference]:
@@ -167,30 +162,26 @@ def page() -> str:
         parts += [
             f"## M-BEIR, {pool} pool\n",
             _table(
-                ("row", *(one.title for one in complete)),
-                ((name, *(cell(one, name) for one in complete)) for name in SIZES),
+                ["row", *(one.title for one in complete)],
+                [(name, *(cell(one, name) for one in complete)) for name in SIZES],
             ),
             _table(
-                ("system", "kind", "average", "source"),
-                ((one.title, one.kind, cell(one, AVERAGE), one.source) for one in systems),
+                ["system", "kind", "average", "source"],
+                [(one.title, one.kind, cell(one, AVERAGE), one.source) for one in systems],
             ),
         ]
+    captions = [
+        (one.dataset, one.system, one.trained_on, *map(format_percent, one.recalls), one.source)
+        for one in CAPTION_RESULTS
+    ]
+    sizes = {**SIZES, "all": (sum(size.queries for size in SIZES.values()), UNION_SIZE)}
     parts += [
         "## Text to image, Flickr30K and COCO\n",
-        _table(
-            ("data set", "system", "trained on", "R@1", "R@5", "R@10", "source"),
-            (
-                (one.dataset, one.system, one.trained_on, *map(format_percent, one.recalls), one.source)
-                for one in CAPTION_RESULTS
-            ),
-        ),
+        _table(["data set", "system", "trained on", "R@1", "R@5", "R@10", "source"], captions),
         "## M-BEIR's test rows\n",
         _table(
-            ("row", "queries", "local pool"),
-            [
-                *((name, f"{size.queries:,}", f"{size.pool:,}") for name, size in SIZES.items()),
-                ("all", f"{sum(size.queries for size in SIZES.values()):,}", f"{UNION_SIZE:,}"),
-            ],
+            ["row", "queries", "local pool"],
+            [(name, *(f"{count:,}" for count in size)) for name, size in sizes.items()],
         ),
         "## Misprints\n",
         "\n".join(f"- {one} ({one.pool} pool)" for one in MISPRINTS) + "\n",
@@ -211,5 +202,5 @@ def to_json() -> dict[str, object]:
     }
 
 
-def _table(header: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:
-    return "".join(f"| {' | '.join(line)} |\n" for line in (header, ("---",) * len(header), *lines))
+def _table(header: list[str], lines: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in (header, ["---"] * len(header), *lines))

@@ -10,22 +10,20 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from genius_search.data.mbeir import MBeir
-from genius_search.embed_mbeir import count_lines
 from genius_search.errors import ArtifactMissing, UsageError
 from genius_search.hub.checkpoints import CHECKPOINTS
 from genius_search.lab.evaluate import EvaluationConfig, evaluate
 from genius_search.lab.published_numbers import (
     CAPTION_RESULTS,
     COMPARABLE,
-    MTEB_REVISIONS,
     PAPER_BEAM,
     SIZES,
     TOLERANCE,
-    UNION_SIZE,
     CaptionResult,
     Pool,
     Reference,
     RowSize,
+    expected_size,
     references,
 )
 from genius_search.lab.results import ResultRow, in_order, published_beside
@@ -61,28 +59,22 @@ CAPTION_SETS: Final = {
 NAMES: Final = (*SIZES, "all", *CAPTION_SETS)
 
 
-def query_file(name: str) -> str:
-    """Return the path of a row's queries, relative to the data set."""
-    return f"query/test/mbeir_{name}_test.jsonl"
-
-
-def pool_file(name: str) -> str:
-    """Return the path of a row's local pool; MSCOCO's and Flickr30K's have the split in their names."""
+def row_files(name: str) -> tuple[str, str, str]:
+    """Return the paths of a row's queries, local pool and qrels, relative to the data set."""
     split = "_test" if name.startswith(("mscoco", "flickr30k")) else ""
-    return f"cand_pool/local/mbeir_{name}{split}_cand_pool.jsonl"
-
-
-def qrels_file(name: str) -> str:
-    """Return the path of a row's qrels."""
-    return f"qrels/test/mbeir_{name}_test_qrels.txt"
+    return (
+        f"query/test/mbeir_{name}_test.jsonl",
+        f"cand_pool/local/mbeir_{name}{split}_cand_pool.jsonl",
+        f"qrels/test/mbeir_{name}_test_qrels.txt",
+    )
 
 
 def picture_folders(rows: Sequence[str]) -> list[str]:
     """Return the folders of pictures that the queries and pools of some rows refer to."""
     pictured = [row for row in rows if set(TASKS[int(row.rpartition("_task")[2])]) != {Modality.TEXT}]
-    datasets = [row.split("_")[0] for row in pictured]
     # InfoSeek shows the pictures of OVEN.
-    return list(dict.fromkeys(f"mbeir_images/{name.replace('infoseek', 'oven')}_images" for name in datasets))
+    datasets = [row.split("_")[0].replace("infoseek", "oven") for row in pictured]
+    return list(dict.fromkeys(f"mbeir_images/{name}_images" for name in datasets))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,18 +119,38 @@ class Reproduction:
         return [one for one in CAPTION_RESULTS if one.dataset == name]
 
     @property
-    def mteb_copies(self) -> list[str]:
-        """Repositories and revisions of mteb's copies: the local pools with their pictures."""
-        if self.name == "flickr30k":
-            return ["mteb/flickr30kt2i@e819702b287bfbe084e129a61f308a802b7c108e"]
-        names = {"infoseek_task8": "InfoSeekIT2ITRetrieval"}
-        known = [row for row in self.rows if row in MTEB_REVISIONS]
-        return [f"mteb/{names.get(row, f'mbeir_{row}')}@{MTEB_REVISIONS[row]}" for row in known]
-
-    @property
     def commands(self) -> list[str]:
         """Shell commands that lead from what is there to the numbers."""
-        return [*self._data_commands(), *self._model_commands(), self._run_command()]
+        data, model = shlex.quote(str(self.data)), shlex.quote(str(self.model or "MODEL"))
+        fetch = f"hf download {DATA_REPOSITORY} --repo-type dataset --local-dir {data}"
+        commands = []
+        if self.missing and self.captions is not None:
+            commands.append(
+                f"genius data karpathy {self.captions.json} --images PICTURES --out {data} "
+                f"--dataset-id {self.captions.dataset_id} --dataset-name {self.captions.dataset}"
+            )
+        elif self.missing:
+            files = [path for path in self.missing if not path.startswith("mbeir_images/")]
+            if files:
+                commands.append(f"{fetch} {' '.join(f'--include {shlex.quote(path)}' for path in files)}")
+            if len(files) < len(self.missing):
+                commands += [
+                    f"{fetch} --include {shlex.quote(ARCHIVE)}",
+                    f"cat {data}/{ARCHIVE} | tar -xzf - -C {data}",
+                ]
+            commands.append(f"genius data check {data} --skip-images")
+        if not self.has_model:
+            (clip,) = CHECKPOINTS["clip-sf"].files
+            quantizer, generator = CHECKPOINTS["genius"].files
+            commands += [
+                *(f"genius pull {name} --out published/{name} --yes" for name in ("clip-sf", "genius")),
+                f"genius import clip-sf published/clip-sf/{clip} --out clip-sf",
+                f"genius import genius --quantizer published/genius/{quantizer} "
+                f"--generator published/genius/{generator} --encoder uniir:clip-sf "
+                f"--data {data} --out {model}",
+            ]
+        run = f"genius repro {self.name} --data {data} --model {model} --pools {','.join(self.pools)} --run"
+        return [*commands, run]
 
     def require(self) -> None:
         """Raise ArtifactMissing if the model or a file is missing."""
@@ -153,48 +165,6 @@ class Reproduction:
                 f"{self.name} cannot be reproduced yet: {'; '.join(problems)}; without --run the command "
                 "lists what is missing and how to get it"
             )
-
-    def _data_commands(self) -> list[str]:
-        data = shlex.quote(str(self.data))
-        if not self.missing:
-            return []
-        if self.captions is not None:
-            captions = self.captions
-            command = f"genius data karpathy {captions.json} --images PICTURES --out {data}"
-            return [f"{command} --dataset-id {captions.dataset_id} --dataset-name {captions.dataset}"]
-        fetch = f"hf download {DATA_REPOSITORY} --repo-type dataset --local-dir {data}"
-        folders = [path for path in self.missing if path.startswith("mbeir_images/")]
-        files = [path for path in self.missing if path not in folders]
-        if len(files) > 3 * len(SIZES):
-            all_of = "query/test/*", "cand_pool/local/*", "cand_pool/global/*test*", "qrels/test/*"
-            files = [*all_of, INSTRUCTIONS]
-        includes = " ".join(f"--include {shlex.quote(path)}" for path in files)
-        commands = [f"{fetch} {includes}"] if files else []
-        if folders:
-            if not any(self.data.glob(ARCHIVE)):
-                commands.append(f"{fetch} --include {shlex.quote(ARCHIVE)}")
-            commands.append(f"cat {data}/{ARCHIVE} | tar -xzf - -C {data}")
-        return [*commands, f"genius data check {data} --skip-images"]
-
-    def _model_commands(self) -> list[str]:
-        if self.has_model:
-            return []
-        (clip,) = CHECKPOINTS["clip-sf"].files
-        quantizer, generator = CHECKPOINTS["genius"].files
-        return [
-            *(f"genius pull {name} --out published/{name} --yes" for name in ("clip-sf", "genius")),
-            f"genius import clip-sf published/clip-sf/{clip} --out clip-sf",
-            (
-                f"genius import genius --quantizer published/genius/{quantizer} "
-                f"--generator published/genius/{generator} --encoder uniir:clip-sf "
-                f"--data {shlex.quote(str(self.data))} --out {shlex.quote(str(self.model or 'MODEL'))}"
-            ),
-        ]
-
-    def _run_command(self) -> str:
-        model, pools = str(self.model or "MODEL"), ",".join(self.pools)
-        words = ("repro", self.name, "--data", str(self.data), "--model", model, "--pools", pools, "--run")
-        return shlex.join(("genius", *words))
 
 
 def plan(name: str, data: Path, model: Path | None, *, pools: Sequence[Pool] = ()) -> Reproduction:
@@ -215,17 +185,15 @@ def plan(name: str, data: Path, model: Path | None, *, pools: Sequence[Pool] = (
         if "global" in pools:
             raise UsageError(f"--pools {','.join(pools)}: {name} has one pool; give local, or nothing")
         rows: tuple[str, ...] = (f"{captions.dataset}_task0",)
-        folders = [f"mbeir_images/{captions.dataset}"]
-        local: list[str] = []
-        union: list[str] | None = None
+        local, union = [f"mbeir_images/{captions.dataset}"], None
     else:
         rows = tuple(SIZES) if name == "all" else (name,)
-        folders = picture_folders(rows)
-        local = [INSTRUCTIONS]
-        all_pools = [pool_file(row) for row in SIZES]
-        has_all_pools = all((data / path).exists() for path in all_pools) and not (data / UNION_POOL).exists()
-        union = [*(all_pools if has_all_pools else [UNION_POOL]), *picture_folders(tuple(SIZES))]
-    local += [path for row in rows for path in (query_file(row), pool_file(row), qrels_file(row))] + folders
+        local = [INSTRUCTIONS, *picture_folders(rows)]
+        union = [UNION_POOL, *picture_folders(tuple(SIZES))]
+        all_pools = [row_files(row)[1] for row in SIZES]
+        if not (data / UNION_POOL).exists() and all((data / path).exists() for path in all_pools):
+            union[:1] = all_pools
+    local += [path for row in rows for path in row_files(row)]
     has_union = union is not None and all((data / path).exists() for path in union)
     chosen: tuple[Pool, ...] = tuple(pools) or (("local", "global") if has_union else ("local",))
     files = dict.fromkeys([*local, *((union or []) if "global" in chosen else [])])
@@ -238,11 +206,7 @@ def reproduce(plan: Reproduction, model: Genius, folder: Path, *, progress: Prog
     """Evaluate the rows as the published numbers were measured.
 
     The first instruction of each query (as pyserini does), a beam of 50, and the released code's scores.
-
-    Raises
-    ------
-    ArtifactMissing
-        a file that is needed is not there.
+    Raises ArtifactMissing if a file that is needed is not there.
     """
     plan.require()
     config = EvaluationConfig(
@@ -286,33 +250,15 @@ def verdicts(rows: Sequence[ResultRow]) -> list[Verdict]:
 
 def why_not_compared(plan: Reproduction, rows: Sequence[ResultRow]) -> str | None:
     """Return why no published number stands beside any of ours; None where at least one does."""
-    first = in_order(rows)[0]
-    if plan.captions is not None:
-        expected = plan.captions.size
-        comparable = any((row.queries, row.pool_size) == expected for row in rows)
-    else:
-        queries, local = SIZES[first.name]
-        expected = RowSize(queries, local if first.pool == "local" else UNION_SIZE)
-        comparable = any(verdict.references for verdict in verdicts(rows))
-    if comparable:
+
+    def expected(row: ResultRow) -> RowSize | None:
+        return expected_size(row.name, row.pool) if plan.captions is None else plan.captions.size
+
+    if any((row.queries, row.pool_size) == expected(row) for row in rows):
         return None
+    first = in_order(rows)[0]
+    size = expected(first) or RowSize(0, 0)
     return (
         f"nothing was compared: no row has the size of the published test data ({first.name}, {first.pool}: "
-        f"{first.queries:,} of {expected.queries:,} queries, pool {first.pool_size:,} of {expected.pool:,})"
+        f"{first.queries:,} of {size.queries:,} queries, pool {first.pool_size:,} of {size.pool:,})"
     )
-
-
-def check_sizes(plan: Reproduction) -> list[str]:
-    """Return a line for each file that has another number of records than M-BEIR's."""
-    expected = {UNION_POOL: UNION_SIZE}
-    for row in plan.rows:
-        size = SIZES.get(row) if plan.captions is None else plan.captions.size
-        if size is not None:
-            expected |= {query_file(row): size.queries, pool_file(row): size.pool}
-    problems = []
-    for path in plan.files:
-        if path in expected and (plan.data / path).exists():
-            count = count_lines([plan.data / path])
-            if count != expected[path]:
-                problems.append(f"{path}: {count:,} records, expected {expected[path]:,}")
-    return problems

@@ -22,11 +22,11 @@ from genius_search.lab.published_numbers import (
     COMPARABLE,
     PAPER_BEAM,
     SIZES,
-    UNION_SIZE,
     Pool,
     Reference,
+    RowSize,
     Weights,
-    is_comparable,
+    expected_size,
     references,
 )
 
@@ -220,9 +220,8 @@ def of_exact(row: ResultRow, rows: Sequence[ResultRow]) -> float | None:
 
 def published_beside(row: ResultRow) -> list[Reference]:
     """Return the published numbers that a row may be compared with: same task, method and sizes."""
-    if not is_comparable(row.name, row.pool, row.queries, row.pool_size):
-        return []
-    return references(row.name, row.pool, row.method)
+    is_comparable = (row.queries, row.pool_size) == expected_size(row.name, row.pool)
+    return references(row.name, row.pool, row.method) if is_comparable else []
 
 
 def _published_json(row: ResultRow) -> dict[str, Any]:
@@ -468,13 +467,12 @@ def _note_on_sizes(
     if not others:
         return []
     first = next(iter(others.values()))
-    size = SIZES[first.name]
+    size = expected_size(first.name, first.pool) or RowSize(0, 0)
     begin = "No published numbers shown" if len(others) == len(beside) else "Not all published numbers shown"
     which = "1 row has" if len(others) == 1 else f"{len(others)} rows have"
-    pool_size = size.pool if first.pool == "local" else UNION_SIZE
     note = (
         f"{begin}: {which} other sizes than M-BEIR's ({first.name}: {first.queries:,} of {size.queries:,} "
-        f"queries, pool {first.pool_size:,} of {pool_size:,})"
+        f"queries, pool {first.pool_size:,} of {size.pool:,})"
     )
     return [note]
 

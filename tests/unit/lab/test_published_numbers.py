@@ -12,7 +12,7 @@ from genius_search.lab.published_numbers import (
     RESULTS,
     SIZES,
     UNION_SIZE,
-    is_comparable,
+    expected_size,
     page,
     references,
     to_json,
@@ -78,12 +78,10 @@ def test_released_weights_come_first_among_the_references():
     assert references("catalogue_task3", "local", "exact-raw") == []
 
 
-def test_only_the_same_sizes_are_comparable():
-    assert is_comparable("cirr_task7", "local", 4_170, 21_551)
-    assert is_comparable("cirr_task7", "global", 4_170, UNION_SIZE)
-    assert not is_comparable("cirr_task7", "local", 417, 21_551)
-    assert not is_comparable("cirr_task7", "global", 4_170, 21_551)
-    assert not is_comparable("catalogue_task7", "local", 4_170, 21_551)
+def test_sizes_are_those_of_the_rows_own_pool_and_of_the_union():
+    assert expected_size("cirr_task7", "local") == (4_170, 21_551)
+    assert expected_size("cirr_task7", "global") == (4_170, UNION_SIZE)
+    assert expected_size("catalogue_task7", "local") is None
 
 
 def test_methods_that_have_a_published_rival_exist():

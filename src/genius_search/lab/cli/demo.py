@@ -34,14 +34,18 @@ class Demo(JsonOption):
 
     def run(self) -> None:
         """Run all steps and print the table."""
-        from genius_search.lab.demo import DemoConfig, demo
+        from genius_search.lab.demo import demo
         from genius_search.lab.results import to_json, to_rich
 
-        config = DemoConfig(
-            items=self.items, train_products=self.train_products, beam=self.beam, seed=self.seed
-        )
         with TerminalProgress() as progress:
-            result = demo(self.out, config, progress=progress)
+            result = demo(
+                self.out,
+                items=self.items,
+                train_products=self.train_products,
+                beam=self.beam,
+                seed=self.seed,
+                progress=progress,
+            )
             progress.say(f"IDs of the pool: {result.health.verdict}")
         if self.json:
             print_json(to_json(result.rows))

@@ -9,6 +9,7 @@ import tyro
 
 from genius_search.cli.options import JsonOption, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, print_json, print_table
+from genius_search.errors import UsageError
 
 if TYPE_CHECKING:
     from genius_search.lab.repro import Reproduction
@@ -50,9 +51,9 @@ class Repro(JsonOption):
 
     def run(self) -> int:
         """List what a reproduction needs, or reproduce."""
-        from genius_search.errors import UsageError
         from genius_search.lab.cli.evaluate import parse_pools
         from genius_search.lab.published_numbers import page, to_json
+        from genius_search.lab.repro import CAPTION_SETS, NAMES, plan
 
         if self.list:
             if self.json:
@@ -60,9 +61,6 @@ class Repro(JsonOption):
             else:
                 print(page(), end="")
             return 0
-
-        from genius_search.lab.repro import CAPTION_SETS, NAMES, plan
-
         if not self.row:
             raise UsageError(f"no row given: expected {', '.join(NAMES)}; or --list")
         data = self.data or Path(self.row if self.row in CAPTION_SETS else "M-BEIR")
@@ -72,13 +70,11 @@ class Repro(JsonOption):
         if self.json:
             print_json(
                 {
-                    "name": needed.name,
-                    "rows": needed.rows,
-                    "pools": needed.pools,
+                    **{
+                        name: getattr(needed, name)
+                        for name in ("name", "rows", "pools", "has_model", "commands")
+                    },
                     "files": [{"path": path, "found": path not in needed.missing} for path in needed.files],
-                    "has_model": needed.has_model,
-                    "commands": needed.commands,
-                    "mteb": needed.mteb_copies,
                     "published": [
                         {"row": row, "pool": pool, "method": method, "reference": reference._asdict()}
                         for row, pool, method, reference in needed.targets
@@ -91,17 +87,9 @@ class Repro(JsonOption):
         return 0
 
     def _reproduce(self, needed: Reproduction) -> int:
-        from genius_search.errors import UsageError
         from genius_search.lab.cli.evaluate import print_results
         from genius_search.lab.published_numbers import PAPER_BEAM, format_percent
-        from genius_search.lab.repro import (
-            INSTRUCTION_CHOICE,
-            SCORES,
-            check_sizes,
-            reproduce,
-            verdicts,
-            why_not_compared,
-        )
+        from genius_search.lab.repro import INSTRUCTION_CHOICE, SCORES, reproduce, verdicts, why_not_compared
         from genius_search.lab.results import to_json
         from genius_search.model import Genius
 
@@ -109,8 +97,6 @@ class Repro(JsonOption):
             raise UsageError("--run needs --model")
         needed.require()
         with TerminalProgress() as progress:
-            for problem in check_sizes(needed):
-                progress.say(problem)
             model = Genius.open(self.model, device=self.device)
             rows = reproduce(needed, model, self.out or self.model / "evaluation", progress=progress)
             reason = why_not_compared(needed, rows)
@@ -140,7 +126,6 @@ class Repro(JsonOption):
 
 
 def _print_plan(needed: Reproduction) -> None:
-    """Print the files, the commands and the published numbers of a reproduction."""
     from genius_search.lab.published_numbers import TOLERANCE, format_percent
 
     print(f"Files in {needed.data} for the {' and the '.join(needed.pools)} pool:")
@@ -148,13 +133,9 @@ def _print_plan(needed: Reproduction) -> None:
         print(f"  {'missing' if path in needed.missing else 'there  '}  {path}")
     if needed.model is not None and not needed.has_model:
         print(f"  no model at {needed.model}; it is imported from the published checkpoints")
-    if needed.missing and needed.mteb_copies:
-        print("\nWithout the 169 GB of pictures, local pool only: mteb's copies (docs/mteb.md):")
-        for repository in needed.mteb_copies:
-            print(f"  {repository}")
-    print("\nCommands:")
-    for line in needed.commands:
-        print(f"  {line}")
+    if any("mbeir_images" in path for path in needed.missing):
+        print("Local pools can be had without the 169 GB of pictures: mteb's copies (docs/mteb.md)")
+    print("\nCommands:", *needed.commands, sep="\n  ")
     print(f"\nPublished numbers (exact-raw has to lie within {TOLERANCE} of the released weights):")
     for row, pool, method, reference in needed.targets:
         misprint = f"; {reference.misprint}" if reference.misprint else ""

@@ -89,8 +89,6 @@ class RowSizes:
     train_pool: int
     block: Counts = Counts(1000, 1)
     """Candidates that show the same thing and stand next to one another."""
-    answers: Counts | None = None
-    """How many of a block answer a query, where that is not all of it."""
     val_pool: int = 0
     """Candidates of the validation split, where it has a pool of its own."""
     query_texts: Sequence[str] = ()
@@ -119,7 +117,6 @@ class RowSizes:
             train=size(self.train, 48),
             train_pool=train_pool,
             block=self.block.within(room),
-            answers=self.answers and self.answers.within(room),
             val_pool=size(self.val_pool, 48),
         )
 
@@ -132,7 +129,7 @@ LONGEST_TEXT: Final = 60_546
 """Characters of one OVEN article, the longest text there is."""
 LONGEST_SIDE: Final = 51_200
 """Pixels of the widest picture; its shorter side is 256."""
-VERSION: Final = 2
+VERSION: Final = 3
 """Raised whenever the same seed would give other bytes."""
 CONCEPTS: Final = 100_000
 """Different things at full size; a share of M-BEIR has that share of them."""
@@ -141,6 +138,7 @@ _PARTNERS: Final = {"oven": "infoseek", "infoseek": "oven"}
 """Data sets about the same things, that list each other's candidates as positives."""
 _WITHOUT_TASK: Final = frozenset({"nights", "fashioniq", "cirr"})
 """Data sets whose training files do not name the task."""
+_WITHOUT_SOURCE: Final = frozenset({"visualnews", "mscoco", "fashion200k"})
 
 
 class Concept(NamedTuple):
@@ -218,11 +216,6 @@ class Shelf:
             first = self.places(self.blocks - 1).stop
             yield from ((place, self.blocks + place - first) for place in range(first, self.size))
 
-    def answers(self, block: int) -> range:
-        """Return the places of a block that answer a query for it."""
-        places = self.places(block)
-        return places if self.row.answers is None else places[: self.row.answers.size(block)]
-
     def entity(self, block: int) -> str:
         """Return the Wikidata id of what OVEN's and InfoSeek's articles are about."""
         return f"Q{self.row.task_id}{int(self.kind == 'train')}{block:07d}"
@@ -254,7 +247,7 @@ class QuerySet:
 
     def positives(self, block: int) -> tuple[str, ...]:
         """Return the ids that answer a query for this block, those of its own data set first."""
-        own = tuple(map(self.shelf.did, self.shelf.answers(block)))
+        own = tuple(map(self.shelf.did, self.shelf.places(block)))
         if self.row.dataset not in _PARTNERS or self.other is None or block >= self.other.blocks:
             return own
         return own + tuple(map(self.other.did, self.other.places(block)))
@@ -272,9 +265,6 @@ class QuerySet:
                 return following[:1]
             case "cirr":
                 return following
-            case "infoseek":
-                unanswering = self.shelf.places(block)[len(self.shelf.answers(block)) :]
-                return tuple(map(self.shelf.did, unanswering))
             case _:
                 return ()
 
@@ -394,7 +384,7 @@ class Records:
             self._pictures.add(image, concept, row.dataset)
             if row.name == "oven_task8" and is_last:
                 self._pictures.add_widest(image)
-        source = _candidate_source(shelf, place, block)
+        source = self._source(row.dataset, shelf.first_did + place)
         found = candidate_row(Candidate(shelf.did(place), modality, text, image, source))
         found["did"] = found.pop("did")
         found["src_content"] = found.pop("src_content")
@@ -425,12 +415,17 @@ class Records:
             positives=queries.positives(block),
             negatives=queries.negatives(block),
             task_id=row.task_id,
+            source=self._source(row.dataset, queries.first_qid + number),
         )
-        source = _query_source(query, queries, number)
-        found = query_row(replace(query, source=source))
+        found = query_row(query)
         if queries.split == "train" and row.dataset in _WITHOUT_TASK:
             del found["task_id"]
         return found if number % 2 else dict(reversed(found.items()))
+
+    @staticmethod
+    def _source(dataset: str, number: int) -> str | None:
+        """Return ``src_content``, JSON in a string; some data sets have none."""
+        return None if dataset in _WITHOUT_SOURCE else json.dumps({"id": number})
 
     def _concept(self, shelf: Shelf, block: int) -> int:
         """Return the concept of a block; OVEN and InfoSeek have the same under the same number."""
@@ -440,54 +435,10 @@ class Records:
 
     def _candidate_text(self, shelf: Shelf, place: int, block: int, concept: int) -> str:
         _, words, facts = self._concepts.get(concept)
-        number = place - shelf.places(block).start
-        if number < len(shelf.answers(block)) and shelf.row.answers is not None:
-            number = 0  # those chunks of an article that answer a query state the first fact
+        fact = facts[(place - shelf.places(block).start) % len(facts)]
         templates = shelf.row.candidate_texts
-        text = templates[place % len(templates)].format(**words, fact=facts[number % len(facts)])
+        text = templates[place % len(templates)].format(**words, fact=fact)
         return text + _PADDING if shelf.row.dataset in _PARTNERS and block % _LONG_EVERY == 0 else text
-
-
-def _candidate_source(shelf: Shelf, place: int, block: int) -> str | None:
-    """Return ``src_content``: what the data set keeps about the origin, as JSON."""
-    number = shelf.first_did + place
-    sources: dict[str, Row] = {
-        "cirr": {"id": f"dev-{number}"},
-        "edis": {"candidate_id" if place % 2 else "id": f"e{number}"},
-        "fashioniq": {"img_id": f"B{number:09d}"},
-        "nights": {"image_id": f"{number:06d}"},
-        "webqa": {"snippet_id" if shelf.row.task_id == 1 else "image_id": number},
-        "wiki": {"wikidata_id": shelf.entity(block), "wikipedia_title": f"Thing {block}"},
-    }
-    source = sources.get("wiki" if shelf.row.dataset in _PARTNERS else shelf.row.dataset)
-    return None if source is None else json.dumps(source)
-
-
-def _query_source(query: Query, queries: QuerySet, number: int) -> str | None:
-    """Return ``query_src_content``: what the data set keeps about the origin, as JSON."""
-    count, split = queries.first_qid + number, queries.split
-    entity = queries.shelf.entity(queries.block(number))
-    sources: dict[str, Row] = {
-        "cirr": {"id": count},
-        "edis": {
-            "id": count,
-            "pos_cand_candidate_id_scores": [{"candidate_id": did, "score": 3} for did in query.positives],
-            "neg_cand_candidate_id_scores": [{"candidate_id": did, "score": 1} for did in query.negatives],
-        },
-        "fashioniq": {"candidate_img_id": f"B{count:09d}"},
-        "nights": {"id": count, "target": count % 2, "split": split, "is_imagenet": False},
-        "webqa": {"Guid": f"g{count}", "Qcate": "text" if queries.row.task_id == 1 else "color"},
-        "oven": {"data_id": f"oven_{count:08d}", "entity_id": entity, "data_split": split},
-        "infoseek": {
-            "data_id": f"infoseek_{count:08d}",
-            "answer": [entity],
-            "answer_eval": [entity],
-            "data_split": split,
-            "entity_id": entity,
-        },
-    }
-    source = sources.get(queries.row.dataset)
-    return None if source is None else json.dumps(source)
 
 
 def draw_synthetic_mbeir(
