@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from genius_search.lab.results import METHODS
+from genius_search.lab.settings import METHODS
 
 EXACT = "exact-fused"
 MEASURES = ("R@1", "R@5", "R@10")

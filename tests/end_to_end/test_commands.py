@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from genius_search.cli import main
-from genius_search.lab.results import METHODS
+from genius_search.lab.settings import METHODS
 
 
 def run(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:

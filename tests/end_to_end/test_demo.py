@@ -8,7 +8,7 @@ import pytest
 
 from genius_search.config import preset
 from genius_search.lab.demo import demo
-from genius_search.lab.results import METHODS
+from genius_search.lab.settings import METHODS
 from genius_search.progress import Silent
 from genius_search.records import TASKS
 

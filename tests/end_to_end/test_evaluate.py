@@ -17,11 +17,12 @@ from genius_search.data.mbeir import MBeir, read_candidates, read_qrels, read_qu
 from genius_search.errors import BadData, UsageError
 from genius_search.lab import codes
 from genius_search.lab.codes import encode_features
-from genius_search.lab.evaluate import EvaluationConfig, EvaluationResult, doctor, evaluate
+from genius_search.lab.evaluate import EvaluationResult, doctor, evaluate
 from genius_search.lab.methods import DEPTH
-from genius_search.lab.results import METHODS, ResultRow
+from genius_search.lab.results import ResultRow
 from genius_search.lab.runs import evaluate as measure
 from genius_search.lab.runs import read_run
+from genius_search.lab.settings import METHODS, EvaluationConfig
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.records import TASKS, candidate_number, query_number, task_name
@@ -140,7 +141,7 @@ def test_a_run_on_disk_gives_the_measures_of_its_row(evaluated):
                 run = read_run(evaluated.folder / "runs" / f"{row.name}_test.{pool}.{method}.trec")
                 assert run.name == method
                 expected = evaluated.row(pool, row.task_id, method)
-                assert measure(qrels, run).flat() == expected.measures
+                assert measure(qrels, run).means == expected.measures
 
 
 def test_evaluating_again_says_the_same(evaluated, tmp_path):
@@ -188,7 +189,7 @@ def test_evaluating_under_all_instructions_gives_the_mean_over_them(evaluated, t
     qrels = read_qrels(row.qrels)
     for found in result.rows:
         runs = sorted((tmp_path / "runs").glob(f"{name}_test.local.{found.method}.instruction-*.trec"))
-        each = [measure(qrels, read_run(run)).flat() for run in runs]
+        each = [measure(qrels, read_run(run)).means for run in runs]
         (queries,) = (Features.open(path) for path in tmp_path.glob(f"queries-*/{name}"))
         assert len(each) == len(np.unique(queries.variant)) > 1
         for measured, value in found.measures.items():

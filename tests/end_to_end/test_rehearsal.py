@@ -13,7 +13,8 @@ import pytest
 
 from genius_search.data.mbeir import PAPER_ROWS, MBeir, read_queries
 from genius_search.errors import BadData
-from genius_search.lab.evaluate import EvaluationConfig, evaluate
+from genius_search.lab.evaluate import evaluate
+from genius_search.lab.settings import EvaluationConfig
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.records import Query

@@ -13,9 +13,10 @@ from genius_search.data.mbeir import EvaluationRow, MBeir, read_queries
 from genius_search.embed_mbeir import choose_instruction
 from genius_search.errors import UsageError
 from genius_search.index.index import Index
-from genius_search.lab.evaluate import EvaluationConfig, evaluate
+from genius_search.lab.evaluate import evaluate
 from genius_search.lab.report.page import Fact, ResultsPage, ShownHit, ShownSearch, write_page
 from genius_search.lab.results import ResultRow
+from genius_search.lab.settings import EvaluationConfig
 from genius_search.lab.synth.catalogue import draw_catalogue
 from genius_search.model import Genius
 from genius_search.nn.health import Health

@@ -5,30 +5,29 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from pydantic import ConfigDict
 from torch.nn import functional as F
 
 from genius_search.artifact import open_artifact, write_json
-from genius_search.config import Count, Natural, NonNegative, SearchConfig, checked, from_json
+from genius_search.config import SearchConfig, checked, from_json
 from genius_search.data import features as features_on_disk
 from genius_search.data.features import Features
 from genius_search.data.mbeir import PAPER_ROWS, EvaluationRow, MBeir, read_judgements, read_pool
-from genius_search.embed_mbeir import InstructionChoice, count_lines, embed_pool, fingerprint_of_files
+from genius_search.embed_mbeir import count_lines, embed_pool, fingerprint_of_files
 from genius_search.embed_mbeir import embed_queries as embed_query_features
 from genius_search.encoders.base import Encoder
 from genius_search.errors import ArtifactError, ArtifactMissing, BadData, UsageError
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.lab.codes import encode_features, examine_items
 from genius_search.lab.methods import BY_CODES, FUSED, MethodHits, PoolCandidates, RowQueries, find
-from genius_search.lab.published_numbers import Pool
-from genius_search.lab.results import METHODS, ResultRow, to_json
+from genius_search.lab.results import ResultRow, to_json
 from genius_search.lab.runs import Run, filter_to_pool, write_qrels, write_run
 from genius_search.lab.runs import evaluate as measure
+from genius_search.lab.settings import METHODS, EvaluationConfig, Pool
 from genius_search.model import Genius
 from genius_search.nn.health import Health
 from genius_search.progress import Progress
@@ -42,54 +41,6 @@ KS_FASHION: Final = (1, 5, 10, 20, 50)
 """Depths of the fashion rows, for which M-BEIR reports 20 and 50 too (section 2.9)."""
 Answer = Callable[[Sequence[RowQueries], PoolCandidates], Iterator[list[MethodHits]]]
 """A function that answers the queries of each row from a pool."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
-    """Settings of an evaluation."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    split: str = "test"
-    """Split of the data set."""
-
-    pools: tuple[Pool, ...] = ("local", "global")
-    """Each query against its own task's pool, against the union of all pools, or both."""
-
-    methods: tuple[str, ...] = METHODS
-    """Methods to measure."""
-
-    rows: tuple[str, ...] = ()
-    """Rows to evaluate, named as in file names (``mscoco_task0``); none means all."""
-
-    beam: Count = 50
-    """IDs kept at each level."""
-
-    scores: Literal["level", "vocabulary", "children"] = "level"
-    """Normalisation of the generator's steps."""
-
-    candidates: Natural = 0
-    """With re-ranking, stop decoding at this many IDs under the beams; 0 decodes all levels."""
-
-    shortlist: Natural = 0
-    """With re-ranking by embeddings, compare only this many, the best by codes; 0 means all."""
-
-    generator_weight: NonNegative = 0.0
-    """Weight of the beam's log-probability in the order by codes."""
-
-    density_weight: NonNegative = SearchConfig.density_weight
-    """Weight of the density around an item, subtracted from its score by codes or fused embeddings; not used
-    by ``exact-fused``."""
-
-    instructions: InstructionChoice = "hashed"
-    """One of the data set's instructions per query, chosen by a hash; or the first; or none; or each of them
-    in turn, and the mean of the measures."""
-
-    max_queries: Natural = 0
-    """At most this many queries of each row, spread evenly; 0 means all."""
-
-    seed: Natural = 0
-    """Seed of the choice of instructions."""
 
 
 class EvaluationResult(NamedTuple):
@@ -116,10 +67,8 @@ class EvaluationPools:
         rows whose local pools are wanted.
     folder
         where features and codes are kept, and found again.
-    pools
-        pools that will be evaluated: local ones alone, or the union of all.
-    methods
-        methods that will be evaluated; they decide which embeddings are kept.
+    config
+        its pools and methods decide what is embedded, and which embeddings are kept.
     """
 
     def __init__(
@@ -128,15 +77,13 @@ class EvaluationPools:
         model: Genius | Encoder,
         rows: Sequence[EvaluationRow],
         folder: Path,
+        config: EvaluationConfig,
         *,
-        split: str,
-        pools: Sequence[Pool],
-        methods: Sequence[str] = (),
         progress: Progress,
     ) -> None:
         self._model = model
         encoder = model.encoder if isinstance(model, Genius) else model
-        keep: StoredEmbeddings = "fused" if FUSED & set(methods) else "none"
+        keep: StoredEmbeddings = "fused" if FUSED & set(config.methods) else "none"
 
         def prepare(files: list[Path], place: Path) -> tuple[Features, ItemArrays | None]:
             features = embed_pool(data, files, encoder, place / "features", progress=progress)
@@ -145,10 +92,12 @@ class EvaluationPools:
             codes = place / f"codes-{keep}"
             return features, encode_features(model, features, codes, embeddings=keep, progress=progress)
 
-        union = data.global_pool(split)
-        files = list(dict.fromkeys([*union, *data.local_pools_of(split)]))
+        union = data.global_pool(config.split)
+        files = list(dict.fromkeys([*union, *data.local_pools_of(config.split)]))
         place = folder / CANDIDATES
-        self._union = prepare(files, place) if "global" in pools or _is_embedded(place, files) else None
+        self._union = (
+            prepare(files, place) if "global" in config.pools or _is_embedded(place, files) else None
+        )
         own = dict.fromkeys(row.local_pool for row in rows) if self._union is None else {}
         self._own = {path: prepare([path], folder / _folder_name(path)) for path in own}
         # The union's candidates come first, in its order.
@@ -209,17 +158,6 @@ def evaluate(
             )
         possible = tuple(method for method in config.methods if method not in BY_CODES)
         config = dataclasses.replace(config, methods=possible)
-    rows = chosen_rows(data, config)
-    pools = EvaluationPools(
-        data,
-        model,
-        rows,
-        folder,
-        split=config.split,
-        pools=config.pools,
-        methods=config.methods,
-        progress=progress,
-    )
     settings = SearchConfig(
         beam=config.beam,
         scores=config.scores,
@@ -228,14 +166,14 @@ def evaluate(
         generator_weight=config.generator_weight,
         density_weight=config.density_weight,
     )
-    queries = [(row, embed_queries(data, model, row, config, folder, progress)) for row in rows]
-    results = evaluate_rows(
-        queries,
-        pools,
-        lambda rows, pool: find(model, rows, pool, config.methods, settings),
+    results, pools = evaluate_pools(
+        data,
+        model,
         config,
+        lambda rows, pool: find(model, rows, pool, config.methods, settings),
         folder,
-        progress,
+        evaluation=folder,
+        progress=progress,
     )
     about = {"model": model.fingerprint, "data": data.name, "split": config.split, "config": asdict(config)}
     result = EvaluationResult(results, pools.health(), about)
@@ -243,25 +181,45 @@ def evaluate(
     return result
 
 
-def evaluate_rows(
-    queries: Sequence[tuple[EvaluationRow, list[RowQueries]]],
-    pools: EvaluationPools,
-    answer: Answer,
+def evaluate_pools(
+    data: MBeir,
+    model: Genius | Encoder,
     config: EvaluationConfig,
+    answer: Answer,
     folder: Path,
+    *,
+    evaluation: Path,
+    with_codes: bool = True,
     progress: Progress,
-) -> list[ResultRow]:
-    """Answer each row's queries from each pool, write the runs, and measure them."""
+) -> tuple[list[ResultRow], EvaluationPools]:
+    """Answer each row's queries from each pool, write the runs to ``folder``, and measure them.
+
+    Parameters
+    ----------
+    model
+        embeds queries and candidates.
+    answer
+        answers the queries of each row from a pool.
+    evaluation
+        folder of features and codes, which are made unless they exist.
+    with_codes
+        whether a model gives the candidates of pools their codes too; an encoder alone never does.
+    """
+    rows = chosen_rows(data, config)
+    encodes = model if with_codes or not isinstance(model, Genius) else model.encoder
+    pools = EvaluationPools(data, encodes, rows, evaluation, config, progress=progress)
+    queries = [(row, embed_queries(data, model, row, config, evaluation, progress)) for row in rows]
+    folder.mkdir(parents=True, exist_ok=True)
     results: list[ResultRow] = []
     progress.begin("evaluate", len(queries) * len(config.pools))
     for pool in config.pools:
         # The global pool is read once for the queries of all rows.
-        for group in [list(queries)] if pool == "global" else [[one] for one in queries]:
+        for group in [queries] if pool == "global" else [[one] for one in queries]:
             candidates = pools.of(group[0][0], pool)
             for lines in _evaluate_pool(group, pool, candidates, answer, config, folder / "runs"):
                 results += lines
                 progress.advance(len(results) // len(config.methods), {})
-    return results
+    return results, pools
 
 
 def chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
@@ -401,7 +359,7 @@ def _evaluate_pool(
                         queries=measures.queries,
                         pool_size=len(candidates),
                         headline_k=row.headline_k,
-                        measures=measures.flat(),
+                        measures=measures.means,
                         bytes_per_item=found.bytes_per_item,
                         candidates_touched=found.touched,
                     )

@@ -156,7 +156,9 @@ class PoolCandidates:
 
     def hits(self, items: np.ndarray, scores: np.ndarray) -> list[Hit]:
         """Return items of the pool with their scores, for a run."""
-        return [Hit(self.did(item), float(score)) for item, score in zip(items, scores, strict=True)]
+        return [
+            Hit(self.did(item), score) for item, score in zip(items.tolist(), scores.tolist(), strict=True)
+        ]
 
 
 class RowQueries(NamedTuple):

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Any, Final, Literal, NamedTuple
 
-Pool = Literal["local", "global"]
+from genius_search.lab.settings import Pool
+
 Weights = Literal["paper", "released"]
 AVERAGE: Final = "average"
 """The name of the papers' last line."""
@@ -113,7 +114,7 @@ generation, generation re-ranked by those features."""
 
 
 def expected_size(name: str, pool: Pool) -> RowSize | None:
-    """Return the queries and candidates that published numbers are for; None for a row that is not M-BEIR's."""
+    """Return the queries and candidates of a row of M-BEIR's; None for any other row."""
     size = SIZES.get(name)
     return size if size is None or pool == "local" else RowSize(size.queries, UNION_SIZE)
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactMissing, UsageError
 from genius_search.hub.checkpoints import CHECKPOINTS
-from genius_search.lab.evaluate import EvaluationConfig, evaluate
+from genius_search.lab.evaluate import evaluate
 from genius_search.lab.published_numbers import (
     CAPTION_RESULTS,
     COMPARABLE,
@@ -20,13 +20,13 @@ from genius_search.lab.published_numbers import (
     SIZES,
     TOLERANCE,
     CaptionResult,
-    Pool,
     Reference,
     RowSize,
     expected_size,
     references,
 )
 from genius_search.lab.results import ResultRow, in_order, published_beside
+from genius_search.lab.settings import EvaluationConfig, Pool
 from genius_search.model import MODEL_FILE, Genius
 from genius_search.progress import Progress
 from genius_search.records import TASKS, Modality
@@ -145,9 +145,11 @@ class Reproduction:
             commands += [
                 *(f"genius pull {name} --out published/{name} --yes" for name in ("clip-sf", "genius")),
                 f"genius import clip-sf published/clip-sf/{clip} --out clip-sf",
-                f"genius import genius --quantizer published/genius/{quantizer} "
-                f"--generator published/genius/{generator} --encoder uniir:clip-sf "
-                f"--data {data} --out {model}",
+                (
+                    f"genius import genius --quantizer published/genius/{quantizer} "
+                    f"--generator published/genius/{generator} --encoder uniir:clip-sf "
+                    f"--data {data} --out {model}"
+                ),
             ]
         run = f"genius repro {self.name} --data {data} --model {model} --pools {','.join(self.pools)} --run"
         return [*commands, run]

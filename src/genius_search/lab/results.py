@@ -6,10 +6,10 @@ ours. A published number stands only where the queries and the pool are as many 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import pandas as pd
@@ -22,27 +22,14 @@ from genius_search.lab.published_numbers import (
     COMPARABLE,
     PAPER_BEAM,
     SIZES,
-    Pool,
     Reference,
     RowSize,
     Weights,
     expected_size,
     references,
 )
+from genius_search.lab.settings import METHODS, Pool
 
-METHODS: Final = (
-    "exact-raw",
-    "exact-fused",
-    "exact-fused+hubness",
-    "exact-codes",
-    "routing+codes",
-    "routing+embeddings",
-    "generative",
-    "generative+codes",
-    "generative+embeddings",
-    "generative+raw",
-)
-"""The methods in the order of the tables."""
 BASELINE: Final = "exact-fused"
 """The method that ``of exact`` compares with."""
 HEADLINE: Final = "R@5"
@@ -88,7 +75,7 @@ class ResultRow:
 class AverageRow(NamedTuple):
     """Means of one method over all tasks of a pool, every task counting the same."""
 
-    pool: str
+    pool: Pool
     method: str
     tasks: int
     measures: dict[str, float]
@@ -97,6 +84,7 @@ class AverageRow(NamedTuple):
     """The mean of every row's own headline measure: the papers' average."""
     bytes_per_item: float
     candidates_touched: float
+    name: str = AVERAGE
 
 
 def in_order(rows: Sequence[ResultRow]) -> list[ResultRow]:
@@ -122,62 +110,64 @@ def averages(rows: Sequence[ResultRow]) -> list[AverageRow]:
     Only for methods that were run on every task of the pool: other means cannot be compared.
     """
     found: list[AverageRow] = []
-    for pool in ("local", "global"):
-        inside = [row for row in in_order(rows) if row.pool == pool]
-        tasks = {row.name for row in inside}
+    for pool, group in groupby(in_order(rows), key=lambda row: row.pool):
+        inside = list(group)
+        num_tasks = len({row.name for row in inside})
         for method in sorted({row.method for row in inside}, key=lambda method: _place(method, METHODS)):
             own = [row for row in inside if row.method == method]
-            if len(tasks) < 2 or len(own) != len(tasks):
+            if num_tasks < 2 or len(own) != num_tasks:
                 continue
             scores = [row.score for row in own if row.score is not None]
-            shared = [name for name in own[0].measures if all(name in row.measures for row in own)]
+            measures = pd.DataFrame([row.measures for row in own]).dropna(axis=1)
             found.append(
                 AverageRow(
-                    pool,
-                    method,
-                    len(own),
-                    {name: _mean([row.measures[name] for row in own]) for name in shared},
-                    _mean(scores) if len(scores) == len(own) else None,
-                    _mean([row.bytes_per_item for row in own]),
-                    _mean([row.candidates_touched for row in own]),
+                    pool=pool,
+                    method=method,
+                    tasks=num_tasks,
+                    measures={str(name): fmean(values) for name, values in measures.items()},
+                    score=fmean(scores) if len(scores) == num_tasks else None,
+                    bytes_per_item=fmean(row.bytes_per_item for row in own),
+                    candidates_touched=fmean(row.candidates_touched for row in own),
                 )
             )
     return found
 
 
+def of_exact(row: ResultRow | AverageRow, rows: Sequence[ResultRow] | Sequence[AverageRow]) -> float | None:
+    """Return a row's headline measure over that of exact search on fused embeddings, where there is one."""
+    same = (row.name, row.pool, BASELINE)
+    exact = next((other.score for other in rows if (other.name, other.pool, other.method) == same), None)
+    return row.score / exact if row.score is not None and exact else None
+
+
 def to_json(rows: Sequence[ResultRow]) -> dict[str, Any]:
     """Return ``{"rows": [...], "averages": [...]}``: flat rows for scripts, numbers unrounded."""
     ordered, means = in_order(rows), averages(rows)
+
+    def costs(row: ResultRow | AverageRow) -> dict[str, float | None]:
+        return {
+            "bytes_per_item": row.bytes_per_item,
+            "candidates_touched": row.candidates_touched,
+            "of_exact": of_exact(row, ordered if isinstance(row, ResultRow) else means),
+        }
+
     return {
         "rows": [
             {
-                "dataset": row.dataset,
-                "task": row.task,
-                "pool": row.pool,
-                "method": row.method,
-                "queries": row.queries,
+                **{name: getattr(row, name) for name in ("dataset", "task", "pool", "method", "queries")},
                 **_first_first(row.measures),
-                "task_id": row.task_id,
-                "name": row.name,
-                "headline": row.headline,
-                "pool_size": row.pool_size,
-                "bytes_per_item": row.bytes_per_item,
-                "candidates_touched": row.candidates_touched,
-                "of_exact": of_exact(row, ordered),
+                **{name: getattr(row, name) for name in ("task_id", "name", "headline", "pool_size")},
+                **costs(row),
                 **_published_json(row),
             }
             for row in ordered
         ],
         "averages": [
             {
-                "pool": row.pool,
-                "method": row.method,
-                "tasks": row.tasks,
+                **{name: getattr(row, name) for name in ("pool", "method", "tasks")},
                 **_first_first(row.measures),
                 "headline": row.score,
-                "bytes_per_item": row.bytes_per_item,
-                "candidates_touched": row.candidates_touched,
-                "of_exact": _average_of_exact(row, means),
+                **costs(row),
             }
             for row in means
         ],
@@ -185,8 +175,9 @@ def to_json(rows: Sequence[ResultRow]) -> dict[str, Any]:
 
 
 def to_markdown(rows: Sequence[ResultRow]) -> str:
-    """Return the table as Markdown."""
-    frame = _frame(rows, _table_measures(rows), digits=4)
+    """Return the table as Markdown, without recall@k, which stays in the JSON."""
+    found = {name: None for row in rows for name in _first_first(row.measures)}
+    frame = _frame(rows, [name for name in found if not name.startswith("recall@")], digits=4)
     frame.insert(0, "task", frame.pop("task") + ", " + frame.pop("details"))
     return frame_to_markdown(frame) + "\n"
 
@@ -208,14 +199,30 @@ def to_rich(rows: Sequence[ResultRow]) -> Table:
     return table
 
 
-def of_exact(row: ResultRow, rows: Sequence[ResultRow]) -> float | None:
-    """Return a row's headline measure over that of exact search on fused embeddings, where there is one."""
-    exact = [
-        other.score
-        for other in rows
-        if (other.name, other.pool, other.method) == (row.name, row.pool, BASELINE)
+def _frame(rows: Sequence[ResultRow], names: Sequence[str], *, digits: int) -> pd.DataFrame:
+    """Return rows and averages as text."""
+    ordered, means = in_order(rows), averages(rows)
+
+    def line(task: str, details: str, row: ResultRow | AverageRow, ratio: float | None) -> dict[str, str]:
+        measures = {
+            name: f"{row.measures[name]:.{digits}f}" if name in row.measures else "-" for name in names
+        }
+        return {
+            "task": task,
+            "details": details,
+            "method": row.method,
+            **measures,
+            "of exact": "-" if ratio is None else f"{ratio:.3f}",
+            "bytes/item": f"{row.bytes_per_item:,.2f}".removesuffix(".00"),
+            "touched": f"{row.candidates_touched:,.0f}",
+        }
+
+    lines = [
+        line(row.task, f"{row.pool} {row.dataset}, {row.queries:,} queries", row, of_exact(row, ordered))
+        for row in ordered
     ]
-    return row.score / exact[0] if row.score is not None and exact and exact[0] else None
+    lines += [line(AVERAGE, f"{row.pool}, {row.tasks} tasks", row, of_exact(row, means)) for row in means]
+    return pd.DataFrame(lines)
 
 
 def published_beside(row: ResultRow) -> list[Reference]:
@@ -232,56 +239,12 @@ def _published_json(row: ResultRow) -> dict[str, Any]:
     return {
         "published": [
             {
-                "system": one.system,
-                "weights": one.weights,
-                "value": one.value,
+                **{name: value for name, value in one._asdict().items() if name != "misprint" or value},
                 "difference": 100 * row.score - one.value,
-                "source": one.source,
-                **({"misprint": one.misprint} if one.misprint else {}),
             }
             for one in found
         ]
     }
-
-
-def _average_of_exact(row: AverageRow, rows: Sequence[AverageRow]) -> float | None:
-    exact = [other.score for other in rows if (other.pool, other.method) == (row.pool, BASELINE)]
-    return row.score / exact[0] if row.score is not None and exact and exact[0] else None
-
-
-def _frame(rows: Sequence[ResultRow], names: Sequence[str], *, digits: int) -> pd.DataFrame:
-    """Return rows and averages as text."""
-    ordered, means = in_order(rows), averages(rows)
-    lines: list[tuple[str, str, ResultRow | AverageRow, float | None]] = [
-        *(
-            (row.task, f"{row.pool} {row.dataset}, {row.queries:,} queries", row, of_exact(row, ordered))
-            for row in ordered
-        ),
-        *(("average", f"{row.pool}, {row.tasks} tasks", row, _average_of_exact(row, means)) for row in means),
-    ]
-    return pd.DataFrame(
-        [
-            {
-                "task": task,
-                "details": details,
-                "method": row.method,
-                **{
-                    name: f"{row.measures[name]:.{digits}f}" if name in row.measures else "-"
-                    for name in names
-                },
-                "of exact": "-" if ratio is None else f"{ratio:.3f}",
-                "bytes/item": f"{row.bytes_per_item:,.2f}".removesuffix(".00"),
-                "touched": f"{row.candidates_touched:,.0f}",
-            }
-            for task, details, row, ratio in lines
-        ]
-    )
-
-
-def _table_measures(rows: Sequence[ResultRow]) -> list[str]:
-    """Return hit rates, MRR and nDCG; recall stays in the JSON."""
-    found = {name: None for row in rows for name in _first_first(row.measures)}
-    return [name for name in found if not name.startswith("recall@")]
 
 
 def _first_first(measures: Mapping[str, float]) -> dict[str, float]:
@@ -292,10 +255,6 @@ def _first_first(measures: Mapping[str, float]) -> dict[str, float]:
 def _place(name: str, names: Sequence[str]) -> tuple[int, str]:
     """Return a sorting key: known names in their order, then the others."""
     return (names.index(name) if name in names else len(names), name)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 WIDE: Final = 126
@@ -347,34 +306,32 @@ def paper_tables(
         lines: list[tuple[str, ...]] = []
         for name, own in by_name.items():
             label = f"{own[0].dataset} {own[0].headline}"
-            ours = {row.method: row.score for row in own}
-            lines += _paper_lines(own[0].task, label, ours, beside[name], methods)
+            lines += _paper_lines(own[0].task, label, own, beside[name], methods)
         means = averages(inside)
         published_means = _published_means(beside, pool) if means else {}
         if means:
-            ours = {row.method: row.score for row in means}
-            lines += _paper_lines("average", f"{len(by_name)} rows", ours, published_means, methods)
-        for label, attribute in (
-            ("bytes/candidate", "bytes_per_item"),
-            ("touched/query", "candidates_touched"),
+            lines += _paper_lines(AVERAGE, f"{len(by_name)} rows", means, published_means, methods)
+        costs = pd.DataFrame([(row.method, row.bytes_per_item, row.candidates_touched) for row in inside])
+        for label, means_by_method in zip(
+            ("bytes/candidate", "touched/query"), costs.groupby(0).mean().T.to_dict("records"), strict=True
         ):
-            values = [
-                _mean([getattr(row, attribute) for row in inside if row.method == method])
-                for method in methods
-            ]
+            values = [means_by_method[method] for method in methods]
             cells = (f"{value:,.0f}" if value >= 1 or value == 0 else f"{value:.1f}" for value in values)
             lines.append(("cost", label, *cells))
-        shown = [
-            one for found in (*beside.values(), published_means) for some in found.values() for one in some
-        ]
-        above = _note_on_sizes(inside, beside)
-        if shown:
-            above += _notes_on_settings(inside, beam, scores, instructions)
-        below = (
-            (LEGEND, *dict.fromkeys(f"* {one.misprint}" for one in shown if one.misprint)) if shown else ()
+        found = [*beside.values(), published_means]
+        shown = [one for by_method in found for references in by_method.values() for one in references]
+        misprints = dict.fromkeys(f"* {one.misprint}" for one in shown if one.misprint)
+        tables.append(
+            PaperTable(
+                pool=pool,
+                frame=pd.DataFrame(lines, columns=["task", f"{pool} pool", *methods]),
+                above=tuple(
+                    _note_on_sizes(inside, beside)
+                    + (_notes_on_settings(inside, beam, scores, instructions) if shown else [])
+                ),
+                below=(LEGEND, *misprints) if shown else (),
+            )
         )
-        frame = pd.DataFrame(lines, columns=["task", f"{pool} pool", *methods])
-        tables.append(PaperTable(pool, frame, tuple(above), below))
     return tables
 
 
@@ -419,12 +376,12 @@ def frame_to_markdown(frame: pd.DataFrame) -> str:
 def _paper_lines(
     task: str,
     label: str,
-    scores: Mapping[str, float | None],
+    rows: Sequence[ResultRow] | Sequence[AverageRow],
     published: Mapping[str, Sequence[Reference]],
     methods: Sequence[str],
 ) -> list[tuple[str, ...]]:
     """Return our line, and one for each kind of published numbers."""
-    percent = {method: 100 * score for method, score in scores.items() if score is not None}
+    percent = {row.method: 100 * row.score for row in rows if row.score is not None}
     lines = [(task, label, *(f"{percent[method]:.1f}" if method in percent else "-" for method in methods))]
     for weights in WEIGHTS:
         cells = []
@@ -446,14 +403,13 @@ def _published_means(
     """Return published averages over the very rows that are here, where all of them may be compared."""
     found: dict[str, list[Reference]] = {}
     for method in COMPARABLE:
-        by_row = [published.get(method, ()) for published in beside.values()]
         misprints = {one.weights: one.misprint for one in references(AVERAGE, pool, method)}
         for weights in WEIGHTS:
-            same = [one for published in by_row for one in published if one.weights == weights]
-            if same and len(same) == len(by_row):
+            same = [one for own in beside.values() for one in own.get(method, ()) if one.weights == weights]
+            if same and len(same) == len(beside):
                 misprint = misprints[weights] if len(same) == len(SIZES) else ""
-                mean = _mean([one.value for one in same])
-                found.setdefault(method, []).append(same[0]._replace(value=mean, misprint=misprint))
+                mean = same[0]._replace(value=fmean(one.value for one in same), misprint=misprint)
+                found.setdefault(method, []).append(mean)
     return found
 
 
@@ -483,16 +439,12 @@ def _notes_on_settings(rows: Sequence[ResultRow], beam: int, scores: str, instru
     generated = any(row.method.startswith("generative") for row in rows)
     if generated and beam != PAPER_BEAM:
         notes.append(f"generated with a beam of {beam}; the published numbers are for {PAPER_BEAM}")
-    ours, theirs = [], []
+    differing = []
     if instructions != "first":
-        ours.append(f"--instructions {instructions}")
-        theirs.append("always the first")
+        differing.append((f"--instructions {instructions}", "always the first"))
     if generated and scores != "vocabulary":
-        ours.append(f"--scores {scores}")
-        theirs.append("scores over the whole vocabulary")
-    if ours:
-        notes.append(
-            f"measured with {', '.join(ours)}; the authors' code: {', '.join(theirs)} "
-            "(as `genius repro` does)"
-        )
+        differing.append((f"--scores {scores}", "scores over the whole vocabulary"))
+    if differing:
+        ours, theirs = (", ".join(words) for words in zip(*differing, strict=True))
+        notes.append(f"measured with {ours}; the authors' code: {theirs} (as `genius repro` does)")
     return notes

@@ -284,27 +284,14 @@ class Measures:
 
     queries: int
     """Number of queries."""
-    hit_rate: Mapping[int, float]
-    """k -> share of queries with any right answer in the first k: M-BEIR's ``R@k``."""
-    recall: Mapping[int, float]
-    """k -> share of a query's right answers that are in the first k."""
-    mrr: float
-    """One over the rank of the first right answer, over the whole ranking."""
-    ndcg: Mapping[int, float]
-    """k -> normalised discounted gain of the first k, for k = 10."""
+    means: Mapping[str, float]
+    """``R@k``: share of queries with any right answer in the first k (M-BEIR's). ``recall@k``: share of a
+    query's right answers that are in the first k. ``MRR``: one over the rank of the first right answer, over
+    the whole ranking. ``nDCG@10``: normalised discounted gain of the first 10."""
     short_rankings: int
     """Rankings with fewer hits than the largest k (a beam can find fewer); they are measured unchanged."""
     per_query: Mapping[str, Mapping[str, float]]
-    """Query id -> measure, named as in :meth:`flat` -> value; for significance tests."""
-
-    def flat(self) -> dict[str, float]:
-        """Return the means under their names in tables: ``R@5``, ``recall@5``, ``MRR``, ``nDCG@10``."""
-        return {
-            **{f"R@{k}": value for k, value in self.hit_rate.items()},
-            **{f"recall@{k}": value for k, value in self.recall.items()},
-            "MRR": self.mrr,
-            **{f"nDCG@{k}": value for k, value in self.ndcg.items()},
-        }
+    """Query id -> measure -> value; for significance tests."""
 
 
 def evaluate(
@@ -317,8 +304,8 @@ def evaluate(
 
     >>> from genius_search.lab.runs import Hit, Run
     >>> run = Run("exact", {"9:1": [Hit("9:7", 0.9), Hit("9:3", 0.8)]})
-    >>> evaluate({"9:1": {"9:3": 1}}, run, ks=(1, 5)).hit_rate
-    {1: 0.0, 5: 1.0}
+    >>> evaluate({"9:1": {"9:3": 1}}, run, ks=(1, 5)).means["R@5"]
+    1.0
 
     Parameters
     ----------
@@ -362,16 +349,13 @@ def evaluate(
     judged = {qid: dict(answers) for qid, answers in qrels.items()}
     for metric in ir_measures.iter_calc(list(names), judged, by_rank):
         per_query[metric.query_id][names[metric.measure]] = float(metric.value)
-    mean = {
+    means = {
         name: math.fsum(values[name] for values in per_query.values()) / len(per_query)
         for name in names.values()
     }
     return Measures(
         queries=len(per_query),
-        hit_rate={k: mean[f"R@{k}"] for k in ks},
-        recall={k: mean[f"recall@{k}"] for k in ks},
-        mrr=mean["MRR"],
-        ndcg={NDCG_DEPTH: mean[f"nDCG@{NDCG_DEPTH}"]},
+        means=means,
         short_rankings=sum(len(ranking) < max(ks) for ranking in run.hits.values()),
         per_query=per_query,
     )

@@ -21,27 +21,27 @@ def run_of(**rankings: list[str]) -> Run:
 def test_measures_worked_out_by_hand():
     found = evaluate(QRELS, run_of(q1=["9:0", "9:7", "9:8"], q2=["9:0", "9:1"]), ks=(1, 2, 5))
     assert found.queries == 2
-    assert found.hit_rate == {1: 0.0, 2: 0.5, 5: 0.5}
-    assert found.recall == {1: 0.0, 2: 0.25, 5: 0.5}
-    assert found.mrr == 0.25
+    assert [found.means[f"R@{k}"] for k in (1, 2, 5)] == [0.0, 0.5, 0.5]
+    assert [found.means[f"recall@{k}"] for k in (1, 2, 5)] == [0.0, 0.25, 0.5]
+    assert found.means["MRR"] == 0.25
     gain = (1 / math.log2(3) + 1 / math.log2(4)) / (1 + 1 / math.log2(3))
-    assert found.ndcg[10] == pytest.approx(gain / 2)
+    assert found.means["nDCG@10"] == pytest.approx(gain / 2)
     assert found.short_rankings == 2
     assert found.per_query["9:1"]["recall@2"] == 0.5
-    assert list(found.flat()) == ["R@1", "R@2", "R@5", "recall@1", "recall@2", "recall@5", "MRR", "nDCG@10"]
-    assert found.flat()["R@5"] == 0.5
+    assert list(found.means) == ["R@1", "R@2", "R@5", "recall@1", "recall@2", "recall@5", "MRR", "nDCG@10"]
+    assert found.means["R@5"] == 0.5
 
 
 def test_equal_scores_are_measured_in_the_runs_order():
     """trec_eval alone would put 9:9 before 9:1."""
     tied = {"9:1": [Hit("9:1", 0.5), Hit("9:9", 0.5)]}
-    assert evaluate({"9:1": {"9:1": 1}}, Run("exact", tied)).mrr == 1.0
-    assert evaluate({"9:1": {"9:9": 1}}, Run("exact", tied)).mrr == 0.5
+    assert evaluate({"9:1": {"9:1": 1}}, Run("exact", tied)).means["MRR"] == 1.0
+    assert evaluate({"9:1": {"9:9": 1}}, Run("exact", tied)).means["MRR"] == 0.5
 
 
 def test_scores_equal_in_single_precision_are_measured_in_the_runs_order():
     close = {"9:1": [Hit("9:1", 1.0 + 1e-12), Hit("9:9", 1.0)]}
-    assert evaluate({"9:1": {"9:1": 1}}, Run("exact", close)).hit_rate[1] == 1.0
+    assert evaluate({"9:1": {"9:1": 1}}, Run("exact", close)).means["R@1"] == 1.0
 
 
 def test_queries_missing_from_the_run_are_an_error_and_never_zero():
@@ -56,9 +56,9 @@ def test_queries_that_the_qrels_lack_are_an_error():
 
 def test_an_explicitly_empty_ranking_counts_zero():
     found = evaluate(QRELS, run_of(q1=["9:7"], q2=[]))
-    assert found.hit_rate == {1: 0.5, 5: 0.5, 10: 0.5}
-    assert found.per_query["9:2"] == dict.fromkeys(found.flat(), 0.0)
-    assert evaluate({"9:2": {"9:5": 1}}, run_of(q2=[])).mrr == 0.0
+    assert [found.means[f"R@{k}"] for k in (1, 5, 10)] == [0.5, 0.5, 0.5]
+    assert found.per_query["9:2"] == dict.fromkeys(found.means, 0.0)
+    assert evaluate({"9:2": {"9:5": 1}}, run_of(q2=[])).means["MRR"] == 0.0
 
 
 def test_a_candidate_that_the_pool_lacks_is_an_error():

@@ -20,8 +20,9 @@ from genius_search.config import SearchConfig
 from genius_search.data.images import open_image
 from genius_search.data.mbeir import MBeir, read_candidates, read_qrels, read_queries
 from genius_search.errors import BadData, MissingExtra, UsageError
-from genius_search.lab.evaluate import EvaluationConfig, evaluate
+from genius_search.lab.evaluate import evaluate
 from genius_search.lab.mteb import MtebModel
+from genius_search.lab.settings import EvaluationConfig
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.records import Modality, instructed

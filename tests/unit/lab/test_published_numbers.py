@@ -17,7 +17,7 @@ from genius_search.lab.published_numbers import (
     references,
     to_json,
 )
-from genius_search.lab.results import METHODS
+from genius_search.lab.settings import METHODS
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "results-published.md"
 

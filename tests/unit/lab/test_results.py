@@ -7,16 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from genius_search.lab.results import (
-    METHODS,
-    ResultRow,
-    averages,
-    in_order,
-    of_exact,
-    to_json,
-    to_markdown,
-    to_rich,
-)
+from genius_search.lab.results import ResultRow, averages, in_order, of_exact, to_json, to_markdown, to_rich
+from genius_search.lab.settings import METHODS
 
 ROW = ResultRow(
     name="catalogue_task0",

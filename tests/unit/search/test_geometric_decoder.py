@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
-from genius_search.lab.baselines.routing import CodeRouter
 from genius_search.search.beam import Beams, search
 from genius_search.search.decoder import (
     Decoder,
@@ -220,34 +219,6 @@ def test_a_narrow_beam_keeps_the_nearest_continuations_of_what_it_kept(sizes, be
             kept = set(longer[: max(beam, int(paid.sum()))])
             left = {id_ for id_ in left if id_[: level + 1] in kept}
         assert set(found([drawn.part], beams, query)) == left
-
-
-@pytest.mark.parametrize("has_modality_level", [False, True])
-@pytest.mark.parametrize("beam", [3, 4, 7, 11])
-def test_stopped_at_the_first_semantic_level_it_finds_what_the_router_finds(has_modality_level, beam):
-    drawn = Drawn(5, (3, 12, 6), items=400, queries=16)
-    codes = drawn.codes if has_modality_level else drawn.codes[:, 1:]
-    tables = drawn.tables if has_modality_level else drawn.tables[1:]
-    part = part_of(codes)
-    routed = CodeRouter([part], tables, has_modality_level=has_modality_level).route(drawn.queries, beam=beam)
-    depth = 2 if has_modality_level else 1
-    # What the router found fits the budget, and what one code less would leave does not.
-    budgets = [
-        sum(int(high - low) for low, high in zip(lows[:, 0], highs[:, 0], strict=True))
-        for lows, highs in zip(routed.low, routed.high, strict=True)
-    ]
-    for query, budget in enumerate(budgets):
-        beams = search(
-            GeometricDecoder(tables),
-            [part],
-            drawn.queries[query : query + 1],
-            SearchConfig(beam=beam, rerank="codes", candidates=budget),
-        )
-        assert np.isfinite(beams.log_probabilities[0]).sum(axis=1).tolist() == [depth] * beam
-        assert beams.low[0].tolist() == routed.low[query].tolist()
-        assert beams.high[0].tolist() == routed.high[query].tolist()
-        half_norm = float(drawn.queries[query].square().sum()) / 2
-        np.testing.assert_allclose(beams.scores()[0] - half_norm, routed.scores()[query], atol=1e-4)
 
 
 def test_modalities_filters_and_deletions_hold_as_for_any_decoder():

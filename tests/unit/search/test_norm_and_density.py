@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.lab.baselines.generate import HfGenerate
-from genius_search.lab.baselines.routing import CodeRouter
 from genius_search.nn.density import HALF_NORM_STEPS, NormAndDensity, decode_densities, decode_half_norms
 from genius_search.nn.generator import Generator
 from genius_search.search.beam import search
@@ -230,16 +229,6 @@ def test_no_decoder_sees_the_marks(codes, marked, queries, decoders, rerank, bea
         assert np.array_equal(plain.high, whole.high)
         assert np.array_equal(plain.log_probabilities, whole.log_probabilities, equal_nan=True)
         assert whole.log_probabilities.shape[2] == len(SIZES)
-
-
-def test_no_router_sees_the_marks(tables, codes, marked, queries):
-    plain, whole = (
-        CodeRouter([Part(built(items))], tables, has_modality_level=True).route(queries, beam=4)
-        for items in (codes.numpy(), marked)
-    )
-    assert np.array_equal(plain.low, whole.low)
-    assert np.array_equal(plain.high, whole.high)
-    assert np.array_equal(plain.log_probabilities, whole.log_probabilities, equal_nan=True)
 
 
 def test_no_trie_of_hugging_faces_sees_the_marks(codes, marked):

@@ -1,1 +1,1 @@
-"""Rivals beside the model in every table: other IDs, dense indexes, nearest code vectors, ``generate``."""
+"""Rivals beside the model in every table: other IDs, dense indexes, ``generate``."""

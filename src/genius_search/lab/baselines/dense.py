@@ -5,20 +5,16 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import numpy as np
-from jaxtyping import Float32
 from torch.nn import functional as F
 
 from genius_search.artifact import write_json
-from genius_search.config import Count, Natural, checked
-from genius_search.data.features import Features
+from genius_search.config import checked
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import UsageError
-from genius_search.lab.baselines.evaluate import evaluate_pools
 from genius_search.lab.baselines.faiss_index import (
     NORM_BYTES,
     FaissIndex,
@@ -27,13 +23,13 @@ from genius_search.lab.baselines.faiss_index import (
     num_parts,
     train_index,
 )
-from genius_search.lab.evaluate import RESULTS, EvaluationConfig
+from genius_search.lab.evaluate import RESULTS, evaluate_pools
 from genius_search.lab.methods import DEPTH, MethodHits, PoolCandidates, RowQueries
 from genius_search.lab.results import ResultRow, to_json
+from genius_search.lab.settings import DenseConfig, DenseKind, EvaluationConfig
 from genius_search.progress import Progress
 from genius_search.training.embed import Embedded
 
-DenseKind = Literal["exact", "hnsw", "ivf-pq", "ivf-rq"]
 ENCODING_BEAM: Final = 4
 """Codes that the residual quantizer tries side by side at each level of an item."""
 BATCH: Final = 65_536
@@ -90,24 +86,6 @@ def factory_string(kind: DenseKind, *, num_items: int, num_training: int, dim: i
             return f"IVF{lists},RQ{code_bytes - NORM_BYTES}x{bits}_Nqint8"
 
 
-@dataclass(frozen=True, kw_only=True)
-class DenseConfig:
-    """Settings of the dense indexes."""
-
-    kinds: tuple[DenseKind, ...] = ("exact",)
-    """Kinds of index."""
-
-    code_bytes: Count = 14
-    """Bytes of an item, where codes are kept: by default as many as an ID of the preset small with norm and
-    density."""
-
-    effort: Count = 16
-    """Nodes that hnsw keeps in view, lists that the others look through."""
-
-    seed: Natural = 0
-    """Seed of the sample that centroids and codes are learned from."""
-
-
 class Timing(NamedTuple):
     """Processor time that one pool took."""
 
@@ -146,7 +124,7 @@ def evaluate_dense(
     """Measure indexes of an encoder's embeddings; ``folder`` receives runs and results.
 
     Image and text features are summed and normalised, as UniIR does. Of ``config`` only rows, pools, split,
-    instructions, seed and the number of queries count.
+    instructions, seed and the number of queries count. Raises UsageError for too few bytes for a code.
 
     Parameters
     ----------
@@ -154,16 +132,10 @@ def evaluate_dense(
         the encoder, and features of the training candidates, from which centroids and codes are learned.
     evaluation
         folder of the features of pools and queries, which are made unless they exist.
-
-    Raises
-    ------
-    UsageError
-        too few bytes for a code.
-    BadData
-        as ``genius evaluate``.
     """
     dense = checked(dense)
-    config = dataclasses.replace(checked(config), methods=tuple(f"dense-{kind}" for kind in dense.kinds))
+    kinds = parse_kinds(dense.kinds)
+    config = dataclasses.replace(checked(config), methods=tuple(f"dense-{kind}" for kind in kinds))
     encoder, training = embedded.encoder, embedded.features.candidates
     trained: dict[str, Any] = {}
     timings: list[Timing] = []
@@ -180,8 +152,9 @@ def evaluate_dense(
         )
         start = time.process_time()
         if factory not in trained:
+            vectors = [F.normalize(batch.total(), dim=-1).numpy() for _, batch in training.batches(BATCH)]
             trained[factory] = train_index(
-                factory, _unit_sums(training), seed=dense.seed, width=ENCODING_BEAM
+                factory, np.concatenate(vectors), seed=dense.seed, width=ENCODING_BEAM
             )
         fitted = time.process_time()
         index = FaissIndex(factory, pool.raw(slice(None)).numpy(), trained=trained[factory])
@@ -190,39 +163,27 @@ def evaluate_dense(
             start_search = time.process_time()
             found = index.search(of_row.raw.numpy(), DEPTH, effort=dense.effort)
             seconds, count = time.process_time() - start_search, len(of_row.qids)
-            timings.append(
-                Timing(
-                    f"dense-{kind}",
-                    len(pool),
-                    fitted - start,
-                    indexed - fitted,
-                    count,
-                    1000 * seconds / count,
-                )
-            )
+            method, size = f"dense-{kind}", len(pool)
+            times = (fitted - start, indexed - fitted, count, 1000 * seconds / count)
+            timings.append(Timing(method, size, *times))
             hits = [pool.hits(items, scores) for items, scores in zip(found.items, found.scores, strict=True)]
-            yield MethodHits(
-                f"dense-{kind}", hits, index.num_bytes / max(1, len(pool)), found.compared / count
-            )
+            yield MethodHits(method, hits, index.item_bytes, found.compared / count)
 
     def answer(queries: Sequence[RowQueries], pool: PoolCandidates) -> Iterator[list[MethodHits]]:
         # One kind after the other, so that one index at a time is in memory.
-        found = [list(search_pool(kind, queries, pool)) for kind in dense.kinds]
+        found = [list(search_pool(kind, queries, pool)) for kind in kinds]
         return map(list, zip(*found, strict=True))
 
-    results = evaluate_pools(data, encoder, config, answer, folder, evaluation=evaluation, progress=progress)
+    results, _ = evaluate_pools(
+        data, encoder, config, answer, folder, evaluation=evaluation, progress=progress
+    )
     about = {
         "encoder": {"spec": encoder.spec, "fingerprint": encoder.fingerprint},
         "data": data.name,
         "split": config.split,
         "config": dataclasses.asdict(config),
-        "dense": dataclasses.asdict(dense),
+        "dense": {**dataclasses.asdict(dense), "kinds": list(kinds)},
     }
     result = DenseResult(results, timings, about)
     write_json(folder / RESULTS, result.to_json())
     return result
-
-
-def _unit_sums(features: Features) -> Float32[np.ndarray, "items dim"]:
-    parts = [F.normalize(batch.total(), dim=-1).numpy() for _, batch in features.batches(BATCH)]
-    return np.concatenate(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,20 +15,13 @@ from torch import Tensor
 from genius_search.artifact import write_json
 from genius_search.config import SearchConfig, checked
 from genius_search.data.mbeir import MBeir
-from genius_search.encoders.base import Encoder
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.ids import SpelledIds, find_rows, select
 from genius_search.lab.baselines.train import Baseline, check_model, pool_items
-from genius_search.lab.evaluate import (
-    RESULTS,
-    EvaluationConfig,
-    EvaluationPools,
-    chosen_rows,
-    embed_queries,
-    evaluate_rows,
-)
+from genius_search.lab.evaluate import RESULTS, evaluate_pools
 from genius_search.lab.methods import DEPTH, SEARCH_BATCH, MethodHits, PoolCandidates, RowQueries
 from genius_search.lab.results import ResultRow, to_json
+from genius_search.lab.settings import EvaluationConfig
 from genius_search.model import Genius
 from genius_search.nn.ids import Candidates
 from genius_search.progress import Progress
@@ -96,7 +89,7 @@ class Rival:
             they were not, and such IDs cannot be given to new items.
         """
         config = self.baseline.config
-        is_known = config.indexing and config.split == split
+        is_known = config.indexing == "yes" and config.split == split
         if not is_known and config.is_numbered:
             raise UsageError(
                 f"{config.kind} IDs were given to the pools of split {config.split!r} and cannot be given to "
@@ -129,37 +122,6 @@ class Rival:
                 yield found._replace(items=index.items[found.items])
 
 
-def evaluate_pools(
-    data: MBeir,
-    model: Genius | Encoder,
-    config: EvaluationConfig,
-    answer: Callable[[Sequence[RowQueries], PoolCandidates], Iterator[list[MethodHits]]],
-    folder: Path,
-    *,
-    evaluation: Path,
-    progress: Progress,
-) -> list[ResultRow]:
-    """Measure a rival on every row and pool; ``folder`` receives the runs.
-
-    Parameters
-    ----------
-    model
-        embeds queries; pools get features, but no codes.
-    answer
-        answers the queries of each row from a pool.
-    evaluation
-        folder of the features, which are made unless they exist.
-    """
-    rows = chosen_rows(data, config)
-    encoder = model.encoder if isinstance(model, Genius) else model
-    pools = EvaluationPools(
-        data, encoder, rows, evaluation, split=config.split, pools=config.pools, progress=progress
-    )
-    queries = [(row, embed_queries(data, model, row, config, evaluation, progress)) for row in rows]
-    folder.mkdir(parents=True, exist_ok=True)
-    return evaluate_rows(queries, pools, answer, config, folder, progress)
-
-
 def evaluate_baseline(
     data: MBeir,
     model: Genius,
@@ -172,19 +134,9 @@ def evaluate_baseline(
 ) -> BaselineResult:
     """Measure a rival as ``genius evaluate`` measures a model; ``folder`` receives runs and results.
 
-    Of ``config`` only rows, pools, split, beam, instructions, and the number of queries count.
-
-    Parameters
-    ----------
-    evaluation
-        the model's evaluation folder, for features; by default in its folder.
-
-    Raises
-    ------
-    ArtifactMismatch
-        the rival was fitted on another model.
-    UsageError
-        it knows no item of this split, and can give none an ID.
+    Of ``config`` only rows, pools, split, beam, instructions, and the number of queries count. Features are
+    kept in ``evaluation``, by default in the model's folder. Raises ArtifactMismatch if the rival was fitted
+    on another model, UsageError if it knows no item of this split and can give none an ID.
     """
     check_model(baseline, model)
     rival = Rival(baseline)
@@ -202,7 +154,9 @@ def evaluate_baseline(
             touched = sum(found.touched for found in rankings) / max(1, len(rankings))
             yield [MethodHits(method, hits, index.table.nbytes / len(pool), touched)]
 
-    rows = evaluate_pools(data, model, config, answer, folder, evaluation=place, progress=progress)
+    rows, _ = evaluate_pools(
+        data, model, config, answer, folder, evaluation=place, with_codes=False, progress=progress
+    )
     about = {
         "model": model.fingerprint,
         "baseline": baseline.manifest.fingerprint,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -40,9 +39,7 @@ def train_index(
         (PQ, RQ) compare by distance, the others by inner product, which order unit vectors alike. Without
         ``np`` a product quantizer is also trained for a filter that is not used here, which takes long.
     vectors
-        Of any float type; may be memory-mapped.
-    seed
-        Of the sample.
+        Of any float type; may be memory-mapped. ``seed`` draws the sample.
     width
         Codes that a residual quantizer tries side by side while it encodes a vector.
     """
@@ -59,8 +56,6 @@ def train_index(
         index.rq.train_type = faiss.ResidualQuantizer.Train_default
         if ivf is not None:
             index.by_residual = True  # the factory leaves this out for 4-bit codes
-    if hasattr(index, "k_factor"):
-        index.k_factor = 4.0
     if not index.is_trained:
         chosen = np.sort(np.random.default_rng(seed).permutation(num_items)[:TRAINING_ITEMS])
         index.train(vectors[chosen].astype(np.float32))
@@ -68,17 +63,7 @@ def train_index(
 
 
 class FaissIndex:
-    """A built index of unit vectors.
-
-    Parameters
-    ----------
-    factory, seed, width
-        See :func:`train_index`.
-    vectors
-        Of any float type; may be memory-mapped.
-    trained
-        An index from :func:`train_index`, which is copied; by default one is trained on the vectors.
-    """
+    """A built index of unit vectors, from a factory string or from an index of :func:`train_index`."""
 
     def __init__(
         self,
@@ -89,34 +74,22 @@ class FaissIndex:
         seed: int = 0,
         width: int = 1,
     ) -> None:
-        began = time.process_time()
-        self._index: Any = (
-            train_index(factory, vectors, seed=seed, width=width)
-            if trained is None
-            else faiss.clone_index(trained)
-        )
+        trained = train_index(factory, vectors, seed=seed, width=width) if trained is None else trained
+        self._index: Any = faiss.clone_index(trained)
         self._ivf: Any = faiss.try_extract_index_ivf(self._index)
         self._is_graph = factory.startswith("HNSW")
         self._by_distance = self._index.metric_type == faiss.METRIC_L2
         self._lacks_query_norm = "fs" in factory and "RQ" in factory
-        self.fixed_bytes = self._count_bytes()
-        """Bytes of centroids and code vectors, which do not grow with the pool."""
         for start in range(0, len(vectors), BLOCK):
             self._index.add(np.ascontiguousarray(vectors[start : start + BLOCK], dtype=np.float32))
-        self.build_seconds = time.process_time() - began
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
 
     @cached_property
-    def num_bytes(self) -> int:
-        """Bytes of the file that faiss writes."""
-        return self._count_bytes()
-
-    @property
     def item_bytes(self) -> float:
-        """Bytes that grow with the pool, for each item."""
-        return (self.num_bytes - self.fixed_bytes) / max(1, len(self))
+        """Bytes of the file that faiss writes, for each item."""
+        return float(faiss.serialize_index(self._index).nbytes) / max(1, len(self))
 
     @property
     def num_lists(self) -> int:
@@ -156,20 +129,6 @@ class FaissIndex:
             [row[used] for row, used in zip(scores, found, strict=True)],
             compared,
         )
-
-    def _count_bytes(self) -> int:
-        """Return the size of the index as faiss writes it, without holding a copy."""
-        counted = 0
-
-        def count(part: bytes) -> int:
-            nonlocal counted
-            counted += len(part)
-            return len(part)
-
-        writer = faiss.BufferedIOWriter(faiss.PyCallbackIOWriter(count))  # type: ignore[attr-defined]
-        faiss.write_index(self._index, writer)
-        del writer  # flushes
-        return counted
 
 
 def num_lists(num_items: int) -> int:

@@ -11,9 +11,9 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from genius_search.artifact import write_json
 from genius_search.errors import BadData, UsageError
+from genius_search.lab.settings import IdKind
 from genius_search.nn.ids import Candidates, IdScheme, ResidualIds, TrainingSet
 from genius_search.nn.losses import contrastive_loss
 from genius_search.nn.quantizer import Codebook, Quantizer, assign, kmeans
@@ -97,8 +98,7 @@ class SpelledIds(ABC):
     ) -> None:
         self.end = end
         self.sizes = (end + 1,) * codes.shape[1]
-        order = np.argsort(numbers, kind="stable")
-        self._numbers, self._codes = numbers[order], codes[order]
+        self._numbers, self._codes = numbers, codes
 
     @classmethod
     @abstractmethod
@@ -110,11 +110,9 @@ class SpelledIds(ABC):
         return self._places(candidates) >= 0
 
     def _places(self, candidates: Candidates) -> Int64[np.ndarray, " items"]:
-        wanted = candidates.numbers
-        if wanted is None or not len(self._numbers):
+        if candidates.numbers is None:
             return np.full(len(candidates.embeddings), -1)
-        found = np.searchsorted(self._numbers, wanted).clip(max=len(self._numbers) - 1)
-        return np.where(self._numbers[found] == wanted, found, -1)
+        return find_rows(candidates.numbers, self._numbers)
 
     def assign(self, candidates: Candidates) -> Int16[np.ndarray, "items levels"]:
         """Return the IDs of items; those of new items are computed from their embeddings or texts."""
@@ -195,17 +193,14 @@ class GraceNumeric(SpelledIds):
     """Random numbers, spelled digit by digit (GRACE's numeric IDs). New items cannot get one."""
 
     alphabet: ClassVar[int] = DIGITS
-
-    @staticmethod
-    def _spell(number: int) -> list[int]:
-        return spell_digits(number)
+    spell: ClassVar[Callable[[int], list[int]]] = staticmethod(spell_digits)
 
     @classmethod
     def fit(cls, data: TrainingSet) -> GraceNumeric:
         """Number the candidates in an order that the seed decides."""
         numbers = _numbers_of(data.candidates)
         order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(data.training.seed))
-        return cls(cls.alphabet, numbers, pad([cls._spell(n) for n in order.tolist()], end=cls.alphabet))
+        return cls(cls.alphabet, numbers, pad([cls.spell(n) for n in order.tolist()], end=cls.alphabet))
 
     def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
         known = int(items.numbers[0]) if items.numbers is not None else -1
@@ -218,13 +213,10 @@ class GraceNumeric(SpelledIds):
 
 
 class GraceString(GraceNumeric):
-    """Random numbers in pieces of three digits, as language models cuts them (GRACE's string IDs)."""
+    """Random numbers in pieces of three digits, as language models cut them (GRACE's string IDs)."""
 
     alphabet = PIECES
-
-    @staticmethod
-    def _spell(number: int) -> list[int]:
-        return spell_pieces(number)
+    spell = staticmethod(spell_pieces)
 
 
 MAX_WORDS: Final = 2047
@@ -654,9 +646,6 @@ class Irgen:
         return self.tokenizer.tables()
 
 
-IdKind = Literal[
-    "grace-numeric", "grace-string", "grace-semantic", "grace-structured", "dsi", "nci", "irgen", "genius"
-]
 SCHEMES: Final[Mapping[IdKind, type[IdScheme]]] = {
     "grace-numeric": GraceNumeric,
     "grace-string": GraceString,

@@ -14,20 +14,20 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from pydantic import ConfigDict
 from safetensors.torch import load_file
 from torch import Tensor
 
 from genius_search.artifact import ArtifactWriter, Manifest, make_folder, open_artifact
-from genius_search.config import Count, GeneratorConfig, Natural, Positive, checked, from_json, to_json
+from genius_search.config import GeneratorConfig, checked, from_json, to_json
 from genius_search.data import features as features_on_disk
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_pool
 from genius_search.data.pairs import Pairs
 from genius_search.embed_mbeir import embed_pool, fingerprint_of_files, instruction_files
 from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
-from genius_search.lab.baselines.ids import SCHEMES, GraceNumeric, IdKind, Irgen, find_rows, select
+from genius_search.lab.baselines.ids import SCHEMES, Irgen, find_rows, select
 from genius_search.lab.evaluate import CANDIDATES
+from genius_search.lab.settings import BaselineConfig
 from genius_search.model import Genius
 from genius_search.nn.generator import Generator
 from genius_search.nn.ids import Candidates, IdScheme, TrainingSet
@@ -45,37 +45,6 @@ IDS: Final = "ids"
 WORK: Final = "work"
 SAMPLE: Final = 2000
 """Items whose IDs the finished decoder has to write."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BaselineConfig:
-    """Settings of a rival; all others are the model's."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    kind: IdKind
-    """Kind of its IDs."""
-
-    indexing: bool = True
-    """Learn the IDs of the pool that will be searched too, as many items a step as pairs; without it, the
-    pool is unseen and gets its IDs afterwards, if that is possible."""
-
-    split: str = "test"
-    """Split whose pools will be searched."""
-
-    epochs: Positive = 20.0
-    """Passes over the training queries."""
-
-    batch_size: Count = 256
-    """Pairs in a batch, and with indexing as many items."""
-
-    seed: Natural = 0
-    """Seed of IDs, initial weights, batches and augmentation."""
-
-    @property
-    def is_numbered(self) -> bool:
-        """Whether the IDs are random numbers, so that new items can have none."""
-        return issubclass(SCHEMES[self.kind], GraceNumeric)
 
 
 class Memorization(NamedTuple):
@@ -121,18 +90,11 @@ def fit_baseline(
 ) -> Baseline:
     """Give IDs and train the decoder, or open the folder if this was done already.
 
-    Parameters
-    ----------
-    evaluation
-        the model's evaluation folder, for the features of the searched pools; by default in its folder.
-
-    Raises
-    ------
-    UsageError
-        such IDs cannot be searched without having been learned.
+    Features of the searched pools are kept in ``evaluation``, by default in the model's folder. Raises
+    UsageError if such IDs cannot be searched without having been learned.
     """
     config = checked(config)
-    if config.is_numbered and not config.indexing:
+    if config.is_numbered and config.indexing == "no":
         raise UsageError(
             f"{config.kind} IDs do not follow from the items, so what was not learned cannot be found; leave "
             "indexing on, or take another kind"
@@ -190,13 +152,7 @@ def load_baseline(folder: Path, quantizer: Quantizer) -> Baseline:
 
 
 def check_model(baseline: Baseline, model: Genius) -> None:
-    """Check that a model embeds queries as the one that the rival learned from.
-
-    Raises
-    ------
-    ArtifactMismatch
-        it is another.
-    """
+    """Raise ArtifactMismatch unless a model is the one that the rival was fitted on."""
     wanted = baseline.manifest.inputs["model"]
     if wanted != model.fingerprint:
         raise ArtifactMismatch(
@@ -297,7 +253,7 @@ def _assign_ids(
     progress.say("reading the items")
     trained = _read_items(model, features.candidates, data.training_pools(), with_codes=with_codes)
     pool = select(trained, np.zeros(0, dtype=np.int64))
-    if config.indexing:
+    if config.indexing == "yes":
         pool = pool_items(data, model, config.split, evaluation, with_codes=with_codes, progress=progress)
     everything = join(trained, pool)
     progress.say(f"giving {config.kind} IDs to {len(everything.embeddings):,} items")

@@ -1,8 +1,4 @@
-"""Models and pools to measure speed with: synthetic ones of any size, and real ones padded with neighbours.
-
-A neighbour is a real embedding with noise, encoded by the model's own quantizer. It is never a right answer:
-recall on a padded pool says how well a method finds the same answers among more that look like them.
-"""
+"""Models and pools of drawn codes to measure speed with."""
 
 from __future__ import annotations
 
@@ -12,20 +8,17 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Float32, Int16, Int64, UInt64
+from jaxtyping import Float, Float16, Int16, UInt64
 from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.config import GeneratorConfig
 from genius_search.data.features import NUM_MODALITIES
 from genius_search.errors import UsageError
-from genius_search.lab.methods import PoolCandidates
 from genius_search.model import Genius
 from genius_search.nn.generator import Generator
-from genius_search.records import did_of
 from genius_search.search.decoder import Decoder, T5Decoder
 from genius_search.search.rank import CodeRanker
-from genius_search.search.table import IdTable
 
 DIM: Final = 768
 """Width of the embeddings of CLIP's large model, which the paper uses."""
@@ -47,11 +40,6 @@ class Searcher(NamedTuple):
     decoder: Decoder
     ranker: CodeRanker
     dim: int
-
-    def fixed_bytes(self) -> int:
-        """Return the bytes of the generator's weights and the code vectors."""
-        weights = sum(weight.nbytes for weight in self.generator.parameters()) if self.generator else 0
-        return weights + 4 * self.dim * sum(self.decoder.sizes)
 
 
 def synthetic_searcher(
@@ -184,59 +172,3 @@ def _hash_prefix(prefix: UInt64[np.ndarray, " items"], codes: np.ndarray) -> UIn
     mixed: np.ndarray = (prefix ^ (codes.astype(np.uint64) + np.uint64(1))) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     return mixed
-
-
-PADDING_BLOCK: Final = 8_192
-"""Neighbours encoded at a time."""
-LEAST_NOISE: Final = 0.5
-MOST_NOISE: Final = 1.0
-"""Length of the noise added to a unit vector: cosines to the real one from 0.89 down to 0.71."""
-
-
-class PaddedPool(NamedTuple):
-    """Real candidates first, then their invented neighbours, each of its candidate's modality."""
-
-    numbers: Int64[np.ndarray, " candidates"]
-    """Ids of the real ones as integers."""
-    vectors: Float32[np.ndarray, "items dim"]
-    """Fused unit embeddings."""
-    codes: Int16[np.ndarray, "items columns"]
-    """Codes of the IDs, then half norms and densities."""
-    table: IdTable
-
-    def __len__(self) -> int:
-        return len(self.vectors)
-
-    def did(self, item: int) -> str:
-        """Return the id of a candidate, or one that no candidate has."""
-        return did_of(int(self.numbers[item])) if item < len(self.numbers) else f"padding {item}"
-
-
-def padded(model: Genius, candidates: PoolCandidates, *, items: int, seed: int) -> PaddedPool:
-    """Return a pool padded to so many items; with 0, or as many as there are, the real one."""
-    real = len(candidates)
-    if items and items < real:
-        raise UsageError(f"the pool has {real:,} candidates already; it cannot be padded to {items:,}")
-    size = max(items, real)
-    vectors = np.empty((size, model.dim), dtype=np.float32)
-    codes = np.empty((size, candidates.codes.shape[1]), dtype=np.int16)
-    typicality = np.empty(size, dtype=np.float16)
-    vectors[:real] = candidates.fused(slice(None)).numpy()
-    codes[:real], typicality[:real] = candidates.codes, candidates.typicality
-    modalities = candidates.modality.astype(np.int64)
-    quantizer = model.quantizer
-    for number, start in enumerate(range(real, size, PADDING_BLOCK)):
-        block = slice(start, min(start + PADDING_BLOCK, size))
-        random = np.random.default_rng([seed, number])
-        source = random.integers(real, size=block.stop - block.start)
-        noise = random.standard_normal((len(source), model.dim), dtype=np.float32)
-        length = random.uniform(LEAST_NOISE, MOST_NOISE, size=(len(source), 1)).astype(np.float32)
-        noise *= length / np.linalg.norm(noise, axis=1, keepdims=True)
-        made = F.normalize(torch.from_numpy(vectors[source] + noise), dim=1)
-        with torch.no_grad():
-            own = torch.from_numpy(modalities[source]).to(quantizer.device)
-            found = quantizer.quantize(made.to(quantizer.device), own).codes
-            columns = torch.cat([found, quantizer.norm_and_density.columns(found)], dim=1)
-            typicality[block] = F.cosine_similarity(made, quantizer.decode(found).cpu()).numpy()
-        vectors[block], codes[block] = made.numpy(), columns.cpu().numpy()
-    return PaddedPool(candidates.dids, vectors, codes, IdTable.build(codes, typicality))

@@ -23,11 +23,9 @@ from genius_search.config import SearchConfig, checked
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.faiss_index import NORM_BYTES, FaissIndex, num_bits, num_lists, num_parts
-from genius_search.lab.baselines.routing import CodeRouter
 from genius_search.lab.bench.results import Measurements, Row, table
 from genius_search.lab.bench.settings import QualitySettings, parse_counts
 from genius_search.lab.bench.tasks import EvalData, Task, select_rows
-from genius_search.lab.figure import draw_fronts
 from genius_search.lab.methods import PoolCandidates, RowQueries
 from genius_search.lab.table import Table
 from genius_search.model import Genius
@@ -51,7 +49,7 @@ EXACT_FUSED: Final = "exact-fused"
 """The others' recall is compared with this."""
 EXACT_FUSED_HUBNESS: Final = "exact-fused+hubness"
 """The same, less the share of density that our own orders take from a score."""
-GENERATOR, GEOMETRY, ONE_LEVEL = "generator", "geometry", "geometry, one level"
+GENERATOR, GEOMETRY = "generator", "geometry"
 ORDERS: Final = {"none": "alone", "codes": "+ codes", "embeddings": "+ embeddings"}
 LINES: Final = {
     (GENERATOR, "none"): "ours, by probability",
@@ -60,13 +58,7 @@ LINES: Final = {
     (GEOMETRY, "codes"): "nearest code vectors, by codes",
     (GEOMETRY, "embeddings"): "nearest code vectors, by vectors",
 }
-"""Their names in figures."""
-DRAWN: Final = (
-    "exact search",
-    "IVF-PQ",
-    "residual codes",
-    *sorted(set(LINES.values()) - {"ours, by probability"}),
-)
+"""Their names in the figures of a report."""
 RESIDUAL_WIDTH: Final = 4
 """Codes that the residual quantizer tries side by side for each level of an item."""
 NUMBER_BYTES: Final = 8
@@ -89,8 +81,7 @@ HOW_TO_READ: Final = (
     "and ranking apart. The encoder is in no figure. faiss's indexes are trained on the pool's own fused "
     "embeddings, which favours them, and look through lists of about as many candidates as the generator's "
     "leaf budget leads to; their lists cost no byte. Geometry is the same beam search without a "
-    "generator, by the distance between the query and the vectors of prefixes; on one level, the nearest "
-    "first codes until the leaves are as many as allowed."
+    "generator, by the distance between the query and the vectors of prefixes."
 )
 # A terminal shows as many of these as have room.
 METHOD_COLUMNS: Final = {
@@ -298,29 +289,9 @@ def bench_quality(
         ),
         health_table,
     ]
-    if not curves:
-        return Measurements(rows=measurements, tables=tables)
-    long = table(
-        curves,
-        {"task": "task", **METHOD_COLUMNS},
-        name="curves",
-        title="Recall against cost: every setting",
-        note="A sample of the queries of each task. Columns are those of the first table.",
-    )
-    first = [row for row in curves if row["task"] == curves[0]["task"]]
-    figure = draw_fronts(
-        [
-            (row["line"], row["cpu_ms"], row["recall_5"])
-            for line in DRAWN
-            for row in first
-            if row["line"] == line
-        ],
-        name="quality",
-        title="R@5 against CPU time: of each kind, the settings that no cheaper one of it reaches",
-        x="CPU-milliseconds of a query among 64",
-    )
-    rows_by_kind = {**measurements, "curves": curves}
-    return Measurements(rows=rows_by_kind, tables=tables, long_tables=[long], figures=[figure])
+    if curves:
+        measurements["curves"] = curves
+    return Measurements(rows=measurements, tables=tables)
 
 
 def exact_searches(pool: EvalPool) -> Iterator[Direct]:
@@ -362,13 +333,6 @@ def routed(pool: EvalPool, settings: QualitySettings) -> Iterator[Routed]:
     yield by_beam(pool, GENERATOR, PAPER_BEAM, 0, (SearchConfig(rerank="none"), codes, embeddings))
     yield by_beam(pool, GENERATOR, beam, leaves, (codes, *mixed, embeddings))
     yield by_beam(pool, GEOMETRY, beam, leaves, (codes, embeddings))
-    quantizer = pool.model.quantizer
-    router = CodeRouter(pool.parts, quantizer.tables(), has_modality_level=quantizer.has_modality_level)
-
-    def route(queries: Float[Tensor, "queries dim"]) -> Beams:
-        return cut_to_budget(router.route(queries, beam=leaves), leaves)
-
-    yield Routed(f"{ONE_LEVEL}, {leaves:,} leaves", ONE_LEVEL, 0, leaves, route, (codes, embeddings))
 
 
 def by_beam(pool: EvalPool, router: str, beam: int, leaves: int, orders: tuple[SearchConfig, ...]) -> Routed:

@@ -1,4 +1,4 @@
-"""The results of a benchmark: JSON for scripts, a page and Markdown for people."""
+"""The results of a benchmark: JSON for scripts, Markdown for people."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from genius_search.artifact import write_json
+from genius_search.artifact import write_file, write_json
 from genius_search.errors import UsageError
-from genius_search.lab.figure import Drawing
-from genius_search.lab.html import write_html
 from genius_search.lab.table import Table
 
 Row = dict[str, Any]
@@ -26,9 +24,6 @@ class Measurements:
     """Name of a kind of measurement -> its rows, as the JSON has them."""
     tables: Sequence[Table]
     """For people, each short enough for a terminal or a document."""
-    long_tables: Sequence[Table] = ()
-    """For the page alone."""
-    figures: Sequence[Drawing] = ()
 
 
 def table(rows: Sequence[Row], columns: Mapping[str, str], *, name: str, title: str, note: str = "") -> Table:
@@ -39,7 +34,10 @@ def table(rows: Sequence[Row], columns: Mapping[str, str], *, name: str, title: 
 
 
 def write(folder: Path, title: str, found: Measurements, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Write ``results.json`` and ``index.html``; return the JSON. Raises UsageError for a NaN or infinity."""
+    """Write ``results.json`` and the tables as ``results.md``; return the JSON.
+
+    ``genius report`` draws the figures. Raises UsageError for a NaN or infinity.
+    """
     for name, rows in found.rows.items():
         for row in rows:
             bad = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
@@ -51,13 +49,7 @@ def write(folder: Path, title: str, found: Measurements, about: Mapping[str, Any
     document |= {name: [{**row, **about} for row in rows] for name, rows in found.rows.items()}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "results.json", document)
-    tables = [*found.tables, *found.long_tables]
-    page = {"title": title, "about": about, "figures": found.figures, "tables": tables}
-    write_html(folder / "index.html", "bench.html", page)
-    return document
-
-
-def markdown(title: str, found: Measurements, about: Mapping[str, Any]) -> str:
-    """Return the short tables with their notes, and what they were measured on."""
     facts = "{machine}; {date}; `{command}`; seed {seed}".format_map(about)
-    return "\n\n".join([f"# {title}", *(one.markdown() for one in found.tables), facts]) + "\n"
+    text = "\n\n".join([f"# {title}", *(one.markdown() for one in found.tables), facts]) + "\n"
+    write_file(folder / "results.md", text.encode())
+    return document

@@ -1,4 +1,4 @@
-"""What the benchmarks measure; light enough to be imported for ``--help``."""
+"""Settings of the benchmarks; light enough to be imported for ``--help``."""
 
 from __future__ import annotations
 
@@ -10,53 +10,31 @@ from genius_search.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowSettings:
-    """The queries and pools that are measured."""
+class SpeedSettings:
+    """Settings of ``genius bench speed``."""
 
-    split: str = "test"
-    """Of the data set."""
-
-    row: str = ""
-    """Rows of the data set, as in its file names; commas between. Left out: all of them. For speed, one."""
-
-    pool: Literal["global", "local"] = "global"
-    """Search the union of all pools, or each row's own."""
-
-    queries: Natural = 0
-    """Of each row at most so many, spread evenly; 0 means all."""
-
-    seed: Natural = 0
-    """Of drawn weights, pools and queries, of training samples, and of the choice of instructions."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeedSettings(RowSettings):
-    """What ``genius bench speed`` measures."""
-
-    sizes: str = ""
-    """Items in the pools, with commas between. Left out: 1e4,1e5,1e6,1e7,1e8 without DATA, else its pool as
-    it is; a larger size pads that with noisy copies, which are never right answers."""
+    sizes: str = "1e4,1e5,1e6,1e7,1e8"
+    """Items in the pools, with commas between."""
 
     methods: str = "all"
-    """Commas between. Without DATA: ours, numbers (as IDs, as GRACE's), exact, generate (Hugging Face's, and
-    its pointer trie). With DATA: ours, routing (nearest code vectors, without the generator), exact, hnsw,
-    ivf, ivf-pq, residual, generate."""
+    """ours, numbers (as IDs, as GRACE's), exact, generate (Hugging Face's, and its pointer trie); commas
+    between."""
 
     rival_items: Natural = 1_000_000
-    """Without DATA: exact search and generate are measured up to so many items. Beyond, exact search is
-    calculated, and generate left out."""
+    """Exact search and generate are measured up to so many items. Beyond, exact search is calculated, and
+    generate left out."""
 
     codes: Literal["skewed", "uniform"] = "skewed"
-    """Without DATA: how codes are spread."""
+    """Spread of the codes."""
 
     beam: Count = 50
     """IDs kept at each level."""
 
     small_beam: Count = 10
-    """Without DATA: the same within a leaf budget."""
+    """The same within a leaf budget."""
 
     small_candidates: Count = 1000
-    """Without DATA: the leaf budget, of a small decoder where no model is given."""
+    """The leaf budget, of a small decoder where no model is given."""
 
     timed: Count = 20
     """Queries timed one by one; within a leaf budget ten times as many."""
@@ -70,10 +48,28 @@ class SpeedSettings(RowSettings):
     compared: Natural = 40
     """Queries whose rankings are compared with those of generate."""
 
+    seed: Natural = 0
+    """Seed of weights, pools and queries."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class QualitySettings(RowSettings):
-    """What ``genius bench quality`` measures."""
+class QualitySettings:
+    """Settings of ``genius bench quality``."""
+
+    split: str = "test"
+    """Split of the data set."""
+
+    row: str = ""
+    """Rows of the data set, as in its file names; commas between. Left out: all of them."""
+
+    pool: Literal["global", "local"] = "global"
+    """Search the union of all pools, or each row's own."""
+
+    queries: Natural = 0
+    """Queries of each row at most, spread evenly; 0 means all."""
+
+    seed: Natural = 0
+    """Seed of faiss's training samples, and of the choice of instructions."""
 
     beam: Count = 50
     """Of the search within a leaf budget."""

@@ -1,12 +1,11 @@
 """``genius bench speed``: time and memory of a search as the pool grows, beside the usual ways to search.
 
-Without a data set, pools of drawn codes show speed alone. With one, every method searches the same embeddings
-of one row, and recall is measured too.
+Pools are drawn codes of any size, and the decoder's weights are drawn unless there is a model: this is speed
+alone. What is found is measured by ``genius bench quality``.
 """
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import shutil
 import time
@@ -18,43 +17,32 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from genius_search.config import SearchConfig, checked
-from genius_search.data.mbeir import MBeir
 from genius_search.errors import UsageError
-from genius_search.index.store import quantize
 from genius_search.lab.baselines.faiss_index import FaissIndex
 from genius_search.lab.baselines.generate import HfGenerate, PointerTrie
-from genius_search.lab.baselines.routing import CodeRouter
 from genius_search.lab.bench.measure import Latency, read_memory, time_build, time_queries, time_rounds
 from genius_search.lab.bench.pools import (
     DIM,
     NumberedPool,
-    PaddedPool,
     Searcher,
     SyntheticPool,
-    padded,
     random_queries,
     searcher_of,
     synthetic_searcher,
 )
 from genius_search.lab.bench.results import Measurements, Row, table
 from genius_search.lab.bench.settings import SpeedSettings, parse_counts
-from genius_search.lab.bench.tasks import EvalData, Task, select_rows
-from genius_search.lab.figure import Drawing, Line, draw_fronts, draw_lines, lines_by_size
-from genius_search.lab.table import Table
 from genius_search.model import Genius
-from genius_search.nn.density import NUM_EXTRA_COLUMNS
 from genius_search.progress import Progress
 from genius_search.search.beam import Beams, search
 from genius_search.search.rank import Evidence, rank_items
 from genius_search.search.table import IdTable, Part
 
 HITS: Final = 50
-SYNTHETIC_SIZES: Final = "1e4,1e5,1e6,1e7,1e8"
 FULL: Final = "full search"
 LEAF_STOP: Final = "leaf stop"
 SHALLOW: Final = "small decoder, leaf budget"
@@ -62,17 +50,7 @@ NUMBERS: Final = "numbers as IDs (GRACE)"
 VOCABULARY: Final = "full search, vocabulary scores"
 GENERATE: Final = "HF generate, prefix callback"
 EXACT: Final = "exact search (32-bit vectors)"
-SYNTHETIC_FAMILIES: Final = ("ours", "numbers", "exact", "generate")
-REAL_FAMILIES: Final = ("ours", "routing", "exact", "hnsw", "ivf", "ivf-pq", "residual", "generate")
-HNSW_EFFORTS: Final = (16, 32, 64, 128, 256)
-IVF_EFFORTS: Final = (1, 4, 16, 64)
-REFINED_EFFORTS: Final = (4, 16, 64)
-"""Lists that are looked through where whole vectors are kept."""
-ROUTES: Final = (1, 2, 4, 8, 16)
-"""First codes that are taken when only their vectors decide."""
-BUDGETS: Final = ((1, 1000), (4, 1000), (10, 1000), (10, 4000), (50, 4000))
-"""Beams and leaf budgets."""
-SHORTLIST: Final = 100
+FAMILIES: Final = ("ours", "numbers", "exact", "generate")
 EXACT_QUERIES: Final = 8
 MEMORY_SHARE: Final = 0.6
 """Of the free memory, that the vectors of exact search may take."""
@@ -88,16 +66,11 @@ class Method(NamedTuple):
     """A way of searching, ready to answer."""
 
     name: str
-    line: str
-    """Its name in figures, which all settings of a method share."""
     family: str
     search: Callable[[Queries], Found | None]
     """Returns None where items are not ranked."""
     item_bytes: float
     """Bytes that grow with the pool, for each item."""
-    fixed_bytes: float = 0.0
-    """Bytes that do not: weights, centroids, code vectors. The encoder, which all need, is in none."""
-    build_seconds: float | None = None
     repeats: int = 1
     """So many times the usual number of queries is timed one by one."""
 
@@ -108,8 +81,6 @@ class _Bench:
 
     settings: SpeedSettings
     families: Sequence[str]
-    sizes: Sequence[int]
-    folder: Path
     progress: Progress
     queries: list[Row] = field(default_factory=list)
     builds: list[Row] = field(default_factory=list)
@@ -117,92 +88,36 @@ class _Bench:
 
 
 def bench_speed(
-    settings: SpeedSettings,
-    folder: Path,
-    *,
-    data: MBeir | None = None,
-    model: Genius | None = None,
-    progress: Progress,
+    settings: SpeedSettings, folder: Path, *, model: Genius | None = None, progress: Progress
 ) -> Measurements:
-    """Measure every method at every size.
+    """Measure every method at every size, the smallest first.
 
-    Tables are built in ``folder`` and removed again; features of a data set stay. A data set needs a model; a
-    model without a data set decodes in place of drawn weights. Raises UsageError where a setting is out of
-    range, or the data set has several rows and none is named.
+    Tables are built in ``folder`` and removed again; a model decodes in place of drawn weights. Raises
+    UsageError where a setting is out of range.
     """
     settings = checked(settings)
-    known = SYNTHETIC_FAMILIES if data is None else REAL_FAMILIES
-    families = known if settings.methods == "all" else tuple(map(str.strip, settings.methods.split(",")))
-    if not set(families) <= set(known):
-        raise UsageError(f"--methods {settings.methods!r}: choose from {', '.join(known)}")
-    sizes = parse_counts("--sizes", settings.sizes or ("0" if data else SYNTHETIC_SIZES))
-    if min(sizes) < (0 if data else 1):
+    families = FAMILIES if settings.methods == "all" else tuple(map(str.strip, settings.methods.split(",")))
+    if not set(families) <= set(FAMILIES):
+        raise UsageError(f"--methods {settings.methods!r}: choose from {', '.join(FAMILIES)}")
+    sizes = sorted(set(parse_counts("--sizes", settings.sizes)))
+    if min(sizes) < 1:
         raise UsageError(f"--sizes {settings.sizes}: a pool needs an item or more")
-    bench = _Bench(settings, families, sorted(set(sizes)), folder, progress)
-    if data is None:
-        if "exact" in families and settings.rival_items < min(sizes):
-            raise UsageError(
-                f"exact search is measured up to {settings.rival_items:,} items and all pools are larger, so "
-                "that nothing could be calculated from; add a smaller size, or leave exact out of --methods"
-            )
-        description = _measure_synthetic(bench, model)
-    elif model is None:
-        raise UsageError("a data set needs a --model to embed it")
-    else:
-        description = _measure_real(bench, data, model)
-    rows = {"queries": bench.queries, "builds": bench.builds}
-    if bench.agreement:
-        rows["agreement"] = bench.agreement
-    tables = _tables(bench, description, has_recall=data is not None)
-    figures = _size_figures(bench) if data is None else _recall_figures(bench.queries)
-    return Measurements(rows=rows, tables=tables, figures=figures)
-
-
-# Drawn pools
-
-
-def _measure_synthetic(bench: _Bench, model: Genius | None) -> str:
-    """Measure pools of drawn codes, the smallest first; return how the methods search."""
-    settings, place = bench.settings, bench.folder / "tables"
+    if "exact" in families and settings.rival_items < min(sizes):
+        raise UsageError(
+            f"exact search is measured up to {settings.rival_items:,} items and all pools are larger, so "
+            "that nothing could be calculated from; add a smaller size, or leave exact out of --methods"
+        )
+    bench = _Bench(settings, families, progress)
     large = synthetic_searcher("reference", seed=settings.seed) if model is None else searcher_of(model)
     small = large
     if model is None:
         small = synthetic_searcher("tiny", seed=settings.seed, sizes=large.decoder.sizes)
-    count = max(10 * settings.timed, settings.batch, settings.compared)
-    queries = random_queries(count, large.dim, seed=settings.seed + 1)
-    full = SearchConfig(beam=settings.beam)
-    stopped = SearchConfig(beam=settings.beam, candidates=4 * settings.beam, rerank="codes")
-    budget = SearchConfig(beam=settings.small_beam, candidates=settings.small_candidates, rerank="codes")
-    bench.progress.begin("speed", len(bench.sizes))
-    for number, items in enumerate(bench.sizes, start=1):
-        pool = SyntheticPool(items=items, sizes=large.decoder.sizes, kind=settings.codes, seed=settings.seed)
-        bench.builds.append({"structure": "our IDs", **build_apart(pool, place)})
-        ids = IdTable.open(place)
-        methods = []
-        if "ours" in bench.families:
-            methods = [
-                _our_method(FULL, large, ids, full),
-                _our_method(LEAF_STOP, large, ids, stopped),
-                _our_method(SHALLOW, small, ids, budget)._replace(repeats=10),
-            ]
-        if "generate" in bench.families and items <= settings.rival_items:
-            methods += _generate_methods(bench, large, ids, queries)
-        bench.queries.extend(_time(settings, methods, queries, items))
-        del ids, methods
-        if "numbers" in bench.families:
-            numbered = NumberedPool(items=items)
-            build_apart(numbered, place)
-            digits = synthetic_searcher("reference", seed=settings.seed, sizes=numbered.sizes)
-            method = _our_method(NUMBERS, digits, IdTable.open(place), full)
-            drawn = random_queries(count, DIM, seed=settings.seed + 1)
-            bench.queries.extend(_time(settings, [method], drawn, items))
-            del method
-        if "exact" in bench.families:
-            bench.queries.append(_exact_row(settings, items, bench.queries))
-        shutil.rmtree(place)
-        bench.progress.advance(number, {})
+    progress.begin("speed", len(sizes))
+    for number, items in enumerate(sizes, start=1):
+        _measure_size(bench, items, large, small, folder / "tables")
+        progress.advance(number, {})
     decoder = "decoder of the paper's size" if model is None else large.name
-    return (
+    description = (
         f"Pools of {settings.codes} drawn codes, {len(large.decoder.sizes)} levels. {FULL}: {decoder}, beam "
         f"{settings.beam}, all levels. {LEAF_STOP}: the same, until {4 * settings.beam} IDs are left, ranked "
         f"by codes. {SHALLOW}: {'one layer of width 128' if model is None else 'the same decoder'}, beam "
@@ -211,6 +126,42 @@ def _measure_synthetic(bench: _Bench, model: Genius | None) -> str:
         f"of {DIM} numbers. What is marked calculated was not measured: it is in proportion to the largest "
         "pool that was."
     )
+    return _measurements(bench, description)
+
+
+def _measure_size(bench: _Bench, items: int, large: Searcher, small: Searcher, place: Path) -> None:
+    """Measure every method in one pool, whose tables are built at ``place``."""
+    settings = bench.settings
+    count = max(10 * settings.timed, settings.batch, settings.compared)
+    queries = random_queries(count, large.dim, seed=settings.seed + 1)
+    full = SearchConfig(beam=settings.beam)
+    stopped = SearchConfig(beam=settings.beam, candidates=4 * settings.beam, rerank="codes")
+    budget = SearchConfig(beam=settings.small_beam, candidates=settings.small_candidates, rerank="codes")
+    pool = SyntheticPool(items=items, sizes=large.decoder.sizes, kind=settings.codes, seed=settings.seed)
+    bench.builds.append({"structure": "our IDs", **build_apart(pool, place)})
+    ids = IdTable.open(place)
+    methods = []
+    if "ours" in bench.families:
+        methods = [
+            _our_method(FULL, large, ids, full),
+            _our_method(LEAF_STOP, large, ids, stopped),
+            _our_method(SHALLOW, small, ids, budget)._replace(repeats=10),
+        ]
+    if "generate" in bench.families and items <= settings.rival_items:
+        methods += _generate_methods(bench, large, ids, queries)
+    bench.queries.extend(_time(settings, methods, queries, items))
+    del ids, methods
+    if "numbers" in bench.families:
+        numbered = NumberedPool(items=items)
+        build_apart(numbered, place)
+        digits = synthetic_searcher("reference", seed=settings.seed, sizes=numbered.sizes)
+        method = _our_method(NUMBERS, digits, IdTable.open(place), full)
+        drawn = random_queries(count, DIM, seed=settings.seed + 1)
+        bench.queries.extend(_time(settings, [method], drawn, items))
+        del method
+    if "exact" in bench.families:
+        bench.queries.append(_exact_row(settings, items, bench.queries))
+    shutil.rmtree(place)
 
 
 def build_apart(pool: SyntheticPool | NumberedPool, folder: Path) -> Row:
@@ -250,18 +201,13 @@ def _our_method(name: str, searcher: Searcher, ids: IdTable, config: SearchConfi
     parts, evidence = [Part(ids)], Evidence(searcher.ranker)
 
     def answer(queries: Queries) -> Found:
-        return _rank(parts, search(searcher.decoder, parts, queries, config), queries, config, evidence)
+        beams = search(searcher.decoder, parts, queries, config)
+        return [
+            rank_items(parts, beams, number, query, config=config, evidence=evidence, k=HITS).items
+            for number, query in enumerate(queries)
+        ]
 
-    return Method(name, name, "ours", answer, _table_facts(ids)["bytes_per_item"])
-
-
-def _rank(
-    parts: Sequence[Part], beams: Beams, queries: Queries, config: SearchConfig, evidence: Evidence
-) -> Found:
-    return [
-        rank_items(parts, beams, number, query, config=config, evidence=evidence, k=HITS).items
-        for number, query in enumerate(queries)
-    ]
+    return Method(name, "ours", answer, _table_facts(ids)["bytes_per_item"])
 
 
 def _generate_methods(bench: _Bench, searcher: Searcher, ids: IdTable, queries: Queries) -> Iterator[Method]:
@@ -293,7 +239,7 @@ def _generate_methods(bench: _Bench, searcher: Searcher, ids: IdTable, queries: 
     def answer(some: Queries) -> None:
         hf.codes(some, beam=settings.beam)
 
-    yield Method(GENERATE, GENERATE, "generate", answer, item_bytes)
+    yield Method(GENERATE, "generate", answer, item_bytes)
 
 
 class Ranking(NamedTuple):
@@ -358,176 +304,8 @@ def _exact_row(settings: SpeedSettings, items: int, rows: Sequence[Row]) -> Row:
     some = random.standard_normal((min(items, 65_536), DIM), dtype=np.float32).astype(np.float16)
     index = FaissIndex("Flat", np.resize(some, (items, DIM)))
     queries = random_queries(EXACT_QUERIES, DIM, seed=settings.seed + 1)
-    method = Method(EXACT, EXACT, "exact", _dense_search(index, None), 4.0 * DIM)
+    method = Method(EXACT, "exact", lambda queries: index.search(queries.numpy(), HITS).items, 4.0 * DIM)
     return _time(replace(settings, timed=EXACT_QUERIES), [method], queries, items, with_batch=False)[0]
-
-
-# Real pools
-
-
-def _measure_real(bench: _Bench, data: MBeir, model: Genius) -> str:
-    """Measure one row of a data set at each size; return what was searched."""
-    settings = bench.settings
-    rows = select_rows(data, settings)
-    if len(rows) != 1:
-        names = ", ".join(row.name for row in rows)
-        raise UsageError(f"{data.name} has {len(rows)} rows in split {settings.split} ({names}); name one")
-    eval_data = EvalData(data, model, rows, settings, bench.folder / "features", bench.progress)
-    candidates = eval_data.candidates(rows[0])
-    task = eval_data.task(rows[0], candidates)
-    queries = task.queries.fused
-    searcher = searcher_of(model)
-    for items in bench.sizes:
-        pool = padded(model, candidates, items=items, seed=settings.seed)
-        bench.progress.say(f"{len(pool):,} items, {len(pool.table):,} IDs, {len(queries):,} queries")
-        ids, times = time_build(partial(IdTable.build, pool.codes, np.zeros(len(pool), dtype=np.float16)))
-        row = {"structure": "our IDs", **times, **_table_facts(ids), "peak_mib": None, "open_ms": None}
-        bench.builds.append(row)
-        methods = list(_dense_methods(bench, model, pool))
-        methods += _id_methods(bench.families, searcher, model, pool, times["build_cpu_seconds"])
-        if "generate" in bench.families and searcher.generator is not None:
-            methods += _generate_methods(bench, searcher, pool.table, queries)
-        recall = {method.name: _recall(method, task, pool, settings.batch) for method in methods}
-        for timed in _time(settings, methods, queries, len(pool)):
-            bench.queries.append({**timed, **recall[timed["method"]]})
-    padding = (
-        ", padded with noisy copies of theirs, which are never right answers" if any(bench.sizes) else ""
-    )
-    return (
-        f"{data.name}, {rows[0].name}: {len(candidates):,} candidates{padding}; "
-        f"{len(queries):,} queries, all methods over the same embeddings of {model.dim} numbers. "
-        "R@k: share of queries with a right answer among the first k. IVF-PQ refined re-ranks 200 items by "
-        "vectors kept beside the codes; ours by vectors those that the codes put first: 100, or with all "
-        "levels decoded every item found."
-    )
-
-
-def _recall(method: Method, task: Task, pool: PaddedPool, batch_size: int) -> Row:
-    found: Found = []
-    for batch in task.batches(batch_size):
-        items = method.search(batch.fused)
-        if items is None:
-            return {"recall_1": None, "recall_5": None, "recall_10": None}
-        found += items
-    rates = task.hit_rates([pool.did(int(item)) for item in items] for items in found)
-    return {f"recall_{k}": rate for k, rate in rates.items()}
-
-
-def _dense_methods(bench: _Bench, model: Genius, pool: PaddedPool) -> Iterator[Method]:
-    """Build faiss's indexes, each with the efforts it is tried with.
-
-    Those of codes have as many bits an item as our packed IDs with norm and density (``packed``), or as our
-    table (``stored``). Those of whole vectors keep them in 8 bits too, as our index can.
-    """
-    dim, lists = pool.vectors.shape[1], min(1024, max(1, len(pool) // 32))
-    sizes = model.quantizer.sizes
-    packed = math.ceil(sum(math.log2(size) for size in sizes if size > 1) / 8) + NUM_EXTRA_COLUMNS
-    stored = 2 * (len(sizes) + NUM_EXTRA_COLUMNS) + 4
-    few, many = (
-        next(parts for parts in range(min(most, dim), 0, -1) if dim % parts == 0) for most in (packed, stored)
-    )
-    residual = {size: f"RQ{2 * (size - 1)}x4fs_32_Nrq2x4" for size in (packed, stored)}
-    refined = f"IVF{lists},PQ{many}x8np"
-    indexes: list[tuple[str, str, str, str, tuple[int | None, ...]]] = [
-        ("exact", "exact search", "32-bit vectors", "Flat", (None,)),
-        ("exact", "exact search", "8-bit vectors", "SQ8", (None,)),
-        ("hnsw", "HNSW", "32-bit vectors", "HNSW32", HNSW_EFFORTS),
-        ("hnsw", "HNSW", "8-bit vectors", "HNSW32_SQ8", HNSW_EFFORTS),
-        ("ivf", "IVF", "8-bit vectors", f"IVF{lists},SQ8", REFINED_EFFORTS),
-        ("ivf-pq", "IVF-PQ refined", "16-bit vectors", f"{refined},Refine(SQfp16)", REFINED_EFFORTS),
-        ("ivf-pq", "IVF-PQ refined", "8-bit vectors", f"{refined},Refine(SQ8)", REFINED_EFFORTS),
-        ("residual", "residual codes", f"{packed} bytes", residual[packed], (None,)),
-        ("residual", "residual codes", f"{stored} bytes", residual[stored], (None,)),
-        ("residual", "residual codes", f"{packed} bytes", f"IVF{lists},{residual[packed]}", IVF_EFFORTS),
-    ]
-    indexes += [
-        ("ivf-pq", "IVF-PQ", f"{parts} bytes", f"IVF{lists},PQ{parts}x8np", IVF_EFFORTS)
-        for parts in dict.fromkeys((few, many))
-    ]
-    for family, line, kept, factory, efforts in indexes:
-        if family not in bench.families:
-            continue
-        bench.progress.say(f"building {line} ({kept})")
-        index = FaissIndex(factory, pool.vectors, seed=bench.settings.seed)
-        for effort in efforts:
-            setting = "" if effort is None else f", {effort} list{'s' if effort > 1 else ''}"
-            if family == "hnsw":
-                setting = f", efSearch {effort}"
-            name, find = f"{line} ({kept}){setting}", _dense_search(index, effort)
-            costs = (index.item_bytes, index.fixed_bytes, index.build_seconds)
-            yield Method(name, line, family, find, *costs)
-
-
-def _dense_search(index: FaissIndex, effort: int | None) -> Callable[[Queries], Found]:
-    return lambda queries: index.search(queries.numpy(), HITS, effort=effort).items
-
-
-def _id_methods(  # noqa: C901  every way of ranking
-    families: Sequence[str], searcher: Searcher, model: Genius, pool: PaddedPool, build_seconds: float
-) -> Iterator[Method]:
-    """Yield our IDs found by the generator, or by the nearest code vectors alone, and ranked in every way."""
-    parts = [Part(pool.table)]
-    halves = pool.vectors.astype(np.float16)
-    rounded = quantize(halves)
-
-    def exact_vectors(rows: Int64[np.ndarray, " rows"]) -> Float[Tensor, "rows dim"]:
-        return torch.from_numpy(halves[rows]).float()
-
-    def rounded_vectors(rows: Int64[np.ndarray, " rows"]) -> Float[Tensor, "rows dim"]:
-        return torch.from_numpy(rounded.values[rows] * rounded.scales[rows, None].astype(np.float32))
-
-    by_codes = Evidence(searcher.ranker)
-    by_vectors = {
-        "16-bit": (Evidence(searcher.ranker, [exact_vectors]), 2.0 * model.dim),
-        "8-bit": (Evidence(searcher.ranker, [rounded_vectors]), model.dim + 2.0),  # with a scale each
-    }
-    table_bytes = _table_facts(pool.table)["bytes_per_item"]
-    routing_bytes = 4.0 * model.dim * sum(searcher.decoder.sizes)
-
-    def decode(config: SearchConfig) -> Callable[[Queries], Beams]:
-        return lambda queries: search(searcher.decoder, parts, queries, config)
-
-    def method(
-        name: str, setting: str, find: Callable[[Queries], Beams], config: SearchConfig, stored: str = ""
-    ) -> Method:
-        evidence, vector_bytes = by_vectors[stored] if stored else (by_codes, 0.0)
-        family = "routing" if name.startswith("nearest") else "ours"
-        return Method(
-            f"{name} ({stored}), {setting}" if stored else f"{name}, {setting}",
-            name,
-            family,
-            lambda queries: _rank(parts, find(queries), queries, config, evidence),
-            table_bytes + vector_bytes,
-            routing_bytes if family == "routing" else searcher.fixed_bytes(),
-            build_seconds,
-        )
-
-    def ranked(
-        who: str, setting: str, find: Callable[[Queries], Beams], config: SearchConfig
-    ) -> Iterator[Method]:
-        yield method(f"{who}, by codes", setting, find, replace(config, rerank="codes"))
-        for stored in by_vectors:
-            yield method(f"{who}, by vectors", setting, find, replace(config, rerank="embeddings"), stored)
-
-    if "routing" in families:
-        quantizer = model.quantizer
-        router = CodeRouter(parts, quantizer.tables(), has_modality_level=quantizer.has_modality_level)
-        for beam in ROUTES:
-            route = partial(router.route, beam=beam)
-            yield from ranked("nearest code vectors", f"{beam} codes", route, SearchConfig(beam=beam))
-    if "ours" in families:
-        config = SearchConfig(beam=50)
-        setting = "beam 50, all levels"
-        yield method("ours, by probability", setting, decode(config), config)
-        for beam, candidates in ((50, 0), *BUDGETS):
-            if candidates:
-                config = SearchConfig(beam=beam, candidates=candidates, shortlist=SHORTLIST)
-                setting = f"beam {beam}, {candidates:,} leaves"
-            # Decoding stops alike whichever of the two ranks afterwards.
-            yield from ranked("ours", setting, decode(replace(config, rerank="codes")), config)
-
-
-# Both
 
 
 def _time(
@@ -556,14 +334,11 @@ def _time(
     for method in methods:
         row: Row = {
             "method": method.name,
-            "line": method.line,
             "family": method.family,
             "items": items,
             "batch": 1,
             **alone[method.name]._asdict(),
             "bytes_per_item": method.item_bytes,
-            "fixed_mib": method.fixed_bytes / 2**20,
-            "build_cpu_seconds": method.build_seconds,
             "calculated": False,
         }
         rows.append(row)
@@ -577,18 +352,12 @@ QUERY_COLUMNS: Final = {
     "method": "method",
     "items": "items",
     "batch": "batch",
-    "recall_1": "R@1",
-    "recall_5": "R@5",
-    "recall_10": "R@10",
     "cpu_ms": "CPU-ms",
     "p50_ms": "p50, ms",
     "p99_ms": "p99, ms",
     "bytes_per_item": "bytes an item",
-    "fixed_mib": "fixed, MiB",
-    "build_cpu_seconds": "build, CPU-s",
     "calculated": "calculated",
 }
-ONLY_WITH_RECALL: Final = ("recall_1", "recall_5", "recall_10", "fixed_mib", "build_cpu_seconds")
 BUILD_COLUMNS: Final = {
     "structure": "structure",
     "items": "items",
@@ -601,20 +370,16 @@ BUILD_COLUMNS: Final = {
 }
 
 
-def _tables(bench: _Bench, description: str, *, has_recall: bool) -> list[Table]:
-    hidden = ("calculated",) if has_recall else ONLY_WITH_RECALL
-    rows = bench.queries
-    if not has_recall:
-        rows = sorted(rows, key=lambda row: (row["method"], row["batch"], row["items"]))
+def _measurements(bench: _Bench, description: str) -> Measurements:
+    rows = {"queries": bench.queries, "builds": bench.builds}
     tables = [
         table(
-            rows,
-            {name: heading for name, heading in QUERY_COLUMNS.items() if name not in hidden},
+            sorted(bench.queries, key=lambda row: (row["method"], row["batch"], row["items"])),
+            QUERY_COLUMNS,
             name="queries",
             title="Searching",
             note="CPU-milliseconds of a query on one core, alone or in a batch; the encoder is in no figure. "
-            f"Bytes that grow with the pool{', and those that do not' if has_recall else ''}. {description}"
-            f"{'' if has_recall else ' Weights were drawn: this is speed, not recall.'}",
+            f"Bytes that grow with the pool. {description} This is speed, not recall.",
         ),
         table(
             bench.builds,
@@ -626,6 +391,7 @@ def _tables(bench: _Bench, description: str, *, has_recall: bool) -> list[Table]
         ),
     ]
     if bench.agreement:
+        rows["agreement"] = bench.agreement
         agreement = table(
             bench.agreement,
             {name: name for name in bench.agreement[0]},
@@ -635,50 +401,4 @@ def _tables(bench: _Bench, description: str, *, has_recall: bool) -> list[Table]
             "only among IDs whose scores differ by 1e-4 or less.",
         )
         tables.append(agreement)
-    return tables
-
-
-def _size_figures(bench: _Bench) -> list[Drawing]:
-    """Draw time, bytes and memory against the size of the pool."""
-    drawn = [
-        (
-            "cpu_ms",
-            "CPU time of one query",
-            "CPU-milliseconds a query",
-            lines_by_size(bench.queries, "cpu_ms"),
-        ),
-        ("bytes", "Bytes an item", "bytes an item", lines_by_size(bench.queries, "bytes_per_item")),
-    ]
-    ours = [row for row in bench.builds if row["structure"] == "our IDs"]
-    if all(row["peak_mib"] for row in ours):
-        peaks = tuple((float(row["items"]), float(row["peak_mib"])) for row in ours)
-        drawn.append(("peak", "Memory to build the ID table", "peak, MiB", [Line("our IDs", peaks)]))
-    return [
-        Drawing(
-            name=name,
-            title=f"{title} against the size of the pool",
-            alt=f"{title} against pool size on logarithmic axes: {', '.join(line.name for line in lines)}",
-            figure=draw_lines(lines, x="items in the pool", y=label),
-        )
-        for name, title, label, lines in drawn
-    ]
-
-
-def _recall_figures(rows: Sequence[Row]) -> list[Drawing]:
-    """Draw recall in the largest pool against time and against bytes."""
-    largest = max(row["items"] for row in rows)
-    shown = [
-        row for row in rows if row["items"] == largest and row["batch"] == 1 and row["recall_5"] is not None
-    ]
-    return [
-        draw_fronts(
-            [(row["line"], row[column], row["recall_5"]) for row in shown if row["recall_5"] is not None],
-            name=column,
-            title=f"R@5 against {label}: of each kind, the settings that no cheaper one of it reaches",
-            x=label,
-        )
-        for column, label in (
-            ("cpu_ms", "CPU-milliseconds of a single query"),
-            ("bytes_per_item", "bytes an item"),
-        )
-    ]
+    return Measurements(rows=rows, tables=tables)

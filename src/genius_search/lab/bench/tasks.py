@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
-from genius_search.lab.bench.settings import RowSettings
-from genius_search.lab.evaluate import EvaluationConfig, EvaluationPools, embed_queries
+from genius_search.lab.bench.settings import QualitySettings
+from genius_search.lab.evaluate import EvaluationPools, embed_queries
 from genius_search.lab.methods import PoolCandidates, RowQueries
 from genius_search.lab.runs import Hit, Qrels, Run, evaluate, filter_to_pool
+from genius_search.lab.settings import EvaluationConfig
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.records import task_name
@@ -54,10 +55,11 @@ class Task(NamedTuple):
             qid: [Hit(did, -float(rank)) for rank, did in enumerate(dids)]
             for qid, dids in zip(self.queries.qids, found, strict=True)
         }
-        return dict(evaluate(self.qrels, Run("bench", hits), ks=(1, 5, 10)).hit_rate)
+        means = evaluate(self.qrels, Run("bench", hits), ks=(1, 5, 10)).means
+        return {k: means[f"R@{k}"] for k in (1, 5, 10)}
 
 
-def select_rows(data: MBeir, settings: RowSettings) -> Sequence[EvaluationRow]:
+def select_rows(data: MBeir, settings: QualitySettings) -> Sequence[EvaluationRow]:
     """Return the rows of the data set that the settings name."""
     names = tuple(name.strip() for name in settings.row.split(",")) if settings.row else ()
     return data.rows(settings.split, names=names)
@@ -71,7 +73,7 @@ class EvalData:
         data: MBeir,
         model: Genius,
         rows: Sequence[EvaluationRow],
-        settings: RowSettings,
+        settings: QualitySettings,
         folder: Path,
         progress: Progress,
     ) -> None:
@@ -83,10 +85,7 @@ class EvalData:
             max_queries=settings.queries,
             seed=settings.seed,
         )
-        pools, methods = self._config.pools, self._config.methods
-        self.pools = EvaluationPools(
-            data, model, rows, folder, split=settings.split, pools=pools, methods=methods, progress=progress
-        )
+        self.pools = EvaluationPools(data, model, rows, folder, self._config, progress=progress)
 
     def candidates(self, row: EvaluationRow) -> PoolCandidates:
         """Return the pool that a row's queries search."""

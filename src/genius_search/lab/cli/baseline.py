@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -11,9 +11,7 @@ from rich.console import Console
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command, split_names
 from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_table
 from genius_search.lab.cli.evaluate import parse_pools
-
-if TYPE_CHECKING:
-    from genius_search.lab.evaluate import EvaluationConfig
+from genius_search.lab.settings import BaselineConfig, DenseConfig, EvaluationConfig
 
 
 @command
@@ -43,8 +41,6 @@ class EvaluationOptions(JsonOption):
 
     def config(self, *, beam: int = 50, seed: int = 0) -> EvaluationConfig:
         """Return the settings of the evaluation."""
-        from genius_search.lab.evaluate import EvaluationConfig
-
         return EvaluationConfig(
             split=self.split,
             pools=parse_pools(self.pools),
@@ -66,32 +62,13 @@ class Fit:
     data: DataArgument
     """Folder of the data set, in M-BEIR's layout."""
 
-    kind: Literal[
-        "grace-numeric", "grace-string", "grace-semantic", "grace-structured", "dsi", "nci", "irgen", "genius"
-    ]
-    """Kind of the IDs."""
-
     model: Path
     """Folder of the model, whose encoder, fusion and decoder sizes are used."""
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """Folder of the rival."""
 
-    indexing: Literal["yes", "no"] = "yes"
-    """Learn the IDs of the pool that will be searched, too; without it they are computed from the items
-    afterwards, as for items that are added later."""
-
-    split: str = "test"
-    """Split whose pools will be searched."""
-
-    epochs: float = 20.0
-    """Passes over the training queries."""
-
-    batch_size: int = 256
-    """Pairs in a batch, and with indexing as many items."""
-
-    seed: int = 0
-    """Seed of IDs, initial weights, batches and augmentation."""
+    options: Annotated[BaselineConfig, tyro.conf.arg(name="")]
 
     evaluation: OptionalFolder = None
     """Folder for the features of the pools: the --out of `genius evaluate`; default: evaluation/ of the
@@ -103,21 +80,15 @@ class Fit:
     def run(self) -> None:
         """Give IDs and train."""
         from genius_search.data.mbeir import MBeir
-        from genius_search.lab.baselines.train import BaselineConfig, fit_baseline
+        from genius_search.lab.baselines.train import fit_baseline
         from genius_search.model import Genius
 
-        config = BaselineConfig(
-            kind=self.kind,
-            indexing=self.indexing == "yes",
-            split=self.split,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            seed=self.seed,
-        )
         with TerminalProgress() as progress:
             model = Genius.open(self.model, download=self.download)
             features = _features_folder(model.folder, self.model, self.evaluation)
-            fit_baseline(MBeir(self.data), model, self.out, config, evaluation=features, progress=progress)
+            fit_baseline(
+                MBeir(self.data), model, self.out, self.options, evaluation=features, progress=progress
+            )
             progress.say(
                 f"next: genius baseline evaluate {self.data} --baseline {self.out} --model {self.model}"
             )
@@ -180,19 +151,7 @@ class Dense(EvaluationOptions):
     encoder_model: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """The --out of `genius train encoder`, `genius embed` or `genius fit`."""
 
-    kinds: str = "exact"
-    """Kinds of index: exact (compare with every item), hnsw (a graph of neighbours), ivf-pq (product codes in
-    lists), ivf-rq (residual codes in lists); separated by commas, or all."""
-
-    code_bytes: int = 14
-    """Bytes of an item, where codes are kept: by default as many as an ID of the preset small with norm and
-    density; ivf-pq takes the next number that divides a vector."""
-
-    effort: int = 16
-    """Nodes that hnsw keeps in view, lists that the other two look through."""
-
-    seed: int = 0
-    """Seed for the choice of instructions, and for the sample that codes are learned from."""
+    options: Annotated[DenseConfig, tyro.conf.arg(name="")] = DenseConfig()
 
     out: OptionalFolder = None
     """Folder for runs and results.json; default: dense/ in the encoder's folder."""
@@ -207,18 +166,15 @@ class Dense(EvaluationOptions):
         """Index, search, measure, print the table."""
         from genius_search.data.mbeir import MBeir
         from genius_search.lab import results as tables
-        from genius_search.lab.baselines.dense import DenseConfig, evaluate_dense, parse_kinds
+        from genius_search.lab.baselines.dense import evaluate_dense
         from genius_search.training.fit import reopen_embedded
 
-        dense = DenseConfig(
-            kinds=parse_kinds(self.kinds), code_bytes=self.code_bytes, effort=self.effort, seed=self.seed
-        )
         with TerminalProgress() as progress:
             result = evaluate_dense(
                 MBeir(self.data),
                 reopen_embedded(self.encoder_model, device=self.device, download=self.download),
-                self.config(seed=self.seed),
-                dense,
+                self.config(seed=self.options.seed),
+                self.options,
                 self.out or self.encoder_model / "dense",
                 evaluation=self.evaluation or self.encoder_model / "evaluation",
                 progress=progress,
@@ -227,21 +183,13 @@ class Dense(EvaluationOptions):
             print_json(result.to_json())
             return
         Console().print(tables.to_rich(result.rows))
-        print_table(
-            ("method", "candidates", "fit, s", "index, s", "queries", "ms a query"),
-            [
-                (
-                    timing.method,
-                    f"{timing.pool_size:,}",
-                    f"{timing.fit_seconds:.2f}",
-                    f"{timing.index_seconds:.2f}",
-                    f"{timing.queries:,}",
-                    f"{timing.ms_per_query:.3f}",
-                )
-                for timing in result.timings
-            ],
-            left=("method",),
-        )
+        lines = [
+            (one.method, f"{one.pool_size:,}", f"{one.fit_seconds:.2f}", f"{one.index_seconds:.2f}",
+             f"{one.queries:,}", f"{one.ms_per_query:.3f}")
+            for one in result.timings
+        ]  # fmt: skip
+        headings = ("method", "candidates", "fit, s", "index, s", "queries", "ms a query")
+        print_table(headings, lines, left=headings[:1])
 
 
 def _features_folder(opened: Path, named: Path, wanted: Path | None) -> Path:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from genius_search.cli.options import DataArgument, JsonOption, command
+from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.lab.bench.settings import QualitySettings, SpeedSettings
 
@@ -27,7 +27,7 @@ class BenchCommand(JsonOption):
     """A command that measures."""
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-    """Where results.json and index.html go, and what is embedded or built on the way."""
+    """Where results.json and results.md go, and what is embedded or built on the way."""
 
     download: bool = False
     """Allow downloading the encoder's weights."""
@@ -35,26 +35,22 @@ class BenchCommand(JsonOption):
 
 @command
 class Speed(BenchCommand):
-    """Measure time and memory of a search as the pool grows, beside faiss and Hugging Face's generate.
+    """Measure time and memory of a search as the pool grows, beside exact search and Hugging Face's generate.
 
-    Without DATA, pools of drawn codes and drawn weights (or --model) show speed alone: the paper's search,
+    Pools of drawn codes, and drawn weights unless there is a --model, show speed alone: the paper's search,
     stopping at few leaves, a small decoder, numbers as IDs, exact search, and generate with a pointer trie,
-    whose rankings are compared with ours. With DATA, every method searches the same embeddings of one of its
-    rows, and recall stands beside the cost. One thread; medians of rounds in turns.
+    whose rankings are compared with ours. `genius bench quality` shows recall beside the cost. One thread;
+    medians of rounds in turns. `genius report` draws the figures.
     """
 
-    data: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
-    """Folder of a data set, in M-BEIR's layout."""
-
-    model: Path | None = None
-    """Folder of a model; needed with DATA."""
+    model: OptionalFolder = None
+    """Folder of a model, which decodes in place of drawn weights."""
 
     options: Annotated[SpeedSettings, tyro.conf.arg(name="")] = SpeedSettings()
 
     def run(self) -> None:
         """Measure and print."""
         limit_threads()
-        from genius_search.data.mbeir import MBeir
         from genius_search.lab.bench.measure import use_one_thread
         from genius_search.lab.bench.speed import bench_speed
         from genius_search.model import Genius
@@ -62,8 +58,7 @@ class Speed(BenchCommand):
         use_one_thread()
         with TerminalProgress() as progress:
             model = None if self.model is None else Genius.open(self.model, download=self.download)
-            data = None if self.data is None else MBeir(self.data)
-            found = bench_speed(self.options, self.out, data=data, model=model, progress=progress)
+            found = bench_speed(self.options, self.out, model=model, progress=progress)
         finish(self, "speed", "Speed", found)
 
 
@@ -74,7 +69,7 @@ class Quality(BenchCommand):
     For each task and their mean: exact search, the paper's full-depth search, search within a leaf budget,
     the same routed by geometry alone, and faiss's IVF-PQ and IVF residual quantizer at as many bytes and
     candidates. Then the generator against geometry at equally many leaves, recall over CPU time for a grid
-    of beams and leaf budgets, and the health of the IDs. Also writes quality.md.
+    of beams and leaf budgets, and the health of the IDs. `genius report` draws the figures.
     """
 
     data: DataArgument
@@ -88,19 +83,16 @@ class Quality(BenchCommand):
     def run(self) -> None:
         """Measure and print."""
         limit_threads()
-        from genius_search.artifact import write_file
         from genius_search.data.mbeir import MBeir
         from genius_search.lab.bench.measure import use_one_thread
         from genius_search.lab.bench.quality import bench_quality
-        from genius_search.lab.bench.results import markdown
         from genius_search.model import Genius
 
         use_one_thread()
         with TerminalProgress() as progress:
             model = Genius.open(self.model, download=self.download)
             found = bench_quality(MBeir(self.data), model, self.options, self.out, progress=progress)
-        facts = finish(self, "quality", "Quality of the IDs", found)
-        write_file(self.out / "quality.md", markdown("Quality of the IDs", found, facts).encode())
+        finish(self, "quality", "Quality of the IDs", found)
 
 
 def limit_threads() -> None:
@@ -128,8 +120,8 @@ def format_command(command: Any, name: str) -> str:
     return " ".join(words)
 
 
-def finish(command: Speed | Quality, name: str, title: str, found: Measurements) -> dict[str, Any]:
-    """Write the files, print the tables, and return what they were measured on."""
+def finish(command: Speed | Quality, name: str, title: str, found: Measurements) -> None:
+    """Write the files and print the tables, or the JSON."""
     from genius_search.lab.bench.measure import about
     from genius_search.lab.bench.results import write
 
@@ -137,9 +129,8 @@ def finish(command: Speed | Quality, name: str, title: str, found: Measurements)
     document = write(command.out, title, found, facts)
     if command.json:
         print_json(document)
-        return facts
+        return
     for table in found.tables:
         print(table.text(max(shutil.get_terminal_size().columns, MIN_WIDTH)))
     print("{machine}; {date}; {command}".format_map(facts))
-    print(f"all columns: index.html and results.json in {command.out}", file=sys.stderr)
-    return facts
+    print(f"all columns: results.md and results.json in {command.out}", file=sys.stderr)

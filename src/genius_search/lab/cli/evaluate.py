@@ -18,7 +18,7 @@ from genius_search.cli.options import (
     split_names,
 )
 from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_table
-from genius_search.config import SearchConfig
+from genius_search.lab.settings import METHODS, EvaluationConfig, EvaluationSettings
 
 if TYPE_CHECKING:
     from genius_search.lab.results import ResultRow
@@ -39,9 +39,6 @@ class Evaluate(DeviceOptions, JsonOption):
     model: Path
     """Folder of the model."""
 
-    split: str = "test"
-    """Split of the data set."""
-
     pools: str = "local,global"
     """Search each query in its own task's pool (local), in the union (global), or in both."""
 
@@ -53,36 +50,7 @@ class Evaluate(DeviceOptions, JsonOption):
     rows: str = "all"
     """Rows of the data set, as in its file names: mscoco_task0,cirr_task7; separated by commas."""
 
-    beam: int = 50
-    """IDs kept at each level."""
-
-    scores: Literal["level", "vocabulary", "children"] = "level"
-    """Normalise the generator's scores over a level's codes, over its whole vocabulary, or over the codes
-    that exist at that point."""
-
-    candidates: int = 0
-    """Re-ranking: stop decoding once the beams cover at most this many IDs, and rank them all;
-    0 decodes all levels."""
-
-    shortlist: int = 0
-    """Re-ranking by embeddings: compare only this many hits, the best by codes; 0 compares all."""
-
-    generator_weight: float = 0.0
-    """Ranking by codes: weight of the log-probability of the beam, added to the score."""
-
-    density_weight: float = SearchConfig.density_weight
-    """Ranking by codes or fused embeddings: weight of the density around an item, subtracted from its score.
-    exact-fused is never corrected; exact-fused+hubness is exact search with the correction."""
-
-    instructions: Literal["hashed", "first", "none", "all"] = "hashed"
-    """Instruction of each query: one of the data set's, chosen by a hash; the first; none; or each in turn,
-    with the mean of the measures."""
-
-    max_queries: int = 0
-    """Queries of each row at most; 0 means all."""
-
-    seed: int = 0
-    """Seed for the choice of instructions."""
+    options: Annotated[EvaluationSettings, tyro.conf.arg(name="")] = EvaluationSettings()
 
     out: OptionalFolder = None
     """Folder for features and runs; default: evaluation/ in the model's folder."""
@@ -97,26 +65,16 @@ class Evaluate(DeviceOptions, JsonOption):
         """Evaluate and print the table."""
         from genius_search.data.mbeir import MBeir
         from genius_search.errors import UsageError
-        from genius_search.lab.evaluate import EvaluationConfig, evaluate
-        from genius_search.lab.results import METHODS
+        from genius_search.lab.evaluate import evaluate
         from genius_search.model import Genius
 
         if self.json and self.markdown:
             raise UsageError("--json and --markdown exclude each other")
         config = EvaluationConfig(
-            split=self.split,
             pools=parse_pools(self.pools),
             methods=METHODS if self.methods == "all" else split_names(self.methods),
             rows=() if self.rows == "all" else split_names(self.rows),
-            beam=self.beam,
-            scores=self.scores,
-            candidates=self.candidates,
-            shortlist=self.shortlist,
-            generator_weight=self.generator_weight,
-            density_weight=self.density_weight,
-            instructions=self.instructions,
-            max_queries=self.max_queries,
-            seed=self.seed,
+            **vars(self.options),
         )
         with TerminalProgress() as progress:
             model = Genius.open(self.model, device=self.device, download=self.download)
@@ -134,9 +92,9 @@ class Evaluate(DeviceOptions, JsonOption):
             print_results(
                 result.rows,
                 markdown=self.markdown,
-                beam=self.beam,
-                scores=self.scores,
-                instructions=self.instructions,
+                beam=config.beam,
+                scores=config.scores,
+                instructions=config.instructions,
             )
 
 

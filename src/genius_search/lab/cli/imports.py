@@ -241,6 +241,5 @@ def _print_contents(contents: Mapping[str, Any]) -> None:
         f"  weights: {contents['tensors']} tensors, {contents['parameters']:,} numbers, "
         f"{contents['parameter_bytes'] / 1e6:,.1f} MB"
     )
-    for other in contents["others"]:
-        size = f", {other['bytes'] / 1e6:,.1f} MB" if other["bytes"] else ""
-        print(f"  {other['name']}: {other['what']}{size} (not read)")
+    if contents["others"]:
+        print(f"  not read: {', '.join(contents['others'])}")

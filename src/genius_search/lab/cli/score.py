@@ -70,11 +70,11 @@ class Score(JsonOption):
                     "queries": found.queries,
                     "missing": len(absent),
                     "short_rankings": found.short_rankings,
-                    "measures": found.flat(),
+                    "measures": found.means,
                 }
             )
         else:
-            for measure, value in found.flat().items():
+            for measure, value in found.means.items():
                 print(f"{measure:<10} {value:.4f}")
         with TerminalProgress() as progress:
             progress.say(f"run {ranked.name}: {found.queries} queries")

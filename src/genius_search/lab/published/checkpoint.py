@@ -13,7 +13,7 @@ import re
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Final
@@ -56,25 +56,14 @@ _ALLOWED: Final = [
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A part of a checkpoint beside its weights."""
-
-    name: str
-    what: str
-    """The kind of value and how many tensors are in it, in words."""
-    bytes: int
-    """The size of its tensors."""
-
-
-@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint's weights, still in the file, and what else the file holds."""
 
     path: Path
     tensors: Mapping[str, Tensor]
     """Weights by name, memory-mapped."""
-    others: tuple[Entry, ...]
-    """Optimizer, scheduler, configuration and so on: named, never read."""
+    others: tuple[str, ...]
+    """Names of the other entries: optimizer, scheduler, configuration and so on, which are never read."""
     bytes: int
     """The size of the file."""
 
@@ -87,7 +76,7 @@ class Checkpoint:
             "tensors": len(self.tensors),
             "parameters": sum(tensor.numel() for tensor in self.tensors.values()),
             "parameter_bytes": sum(tensor.nbytes for tensor in self.tensors.values()),
-            "others": [asdict(entry) for entry in self.others],
+            "others": list(self.others),
         }
 
 
@@ -123,7 +112,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
             f"{path}: without {COMPILED!r} these names come twice: {', '.join(repeated[:_SHOWN])}"
         )
     tensors = dict(zip(names, (value.detach() for value in weights.values()), strict=True))
-    others = tuple(_describe(str(name), value) for name, value in body.items() if name != WEIGHTS)
+    others = tuple(str(name) for name in body if name != WEIGHTS)
     return Checkpoint(path, tensors, others, path.stat().st_size)
 
 
@@ -195,31 +184,6 @@ def _is_plain(value: object) -> bool:
         and value.device.type == "cpu"
         and not value.is_quantized
     )
-
-
-def _describe(name: str, value: object) -> Entry:
-    tensors: list[Tensor] = []
-    waiting, seen = [value], set[int]()
-    while waiting:  # containers may contain themselves
-        thing = waiting.pop()
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, Tensor):
-            tensors.append(thing)
-        elif isinstance(thing, Mapping):
-            waiting.extend(thing.values())
-        elif isinstance(thing, list | tuple):
-            waiting.extend(thing)
-    if isinstance(value, _Inert):
-        what = "settings"
-    elif isinstance(value, str | int | float | None):
-        what = str(value)[:40]
-    else:
-        what = type(value).__name__
-    if tensors and not isinstance(value, Tensor):
-        what += f" with {len(tensors)} tensors"
-    return Entry(name, what, sum(tensor.nbytes for tensor in tensors))
 
 
 def check_names(

@@ -12,13 +12,13 @@ from typing import Any, Final, Literal
 from genius_search.data.mbeir import read_qrels
 from genius_search.errors import ArtifactMissing, BadData, UsageError
 from genius_search.lab.report.statistics import PerTask, estimate, interval, mean_of_seeds
-from genius_search.lab.results import METHODS, ResultRow, in_order
+from genius_search.lab.results import ResultRow, in_order
 from genius_search.lab.runs import Qrels, Run, evaluate, read_run
+from genius_search.lab.settings import METHODS, Pool
 from genius_search.lab.sweep import EVALUATION, SWEEP_ROW, MadeRow, read_rows
 from genius_search.lab.table import Estimate
 from genius_search.model import MODEL_FILE
 
-Pool = Literal["local", "global"]
 RESULTS: Final = "results.json"
 SYSTEMS: Final = "systems"
 """The table that compares systems."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +11,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import jinja2
+from markupsafe import Markup, escape
+
+from genius_search.artifact import write_file
 from genius_search.errors import BadData
-from genius_search.lab.html import write_html
 from genius_search.lab.results import FIRST, HEADLINE, ResultRow, averages, in_order
 
+IMAGE_SIGNATURES: Final = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+"""How the image files that a browser shows begin."""
 SIDE_BY_SIDE: Final = {
     "generative": "generative",
     "generative+codes": "+ codes",
@@ -144,4 +151,41 @@ def write_page(path: Path, page: ResultsPage) -> None:
         "codes_shown": any(hit.codes for hit in hits),
         "example": example.shown_codes,
     }
-    write_html(path, "results.html", view)
+    _render(path, view)
+
+
+def _render(path: Path, page: Any) -> None:
+    """Write the page as one file that fetches nothing; raises BadData for bytes that are no image."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("genius_search.lab"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_hide_addresses,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["picture"] = _picture
+    style, script = (environment.loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
+    text = environment.get_template("results.html").render(
+        page=page,
+        style=Markup(style),  # noqa: S704  ours, or escaped
+        script=Markup(script),  # noqa: S704  ours, or escaped
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+    write_file(path, text.encode())
+
+
+def _hide_addresses(value: Any) -> Any:
+    """Write the colon of an address as an entity: the text is the same, but the file names no address."""
+    if isinstance(value, str) and not isinstance(value, Markup) and "://" in value:
+        return Markup(str(escape(value)).replace("://", "&#58;//"))  # noqa: S704  ours, or escaped
+    return value
+
+
+def _picture(data: bytes, alt: str) -> Markup:
+    for signature, kind in IMAGE_SIGNATURES.items():
+        if data.startswith(signature):
+            source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+            alt_text = str(escape(alt)).replace("://", "&#58;//")
+            return Markup(f'<div class="picture"><img alt="{alt_text}" src="{source}"></div>')  # noqa: S704  ours, or escaped
+    raise BadData(f"an image of the page begins with {data[:4]!r}, expected a PNG, JPEG, GIF or WebP file")

@@ -15,7 +15,6 @@ import torch
 from genius_search.artifact import write_file
 from genius_search.data.mbeir import MBeir, read_qrels
 from genius_search.errors import BadData, UsageError
-from genius_search.lab.baselines.ids import IdKind
 from genius_search.lab.figure import Drawing
 from genius_search.lab.report import figures, tables
 from genius_search.lab.report.analysis import (
@@ -25,10 +24,10 @@ from genius_search.lab.report.analysis import (
     read_encoded_pool,
     read_items,
 )
-from genius_search.lab.report.evaluated import SYSTEMS, Gathered, Pool, System
+from genius_search.lab.report.evaluated import SYSTEMS, Gathered, System
 from genius_search.lab.report.statistics import Pair, PerTask, interval
-from genius_search.lab.results import METHODS
 from genius_search.lab.runs import Run, evaluate, read_run
+from genius_search.lab.settings import METHODS, IdKind, Pool
 from genius_search.lab.table import Cell, Estimate, Table
 from genius_search.nn.quantizer import load_quantizer
 from genius_search.progress import Progress
@@ -309,7 +308,7 @@ def report_runs(runs: Sequence[Path], qrels: Path, *, progress: Progress) -> Rep
         if unanswered == len(judged):
             raise BadData(f"{path} answers none of the {len(judged)} queries of {qrels}; take its own qrels")
         measures = evaluate(judged, Run(run.name, {qid: run.hits.get(qid, ()) for qid in judged}))
-        means = measures.flat()
+        means = measures.means
         values[name] = {
             measure: {"": {qid: own[measure] for qid, own in measures.per_query.items()}}
             for measure in RUN_MEASURES

@@ -15,9 +15,10 @@ import pandas as pd
 from genius_search.calibrate import calibration_error, reliability
 from genius_search.lab.published_numbers import CAPTION_RESULTS, COMPARABLE, RESULTS
 from genius_search.lab.report.analysis import FirstHits, Group, Item, Outcomes, accuracy_of_surest, separation
-from genius_search.lab.report.evaluated import Benchmark, Pool, System
+from genius_search.lab.report.evaluated import Benchmark, System
 from genius_search.lab.report.statistics import Comparison, Pair, compare_all
 from genius_search.lab.results import ResultRow, published_beside
+from genius_search.lab.settings import Pool
 from genius_search.lab.sweep import MadeRow
 from genius_search.lab.table import Cell, Table, pareto_front
 

@@ -17,7 +17,6 @@ from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.lab.baselines.evaluate import Rival, evaluate_baseline
 from genius_search.lab.baselines.ids import find_rows, select
 from genius_search.lab.baselines.train import (
-    BaselineConfig,
     check_model,
     draw_items,
     fit_baseline,
@@ -27,8 +26,8 @@ from genius_search.lab.baselines.train import (
     pool_items,
     share_written,
 )
-from genius_search.lab.evaluate import EvaluationConfig
 from genius_search.lab.runs import read_run
+from genius_search.lab.settings import BaselineConfig, EvaluationConfig
 from genius_search.model import Genius
 from genius_search.progress import Silent
 
@@ -71,7 +70,7 @@ def place(trained, tmp_path_factory):
 @pytest.fixture(scope="module")
 def fitted(place):
     """Some kinds with indexing, others without."""
-    return {kind: place.fit(kind, indexing=kind in SEEN) for kind in (*SEEN, *UNSEEN)}
+    return {kind: place.fit(kind, indexing="yes" if kind in SEEN else "no") for kind in (*SEEN, *UNSEEN)}
 
 
 @pytest.mark.parametrize("kind", [*SEEN, *UNSEEN])
@@ -99,7 +98,7 @@ def test_items_whose_number_was_never_learned_cannot_be_found(place, fitted):
     index = Rival(fitted["grace-numeric"]).index(strange)
     assert index.items.tolist() == list(range(4, len(items.numbers)))
     with pytest.raises(UsageError, match="grace-string"):
-        place.fit("grace-string", indexing=False)
+        place.fit("grace-string", indexing="no")
 
 
 def test_pools_of_another_split_were_not_indexed(fitted):

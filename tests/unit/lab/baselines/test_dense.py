@@ -8,12 +8,13 @@ import pytest
 
 from genius_search.data.mbeir import MBeir, read_qrels
 from genius_search.errors import UsageError
-from genius_search.lab.baselines.dense import DenseConfig, evaluate_dense, factory_string, parse_kinds
-from genius_search.lab.evaluate import EvaluationConfig, evaluate
+from genius_search.lab.baselines.dense import evaluate_dense, factory_string, parse_kinds
+from genius_search.lab.evaluate import evaluate
 from genius_search.lab.report.evaluated import read_evaluation
 from genius_search.lab.results import in_order
 from genius_search.lab.runs import evaluate as measure
 from genius_search.lab.runs import read_run
+from genius_search.lab.settings import DenseConfig, EvaluationConfig
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.training.fit import reopen_embedded
@@ -30,7 +31,7 @@ def searched(trained, tmp_path_factory):
     embedded = reopen_embedded(trained.model)
 
     def search(dense, config=CONFIG):
-        folder = tmp_path_factory.mktemp("-".join(dense.kinds))
+        folder = tmp_path_factory.mktemp(dense.kinds.replace(",", "-"))
         result = evaluate_dense(
             MBeir(trained.data), embedded, config, dense, folder, evaluation=features, progress=Silent()
         )
@@ -56,7 +57,7 @@ def test_exact_search_measures_what_evaluate_calls_exact_raw(searched, trained, 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf-pq", "ivf-rq"])
 def test_approximate_search_compares_fewer_and_keeps_most(kind, searched):
     exact, _ = searched(DenseConfig(), LARGE)
-    found, _ = searched(DenseConfig(kinds=(kind,), effort=4, code_bytes=24), LARGE)
+    found, _ = searched(DenseConfig(kinds=kind, effort=4, code_bytes=24), LARGE)
     for row, best in zip(found.rows, exact.rows, strict=True):
         assert row.method == f"dense-{kind}"
         assert 0 < row.candidates_touched < best.candidates_touched
@@ -65,12 +66,12 @@ def test_approximate_search_compares_fewer_and_keeps_most(kind, searched):
 
 
 def test_runs_and_results_are_read_like_those_of_evaluate(searched):
-    result, folder = searched(DenseConfig(kinds=("hnsw",)))
+    result, folder = searched(DenseConfig(kinds="hnsw"))
     for row in result.rows:
         name = f"{row.name}_val.{row.pool}"
         run = read_run(folder / "runs" / f"{name}.dense-hnsw.trec")
         judged = read_qrels(folder / "runs" / f"{name}.qrels", layout="trec")
-        assert measure(judged, run, ks=(5,)).hit_rate[5] == pytest.approx(row.measures["R@5"])
+        assert measure(judged, run, ks=(5,)).means["R@5"] == pytest.approx(row.measures["R@5"])
     assert read_evaluation(folder).rows == tuple(in_order(result.rows))
     written = json.loads((folder / "results.json").read_text())
     assert written["dense"] == {"kinds": ["hnsw"], "code_bytes": 14, "effort": 16, "seed": 0}
@@ -83,10 +84,10 @@ def test_bytes_that_hold_no_code_are_refused():
 
 
 def test_several_kinds_at_once_find_what_each_finds_alone(searched):
-    together, _ = searched(DenseConfig(kinds=parse_kinds("all")), LARGE)
+    together, _ = searched(DenseConfig(kinds="all"), LARGE)
     assert {timing.method for timing in together.timings} == {row.method for row in together.rows}
     for kind in parse_kinds("all"):
-        alone, _ = searched(DenseConfig(kinds=(kind,)), LARGE)
+        alone, _ = searched(DenseConfig(kinds=kind), LARGE)
         assert [row for row in together.rows if row.method == f"dense-{kind}"] == alone.rows
 
 

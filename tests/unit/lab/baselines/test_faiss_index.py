@@ -132,19 +132,10 @@ def test_codes_in_four_bits_find_as_much_as_codes_in_six():
     assert share("IVF20,RQ2x6_Nqint8") > 0.9
 
 
-def test_bytes_are_those_of_an_item_and_those_that_do_not_grow():
-    exact = FaissIndex("Flat", VECTORS)
-    assert exact.item_bytes == 4 * 8
-    assert exact.fixed_bytes < 100
-    codes = FaissIndex("IVF20,PQ4x8np", VECTORS)
-    assert 12 <= codes.item_bytes < 13  # a code, and the item's number
-    assert codes.fixed_bytes > 4 * 8 * (20 + 256)
-
-
 def test_bytes_are_those_of_the_file_faiss_writes(tmp_path):
     index = FaissIndex("HNSW8", VECTORS)
     faiss.write_index(index._index, str(tmp_path / "index"))
-    assert index.num_bytes == (tmp_path / "index").stat().st_size
+    assert index.item_bytes * len(index) == (tmp_path / "index").stat().st_size
 
 
 @pytest.mark.parametrize("wanted", [1, 130, 400, 5_000])

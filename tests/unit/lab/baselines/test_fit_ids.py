@@ -16,7 +16,8 @@ from genius_search.data.mbeir import MBeir
 from genius_search.data.pairs import Pairs
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.ids import SCHEMES
-from genius_search.lab.evaluate import EvaluationConfig, evaluate
+from genius_search.lab.evaluate import evaluate
+from genius_search.lab.settings import EvaluationConfig
 from genius_search.model import Genius
 from genius_search.nn.quantizer import load_quantizer
 from genius_search.progress import Silent

@@ -9,22 +9,18 @@ import pytest
 from genius_search.cli import main
 from genius_search.errors import UsageError
 from genius_search.lab.bench.measure import about
-from genius_search.lab.bench.results import Measurements, markdown, table, write
+from genius_search.lab.bench.results import Measurements, table, write
 from genius_search.lab.bench.settings import SpeedSettings
 from genius_search.lab.cli.bench import Speed, format_command
-from genius_search.lab.figure import Drawing, Line, draw_lines
 
 COLUMNS = {"name": "name", "cpu_ms": "ms"}
 ABOUT = {"machine": "a machine", "date": "2026-01-01", "command": "genius bench x", "seed": 3}
 
 
 def measurements(*rows: dict) -> Measurements:
-    figure = draw_lines([Line("ours", ((10.0, 1.0), (100.0, 1.5)))], x="items", y="ms")
     return Measurements(
         rows={"things": rows},
         tables=[table(rows, COLUMNS, name="things", title="Things <fast>", note="Less is better.")],
-        long_tables=[table(rows, COLUMNS, name="long", title="All settings")],
-        figures=[Drawing(name="time", title="Time", alt="ours", figure=figure)],
     )
 
 
@@ -40,15 +36,12 @@ def test_every_row_says_what_it_was_measured_on(tmp_path):
         assert "threads used" in row["machine"]
 
 
-def test_the_page_holds_tables_and_figures_and_fetches_nothing(tmp_path):
-    write(tmp_path, "Speed", measurements({"name": "a<b", "cpu_ms": 1.0}), ABOUT)
-    page = (tmp_path / "index.html").read_text()
-    assert "Things &lt;fast&gt;" in page
-    assert "a&lt;b" in page
-    assert "All settings" in page
-    assert page.count("<img") == 1
-    assert "data:image/png;base64," in page
-    assert not re.search(r"https?:", page)
+def test_tables_become_text(tmp_path):
+    write(tmp_path, "Speed", measurements({"name": "a|b", "cpu_ms": 0.5}), ABOUT)
+    text = (tmp_path / "results.md").read_text()
+    assert text.startswith("# Speed\n\n## Things <fast>\n\nLess is better.\n\n| name   |    ms |\n")
+    assert r"| a\|b   | 0.500 |" in text
+    assert text.endswith("a machine; 2026-01-01; `genius bench x`; seed 3\n")
 
 
 def test_what_is_no_number_is_refused(tmp_path):
@@ -57,23 +50,11 @@ def test_what_is_no_number_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_short_tables_become_text():
-    text = markdown("Speed", measurements({"name": "a|b", "cpu_ms": 0.5}), ABOUT)
-    assert text.startswith("# Speed\n\n## Things <fast>\n\nLess is better.\n\n| name   |    ms |\n")
-    assert r"| a\|b   | 0.500 |" in text
-    assert "All settings" not in text
-    assert text.endswith("a machine; 2026-01-01; `genius bench x`; seed 3\n")
-
-
 def test_a_command_is_shown_without_folders_and_defaults():
     assert format_command(Speed(out=Path("/somewhere/place")), "speed") == "genius bench speed"
     options = SpeedSettings(methods="exact,ours", timed=5)
-    command = Speed(
-        data=Path("/somewhere/data/flickr8k"), model=Path("m"), out=Path("x"), options=options, json=True
-    )
-    assert format_command(command, "speed") == (
-        "genius bench speed flickr8k --model m --methods exact,ours --timed 5"
-    )
+    command = Speed(model=Path("/somewhere/m"), out=Path("x"), options=options, json=True)
+    assert format_command(command, "speed") == ("genius bench speed --model m --methods exact,ours --timed 5")
 
 
 @pytest.fixture

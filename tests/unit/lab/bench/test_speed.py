@@ -86,10 +86,8 @@ def test_exact_search_beyond_its_limit_is_calculated_and_says_so(found):
     assert rows[900]["bytes_per_item"] == 4 * 768
 
 
-def test_there_is_a_table_of_each_kind_and_a_figure_of_time_and_of_bytes(found):
+def test_there_is_a_table_of_each_kind(found):
     assert [table.name for table in found.tables] == ["queries", "builds", "agreement"]
-    assert [figure.name for figure in found.figures][:2] == ["cpu_ms", "bytes"]
-    assert all(figure.save("png").startswith(b"\x89PNG") for figure in found.figures)
 
 
 def test_numbers_are_spelled_digit_by_digit():

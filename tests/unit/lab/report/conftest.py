@@ -45,7 +45,7 @@ def evaluation():
                         queries=queries,
                         pool_size=100,
                         headline_k=5,
-                        measures=measure(qrels, run).flat(),
+                        measures=measure(qrels, run).means,
                         bytes_per_item=12.25,
                         candidates_touched=50.0,
                     )

@@ -11,7 +11,8 @@ from PIL import Image
 
 from genius_search.errors import BadData
 from genius_search.lab.report.page import Fact, ResultsPage, ShownHit, ShownSearch, write_page
-from genius_search.lab.results import METHODS, ResultRow
+from genius_search.lab.results import ResultRow
+from genius_search.lab.settings import METHODS
 
 VOID = {"meta", "img", "br", "hr", "input", "link"}
 
