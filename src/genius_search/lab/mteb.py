@@ -26,7 +26,8 @@ from genius_search.data.features import FeatureBatch
 from genius_search.encoders import content as encoder_input
 from genius_search.encoders.base import ItemKey
 from genius_search.errors import BadData, MissingExtra, UsageError
-from genius_search.index.store import ItemArrays
+from genius_search.index.adding import encode_batch
+from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.lab.methods import PoolCandidates, RowQueries, find
 from genius_search.lab.runs import first_few, strictly_decreasing
 from genius_search.model import Genius
@@ -240,7 +241,10 @@ class MtebModel:
         ids: list[str] = []
         left_out: list[str] = []
         modalities: list[Modality] = []
-        codes, cosines, embeddings, densities = [], [], [], []
+        encoded: list[ItemArrays] = []
+        stored: StoredEmbeddings = (
+            "raw" if self.method in RAW else "fused" if self.method in FUSED else "none"
+        )
         columns = task_metadata.get_modalities(PromptType.document)
         for batch in read_columns(corpus, columns, encode_kwargs.get("batch_size", BATCH)):
             left_out += [one.id for one in batch if one.is_empty]
@@ -249,16 +253,11 @@ class MtebModel:
                 continue
             features = self._features(contents, "candidate", [format_text(one.text) for one in contents])
             kinds = [one.modality for one in contents]
-            encoded = self.model.encode(features, np.array([kind.code for kind in kinds]))
+            codes = np.array([kind.code for kind in kinds], dtype=np.int8)
+            no_numbers = np.full(len(contents), -1)
+            encoded.append(encode_batch(self.model, features, codes, embeddings=stored, numbers=no_numbers))
             ids += [one.id for one in contents]
             modalities += kinds
-            codes.append(encoded.columns.numpy().astype(np.int16))
-            cosines.append(encoded.code_cosine.numpy().astype(np.float16))
-            if self.method in RAW | FUSED:
-                vectors = _raw(features) if self.method in RAW else encoded.embeddings
-                embeddings.append(vectors.numpy().astype(np.float16))
-            if self.method == "generative+embeddings":
-                densities.append(self.model.item_density(encoded.embeddings, encoded.codes).numpy())
         if not ids:
             raise BadData(f"no candidate has any content (out of {len(left_out)})")
         twice = [did for did, count in Counter(ids).items() if count > 1]
@@ -271,13 +270,13 @@ class MtebModel:
                 len(corpus),
             )
         self._modality = max(Modality, key=modalities.count)
-        arrays = ItemArrays(
-            np.concatenate(codes),
-            np.concatenate(cosines),
-            np.concatenate(embeddings) if embeddings else None,
-            densities=np.concatenate(densities) if densities else None,
-        )
-        self._pool = MemoryPool(arrays, {did: row for row, did in enumerate(ids)}, frozenset(left_out))
+        arrays = {
+            name: np.concatenate([batch._asdict()[name] for batch in encoded])
+            for name, array in encoded[0]._asdict().items()
+            if isinstance(array, np.ndarray)
+        }
+        rows = {did: row for row, did in enumerate(ids)}
+        self._pool = MemoryPool(ItemArrays(**arrays, stored=stored), rows, frozenset(left_out))
 
     def search(
         self,
@@ -311,15 +310,13 @@ class MtebModel:
                 continue
             words = [self._text(one, prompt, self._modality) for one in contents]
             features = self._features(contents, "query", words)
-            queries_here = RowQueries(
-                [one.id for one in contents], _raw(features), self.model.embed(features)
-            )
+            raw, fused = F.normalize(features.total(), dim=-1), self.model.embed(features)
             if top_ranked is None:
-                found |= self._rank(self._pool, queries_here, top_k)
+                found |= self._rank(self._pool, RowQueries([one.id for one in contents], raw, fused), top_k)
                 continue
             for row, one in enumerate(contents):
                 part = self._pool.part(top_ranked[one.id])
-                alone = RowQueries([one.id], queries_here.raw[row, None], queries_here.fused[row, None])
+                alone = RowQueries([one.id], raw[row, None], fused[row, None])
                 found |= self._rank(part, alone, top_k, beam=len(part.table))
         empty = sum(not hits for hits in found.values())
         if empty:
@@ -358,7 +355,3 @@ class MtebModel:
             scores = strictly_decreasing([hit.score for hit in hits])
             rankings[qid] = {hit.did: float(score) for hit, score in zip(hits, scores, strict=True)}
         return rankings
-
-
-def _raw(features: FeatureBatch) -> Float[Tensor, "items dim"]:
-    return F.normalize(features.total(), dim=-1)

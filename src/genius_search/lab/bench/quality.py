@@ -6,7 +6,7 @@ import bisect
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import product
@@ -20,19 +20,21 @@ from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from genius_search.config import SearchConfig, checked
-from genius_search.data.mbeir import MBeir
+from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.faiss_index import NORM_BYTES, FaissIndex, num_bits, num_lists, num_parts
 from genius_search.lab.bench.results import Measurements, Row, table
 from genius_search.lab.bench.settings import QualitySettings, parse_counts
-from genius_search.lab.bench.tasks import EvalData, Task, select_rows
+from genius_search.lab.evaluate import EvaluationPools, embed_queries
 from genius_search.lab.methods import PoolCandidates, RowQueries
+from genius_search.lab.runs import Hit, Qrels, Run, evaluate, filter_to_pool
+from genius_search.lab.settings import EvaluationConfig
 from genius_search.lab.table import Table
 from genius_search.model import Genius
 from genius_search.nn.density import NUM_EXTRA_COLUMNS, decode_densities
 from genius_search.nn.health import Health
 from genius_search.progress import Progress
-from genius_search.records import candidate_number, did_of
+from genius_search.records import candidate_number, did_of, task_name
 from genius_search.search.beam import Beams, search
 from genius_search.search.decoder import Decoder
 from genius_search.search.rank import Evidence, all_ids, append_bias, append_one, exact_search, rank_items
@@ -120,6 +122,46 @@ AVERAGED: Final = (
 Route = Callable[[Float[Tensor, "queries dim"]], Beams]
 Rows = list[Int64[np.ndarray, " _"]]
 """Item rows of each query, best first."""
+
+
+def _select(queries: RowQueries, rows: slice | np.ndarray) -> RowQueries:
+    qids = np.array(queries.qids, dtype=object)[rows].tolist()
+    return RowQueries(qids, queries.raw[rows], queries.fused[rows])
+
+
+class Task(NamedTuple):
+    """The queries of one row of the data set, and their right answers."""
+
+    row: EvaluationRow
+    queries: RowQueries
+    qrels: Qrels
+
+    @property
+    def name(self) -> str:
+        """Its name in tables."""
+        return f"{self.row.dataset}: {task_name(self.row.task_id)}"
+
+    def batches(self, size: int) -> Iterator[RowQueries]:
+        """Yield all queries, ``size`` at a time."""
+        for start in range(0, len(self.queries.qids), size):
+            yield _select(self.queries, slice(start, start + size))
+
+    def sample(self, limit: int) -> Task:
+        """Return at most so many of the queries, spread evenly."""
+        count = len(self.queries.qids)
+        if limit >= count:
+            return self
+        queries = _select(self.queries, np.linspace(0, count - 1, limit).astype(np.int64))
+        return Task(self.row, queries, {qid: self.qrels[qid] for qid in queries.qids})
+
+    def hit_rates(self, found: Iterable[Sequence[str]]) -> dict[int, float]:
+        """Return M-BEIR's R@k of each query's candidate ids, best first; only their order counts."""
+        hits = {
+            qid: [Hit(did, -float(rank)) for rank, did in enumerate(dids)]
+            for qid, dids in zip(self.queries.qids, found, strict=True)
+        }
+        means = evaluate(self.qrels, Run("bench", hits), ks=(1, 5, 10)).means
+        return {k: means[f"R@{k}"] for k in (1, 5, 10)}
 
 
 class EvalPool:
@@ -247,16 +289,27 @@ def bench_quality(
         raise UsageError("--budgets and --grid-beams are numbers from 1 up, --grid-candidates from 0 up")
     grid = list(product((GENERATOR, GEOMETRY), beams, all_leaves))
     orders = (SearchConfig(rerank="codes"), SearchConfig(rerank="embeddings"))
-    rows = select_rows(data, settings)
-    eval_data = EvalData(data, model, rows, settings, folder, progress)
+    rows = data.rows(
+        settings.split, names=tuple(map(str.strip, settings.row.split(","))) if settings.row else ()
+    )
+    config = EvaluationConfig(
+        split=settings.split,
+        pools=(settings.pool,),
+        methods=(EXACT_FUSED,),
+        max_queries=settings.queries,
+        seed=settings.seed,
+    )
+    pools = EvaluationPools(data, model, rows, folder, config, progress=progress)
     methods: list[Row] = []
     leaves: list[Row] = []
     curves: list[Row] = []
     for sharing in [rows] if settings.pool == "global" else [[row] for row in rows]:
-        pool = EvalPool(model, eval_data.candidates(sharing[0]))
+        pool = EvalPool(model, pools.of(sharing[0], settings.pool))
         rivals = [] if settings.no_faiss else list(faiss_rivals(pool, seed=settings.seed, progress=progress))
         for eval_row in sharing:
-            task = eval_data.task(eval_row, pool.candidates)
+            (queries,) = embed_queries(data, model, eval_row, config, folder, progress)
+            qrels = filter_to_pool(read_judgements(eval_row, queries.qids), pool.candidates)
+            task = Task(eval_row, queries, qrels)
             progress.say(f"{task.name}: {len(task.queries.qids):,} queries, {len(pool):,} candidates")
             direct = _direct(pool, task, settings, rivals)
             methods += measure(pool, task, list(routed(pool, settings)), direct)
@@ -272,7 +325,7 @@ def bench_quality(
         for kind in ("inside", "5"):
             row[f"gain_{kind}"] = f"{100 * (row[f'generator_{kind}'] - row[f'geometry_{kind}']):+.1f}"
         gains.append({name: row[name] for name in LEAF_COLUMNS})
-    health_rows, health_table = _describe_health(eval_data.pools.health())
+    health_rows, health_table = _describe_health(pools.health())
     measurements = {"methods": methods, "leaves": gains, "health": health_rows}
     note = f"IDs of {' × '.join(map(str, model.quantizer.sizes))} codes."
     tables = [
