@@ -141,10 +141,7 @@ def evaluate(
 
     No pool is held in memory: candidates' features and embeddings stay on disk.
 
-    Raises
-    ------
-    BadData
-        a positive, a query or a candidate is missing somewhere; never a silent zero.
+    Raises BadData: a positive, a query or a candidate is missing somewhere; never a silent zero.
     """
     config = checked(config)
     unknown = [method for method in config.methods if method not in METHODS]
@@ -225,10 +222,8 @@ def evaluate_pools(
 def chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
     """Return the rows of a split that are evaluated.
 
-    Raises
-    ------
-    BadData, UsageError
-        something that they need is missing; a choice is empty or names something twice.
+    Raises BadData, UsageError: something that they need is missing; a choice is empty or names something
+    twice.
     """
     for name, chosen in (("pools", config.pools), ("methods", config.methods), ("rows", config.rows)):
         if len(set(chosen)) < len(chosen) or (not chosen and name != "rows"):

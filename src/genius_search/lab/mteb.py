@@ -74,10 +74,7 @@ def read_columns(data: Any, modalities: Sequence[str], batch_size: int) -> Itera
     ``text`` or ``body``, with or without a ``title``. Columns of other ``modalities`` than the task's are not
     read.
 
-    Raises
-    ------
-    BadData
-        There is no ``id``, or a row has a text or a picture of another type.
+    Raises BadData: there is no ``id``, or a row has a text or a picture of another type.
     """
     columns = {"text": ["title", "text", "body"], "image": ["image"]}
     wanted = ["id", "instruction", *(name for modality in modalities for name in columns.get(modality, ()))]
@@ -133,10 +130,7 @@ class MemoryPool(PoolCandidates):
     def part(self, ids: Sequence[str]) -> MemoryPool:
         """Return a pool of some of the candidates, each once, without those that were left out.
 
-        Raises
-        ------
-        BadData
-            An id is not in the corpus.
+        Raises BadData: an id is not in the corpus.
         """
         unknown = [did for did in ids if did not in self._by_id and did not in self._left_out]
         if unknown:
@@ -153,6 +147,9 @@ class MtebModel:
     a query without either finds nothing; both are logged. A beam finds fewer hits than mteb requests (1,000);
     the rest count as not found.
 
+    Raises MissingExtra: mteb is not installed. Raises UsageError: the method or the source of instructions is
+    unknown.
+
     Parameters
     ----------
     model
@@ -168,13 +165,6 @@ class MtebModel:
         else the task's; ``none``: no instruction.
     name
         Name in mteb's results; default: ``genius/`` and the folder's name.
-
-    Raises
-    ------
-    MissingExtra
-        mteb is not installed.
-    UsageError
-        The method or the source of instructions is unknown.
     """
 
     def __init__(
@@ -231,10 +221,7 @@ class MtebModel:
     def index(self, corpus: Any, *, task_metadata: Any, encode_kwargs: Mapping[str, Any], **_: Any) -> None:
         """Encode a corpus to IDs; called by mteb.
 
-        Raises
-        ------
-        BadData
-            An id occurs twice, or no candidate has any content.
+        Raises BadData: an id occurs twice, or no candidate has any content.
         """
         from mteb.types import PromptType  # noqa: PLC0415
 

@@ -172,10 +172,7 @@ class Reproduction:
 def plan(name: str, data: Path, model: Path | None, *, pools: Sequence[Pool] = ()) -> Reproduction:
     """Return what reproducing a row of M-BEIR, ``all`` of them, ``flickr30k`` or ``coco`` needs.
 
-    Raises
-    ------
-    UsageError
-        there is no such row, or it has no such pool.
+    Raises UsageError: there is no such row, or it has no such pool.
     """
     name = {"mscoco": "coco"}.get(name, name)
     if name not in NAMES:

@@ -38,15 +38,12 @@ def filter_to_pool(
 
     OVEN's queries name InfoSeek's candidates too, which its own pool lacks (M-BEIR, section 1.7).
 
+    Raises BadData: queries have no right answer in the pool and ``unanswerable`` is ``refuse``.
+
     Parameters
     ----------
     unanswerable
         Whether queries without any right answer in the pool are refused or dropped.
-
-    Raises
-    ------
-    BadData
-        Queries have no right answer in the pool and ``unanswerable`` is ``refuse``.
     """
     kept: dict[str, dict[str, int]] = {}
     lost: list[str] = []
@@ -107,10 +104,8 @@ class Run:
     >>> run.hits["9:1"][0].did
     '9:7'
 
-    Raises
-    ------
-    BadData
-        A candidate is twice in one ranking, a score is not finite or is above the score before it.
+    Raises BadData: a candidate is twice in one ranking, a score is not finite or is above the score before
+    it.
     """
 
     name: str
@@ -153,10 +148,7 @@ def strictly_decreasing(
     >>> strictly_decreasing([-0.5, -0.5, -2.0]).tolist()
     [-0.5, -0.5000000596046448, -2.0]
 
-    Raises
-    ------
-    BadData
-        There is no such number in single precision.
+    Raises BadData: there is no such number in single precision.
     """
     magnitude, sign = 0x7FFFFFFF, 0x80000000
     with np.errstate(over="ignore"):
@@ -195,6 +187,10 @@ def write_run(path: Path, run: Run) -> None:
 def read_run(path: Path, *, hashed: bool = False, order: Literal["ranks", "scores"] = "ranks") -> Run:
     """Read a TREC run of six columns, or UniIR's of seven, the last of which is the task.
 
+    Raises BadRecord: a line has another number of columns, a rank or a score out of ``order``, a score that
+    is not a finite number, a candidate twice in one ranking, another run's name, or with ``hashed`` an id
+    that is not a number. Raises BadData: the file cannot be read or has no ranking.
+
     Parameters
     ----------
     hashed
@@ -203,15 +199,6 @@ def read_run(path: Path, *, hashed: bool = False, order: Literal["ranks", "score
         ``ranks``: the order of the lines, whose ranks must be 1, 2, 3, … and whose scores must not increase.
         ``scores``: trec_eval's order, by score in single precision, equal scores by candidate id, last first;
         ranks are ignored.
-
-    Raises
-    ------
-    BadRecord
-        A line has another number of columns, a rank or a score out of ``order``, a score that is not a finite
-        number, a candidate twice in one ranking, another run's name, or with ``hashed`` an id that is not a
-        number.
-    BadData
-        The file cannot be read or has no ranking.
     """
     hits: dict[str, dict[str, float]] = {}
     run_name, num_columns = "", 0
@@ -307,6 +294,9 @@ def evaluate(
     >>> evaluate({"9:1": {"9:3": 1}}, run, ks=(1, 5)).means["R@5"]
     1.0
 
+    Raises BadData: the queries differ, one has no right answer, or a ranking has a candidate outside
+    ``known``.
+
     Parameters
     ----------
     qrels, run
@@ -315,11 +305,6 @@ def evaluate(
         Depths, each at least 1.
     known
         The pool's candidate ids; if given, a ranking with any other is an error.
-
-    Raises
-    ------
-    BadData
-        The queries differ, one has no right answer, or a ranking has a candidate outside ``known``.
     """
     if not ks or min(ks) < 1:
         raise UsageError(f"ks is {list(ks)}, expected one or more numbers from 1 up")

@@ -203,10 +203,8 @@ class Job(NamedTuple):
 def read_recipe(path: Path) -> Recipe:
     """Read a recipe, strictly.
 
-    Raises
-    ------
-    BadData
-        it cannot be read, a field is unknown or wrong, or a row builds on one that is not before it.
+    Raises BadData: it cannot be read, a field is unknown or wrong, or a row builds on one that is not before
+    it.
     """
     try:
         return TypeAdapter(Recipe).validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -233,10 +231,8 @@ def jobs_of(
     ``data`` is the data set's fingerprint: with another, rows have to be run again. ``only`` names rows; what
     they build on is added. ``skip`` names rows to leave out.
 
-    Raises
-    ------
-    UsageError
-        there is no row of that name, nothing is left, or what is left builds on a row that is skipped.
+    Raises UsageError: there is no row of that name, nothing is left, or what is left builds on a row that is
+    skipped.
     """
     by_name = {row.name: row for row in recipe.row}
     for name in (*only, *skip):
@@ -319,10 +315,7 @@ class MadeRow:
 def read_rows(root: Path) -> list[tuple[Path, MadeRow]]:
     """Read the rows of a sweep that were run, with their folders, in the recipe's order.
 
-    Raises
-    ------
-    BadData
-        a row's file is not one that a sweep writes.
+    Raises BadData: a row's file is not one that a sweep writes.
     """
     found = []
     for path in sorted(root.glob(f"*/*/{SWEEP_ROW}")):

@@ -1,6 +1,6 @@
 import re
 
-from genius_search.lab.figure import Line, draw_lines, format_tick
+from genius_search.lab.report.figures import Line, draw_lines, format_tick
 from genius_search.lab.table import pareto_front
 
 

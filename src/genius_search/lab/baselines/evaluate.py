@@ -83,10 +83,7 @@ class Rival:
     def name(self, split: str) -> str:
         """Return its method in tables and runs, which says whether the items of the split were learned.
 
-        Raises
-        ------
-        UsageError
-            they were not, and such IDs cannot be given to new items.
+        Raises UsageError: they were not, and such IDs cannot be given to new items.
         """
         config = self.baseline.config
         is_known = config.indexing == "yes" and config.split == split

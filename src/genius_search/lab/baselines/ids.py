@@ -264,10 +264,7 @@ class GraceSemantic(SpelledIds):
     def fit(cls, data: TrainingSet) -> GraceSemantic:
         """Collect the most frequent words of the candidates and the training queries.
 
-        Raises
-        ------
-        BadData
-            there is no word.
+        Raises BadData: there is no word.
         """
         found = [data.query_texts.get(number) for number in data.query_numbers.tolist()]
         _, first = np.unique(data.query_numbers, return_index=True)  # each under its first instruction
@@ -354,10 +351,7 @@ class ClusterTree:
         Where k-means cannot tell items apart, they are dealt out in their order. Returns the tree, and the
         path of each item.
 
-        Raises
-        ------
-        BadData
-            there are no items.
+        Raises BadData: there are no items.
         """
         if not len(items):
             raise BadData("a tree needs items to divide; these are none")

@@ -83,12 +83,8 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a file that ``torch.save`` wrote: weights under ``model``, or nothing but weights.
 
-    Raises
-    ------
-    ArtifactMissing
-        There is no such file.
-    ArtifactMismatch
-        The file is something else, damaged, or asks for code to be run; nothing of it was run.
+    Raises ArtifactMissing: there is no such file. Raises ArtifactMismatch: the file is something else,
+    damaged, or asks for code to be run; nothing of it was run.
     """
     if not path.is_file():
         raise ArtifactMissing(f"no checkpoint at {path}; give a file that torch.save wrote (.pth)")
@@ -119,10 +115,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def read_container(path: Path) -> Any:
     """Read what ``torch.save`` put into a file: tensors, which stay in the file, numbers, texts, containers.
 
-    Raises
-    ------
-    ArtifactMismatch
-        The file is something else, damaged, or asks for code to be run; nothing of it was run.
+    Raises ArtifactMismatch: the file is something else, damaged, or asks for code to be run; nothing of it
+    was run.
     """
     _check_container(path)
     refused: list[str] = []
@@ -195,17 +189,14 @@ def check_names(
 ) -> None:
     """Check that no tensor is missing, unknown or of another shape.
 
+    Raises ArtifactMismatch: the message lists what differs.
+
     Parameters
     ----------
     tolerated
         Patterns of whole names that may be there without being used.
     what
         What the tensors are and where they were read, for the message.
-
-    Raises
-    ------
-    ArtifactMismatch
-        The message lists what differs.
     """
     missing = [name for name in expected if name not in tensors]
     unknown = [name for name in tensors if name not in expected and not is_tolerated(name, tolerated)]
@@ -241,10 +232,7 @@ def renamed(name: str, parts: Mapping[str, str]) -> str:
 def single_precision(tensors: Mapping[str, Tensor], names: Iterable[str], *, what: str) -> dict[str, Tensor]:
     """Return these tensors in single precision; those that are already stay in the file's memory.
 
-    Raises
-    ------
-    ArtifactMismatch
-        A tensor holds whole or complex numbers, NaN or infinity, or nothing.
+    Raises ArtifactMismatch: a tensor holds whole or complex numbers, NaN or infinity, or nothing.
     """
     weights = {}
     for name in names:

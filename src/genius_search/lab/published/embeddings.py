@@ -114,16 +114,9 @@ class PublishedJointEncoder(PublishedEncoder):
 def open_features(place: str, *, download: bool = False, device: str = "cpu") -> PublishedEncoder:  # noqa: ARG001
     """Open the authors' stored features at a path.
 
-    Raises
-    ------
-    ArtifactMissing
-        No such features are at the path.
-    BadData
-        A file is not what it should be, or files do not fit together.
-    ArtifactMismatch
-        A torch file is damaged, or asks for code to be run.
-    UsageError
-        A file's name does not say what it holds, or the folder holds both layouts.
+    Raises ArtifactMissing: no such features are at the path. Raises BadData: a file is not what it should be,
+    or files do not fit together. Raises ArtifactMismatch: a torch file is damaged, or asks for code to be
+    run. Raises UsageError: a file's name does not say what it holds, or the folder holds both layouts.
     """
     path = Path(place).expanduser()
     if not path.exists():

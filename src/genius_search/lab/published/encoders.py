@@ -173,12 +173,9 @@ class ImportedEncoder(NamedTuple):
 def look(checkpoint: Checkpoint, kind: EncoderKind, *, tokenizer: Path | None = None) -> Source:
     """Check every name, shape and number of a checkpoint, and return what an import would write.
 
-    Raises
-    ------
-    UsageError
-        BLIP's vocabulary is needed and not given, or given and not needed.
-    ArtifactMissing, ArtifactMismatch
-        The checkpoint or the vocabulary is not what it should be; the message lists what differs.
+    Raises UsageError: BLIP's vocabulary is needed and not given, or given and not needed. Raises
+    ArtifactMissing, ArtifactMismatch: the checkpoint or the vocabulary is not what it should be; the message
+    lists what differs.
     """
     is_blip = kind.startswith("blip")
     if is_blip and tokenizer is None:
@@ -198,12 +195,8 @@ def import_encoder(
 ) -> ImportedEncoder:
     """Turn a checkpoint into a folder; one that is there already and came from the same file is kept.
 
-    Raises
-    ------
-    UsageError
-        As in :func:`look`, or the folder holds something else.
-    ArtifactMissing, ArtifactMismatch
-        As in :func:`look`.
+    Raises UsageError: as in :func:`look`, or the folder holds something else. Raises ArtifactMissing,
+    ArtifactMismatch: as in :func:`look`.
     """
     checkpoint = open_checkpoint(file)
     progress.say(f"{file}: {checkpoint.bytes / 1e9:.2f} GB; checking names, shapes and numbers, hashing")
@@ -255,12 +248,8 @@ def _small_files(weights: EncoderWeights, tokenizer: Path | None) -> dict[str, s
 def find_bert_tokenizer(folder: Path, *, rows: int) -> Tokenizer:
     """Read a folder's ``tokenizer.json`` or ``vocab.txt`` and check that a checkpoint's ``rows`` fit it.
 
-    Raises
-    ------
-    ArtifactMissing
-        The folder has neither.
-    ArtifactMismatch
-        The file holds no BERT vocabulary, or one of another size.
+    Raises ArtifactMissing: the folder has neither. Raises ArtifactMismatch: the file holds no BERT
+    vocabulary, or one of another size.
     """
     ready, words_file = folder / "tokenizer.json", folder / "vocab.txt"
     if not (ready.is_file() or words_file.is_file()):
@@ -344,10 +333,7 @@ def _pixel_settings(kind: EncoderKind, *, side: int) -> dict[str, Any]:
 def convert(checkpoint: Checkpoint, kind: EncoderKind) -> EncoderWeights:
     """Check every name, shape and number of a checkpoint, and give the weights our network's names.
 
-    Raises
-    ------
-    ArtifactMismatch
-        A tensor is missing, unknown, of another shape, or holds no weights.
+    Raises ArtifactMismatch: a tensor is missing, unknown, of another shape, or holds no weights.
     """
     tensors, what = checkpoint.tensors, f"{checkpoint.path} as {kind}"
     read_config = _clip_config if kind.startswith("clip") else _blip_config

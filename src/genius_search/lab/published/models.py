@@ -104,10 +104,8 @@ class Parts(Generic[Config]):
 def quantizer_parts(checkpoint: Checkpoint) -> Parts[QuantizerConfig]:
     """Read fusion and codebooks from a stage-1 file.
 
-    Raises
-    ------
-    ArtifactMismatch
-        Names or shapes are not those of this model, copies differ, or the codebooks were never started.
+    Raises ArtifactMismatch: names or shapes are not those of this model, copies differ, or the codebooks were
+    never started.
     """
     what = f"{checkpoint.path} as a GENIUS quantizer ({QUANTIZER_FILE})"
     tensors = checkpoint.tensors
@@ -124,10 +122,7 @@ def quantizer_parts(checkpoint: Checkpoint) -> Parts[QuantizerConfig]:
 def generator_parts(checkpoint: Checkpoint, quantizer: Checkpoint) -> Parts[GeneratorConfig]:
     """Read the decoder from a stage-2 file, whose own copy of the quantizer must equal ``quantizer``.
 
-    Raises
-    ------
-    ArtifactMismatch
-        As in :func:`quantizer_parts`, or the two files do not belong together.
+    Raises ArtifactMismatch: as in :func:`quantizer_parts`, or the two files do not belong together.
     """
     what = f"{checkpoint.path} as a GENIUS generator ({GENERATOR_FILE})"
     tensors = checkpoint.tensors
@@ -285,10 +280,7 @@ def read_published(
 ) -> tuple[Parts[QuantizerConfig], Parts[GeneratorConfig]]:
     """Check every name and shape, and that the two files belong together; tensors stay in the files.
 
-    Raises
-    ------
-    ArtifactMismatch
-        The message lists what differs.
+    Raises ArtifactMismatch: the message lists what differs.
     """
     return quantizer_parts(quantizer), generator_parts(generator, quantizer)
 
@@ -310,6 +302,9 @@ def import_genius(
     A folder that holds an import of the same two files is kept, or continued; ``data`` then adds the meaning
     of level 0's codes.
 
+    Raises ArtifactMismatch: a file is not what it should be, or the encoder has another width. Raises
+    UsageError: the folder holds something else; it is left as it is.
+
     Parameters
     ----------
     encoder
@@ -318,13 +313,6 @@ def import_genius(
         Labelled candidates, a few of which show the meaning of level 0's codes.
     instructions
         M-BEIR's ``query_instructions.tsv``; default: the data set's, if there is one.
-
-    Raises
-    ------
-    ArtifactMismatch
-        A file is not what it should be, or the encoder has another width.
-    UsageError
-        The folder holds something else; it is left as it is.
     """
     usable(device)
     files = {QUANTIZER: open_checkpoint(quantizer), GENERATOR: open_checkpoint(generator)}

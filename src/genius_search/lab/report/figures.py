@@ -1,44 +1,146 @@
-"""The figures of a report."""
+"""The figures of a report: colours that the colour-blind can tell apart, and lines over logarithmic axes."""
 
 from __future__ import annotations
 
+import io
+import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
 
+import matplotlib as mpl
 import numpy as np
+import pandas as pd
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from scipy import stats
 
 from genius_search.calibrate import reliability
-from genius_search.lab.figure import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    GREY,
-    GRID,
-    INK,
-    MARKERS,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    Drawing,
-    draw_fronts,
-    draw_lines,
-    label_axes,
-    lines_by_size,
-    new_figure,
-)
 from genius_search.lab.report.analysis import ITEMS_SHOWN, OUTCOMES, FirstHits, Group, Item, Outcomes, project
 from genius_search.lab.report.evaluated import Benchmark, System
 from genius_search.lab.report.tables import beam_methods, sort_by_beam
+from genius_search.lab.table import pareto_front
 from genius_search.records import Modality
+
+# Okabe and Ito's colours, a grey, and a dark red of Tol's.
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, BLACK, GREY, WINE = "#E69F00", "#56B4E9", "#000000", "#767676", "#882255"
+COLOURS: Final = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, WINE, GREY)
+MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "h")
+INK: Final = "#33302b"
+GRID: Final = "#e4e0d8"
+STYLES: Final = {
+    "exact search": (BLACK, "o"),
+    "HNSW": (VERMILION, "s"),
+    "IVF": (ORANGE, "D"),
+    "IVF-PQ": (PURPLE, "v"),
+    "IVF-PQ refined": (WINE, "h"),
+    "residual codes": (GREY, "P"),
+    "nearest code vectors, by codes": (SKY, "^"),
+    "nearest code vectors, by vectors": (SKY, "X"),
+    "ours, by probability": (BLUE, "*"),
+    "ours, by codes": (BLUE, "o"),
+    "ours, by vectors": (GREEN, "o"),
+    "exact search (32-bit vectors)": (BLACK, "o"),
+    "full search": (VERMILION, "s"),
+    "leaf stop": (BLUE, "^"),
+    "small decoder, leaf budget": (GREEN, "D"),
+    "numbers as IDs (GRACE)": (PURPLE, "v"),
+    "our IDs": (BLUE, "o"),
+}
+"""Colour and marker of a method, the same wherever it is drawn."""
+
 
 OUTCOME_COLOURS: Final = dict(zip(OUTCOMES, (BLUE, VERMILION, PURPLE, SKY, ORANGE, GREY), strict=True))
 FEW: Final = 20
 """A bin with fewer queries is drawn hollow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A figure with its title and its description."""
+
+    name: str
+    """Of its files."""
+    title: str
+    alt: str
+    """A description for those who cannot see it."""
+    figure: Figure
+
+    def save(self, kind: Literal["png", "svg"]) -> bytes:
+        """Return the file, without a date or a program's name, so that equal figures are equal files."""
+        buffer = io.BytesIO()
+        with mpl.rc_context({"svg.hashsalt": self.name}):
+            metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+            self.figure.savefig(buffer, format=kind, metadata=metadata)
+        return buffer.getvalue()
+
+
+class Line(NamedTuple):
+    """The points drawn under one name."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    calculated: Sequence[tuple[float, float]] = ()
+    """Points that were not measured: dashed and hollow."""
+
+
+def new_figure(width: float = 7.0, height: float = 4.0) -> Figure:
+    """Return an empty figure of a size in inches."""
+    return Figure(figsize=(width, height), dpi=160, layout="constrained")
+
+
+def label_axes(axes: Axes, *, x: str, y: str) -> None:
+    """Set labels and a faint grid; remove the frame above and on the right."""
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+    axes.grid(visible=True, which="major", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_lines(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True) -> Figure:
+    """Draw lines over a logarithmic axis, their names beside it, the highest line's first."""
+    figure = new_figure(10.0, 5.0)
+    axes: Axes = figure.add_subplot()
+    for line in sorted(lines, key=lambda one: -max((*one.points, *one.calculated), default=(0, 0))[1]):
+        colour, marker = STYLES.get(line.name, (INK, "."))
+        points, calculated = sorted(line.points), sorted(line.calculated)
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, linewidth=2, label=line.name)
+        if calculated:
+            joined = zip(*[*points[-1:], *calculated], strict=True)
+            axes.plot(*joined, color=colour, linestyle="--", linewidth=1.5)
+            hollow: dict[str, Any] = {"marker": marker, "markerfacecolor": "white", "linestyle": "none"}
+            x_y = zip(*calculated, strict=True)
+            axes.plot(*x_y, color=colour, label=f"{line.name}, calculated", **hollow)
+    axes.set_xscale("log")
+    _label_decades(axes.xaxis, axes.get_xlim())
+    if log_y:
+        axes.set_yscale("log")
+        _label_decades(axes.yaxis, axes.get_ylim())
+    label_axes(axes, x=x, y=y)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=10)
+    return figure
+
+
+def format_tick(value: float) -> str:
+    """Return a number for an axis: 0.5, 20, 1,000, 100M."""
+    if value >= 1e6:
+        return f"{value / 1e6:,.0f}M"
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
+
+
+def _label_decades(axis: Axis, limits: tuple[float, float]) -> None:
+    """Label powers of ten, and 2 and 5 as well where the axis spans fewer than three of them."""
+    spans_few = math.log10(limits[1] / limits[0]) < 3
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if spans_few else (1,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def beam_figure(beams: Sequence[System]) -> Drawing | None:
@@ -77,30 +179,40 @@ def beam_figure(beams: Sequence[System]) -> Drawing | None:
 
 def speed_figure(benchmark: Benchmark) -> Drawing:
     """Draw queries per second against the size of the pool, one query at a time."""
-    lines = lines_by_size(benchmark.rows, "cpu_ms", lambda cpu_ms: 1000.0 / cpu_ms)
-    names = ", ".join(line.name for line in lines)
+    lines: dict[str, Line] = {}
+    for row in benchmark.rows:
+        if row["batch"] == 1:
+            line = lines.setdefault(row["method"], Line(row["method"], [], []))
+            (line.calculated if row.get("calculated") else line.points).append(
+                (float(row["items"]), 1000.0 / row["cpu_ms"])
+            )
     return Drawing(
         name="speed",
         title="Queries per second against the size of the pool",
-        alt=f"Queries per second of {names} against pool size on logarithmic axes",
-        figure=draw_lines(lines, x="items in the pool", y="queries a second, one at a time, one core"),
+        alt=f"Queries per second of {', '.join(lines)} against pool size on logarithmic axes",
+        figure=draw_lines(
+            list(lines.values()), x="items in the pool", y="queries a second, one at a time, one core"
+        ),
     )
 
 
 def quality_figure(benchmark: Benchmark) -> Drawing:
-    """Draw recall against time: the mean of the tasks, or the first where there is none."""
-    rows = benchmark.mean_rows()
-    task = rows[0]["task"]
-    return draw_fronts(
-        [
-            (row["line"], row["cpu_ms"], 100 * row["recall_5"])
-            for row in rows
-            if row["line"] and row["task"] == task
-        ],
+    """Draw, of each kind of search, recall of the settings that no cheaper one of it reaches.
+
+    It is the mean of the tasks, or the first task where there is none.
+    """
+    frame = pd.DataFrame(benchmark.mean_rows())
+    task, x = frame["task"].iloc[0], "CPU-milliseconds of a query among 64"
+    shown = frame[(frame["task"] == task) & (frame["line"] != "")]
+    lines = [
+        Line(str(kind), list(pareto_front(list(zip(own["cpu_ms"], 100 * own["recall_5"], strict=True)))))
+        for kind, own in shown.groupby("line", sort=False)
+    ]
+    return Drawing(
         name="quality",
         title=f"Recall against cost ({task})",
-        x="CPU-milliseconds of a query among 64",
-        y="R@5, %",
+        alt=f"R@5 of {', '.join(line.name for line in lines)} against {x}",
+        figure=draw_lines(lines, x=x, y="R@5, %", log_y=False),
     )
 
 

@@ -15,7 +15,6 @@ import torch
 from genius_search.artifact import write_file
 from genius_search.data.mbeir import MBeir, read_qrels
 from genius_search.errors import BadData, UsageError
-from genius_search.lab.figure import Drawing
 from genius_search.lab.report import figures, tables
 from genius_search.lab.report.analysis import (
     first_hits,
@@ -25,6 +24,7 @@ from genius_search.lab.report.analysis import (
     read_items,
 )
 from genius_search.lab.report.evaluated import SYSTEMS, Gathered, System
+from genius_search.lab.report.figures import Drawing
 from genius_search.lab.report.statistics import Pair, PerTask, interval
 from genius_search.lab.runs import Run, evaluate, read_run
 from genius_search.lab.settings import METHODS, IdKind, Pool

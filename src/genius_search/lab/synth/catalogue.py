@@ -251,16 +251,13 @@ def draw_catalogue(
 
     >>> draw_catalogue(Path("catalogue"), items=10_400, seed=1)  # doctest: +SKIP
 
+    Raises UsageError: ``items`` is not between 1,000 and 1,000,000, another number is out of range, or
+    ``out`` holds something else.
+
     Returns
     -------
     dict
         the folder, its settings, the sizes of each split, and ``drawn``: False when it was already there.
-
-    Raises
-    ------
-    UsageError
-        ``items`` is not between 1,000 and 1,000,000, another number is out of range, or ``out`` holds
-        something else.
     """
     if train_products is None:
         train_products = min(max(items, 2_000), 12_000)

@@ -18,16 +18,13 @@ def draw_once(
 ) -> dict[str, Any]:
     """Draw into a folder beside ``out`` and rename it, unless ``out`` was drawn by the same plan before.
 
+    Raises UsageError: ``out`` holds anything else.
+
     Returns
     -------
     dict
         the counts that ``draw`` returned, which ``<kind>.json`` keeps, and ``drawn``: False when ``out`` was
         there already.
-
-    Raises
-    ------
-    UsageError
-        ``out`` holds anything else.
     """
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file; give a folder that does not exist yet")

@@ -446,6 +446,8 @@ def draw_synthetic_mbeir(
 ) -> dict[str, Any]:
     """Write a stand-in for M-BEIR at a share of its size.
 
+    Raises UsageError: a number is out of range, or ``out`` holds something else.
+
     Parameters
     ----------
     share
@@ -462,11 +464,6 @@ def draw_synthetic_mbeir(
     -------
     dict
         the folder, its settings, the sizes of each split, and ``drawn``: False when it was already there.
-
-    Raises
-    ------
-    UsageError
-        a number is out of range, or ``out`` holds something else.
     """
     if not 0 < share <= 1:
         raise UsageError(f"share is {share}; give a number above 0 and up to 1, M-BEIR's full size")
