@@ -38,7 +38,7 @@ def test_the_demo_leaves_one_page_that_shows_every_search(small_demo):
     for search in result.searches:
         assert search.hits
         for hit in search.hits:
-            assert hit.item_id in page
+            assert hit.id in page
             assert len(hit.codes) >= len(hit.log_probabilities)
 
 

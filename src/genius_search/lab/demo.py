@@ -14,7 +14,7 @@ from genius_search.embed_mbeir import choose_instruction
 from genius_search.errors import UsageError
 from genius_search.index.index import Index
 from genius_search.lab.evaluate import evaluate
-from genius_search.lab.report.page import Fact, ResultsPage, ShownHit, ShownSearch, write_page
+from genius_search.lab.report.page import ShownSearch, write_page
 from genius_search.lab.results import ResultRow
 from genius_search.lab.settings import EvaluationConfig
 from genius_search.lab.synth.catalogue import draw_catalogue
@@ -100,14 +100,12 @@ def demo(
     page = out / "index.html"
     write_page(
         page,
-        ResultsPage(
-            title="GENIUS found these",
-            subtitle="A model wrote where to look, and one item in twenty was ranked there by its ID; "
-            "no query was compared with the pool.",
-            facts=_facts(index, model, result.health, time.monotonic() - began),
-            rows=tuple(result.rows),
-            searches=tuple(searches),
-        ),
+        title="GENIUS found these",
+        subtitle="A model wrote where to look, and one item in twenty was ranked there by its ID; "
+        "no query was compared with the pool.",
+        facts=_facts(index, model, result.health, time.monotonic() - began),
+        rows=result.rows,
+        searches=searches,
     )
     return DemoResult(result.rows, result.health, page, folder, searches)
 
@@ -119,35 +117,17 @@ def _search(
     instruction = choose_instruction(data.instructions, query, target, "hashed", seed=seed)
     image = None if query.image is None else data.image_path(query.image)
     hits = index.search(query.text, image=image, instruction=instruction, k=HITS_SHOWN, config=config)
-    return ShownSearch(
-        task=task_name(row.task_id),
-        instruction=instruction or "",
-        query_text=query.text,
-        query_image=None if image is None else image.read_bytes(),
-        hits=tuple(
-            ShownHit(
-                item_id=hit.id,
-                modality=hit.modality,
-                score=hit.score,
-                text=hit.text,
-                image=None if hit.image is None else Path(hit.image).read_bytes(),
-                is_relevant=hit.id in query.positives,
-                codes=hit.codes,
-                log_probabilities=hit.log_probabilities,
-            )
-            for hit in hits
-        ),
-    )
+    return ShownSearch(task_name(row.task_id), instruction or "", query.text, image, hits, query.positives)
 
 
-def _facts(index: Index, model: Genius, health: Health, seconds: float) -> tuple[Fact, ...]:
+def _facts(index: Index, model: Genius, health: Health, seconds: float) -> dict[str, str]:
     info = index.info()
     parameters = sum(weight.numel() for weight in model.trained_generator.parameters())
-    return (
-        Fact("items in the pool", f"{info.items:,}"),
-        Fact("bytes per ID", f"{info.bytes_per_item['ids']:.0f}"),
-        Fact("items that share an ID", f"{info.collision_rate:.1%}"),
-        Fact("right modality code", "no such code" if health.purity is None else f"{health.purity:.1%}"),
-        Fact("generator's parameters", f"{parameters / 1e6:.1f} M"),
-        Fact("this run", f"{seconds:.0f} s"),
-    )
+    return {
+        "items in the pool": f"{info.items:,}",
+        "bytes per ID": f"{info.bytes_per_item['ids']:.0f}",
+        "items that share an ID": f"{info.collision_rate:.1%}",
+        "right modality code": "no such code" if health.purity is None else f"{health.purity:.1%}",
+        "generator's parameters": f"{parameters / 1e6:.1f} M",
+        "this run": f"{seconds:.0f} s",
+    }

@@ -54,8 +54,8 @@ class Demo(JsonOption):
         for search in result.searches[::4]:
             picture = " + a picture" if search.query_image and search.query_text else ""
             best = search.hits[0]
-            mark = "right" if best.is_relevant else "wrong"
+            mark = "right" if best.id in search.positives else "wrong"
             print(f"{search.task}: {search.instruction} {search.query_text or 'a picture'}{picture}")
-            print(f"    found {best.item_id}, {mark}: {best.text or 'a picture'}")
+            print(f"    found {best.id}, {mark}: {best.text or 'a picture'}")
         print(f"\nOpen {result.page} to see them all. Then try:")
         print(f'  genius search {result.index_folder} "a striped green umbrella" --modality image')
