@@ -243,7 +243,9 @@ def test_rows_without_content_are_left_out_and_logged(mteb, model, caplog):
 def test_the_modality_level_is_assigned_from_what_each_row_has(mteb, model, monkeypatch):
     seen = []
     encode = model.encode
-    monkeypatch.setattr(model, "encode", lambda *given: seen.extend(given[1].tolist()) or encode(*given))
+    monkeypatch.setattr(
+        model, "encode", lambda *given, **named: seen.extend(given[1].tolist()) or encode(*given, **named)
+    )
     rows = [
         {"id": "i", "image": picture(1)},
         {"id": "t", "text": "a"},

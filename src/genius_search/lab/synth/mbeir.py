@@ -6,7 +6,6 @@ and candidate is computed from its number, so that files of any size are written
 
 from __future__ import annotations
 
-import bisect
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+from jaxtyping import Int64
 from PIL import Image
 from pydantic import TypeAdapter
 
@@ -46,31 +46,23 @@ from genius_search.lab.synth.world import (
 from genius_search.records import TASKS, Candidate, Modality, Query
 
 
-class Counts(NamedTuple):
-    """Block sizes of a row: the first block has the most, the others the average; at least one."""
+class Block(NamedTuple):
+    """Sizes of blocks: the first has the most, the others the average; at least one."""
 
     thousandths: int
     """The average, times a thousand."""
     most: int
 
-    def before(self, block: int) -> int:
-        """Return the size of all earlier blocks together."""
-        if block == 0:
-            return 0
-        return self.most + block * self.thousandths // 1000 - self.thousandths // 1000
-
-    def size(self, block: int) -> int:
-        """Return the size of a block."""
-        return self.before(block + 1) - self.before(block)
-
-    def fitting(self, room: int) -> int:
-        """Return the number of whole blocks that fit into so many places; at least one."""
-        return max(1, bisect.bisect_right(range(room + 2), room, key=self.before) - 1)
-
-    def within(self, room: int) -> Counts:
+    def within(self, room: int) -> Block:
         """Return the same average with at most an eighth of the room in one block."""
         average = -(-self.thousandths // 1000)
-        return Counts(self.thousandths, min(self.most, max(average, room // 8)))
+        return Block(self.thousandths, min(self.most, max(average, room // 8)))
+
+    def starts(self, size: int) -> Int64[np.ndarray, " bounds"]:
+        """Return where each whole block of ``size`` places begins, and where the last ends."""
+        numbers = np.arange(size + 1)
+        starts = np.append(0, self.most + (numbers + 1) * self.thousandths // 1000 - self.thousandths // 1000)
+        return starts[: max(2, int(np.searchsorted(starts, size, side="right")))].clip(max=size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +79,7 @@ class RowSizes:
     val: int
     train: int
     train_pool: int
-    block: Counts = Counts(1000, 1)
+    block: Block = Block(1000, 1)
     """Candidates that show the same thing and stand next to one another."""
     val_pool: int = 0
     """Candidates of the validation split, where it has a pool of its own."""
@@ -195,8 +187,10 @@ class Shelf:
         self, row: RowSizes, kind: Literal["local", "val", "train"], first_did: int, size: int
     ) -> None:
         self.row, self.kind, self.first_did, self.size = row, kind, first_did, size
-        # Whole blocks; every candidate after them is a block of its own that no query wants.
-        self.blocks = row.block.fitting(size)
+        starts = row.block.starts(size)
+        self.blocks = len(starts) - 1
+        """Whole blocks; every candidate after them is a block of its own that no query wants."""
+        self._starts = np.append(starts, np.arange(starts[-1] + 1, size + 1)).tolist()
 
     def did(self, place: int) -> str:
         """Return the id of a candidate."""
@@ -204,17 +198,13 @@ class Shelf:
 
     def places(self, block: int) -> range:
         """Return the places of a block."""
-        first = self.row.block.before(block)
-        return range(min(first, self.size), min(first + self.row.block.size(block), self.size))
+        return range(self._starts[block], self._starts[block + 1])
 
     def members(self, blocks: range | None = None) -> Iterator[tuple[int, int]]:
         """Yield place and block of each candidate of some blocks, or of all, ids ascending."""
-        for block in range(self.blocks) if blocks is None else blocks:
+        for block in range(len(self._starts) - 1) if blocks is None else blocks:
             for place in self.places(block):
                 yield place, block
-        if blocks is None:
-            first = self.places(self.blocks - 1).stop
-            yield from ((place, self.blocks + place - first) for place in range(first, self.size))
 
     def entity(self, block: int) -> str:
         """Return the Wikidata id of what OVEN's and InfoSeek's articles are about."""

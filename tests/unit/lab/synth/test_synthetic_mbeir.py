@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -135,11 +136,11 @@ def test_at_full_size_positives_are_as_many_as_published_and_lie_in_the_pool(row
     published |= {"webqa_task1": (2.04, 4), "edis_task2": (2.57, 8), "webqa_task2": (1.44, 2)}
     published |= {"mscoco_task3": (4.998, 5), "fashioniq_task7": (1.002, 4), "cirr_task7": (1.011, 3)}
     average, most = published.get(row.name, (1.0, 1))
-    blocks = row.block.fitting(row.pool)
-    asked = min(row.queries, blocks)
-    assert row.block.before(blocks) <= row.pool
-    assert row.block.before(asked) / asked == pytest.approx(average, rel=0.01)
-    assert max(map(row.block.size, range(100))) == most
+    starts = row.block.starts(row.pool)
+    asked = min(row.queries, len(starts) - 1)
+    assert starts[-1] <= row.pool
+    assert starts[asked] / asked == pytest.approx(average, rel=0.01)
+    assert max(np.diff(starts[:101])) == most
 
 
 def test_training_queries_are_not_split_by_task_and_mscoco_has_pools_of_its_own(root):
