@@ -283,7 +283,6 @@ def read_benchmark(folder: Path) -> Benchmark | None:
             rows = found["queries"]
         elif isinstance(found.get("methods"), list) and isinstance(found.get("leaves"), list):
             kind, rows = "quality", found.get("curves") or found["methods"]
-            rows = [{**row, "cpu_ms": row["route_ms"] + row["rank_ms"]} for row in rows]
         else:
             return None
         return Benchmark(kind=kind, rows=rows, machine=rows[0]["machine"], command=rows[0]["command"])
