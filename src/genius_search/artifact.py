@@ -15,7 +15,6 @@ import shutil
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -33,6 +32,12 @@ LOCK_SECONDS: Final = 1.0
 """How long to wait for another writer: one that finds its folder finished holds it for a moment only."""
 _PLAN: Final = "plan.json"
 _UNSIGNED: Final = ("fingerprint", "notes")
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return which field of a JSON file is wrong first, and why."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
 
 
 def fingerprint_of(value: object) -> str:
@@ -124,45 +129,37 @@ def new_folder(folder: Path) -> Iterator[Path]:
     sync(folder.parent)
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """Contents of a finished folder's manifest."""
+class FileFact(BaseModel):
+    """Size and checksum of a file."""
 
-    folder: Path
-    kind: str
-    config: Mapping[str, Any]
-    """The settings it was made with."""
-    inputs: Mapping[str, str]
-    """Fingerprints of what it was made from."""
-    facts: Mapping[str, Any]
-    """Anything a reader needs beside the files: sizes, a permutation, a health report."""
-    notes: Mapping[str, Any]
-    """Information that may differ between equal folders."""
-    fingerprint: str
-    """SHA-256 over settings, inputs, facts and the contents of all files."""
-
-
-class _FileFact(BaseModel):
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, frozen=True)
 
     bytes: int
     sha256: str
 
 
-class _Body(BaseModel):
-    """A manifest's JSON."""
+class Manifest(BaseModel):
+    """Contents of a finished folder's manifest."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, frozen=True)
 
+    folder: Path = Path()
+    """The folder; not part of the file."""
     format: int
     kind: str
     plan: str = ""
+    """Fingerprint of kind, settings and inputs."""
     config: dict[str, Any]
+    """The settings it was made with."""
     inputs: dict[str, str]
+    """Fingerprints of what it was made from."""
     facts: dict[str, Any]
-    files: dict[str, _FileFact]
+    """Anything a reader needs beside the files: sizes, a permutation, a health report."""
+    files: dict[str, FileFact]
     notes: dict[str, Any] = {}
+    """Information that may differ between equal folders."""
     fingerprint: str
+    """SHA-256 over settings, inputs, facts and the contents of all files."""
 
 
 class ArtifactWriter:
@@ -276,9 +273,9 @@ class ArtifactWriter:
         """Return the folder's manifest if the folder is complete and was made by this very plan."""
         try:
             manifest = open_artifact(self.folder, kind=self.kind)
-            if _read_manifest(self.folder, self.kind).plan != self.plan_fingerprint:
-                return None
         except (ArtifactMissing, ArtifactMismatch):
+            return None
+        if manifest.plan != self.plan_fingerprint:
             return None
         shutil.rmtree(self.path, ignore_errors=True)
         self._release()
@@ -296,12 +293,12 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
         it is of another kind or version, or a file has changed.
     """
     _recover(folder)
-    body = _read_manifest(folder, kind)
+    manifest = _read_manifest(folder, kind)
     if verify:
         signed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if fingerprint_of({k: v for k, v in signed.items() if k not in _UNSIGNED}) != body.fingerprint:
+        if fingerprint_of({k: v for k, v in signed.items() if k not in _UNSIGNED}) != manifest.fingerprint:
             raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
-    for name, fact in body.files.items():
+    for name, fact in manifest.files.items():
         file = folder / name
         if not file.exists():
             raise ArtifactMissing(f"{folder} is damaged: {name} is missing")
@@ -310,7 +307,7 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
             raise ArtifactMismatch(f"{folder} is damaged: {name} has {size} bytes, expected {fact.bytes}")
         if verify and file_fingerprint(file) != fact.sha256:
             raise ArtifactMismatch(f"{folder} is damaged: the contents of {name} have changed")
-    return Manifest(folder, body.kind, body.config, body.inputs, body.facts, body.notes, body.fingerprint)
+    return manifest
 
 
 def copy_artifact(source: Path, target: Path) -> None:
@@ -320,7 +317,7 @@ def copy_artifact(source: Path, target: Path) -> None:
         shutil.copyfile(source / name, target / name)
 
 
-def _read_manifest(folder: Path, kind: str) -> _Body:
+def _read_manifest(folder: Path, kind: str) -> Manifest:
     path = folder / MANIFEST
     if not folder.exists():
         raise ArtifactMissing(f"no {kind} at {folder}: the folder does not exist")
@@ -337,13 +334,12 @@ def _read_manifest(folder: Path, kind: str) -> _Body:
             )
         if found != kind:
             raise ArtifactMismatch(f"{folder} holds a {found!r}, not a {kind!r}")
-        checked = _Body.model_validate(body)
+        checked = Manifest.model_validate({**body, "folder": folder})
         if any({"/", ".."} & {*PurePosixPath(name).parts} or not name for name in checked.files):
             raise ArtifactMismatch(f"{path} names files outside its folder; do not use what came from there")
         return checked  # noqa: TRY300
     except ValidationError as error:
-        first = error.errors()[0]
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+        problem = first_problem(error)
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         if isinstance(error, ArtifactMismatch):
             raise

@@ -417,6 +417,8 @@ def to_json(config: Any) -> dict[str, Any]:
 
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
+    if problem["type"] == "value_error":  # raised by ourselves
+        return str(problem["ctx"]["error"])
     where = ".".join(str(part) for part in problem["loc"])
     return f"setting {where} = {problem.get('input')!r}: {problem['msg'].lower()}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -162,21 +163,17 @@ def embed_queries(
         raise BadData(
             f"{row.queries}: query {repeated[0]} occurs twice ({len(repeated)} such); each may occur once"
         )
-    variants: list[list[str | None]]
+    variants: list[Sequence[str | None]]
     if instructions == "all":
         offered = [instructions_for(data.instructions, query, target) for query in queries]
         if len({len(texts) for texts in offered}) > 1:
             raise BadData(
                 "the queries of a row have different numbers of instructions; choose hashed or first"
             )
-        variants = [list(texts) for texts in zip(*offered, strict=True)] or [[None] * len(queries)]
+        variants = [*zip(*offered, strict=True)] or [[None] * len(queries)]
     else:
-        variants = [
-            [
-                choose_instruction(data.instructions, query, target, instructions, seed=seed)
-                for query in queries
-            ]
-        ]
+        choose = partial(choose_instruction, data.instructions, choice=instructions, seed=seed)
+        variants = [[choose(query, target) for query in queries]]
     features = embed(
         (
             query_row(data, query, target, instruction, variant, split=row.split)

@@ -62,10 +62,7 @@ class Karpathy:
         """Convert the file and print the sizes of the splits."""
         from genius_search.data.captions import convert_karpathy
 
-        splits = [
-            dataclasses.asdict(split) if dataclasses.is_dataclass(split) else split._asdict()
-            for split in convert_karpathy(
-                self.file, self.images, self.out, dataset_id=self.dataset_id, dataset_name=self.dataset_name
-            )
-        ]
-        print_table(list(splits[0]), [list(map(str, split.values())) for split in splits])
+        splits = convert_karpathy(
+            self.file, self.images, self.out, dataset_id=self.dataset_id, dataset_name=self.dataset_name
+        )
+        print_table(splits[0]._fields, [list(map(str, split)) for split in splits])

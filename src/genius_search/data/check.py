@@ -120,49 +120,60 @@ def check(root: Path, *, decode_images: bool = True, workers: int = 2) -> CheckR
     BadData
         The folder is not in M-BEIR's layout.
     """
-    data = MBeir(root)
-    findings = _Findings()
     with ThreadPoolExecutor(workers) as threads:
-        pictures = _Pictures(data, findings, threads, decode=decode_images)
-        records = _Records(data, findings, pictures)
-        for path in (*data.local_pools(), *sorted((root / "cand_pool" / "global").glob("*_cand_pool.jsonl"))):
-            records.check_pool(path)
-        if not records.pools:
-            findings.add("layout", f"{root / 'cand_pool'}: there is no pool")
+        run = _Check(MBeir(root), threads, decode=decode_images)
+        pools = [*run.data.local_pools(), *sorted((root / "cand_pool" / "global").glob("*_cand_pool.jsonl"))]
+        for path in pools:
+            run.check_pool(path)
+        if not run.pools:
+            run.add("layout", f"{root / 'cand_pool'}: there is no pool")
         for folder in sorted(path.name for path in (root / "query").iterdir() if path.is_dir()):
-            records.check_split(folder)
-        records.check_instructions()
-        pictures.finish()
+            run.check_split(folder)
+        run.check_instructions()
+        run.finish_images()
     return CheckReport(
         root=str(root),
-        name=data.name,
+        name=run.data.name,
         queries=tuple(
-            QueryCount(*key, num_queries=count, num_positives=records.num_positives[key])
-            for key, count in records.num_queries.items()
+            QueryCount(*key, num_queries=count, num_positives=run.num_positives[key])
+            for key, count in run.num_queries.items()
         ),
-        pools=tuple(records.pools),
-        num_images=len(pictures.seen),
+        pools=tuple(run.pools),
+        num_images=len(run.images),
         images_decoded=decode_images,
-        findings=findings.sorted(),
+        findings=run.findings(),
     )
 
 
-class _Findings:
-    """Numbers and first examples of problems, by kind."""
+class _Check:
+    """Checks pools, then queries against pools, qrels and instructions, and every picture once."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: MBeir, threads: ThreadPoolExecutor, *, decode: bool) -> None:
+        self.data = data
+        self._threads, self._decode = threads, decode
         self._counts: Counter[str] = Counter()
         self._examples: defaultdict[str, list[str]] = defaultdict(list)
+        self._members: dict[Path, IdColumn] = {}
+        self._modalities = IdColumn()  # code + 1
+        self._checksums = IdColumn("I")
+        self._requested: Counter[InstructionKey] = Counter()
+        self._from_mbeir = False
+        self._queue: deque[Future[tuple[str, str] | None]] = deque()
+        self._is_unpacked = decode or (data.root / _IMAGE_FOLDER).exists()
+        self._num_packed = 0
+        self.images: set[int] = set()  # 64-bit hashes: M-BEIR's names themselves would take a gigabyte
+        self.pools: list[PoolCount] = []
+        # By split, data set, its number and the task.
+        self.num_queries: Counter[tuple[str, str, int, int | None]] = Counter()
+        self.num_positives: Counter[tuple[str, str, int, int | None]] = Counter()
 
     def add(self, kind: str, *examples: str, count: int = 1) -> None:
+        """Count a problem, and keep the first examples of its kind."""
         self._counts[kind] += count
         room = NUM_EXAMPLES - len(self._examples[kind])
         self._examples[kind].extend(examples[:room])
 
-    def add_bad_lines(self, bad: BadLines) -> None:
-        self.add("bad-line", *map(str, bad.problems), count=bad.count)
-
-    def sorted(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[Finding, ...]:
         """Return errors first, each kind in alphabetical order."""
         found = [
             Finding("warning" if kind in _WARNINGS else "error", kind, count, tuple(self._examples[kind]))
@@ -170,83 +181,6 @@ class _Findings:
             if count
         ]
         return tuple(sorted(found, key=lambda finding: (finding.severity, finding.kind)))
-
-
-class _Pictures:
-    """Checks every picture once, in threads, with a bounded queue."""
-
-    def __init__(
-        self, data: MBeir, findings: _Findings, threads: ThreadPoolExecutor, *, decode: bool
-    ) -> None:
-        self._data, self._findings, self._threads, self._decode = data, findings, threads, decode
-        self._queue: deque[Future[tuple[str, str] | None]] = deque()
-        self._is_unpacked = decode or (data.root / _IMAGE_FOLDER).exists()
-        self._num_packed = 0
-        self.seen: set[int] = set()  # 64-bit hashes: M-BEIR's names themselves would take a gigabyte
-
-    def check(self, relative: str, owner: str) -> None:
-        """Queue an image at its first reference."""
-        key = hash(relative)
-        if key in self.seen:
-            return
-        self.seen.add(key)
-        if not self._is_unpacked and relative.startswith(f"{_IMAGE_FOLDER}/"):
-            self._num_packed += 1
-            return
-        self._queue.append(self._threads.submit(self._problem, relative, owner))
-        if len(self._queue) >= _QUEUE_SIZE:
-            self._collect()
-
-    def finish(self) -> None:
-        """Wait for the queued images."""
-        while self._queue:
-            self._collect()
-        if self._num_packed:
-            self._findings.add(
-                "no-images",
-                f"{self._data.root / _IMAGE_FOLDER} is missing, so no picture was looked for; unpack the "
-                "archive of M-BEIR's pictures there, or use an encoder that needs none (precomputed:)",
-                count=self._num_packed,
-            )
-
-    def _collect(self) -> None:
-        problem = self._queue.popleft().result()
-        if problem is not None:
-            self._findings.add(*problem)
-
-    def _problem(self, relative: str, owner: str) -> tuple[str, str] | None:
-        try:
-            path = self._data.image_path(relative)
-            if not path.exists():
-                return (
-                    "missing-image",
-                    f"{owner}: {path} is missing; put the picture there, or drop the record",
-                )
-            if self._decode:
-                open_image(path, shortest_side=_SHORTEST_SIDE).close()
-        except TooManyPixels as error:
-            return "oversized-image", f"{owner}: {error}"
-        except BadImage as error:
-            return "broken-image", f"{owner}: {error}"
-        except BadData as error:
-            return "missing-image", f"{owner}: {error}"
-        return None
-
-
-class _Records:
-    """Checks pools, then queries against pools, qrels and instructions."""
-
-    def __init__(self, data: MBeir, findings: _Findings, pictures: _Pictures) -> None:
-        self._data, self._findings, self._pictures = data, findings, pictures
-        self._members: dict[Path, IdColumn] = {}
-        self._modalities = IdColumn()  # code + 1
-        self._checksums = IdColumn("I")
-        self._requested: Counter[InstructionKey] = Counter()
-        self._from_mbeir = False
-        self.pools: list[PoolCount] = []
-        # By split, data set, its number and the task.
-        self.num_queries: Counter[tuple[str, str, int, int | None]] = Counter()
-        self.num_positives: Counter[tuple[str, str, int, int | None]] = Counter()
 
     def check_pool(self, path: Path) -> None:
         members = self._members[path] = IdColumn()
@@ -256,50 +190,48 @@ class _Records:
             did = candidate.did
             counts[candidate.modality] += 1
             if members[did]:
-                self._findings.add("duplicate-id", f"{path}: did {did} occurs again")
+                self.add("duplicate-id", f"{path}: did {did} occurs again")
             members[did] = 1
             if not _agrees(self._checksums, did, candidate):
-                self._findings.add(
-                    "conflicting-id", f"{path}: did {did} is something else in an earlier line or pool"
-                )
+                self.add("conflicting-id", f"{path}: did {did} is something else in an earlier line or pool")
             self._modalities[did] = candidate.modality.code + 1
             if candidate.image is not None:
-                self._pictures.check(candidate.image, f"did {did}")
-        self._findings.add_bad_lines(bad)
-        name = path.relative_to(self._data.root / "cand_pool").as_posix()
+                self._check_image(candidate.image, f"did {did}")
+        self.add("bad-line", *map(str, bad.problems), count=bad.count)
+        name = path.relative_to(self.data.root / "cand_pool").as_posix()
         self.pools.append(PoolCount(name, counts.total(), *(counts[modality] for modality in _MODALITIES)))
 
     def check_split(self, folder: str) -> None:
         """Check every file in ``query/<folder>``."""
-        files = self._data.query_files(folder)
+        files = self.data.query_files(folder)
         known = {f"{path.stem}_qrels.txt" for path in files}
-        for path in sorted((self._data.root / "qrels" / folder).glob("mbeir_*_qrels.txt")):
+        for path in sorted((self.data.root / "qrels" / folder).glob("mbeir_*_qrels.txt")):
             if path.name not in known:
-                absent = self._data.root / "query" / folder / f"{path.stem.removesuffix('_qrels')}.jsonl"
-                self._findings.add(
+                absent = self.data.root / "query" / folder / f"{path.stem.removesuffix('_qrels')}.jsonl"
+                self.add(
                     "layout", f"{absent} is missing, and {path} is there; fetch the one or remove the other"
                 )
         for path in files:
             row = None
             if folder != "train" and not folder.startswith("union_"):
                 try:
-                    row = self._data.row(path, folder)
+                    row = self.data.row(path, folder)
                 except BadData as error:
-                    self._findings.add("layout", str(error))
+                    self.add("layout", str(error))
             self._check_queries(path, folder, row)
 
     def check_instructions(self) -> None:
         """Report combinations of data set and modalities without an instruction."""
-        instructions, file = self._data.instructions, self._data.instructions_file
+        instructions, file = self.data.instructions, self.data.instructions_file
         if instructions.file is None and self._from_mbeir:
             problem = f"{file} is missing, and M-BEIR's queries are ambiguous without it; fetch it again"
-            self._findings.add("layout", problem)
+            self.add("layout", problem)
         elif instructions.file is None:
-            self._findings.add("no-instructions", f"{file} is missing: queries are read without one")
+            self.add("no-instructions", f"{file} is missing: queries are read without one")
         else:
             for key, num_queries in sorted(self._requested.items()):
                 if key not in instructions.rows:
-                    self._findings.add(
+                    self.add(
                         "missing-instruction",
                         f"{file}: no row for data set {key.dataset_id}, {key.query} -> "
                         f"{key.candidate} ({num_queries:,} queries); add {key.query.mbeir}<tab>"
@@ -312,7 +244,7 @@ class _Records:
         split = folder.removeprefix("union_")
         dataset = row.dataset if row else path.stem.removeprefix("mbeir_").removesuffix(f"_{split}")
         qrels = self._read_qrels(row) if row else None
-        union_file = self._data.layout.union_pool(split)
+        union_file = self.data.layout.union_pool(split)
         has_union = union_file in self._members
         union = self._members.get(union_file, self._modalities)
         union_name = str(union_file) if has_union else f"any pool (there is no {union_file.name})"
@@ -322,16 +254,16 @@ class _Records:
             where = f"{path}: qid {query.qid}"
             is_repeated = bool(checksums[query.qid])
             if not _agrees(checksums, query.qid, query):
-                self._findings.add("conflicting-id", f"{where} is something else in an earlier line")
+                self.add("conflicting-id", f"{where} is something else in an earlier line")
             elif is_repeated and folder != "union_train":  # the union training file repeats rare data sets
-                self._findings.add("duplicate-id", f"{where} occurs again")
+                self.add("duplicate-id", f"{where} occurs again")
             if query.image is not None:
-                self._pictures.check(query.image, f"qid {query.qid}")
+                self._check_image(query.image, f"qid {query.qid}")
             key = (folder, dataset, parse_id(query.qid)[0], self._check_task(query, row, where))
             self.num_queries[key] += 1
             self.num_positives[key] += len(query.positives)
             if not query.positives:
-                self._findings.add("no-positives", where)
+                self.add("no-positives", where)
                 continue
             if row is not None:
                 local = self._members[row.local_pool]
@@ -340,26 +272,24 @@ class _Records:
             if qrels is not None and row is not None:
                 self._compare(query, qrels.pop(query.qid, None), row, where)
         for qid in qrels or ():
-            self._findings.add(
+            self.add(
                 "qrels-disagree",
                 f"{path}: qid {qid} is in {row and row.qrels} and not in this file; fetch both files again",
             )
-        self._findings.add_bad_lines(bad)
+        self.add("bad-line", *map(str, bad.problems), count=bad.count)
 
     def _read_qrels(self, row: EvaluationRow) -> dict[str, set[str]] | None:
         if row.qrels is None:
-            file = self._data.layout.qrels(row.split, f"{row.name}_{row.split}")
-            if self._data.has_qrels(row.split):
-                self._findings.add(
-                    "layout", f"{file} is missing, while other rows have theirs; fetch it again"
-                )
+            file = self.data.layout.qrels(row.split, f"{row.name}_{row.split}")
+            if self.data.has_qrels(row.split):
+                self.add("layout", f"{file} is missing, while other rows have theirs; fetch it again")
             else:
-                self._findings.add("missing-qrels", f"{file} is missing: the queries' own positives are used")
+                self.add("missing-qrels", f"{file} is missing: the queries' own positives are used")
             return None
         try:
             qrels = read_qrels(row.qrels)
         except BadData as error:
-            self._findings.add("bad-line", str(error))
+            self.add("bad-line", str(error))
             return None
         return {qid: {did for did, relevance in dids.items() if relevance > 0} for qid, dids in qrels.items()}
 
@@ -372,11 +302,11 @@ class _Records:
         if target is not None:
             self._requested[InstructionKey(parse_id(query.qid)[0], query.modality, target)] += 1
         if row is not None and task_id != row.task_id:
-            self._findings.add("task-mismatch", f"{where} has task {task_id}, the file says {row.task_id}")
+            self.add("task-mismatch", f"{where} has task {task_id}, the file says {row.task_id}")
         elif task_id is not None:
             expected = TASKS.get(task_id)
             if expected is None or query.modality is not expected[0] or target not in (expected[1], None):
-                self._findings.add(
+                self.add(
                     "task-mismatch",
                     f"{where} has task {task_id} but is {query.modality} -> {target or 'unknown'}",
                 )
@@ -387,7 +317,7 @@ class _Records:
     ) -> None:
         outside = [did for did in query.positives if not pool[did]]
         if len(outside) == len(query.positives):
-            self._findings.add(
+            self.add(
                 f"positives-outside-{which}-pool",
                 f"{where}: none of its positives ({', '.join(outside[:3])}) is in {name}; add the "
                 "candidate's line, or fetch the pool again",
@@ -397,7 +327,7 @@ class _Records:
         own = parse_id(query.qid)[0]
         strays = [did for did in outside if which == "global" or parse_id(did)[0] == own]
         if strays:
-            self._findings.add(
+            self.add(
                 f"some-positives-outside-{which}-pool",
                 f"{where}: {', '.join(strays[:3])} not in {name}",
             )
@@ -406,13 +336,59 @@ class _Records:
         """Check that the qrels agree with the query's positives."""
         if judged is None:
             line = f"{query.qid} 0 {query.positives[0]} 1 {row.task_id}"
-            self._findings.add("qrels-disagree", f"{where}: no line in {row.qrels}; add `{line}`")
+            self.add("qrels-disagree", f"{where}: no line in {row.qrels}; add `{line}`")
         elif judged != set(query.positives):
             differing = ", ".join(sorted(judged ^ set(query.positives))[:3])
-            self._findings.add(
+            self.add(
                 "qrels-disagree",
                 f"{where}: {differing} is in its positives or in {row.qrels}, and not in both",
             )
+
+    def _check_image(self, relative: str, owner: str) -> None:
+        """Queue an image at its first reference."""
+        key = hash(relative)
+        if key in self.images:
+            return
+        self.images.add(key)
+        if not self._is_unpacked and relative.startswith(f"{_IMAGE_FOLDER}/"):
+            self._num_packed += 1
+            return
+        self._queue.append(self._threads.submit(self._image_problem, relative, owner))
+        if len(self._queue) >= _QUEUE_SIZE:
+            self._collect()
+
+    def finish_images(self) -> None:
+        """Wait for the queued images."""
+        while self._queue:
+            self._collect()
+        if self._num_packed:
+            self.add(
+                "no-images",
+                f"{self.data.root / _IMAGE_FOLDER} is missing, so no picture was looked for; unpack the "
+                "archive of M-BEIR's pictures there, or use an encoder that needs none (precomputed:)",
+                count=self._num_packed,
+            )
+
+    def _collect(self) -> None:
+        problem = self._queue.popleft().result()
+        if problem is not None:
+            self.add(*problem)
+
+    def _image_problem(self, relative: str, owner: str) -> tuple[str, str] | None:
+        try:
+            path = self.data.image_path(relative)
+            if not path.exists():
+                advice = "put the picture there, or drop the record"
+                return "missing-image", f"{owner}: {path} is missing; {advice}"
+            if self._decode:
+                open_image(path, shortest_side=_SHORTEST_SIDE).close()
+        except TooManyPixels as error:
+            return "oversized-image", f"{owner}: {error}"
+        except BadImage as error:
+            return "broken-image", f"{owner}: {error}"
+        except BadData as error:
+            return "missing-image", f"{owner}: {error}"
+        return None
 
 
 def _agrees(checksums: IdColumn, id_: str, record: Candidate | Query) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 
 from pydantic import BaseModel, StrictInt, ValidationError
 
-from genius_search.artifact import fingerprint_of, write_json
+from genius_search.artifact import fingerprint_of, first_problem, write_json
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
 MODEL_FILE: Final = "model.json"
@@ -112,10 +112,7 @@ def read_model_file(folder: Path) -> ModelFile:
     except (OSError, RecursionError, ValueError) as error:
         if isinstance(error, ArtifactMismatch):
             raise
-        reason = str(error)
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        reason = first_problem(error) if isinstance(error, ValidationError) else str(error)
         raise ArtifactMismatch(
             f"{path} is damaged ({reason}); run `genius fit` again, or `genius pull` if it was pulled"
         ) from None
