@@ -1,4 +1,4 @@
-"""Embedding of queries and candidates, in chunks, into folders of features."""
+"""Embedding of queries and candidates, in memory or in chunks into folders of features."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Int64, Shaped
 from PIL import Image
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from genius_search.artifact import ArtifactWriter
 from genius_search.data.features import (
     ABSENT,
     KIND,
+    FeatureBatch,
     Features,
     LeftOut,
     Shard,
@@ -35,7 +36,6 @@ from genius_search.encoders.base import (
     TextInput,
     is_joint,
 )
-from genius_search.encoders.content import SHORTEST_SIDE
 from genius_search.errors import ArtifactMismatch, BadData, BadImage
 from genius_search.progress import Progress
 from genius_search.records import Modality
@@ -43,11 +43,58 @@ from genius_search.records import Modality
 Item = TypeVar("Item")
 AnyEncoder = TypeVar("AnyEncoder", bound=Encoder)
 
+SHORTEST_SIDE: Final = 256
+"""Images are decoded at no less than this size in pixels, at which M-BEIR stores them (deviation 22)."""
 SHARD_ROWS: Final = 8192
 ENCODE_BATCH: Final = 256
 LOOK_UP_BATCH: Final = 2048
 """Batch size of encoders that look features up; without a forward pass it only takes memory."""
 _CODES: Final = {modality: modality.code for modality in Modality} | {None: ABSENT}
+
+
+class Content(NamedTuple):
+    """Image, text or both of one query or candidate, for the encoder."""
+
+    image: Image.Image | None
+    text: str
+    """Text for the encoder; empty if there is none."""
+    key: ItemKey
+
+
+def features_of(encoder: Encoder, contents: Sequence[Content]) -> FeatureBatch:
+    """Compute features of queries or candidates in memory, all images and all texts in one batch each.
+
+    Raises
+    ------
+    BadData
+        One of them has neither an image nor a text.
+    """
+    for image, text, key in contents:
+        if image is None and not text:
+            raise BadData(f"{key.role} {key.id!r} has neither an image nor a text; it needs one of them")
+    if is_joint(encoder):
+        both = encoder.joint_features(
+            [JointInput(image, text, key, image is not None) for image, text, key in contents]
+        )
+        absent = np.full(len(contents), ABSENT)
+        return FeatureBatch.of(both[:0], both, absent, np.arange(len(contents)))
+    pictures = [ImageInput(image, key) for image, _, key in contents if image is not None]
+    words = [TextInput(text, key) for _, text, key in contents if text]
+    image_features = encoder.image_features(pictures) if pictures else None
+    text_features = encoder.text_features(words) if words else None
+    nothing = (text_features if image_features is None else image_features)[:0]  # type: ignore[index]  # one is there
+    return FeatureBatch.of(
+        nothing if image_features is None else image_features,
+        nothing if text_features is None else text_features,
+        _rows_of([image is not None for image, _, _ in contents]),
+        _rows_of([bool(text) for _, text, _ in contents]),
+    )
+
+
+def _rows_of(present: Sequence[bool]) -> Int64[np.ndarray, " items"]:
+    """Number the present items from 0; absent ones get ``ABSENT``."""
+    mask = np.array(present)
+    return np.where(mask, np.cumsum(mask) - 1, ABSENT).astype(np.int64)
 
 
 class FeatureRow(NamedTuple):

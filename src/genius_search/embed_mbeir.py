@@ -124,7 +124,12 @@ def count_lines(files: Sequence[Path]) -> int:
 
 def fingerprint_of_files(files: Sequence[Path]) -> str:
     """Return a fingerprint of files' names and contents, independent of their folder."""
-    return fingerprint_of([[path.name, file_fingerprint(path)] for path in files])
+    return fingerprint_of(digests(files))
+
+
+def digests(files: Sequence[Path]) -> list[list[str]]:
+    """Return the name and the SHA-256 of each file."""
+    return [[path.name, file_fingerprint(path)] for path in files]
 
 
 class EmbeddedQueries(NamedTuple):

@@ -13,9 +13,8 @@ from genius_search import embed as embed_shard
 from genius_search import embed as stage
 from genius_search.data.features import Features
 from genius_search.data.images import open_image
-from genius_search.embed import FeatureRow, embed, transform
+from genius_search.embed import SHORTEST_SIDE, Content, FeatureRow, embed, features_of, transform
 from genius_search.encoders.base import ItemKey
-from genius_search.encoders.content import SHORTEST_SIDE, Content, features_of
 from genius_search.errors import ArtifactMismatch, BadData, BadImage
 from genius_search.progress import Silent
 from genius_search.records import Modality

@@ -47,7 +47,7 @@ class Pairs:
         if not numbers:
             raise BadData("there are no training queries; give a query file that has some")
         order = np.argsort(candidates.ids, kind="stable")
-        self._positives, exists = _look_up(candidates.ids, order, np.array(positives, dtype=np.int64))
+        self._positives, exists = look_up(candidates.ids, order, np.array(positives, dtype=np.int64))
         if not exists.all():
             missing = int((~exists).sum())
             example = positives[int(np.flatnonzero(~exists)[0])]
@@ -124,8 +124,8 @@ class Pairs:
         return torch.from_numpy(mask)
 
 
-def _look_up(ids: np.ndarray, order: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of ids, and a mask of those that exist."""
+def look_up(ids: np.ndarray, order: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of wanted ids, and a mask of those that exist; ``order`` sorts ``ids``."""
     place = np.searchsorted(ids, wanted, sorter=order).clip(max=max(0, len(ids) - 1))
     rows = order[place]
     return rows, ids[rows] == wanted
@@ -145,7 +145,7 @@ def _variants(features: Features, numbers: np.ndarray) -> tuple[np.ndarray, np.n
     first = np.zeros((len(numbers), NUM_MODALITIES), dtype=np.int64)
     variants = np.zeros((len(numbers), NUM_MODALITIES), dtype=np.int64)
     for modality in range(NUM_MODALITIES):
-        place, found = _look_up(key[starts], order, numbers * NUM_MODALITIES + modality)
+        place, found = look_up(key[starts], order, numbers * NUM_MODALITIES + modality)
         first[:, modality] = np.where(found, starts[place], 0)
         variants[:, modality] = np.where(found, counts[place], 0)
     return first, variants

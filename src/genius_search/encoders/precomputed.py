@@ -13,7 +13,6 @@ PATH is a folder, or one file in it:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -28,7 +27,7 @@ from torch import Tensor
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.encoders.base import ImageInput, ItemKey, TextInput
 from genius_search.errors import ArtifactMissing, BadData, UsageError
-from genius_search.records import CANDIDATE_CAP, QUERY_CAP, candidate_number, parse_id, query_number
+from genius_search.records import candidate_number, parse_id, query_number
 
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[Any]]
 Role: TypeAlias = Literal["query", "candidate"]
@@ -36,8 +35,6 @@ Role: TypeAlias = Literal["query", "candidate"]
 ROLES: Final[tuple[Role, ...]] = ("query", "candidate")
 PARTS: Final = ("text", "image")
 _SHOWN: Final = 5
-_PLAIN_ID: Final = "(?:0|[1-9][0-9]{0,3}):(?:0|[1-9][0-9]{0,11})"
-_PLAIN_IDS: Final = re.compile(rf"{_PLAIN_ID}(?:\n{_PLAIN_ID})*")
 
 
 class Held(NamedTuple):
@@ -70,7 +67,10 @@ class FeatureFile:
         """Return ids of items of one role in the form in which this file stores them."""
         if self.ids is None:
             return np.array([parse_id(key.id)[1] - 1 for key in keys], dtype=np.int64)
-        return numbers_of(keys) if self.ids.dtype.kind in "iu" else np.array([key.id for key in keys])
+        if self.ids.dtype.kind == "U":
+            return np.array([key.id for key in keys])
+        number = query_number if keys[0].role == "query" else candidate_number
+        return np.array([number(key.id) for key in keys], dtype=np.int64)
 
     def find(self, ids: Array) -> Int64[np.ndarray, " items"]:
         """Return the row of each stored id, or −1."""
@@ -313,21 +313,6 @@ def sort_ids(ids: Array, rows: Array | None = None) -> tuple[Array, Array]:
     """Sort ids and their rows (by default their places); of an id that occurs twice the first stays."""
     values, first = np.unique(ids, return_index=True)
     return values, first if rows is None else rows[first]
-
-
-def numbers_of(keys: Sequence[ItemKey]) -> Int64[np.ndarray, " items"]:
-    """Return M-BEIR's integers of items of one role, parsed together where all ids are plain."""
-    if not keys:
-        return np.zeros(0, dtype=np.int64)
-    is_query = keys[0].role == "query"
-    cap = QUERY_CAP if is_query else CANDIDATE_CAP
-    text = "\n".join(key.id for key in keys)
-    if _PLAIN_IDS.fullmatch(text):
-        pairs = np.fromstring(text.replace(":", "\n"), dtype=np.int64, sep="\n").reshape(-1, 2)
-        if len(pairs) == len(keys) and int(pairs[:, 1].max()) < cap:
-            return pairs[:, 0] * cap + pairs[:, 1]
-    number = query_number if is_query else candidate_number  # names the wrong id and what is wrong
-    return np.array([number(key.id) for key in keys], dtype=np.int64)
 
 
 def name_items(keys: Sequence[ItemKey], places: Array) -> str:

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from genius_search.config import SearchConfig
 from genius_search.data.images import open_image
+from genius_search.embed import SHORTEST_SIDE, Content, features_of
 from genius_search.encoders.base import ItemKey
-from genius_search.encoders.content import SHORTEST_SIDE, Content, features_of
 from genius_search.errors import UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.settings import DEPTH

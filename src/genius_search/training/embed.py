@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from genius_search.artifact import file_fingerprint, fingerprint_of
+from genius_search.artifact import fingerprint_of
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_pool, read_queries
+from genius_search.data.pairs import look_up
 from genius_search.embed import FeatureRow, embed
-from genius_search.embed_mbeir import embed_pool, instruction_files, instructions_for, query_row
+from genius_search.embed_mbeir import digests, embed_pool, instruction_files, instructions_for, query_row
 from genius_search.encoders.base import Encoder
 from genius_search.errors import BadData
 from genius_search.progress import Progress
@@ -75,19 +76,19 @@ class TrainingRecords:
         self._distinct = np.sort(np.unique(self._numbers, return_index=True)[1])
 
     @cached_property
-    def pool_digests(self) -> list[list[str]]:
+    def pooldigests(self) -> list[list[str]]:
         """Names and SHA-256 of the files of the training pool."""
-        return _digests(self.data.training_pools())
+        return digests(self.data.training_pools())
 
     @property
     def query_fingerprint(self) -> str:
         """Fingerprint of the training queries and the instructions."""
-        return fingerprint_of([*self._digests, *_digests(instruction_files(self.data))])
+        return fingerprint_of([*self._digests, *digests(instruction_files(self.data))])
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of all files that training reads."""
-        return fingerprint_of([*self.pool_digests, *self._digests, *_digests(instruction_files(self.data))])
+        return fingerprint_of([*self.pool_digests, *self._digests, *digests(instruction_files(self.data))])
 
     def lines(self) -> Iterator[Query]:
         """Yield the query of each line, repeated ones included."""
@@ -122,18 +123,18 @@ class TrainingRecords:
             a positive is not among the candidates.
         """
         order = np.argsort(candidates.ids, kind="stable")
-        ids, modalities = candidates.ids[order], list(Modality)
+        modalities = list(Modality)
         for line in self._distinct.tolist():
             query = self._query(line)
             positives = self._positives[self._starts[line] : self._starts[line + 1]]
-            place = np.searchsorted(ids, positives).clip(max=len(ids) - 1)
-            if not (ids[place] == positives).all():
-                absent = query.positives[int(np.flatnonzero(ids[place] != positives)[0])]
+            rows, exists = look_up(candidates.ids, order, positives)
+            if not exists.all():
+                absent = query.positives[int(np.flatnonzero(~exists)[0])]
                 raise BadData(
                     f"{self.data.root}: query {query.qid} has the positive {absent}, which is not in the "
                     "training pool; run `genius data check` on the data set"
                 )
-            for code in np.unique(candidates.modality[order[place]]).tolist():
+            for code in np.unique(candidates.modality[rows]).tolist():
                 wanted = modalities[code]
                 offered = instructions_for(self.data.instructions, query, wanted) or (None,)
                 for variant, instruction in enumerate(offered):
@@ -178,7 +179,3 @@ def embed_training(
         progress=progress,
     )
     return TrainingFeatures(queries, candidates)
-
-
-def _digests(files: list[Path]) -> list[list[str]]:
-    return [[path.name, file_fingerprint(path)] for path in files]

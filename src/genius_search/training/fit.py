@@ -10,22 +10,33 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from genius_search.config import FitConfig, GeneratorConfig, checked
+from genius_search.artifact import ArtifactWriter
+from genius_search.config import FitConfig, GeneratorConfig, TrainingConfig, checked, to_json
 from genius_search.data.features import Features
-from genius_search.data.mbeir import Instructions, MBeir
+from genius_search.data.mbeir import Instructions, MBeir, read_pool
 from genius_search.data.pairs import Pairs
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.model import MODEL_FILE, Genius, KnownInstruction
-from genius_search.nn.ids import RESIDUAL, SCHEMES
+from genius_search.nn.ids import (
+    KIND,
+    RESIDUAL,
+    SCHEMES,
+    Candidates,
+    TrainedIds,
+    TrainingSet,
+    load_ids,
+    residual_ids,
+    write_ids,
+)
 from genius_search.nn.parallel import usable
-from genius_search.nn.quantizer import TrainedQuantizer
+from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
 from genius_search.progress import Progress
+from genius_search.records import candidate_number
 from genius_search.registry import find_part
 from genius_search.training.embed import Embedded, TrainingFeatures, TrainingRecords, embed_training
 from genius_search.training.encoder import train_encoder
 from genius_search.training.generator import train_generator
-from genius_search.training.ids import train_ids
 from genius_search.training.quantizer import train_quantizer
 
 FOLDERS: Final = ("encoder", "features", "prepared", "quantizer", "ids", "generator", "evaluation")
@@ -143,6 +154,57 @@ def fit_generator(
     if scheme.manifest is None:
         shutil.rmtree(folder / "ids", ignore_errors=True)
     return model
+
+
+def train_ids(
+    name: str,
+    records: TrainingRecords,
+    pairs: Pairs,
+    quantizer: TrainedQuantizer,
+    folder: Path,
+    training: TrainingConfig,
+    *,
+    progress: Progress,
+) -> TrainedIds:
+    """Train a scheme by its name, or open the folder if this was done already.
+
+    Raises
+    ------
+    UsageError
+        there is no such scheme.
+    """
+    scheme = find_part("id_schemes", name, SCHEMES)
+    if name == RESIDUAL:
+        return residual_ids(quantizer.quantizer)
+    writer = ArtifactWriter(
+        folder,
+        kind=KIND,
+        config={"scheme": name, "training": to_json(training)},
+        inputs={**pairs.fingerprints, "quantizer": quantizer.manifest.fingerprint},
+    )
+    if writer.finished() is not None:
+        return load_ids(folder, quantizer.quantizer)
+    candidates = pairs.candidates
+    encoded = encode(quantizer.quantizer, candidates)
+    pool = read_pool(records.data.training_pools())
+    texts = {candidate_number(candidate.did): candidate.text for candidate in pool}
+    data = TrainingSet(
+        candidates=Candidates(
+            encoded.embeddings,
+            encoded.codes.numpy(),
+            candidates.ids,
+            [texts[number] for number in candidates.ids.tolist()],
+        ),
+        queries=fuse(quantizer.quantizer, pairs.queries),
+        query_numbers=pairs.queries.ids,
+        query_texts=records.texts(),
+        pairs=pairs,
+        quantizer=quantizer.quantizer,
+        training=training,
+        folder=writer.path,
+        progress=progress,
+    )
+    return write_ids(writer, name, scheme.fit(data))
 
 
 def check_output(data: MBeir, folder: Path, device: str) -> None:

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius_search.encoders.base import ItemKey
-from genius_search.encoders.precomputed import numbers_of
 from genius_search.errors import BadData
-from genius_search.records import Modality, format_text, instructed, parse_id
+from genius_search.records import Modality, candidate_number, format_text, instructed, parse_id
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**9))
@@ -29,7 +27,7 @@ def test_an_id_in_another_spelling_is_refused(text):
     with pytest.raises(BadData, match="without leading zeros"):
         parse_id(text)
     with pytest.raises(BadData, match="without leading zeros"):
-        numbers_of([ItemKey("candidate", "9:1"), ItemKey("candidate", text)])
+        candidate_number(text)
 
 
 def test_a_modality_is_its_name():
