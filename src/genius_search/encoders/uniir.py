@@ -321,7 +321,7 @@ class _UniirEncoder(Generic[Network]):
                 f"{manifest.folder} does not hold what its settings say ({reason}); import the "
                 "checkpoint again"
             ) from None
-        self._network = network.float().to(device).eval()
+        self._network: Network = network.float().to(device).eval()
         self._read = read
 
     def _prepare(self, images: Sequence[Image.Image]) -> Float[Tensor, "items 3 side side"]:

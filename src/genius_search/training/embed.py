@@ -76,7 +76,7 @@ class TrainingRecords:
         self._distinct = np.sort(np.unique(self._numbers, return_index=True)[1])
 
     @cached_property
-    def pooldigests(self) -> list[list[str]]:
+    def pool_digests(self) -> list[list[str]]:
         """Names and SHA-256 of the files of the training pool."""
         return digests(self.data.training_pools())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -190,7 +190,7 @@ def train_encoder(
             transform(
                 source,
                 folder / "features" / source.manifest.folder.name,
-                change=partial(_embed_shard, encoder),
+                change=partial(embed_shard, encoder),
                 inputs={"records": source.manifest.inputs["records"]},
                 encoder=encoder,
             )
@@ -279,7 +279,7 @@ class _Preparation:
         return self._encoder.prepare_texts([item.text for item in texts])
 
 
-def _embed_shard(encoder: AnySmallEncoder, shard: Shard) -> Shard:
+def embed_shard(encoder: AnySmallEncoder, shard: Shard) -> Shard:
     """Replace a shard's prepared pictures and texts by their features.
 
     A joint encoder's vectors are stored as texts, one for each distinct combination of picture and text.
@@ -288,20 +288,22 @@ def _embed_shard(encoder: AnySmallEncoder, shard: Shard) -> Shard:
     image, text = (torch.from_numpy(content.astype(np.float32)) for content in (shard.image, shard.text))
     nothing = torch.zeros(0, encoder.dim, dtype=torch.float16)
 
-    def join(parts: Iterable[Tensor]) -> np.ndarray:
-        return np.concatenate([nothing.numpy(), *(part.cpu().numpy() for part in parts)])
+    def join(forward: Callable[[Tensor], Tensor], prepared: Tensor) -> np.ndarray:
+        parts = [
+            forward(part.to(network.device)).cpu() for part in prepared.split(FORWARD_BATCH) if len(part)
+        ]
+        return torch.cat([nothing, *parts]).numpy()
 
     if isinstance(network, SmallNetwork):
-        return shard._replace(
-            image=join(network.image(part.to(network.device)) for part in image.split(FORWARD_BATCH)),
-            text=join(network.text(part.to(network.device).long()) for part in text.split(FORWARD_BATCH)),
-        )
+        return shard._replace(image=join(network.image, image), text=join(network.text, text.long()))
     both = np.stack([shard.image_index, shard.text_index], axis=1)
     distinct, rows = np.unique(both, axis=0, return_inverse=True)
-    parts = (distinct[start : start + FORWARD_BATCH] for start in range(0, len(distinct), FORWARD_BATCH))
     return shard._replace(
         image_index=np.full_like(shard.image_index, ABSENT),
         text_index=rows.astype(np.int64),
         image=nothing.numpy(),
-        text=join(network.embedding(FeatureBatch.of(image, text, part[:, 0], part[:, 1])) for part in parts),
+        text=join(
+            lambda part: network.embedding(FeatureBatch.of(image, text, *part.cpu().numpy().T)),
+            torch.from_numpy(distinct),
+        ),
     )

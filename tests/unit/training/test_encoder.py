@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from genius_search.config import MomentumConfig, preset
+from genius_search.data.features import ABSENT, Shard
 from genius_search.data.mbeir import MBeir
 from genius_search.encoders.base import load_encoder
+from genius_search.encoders.small import create_small
 from genius_search.progress import Silent
+from genius_search.records import Modality
 from genius_search.training.embed import TrainingRecords, embed_training
-from genius_search.training.encoder import train_encoder
+from genius_search.training.encoder import embed_shard, train_encoder
 
 STEPS = 4
 KINDS = ("clip-sf", "clip-ff", "blip-sf", "blip-ff")
@@ -88,3 +91,24 @@ def test_a_killed_training_with_a_slow_copy_goes_on_to_the_same_losses(train, re
         train("blip-sf", place, Killer())
     train("blip-sf", place)
     assert read_losses(place / "encoder") == read_losses(whole / "encoder")
+
+
+@pytest.mark.parametrize("kind", ["clip-sf", "clip-ff"])
+def test_a_shard_of_texts_only_is_embedded(kind):
+    encoder = create_small(settings_of(kind).network, ["a red kite", "a blue anchor"], seed=0)
+    absent = np.full(2, ABSENT)
+    shard = Shard(
+        ids=np.arange(2),
+        variant=absent.astype(np.int16),
+        modality=np.full(2, Modality.TEXT.code, dtype=np.int8),
+        wanted=absent.astype(np.int8),
+        image_index=absent,
+        text_index=np.arange(2),
+        image=np.zeros((0, 0), dtype=np.float16),
+        text=encoder.prepare_texts(["a red kite", "a blue anchor"]).numpy(),
+    )
+    with torch.no_grad():
+        embedded = embed_shard(encoder, shard)
+    assert embedded.image.shape == (0, encoder.dim)
+    assert embedded.text.shape == (2, encoder.dim)
+    assert np.isfinite(embedded.text).all()
