@@ -21,9 +21,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from genius_search import embed as encoder_input
 from genius_search.config import SearchConfig, checked
 from genius_search.data.features import FeatureBatch
-from genius_search.encoders import content as encoder_input
 from genius_search.encoders.base import ItemKey
 from genius_search.errors import BadData, MissingExtra, UsageError
 from genius_search.index.adding import encode_batch
