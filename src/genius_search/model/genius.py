@@ -282,9 +282,7 @@ class Genius:
     @cached_property
     def fast(self) -> NumpySearch | None:
         """A quicker search with the results of :attr:`decoder`; None if there is none for this model."""
-        if self.generator is not None or self.ids.scheme.tables() is None:
-            return None
-        return fast_search(self.ranker)
+        return None if self.ids.scheme.tables() is None else fast_search(self.decoder, self.ranker)
 
     @cached_property
     def ranker(self) -> CodeRanker:

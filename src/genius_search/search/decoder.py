@@ -5,11 +5,13 @@ Beam search only uses the :class:`Decoder` protocol, so any other decoder can ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -128,6 +130,28 @@ class _Weights(NamedTuple):
     down: Float[Tensor, "feedforward width"]
 
 
+class OneBlock(NamedTuple):
+    """The weights of a :class:`T5Decoder` of one block. The gains of norms are in the matrices after them."""
+
+    heads: int
+    prefixes: int
+    prefix_weights: Float32[np.ndarray, "dim prefixes_width"]
+    prefix_biases: Float32[np.ndarray, " prefixes_width"]
+    prefix_keys_values: Float32[np.ndarray, "width two_inner"]
+    prefix_sides: Float32[np.ndarray, "two_heads head_width width"]
+    """Projections of the keys of each head, then of the values, into the space of the tokens."""
+    embeddings: Float32[np.ndarray, "tokens width"]
+    """Of the start token, then of all codes, level after level."""
+    distances: Float32[np.ndarray, "heads levels"]
+    """Bias of self-attention by the distance between tokens."""
+    token: Float32[np.ndarray, "width three_inner"]
+    token_out: Float32[np.ndarray, "inner width"]
+    up: Float32[np.ndarray, "width feedforward"]
+    down: Float32[np.ndarray, "feedforward width"]
+    codes: list[Float32[np.ndarray, "width codes"]]
+    """From a hidden state to the logits of each level's codes."""
+
+
 class _SelfAttended(NamedTuple):
     """A block's hidden states after self-attention, before cross-attention; independent of the query."""
 
@@ -189,6 +213,27 @@ class T5Decoder:
     def device(self) -> torch.device:
         """Device of the computation."""
         return self._rows.device
+
+    def weights(self) -> OneBlock | None:
+        """Return the weights of a decoder of one block on the CPU as arrays; None of any other."""
+        if len(self._blocks) > 1 or self.device.type != "cpu":
+            return None
+        block = self._blocks[0]
+        return OneBlock(
+            heads=self._heads,
+            prefixes=self._num_prefixes,
+            prefix_weights=_array(self._prefix_weight),
+            prefix_biases=_array(self._prefix_bias),
+            prefix_keys_values=_array(self._prefix_keys_values),
+            prefix_sides=_array(self._prefix_sides),
+            embeddings=_array(torch.cat([self._rows[:1], *self._level_rows])),
+            distances=_array(self._bias[:, :, 0]),
+            token=_array(block.token),
+            token_out=_array(block.token_out),
+            up=_array(block.up),
+            down=_array(block.down),
+            codes=[_array(head) for head in self._level_heads],
+        )
 
     def start(self, queries: Float[Tensor, "queries dim"]) -> T5State:
         """Return the initial state, before any token."""
@@ -351,6 +396,10 @@ def _fold_norm(norm: RMSNorm, *layers: nn.Linear) -> Float[Tensor, "width out"]:
     return _transposed(torch.cat([layer.weight for layer in layers]) * gain)
 
 
+def _array(weight: Tensor) -> Float32[np.ndarray, ...]:
+    return np.asarray(weight.detach().cpu().float().numpy())
+
+
 def _transposed(weight: Float[Tensor, "out in"]) -> Float[Tensor, "in out"]:
     """Transpose in memory, which multiplies a few rows up to twice as fast."""
     return weight.detach().t().contiguous()
@@ -400,6 +449,10 @@ class GeometricDecoder:
         """Device of the computation."""
         return self._vectors.device
 
+    def tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
+        """Return the code vectors of each level as arrays."""
+        return [_array(table) for table in self._vectors.split(self.sizes)]
+
     def start(self, queries: Float[Tensor, "queries dim"]) -> GeometricState:
         """Return the initial state, before any token."""
         return GeometricState(level=0, residuals=queries.detach().float())
@@ -427,6 +480,18 @@ class GeometricDecoder:
     ) -> Float[Tensor, "rows codes"]:
         """Return the scores of one level's codes, which are not normalised."""
         return self.logits(hidden, level)
+
+
+class Combination(NamedTuple):
+    """How a :class:`GuidedDecoder` combines nearness to code vectors with logits."""
+
+    tables: list[Float32[np.ndarray, "_ dim"]]
+    """Code vectors of each level."""
+    scales: Sequence[float]
+    """Weight of nearness at each level."""
+    gates: Sequence[float]
+    """Weight of the logits at each level."""
+    biases: Sequence[Float32[np.ndarray, " codes"]]
 
 
 class GuidedState(NamedTuple):
@@ -474,6 +539,14 @@ class GuidedDecoder:
     def device(self) -> torch.device:
         """Device of the computation."""
         return self._decoder.device
+
+    def weights(self) -> tuple[OneBlock, Combination] | None:
+        """Return the generator's weights and the guide's as arrays; None if :meth:`T5Decoder.weights` is."""
+        own = self._decoder.weights() if type(self._decoder) is T5Decoder else None
+        if own is None:
+            return None
+        biases = [_array(bias) for bias in self._biases]
+        return own, Combination(self._geometry.tables(), self._scales, self._gates, biases)
 
     def start(self, queries: Float[Tensor, "queries dim"]) -> GuidedState:
         """Return the initial state, before any token."""

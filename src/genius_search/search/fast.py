@@ -17,11 +17,20 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 
 from genius_search.config import SearchConfig
 from genius_search.nn.density import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.search.beam import Beams, topk
+from genius_search.search.decoder import (
+    EPSILON,
+    Combination,
+    Decoder,
+    GeometricDecoder,
+    GuidedDecoder,
+    OneBlock,
+    T5Decoder,
+)
 from genius_search.search.native.build import FOLDER, VARIANTS, library
 from genius_search.search.rank import CodeRanker, Ranking, ids_under, items_of, table_rows
 from genius_search.search.table import IdTable, Part, Restriction, children_in_parts, count_ids
@@ -29,6 +38,7 @@ from genius_search.search.table import IdTable, Part, Restriction, children_in_p
 CODES: Final = 256
 """Largest number of codes at a level, and the length of a level's row in all tables."""
 BLOCK: Final = 64
+MAX_LEVELS: Final = 255
 GRAM_CODES: Final = 1024
 """Inner products between code vectors are computed in advance for the first levels, up to this many codes."""
 CODED_STARTS: Final = 1 << 20
@@ -52,10 +62,30 @@ class _Part(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("table", "words", "before", "allowed"))
 
 
+class _Generator(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("width", "feedforward", "heads", "head_width", "prefixes")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                *(
+                    "prefix_weights",
+                    "prefix_biases",
+                    "prefix_keys_values",
+                    "prefix_sides",
+                    "tokens",
+                    "embeddings",
+                ),
+                *("distances", "token_out", "up", "down", "codes", "scales", "gates", "biases"),
+            )
+        ),
+    )
+
+
 class _Model(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("levels", "dim", "gram_levels", "gram_codes")),
-        *((name, ctypes.c_void_p) for name in ("sizes", "vectors", "halves", "gram")),
+        *((name, ctypes.c_int64) for name in ("levels", "dim", "gram_levels")),
+        *((name, ctypes.c_void_p) for name in ("generator", "sizes", "vectors", "halves", "gram")),
     )
 
 
@@ -97,17 +127,76 @@ class Found(NamedTuple):
     """Log-probabilities of the codes of each hit's beam; NaN for levels that were not decoded."""
 
 
+class NumpyGenerator:
+    """A generator of one block in NumPy: :class:`genius_search.search.decoder.T5Decoder` for one query."""
+
+    def __init__(self, weights: OneBlock, combination: Combination) -> None:
+        self.weights = weights
+        self.combination = combination
+        heads, sizes = weights.heads, [logits.shape[1] for logits in weights.codes]
+        self.tokens = (_normalize(weights.embeddings) @ weights.token).reshape(
+            -1, 3, heads, len(weights.token_out) // heads
+        )
+        """Queries, keys and values of each token in self-attention, which depend on nothing else."""
+        self._offsets = np.array([0, *accumulate(sizes, initial=1)][:-1])
+
+    def read(self, query: Float32[np.ndarray, " dim"]) -> np.ndarray:
+        """Return the keys and values of the query's prefix vectors, in the space of the tokens."""
+        w = self.weights
+        vectors = _normalize((query @ w.prefix_weights + w.prefix_biases).reshape(w.prefixes, -1))
+        projected = (vectors @ w.prefix_keys_values).reshape(w.prefixes, 2 * w.heads, -1).transpose(1, 0, 2)
+        sides: np.ndarray = (projected @ w.prefix_sides).reshape(2, w.heads * w.prefixes, -1)
+        return sides
+
+    def score(
+        self,
+        sides: np.ndarray,
+        codes: Int64[np.ndarray, "rows level"],
+        near: Float32[np.ndarray, "rows codes"],
+    ) -> Float32[np.ndarray, "rows codes"]:
+        """Return the log-probabilities of the codes that follow prefixes, given their nearness."""
+        w, level, rows = self.weights, codes.shape[1], len(codes)
+        tokens = np.concatenate([np.zeros((rows, 1), np.int64), codes], axis=1) + self._offsets[: level + 1]
+        queries, keys, values = self.tokens[tokens].transpose(2, 0, 3, 1, 4)
+        shares = (keys @ queries[:, :, -1, :, None])[..., 0] + w.distances[:, level::-1]
+        attended = (_softmax(shares)[:, :, None] @ values).reshape(rows, -1)
+        hidden = w.embeddings[tokens[:, -1]] + attended @ w.token_out
+        shares = (_normalize(hidden) @ sides[0].T).reshape(rows, w.heads, -1)
+        hidden += _softmax(shares).reshape(rows, -1) @ sides[1]
+        hidden += np.maximum(_normalize(hidden) @ w.up, 0) @ w.down
+        c = self.combination
+        logits = (
+            c.scales[level] * near + c.gates[level] * (_normalize(hidden) @ w.codes[level]) + c.biases[level]
+        )
+        logits -= logits.max(axis=1, keepdims=True)
+        return np.asarray(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
+
+
+def _normalize(rows: Float32[np.ndarray, "rows width"]) -> Float32[np.ndarray, "rows width"]:
+    """Scale each row to unit length."""
+    squares = np.einsum("rw,rw->r", rows, rows)[:, None] + np.float32(rows.shape[1] * EPSILON)
+    return np.asarray(rows / np.sqrt(squares))
+
+
+def _softmax(scores: Float32[np.ndarray, "*rows keys"]) -> Float32[np.ndarray, "*rows keys"]:
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
 class NumpySearch:
-    """Search by code vectors in NumPy.
+    """Search by code vectors, or by a generator of one block, in NumPy.
 
     Parameters
     ----------
     ranker
         scores IDs by the code vectors; its tables must not change.
+    generator
+        scores the codes that follow a prefix; without one, nearness to the query does.
     """
 
-    def __init__(self, ranker: CodeRanker) -> None:
+    def __init__(self, ranker: CodeRanker, generator: NumpyGenerator | None = None) -> None:
         self._ranker = ranker
+        self._generator = generator
         self._tables = ranker.tables()
         self._halves = [np.square(table).sum(axis=1) / 2 for table in self._tables]
 
@@ -115,8 +204,7 @@ class NumpySearch:
         """Return whether this search knows such settings and tables."""
         return (
             config.rerank != "none"
-            and config.scores != "children"
-            and max(map(len, self._tables)) <= CODES
+            and (config.scores == "level" or (config.scores == "vocabulary" and self._generator is None))
             and all(part.table.ids.dtype == np.uint8 and part.table.items.dtype == np.int32 for part in parts)
         )
 
@@ -130,15 +218,20 @@ class NumpySearch:
         """Find the best items by codes for each query; with ``k`` 0, list all items under the beams."""
         products = [queries @ table.T for table in self._tables]
         return [
-            self._search(parts, [level[number] for level in products], one, config)
+            self._search(parts, queries[number], [level[number] for level in products], one, config)
             for number, one in enumerate(wanted)
         ]
 
     def _search(
-        self, parts: Sequence[Part], products: list[np.ndarray], wanted: Wanted, config: SearchConfig
+        self,
+        parts: Sequence[Part],
+        query: Float32[np.ndarray, " dim"],
+        products: list[np.ndarray],
+        wanted: Wanted,
+        config: SearchConfig,
     ) -> Found:
         restriction = wanted.restriction or tuple(part.alive for part in parts)
-        beams = self._find_beams(parts, products, wanted, config.candidates, restriction)
+        beams = self._find_beams(parts, query, products, wanted, config.candidates, restriction)
         ids = ids_under(beams, 0, restriction)
         rows = table_rows(parts, ids)
         scores = -self._ranker.costs(rows, density_weight=config.density_weight)
@@ -154,6 +247,7 @@ class NumpySearch:
     def _find_beams(
         self,
         parts: Sequence[Part],
+        query: Float32[np.ndarray, " dim"],
         products: list[np.ndarray],
         wanted: Wanted,
         candidates: int,
@@ -165,6 +259,8 @@ class NumpySearch:
         total = np.zeros(1, dtype=np.float32)
         history = np.full((1, len(products)), np.nan, dtype=np.float32)
         prefixes = np.zeros((1, self._tables[0].shape[1]), dtype=np.float32)
+        codes = np.zeros((1, 0), dtype=np.int64)
+        sides = None
         for level, table in enumerate(self._tables):
             children = children_in_parts(parts, level, low, high)
             if level == 0 and wanted.level0:
@@ -179,6 +275,9 @@ class NumpySearch:
                 history = history.repeat(len(low), axis=0)
                 break
             near = products[level] - self._halves[level] - prefixes @ table.T
+            if self._generator is not None:
+                sides = self._generator.read(query) if sides is None else sides
+                near = self._generator.score(sides, codes, near)
             gained = near[children.parent, children.code]
             total = total[children.parent] + gained
             best = topk(total, budget)
@@ -191,22 +290,37 @@ class NumpySearch:
             if counts[best].sum() <= budget:
                 break
             prefixes = prefixes[parent] + table[code]
+            codes = np.concatenate([codes[parent], code[:, None]], axis=1)
         return Beams(low[None], high[None], history[None])
 
 
 class CompiledSearch(NumpySearch):
     """The same, by the compiled library."""
 
-    def __init__(self, ranker: CodeRanker, library: ctypes.CDLL) -> None:
-        super().__init__(ranker)
+    def __init__(
+        self, ranker: CodeRanker, library: ctypes.CDLL, generator: NumpyGenerator | None = None
+    ) -> None:
+        super().__init__(ranker, generator)
         self._library = library
-        self._arrays = _pack(self._tables)
+        self._arrays = _pack_tables(self._tables)
         self._model = _Model(
             levels=len(self._tables),
             dim=self._tables[0].shape[1],
             gram_levels=self._arrays["gram"].shape[1],
-            **{name: array.ctypes.data for name, array in self._arrays.items()},
+            **_pointers(self._arrays),
         )
+        if generator is not None:
+            w = generator.weights
+            self._generator_arrays = _pack_generator(generator)
+            self._generator_fields = _Generator(
+                width=w.up.shape[0],
+                feedforward=w.up.shape[1],
+                heads=w.heads,
+                head_width=len(w.token_out) // w.heads,
+                prefixes=w.prefixes,
+                **_pointers(self._generator_arrays),
+            )
+            self._model.generator = ctypes.addressof(self._generator_fields)
         self._works: list[int] = []  # memory of searches; each is used by one thread at a time
 
     def search(
@@ -227,7 +341,7 @@ class CompiledSearch(NumpySearch):
             work = self._library.make_work()
         alive = tuple(part.alive for part in parts)
         found = []
-        for own, one in zip(products, wanted, strict=True):
+        for query, own, one in zip(queries, products, wanted, strict=True):
             given = _given_parts(parts, one.restriction or alive)
             request = _Request(
                 width=one.width,
@@ -242,8 +356,9 @@ class CompiledSearch(NumpySearch):
                 mask = np.isin(np.arange(CODES), list(one.level0))
             ctypes.memmove(request.level0, np.packbits(mask, bitorder="little").tobytes(), CODES // 8)
             result = _Result()
+            vectors = query.ctypes.data, own.ctypes.data
             status = self._library.search(
-                model, given, len(parts), ctypes.byref(request), own.ctypes.data, work, ctypes.byref(result)
+                model, given, len(parts), ctypes.byref(request), *vectors, work, ctypes.byref(result)
             )
             if status == NO_MEMORY:
                 raise MemoryError
@@ -254,10 +369,32 @@ class CompiledSearch(NumpySearch):
         return found
 
 
-def fast_search(ranker: CodeRanker) -> NumpySearch:
-    """Return the quickest search by code vectors on this machine."""
+def fast_search(decoder: Decoder, ranker: CodeRanker) -> NumpySearch | None:
+    """Return the quickest search on this machine that finds what a decoder and a ranker find.
+
+    None if there is none: the decoder is unknown or has several blocks, over 256 codes at a level, or other
+    code vectors than the ranker.
+    """
+    if max(decoder.sizes) > CODES or len(decoder.sizes) > MAX_LEVELS:
+        return None
+    tables = ranker.tables()
+    own = tables
+    generator = None
+    if type(decoder) is GeometricDecoder:
+        own = decoder.tables()
+    elif type(decoder) is T5Decoder and (weights := decoder.weights()):
+        biases = [np.zeros(size, dtype=np.float32) for size in decoder.sizes]
+        combination = Combination(tables, [0.0] * len(tables), [1.0] * len(tables), biases)
+        generator = NumpyGenerator(weights, combination)
+    elif type(decoder) is GuidedDecoder and (both := decoder.weights()):
+        generator = NumpyGenerator(*both)
+        own = generator.combination.tables
+    else:
+        return None
+    if not all(np.array_equal(mine, other) for mine, other in zip(own, tables, strict=True)):
+        return None
     opened = open_library()
-    return NumpySearch(ranker) if opened is None else CompiledSearch(ranker, opened)
+    return NumpySearch(ranker, generator) if opened is None else CompiledSearch(ranker, opened, generator)
 
 
 @cache
@@ -272,7 +409,7 @@ def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
                 opened.make_work.restype = pointer
                 opened.multiply.argtypes = (pointer, pointer, integer, pointer)
                 opened.multiply.restype = None
-                opened.search.argtypes = (pointer, pointer, integer, pointer, pointer, pointer, pointer)
+                opened.search.argtypes = (pointer, pointer, integer, *[pointer] * 5)
                 return opened
     logging.getLogger(__name__).info(
         "the compiled search is missing, NumPy replaces it and is a few times slower; "
@@ -281,18 +418,48 @@ def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
     return None
 
 
-def _pack(tables: Sequence[Float32[np.ndarray, "_ dim"]]) -> dict[str, np.ndarray]:
+def _pointers(arrays: dict[str, np.ndarray]) -> dict[str, int]:
+    return {name: array.ctypes.data for name, array in arrays.items()}
+
+
+def _pack(matrix: Float32[np.ndarray, "inputs outputs"]) -> Float32[np.ndarray, " weights"]:
+    """Arrange a matrix for the library's products: blocks of 64 outputs."""
+    padded = np.pad(matrix, ((0, 0), (0, -matrix.shape[1] % BLOCK)))
+    return padded.reshape(len(matrix), -1, BLOCK).transpose(1, 0, 2).ravel().astype(np.float32)
+
+
+def _pack_generator(generator: NumpyGenerator) -> dict[str, np.ndarray]:
+    """Return the arrays of the library's generator, as it describes them."""
+    w, c = generator.weights, generator.combination
+    arrays = {
+        "prefix_weights": _pack(w.prefix_weights),
+        "prefix_biases": w.prefix_biases,
+        "prefix_keys_values": _pack(w.prefix_keys_values),
+        "prefix_sides": np.concatenate([_pack(side) for side in w.prefix_sides]),
+        "tokens": generator.tokens,
+        "embeddings": w.embeddings,
+        "distances": w.distances,
+        "token_out": _pack(w.token_out),
+        "up": _pack(w.up),
+        "down": _pack(w.down),
+        "codes": np.concatenate([_pack(logits) for logits in w.codes]),
+        "scales": c.scales,
+        "gates": c.gates,
+        "biases": np.stack([np.pad(bias, (0, CODES - len(bias))) for bias in c.biases]),
+    }
+    return {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}
+
+
+def _pack_tables(tables: Sequence[Float32[np.ndarray, "_ dim"]]) -> dict[str, np.ndarray]:
     """Return the arrays of the library's model, as it describes them."""
     sizes = [len(table) for table in tables]
-    padded = [np.pad(table, ((0, -len(table) % BLOCK), (0, 0))) for table in tables]
-    blocks = [table.reshape(-1, BLOCK, table.shape[1]).transpose(0, 2, 1).ravel() for table in padded]
     wide = [np.pad(table, ((0, CODES - len(table)), (0, 0))) for table in tables]
     levels = sum(total <= GRAM_CODES for total in accumulate(sizes))
     first = np.concatenate([*tables[:levels], np.zeros((0, tables[0].shape[1]), np.float32)])
     gram = [first @ table.T for table in wide[:levels]]
     return {
         "sizes": np.array(sizes, dtype=np.int32),
-        "vectors": np.concatenate(blocks),
+        "vectors": np.concatenate([_pack(table.T) for table in tables]),
         "halves": np.stack([np.square(table).sum(axis=1) / 2 for table in wide]),
         "gram": np.ascontiguousarray(np.stack(gram, axis=1)) if gram else np.zeros((0, 0, CODES), np.float32),
     }

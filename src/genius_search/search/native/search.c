@@ -1,4 +1,5 @@
-/* Search of ID tables for one query: beam search by code vectors, then ranking by codes.
+/* Search of ID tables for one query: beam search by code vectors or by a generator of one block, then ranking by
+   codes.
 
    The plain search in search/beam.py and search/rank.py defines the results; tests compare the two. fast.py
    fills the structures below, whose fields must be the same there. Nothing read from a table is trusted: rows
@@ -38,14 +39,28 @@ typedef struct { /* a table, and the items of it that may be returned */
   const uint8_t *allowed; /* 1 for each such item */
 } Part;
 
+typedef struct { /* a decoder of one block, as T5Decoder arranges it; matrices are packed as for product() */
+  int64_t width, feedforward, heads, head_width, prefixes;
+  const float *prefix_weights, *prefix_biases; /* from a query to its prefix vectors: [prefixes][width] */
+  const float *prefix_keys_values;             /* from a prefix vector to keys and values: [2][heads][head_width] */
+  const float *prefix_sides;                   /* from a head's keys or values to the tokens' space: [2][heads] */
+  const float *tokens;     /* queries, keys and values of the start token and of all codes: [tokens][3][heads][head_width] */
+  const float *embeddings; /* of the same: [tokens][width] */
+  const float *distances;  /* added to self-attention, by distance: [heads][levels] */
+  const float *token_out, *up, *down;
+  const float *codes;      /* from a hidden state to the codes' logits, level after level */
+  const float *scales, *gates; /* of nearness and of these logits: [levels] */
+  const float *biases;         /* added to both: [levels][CODES] */
+} Generator;
+
 typedef struct {
   int64_t levels, dim;
   int64_t gram_levels;  /* levels that gram covers */
-  int64_t gram_codes;   /* codes of these levels */
+  const Generator *generator; /* NULL: codes are scored by nearness alone */
   const int32_t *sizes; /* codes of each level, at most CODES */
   const float *vectors; /* code vectors; each level in blocks of BLOCK codes: [block][dim][BLOCK] */
   const float *halves;  /* half squared norms: [levels][CODES] */
-  const float *gram;    /* inner products of code vectors: [gram_codes][gram_levels][CODES] */
+  const float *gram;    /* inner products of the code vectors of these levels: [codes][gram_levels][CODES] */
 } Model;
 
 typedef struct {
@@ -89,7 +104,9 @@ typedef struct {
 typedef struct { /* the memory of a search, kept for the next one */
   Buffer codes, gained, total, ranges; /* the frontier: [rows][levels], [rows][levels], [rows], [rows][parts][2] */
   Buffer next_codes, next_gained, next_total, next_ranges;
-  Buffer logits;                    /* [rows][CODES] */
+  Buffer logits, generated;         /* [rows][CODES] */
+  Buffer keys_values;               /* of a query's prefix vectors, in the tokens' space: [2][heads][prefixes][width] */
+  Buffer hidden, normed, inner;     /* the generator's: one row for each of the frontier */
   Buffer children, spans, buckets;  /* spans: [children][parts][2] */
   Buffer keys, leaves, hits, decoded;
   int64_t rows, num_children, num_keys, num_hits, touched;
@@ -166,14 +183,160 @@ static int subtract_prefix(const Model *m, Work *w, int64_t level, const uint8_t
   return 1;
 }
 
+/* The generator */
+
+static float dot(const float *x, const float *y, int64_t n) {
+  vec sums = {0};
+  float sum = 0;
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) sums += *(const vec *)(x + i) * *(const vec *)(y + i);
+  for (; i < n; i++) sum += x[i] * y[i];
+  for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
+  return sum;
+}
+
+static void add_scaled(float *x, float scale, const float *y, int64_t n) {
+  for (int64_t i = 0; i < n; i++) x[i] += scale * y[i];
+}
+
+static void normalize(const Generator *g, const float *x, float *y) { /* to unit length */
+  float scale = 1 / sqrtf(dot(x, x, g->width) + (float)g->width * 1e-6f);
+  for (int64_t i = 0; i < g->width; i++) y[i] = x[i] * scale;
+}
+
+static float find_largest(const float *x, int64_t n) {
+  float largest[4] = {x[0], x[0], x[0], x[0]};
+  for (int64_t i = 1; i < n; i++) largest[i & 3] = x[i] > largest[i & 3] ? x[i] : largest[i & 3];
+  for (int lane = 1; lane < 4; lane++) largest[0] = largest[lane] > largest[0] ? largest[lane] : largest[0];
+  return largest[0];
+}
+
+/* Replace values by their exponentials, relative to the largest value; return their sum. */
+static float exponentials(float *x, int64_t n, float largest) {
+  float sum = 0;
+  for (int64_t i = 0; i < n; i++) { /* 2^k e^r with |r| at most ln(2) / 2, and a polynomial for e^r */
+    float value = x[i] - largest > -87 ? x[i] - largest : -87;
+    int32_t k = (int32_t)(value * 1.44269504f - 0.5f), bits = (k + 127) << 23;
+    float rest = value - (float)k * 0.693359375f + (float)k * 2.12194440e-4f, power;
+    float p = 1.9875691500e-4f;
+    p = p * rest + 1.3981999507e-3f;
+    p = p * rest + 8.3334519073e-3f;
+    p = p * rest + 4.1665795894e-2f;
+    p = p * rest + 1.6666665459e-1f;
+    p = p * rest + 5.0000001201e-1f;
+    memcpy(&power, &bits, sizeof power);
+    x[i] = (p * rest * rest + rest + 1) * power;
+  }
+  for (int64_t i = 0; i < n; i++) sum += x[i];
+  return sum;
+}
+
+/* Compute the keys and values of a query's prefix vectors. */
+static int read_query(const Model *m, Work *w, const float *query) {
+  const Generator *g = m->generator;
+  int64_t heads = g->heads, width = g->width, stride = padded(2 * heads * g->head_width), side = padded(width);
+  int64_t size = padded(g->prefixes * width);
+  if (!reserve(&w->keys_values, (2 * heads * g->prefixes + 1) * side, sizeof(float)) ||
+      !reserve(&w->inner, size + g->prefixes * stride, sizeof(float)))
+    return 0;
+  float *vectors = w->inner.at, *projected = vectors + size, *sides = w->keys_values.at;
+  product(g->prefix_weights, m->dim, g->prefixes * width, query, 0, vectors, 0, 1);
+  for (int64_t i = 0; i < g->prefixes * width; i++) vectors[i] += g->prefix_biases[i];
+  for (int64_t p = 0; p < g->prefixes; p++) normalize(g, vectors + p * width, vectors + p * width);
+  product(g->prefix_keys_values, width, stride, vectors, width, projected, stride, g->prefixes);
+  for (int64_t h = 0; h < 2 * heads; h++)
+    product(g->prefix_sides + h * g->head_width * side, g->head_width, width, projected + h * g->head_width, stride,
+            sides + h * g->prefixes * side, side, g->prefixes);
+  return 1;
+}
+
+/* Self-attention of the last token of a prefix to all its tokens; their keys and values depend on nothing else. */
+static void attend_to_codes(const Model *m, const uint8_t *codes, int64_t level, float *attended) {
+  const Generator *g = m->generator;
+  int64_t inner = g->heads * g->head_width, first = 1;
+  const float *tokens[CODES];
+  tokens[0] = g->tokens;
+  for (int64_t l = 0; l < level; first += m->sizes[l], l++) tokens[l + 1] = g->tokens + (first + codes[l]) * 3 * inner;
+  memset(attended, 0, (size_t)inner * sizeof(float));
+  for (int64_t h = 0; h < g->heads; h++) {
+    int64_t place = h * g->head_width;
+    float shares[CODES];
+    for (int64_t t = 0; t <= level; t++)
+      shares[t] = dot(tokens[level] + place, tokens[t] + inner + place, g->head_width) +
+                  g->distances[h * m->levels + level - t];
+    float sum = exponentials(shares, level + 1, find_largest(shares, level + 1));
+    for (int64_t t = 0; t <= level; t++)
+      add_scaled(attended + place, shares[t] / sum, tokens[t] + 2 * inner + place, g->head_width);
+  }
+}
+
+static void attend_to_query(const Generator *g, const Work *w, float *hidden, const float *normed) {
+  int64_t side = padded(g->width);
+  for (int64_t h = 0; h < g->heads; h++) {
+    const float *keys = (float *)w->keys_values.at + h * g->prefixes * side;
+    const float *values = keys + g->heads * g->prefixes * side;
+    float shares[CODES];
+    for (int64_t p = 0; p < g->prefixes; p++) shares[p] = dot(normed, keys + p * side, g->width);
+    float sum = exponentials(shares, g->prefixes, find_largest(shares, g->prefixes));
+    for (int64_t p = 0; p < g->prefixes; p++) add_scaled(hidden, shares[p] / sum, values + p * side, g->width);
+  }
+}
+
+/* Compute the generator's logits of a level's codes after each row of the frontier. */
+static int generate(const Model *m, Work *w, int64_t level) {
+  const Generator *g = m->generator;
+  int64_t inner = g->heads * g->head_width, side = padded(g->width), high = padded(g->feedforward), first = 1;
+  int64_t stride = inner > high ? inner : high;
+  if (!reserve(&w->hidden, w->rows * side, sizeof(float)) || !reserve(&w->normed, w->rows * side, sizeof(float)) ||
+      !reserve(&w->inner, w->rows * stride, sizeof(float)) || !reserve(&w->generated, w->rows * CODES, sizeof(float)))
+    return 0;
+  float *hidden = w->hidden.at, *normed = w->normed.at, *between = w->inner.at;
+  for (int64_t l = 0; l + 1 < level; l++) first += m->sizes[l];
+  for (int64_t r = 0; r < w->rows; r++)
+    attend_to_codes(m, (uint8_t *)w->codes.at + r * m->levels, level, between + r * stride);
+  product(g->token_out, inner, g->width, between, stride, hidden, side, w->rows);
+  for (int64_t r = 0; r < w->rows; r++) {
+    int64_t token = level ? first + ((uint8_t *)w->codes.at)[r * m->levels + level - 1] : 0;
+    add_scaled(hidden + r * side, 1, g->embeddings + token * g->width, g->width);
+    normalize(g, hidden + r * side, normed + r * side);
+    attend_to_query(g, w, hidden + r * side, normed + r * side);
+    normalize(g, hidden + r * side, normed + r * side);
+  }
+  product(g->up, g->width, g->feedforward, normed, side, between, stride, w->rows);
+  for (int64_t i = 0; i < w->rows * stride; i++) between[i] = between[i] > 0 ? between[i] : 0;
+  product(g->down, g->feedforward, g->width, between, stride, normed, side, w->rows);
+  for (int64_t r = 0; r < w->rows; r++) {
+    add_scaled(hidden + r * side, 1, normed + r * side, g->width);
+    normalize(g, hidden + r * side, normed + r * side);
+  }
+  const float *codes = g->codes;
+  for (int64_t l = 0; l < level; l++) codes += padded(m->sizes[l]) * g->width;
+  product(codes, g->width, m->sizes[level], normed, side, w->generated.at, CODES, w->rows);
+  return 1;
+}
+
+/* Combine nearness and logits to log-probabilities. */
+static void combine(const Model *m, int64_t level, const float *logits, float *scores) {
+  const Generator *g = m->generator;
+  float scale = g->scales[level], gate = g->gates[level], values[CODES];
+  int64_t size = m->sizes[level];
+  for (int64_t c = 0; c < size; c++)
+    scores[c] = scale * scores[c] + gate * logits[c] + g->biases[level * CODES + c];
+  memcpy(values, scores, (size_t)size * sizeof(float));
+  float largest = find_largest(scores, size), total = largest + logf(exponentials(values, size, largest));
+  for (int64_t c = 0; c < size; c++) scores[c] -= total;
+}
+
 /* Score every code of a level after each row of the frontier. */
-static int score_codes(const Model *m, Work *w, int64_t level, const float *products) {
+static int score_codes(const Model *m, Work *w, int64_t level, const float *products, const float *query) {
   if (!reserve(&w->logits, w->rows * CODES, sizeof(float))) return 0;
+  if (m->generator && ((level == 0 && !read_query(m, w, query)) || !generate(m, w, level))) return 0;
   for (int64_t r = 0; r < w->rows; r++) {
     float *scores = (float *)w->logits.at + r * CODES;
     const float *own = products + level * CODES, *halves = m->halves + level * CODES;
     for (int c = 0; c < CODES; c++) scores[c] = own[c] - halves[c];
     if (!subtract_prefix(m, w, level, (uint8_t *)w->codes.at + r * m->levels, scores)) return 0;
+    if (m->generator) combine(m, level, (float *)w->generated.at + r * CODES, scores);
   }
   return 1;
 }
@@ -369,7 +532,7 @@ static int extend(const Model *m, Work *w, int64_t num_parts, int64_t level) {
 
 /* Find the beams of a query; return the number of levels that were decoded. */
 static int64_t find_beams(const Model *m, const Part *parts, int64_t num_parts, const Request *request,
-                          const float *products, Work *w) {
+                          const float *query, const float *products, Work *w) {
   int64_t budget = request->candidates > request->width ? request->candidates : request->width;
   if (!reserve(&w->codes, m->levels, 1) || !reserve(&w->gained, m->levels, sizeof(float)) ||
       !reserve(&w->total, 1, sizeof(float)) || !reserve(&w->ranges, 2 * num_parts, sizeof(int32_t)))
@@ -394,7 +557,7 @@ static int64_t find_beams(const Model *m, const Part *parts, int64_t num_parts, 
         return extend(m, w, num_parts, 0) ? 0 : NO_MEMORY;
       }
     }
-    if (!score_codes(m, w, level, products)) return NO_MEMORY;
+    if (!score_codes(m, w, level, products, query)) return NO_MEMORY;
     for (int64_t i = 0; i < w->num_children; i++) {
       children[i].gained = ((float *)w->logits.at)[children[i].row * CODES + children[i].code];
       children[i].total = ((float *)w->total.at)[children[i].row] + children[i].gained;
@@ -577,10 +740,10 @@ API void multiply(const Model *m, const float *queries, int64_t n, float *produc
 }
 
 /* Search for one query, given its products; what ``result`` points to lasts until the next search with ``w``. */
-API int search(const Model *m, const Part *parts, int64_t num_parts, const Request *request, const float *products,
-               Work *w, Result *result) {
+API int search(const Model *m, const Part *parts, int64_t num_parts, const Request *request, const float *query,
+               const float *products, Work *w, Result *result) {
   w->num_hits = w->touched = 0;
-  int64_t decoded = find_beams(m, parts, num_parts, request, products, w);
+  int64_t decoded = find_beams(m, parts, num_parts, request, query, products, w);
   if (decoded < 0) return (int)decoded;
   int status = rank(m, parts, num_parts, request, decoded, products, w);
   if (status < 0) return status;
