@@ -302,7 +302,7 @@ def test_what_a_killed_encoding_left_does_no_harm(evaluated, tmp_path, monkeypat
     )
     np.testing.assert_array_equal(parts.codes, whole.codes)
     np.testing.assert_allclose(parts.embeddings, whole.embeddings, atol=1e-3)
-    np.testing.assert_allclose(parts.typicality, whole.typicality, atol=1e-3)
+    np.testing.assert_allclose(parts.code_cosine, whole.code_cosine, atol=1e-3)
 
 
 def test_a_candidate_twice_in_a_local_pool_is_an_error_with_file_and_line(evaluated, spoiled):

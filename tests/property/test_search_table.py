@@ -20,8 +20,8 @@ def coded_items(draw) -> tuple[np.ndarray, np.ndarray]:
     levels = draw(st.integers(1, 4))
     code = st.integers(0, draw(st.integers(0, 4)))
     rows = draw(st.lists(st.lists(code, min_size=levels, max_size=levels), min_size=items, max_size=items))
-    typicality = draw(st.lists(st.sampled_from([-0.5, 0.0, 0.25, 1.0]), min_size=items, max_size=items))
-    return np.array(rows, dtype=np.int64), np.array(typicality, dtype=np.float32)
+    code_cosine = draw(st.lists(st.sampled_from([-0.5, 0.0, 0.25, 1.0]), min_size=items, max_size=items))
+    return np.array(rows, dtype=np.int64), np.array(code_cosine, dtype=np.float32)
 
 
 def rows_that_begin_with(ids: list[tuple[int, ...]], prefix: tuple[int, ...]) -> list[int]:
@@ -30,8 +30,8 @@ def rows_that_begin_with(ids: list[tuple[int, ...]], prefix: tuple[int, ...]) ->
 
 @given(coded_items())
 def test_the_children_of_every_prefix_equal_a_brute_force(drawn):
-    codes, typicality = drawn
-    table = IdTable.build(codes, typicality)
+    codes, code_cosine = drawn
+    table = IdTable.build(codes, code_cosine)
     ids = sorted({tuple(row) for row in codes.tolist()})
     for level in range(codes.shape[1]):
         prefixes = sorted({id_[:level] for id_ in ids})
@@ -49,8 +49,8 @@ def test_the_children_of_every_prefix_equal_a_brute_force(drawn):
 
 @given(coded_items(), st.data())
 def test_prefixes_may_come_in_any_order_repeated_and_with_empty_ranges_between(drawn, data):
-    codes, typicality = drawn
-    table = IdTable.build(codes, typicality)
+    codes, code_cosine = drawn
+    table = IdTable.build(codes, code_cosine)
     level = data.draw(st.integers(0, codes.shape[1] - 1))
     ids = [tuple(row) for row in table.ids.tolist()]
     prefixes = [None, *sorted({id_[:level] for id_ in ids})]
@@ -72,14 +72,14 @@ def test_prefixes_may_come_in_any_order_repeated_and_with_empty_ranges_between(d
 
 @given(coded_items())
 def test_the_buckets_hold_every_item_once_under_its_own_id_the_most_typical_first(drawn):
-    codes, typicality = drawn
-    table = IdTable.build(codes, typicality)
+    codes, code_cosine = drawn
+    table = IdTable.build(codes, code_cosine)
     assert [tuple(row) for row in table.ids.tolist()] == sorted({tuple(row) for row in codes.tolist()})
     found = []
     for row in range(len(table)):
         bucket = table.bucket(row).tolist()
         assert (codes[bucket] == table.ids[row]).all()
-        assert bucket == sorted(bucket, key=lambda item: (-typicality[item], item))
+        assert bucket == sorted(bucket, key=lambda item: (-code_cosine[item], item))
         found += bucket
     assert sorted(found) == list(range(len(codes)))
     assert table.num_items == len(codes)
@@ -118,15 +118,15 @@ ARRAYS = ("ids", "starts", "level_bounds", "bucket_starts", "items")
 
 @st.composite
 def pools(draw) -> tuple[np.ndarray, np.ndarray]:
-    """Codes and typicality of items that share both often; sometimes of no item."""
+    """Codes and code cosines of items that share both often; sometimes of no item."""
     levels = draw(st.integers(1, 3))
     largest = draw(st.sampled_from([0, 1, 3, LARGEST_CODE]))
     code = st.sampled_from(sorted({0, 1, largest // 2, largest}))
     items = draw(st.integers(0, 30))
     rows = draw(st.lists(st.lists(code, min_size=levels, max_size=levels), min_size=items, max_size=items))
-    typicality = draw(st.lists(st.sampled_from([-0.5, 0.0, 1.0]), min_size=items, max_size=items))
+    code_cosine = draw(st.lists(st.sampled_from([-0.5, 0.0, 1.0]), min_size=items, max_size=items))
     kind = draw(st.sampled_from([np.float16, np.float32, np.float64]))
-    return np.array(rows, dtype=np.int16).reshape(items, levels), np.array(typicality, dtype=kind)
+    return np.array(rows, dtype=np.int16).reshape(items, levels), np.array(code_cosine, dtype=kind)
 
 
 def contents(built: IdTable) -> list[tuple[list[int], list[int]]]:
@@ -136,20 +136,20 @@ def contents(built: IdTable) -> list[tuple[list[int], list[int]]]:
 @settings(max_examples=80)
 @given(pools())
 def test_ids_and_their_items_are_sorted_like_tuples(pool):
-    codes, typicality = pool
-    order = sorted(range(len(codes)), key=lambda item: (codes[item].tolist(), -typicality[item], item))
+    codes, code_cosine = pool
+    order = sorted(range(len(codes)), key=lambda item: (codes[item].tolist(), -code_cosine[item], item))
     expected = [(id_, list(items)) for id_, items in groupby(order, key=lambda item: codes[item].tolist())]
-    assert contents(IdTable.build(codes, typicality)) == expected
+    assert contents(IdTable.build(codes, code_cosine)) == expected
 
 
 @settings(max_examples=80)
 @given(pools(), st.data())
 def test_a_table_built_again_from_some_of_its_items_equals_the_one_built_from_them(pool, data):
-    codes, typicality = pool
+    codes, code_cosine = pool
     alive = np.array(data.draw(st.lists(st.booleans(), min_size=len(codes), max_size=len(codes))), dtype=bool)
-    built = IdTable.build(codes, typicality)
-    again = IdTable.build(built.ids[built.rows()][alive], typicality[alive])
-    expected = IdTable.build(codes[alive], typicality[alive])
+    built = IdTable.build(codes, code_cosine)
+    again = IdTable.build(built.ids[built.rows()][alive], code_cosine[alive])
+    expected = IdTable.build(codes[alive], code_cosine[alive])
     for name in ARRAYS:
         assert np.array_equal(getattr(again, name), getattr(expected, name))
 

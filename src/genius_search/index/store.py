@@ -48,7 +48,7 @@ def quantize(embeddings: Float16[np.ndarray, "rows dim"]) -> Quantized:
 
 KIND: Final = "segment"
 REMEDY: Final = "put back a copy of it, or create the index again"
-TYPICALITY: Final = "typicality.npy"
+CODE_COSINE: Final = "typicality.npy"
 EMBEDDINGS: Final = "embeddings.npy"
 SCALES: Final = "embedding_scales.npy"
 DENSITIES: Final = "embedding_densities.npy"
@@ -63,7 +63,7 @@ class ItemArrays(NamedTuple):
 
     codes: Int16[np.ndarray, "items columns"]
     """Codes of the IDs, then half norms and densities (:mod:`genius_search.nn.density`)."""
-    typicality: Float16[np.ndarray, " items"]
+    code_cosine: Float16[np.ndarray, " items"]
     embeddings: Float16[np.ndarray, "items dim"] | None = None
     """Unit vectors; None if the index does not store them."""
     stored: StoredEmbeddings = "none"
@@ -80,7 +80,7 @@ class Segment(NamedTuple):
     folder: Path
     table: IdTable
     items: ItemStore
-    typicality: Float16[np.ndarray, " items"]
+    code_cosine: Float16[np.ndarray, " items"]
     embeddings: Float16[np.ndarray, "items dim"] | Int8[np.ndarray, "items dim"] | None
     scales: Float16[np.ndarray, " items"] | None
     """Scale of each embedding, if they are stored as 8-bit integers."""
@@ -139,7 +139,7 @@ class ArraysWriter:
         self._folder = folder
         self._kind = kind
         self._codes: list[np.ndarray] = []
-        self._typicality: list[np.ndarray] = []
+        self._code_cosine: list[np.ndarray] = []
         self._densities: list[np.ndarray | None] = []
         self._embeddings: GrowingArray | None = None
         self._scales: GrowingArray | None = None
@@ -147,7 +147,7 @@ class ArraysWriter:
     def append(self, arrays: ItemArrays) -> None:
         """Add new items."""
         self._codes.append(arrays.codes)
-        self._typicality.append(arrays.typicality)
+        self._code_cosine.append(arrays.code_cosine)
         self._densities.append(arrays.densities)
         if arrays.embeddings is not None:
             for start in range(0, len(arrays.embeddings), ROWS_AT_ONCE):
@@ -159,7 +159,7 @@ class ArraysWriter:
         alive = segment.alive()
         kept = np.arange(segment.table.num_items) if alive is None else np.flatnonzero(alive)
         self._codes.append(segment.table.ids[segment.table.rows()[kept]])
-        self._typicality.append(segment.typicality[kept])
+        self._code_cosine.append(segment.code_cosine[kept])
         self._densities.append(None if segment.densities is None else segment.densities[kept])
         if segment.embeddings is not None:
             for start in range(0, len(kept), ROWS_AT_ONCE):
@@ -170,9 +170,9 @@ class ArraysWriter:
 
     def finish(self) -> None:
         """Build the ID table and write the remaining arrays."""
-        typicality = np.concatenate(self._typicality)
-        IdTable.build(np.concatenate(self._codes), typicality).save(self._folder)
-        save_array(self._folder / TYPICALITY, typicality)
+        code_cosine = np.concatenate(self._code_cosine)
+        IdTable.build(np.concatenate(self._codes), code_cosine).save(self._folder)
+        save_array(self._folder / CODE_COSINE, code_cosine)
         densities = [known for known in self._densities if known is not None]
         if len(densities) == len(self._densities):
             save_array(self._folder / DENSITIES, np.concatenate(densities))
@@ -203,7 +203,7 @@ def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> S
     """
     with with_hint():
         table = IdTable.open(folder)
-        typicality = open_array(folder / TYPICALITY, np.float16)
+        code_cosine = open_array(folder / CODE_COSINE, np.float16)
         embeddings = scales = None
         if (folder / SCALES).exists():
             scales = open_array(folder / SCALES, np.float16)
@@ -212,7 +212,7 @@ def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> S
             embeddings = open_array(folder / EMBEDDINGS, np.float16, dimensions=2)
         has_densities = (folder / DENSITIES).exists()
         densities = open_array(folder / DENSITIES, np.uint8) if has_densities else None
-    arrays = {TYPICALITY: typicality, EMBEDDINGS: embeddings, SCALES: scales, DENSITIES: densities}
+    arrays = {CODE_COSINE: code_cosine, EMBEDDINGS: embeddings, SCALES: scales, DENSITIES: densities}
     for file, array in arrays.items():
         if array is not None and len(array) != table.num_items:
             raise ArtifactMismatch(
@@ -225,7 +225,7 @@ def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> S
         if not (folder / ITEMS_FILE).exists():
             raise ArtifactMissing(f"{folder / ITEMS_FILE} is missing; {REMEDY}") from None
         raise ArtifactMismatch(f"{folder / ITEMS_FILE} is damaged ({error}); {REMEDY}") from None
-    return Segment(name, folder, table, store, typicality, embeddings, scales, densities, dead)
+    return Segment(name, folder, table, store, code_cosine, embeddings, scales, densities, dead)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from genius_search.index.items import ITEMS_FILE
 from genius_search.index.settings import Tuned
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
+    CODE_COSINE,
     CURRENT,
     DENSITIES,
     EMBEDDINGS,
@@ -26,7 +27,6 @@ from genius_search.index.store import (
     REMEDY,
     SCALES,
     SEGMENTS,
-    TYPICALITY,
     IndexManifest,
     Segment,
     check_deleted,
@@ -307,7 +307,7 @@ def _bytes_per_item(segments: Sequence[Segment]) -> dict[str, float]:
         sizes = {
             "ids": table.nbytes,
             "buckets": table.bucket_starts.nbytes + table.items.nbytes,
-            "typicality": _size(segment.folder / TYPICALITY),
+            "typicality": _size(segment.folder / CODE_COSINE),
             "embeddings": sum(_size(segment.folder / name) for name in (EMBEDDINGS, SCALES, DENSITIES)),
             "items": _size(segment.folder / ITEMS_FILE),
         }

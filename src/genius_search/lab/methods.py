@@ -123,15 +123,15 @@ class PoolCandidates:
         return codes
 
     @property
-    def typicality(self) -> Float16[np.ndarray, " items"]:
+    def code_cosine(self) -> Float16[np.ndarray, " items"]:
         """Cosine between a candidate's embedding and the vector of its ID."""
-        cosines: np.ndarray = self._kept.typicality[self._rows]
+        cosines: np.ndarray = self._kept.code_cosine[self._rows]
         return cosines
 
     @cached_property
     def table(self) -> IdTable:
         """The ID table."""
-        return IdTable.build(self.codes, self.typicality)
+        return IdTable.build(self.codes, self.code_cosine)
 
     @property
     def id_bytes(self) -> float:

@@ -57,22 +57,22 @@ def together(parts: list[tuple[tuple[list[Item], ItemArrays], list[int]]]) -> tu
     """What is alive in some parts, in their order."""
     kept = [np.setdiff1d(np.arange(len(given[0])), dead) for given, dead in parts]
     pairs = [(given, rows) for (given, _), rows in zip(parts, kept, strict=True)]
-    codes, typicality, embeddings, densities = (
+    codes, code_cosine, embeddings, densities = (
         None
         if getattr(pairs[0][0][1], name) is None
         else np.concatenate([getattr(given[1], name)[rows] for given, rows in pairs])
-        for name in ("codes", "typicality", "embeddings", "densities")
+        for name in ("codes", "code_cosine", "embeddings", "densities")
     )
     items = [given[0][row] for given, rows in pairs for row in rows]
-    return items, ItemArrays(codes, typicality, embeddings, pairs[0][0][1].stored, densities)
+    return items, ItemArrays(codes, code_cosine, embeddings, pairs[0][0][1].stored, densities)
 
 
 def same(segment: Segment, expected: tuple[list[Item], ItemArrays]) -> None:
     items, arrays = expected
-    table = IdTable.build(arrays.codes, arrays.typicality)
+    table = IdTable.build(arrays.codes, arrays.code_cosine)
     for name in ("ids", "starts", "level_bounds", "bucket_starts", "items"):
         assert np.array_equal(getattr(segment.table, name), getattr(table, name)), name
-    assert np.array_equal(segment.typicality, arrays.typicality)
+    assert np.array_equal(segment.code_cosine, arrays.code_cosine)
     if arrays.densities is None:
         assert segment.densities is None
     else:

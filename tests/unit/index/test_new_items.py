@@ -32,7 +32,7 @@ def pool(tmp_path):
 
 
 def contents(index: Index) -> dict[str, tuple[list[int], float, list[float]]]:
-    """ID, typicality and embedding of each item."""
+    """ID, code cosine and embedding of each item."""
     (segment,) = index.snapshot.segments
     table = segment.table
     codes = np.empty((table.num_items, table.num_levels), dtype=np.int16)
@@ -41,7 +41,7 @@ def contents(index: Index) -> dict[str, tuple[list[int], float, list[float]]]:
     return {
         item.id: (
             codes[row].tolist(),
-            float(segment.typicality[row]),
+            float(segment.code_cosine[row]),
             [] if kept is None else kept[row].tolist(),
         )
         for row, item in enumerate(segment.items.all())
@@ -71,8 +71,8 @@ def test_items_from_memory_get_the_ids_and_embeddings_of_the_same_files(
     assert {name: codes for name, (codes, _, _) in found.items()} == {
         name: codes for name, (codes, _, _) in expected.items()
     }
-    for name, (_, typicality, vector) in expected.items():
-        assert found[name][1] == pytest.approx(typicality, abs=2e-3)
+    for name, (_, code_cosine, vector) in expected.items():
+        assert found[name][1] == pytest.approx(code_cosine, abs=2e-3)
         assert found[name][2] == pytest.approx(vector, abs=2e-3)
     assert not (index.folder / WORK).exists()
 

@@ -43,7 +43,7 @@ def test_a_segment_comes_back_as_it_was_written(tmp_path, kind, monkeypatch):
     segment = load_segment(tmp_path, "000001", NOTHING)
     assert list(segment.items.all()) == items
     assert segment.table.num_items == segment.num_alive == 30
-    assert np.array_equal(segment.typicality, given_arrays.typicality)
+    assert np.array_equal(segment.code_cosine, given_arrays.code_cosine)
     rows = np.array([3, 29, 0, 3])
     expected = given_arrays.embeddings[rows].astype(np.float32)
     error = np.abs(segment.vectors(rows) - expected)

@@ -92,7 +92,7 @@ def test_a_model_opens_by_a_relative_path_too(copied, model, monkeypatch):
     assert Genius.open("copy").fingerprint == model.fingerprint
 
 
-def test_embeddings_are_unit_vectors_and_typicality_is_their_cosine_with_the_ids_vector(model):
+def test_embeddings_are_unit_vectors_and_the_code_cosine_is_that_with_the_ids_vector(model):
     features = Features.open(model.folder / "features" / "candidates")
     batch = features.gather(np.arange(20))
     encoded = model.encode(batch, features.modality[:20].astype(np.int64))

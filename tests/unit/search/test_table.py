@@ -21,10 +21,10 @@ from genius_search.search.table import (
 FILES = ("ids", "starts", "level_bounds", "bucket_starts", "items")
 
 
-def table_of(codes: list[list[int]], typicality: list[float] | None = None) -> IdTable:
+def table_of(codes: list[list[int]], code_cosine: list[float] | None = None) -> IdTable:
     return IdTable.build(
         np.array(codes, dtype=np.int64),
-        np.array(typicality or [0.0] * len(codes), dtype=np.float32),
+        np.array(code_cosine or [0.0] * len(codes), dtype=np.float32),
     )
 
 
@@ -42,13 +42,13 @@ def test_one_item_is_a_table_of_one_id():
     assert table.bucket(0).tolist() == [0]
 
 
-def test_items_that_all_share_one_id_are_one_bucket_by_typicality_then_by_row():
+def test_items_that_all_share_one_id_are_one_bucket_by_code_cosine_then_by_row():
     table = table_of([[1, 1]] * 4, [0.1, 0.9, 0.1, 0.5])
     assert len(table) == 1
     assert table.bucket(0).tolist() == [1, 3, 0, 2]
 
 
-def test_an_unknown_typicality_comes_last_and_the_two_zeros_are_equal():
+def test_an_unknown_code_cosine_comes_last_and_the_two_zeros_are_equal():
     assert table_of([[1]] * 5, [float("nan"), 0.0, -0.0, -3.0, 0.0]).bucket(0).tolist() == [1, 2, 4, 3, 0]
 
 

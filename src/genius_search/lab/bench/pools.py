@@ -82,7 +82,7 @@ class Block(NamedTuple):
     """Neighbouring items."""
 
     codes: Int16[np.ndarray, "items levels"]
-    typicality: Float16[np.ndarray, " items"]
+    code_cosine: Float16[np.ndarray, " items"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +132,9 @@ class SyntheticPool:
         for number, start in enumerate(range(0, self.items, BLOCK)):
             random = np.random.default_rng([self.seed, number])
             codes = self._codes(random)
-            typicality = (0.5 + 0.5 * random.random(BLOCK, dtype=np.float32)).astype(np.float16)
+            code_cosine = (0.5 + 0.5 * random.random(BLOCK, dtype=np.float32)).astype(np.float16)
             count = min(BLOCK, self.items - start)
-            yield Block(codes[:count], typicality[:count])
+            yield Block(codes[:count], code_cosine[:count])
 
     def _codes(self, random: np.random.Generator) -> Int16[np.ndarray, "items levels"]:
         if self.kind == "uniform":

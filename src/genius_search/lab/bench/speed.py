@@ -183,7 +183,7 @@ def build_table(pool: SyntheticPool | NumberedPool, folder: Path) -> Row:
     before = read_memory("VmRSS")
     blocks = list(pool.blocks())
     codes = np.concatenate([block.codes for block in blocks])
-    cosines = np.concatenate([block.typicality for block in blocks])
+    cosines = np.concatenate([block.code_cosine for block in blocks])
     del blocks
     _, times = time_build(lambda: IdTable.build(codes, cosines).save(folder))
     peak = read_memory("VmHWM")

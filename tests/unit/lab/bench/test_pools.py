@@ -55,8 +55,8 @@ def test_a_skewed_pool_has_copies_near_duplicates_and_favourites_that_depend_on_
 
 def test_typicalities_are_cosines():
     (block,) = SyntheticPool(items=100, sizes=SIZES).blocks()
-    assert block.typicality.dtype == np.float16
-    assert ((block.typicality >= 0.5) & (block.typicality <= 1)).all()
+    assert block.code_cosine.dtype == np.float16
+    assert ((block.code_cosine >= 0.5) & (block.code_cosine <= 1)).all()
 
 
 @pytest.mark.parametrize(("items", "sizes"), [(0, (3,)), (5, ()), (5, (0, 3)), (5, (40_000,))])
