@@ -38,10 +38,10 @@ check: $(VENV)/dev  ## Lint, types, layers, tests
 	$(BIN)/lint-imports
 	$(MAKE) test
 
-docs: $(VENV)/dev  ## Write docs/cli.md, docs/openapi.json and docs/results-published.md anew
+docs: $(VENV)/dev  ## Write docs/cli.md, docs/openapi.json and docs/lab/results-published.md anew
 	$(BIN)/python -m genius_search.cli.document > docs/cli.md
 	$(BIN)/python -m genius_search.serve.document > docs/openapi.json
-	$(BIN)/genius repro --list > docs/results-published.md
+	$(BIN)/genius repro --list > docs/lab/results-published.md
 
 clean:  ## Remove what the demo made
 	rm -rf $(OUT)

@@ -1,6 +1,6 @@
 """A report as a page of the documentation: its Markdown, and its figures small enough for a repository.
 
-Usage: python benchmarks/publish.py REPORT docs/results.md
+Usage: python benchmarks/publish.py REPORT docs/lab/results.md
 REPORT is what `genius report --out` wrote. The figures go into a folder that has the page's name.
 """
 

@@ -1,6 +1,6 @@
 """Several evaluations of one recipe with different seeds, as one table: mean, spread, shares of exact search.
 
-Usage: python benchmarks/seeds.py NAME=FOLDER,FOLDER,FOLDER ... > docs/results/seeds.md
+Usage: python benchmarks/seeds.py NAME=FOLDER,FOLDER,FOLDER ... > docs/lab/results/seeds.md
 A folder is what `genius evaluate --out` wrote, for one seed.
 """
 

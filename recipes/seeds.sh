@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The preset `small` with three seeds on Flickr8k's captions and on the catalogue of `make demo` (whose encoder and features
-# are used again), and what each finds: docs/results/seeds.md.
+# are used again), and what each finds: docs/lab/results/seeds.md.
 # Usage: recipes/seeds.sh FLICKR8K [DEMO] [OUT]
 set -euo pipefail
 flickr8k=$1

@@ -19,12 +19,12 @@ from genius_search.lab.published_numbers import (
 )
 from genius_search.lab.settings import METHODS
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "results-published.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "lab" / "results-published.md"
 
 
 def test_the_document_is_what_the_numbers_say():
     assert DOCUMENT.read_text(encoding="utf-8") == page(), (
-        "stale: run `genius repro --list > docs/results-published.md`"
+        "stale: run `genius repro --list > docs/lab/results-published.md`"
     )
 
 

@@ -165,7 +165,7 @@ def test_the_command_lists_what_is_needed(capsys, tmp_path):
     printed = capsys.readouterr().out
     for part in (
         "missing  query/test/mbeir_cirr_task7_test.jsonl",
-        "docs/mteb.md",
+        "docs/lab/mteb.md",
         "169 GB",
         "genius import clip-sf",
         "cirr_task7, local, exact-raw: 45.32",

@@ -1,7 +1,7 @@
 """ID schemes of other papers: GRACE's four (numeric, string, semantic, structured), DSI's, NCI's and IRGen's.
 
 ``genius fit --ids NAME`` trains a model with one of them, and ``genius baseline`` compares them under equal
-conditions. docs/baselines.md says where they are faithful to the papers and where they are adapted.
+conditions. docs/lab/baselines.md says where they are faithful to the papers and where they are adapted.
 """
 
 from __future__ import annotations

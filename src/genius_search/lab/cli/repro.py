@@ -134,7 +134,7 @@ def _print_plan(needed: Reproduction) -> None:
     if needed.model is not None and not needed.has_model:
         print(f"  no model at {needed.model}; it is imported from the published checkpoints")
     if any("mbeir_images" in path for path in needed.missing):
-        print("Local pools can be had without the 169 GB of pictures: mteb's copies (docs/mteb.md)")
+        print("Local pools can be had without the 169 GB of pictures: mteb's copies (docs/lab/mteb.md)")
     print("\nCommands:", *needed.commands, sep="\n  ")
     print(f"\nPublished numbers (exact-raw has to lie within {TOLERANCE} of the released weights):")
     for row, pool, method, reference in needed.targets:
