@@ -43,7 +43,14 @@ docs: $(VENV)/dev  ## Write docs/cli.md, docs/openapi.json and docs/lab/results-
 	$(BIN)/python -m genius_search.serve.document > docs/openapi.json
 	$(BIN)/genius repro --list > docs/lab/results-published.md
 
+$(VENV)/docs: $(VENV)/run
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+site: $(VENV)/docs  ## Build the documents as a website, in site/
+	$(BIN)/mkdocs build
+
 clean:  ## Remove what the demo made
 	rm -rf $(OUT)
 
-.PHONY: help setup demo test check docs clean
+.PHONY: help setup demo test check docs site clean

@@ -1,4 +1,4 @@
-"""Pictures of the page for docs/page.md, from an index of the drawn catalogue (`genius demo`, `genius calibrate`).
+"""Pictures of the page for the documents, from an index of the drawn catalogue (`genius demo`, `genius calibrate`).
 
 Usage: python benchmarks/screenshots.py CATALOGUE.index [--model FOLDER] [--out docs/pictures] [--only NAME ...]
 

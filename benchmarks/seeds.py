@@ -67,7 +67,7 @@ def main() -> None:
     print("# Three seeds of one preset\n")
     print("Written by `benchmarks/seeds.py` from evaluations of models that differ in their seed only")
     print(
-        "(`recipes/seeds.sh`). Mean ± standard deviation. What the methods are: [tutorial](../tutorial.md); what"
+        "(`recipes/seeds.sh`). Mean ± standard deviation. What the methods are: [evaluation](../../train.md#evaluate); what"
     )
     print("closes the gap to exact search: [quality](../quality.md).\n")
     for argument in sys.argv[1:]:

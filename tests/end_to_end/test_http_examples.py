@@ -1,10 +1,11 @@
-"""The examples of docs/http.md, as they stand there, against a service as it is started."""
+"""The examples of docs/http.md and docs/serve.md, as they stand there, against a service as it is started."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ from genius_search.index.index import Index
 
 from .test_serve_fuzz import ENVIRONMENT, start
 
-EXAMPLES = re.findall(
-    r"^```bash\n(.*?)^```",
-    (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8"),
-    re.MULTILINE | re.DOTALL,
+PAGES = "".join(
+    (Path(__file__).parents[2] / "docs" / name).read_text(encoding="utf-8")
+    for name in ("http.md", "serve.md")
 )
+EXAMPLES = re.findall(r"^```bash\n(.*?)^```", PAGES, re.MULTILINE | re.DOTALL)
+PROGRAMS = re.findall(r"^<!-- served -->\n```python\n(.*?)^```", PAGES, re.MULTILINE | re.DOTALL)
 STRICT = """
 set -euo pipefail
 curl() { command curl --silent --show-error --fail-with-body --max-time 60 "$@"; echo; }
@@ -44,6 +46,10 @@ def test_every_example_is_answered(trained, tmp_path):
                 check=False,
             )
             assert done.returncode == 0, f"{example}\n{done.stdout[-1000:]}{done.stderr}"
+        assert PROGRAMS
+        for program in PROGRAMS:
+            code = program.replace("http://127.0.0.1:8000", url)
+            subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True)  # noqa: S603
         with Image.open(tmp_path / "thumbnail.jpg") as thumbnail:
             assert thumbnail.size == (128, 85)
     finally:

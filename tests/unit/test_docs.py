@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import genius_search
 from genius_search import Index, SearchHit
 from genius_search.cli.document import help_of
 from genius_search.index.adding import Added
@@ -195,6 +197,22 @@ def test_python_in_the_documents_uses_names_that_exist(name, body):
             if owner is not None:
                 parameters = inspect.signature(getattr(owner, node.func.attr)).parameters
                 assert {keyword.arg for keyword in node.keywords} <= parameters.keys(), ast.unparse(node)
+
+
+def test_the_reference_of_python_has_every_public_name():
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    described = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)}
+    assert set(genius_search.__all__) - described == {"GeniusError"}  # one of genius_search.errors
+
+
+def test_drawings_are_what_the_script_draws():
+    path = ROOT / "benchmarks" / "drawings.py"
+    spec = importlib.util.spec_from_file_location("drawings", path)
+    drawings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawings)
+    for name, draw in drawings.DRAWINGS.items():
+        kept = (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8")
+        assert kept == draw(), f"{name} is stale: run `python benchmarks/drawings.py`"
 
 
 def test_the_readme_shows_python():

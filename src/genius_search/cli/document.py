@@ -39,7 +39,7 @@ PRESETS: Final = """\
 `--preset` chooses the settings to start from; every other flag changes one of them. These are the settings
 in which the presets differ; the others are listed with their flags under `genius fit` below. `tiny` is for
 tests, `small` for laptops; `paper` follows the paper's text, `reference` the authors' released code. Why they
-differ is in [deviations.md](deviations.md).
+differ is in [the notes on deviations](lab/deviations.md).
 
 """
 
