@@ -170,4 +170,4 @@ def test_a_page_has_at_most_900_words():
 
 
 def test_there_are_at_most_ten_pages():
-    assert len([page for page in PAGES if page.parent.name == "docs"]) <= 10
+    assert len([page for page in PAGES if page.parent == ROOT / "docs"]) <= 10
