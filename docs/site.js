@@ -1,0 +1,1 @@
+document.querySelector("[data-md-component=search]")?.setAttribute("aria-label", "Search");
