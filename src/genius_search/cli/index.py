@@ -40,7 +40,8 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
 
     encoder: str = "auto"
     """Encoder of an index without a trained model: clip:NAME or siglip:NAME for pictures and texts,
-    text:NAME for texts, each with a name on the Hugging Face hub or a folder; auto chooses one."""
+    text:NAME for texts, each with a name on the Hugging Face hub or a folder; text:wordllama for English
+    texts without a download; auto chooses one."""
 
     embeddings: Annotated[
         Literal["none", "fused", "raw"] | None, tyro.conf.arg(metavar="{none,fused,raw}")
@@ -86,7 +87,9 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
         """Return the encoder's spec, and whether it may be downloaded; ask if that was not said."""
         if self.encoder != "auto":
             return self.encoder, self.download
+        from genius_search.encoders.base import need_transformers
         from genius_search.encoders.pretrained import IMAGES_AND_TEXTS, TEXTS_ONLY
+        from genius_search.encoders.static import WORDLLAMA, has_wordllama
         from genius_search.errors import NetworkNeeded
         from genius_search.index.adding import open_pool
         from genius_search.records import Modality
@@ -97,6 +100,14 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
         if self.download or suggestion.is_downloaded():
             print(f"encoder: {suggestion.description}", file=sys.stderr)
             return suggestion.spec, self.download
+        if only_texts and has_wordllama():
+            print(
+                f"encoder: text:{WORDLLAMA}, for English, already installed. --download fetches "
+                f"{suggestion.description}, which finds more",
+                file=sys.stderr,
+            )
+            return f"text:{WORDLLAMA}", False
+        need_transformers()
         if sys.stdin.isatty():
             print(f"no encoder is named; {suggestion.description} suits this pool.", file=sys.stderr)
             if input("Download it from the Hugging Face hub? [y/N] ").strip().lower() in ("y", "yes"):
@@ -105,6 +116,11 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
             f"no encoder is named, and {suggestion.description}, which suits this pool, is not on this "
             "machine. Add --download to fetch it, or name one: --encoder clip:FOLDER, siglip:FOLDER or "
             "text:FOLDER, or a trained --model"
+            + (
+                ". For English texts `pip install wordllama model2vec` needs no download"
+                if only_texts
+                else ""
+            )
         )
 
 

@@ -119,7 +119,7 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
     ----------
     spec
         ``small:FOLDER``, ``clip:`` or ``siglip:NAME-or-folder``, ``precomputed:PATH``,
-        ``text:NAME-or-folder``, ``uniir:FOLDER``, or the kind of an entry point
+        ``text:NAME-or-folder``, ``text:wordllama``, ``uniir:FOLDER``, or the kind of an entry point
         (:mod:`genius_search.registry`): a function that is called with what follows the colon, ``download=``
         and ``device=``.
     download
@@ -154,9 +154,9 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
 
             return open_precomputed(Path(place).expanduser())
         case "text":
-            from genius_search.encoders.pretrained import SentenceEncoder  # noqa: PLC0415
+            from genius_search.encoders.pretrained import open_text_encoder  # noqa: PLC0415
 
-            return SentenceEncoder(place, download=download, device=device)
+            return open_text_encoder(place, download=download, device=device)
         case "uniir":
             from genius_search.encoders.uniir import load_uniir  # noqa: PLC0415
 
@@ -207,6 +207,22 @@ class BatchTextEncoder:
         """Return the features of texts, cut at the encoder's maximum length."""
         words = [text.text for text in texts]
         return in_batches(self.encode_texts, words, size=self.batch_size, dim=self.dim)
+
+
+class TextEncoder(BatchTextEncoder):
+    """A base of encoders that read texts only."""
+
+    needs_pixels: bool = False
+    reads_images: bool = False
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Raise :class:`UsageError` for any image."""
+        if images:
+            key = images[0].key
+            raise UsageError(
+                f"this encoder reads texts only, and {key.role} {key.id} has an image; use clip or siglip"
+            )
+        return torch.zeros(0, self.dim)
 
 
 class BatchEncoder(BatchTextEncoder):

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
-from genius_search.encoders.base import BatchEncoder, BatchTextEncoder, ImageInput, need_transformers
+from genius_search.encoders.base import BatchEncoder, TextEncoder, TextInput, need_transformers
+from genius_search.encoders.static import WORDLLAMA, StaticEncoder, is_static
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.hub.access import ENCODER_FILES, check_reachable, is_path, translate_hub_errors
 
@@ -26,6 +27,8 @@ _TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
 MAX_TOKENS: Final = 512
 """Tokens that a sentence embedder reads of a text when its folder does not say."""
+_PROMPTS: Final = {"query": ("query",), "candidate": ("document", "passage", "corpus")}
+"""Names of a model's prompts in sentence-transformers' settings, by role."""
 _SETTINGS: Final = ("config.json", "tokenizer_config.json", *_PROCESSORS)
 
 
@@ -182,14 +185,7 @@ class Suggestion(NamedTuple):
         return f"{self.spec} ({self.megabytes:,} MB, licence {self.license})"
 
     def is_downloaded(self) -> bool:
-        """Return whether the encoder is on this machine.
-
-        Raises
-        ------
-        MissingExtra
-            transformers, which runs it, is not installed.
-        """
-        need_transformers()
+        """Return whether the encoder is on this machine."""
         try:
             find_checkpoint(self.spec.partition(":")[2], download=False)
         except NetworkNeeded:
@@ -299,16 +295,14 @@ class ClipEncoder(PretrainedEncoder, BatchEncoder):
         return features
 
 
-class SentenceEncoder(PretrainedEncoder, BatchTextEncoder):
+class SentenceEncoder(TextEncoder, PretrainedEncoder):
     """A transformer whose token vectors are averaged, or the first one taken, as its folder says.
 
     The folder has sentence-transformers' layout; :class:`~genius_search.errors.ArtifactMismatch` if it pools
-    in another way.
+    in another way. Its prompts for queries and documents are put before the texts.
     """
 
     kind = "text"
-    needs_pixels = False
-    reads_images = False
 
     def __init__(self, name: str | Path, *, download: bool = False, device: str = "cpu") -> None:
         super().__init__(name, download=download, device=device)
@@ -316,6 +310,12 @@ class SentenceEncoder(PretrainedEncoder, BatchTextEncoder):
         limits = self._folder / "sentence_bert_config.json"
         settings = read_json(limits) if limits.is_file() else {}
         self._max_tokens = int(settings.get("max_seq_length", MAX_TOKENS))
+        file = self._folder / "config_sentence_transformers.json"
+        prompts = (read_json(file) if file.is_file() else {}).get("prompts") or {}
+        self._prompts = {
+            role: next((str(prompts[name]) for name in names if prompts.get(name)), "")
+            for role, names in _PROMPTS.items()
+        }
 
     def _check_kind(self) -> None:
         """Read ``modules.json``; without one, take the mean and do not normalise."""
@@ -344,14 +344,9 @@ class SentenceEncoder(PretrainedEncoder, BatchTextEncoder):
         """A hash of settings, tokenizer and weights."""
         return fingerprint_of([contents_fingerprint(self._folder), self._takes_mean, self._normalizes])
 
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Raise :class:`UsageError` for any image: this encoder reads texts only."""
-        if images:
-            key = images[0].key
-            raise UsageError(
-                f"{self.spec} reads texts only, and {key.role} {key.id} has an image; use small or clip"
-            )
-        return torch.zeros(0, self.dim)
+    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+        """Return the features of texts, each behind the model's prompt for its role."""
+        return super().text_features([TextInput(self._prompts[key.role] + text, key) for text, key in texts])
 
     def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of texts, cut at the model's maximum length."""
@@ -365,3 +360,19 @@ class SentenceEncoder(PretrainedEncoder, BatchTextEncoder):
         else:
             pooled = states[:, 0]
         return F.normalize(pooled) if self._normalizes else pooled
+
+
+def open_text_encoder(name: str, *, download: bool, device: str) -> SentenceEncoder | StaticEncoder:
+    """Open the encoder that ``text:`` names: static embeddings, or a sentence embedder.
+
+    Raises
+    ------
+    ArtifactMissing, ArtifactMismatch, MissingExtra, NetworkNeeded
+        The encoder cannot be opened.
+    """
+    if name == WORDLLAMA:
+        return StaticEncoder(name)
+    folder = find_checkpoint(name, download=download)
+    if is_static(folder):
+        return StaticEncoder(name, folder)
+    return SentenceEncoder(name, download=download, device=device)

@@ -15,6 +15,7 @@ from genius_search.artifact import MANIFEST, Manifest, copy_artifact, open_artif
 from genius_search.config import QuantizerConfig, from_json
 from genius_search.data.features import NUM_MODALITIES
 from genius_search.encoders.pretrained import check_files, read_json
+from genius_search.encoders.static import WORDLLAMA, is_static
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.hub.access import ENCODER_FILES, is_repository_name, stays_inside
 from genius_search.hub.card import LIBRARY, model_card, read_results
@@ -48,7 +49,7 @@ def check_model(folder: Path, verify: bool = False) -> None:  # noqa: FBT001, FB
     if model.fingerprint != model.fingerprint_of_parts():
         raise ArtifactMismatch(f"{folder}: the fingerprint in {MODEL_FILE} is not that of its parts")
     kind, _, place = model.encoder.spec.partition(":")
-    if kind in ("clip", "text") and is_repository_name(place):
+    if (kind in ("clip", "text") and is_repository_name(place)) or model.encoder.spec == f"text:{WORDLLAMA}":
         return
     if not (place.startswith("./") and stays_inside(place[2:]) and kind in _PORTABLE_ENCODERS):
         raise ArtifactMismatch(
@@ -71,7 +72,11 @@ def _check_encoder(folder: Path, kind: str, *, verify: bool) -> None:
             raise ArtifactMissing(f"{folder} lacks {', '.join(missing)}")
     else:
         check_files(folder, image_processor=kind == "clip")
-        if kind != "small" and "model_type" not in read_json(folder / "config.json"):
+        if (
+            kind != "small"
+            and not is_static(folder)
+            and "model_type" not in read_json(folder / "config.json")
+        ):
             raise ArtifactMissing(f"{folder / 'config.json'} names no model_type")
     if (folder / MANIFEST).is_file():
         open_artifact(folder, kind=str(read_json(folder / MANIFEST).get("kind")), verify=verify)

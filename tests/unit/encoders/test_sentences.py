@@ -86,6 +86,15 @@ def test_a_folder_without_modules_is_averaged_and_not_normalised(backbone):
     torch.testing.assert_close(found[0], states_of(backbone, [2, 3, 5]).mean(dim=0))
 
 
+def test_the_models_prompts_for_queries_and_documents_are_put_before_the_texts(backbone, tmp_path):
+    folder = assemble(backbone, tmp_path, pooling=["mean_tokens"])
+    plain = SentenceEncoder(folder).text_features(texts_of(["red a anchor", "green a anchor"]))
+    settings = {"prompts": {"query": "red ", "passage": "green ", "clustering": "on "}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    texts = [TextInput("a anchor", ItemKey(role, "9:1")) for role in ("query", "candidate")]
+    torch.testing.assert_close(SentenceEncoder(folder).text_features(texts), plain)
+
+
 def test_empty_batches_and_long_texts_are_fine(backbone):
     encoder = SentenceEncoder(backbone)
     assert encoder.text_features([]).shape == encoder.image_features([]).shape == (0, 16)

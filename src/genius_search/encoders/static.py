@@ -1,0 +1,105 @@
+"""`text:` for static embeddings: a text's vector is the mean of its tokens' vectors, by model2vec."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from genius_search.artifact import file_fingerprint, fingerprint_of
+from genius_search.encoders.base import TextEncoder
+from genius_search.errors import ArtifactMismatch, MissingExtra
+
+WORDLLAMA: Final = "wordllama"
+"""The name of the vectors that come with the package wordllama (English, 256 numbers, MIT licence)."""
+_FILES: Final = ("model.safetensors", "tokenizer.json", "config.json")
+_WORDLLAMA_FILES: Final = (
+    "weights/l2_supercat_256.safetensors",
+    "tokenizers/l2_supercat_tokenizer_config.json",
+)
+
+
+def is_static(folder: Path) -> bool:
+    """Return whether a folder holds static embeddings, in the layout that model2vec saves."""
+    try:
+        modules = json.loads((folder / "modules.json").read_text())
+        return str(modules[0]["type"]).endswith(".StaticEmbedding") and modules[0]["path"] in ("", ".")
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
+
+
+def has_wordllama() -> bool:
+    """Return whether ``text:wordllama`` can be opened: model2vec and wordllama are installed."""
+    return all(importlib.util.find_spec(name) is not None for name in ("model2vec", WORDLLAMA))
+
+
+def _find_wordllama() -> tuple[Path, ...]:
+    # The package is not imported: its loader looks on the hub for a tokenizer that is installed with it.
+    spec = importlib.util.find_spec(WORDLLAMA)
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtra("text:wordllama needs wordllama, which is not installed: pip install wordllama")
+    return tuple(Path(spec.submodule_search_locations[0]) / name for name in _WORDLLAMA_FILES)
+
+
+class StaticEncoder(TextEncoder):
+    """Static embeddings: the normalised mean of token vectors, a few microseconds a text.
+
+    Parameters
+    ----------
+    name
+        ``wordllama``, or the name or folder of embeddings in model2vec's layout.
+    folder
+        where the files of a name are; by default the name is the folder.
+
+    Raises
+    ------
+    MissingExtra
+        model2vec or wordllama is not installed.
+    ArtifactMismatch
+        The files are not those of static embeddings.
+    """
+
+    batch_size = 1024
+
+    def __init__(self, name: str | Path, folder: Path | None = None) -> None:
+        try:
+            from model2vec import StaticModel  # noqa: PLC0415  optional
+        except ImportError:
+            raise MissingExtra(
+                "static embeddings need model2vec, which is not installed: pip install genius-search[words]"
+            ) from None
+        self.spec = f"text:{name}"
+        try:
+            if name == WORDLLAMA:
+                self._files = _find_wordllama()
+                weights, tokenizer = self._files
+                vectors = load_file(weights)["embedding.weight"].astype(np.float32)
+                self._model = StaticModel(vectors, Tokenizer.from_file(str(tokenizer)), normalize=True)
+            else:
+                folder = folder or Path(name).expanduser()
+                self._files = tuple(folder / name for name in _FILES)
+                self._model = StaticModel.from_pretrained(folder, normalize=True, force_download=False)
+        except MissingExtra:
+            raise
+        except Exception as error:  # noqa: BLE001  tokenizers raises nothing more specific
+            raise ArtifactMismatch(f"{self.spec} cannot be opened as static embeddings: {error}") from None
+        self.dim = int(self._model.dim)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of weights, tokenizer and settings."""
+        return fingerprint_of([file_fingerprint(file) for file in self._files])
+
+    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of a batch of texts."""
+        return torch.from_numpy(self._model.encode(list(texts), use_multiprocessing=False)).float()

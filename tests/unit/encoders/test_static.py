@@ -1,0 +1,110 @@
+"""text: with static embeddings, and the ones that come with the package wordllama."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from model2vec import StaticModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from genius_search.cli import main
+from genius_search.encoders import static
+from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput, load_encoder
+from genius_search.encoders.static import StaticEncoder
+from genius_search.errors import ArtifactMismatch, MissingExtra, UsageError
+from genius_search.index.index import Index
+from genius_search.model.publish import check_model
+
+KEY = ItemKey("candidate", "9:1")
+VECTORS = np.eye(5, 4, dtype=np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Static embeddings of four words, as model2vec saves them."""
+    words = {word: number for number, word in enumerate(["red", "green", "anchor", "on", "[UNK]"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))  # noqa: S106  no password
+    tokenizer.pre_tokenizer = Whitespace()
+    StaticModel(VECTORS, tokenizer).save_pretrained(tmp_path / "static")
+    return tmp_path / "static"
+
+
+def features(encoder, *texts):
+    return encoder.text_features([TextInput(text, KEY) for text in texts])
+
+
+def test_a_text_is_the_normalised_mean_of_its_words(folder):
+    encoder = load_encoder(f"text:{folder}")
+    assert isinstance(encoder, StaticEncoder)
+    assert isinstance(encoder, Encoder)
+    assert (encoder.spec, encoder.dim, encoder.needs_pixels) == (f"text:{folder}", 4, False)
+    half = 0.5**0.5
+    expected = torch.tensor([[half, 0, half, 0], [0, 1, 0, 0]])
+    torch.testing.assert_close(features(encoder, "red anchor", "green green"), expected)
+    assert features(encoder).shape == (0, 4)
+    with pytest.raises(UsageError, match=r"reads texts only, and candidate 9:1"):
+        encoder.image_features([ImageInput(None, KEY)])
+
+
+def test_the_fingerprint_follows_the_vectors(folder):
+    before = load_encoder(f"text:{folder}").fingerprint
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    assert load_encoder(f"text:{folder}").fingerprint != before
+
+
+def test_damaged_files_and_missing_packages_are_named(folder, monkeypatch):
+    (folder / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ArtifactMismatch, match="cannot be opened as static embeddings"):
+        load_encoder(f"text:{folder}")
+    monkeypatch.setattr(static, "WORDLLAMA", "no_such_package")
+    with pytest.raises(MissingExtra, match="pip install wordllama"):
+        StaticEncoder("no_such_package")
+
+
+TEXTS = {
+    "recipe": "Knead the dough, let it rise for two hours and bake the bread until the crust is brown.",
+    "trip": "We took the night train to the coast and walked along the beach at sunrise.",
+    "repair": "The bicycle's chain slips; replace the rear sprocket and tighten the brake cable.",
+    "garden": "Tomatoes need sun, warm soil and plenty of water in July.",
+    "music": "The orchestra rehearsed the second symphony with a new violinist.",
+    "money": "Your invoice for March is overdue; please pay within fourteen days.",
+}
+
+
+def test_texts_are_found_by_meaning_without_training_or_download(tmp_path):
+    pool = tmp_path / "notes"
+    pool.mkdir()
+    for name, text in TEXTS.items():
+        (pool / f"{name}.txt").write_text(text)
+    index, added = Index.create(tmp_path / "notes.index", pool=pool, encoder="text:wordllama")
+    assert added.added == len(TEXTS)
+    asked = {
+        "how to make a loaf": "recipe",
+        "holiday by the sea": "trip",
+        "fixing my bike": "repair",
+        "growing vegetables": "garden",
+        "classical concert": "music",
+        "unpaid bill": "money",
+    }
+    first = {query: index.search(text=query, k=1)[0].id.removesuffix(".txt") for query in asked}
+    assert sum(first[query] == right for query, right in asked.items()) >= 5
+    check_model(tmp_path / "notes.index" / "model")
+
+
+def test_without_an_encoder_texts_are_encoded_by_what_is_installed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "pool.jsonl").write_text(
+        "".join(
+            json.dumps({"did": f"9:{number}", "modality": "text", "txt": text}) + "\n"
+            for number, text in enumerate(TEXTS.values(), 1)
+        )
+    )
+    monkeypatch.setenv("GENIUS_OFFLINE", "1")
+    main(["index", "create", str(tmp_path / "index"), "--pool", str(tmp_path / "pool.jsonl")])
+    assert "text:wordllama" in capsys.readouterr().err
+    assert Index.open(tmp_path / "index").info().items == len(TEXTS)
