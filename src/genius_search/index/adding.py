@@ -186,39 +186,42 @@ def add_pool(
 
 
 def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> list[ItemOutcome]:
-    """Add items from memory; return the outcome of each, in order. Of items with the same id the last wins.
+    """Add items from memory; return the outcome of each, in order, as if they were added one by one.
 
     Images are on disk before the index refers to them.
     """
-    stored: dict[str, Item] = {}
+    given: list[Item | str] = []
+    last: dict[str, Item] = {}
     pictures: dict[str, bytes] = {}
-    left_out: dict[str, str] = {}
     for new in items:
-        stored.pop(new.id, None)
-        left_out.pop(new.id, None)
         try:
-            item = stored[new.id] = _to_item(new)
+            item = _to_item(new)
         except BadData as error:
-            left_out[new.id] = str(error)
+            given.append(str(error))
             continue
+        given.append(item)
+        last[item.id] = item
         if new.image is not None and item.image is not None:
             pictures[item.image] = new.image
-    known = writer.snapshot.stamps(list(stored))
-    changed = {name: item for name, item in stored.items() if known.get(name) != stamp_of(item)}
-    keep_pictures(writer.folder, [pictures[item.image] for item in changed.values() if item.image])
+    known = writer.snapshot.stamps(list(last))
+    changed = [item for item in last.values() if known.get(item.id) != stamp_of(item)]
     result = Added()
-    names = list(changed)
-    writer.add_batches(_encode(writer, model, iter(changed.values()), result, expected=len(changed)))
-    left_out |= {names[entry.id]: entry.reason for entry in result.left_out}
-
-    def outcome(name: str) -> ItemOutcome:
-        if name in left_out:
-            return ItemOutcome(name, "left out", left_out[name])
-        if name not in changed:
-            return ItemOutcome(name, "unchanged")
-        return ItemOutcome(name, "replaced" if name in known else "added")
-
-    return [outcome(new.id) for new in items]
+    with keep_pictures(writer.folder, [pictures[item.image] for item in changed if item.image]):
+        writer.add_batches(_encode(writer, model, iter(changed), result, expected=len(changed), save=False))
+    unreadable = {changed[entry.id].id: entry.reason for entry in result.left_out}
+    outcomes = []
+    for new, item in zip(items, given, strict=True):
+        reason = item if isinstance(item, str) else unreadable.get(item.id)
+        if isinstance(item, str) or reason is not None:
+            outcomes.append(ItemOutcome(new.id, "left out", reason))
+            continue
+        stamp = stamp_of(item)
+        is_same = known.get(item.id) == stamp
+        outcomes.append(
+            ItemOutcome(item.id, "unchanged" if is_same else "replaced" if item.id in known else "added")
+        )
+        known[item.id] = stamp
+    return outcomes
 
 
 def _to_item(new: NewItem) -> Item:
@@ -262,10 +265,12 @@ def _encode(
     manifest: IndexManifest | None = None,
     expected: int,
     progress: Progress | None = None,
+    save: bool = True,
 ) -> Iterator[Batch]:
     """Encode the readable items that are new or changed, chunk by chunk.
 
-    Unchanged items are counted in ``result``; unreadable ones are listed there by position.
+    Unchanged items are counted in ``result``; unreadable ones are listed there by position. With ``save``
+    chunks are saved, so that an interrupted run can resume.
     """
     progress = progress or Silent()
     snapshot = writer.snapshot if manifest is None else None
@@ -279,7 +284,8 @@ def _encode(
         result.unchanged += len(chunk) - len(numbers)
         if numbers:
             changed = [stamped[place] for place in numbers]
-            encoded = _encode_or_load(model, changed, writer.folder, embeddings)
+            encode = _encode_or_load if save and len(changed) >= MIN_SAVED else _encode_chunk
+            encoded = encode(model, changed, writer.folder, embeddings)
             unreadable = {entry.id: entry for entry in encoded.left_out}
             result.left_out += [entry._replace(id=done + numbers[entry.id]) for entry in encoded.left_out]
             readable = [item for place, item in enumerate(changed) if place not in unreadable]
@@ -299,9 +305,7 @@ class _Encoded(NamedTuple):
 def _encode_or_load(
     model: Genius, items: Sequence[Item], folder: Path, embeddings: StoredEmbeddings
 ) -> _Encoded:
-    """Encode a chunk, or load it if an interrupted run saved it."""
-    if len(items) < MIN_SAVED:
-        return _encode_chunk(model, items, folder, embeddings)
+    """Encode a chunk and save it, or load it if an interrupted run saved it."""
     key = [VERSION, model.fingerprint, embeddings, [(item.id, item.stamp) for item in items]]
     path = folder / WORK / f"{fingerprint_of(key)[:32]}.npz"
     with contextlib.suppress(Exception):  # ignore a damaged file

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import Image
 
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
     from genius_search.index.writer import Deleted
 
 
+class _Opened(NamedTuple):
+    """A state of an index and its model."""
+
+    stamp: tuple[int, int, int]
+    """The manifest's stamp before the state was opened."""
+    model: Genius
+    snapshot: Snapshot
+
+
 class Index:
     """An index of your own items.
 
@@ -46,8 +56,8 @@ class Index:
 
     def __init__(self, folder: Path, model: Genius) -> None:
         self.folder = folder
-        self._stamp = _stamp(folder)
-        self._state = model, Snapshot.open(folder)
+        self._opening = Lock()
+        self._opened = _Opened(_stamp(folder), model, Snapshot.open(folder))
 
     def __repr__(self) -> str:
         return (
@@ -238,15 +248,14 @@ class Index:
         items = open_pool(Path(pool), captions=captions)
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             added = add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
-        self._refresh()
         return added
 
     def add_items(self, items: Sequence[NewItem], *, wait_seconds: float = 0.0) -> list[ItemOutcome]:
         """Add items from memory; return the outcome of each, in order. They are searchable at once.
 
-        As in :meth:`add`, an item replaces the one with the same id and is skipped if it is unchanged. Among
-        items with the same id the last wins. Images are stored in the index. On return, everything is on
-        disk. Unusable items are left out, with the reason in their outcome.
+        As in :meth:`add`, an item replaces the one with the same id, also one before it in the list, and is
+        skipped if it is unchanged. Images are stored in the index. On return, everything is on disk. Unusable
+        items are left out, with the reason in their outcome.
 
         >>> index.add_items([NewItem("kite", "a red kite", photo, {"price": 12})])  # doctest: +SKIP
         """
@@ -255,7 +264,6 @@ class Index:
 
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             outcomes = add_new_items(writer, self._model_for(writer.snapshot), items)
-        self._refresh()
         return outcomes
 
     def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = 0.0) -> Deleted:
@@ -264,7 +272,6 @@ class Index:
 
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             done = writer.delete([item_ids] if isinstance(item_ids, str) else item_ids)
-        self._refresh()
         return done
 
     def compact(self, *, wait_seconds: float = 0.0) -> None:
@@ -274,7 +281,6 @@ class Index:
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             writer.compact()
             remove_work(self.folder)
-        self._refresh()
 
     def refit(self, *, progress: Progress | None = None, wait_seconds: float = 0.0) -> None:
         """Fit the codebooks anew, after an index that was created with an encoder has grown.
@@ -292,7 +298,7 @@ class Index:
 
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             refit_index(writer, self._model_for(writer.snapshot), progress=progress or Silent())
-        self._refresh()
+        self.current()
 
     @property
     def has_outgrown(self) -> bool:
@@ -471,17 +477,25 @@ class Index:
     @property
     def model(self) -> Genius:
         """The model that assigned the IDs."""
-        return self._state[0]
+        return self._opened.model
 
     def current(self) -> tuple[Genius, Snapshot]:
-        """Return the model and the current state, which belong together."""
-        self._refresh()
-        return self._state
+        """Return the model and the current state, which belong together.
+
+        The state contains every change that was made before the call.
+        """
+        opened = self._opened
+        if _stamp(self.folder) != opened.stamp:
+            with self._opening:  # by one thread, so that no older state takes the place of a newer one
+                if (stamp := _stamp(self.folder)) != self._opened.stamp:
+                    self._opened = self._open(stamp)
+                opened = self._opened
+        return opened.model, opened.snapshot
 
     @property
     def cached_snapshot(self) -> Snapshot:
         """The last opened state, without checking for a newer one."""
-        return self._state[1]
+        return self._opened.snapshot
 
     @property
     def settings(self) -> SearchConfig:
@@ -504,7 +518,6 @@ class Index:
 
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             writer.tune(tuned)
-        self._refresh()
 
     @property
     def calibration(self) -> Calibration | None:
@@ -517,7 +530,6 @@ class Index:
 
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             writer.calibrate(calibration)
-        self._refresh()
 
     def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
         """Return whether the first hit is a good match: its probability reaches the calibrated threshold.
@@ -533,23 +545,20 @@ class Index:
         best = hits[0].probability
         return None if best is None else calibration.is_good(best)
 
-    def _refresh(self) -> None:
-        now = _stamp(self.folder)
-        if now == self._stamp:
-            return
+    def _open(self, stamp: tuple[int, int, int]) -> _Opened:
+        """Open the state that the manifest had when its stamp was taken, or a newer one."""
         model, snapshot = self.model, Snapshot.open(self.folder)
         manifest = snapshot.manifest
         if manifest.model_fingerprint != model.fingerprint and manifest.has_own_model:  # it was refitted
             model = Genius.open(manifest.locate_model(self.folder), device=str(model.quantizer.device))
         _check_model(snapshot, model)
-        self._state, self._stamp = (model, snapshot), now
+        return _Opened(stamp, model, snapshot)
 
     def _model_for(self, snapshot: Snapshot) -> Genius:
         """Return the model of the state that a writer is going to change."""
-        if snapshot.manifest.model_fingerprint != self.model.fingerprint:
-            self._refresh()
-        _check_model(snapshot, self.model)
-        return self.model
+        model, _ = self.current()
+        _check_model(snapshot, model)
+        return model
 
 
 def _check_model(snapshot: Snapshot, model: Genius) -> None:

@@ -28,7 +28,7 @@ from genius_search.index.store import (
     write_manifest,
 )
 from genius_search.index.verify import verify
-from genius_search.index.writer import LOCK, one_writer
+from genius_search.index.writer import LOCK, RESERVE, one_writer
 from genius_search.model.publish import check_model, save_model
 
 OBSOLETE: Final = (f"{SEGMENTS}/*", f"{DELETED}/*")
@@ -151,7 +151,8 @@ def _without_deleted(folder: Path, state: Snapshot) -> Snapshot:
     if any(len(segment.dead) for segment in state.segments):
         with one_writer(folder) as writer:
             writer.compact()
-        (folder / LOCK).unlink(missing_ok=True)
+        for name in (LOCK, RESERVE):
+            (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / DELETED, ignore_errors=True)
     return Snapshot.open(folder)
 

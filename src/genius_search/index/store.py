@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import re
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -15,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float16, Float32, Int8, Int16, Int64, Shaped, UInt8
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of, open_artifact, write_json
+from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of, open_artifact, write_atomically
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.items import ITEMS_FILE, ItemStore
 from genius_search.index.settings import Calibration, Tuned, to_dict
@@ -346,8 +348,15 @@ class IndexManifest(BaseModel):
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:
-    """Make this the state of the index, in one step."""
-    write_json(folder / CURRENT, {**manifest.body, "checksum": fingerprint_of(manifest.body)})
+    """Make this the state of the index, in one step.
+
+    Its time is that of this call: the file system's clock may tick so rarely that two changes share a time.
+    """
+    body = {**manifest.body, "checksum": fingerprint_of(manifest.body)}
+    now = time.time_ns()
+    with write_atomically(folder / CURRENT) as temporary:
+        temporary.write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.utime(temporary, ns=(now, now))
 
 
 def read_manifest(folder: Path) -> IndexManifest:

@@ -17,6 +17,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,7 +26,7 @@ from filelock import FileLock, Timeout
 from jaxtyping import Int64
 
 from genius_search.artifact import MANIFEST, ArtifactWriter, file_fingerprint, make_folder, sync, write_file
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
+from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.index.items import Item, write_items
 from genius_search.index.settings import Calibration, Tuned
 from genius_search.index.snapshot import Snapshot
@@ -98,13 +99,24 @@ def picture_name(data: bytes) -> str:
     return f"{PICTURES}/{digest[:2]}/{digest}"
 
 
-def keep_pictures(folder: Path, pictures: Iterable[bytes]) -> None:
-    """Store images in an index; on return they are on disk."""
-    for data in pictures:
-        place = folder / picture_name(data)
-        if not place.exists():
-            make_folder(place.parent)
-            write_file(place, data)
+@contextlib.contextmanager
+def keep_pictures(folder: Path, pictures: Iterable[bytes]) -> Iterator[None]:
+    """Store images in an index before the block that adds their items; remove them again if it fails."""
+    generation = read_manifest(folder).generation
+    new: list[Path] = []
+    try:
+        for data in pictures:
+            place = folder / picture_name(data)
+            if not place.exists():
+                make_folder(place.parent)
+                new.append(place)
+                write_file(place, data)
+        yield
+    except BaseException:
+        if read_manifest(folder).generation == generation:
+            for place in new:
+                place.unlink(missing_ok=True)
+        raise
 
 
 def remove_unused_pictures(folder: Path, segments: Sequence[Segment]) -> None:
@@ -170,12 +182,20 @@ def work_bytes(folder: Path) -> int:
 
 
 LOCK: Final = ".lock"
+RESERVE: Final = ".reserve"
+"""File whose room is used to delete items, or to compact, when the disk is full."""
+DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAX_SEGMENTS: Final = 8
 """Maximum number of segments of an index."""
 
 
 class HeldByAnother(UsageError):
     """Another process holds the index for writing."""
+
+
+class NotWritable(UsageError):
+    """The index's folder cannot be written to."""
 
 
 class Changed(NamedTuple):
@@ -207,6 +227,8 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
     ------
     HeldByAnother
         Another process is writing.
+    NotWritable
+        The disk is read-only, or its permissions forbid writing.
     UsageError
         ``wait_seconds`` is negative or NaN, or the path cannot be a folder.
     ArtifactMismatch
@@ -214,21 +236,24 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
     """
     if not wait_seconds >= 0:
         raise UsageError(f"wait for {wait_seconds} seconds: give 0 or more (inf waits as long as it takes)")
-    try:
-        make_folder(folder)
-    except OSError as error:
-        if error.errno not in {errno.EEXIST, *NO_PLACE}:
-            raise
-        raise UsageError(
-            f"{folder} cannot be a folder ({error.strerror}); choose another place for the index"
-        ) from None
     lock = FileLock(folder / LOCK)
     try:
+        make_folder(folder)
         lock.acquire(timeout=wait_seconds, poll_interval=0.02)
     except Timeout:
         raise HeldByAnother(
             f"{folder} is being changed by another process; try again when it is done, or wait for it: "
             "--wait SECONDS (in Python: wait_seconds=)"
+        ) from None
+    except OSError as error:
+        if error.errno in READ_ONLY:
+            raise NotWritable(
+                f"{folder} cannot be changed ({error.strerror}); make it writable, or change a copy"
+            ) from None
+        if error.errno not in {errno.EEXIST, *NO_PLACE}:
+            raise
+        raise UsageError(
+            f"{folder} cannot be a folder ({error.strerror}); choose another place for the index"
         ) from None
     writer = Writer(folder)
     try:
@@ -237,7 +262,18 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
         yield writer
     finally:
         writer.close()
+        with contextlib.suppress(OSError, ArtifactError):
+            keep_reserve(folder)
         lock.release()
+
+
+def keep_reserve(folder: Path) -> None:
+    """Reserve room to delete every item of an index, as far as the disk has it: for the list of them, and a MiB."""
+    items = sum(entry.items for entry in read_manifest(folder).segments)
+    with (folder / RESERVE).open("ab", buffering=0) as file:
+        missing = (1 << 20) + 8 * items - file.tell()
+        if missing > 0:
+            file.write(os.urandom(missing + (1 << 20)))  # a MiB to grow; file systems compress zeros
 
 
 class Writer:
@@ -326,7 +362,7 @@ class Writer:
         there = {name for names, _ in found.values() for name in names}
         if there:
             gone = {name: rows for name, (_, rows) in found.items()}
-            self._commit(snapshot, kept=len(snapshot.segments), gone=gone, new=None)
+            self._use_reserve(partial(self._commit, snapshot, kept=len(found), gone=gone, new=None))
         return Deleted(len(there), [name for name in ids if name not in there])
 
     def tune(self, tuned: Tuned) -> None:
@@ -347,13 +383,17 @@ class Writer:
     def compact(self) -> None:
         """Merge all segments into one without deleted items, in the current format.
 
-        Stored images of deleted items are removed too.
+        Stored images of deleted items are removed first.
 
         Raises
         ------
         ArtifactMissing, ArtifactMismatch
             A file is missing or damaged; nothing is changed.
         """
+        remove_unused_pictures(self.folder, self.snapshot.segments)
+        self._use_reserve(self._merge_all)
+
+    def _merge_all(self) -> None:
         snapshot = self.snapshot
         segments = snapshot.segments
         if len(segments) > 1 or any(len(one.dead) or not one.items.has_fields for one in segments):
@@ -362,7 +402,17 @@ class Writer:
             if snapshot.num_alive:
                 new = self._write_segment(snapshot, lambda arrays: _merge(arrays, segments))
             self._commit(snapshot, kept=0, gone={}, new=new)
-        remove_unused_pictures(self.folder, self.snapshot.segments)
+
+    def _use_reserve(self, change: Callable[[], None]) -> None:
+        """Make a change that frees room; if the disk is full, give the reserved room to it."""
+        try:
+            change()
+        except OSError as error:
+            reserve = self.folder / RESERVE
+            if error.errno not in DISK_FULL or not reserve.exists():
+                raise
+            reserve.unlink()
+            change()
 
     def _add(self, snapshot: Snapshot, batches: Iterable[tuple[Iterable[Item], ItemArrays]]) -> Changed:
         segments = snapshot.segments

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import itertools
 import logging
 import math
@@ -29,7 +28,7 @@ from genius_search.errors import ArtifactError, GeniusError
 from genius_search.index.adding import ItemOutcome, NewItem
 from genius_search.index.index import Index
 from genius_search.index.query import SearchHit, SearchRequest, SearchResult, encode_queries, search_encoded
-from genius_search.index.writer import Deleted, HeldByAnother
+from genius_search.index.writer import DISK_FULL, Deleted, HeldByAnother, NotWritable
 from genius_search.serve.metrics import Metrics
 from genius_search.serve.schemas import Timing
 
@@ -386,14 +385,22 @@ class IndexWriter:
                     results = [None]
         except HeldByAnother as held:
             raise Overloaded(str(held), retry_after_seconds=PATIENCE_SECONDS) from None
+        except NotWritable:
+            log.exception("%s cannot be changed", self._name)
+            raise Refused(
+                "this index cannot be changed: the server may not write to its folder; it can be searched"
+            ) from None
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in DISK_FULL:
                 raise
             log.exception("the disk is full")
             raise DiskFull(
                 "the server's disk is full; nothing was changed, try again when there is room"
             ) from None
-        self.record_state()
+        try:
+            self.record_state()
+        except Exception:  # the change is made, whatever the metrics say
+            log.exception("the metrics of %s are out of date", self._name)
         return results
 
     def _add(self, requests: Sequence[Sequence[NewItem]]) -> list[list[ItemOutcome]]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi.exceptions import RequestValidationError
-from starlette.datastructures import URL, Headers, MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
@@ -32,7 +32,7 @@ from genius_search.serve.metrics import METHODS, Metrics
 
 STREAM_PATH: Final = "/v1/items/stream"
 STREAM_TYPE: Final = "application/x-ndjson"
-LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+LOCAL_HOST: Final = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS: Final = re.compile(r"/|/healthz|/readyz|/openapi\.json|/assets/[^/]*")
 """Answered without a key."""
@@ -264,7 +264,7 @@ class Guard:
 
     def _check_origin(self, method: str, headers: Headers) -> None:
         host = headers.get("host", "")
-        if self._keys is None and _hostname(host) not in LOCAL_HOSTS:
+        if self._keys is None and not LOCAL_HOST.fullmatch(host):
             raise Problem(
                 403,
                 "this server answers only its own machine, as localhost or 127.0.0.1; start it with API keys "
@@ -306,9 +306,3 @@ def _check_media_type(method: str, path: str, headers: Headers) -> None:
     if method == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != expected:
         raise Problem(415, f"expected a body with Content-Type: {expected}")
 
-
-def _hostname(host: str) -> str | None:
-    try:
-        return URL(f"//{host}").hostname
-    except ValueError:
-        return None

@@ -15,6 +15,8 @@ import secrets
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, cast, get_args
 
+from filelock import FileLock
+
 from genius_search.artifact import write_file
 from genius_search.errors import BadData, UsageError
 
@@ -53,9 +55,7 @@ class Keys:
 
         Every entry is compared, in constant time, so the duration reveals nothing.
         """
-        stamp = _stamp(self._file)
-        if stamp != self._stamp:
-            self._keys = []  # until the file has been read, no key is valid
+        while (stamp := _stamp(self._file)) != self._stamp:  # again if it changes while it is read
             self._keys = read_keys(self._file)
             self._stamp = stamp
         digest = _hash(key)
@@ -93,13 +93,17 @@ def add_key(file: Path, *, name: str, scope: Scope) -> str:
     """
     if not _NAME.fullmatch(name):
         raise UsageError(f"the key's name is {name!r}, expected 1 to 64 letters, digits or any of . _ - @")
-    if file.exists() and any(key.name == name for key in read_keys(file)):
-        raise UsageError(
-            f"{file} already has a key named {name}; delete its line first, or choose another name"
-        )
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     key = PREFIX + secrets.token_urlsafe(32)
-    write_file(file, "\n".join([*lines, f"{name} {scope} {_hash(key)}", ""]).encode())
+    with FileLock(f"{file}.lock") as lock:
+        try:
+            if file.exists() and any(entry.name == name for entry in read_keys(file)):
+                raise UsageError(
+                    f"{file} already has a key named {name}; delete its line first, or choose another name"
+                )
+            lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+            write_file(file, "\n".join([*lines, f"{name} {scope} {_hash(key)}", ""]).encode())
+        finally:
+            Path(lock.lock_file).unlink()  # whoever waits for it makes a new one
     return key
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import shutil
@@ -13,6 +14,7 @@ from PIL import Image
 from genius_search import NewItem, SearchPart
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.index import adding
 from genius_search.index.adding import ItemOutcome
 from genius_search.index.index import Index
 from genius_search.index.publish import save_index
@@ -87,13 +89,33 @@ def test_what_has_not_changed_is_passed_over_and_what_has_is_replaced(index):
     assert by_id(index)["kite.txt"] == "a drum"
 
 
-def test_of_two_items_with_one_id_the_last_is_meant(index):
-    twice = [NewItem("one", "a kite"), NewItem("one", "a boat")]
-    assert index.add_items(twice) == [ItemOutcome("one", "added")] * 2
+def test_items_with_one_id_are_told_apart_as_if_they_came_one_by_one(index):
+    kite, boat = NewItem("one", "a kite"), NewItem("one", "a boat")
+    told = [outcome.status for outcome in index.add_items([kite, kite, boat, NewItem("one"), boat])]
+    assert told == ["added", "unchanged", "replaced", "left out", "unchanged"]
     assert by_id(index)["one"] == "a boat"
-    spoilt = [NewItem("other", "a kite"), NewItem("other")]
-    assert [outcome.status for outcome in index.add_items(spoilt)] == ["left out"] * 2
+    assert index.verify().items == 2
+    assert [outcome.status for outcome in index.add_items([kite, boat])] == ["replaced", "replaced"]
+    assert by_id(index)["one"] == "a boat"
+    unreadable = [NewItem("other", "a kite"), NewItem("other", image=b"no picture")]
+    assert [outcome.status for outcome in index.add_items(unreadable)] == ["left out"] * 2
     assert "other" not in by_id(index)
+
+
+def test_items_from_memory_leave_no_saved_work_behind(index, monkeypatch):
+    monkeypatch.setattr(adding, "MIN_SAVED", 1)
+    index.add_items([NewItem("one", "a kite")])
+    assert not (index.folder / ".work").exists()
+
+
+def test_an_add_that_fails_leaves_no_picture_behind(index, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr("genius_search.index.writer.write_manifest", full)
+    with pytest.raises(OSError, match="full"):
+        index.add_items([NewItem("red", image=picture("red"))])
+    assert kept(index) == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from genius_search.index import verify as verify_module
 from genius_search.index.adding import Added
 from genius_search.index.index import Index
 from genius_search.index.items import ItemStore
+from genius_search.index.settings import Tuned
 from genius_search.index.store import read_manifest, write_manifest
 from genius_search.index.writer import Deleted, one_writer
 from genius_search.model import Genius
@@ -340,3 +343,40 @@ def test_an_index_cannot_be_made_where_a_file_or_a_broken_link_is(model, pool, t
     with pytest.raises(UsageError, match="a file, or a link to nothing"):
         Index.create(tmp_path / name, model=model, pool=pool)
     assert not (tmp_path / "gone").exists()
+
+
+def test_no_thread_sees_a_state_older_than_a_change_made_before_it_looked(model, index):
+    other = Index.open(index.folder, model=model)
+    made = [index.snapshot.manifest.generation]
+    stale = []
+
+    def look() -> None:
+        while made[-1] >= 0:
+            before = made[-1]
+            if (seen := index.snapshot.manifest.generation) < before:
+                stale.append((seen, before))
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for number in range(60):
+            other.keep_settings(Tuned(
+                    search=WIDE,
+                    wish="",
+                    data="",
+                    queries=number,
+                    items=8,
+                    recall=0.5,
+                    share=0.5,
+                    cpu_ms=1.0,
+                ))
+            made.append(other.snapshot.manifest.generation)
+    finally:
+        made.append(-1)
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert stale == []

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,7 @@ from genius_search.index.store import (
     IndexManifest,
     ItemArrays,
     read_manifest,
+    write_manifest,
 )
 from genius_search.index.verify import verify
 from genius_search.index.writer import MAX_SEGMENTS, Changed, Writer, one_writer
@@ -86,7 +89,7 @@ def expected_names(folder: Path) -> set[str]:
     manifest = read_manifest(folder)
     segments = {f"segments/{entry.name}" for entry in manifest.segments}
     lists = {f"deleted/{entry.deleted}" for entry in manifest.segments if entry.deleted}
-    return {CURRENT, ".lock", *segments, *lists}
+    return {CURRENT, ".lock", ".reserve", *segments, *lists}
 
 
 def present_names(folder: Path) -> set[str]:
@@ -546,6 +549,80 @@ def test_a_disk_that_is_full_when_a_segment_begins_leaves_nothing_behind(tmp_pat
             make_bigger(tmp_path)
     assert present_names(tmp_path) == before
     make_bigger(tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A disk of 4 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = shutil.which("mount")
+    done = mount and subprocess.run(  # noqa: S603
+        [mount, "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True, check=False
+    )
+    if not done or done.returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)  # noqa: S603, S607
+
+
+def fill(disk: Path) -> None:
+    """Write until there is no room for another byte."""
+    with (disk / "filling").open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_an_index_on_a_full_disk_frees_its_own_room(small_disk):
+    folder = make(small_disk / "index", {name: number for number, name in enumerate("abcdef")})
+    with pytest.raises(OSError, match="No space left"), one_writer(folder) as writer:
+        fill(small_disk)
+        writer.add(*given_items({"g": 7}))
+    for change in ("delete", "compact"):
+        fill(small_disk)
+        assert shutil.disk_usage(small_disk).free == 0
+        with one_writer(folder) as writer:
+            writer.delete("bcdef") if change == "delete" else writer.compact()
+        assert found(folder) == {"a": 0}
+    (small_disk / "filling").unlink()
+    make_bigger(folder)
+    assert present_names(folder) == expected_names(folder)
+    assert verify(folder).items == 2
+
+
+def test_pictures_of_an_add_that_fails_are_removed_unless_it_was_committed(tmp_path, monkeypatch):
+    make(tmp_path, {"a": 1})
+    kept = live.picture_name(b"kept")
+    with live.keep_pictures(tmp_path, [b"kept"]):
+        pass
+    with pytest.raises(OSError, match="failed"), live.keep_pictures(tmp_path, [b"kept", b"new"]):
+        raise OSError("failed")
+    assert [path for path in (tmp_path / "pictures").rglob("*") if path.is_file()] == [tmp_path / kept]
+    monkeypatch.setattr(live, "remove_leftovers", failing_after_commit(tmp_path))
+    with pytest.raises(OSError, match="failed"), one_writer(tmp_path) as writer:  # noqa: SIM117
+        with live.keep_pictures(tmp_path, [b"new"]):
+            writer.add(*given_items({"b": 2}))
+    assert (tmp_path / live.picture_name(b"new")).exists()
+
+
+@pytest.mark.parametrize("code", live.READ_ONLY)
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch, code):
+    make(tmp_path, {"a": 1})
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(live.FileLock, "acquire", refuse)
+    with pytest.raises(live.NotWritable, match=re.escape(str(tmp_path))), one_writer(tmp_path):
+        pass
+
+
+def test_no_two_states_of_an_index_have_the_same_time(tmp_path):
+    times = []
+    for _ in range(50):
+        write_manifest(tmp_path, FACTS)
+        times.append((tmp_path / CURRENT).stat().st_mtime_ns)
+    assert times == sorted(set(times))
 
 
 def test_a_change_whose_last_sync_fails_is_not_forgotten(tmp_path, monkeypatch):

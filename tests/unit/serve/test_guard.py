@@ -46,7 +46,21 @@ def test_unknown_paths_and_methods_are_problems(client):
     is_problem(client.get("/v1/items"), 422)
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "127.0.0.2", "", "[", "a:b:c"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "localhost#.evil.example",
+        "localhost/.evil.example",
+        "localhost:80@evil.example",
+        "evil@localhost",
+        "127.0.0.2",
+        "",
+        "[",
+        "a:b:c",
+    ],
+)
 def test_without_keys_only_this_machine_s_own_names_are_answered(client, host):
     is_problem(client.get("/v1/indexes", headers={"Host": host}), 403)
 
@@ -180,3 +194,26 @@ def test_a_full_disk_is_reported_and_changes_nothing(writable, monkeypatch, capl
     assert "the disk is full" in caplog.text
     assert writable.get("/v1/indexes").json() == before
     assert writable.get("/v1/items", params={"id": "new"}).status_code == 404
+
+
+def test_an_index_that_cannot_be_written_to_says_so(writable, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EROFS, "read-only", "/secret")
+
+    monkeypatch.setattr("genius_search.index.writer.FileLock.acquire", fail)
+    for response in (
+        writable.post("/v1/items", json={"items": [{"id": "new", "text": "a kite"}]}),
+        writable.delete("/v1/items", params={"id": "1:1"}),
+    ):
+        assert "may not write" in is_problem(response, 503)["detail"]
+        assert "secret" not in response.text
+
+
+def test_a_change_is_acknowledged_though_its_metrics_fail(writable, monkeypatch, caplog):
+    def fail(*_):
+        raise OSError("too many open files")
+
+    monkeypatch.setattr("genius_search.serve.engine.IndexWriter.record_state", fail)
+    response = writable.post("/v1/items", json={"items": [{"id": "new", "text": "a kite"}]})
+    assert response.json()["added"] == 1
+    assert "out of date" in caplog.text

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from genius_search.cli import main
 from genius_search.errors import BadData, UsageError
+from genius_search.serve import keys as module
 from genius_search.serve.keys import Keys, add_key
 
 
@@ -58,6 +60,34 @@ def test_a_key_whose_line_is_deleted_is_good_for_nothing_any_more(tmp_path):
     file.unlink()
     with pytest.raises(BadData):
         keys.find(new)
+
+
+def test_keys_added_at_once_are_all_stored(tmp_path):
+    file = tmp_path / "keys"
+    with ThreadPoolExecutor(8) as pool:
+        names = [f"key{number}" for number in range(40)]
+        given = list(pool.map(lambda name: add_key(file, name=name, scope="read"), names))
+    keys = Keys(file)
+    assert [keys.find(key).name for key in given] == names
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path, monkeypatch):
+    file = tmp_path / "keys"
+    key = add_key(file, name="page", scope="read")
+    lines = file.read_text()
+    keys = Keys(file)
+    file.write_text("")  # by an editor that empties the file first
+    read = module.read_keys
+
+    def read_too_early(path):
+        found = read(path)
+        if not found:
+            file.write_text(lines)
+        return found
+
+    monkeypatch.setattr(module, "read_keys", read_too_early)
+    assert keys.find(key) is not None
 
 
 def test_a_line_that_is_no_key_is_named(tmp_path):
