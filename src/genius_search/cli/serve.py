@@ -150,12 +150,11 @@ def _open_indexes(command: Serve) -> dict[str, Index]:
 def _serve(
     command: Serve, indexes: dict[str, Index], keys: Keys | None, bound: socket.socket, began: float
 ) -> int:
-    import uvicorn
-
     from genius_search.serve.app import create_app
-    from genius_search.serve.engine import DRAIN_SECONDS, Engine, EngineSettings
+    from genius_search.serve.engine import Engine, EngineSettings
+    from genius_search.serve.server import Server, server_config
 
-    class Server(uvicorn.Server):
+    class AnnouncingServer(Server):
         """Announces when it is ready, and exits normally when it is interrupted."""
 
         @contextlib.contextmanager
@@ -179,14 +178,6 @@ def _serve(
     settings = EngineSettings(
         torch_threads=command.threads, max_batch=command.max_batch, max_queue=command.queue
     )
-    server = Server(
-        uvicorn.Config(
-            create_app(Engine(indexes, settings), keys=keys),
-            access_log=False,
-            log_level="warning",
-            server_header=False,
-            timeout_graceful_shutdown=int(DRAIN_SECONDS),
-        )
-    )
+    server = AnnouncingServer(server_config(create_app(Engine(indexes, settings), keys=keys)))
     server.run(sockets=[bound])
     return 0 if server.started else 1

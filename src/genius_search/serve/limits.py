@@ -8,6 +8,9 @@ BODY_BYTES: Final = 32 << 20
 """Size of one request body. A stream of items may be longer, but not its lines."""
 BODIES_BYTES: Final = 256 << 20
 """Total size of the request bodies being processed."""
+CONNECTIONS: Final = 1_000
+HEAD_SECONDS: Final = 20.0
+"""Longest time until the head of a request has arrived, and for which a client may not read its response."""
 BODY_SECONDS: Final = 30.0
 """Longest time between two chunks of a body."""
 PICTURE_BYTES: Final = 16 << 20
