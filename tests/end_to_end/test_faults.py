@@ -175,7 +175,13 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
     with one_writer(folder):
         left = sorted(path.name for path in (folder / "segments").iterdir())
     assert left == sorted([*(entry.name for entry in read_manifest(folder).segments), "notes.txt"])
-    assert sorted(path.name for path in folder.iterdir()) == [".lock", "deleted", "index.json", "segments"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".lock",
+        ".reserve",
+        "deleted",
+        "index.json",
+        "segments",
+    ]
     return counts
 
 

@@ -95,6 +95,7 @@ def test_whatever_is_uploaded_is_refused_clearly_and_harms_nothing(server):
     assert {path.name for path in server.folder.iterdir()} <= {
         "index.json",
         ".lock",
+        ".reserve",
         "segments",
         "deleted",
         "pictures",

@@ -247,8 +247,7 @@ class Index:
 
         items = open_pool(Path(pool), captions=captions)
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
-            added = add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
-        return added
+            return add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
 
     def add_items(self, items: Sequence[NewItem], *, wait_seconds: float = 0.0) -> list[ItemOutcome]:
         """Add items from memory; return the outcome of each, in order. They are searchable at once.
@@ -263,16 +262,14 @@ class Index:
         from genius_search.index.writer import one_writer
 
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
-            outcomes = add_new_items(writer, self._model_for(writer.snapshot), items)
-        return outcomes
+            return add_new_items(writer, self._model_for(writer.snapshot), items)
 
     def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = 0.0) -> Deleted:
         """Delete one or several items; unknown ids are returned."""
         from genius_search.index.writer import one_writer
 
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
-            done = writer.delete([item_ids] if isinstance(item_ids, str) else item_ids)
-        return done
+            return writer.delete([item_ids] if isinstance(item_ids, str) else item_ids)
 
     def compact(self, *, wait_seconds: float = 0.0) -> None:
         """Merge all segments into one and free the space of deleted items, in bounded memory."""

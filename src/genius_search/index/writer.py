@@ -268,10 +268,10 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
 
 
 def keep_reserve(folder: Path) -> None:
-    """Reserve room to delete every item of an index, as far as the disk has it: for the list of them, and a MiB."""
+    """Reserve room to delete every item of an index, as far as the disk has it."""
     items = sum(entry.items for entry in read_manifest(folder).segments)
     with (folder / RESERVE).open("ab", buffering=0) as file:
-        missing = (1 << 20) + 8 * items - file.tell()
+        missing = (1 << 20) + 8 * items - file.tell()  # a list of them, and small things
         if missing > 0:
             file.write(os.urandom(missing + (1 << 20)))  # a MiB to grow; file systems compress zeros
 

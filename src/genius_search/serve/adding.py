@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 from fastapi import Request
@@ -17,10 +17,11 @@ from starlette.types import Receive, Scope, Send
 from genius_search.errors import BadImage
 from genius_search.index import adding
 from genius_search.serve import limits
+from genius_search.serve.bodies import check_values
 from genius_search.serve.engine import Engine, Overloaded
 from genius_search.serve.guard import STREAM_TYPE, Problem, Redact, respond
 from genius_search.serve.pictures import Pictures, decode_base64
-from genius_search.serve.schemas import Added, LeftOut, NewItem
+from genius_search.serve.schemas import Added, LeftOut, NewItem, explain_invalid
 
 BATCH_ITEMS: Final = 256
 BATCH_BYTES: Final = 8 << 20
@@ -35,7 +36,7 @@ async def add(engine: Engine, pictures: Pictures, index: str, items: Sequence[Ne
     new: dict[int, adding.NewItem] = {}
     for number, item in enumerate(items):
         if isinstance(item, LeftOut):
-            left_out[number] = item
+            left_out[number] = item.model_copy(update={"id": item.id or f"item {number + 1}"})
             continue
         try:
             new[number] = await _read_item(pictures, item)
@@ -92,7 +93,7 @@ async def acknowledge(
 ) -> AsyncIterator[bytes]:
     """Add the items of a stream; yield one line per batch, and a last one for the error that ended it."""
     try:
-        async for batch in _batches(request.stream()):
+        async for batch in _batches(request.stream(), request.state.hold):
             for attempt in range(ATTEMPTS):
                 try:
                     added = await add(engine, pictures, index, batch)
@@ -108,41 +109,48 @@ async def acknowledge(
         yield bytes(respond(error, request.state.request_id, redact).body) + b"\n"
 
 
-async def _batches(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[NewItem | LeftOut]]:
+async def _batches(
+    chunks: AsyncIterator[bytes], hold: Callable[[int], None]
+) -> AsyncIterator[list[NewItem | LeftOut]]:
+    """Yield the items of a stream; ``hold`` is told how many bytes of it are in memory.
+
+    Lines that are too long are truncated, and so are invalid JSON.
+    """
     batch: list[NewItem | LeftOut] = []
+    begun = bytearray()
     num_bytes = number = 0
-    async for line in _lines(chunks):
-        number += 1
-        if not line.strip():
-            continue
-        batch.append(_parse(line, number))
-        num_bytes += len(line)
-        if len(batch) >= BATCH_ITEMS or num_bytes >= BATCH_BYTES:
-            yield batch
-            batch, num_bytes = [], 0
+    async for chunk in _with_last_newline(chunks):
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            line = bytes(begun + end)
+            begun.clear()
+            number += 1
+            if line.strip():
+                batch.append(_parse(line, number))
+                num_bytes += len(line)
+            if len(batch) >= BATCH_ITEMS or num_bytes >= BATCH_BYTES:
+                yield batch
+                batch, num_bytes = [], 0
+        begun += rest[: max(0, limits.LINE_BYTES - len(begun))]
+        hold(num_bytes + len(begun))
     if batch:
         yield batch
 
 
-async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield lines; lines that are too long are truncated, and so are invalid JSON."""
-    begun = bytearray()
+async def _with_last_newline(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     async for chunk in chunks:
-        *ends, rest = chunk.split(b"\n")
-        for end in ends:
-            yield bytes(begun + end)
-            begun.clear()
-        begun += rest[: max(0, limits.LINE_BYTES - len(begun))]
-    if begun:
-        yield bytes(begun)
+        yield chunk
+    yield b"\n"
 
 
 def _parse(line: bytes, number: int) -> NewItem | LeftOut:
+    name = f"line {number}"
     if len(line) >= limits.LINE_BYTES:
-        return LeftOut(id=f"line {number}", reason=f"the line has more than {limits.LINE_BYTES:,} bytes")
+        return LeftOut(id=name, reason=f"the line has more than {limits.LINE_BYTES:,} bytes")
     try:
+        check_values(line, limits.ITEMS_VALUES)
         return NewItem.model_validate_json(line)
+    except Problem as error:
+        return LeftOut(id=name, reason=error.detail)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        return LeftOut(id=f"line {number}", reason=f"{name}: {first['msg']}"[:300].removeprefix(": "))
+        return LeftOut(id=name, reason=explain_invalid(error))

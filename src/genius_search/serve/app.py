@@ -18,8 +18,9 @@ from starlette.types import Scope
 
 from genius_search import __version__
 from genius_search.serve import routes
+from genius_search.serve.bodies import BodyLimits
 from genius_search.serve.engine import Engine
-from genius_search.serve.guard import MEDIA_TYPE, BodyLimits, Guard, respond
+from genius_search.serve.guard import MEDIA_TYPE, Guard, respond
 from genius_search.serve.keys import Keys
 from genius_search.serve.pictures import Pictures
 

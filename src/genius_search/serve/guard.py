@@ -6,7 +6,6 @@ their details are hidden from the client.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import re
@@ -25,11 +24,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from genius_search.errors import ArtifactMismatch, BadData, GeniusError, UsageError
 from genius_search.index.snapshot import UnknownItem
 from genius_search.search.tree import UnknownPrefix
-from genius_search.serve import limits
 from genius_search.serve.engine import Overloaded, Refused
 from genius_search.serve.keys import Keys
 from genius_search.serve.metrics import METHODS, Metrics
+from genius_search.serve.schemas import MAX_ERRORS
 
+ITEMS_PATH: Final = "/v1/items"
 STREAM_PATH: Final = "/v1/items/stream"
 STREAM_TYPE: Final = "application/x-ndjson"
 LOCAL_HOST: Final = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
@@ -74,8 +74,6 @@ STATUS: Final[Mapping[type[GeniusError], int]] = {
 }
 """Errors of the Python API that a client can correct."""
 HIDDEN: Final = "the server failed; its log has the details under this request_id"
-MAX_ERRORS: Final = 20
-"""Invalid fields named in one response."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 Redact = Callable[[str], str]
@@ -145,65 +143,6 @@ def _invalid_fields(errors: Sequence[Any]) -> Problem:
 
 def _utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
-
-
-class BodyLimits:
-    """Middleware that limits the size of a body, the size of all bodies, and the time between chunks.
-
-    Starlette's limit covers only the first of these.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._bytes = 0
-        """Total size of the bodies being processed."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Process a request, refusing a body that exceeds the limits."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        is_stream = scope.get("path") == STREAM_PATH
-        announced = Headers(scope=scope).get("content-length", "0")
-        if not is_stream and announced.isdigit() and int(announced[:20]) > limits.BODY_BYTES:
-            raise _too_large()
-        received = 0
-        is_complete = False
-
-        async def limited() -> Message:
-            nonlocal received, is_complete
-            if is_complete:
-                return await receive()
-            try:
-                message = await asyncio.wait_for(receive(), limits.BODY_SECONDS)
-            except TimeoutError:
-                raise Problem(
-                    408, f"nothing arrived for {limits.BODY_SECONDS:g} seconds; send the body faster"
-                ) from None
-            is_complete = not message.get("more_body", False)
-            if not is_stream:
-                size = len(message.get("body", b""))
-                received += size
-                self._bytes += size
-                if received > limits.BODY_BYTES:
-                    raise _too_large()
-                if self._bytes > limits.BODIES_BYTES:
-                    raise Problem(
-                        429, "too much is being sent at once; try again", headers={"Retry-After": "1"}
-                    )
-            return message
-
-        try:
-            await self._app(scope, limited, send)
-        finally:
-            self._bytes -= received
-
-
-def _too_large() -> Problem:
-    return Problem(
-        413,
-        f"the body has more than {limits.BODY_BYTES:,} bytes; send less at once, or items to {STREAM_PATH}",
-    )
 
 
 class Guard:
@@ -305,4 +244,3 @@ def _check_media_type(method: str, path: str, headers: Headers) -> None:
     expected = STREAM_TYPE if path == STREAM_PATH else "application/json"
     if method == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != expected:
         raise Problem(415, f"expected a body with Content-Type: {expected}")
-

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 BODY_BYTES: Final = 32 << 20
-"""Size of one request body. A stream of items may be longer, but not its lines."""
-BODIES_BYTES: Final = 256 << 20
+"""Size of a request body that may contain pictures. A stream of items may be longer, but not its lines."""
+SMALL_BODY_BYTES: Final = 1 << 20
+"""Size of any other request body."""
+BODIES_BYTES: Final = 96 << 20
 """Total size of the request bodies being processed."""
+VALUES: Final = 20_000
+"""Values in a JSON body: texts, numbers, lists, objects."""
+ITEMS_VALUES: Final = 100_000
+"""Values in a JSON body of items to add, or in a line of a stream."""
 CONNECTIONS: Final = 1_000
 HEAD_SECONDS: Final = 20.0
 """Longest time until the head of a request has arrived, and for which a client may not read its response."""

@@ -24,6 +24,7 @@ from genius_search.index.items import Item
 from genius_search.index.query import SearchPart, SearchRequest
 from genius_search.serve import limits, schemas
 from genius_search.serve.adding import Acknowledgements, acknowledge, add
+from genius_search.serve.bodies import JsonRoute
 from genius_search.serve.describe import describe_index, describe_settings
 from genius_search.serve.engine import Engine
 from genius_search.serve.guard import STREAM_PATH, STREAM_TYPE, TITLES, Problem, Redact
@@ -93,7 +94,9 @@ KEYS: Final = [
     Security(HTTPBearer(auto_error=False)),
     Security(APIKeyHeader(name="X-API-Key", auto_error=False)),
 ]
-router = APIRouter(dependencies=KEYS, responses=problems(400, 401, 403, 404, 422, 429, 500, 503))
+router = APIRouter(
+    route_class=JsonRoute, dependencies=KEYS, responses=problems(400, 401, 403, 404, 422, 429, 500, 503)
+)
 open_router = APIRouter()
 
 

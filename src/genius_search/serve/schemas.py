@@ -19,6 +19,8 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    ValidationError,
+    WrapValidator,
 )
 
 from genius_search.records import Modality
@@ -27,6 +29,8 @@ from genius_search.serve import limits
 THUMBNAIL: Final = 256
 """Default length of a thumbnail's longer side in pixels."""
 PICTURE_PATH: Final = "/v1/items/picture"
+MAX_ERRORS: Final = 20
+"""Invalid fields named in one response."""
 
 
 def _encode_picture(picture: object) -> object:
@@ -153,10 +157,31 @@ class NewItem(RequestBody):
     fields: dict[str, JsonValue] | None = Field(None, description="Fields to filter by.")
 
 
+def explain_invalid(error: ValidationError) -> str:
+    """Return what is wrong with an item, in a sentence."""
+    if error.error_count() > MAX_ERRORS:  # listing all would take seconds
+        return f"it has {error.error_count():,} invalid fields or values"
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    return f"{name}: {first['msg']}"[:300].removeprefix(": ")
+
+
+def _leave_out_invalid(value: Any, read: Any) -> Any:  # a ValidatorFunctionWrapHandler, unknown to beartype
+    try:
+        return read(value)
+    except ValidationError as error:
+        name = value.get("id") if isinstance(value, dict) else None
+        shown = name[: limits.ID_CHARACTERS] if isinstance(name, str) else ""
+        return LeftOut(id=shown, reason=explain_invalid(error))
+
+
 class NewItems(RequestBody):
     """Items to add."""
 
-    items: list[NewItem] = Field(min_length=1, max_length=limits.ITEMS)
+    # An invalid item is read as LeftOut, so that the others can be added.
+    items: list[Annotated[NewItem, WrapValidator(_leave_out_invalid)]] = Field(
+        min_length=1, max_length=limits.ITEMS
+    )
 
 
 class ItemIds(RequestBody):

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn, with bounds on connections, on the time a request may take to arrive, and on its log."""
+"""The HTTP server: uvicorn, with limits on connections, on the time that clients take, and on its log."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base
         """Close the connection that has waited longest for its client, if there are too many."""
         super().connection_made(transport)
-        self._since = time.monotonic()
+        self.since = time.monotonic()
         self._unsent = 0
         if len(self.connections) > max_connections():
             waiting = [one for one in self.connections if isinstance(one, Connection) and one.waits]
-            min(waiting, key=lambda one: (one.has_request, one._since), default=self).abort()
+            min(waiting, key=lambda one: (one.has_request, one.since), default=self).abort()
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
-        self._since = time.monotonic()
+        self.since = time.monotonic()
         super().on_response_complete()
 
     @property
@@ -48,11 +48,11 @@ class Connection(H11Protocol):
         return not self.has_request or self.cycle.more_body or self.flow.write_paused
 
     def close_if_late(self) -> None:
-        """Close it if for too long the head of a request has not arrived, or nothing of a response was read."""
+        """Close it if for too long no head of a request arrived, or nothing of a response was read."""
         unsent = self.transport.get_write_buffer_size()
         if unsent != self._unsent:
-            self._unsent, self._since = unsent, time.monotonic()
-        if (unsent or not self.has_request) and time.monotonic() - self._since > limits.HEAD_SECONDS:
+            self._unsent, self.since = unsent, time.monotonic()
+        if (unsent or not self.has_request) and time.monotonic() - self.since > limits.HEAD_SECONDS:
             self.abort()
 
     def abort(self) -> None:

@@ -72,7 +72,7 @@ def index(whole, tmp_path, monkeypatch) -> Path:
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
 
 
 def refused(index: Path, file: Path, how: type[ArtifactError] = ArtifactMismatch) -> None:

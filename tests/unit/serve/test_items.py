@@ -114,6 +114,9 @@ def test_what_cannot_be_used_is_left_out_with_its_reason_and_the_rest_is_added(w
         ({"id": "deep", "text": "x", "fields": deep}, "nested"),
         ({"id": "wide", "text": "x", "fields": {"a": "x" * limits.FIELDS_BYTES}}, "more than"),
         ({"id": "nul\0", "text": "x"}, "control character"),
+        ({"id": "long", "text": "x" * (limits.TEXT_CHARACTERS + 1)}, "10000 characters"),
+        ({"id": "other", "text": "x", "path": "/etc"}, "path: "),
+        ({"id": "many", "text": "x", **{f"k{n}": n for n in range(100)}}, "100 invalid"),
     ]
     added = add(writable, {"id": "good", "text": "a drum"}, *(item for item, _ in bad)).json()
     assert added["added"] == 1
@@ -122,6 +125,16 @@ def test_what_cannot_be_used_is_left_out_with_its_reason_and_the_rest_is_added(w
         assert why in one["reason"]
     alone = is_problem(add(writable, bad[0][0]), 422)
     assert alone["left_out"] == [{"id": "empty", "reason": added["left_out"][0]["reason"]}]
+
+
+def test_items_that_are_not_objects_are_left_out_by_their_number(writable):
+    added = add(writable, {"id": "good", "text": "a drum"}, 7, {"id": 7}, {"id": "x" * 501}).json()
+    assert (added["added"], added["ids"]) == (1, ["good", "item 2", "item 3", "x" * 500])
+
+
+def test_two_items_with_one_id_are_counted_once(writable):
+    added = add(writable, {"id": "x.txt", "text": "a drum"}, {"id": "x.txt", "text": "a harp"}).json()
+    assert (added["added"], added["replaced"]) == (1, 1)
 
 
 def test_a_body_that_is_no_list_of_items_is_refused(client):

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from starlette.requests import Request
 
 from genius_search.serve import limits
-from genius_search.serve.guard import STREAM_PATH, BodyLimits, Problem
+from genius_search.serve.bodies import BodyLimits, check_values
+from genius_search.serve.guard import STREAM_PATH, Problem
 
-SCOPE = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+from .test_guard import is_problem
+
+SCOPE = {"type": "http", "path": "/v1/search", "headers": [(b"content-type", b"application/json")]}
 
 
 async def read_all(scope, receive, send):
@@ -66,4 +72,88 @@ def test_a_stream_may_go_on_but_a_body_that_only_says_how_long_it_is_may_not():
     stream = {"type": "http", "headers": headers, "path": STREAM_PATH}
     asyncio.run(BodyLimits(nothing)(stream, nobody, ignore))
     with pytest.raises(Problem, match="413"):
-        asyncio.run(BodyLimits(nothing)({"type": "http", "headers": headers}, nobody, ignore))
+        asyncio.run(BodyLimits(nothing)({**SCOPE, "headers": headers}, nobody, ignore))
+
+
+@settings(max_examples=200)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(alphabet='a",:[]{}\\\n'),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='a",[]{}\\'), inner),
+    ),
+    st.sampled_from([None, 2]),
+)
+def test_the_values_of_a_text_are_counted_before_they_are_made(value, indent):
+    def count(value: object) -> int:
+        inner = [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+        return 1 + sum(map(count, inner))
+
+    text = json.dumps(value, indent=indent).encode()
+    check_values(text, 2 * count(value))
+    with pytest.raises(Problem, match="413"):
+        check_values(text, (count(value) - 1) // 2 - 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{" + b",".join(b'"k%d":[]' % number for number in range(limits.VALUES)) + b"}",
+        b'{"parts": [' + b"[]," * limits.VALUES + b"[]]}",
+        b'{"where": [' + b'{"":""},' * limits.VALUES + b"1]}",
+        b"[" * (limits.VALUES + 1),
+        b'"' * (4 * limits.VALUES + 1),
+    ],
+)
+def test_json_with_too_many_values_is_refused(client, body):
+    for path in ("/v1/search", "/v1/explain", "/v1/items/delete"):
+        is_problem(client.post(path, content=body, headers={"Content-Type": "application/json"}), 413)
+
+
+def test_json_as_deep_as_can_be_is_no_error_of_the_server(client):
+    json_type = {"Content-Type": "application/json"}
+    for depth in (100, 900, 5_000):
+        nested = b"[" * depth + b"]" * depth
+        assert client.post("/v1/search", content=nested, headers=json_type).status_code in (400, 422)
+        item = b'{"items": [{"text": "x", "fields": {"a": %b}}]}' % nested
+        assert client.post("/v1/items", content=item, headers=json_type).status_code in (400, 422)
+
+
+def test_a_body_that_can_have_no_picture_is_small(client):
+    body = b" " * (limits.SMALL_BODY_BYTES + 1)
+    for path, status in (("/v1/items/delete", 413), ("/v1/search", 422)):
+        response = client.post(path, content=body, headers={"Content-Type": "application/json"})
+        is_problem(response, status)
+
+
+def test_what_is_in_memory_of_a_stream_counts_until_it_is_added(monkeypatch):
+    monkeypatch.setattr(limits, "BODIES_BYTES", 100)
+
+    async def stream(scope, receive, send):
+        scope["state"]["seen"] = 0
+        async for chunk in Request(scope, receive).stream():
+            scope["state"]["seen"] += len(chunk)
+            if scope["adds"]:
+                scope["state"]["hold"](0)
+
+    def chunks():
+        sent = [
+            {"type": "http.request", "body": b"x" * 60, "more_body": more} for more in (False, True, True)
+        ]
+
+        async def receive():
+            return sent.pop()
+
+        return receive
+
+    async def scenario():
+        limited = BodyLimits(stream)
+        for adds in (True, False):
+            scope = {"type": "http", "path": STREAM_PATH, "headers": [], "adds": adds}
+            if adds:
+                await limited(scope, chunks(), ignore)
+                assert scope["state"]["seen"] == 180
+            else:
+                with pytest.raises(Problem, match="429"):
+                    await limited(scope, chunks(), ignore)
+
+    asyncio.run(scenario())

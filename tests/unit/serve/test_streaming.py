@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -47,6 +48,27 @@ def test_invalid_lines_are_left_out_and_the_others_are_added(writable, monkeypat
     assert [one["id"] for one in answer["left_out"]] == ["line 3", "b", "line 5", "line 6"]
     assert "more than 200 bytes" in answer["left_out"][3]["reason"]
     assert acknowledged(writable.post("/v1/items/stream", content=b"", headers=LINES)) == []
+
+
+def test_a_stream_says_how_much_of_it_is_in_memory():
+    async def chunks():
+        for chunk in (b'{"text": "a"}\n{"te', b'xt": "b"}', b"\n{}"):
+            yield chunk
+
+    held = []
+
+    async def read():
+        return [item async for batch in adding._batches(chunks(), held.append) for item in batch]
+
+    assert len(asyncio.run(read())) == 3
+    assert held == [17, 26, 28, 28]
+
+
+def test_a_line_with_too_many_values_is_left_out(writable, monkeypatch):
+    monkeypatch.setattr(limits, "ITEMS_VALUES", 10)
+    sent = b'{"text": "a drum"}\n{"text": "x", "fields": {"a": [1,2,3,4,5,6,7,8,9,10]}}'
+    (answer,) = acknowledged(writable.post("/v1/items/stream", content=sent, headers=LINES))
+    assert (answer["added"], [one["id"] for one in answer["left_out"]]) == (1, ["line 2"])
 
 
 def test_a_stream_waits_for_an_index_that_is_busy(writable, found, monkeypatch):
