@@ -210,17 +210,17 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
         writer.add_batches(_encode(writer, model, iter(changed), result, expected=len(changed), save=False))
     unreadable = {changed[entry.id].id: entry.reason for entry in result.left_out}
     outcomes = []
-    for new, item in zip(items, given, strict=True):
-        reason = item if isinstance(item, str) else unreadable.get(item.id)
-        if isinstance(item, str) or reason is not None:
+    for new, read in zip(items, given, strict=True):
+        if isinstance(read, str) or new.id in unreadable:
+            reason = read if isinstance(read, str) else unreadable[new.id]
             outcomes.append(ItemOutcome(new.id, "left out", reason))
             continue
-        stamp = stamp_of(item)
-        is_same = known.get(item.id) == stamp
+        stamp = stamp_of(read)
+        is_same = known.get(new.id) == stamp
         outcomes.append(
-            ItemOutcome(item.id, "unchanged" if is_same else "replaced" if item.id in known else "added")
+            ItemOutcome(new.id, "unchanged" if is_same else "replaced" if new.id in known else "added")
         )
-        known[item.id] = stamp
+        known[new.id] = stamp
     return outcomes
 
 
