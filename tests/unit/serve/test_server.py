@@ -23,12 +23,15 @@ class App:
     """Answers ``/`` at once, ``/slow`` when it may, ``/long`` with many bytes."""
 
     def __init__(self) -> None:
+        self.uploads = threading.Event()
         self.began = threading.Event()
         self.may_answer = threading.Event()
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] != "http":
             return
+        if scope["method"] == "POST":
+            self.uploads.set()
         while (await receive()).get("more_body"):
             pass
         body = b"x" * (LONG if scope["path"] == "/long" else 2)
@@ -115,6 +118,7 @@ def test_idle_connections_make_room_for_others_and_requests_are_finished(connect
     slow = connect(REQUEST % b"slow")
     assert app.began.wait(20)
     uploading = connect(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx")
+    assert app.uploads.wait(20)
     idle = [connect(b"GET /") for _ in range(10)]
     assert answer(connect(REQUEST % b"")) == b"HTTP/1.1 200 OK"
     assert [read_all(one) for one in idle[:8]] == [b""] * 8
