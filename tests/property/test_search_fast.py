@@ -12,7 +12,7 @@ from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.nn.generator import Generator
 from genius_search.search import fast as fast_module
 from genius_search.search.decoder import GeometricDecoder, GuidedDecoder, T5Decoder
-from genius_search.search.fast import CompiledSearch, NumpySearch, Wanted, open_library
+from genius_search.search.fast import ByteVectors, CompiledSearch, NumpySearch, Wanted, open_library
 from genius_search.search.find import find
 from genius_search.search.native.build import build, find_compilers
 from genius_search.search.rank import CodeRanker, Evidence
@@ -255,3 +255,19 @@ def test_damaged_tables_are_refused(compiled):
             assert set(found.ranking.rows.tolist()) <= set(range(len(table)))
             assert set(found.ranking.items.tolist()) <= set(range(60))
     assert refused > 50
+
+
+@pytest.mark.parametrize("dim", [3, 16, 40, 384])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_products_of_stored_bytes_are_those_of_their_vectors(request, monkeypatch, dim, is_compiled):
+    library = request.getfixturevalue("compiled") if is_compiled else None
+    monkeypatch.setattr(fast_module, "open_library", lambda: library)
+    random = np.random.default_rng(dim)
+    values = random.integers(-127, 128, (50, dim)).astype(np.int8)
+    vectors = ByteVectors(values, random.random(50).astype(np.float16))
+    query = random.standard_normal(dim).astype(np.float32)
+    for rows in (random.integers(0, 50, 30), np.array([49]), np.zeros(0, dtype=np.int64)):
+        expected = vectors(rows).numpy() @ query
+        np.testing.assert_allclose(vectors.products(rows, query), expected, rtol=1e-4, atol=1e-3)
+    with pytest.raises(IndexError):
+        vectors.products(np.array([0, 50]), query)

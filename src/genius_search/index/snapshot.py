@@ -245,8 +245,12 @@ class Snapshot:
 
 
 def _vectors(segment: Segment) -> Vectors:
-    import torch  # noqa: PLC0415  searching does not need it
+    import torch  # noqa: PLC0415  opening does not need it
 
+    from genius_search.search.fast import ByteVectors  # noqa: PLC0415
+
+    if segment.embeddings is not None and segment.scales is not None:
+        return ByteVectors(segment.embeddings, segment.scales)
     return lambda rows: torch.from_numpy(segment.vectors(rows))
 
 

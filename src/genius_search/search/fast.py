@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int64
+import torch
+from jaxtyping import Float16, Float32, Int8, Int64
+from torch import Tensor
 
 from genius_search.config import SearchConfig
 from genius_search.nn.density import DENSITY_STEPS, HALF_NORM_STEPS
@@ -208,6 +210,7 @@ class NumpySearch:
             and all(part.table.ids.dtype == np.uint8 and part.table.items.dtype == np.int32 for part in parts)
         )
 
+    @np.errstate(invalid="ignore")  # products of small matrices may compute with what lies beside them
     def search(
         self,
         parts: Sequence[Part],
@@ -292,6 +295,33 @@ class NumpySearch:
             prefixes = prefixes[parent] + table[code]
             codes = np.concatenate([codes[parent], code[:, None]], axis=1)
         return Beams(low[None], high[None], history[None])
+
+
+class ByteVectors:
+    """Stored embeddings in 8 bits: the rows of ``values``, each times its scale."""
+
+    def __init__(self, values: Int8[np.ndarray, "items dim"], scales: Float16[np.ndarray, " items"]) -> None:
+        self._values = values
+        self._scales = scales
+
+    def __call__(self, rows: Int64[np.ndarray, " rows"]) -> Tensor:
+        """Return the vectors of items."""
+        return torch.from_numpy(self._values[rows] * self._scales[rows, None].astype(np.float32))
+
+    def products(
+        self, rows: Int64[np.ndarray, " rows"], query: Float32[np.ndarray, " dim"]
+    ) -> Float32[np.ndarray, " rows"]:
+        """Return the inner products of items and a query; the compiled library does not make the vectors."""
+        library = open_library()
+        scales = self._scales[rows].astype(np.float32)  # fails if a row does not exist
+        if library is None or len(rows) == 0 or rows.min() < 0:
+            return np.asarray(self._values[rows].astype(np.float32) @ query * scales)
+        rows, query = np.ascontiguousarray(rows), np.ascontiguousarray(query)
+        products = np.empty(len(rows), dtype=np.float32)
+        arrays = (self._values, rows, query, products)
+        library.multiply_bytes(*(array.ctypes.data for array in arrays), self._values.shape[1], len(rows))
+        products *= scales
+        return products
 
 
 class CompiledSearch(NumpySearch):
@@ -409,6 +439,8 @@ def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
                 opened.make_work.restype = pointer
                 opened.multiply.argtypes = (pointer, pointer, integer, pointer)
                 opened.multiply.restype = None
+                opened.multiply_bytes.argtypes = (*[pointer] * 4, integer, integer)
+                opened.multiply_bytes.restype = None
                 opened.search.argtypes = (pointer, pointer, integer, *[pointer] * 5)
                 return opened
     logging.getLogger(__name__).info(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -122,6 +122,16 @@ class Ranking(NamedTuple):
 
 Vectors = Callable[[Int64[np.ndarray, " items"]], Float[Tensor, "items dim"]]
 """Function that returns the unit embeddings of item rows of a part."""
+
+
+@runtime_checkable
+class MultipliesVectors(Protocol):
+    """Function as :data:`Vectors` that can also multiply, without making the vectors."""
+
+    def products(
+        self, rows: Int64[np.ndarray, " rows"], query: Float32[np.ndarray, " dim"]
+    ) -> Float32[np.ndarray, " rows"]:
+        """Return the inner products of items and a query."""
 
 
 class Evidence(NamedTuple):
@@ -260,7 +270,10 @@ def by_embeddings(
     for number, vectors in enumerate(evidence.embeddings or ()):
         in_part = np.flatnonzero(ranking.parts == number)
         items = ranking.items[in_part]
-        scores[in_part] = (vectors(items).float() @ embedding.float()).numpy()
+        if isinstance(vectors, MultipliesVectors):
+            scores[in_part] = vectors.products(items, embedding.float().numpy())
+        else:
+            scores[in_part] = (vectors(items).float() @ embedding.float()).numpy()
         if config.density_weight and not evidence.is_raw:
             densities: Float32[np.ndarray, " items"] | float = 0.0
             if evidence.densities is not None:

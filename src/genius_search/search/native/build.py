@@ -23,7 +23,7 @@ from typing import Final
 SOURCE: Final = Path(__file__).with_name("search.c")
 FOLDER: Final = SOURCE.with_name("lib")
 """Where the libraries are; no package, since they are not modules."""
-FLAGS: Final = ("-std=gnu11", "-O3", "-fno-math-errno", "-shared", "-fvisibility=hidden")
+FLAGS: Final = ("-std=gnu11", "-O3", "-fno-math-errno", "-shared", "-fvisibility=hidden", "-s")
 IS_X86: Final = platform.machine().lower() in ("x86_64", "amd64")
 VARIANTS: Final = {"avx2": ("-mavx2", "-mfma"), "baseline": ()} if IS_X86 else {"baseline": ()}
 """Compiler flags of each library, the best processor's first."""

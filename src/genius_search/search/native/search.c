@@ -20,6 +20,7 @@ enum { BLOCK = 64, CODES = 256, BUCKETS = 512, SMALL = 24 };
 enum { DAMAGED = -1, NO_MEMORY = -2 };
 
 typedef float vec __attribute__((vector_size(32), aligned(4), may_alias)); /* eight floats */
+typedef int8_t bytes __attribute__((vector_size(8)));
 enum { LANES = 8 };
 
 typedef struct { /* an IdTable */
@@ -737,6 +738,28 @@ API void multiply(const Model *m, const float *queries, int64_t n, float *produc
   const float *vectors = m->vectors;
   for (int64_t level = 0; level < m->levels; vectors += padded(m->sizes[level]) * m->dim, level++)
     product(vectors, m->dim, m->sizes[level], queries, m->dim, products + level * CODES, m->levels * CODES, n);
+}
+
+/* products[n]: the inner products of a query and some rows of 8-bit vectors. */
+API void multiply_bytes(const int8_t *vectors, const int64_t *rows, const float *query, float *products, int64_t dim,
+                        int64_t n) {
+  for (int64_t r = 0; r < n; r++) {
+    const int8_t *vector = vectors + rows[r] * dim;
+    if (r + 4 < n)
+      for (int64_t i = 0; i < dim; i += 64) __builtin_prefetch(vectors + rows[r + 4] * dim + i);
+    vec sums[2] = {0};
+    int64_t i = 0;
+    for (; i + 2 * LANES <= dim; i += 2 * LANES)
+      for (int half = 0; half < 2; half++) {
+        bytes values;
+        memcpy(&values, vector + i + half * LANES, sizeof values);
+        sums[half] += __builtin_convertvector(values, vec) * *(const vec *)(query + i + half * LANES);
+      }
+    float sum = 0;
+    for (; i < dim; i++) sum += vector[i] * query[i];
+    for (int lane = 0; lane < LANES; lane++) sum += sums[0][lane] + sums[1][lane];
+    products[r] = sum;
+  }
 }
 
 /* Search for one query, given its products; what ``result`` points to lasts until the next search with ``w``. */
