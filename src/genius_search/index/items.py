@@ -72,8 +72,10 @@ class Item(NamedTuple):
     @property
     def fields(self) -> dict[str, Any]:
         """The item's fields by name; empty if ``source`` is not a JSON object."""
+        if not self.source:
+            return {}
         try:
-            found = json.loads(self.source or "null")
+            found = json.loads(self.source)
         except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}

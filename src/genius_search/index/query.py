@@ -305,27 +305,25 @@ def _search(
         if calibration is not None and not query.request.parts:
             probabilities = calibration.probabilities(found.scores).tolist()
         ranking = found.take(slice(query.request.k))
-        hits = []
-        for place, item in enumerate(snapshot.items(ranking.parts, ranking.items)):
-            decoded = log_probabilities[place]
-            hits.append(
-                SearchHit(
-                    rank=place + 1,
-                    id=item.id,
-                    score=float(ranking.scores[place]),
-                    modality=item.modality,
-                    text=item.text,
-                    image=item.image,
-                    fields=item.fields,
-                    codes=tuple(
-                        snapshot.parts[ranking.parts[place]]
-                        .table.ids[ranking.rows[place], :num_levels]
-                        .tolist()
-                    ),
-                    log_probabilities=tuple(decoded[~np.isnan(decoded)].tolist()),
-                    probability=None if probabilities is None else probabilities[place],
-                )
+        found_at = zip(ranking.parts.tolist(), ranking.rows.tolist(), strict=True)
+        codes = [snapshot.parts[part].table.ids[row, :num_levels].tolist() for part, row in found_at]
+        scores = ranking.scores.tolist()
+        decoded = log_probabilities.tolist()
+        hits = [
+            SearchHit(
+                rank=place + 1,
+                id=item.id,
+                score=scores[place],
+                modality=item.modality,
+                text=item.text,
+                image=item.image,
+                fields=item.fields,
+                codes=tuple(codes[place]),
+                log_probabilities=tuple(one for one in decoded[place] if not math.isnan(one)),
+                probability=None if probabilities is None else probabilities[place],
             )
+            for place, item in enumerate(snapshot.items(ranking.parts, ranking.items))
+        ]
         results.append(SearchResult(hits, ranking.touched))
     return results
 

@@ -31,7 +31,7 @@ from genius_search.records import Modality
 from genius_search.search.table import Allowed, Part, Restriction
 
 if TYPE_CHECKING:  # opening an index does not import PyTorch; searching does
-    from genius_search.search.rank import Vectors
+    from genius_search.search.rank import MultipliesVectors, Vectors
     from genius_search.search.tree import CodeTree, SharedPrefixes
 
 MAX_FILTERS: Final = 16
@@ -134,7 +134,7 @@ class Snapshot:
         return self._shared[depth]
 
     @cached_property
-    def vectors(self) -> list[Vectors] | None:
+    def vectors(self) -> list[Vectors | MultipliesVectors] | None:
         """Functions from rows to stored embeddings, one per segment; None if none are stored."""
         return None if self.manifest.embeddings == "none" else [_vectors(one) for one in self.segments]
 
@@ -244,7 +244,7 @@ class Snapshot:
         return stamps
 
 
-def _vectors(segment: Segment) -> Vectors:
+def _vectors(segment: Segment) -> Vectors | MultipliesVectors:
     import torch  # noqa: PLC0415  opening does not need it
 
     from genius_search.search.fast import ByteVectors  # noqa: PLC0415

@@ -198,15 +198,17 @@ class NumpySearch:
 
     def __init__(self, ranker: CodeRanker, generator: NumpyGenerator | None = None) -> None:
         self._ranker = ranker
-        self._generator = generator
+        self.generator = generator
         self._tables = ranker.tables()
+        self._vectors = np.concatenate(self._tables)
+        self._offsets = np.array([0, *accumulate(map(len, self._tables))][:-1])
         self._halves = [np.square(table).sum(axis=1) / 2 for table in self._tables]
 
     def covers(self, parts: Sequence[Part], config: SearchConfig) -> bool:
         """Return whether this search knows such settings and tables."""
         return (
             config.rerank != "none"
-            and (config.scores == "level" or (config.scores == "vocabulary" and self._generator is None))
+            and (config.scores == "level" or (config.scores == "vocabulary" and self.generator is None))
             and all(part.table.ids.dtype == np.uint8 and part.table.items.dtype == np.int32 for part in parts)
         )
 
@@ -219,27 +221,27 @@ class NumpySearch:
         config: SearchConfig,
     ) -> list[Found]:
         """Find the best items by codes for each query; with ``k`` 0, list all items under the beams."""
-        products = [queries @ table.T for table in self._tables]
+        products = queries @ self._vectors.T
         return [
-            self._search(parts, queries[number], [level[number] for level in products], one, config)
-            for number, one in enumerate(wanted)
+            self._search(parts, query, own, one, config)
+            for query, own, one in zip(queries, products, wanted, strict=True)
         ]
 
     def _search(
         self,
         parts: Sequence[Part],
         query: Float32[np.ndarray, " dim"],
-        products: list[np.ndarray],
+        products: Float32[np.ndarray, " codes"],
         wanted: Wanted,
         config: SearchConfig,
     ) -> Found:
         restriction = wanted.restriction or tuple(part.alive for part in parts)
-        beams = self._find_beams(parts, query, products, wanted, config.candidates, restriction)
+        by_level = np.split(products, self._offsets[1:])
+        beams = self._find_beams(parts, query, by_level, wanted, config.candidates, restriction)
         ids = ids_under(beams, 0, restriction)
         rows = table_rows(parts, ids)
-        scores = -self._ranker.costs(rows, density_weight=config.density_weight)
-        for level, own in enumerate(products):
-            scores += own[rows[:, level]]
+        scores = products.take(rows[:, : len(self._tables)] + self._offsets).sum(axis=1)
+        scores -= self._ranker.costs(rows, density_weight=config.density_weight)
         if config.generator_weight:
             scores += config.generator_weight * beams.scores()[0][ids.beam]
         ranking = items_of(parts, ids, scores, restriction)
@@ -278,9 +280,9 @@ class NumpySearch:
                 history = history.repeat(len(low), axis=0)
                 break
             near = products[level] - self._halves[level] - prefixes @ table.T
-            if self._generator is not None:
-                sides = self._generator.read(query) if sides is None else sides
-                near = self._generator.score(sides, codes, near)
+            if self.generator is not None:
+                sides = self.generator.read(query) if sides is None else sides
+                near = self.generator.score(sides, codes, near)
             gained = near[children.parent, children.code]
             total = total[children.parent] + gained
             best = topk(total, budget)
@@ -381,10 +383,8 @@ class CompiledSearch(NumpySearch):
                 density_step=config.density_weight / DENSITY_STEPS,
                 generator_weight=config.generator_weight,
             )
-            mask = np.ones(CODES, dtype=bool)
-            if one.level0:
-                mask = np.isin(np.arange(CODES), list(one.level0))
-            ctypes.memmove(request.level0, np.packbits(mask, bitorder="little").tobytes(), CODES // 8)
+            mask = sum(1 << code for code in one.level0 if code < CODES) if one.level0 else (1 << CODES) - 1
+            ctypes.memmove(request.level0, mask.to_bytes(CODES // 8, "little"), CODES // 8)
             result = _Result()
             vectors = query.ctypes.data, own.ctypes.data
             status = self._library.search(

@@ -128,6 +128,9 @@ Vectors = Callable[[Int64[np.ndarray, " items"]], Float[Tensor, "items dim"]]
 class MultipliesVectors(Protocol):
     """Function as :data:`Vectors` that can also multiply, without making the vectors."""
 
+    def __call__(self, rows: Int64[np.ndarray, " items"], /) -> Float[Tensor, "items dim"]:
+        """Return the unit embeddings of item rows."""
+
     def products(
         self, rows: Int64[np.ndarray, " rows"], query: Float32[np.ndarray, " dim"]
     ) -> Float32[np.ndarray, " rows"]:
@@ -138,7 +141,7 @@ class Evidence(NamedTuple):
     """Data available for re-ranking. Re-ranking by something that is None raises an error."""
 
     codes: CodeRanker | None = None
-    embeddings: Sequence[Vectors] | None = None
+    embeddings: Sequence[Vectors | MultipliesVectors] | None = None
     """Stored embeddings, one function for each part."""
     is_raw: bool = False
     """Whether the embeddings are the encoder's features instead of the fused embeddings."""

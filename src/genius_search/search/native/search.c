@@ -10,6 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 #ifdef _WIN32
 #define API __declspec(dllexport)
 #else
@@ -20,7 +24,6 @@ enum { BLOCK = 64, CODES = 256, BUCKETS = 512, SMALL = 24 };
 enum { DAMAGED = -1, NO_MEMORY = -2 };
 
 typedef float vec __attribute__((vector_size(32), aligned(4), may_alias)); /* eight floats */
-typedef int8_t bytes __attribute__((vector_size(8)));
 enum { LANES = 8 };
 
 typedef struct { /* an IdTable */
@@ -740,6 +743,16 @@ API void multiply(const Model *m, const float *queries, int64_t n, float *produc
     product(vectors, m->dim, m->sizes[level], queries, m->dim, products + level * CODES, m->levels * CODES, n);
 }
 
+static inline vec widen(const int8_t *bytes) {
+#ifdef __AVX2__
+  return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)bytes)));
+#else
+  vec values;
+  for (int lane = 0; lane < LANES; lane++) values[lane] = bytes[lane];
+  return values;
+#endif
+}
+
 /* products[n]: the inner products of a query and some rows of 8-bit vectors. */
 API void multiply_bytes(const int8_t *vectors, const int64_t *rows, const float *query, float *products, int64_t dim,
                         int64_t n) {
@@ -750,11 +763,8 @@ API void multiply_bytes(const int8_t *vectors, const int64_t *rows, const float 
     vec sums[2] = {0};
     int64_t i = 0;
     for (; i + 2 * LANES <= dim; i += 2 * LANES)
-      for (int half = 0; half < 2; half++) {
-        bytes values;
-        memcpy(&values, vector + i + half * LANES, sizeof values);
-        sums[half] += __builtin_convertvector(values, vec) * *(const vec *)(query + i + half * LANES);
-      }
+      for (int half = 0; half < 2; half++)
+        sums[half] += widen(vector + i + half * LANES) * *(const vec *)(query + i + half * LANES);
     float sum = 0;
     for (; i < dim; i++) sum += vector[i] * query[i];
     for (int lane = 0; lane < LANES; lane++) sum += sums[0][lane] + sums[1][lane];

@@ -1,0 +1,181 @@
+"""One query on one core: the general search, NumPy and the compiled library, beside faiss; plain and filtered.
+
+Usage: python benchmarks/query_path.py FLICKR8K MODEL [QUERIES]
+
+FLICKR8K has M-BEIR's layout and ``features/text_features.npy`` (recipes/flickr8k.sh makes the model). All methods
+search the same fused embeddings and take turns of 20 queries in one process: trust the ratios. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import faiss
+import numpy as np
+import torch
+
+from genius_search.config import SearchConfig
+from genius_search.data.features import FeatureBatch
+from genius_search.index.store import quantize
+from genius_search.lab.bench.measure import describe_machine, time_queries, time_rounds, use_one_thread
+from genius_search.model import Genius
+from genius_search.search.fast import ByteVectors, CompiledSearch, NumpySearch, Wanted, fast_search
+from genius_search.search.find import find
+from genius_search.search.rank import Evidence
+from genius_search.search.table import Allowed, IdTable, Part
+
+ALLOWED = 0.01
+K = 10
+BATCH = 64
+Search = Callable[[torch.Tensor], list[np.ndarray]]
+"""From queries to item rows of each, best first."""
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def row_of(name: str) -> int:
+    return int(name.split(":")[1]) - 1
+
+
+class Data:
+    """Embeddings of queries and items, and the right answers."""
+
+    def __init__(self, folder: Path, model: Genius, limit: int) -> None:
+        features = np.load(folder / "features/text_features.npy").astype(np.float32)
+        pool = lines(next((folder / "cand_pool/global").glob("*test*.jsonl")))
+        queries = lines(next((folder / "query/test").glob("*.jsonl")))[:limit]
+        items = [row_of(str(line["did"])) for line in pool]
+        self.place = {row: place for place, row in enumerate(items)}
+        self.right = [{self.place[row_of(did)] for did in query["pos_cand_list"]} for query in queries]
+        self.queries = model.embed(text_batch(features[[row_of(str(query["qid"])) for query in queries]]))
+        self.items = model.encode(text_batch(features[items]), np.ones(len(items), dtype=np.int64))
+
+    def recall(self, found: list[np.ndarray]) -> float:
+        """Share of queries with a right answer among the first five."""
+        return float(
+            np.mean([bool(right & set(own[:5])) for right, own in zip(self.right, found, strict=True)])
+        )
+
+
+def text_batch(features: np.ndarray) -> FeatureBatch:
+    present = torch.ones(len(features), dtype=torch.bool)
+    vectors = torch.from_numpy(features)
+    return FeatureBatch(torch.zeros_like(vectors), vectors, ~present, present)
+
+
+def our_methods(model: Genius, data: Data, allowed: np.ndarray | None) -> dict[str, Search]:
+    """Return each router in each implementation; by codes, and by 8-bit vectors."""
+    table = IdTable.build(data.items.columns.numpy(), data.items.code_cosine.numpy())
+    part = Part(table, None if allowed is None else Allowed.of(table, allowed))
+    rounded = quantize(data.items.embeddings.numpy().astype(np.float16))
+    evidence = Evidence(model.ranker, [ByteVectors(rounded.values, rounded.scales)])
+    routers = {"geometry": model.router}
+    if model.generator is not None:
+        routers["generator"] = model.decoder
+    methods: dict[str, Search] = {}
+    for name, decoder in routers.items():
+        compiled = fast_search(decoder, model.ranker)
+        assert isinstance(compiled, CompiledSearch), "compile the search first"
+        ways = {"general": None, "NumPy": NumpySearch(model.ranker, compiled.generator), "compiled": compiled}
+        for beam, candidates, rerank in ((10, 1500, "codes"), (3, 400, "codes"), (10, 1500, "embeddings")):
+            config = SearchConfig(beam=beam, candidates=candidates, rerank=rerank)
+            for way, fast in ways.items():
+
+                def search(
+                    queries: torch.Tensor, decoder=decoder, fast=fast, config=config
+                ) -> list[np.ndarray]:
+                    wanted = [Wanted(config.beam, K)] * len(queries)
+                    found = find(
+                        decoder,
+                        fast,
+                        [part],
+                        queries,
+                        wanted,
+                        config,
+                        evidence=evidence,
+                        embeddings=list(queries),
+                    )
+                    return [one.ranking.items for one in found]
+
+                by = "codes" if rerank == "codes" else "8-bit vectors"
+                methods[f"{name}, {way}, beam {beam}, {candidates:,} candidates, by {by}"] = search
+    return methods
+
+
+def faiss_methods(data: Data, allowed: np.ndarray | None) -> dict[str, Search]:
+    """Return the usual indexes with the efforts that are tried."""
+    vectors = np.ascontiguousarray(data.items.embeddings.numpy(), dtype=np.float32)
+    selector = None if allowed is None else faiss.IDSelectorBatch(np.flatnonzero(allowed))
+    efforts = (16, 32) if allowed is None else (32, 256)
+    methods: dict[str, Search] = {}
+
+    def search(queries: torch.Tensor, index, parameters) -> list[np.ndarray]:
+        return list(index.search(queries.numpy(), K, params=parameters)[1])
+
+    for name in ("Flat", "HNSW32", "HNSW32_SQ8", "IVF1011,PQ16x8np"):
+        metric = faiss.METRIC_L2 if "PQ" in name else faiss.METRIC_INNER_PRODUCT
+        index = faiss.index_factory(vectors.shape[1], name, metric)
+        if "IVF" in name:
+            index.cp.min_points_per_centroid = 1
+        index.train(vectors)
+        index.add(vectors)
+        given = {"": faiss.SearchParameters(sel=selector)}
+        if "HNSW" in name:
+            given = {
+                f", efSearch {ef}": faiss.SearchParametersHNSW(sel=selector, efSearch=ef) for ef in efforts
+            }
+        elif "IVF" in name:
+            given = {f", {n} lists": faiss.SearchParametersIVF(sel=selector, nprobe=n) for n in (16, 64)}
+        for setting, parameters in given.items():
+            methods[f"faiss {name}{setting}"] = partial(search, index=index, parameters=parameters)
+    return methods
+
+
+def report(data: Data, methods: dict[str, Search], allowed: np.ndarray | None) -> None:
+    """Measure and print one table."""
+    queries = data.queries
+    alone = {
+        name: (lambda number, call=call: call(queries[number : number + 1])) for name, call in methods.items()
+    }
+    times = time_queries(alone, min(200, len(queries)))
+    together = time_rounds(
+        {name: partial(call, queries[:BATCH]) for name, call in methods.items()}, rounds=5, per=BATCH
+    )
+    rival = times["faiss HNSW32, efSearch 32"].cpu_ms
+    exact = [set(own[:5]) for own in methods["faiss Flat"](queries)]
+    title = "all items" if allowed is None else f"{allowed.sum():,} allowed items ({ALLOWED:.0%})"
+    print(
+        f"\n### {title}\n\n| method | R@5 | of exact's top 5 | alone, CPU-µs | × HNSW32 (32) | of 64, CPU-µs |"
+    )
+    print("|---|---|---|---|---|---|")
+    for name, call in methods.items():
+        found = call(queries)
+        shared = np.mean(
+            [len(best & set(own[:5])) / len(best) for best, own in zip(exact, found, strict=True)]
+        )
+        alone_ms = times[name].cpu_ms
+        print(
+            f"| {name} | {data.recall(found):.3f} | {shared:.3f} | {1000 * alone_ms:,.0f} | {alone_ms / rival:.2f} "
+            f"| {1000 * together[name]:,.0f} |"
+        )
+
+
+def main() -> None:
+    """Measure and print."""
+    use_one_thread()
+    model = Genius.open(sys.argv[2])
+    data = Data(Path(sys.argv[1]), model, int(sys.argv[3]) if len(sys.argv) > 3 else 1000)
+    print(f"{describe_machine()}; {len(data.items.codes):,} items, {len(data.queries):,} queries")
+    some = np.random.default_rng(0).random(len(data.items.codes)) < ALLOWED
+    for allowed in (None, some):
+        report(data, our_methods(model, data, allowed) | faiss_methods(data, allowed), allowed)
+
+
+if __name__ == "__main__":
+    main()
