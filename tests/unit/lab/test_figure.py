@@ -17,8 +17,8 @@ def test_numbers_on_an_axis_are_plain():
 
 def test_calculated_points_are_named_as_such_and_the_highest_line_comes_first():
     lines = [
-        Line("ours", ((10.0, 1.0), (100.0, 1.5))),
-        Line("theirs", ((10.0, 1.0),), ((100.0, 10.0),)),
+        Line("ours", [(10.0, 1.0), (100.0, 1.5)], []),
+        Line("theirs", [(10.0, 1.0)], [(100.0, 10.0)]),
     ]
     (legend,) = draw_lines(lines, x="items", y="ms").legends
     names = [text.get_text() for text in legend.get_texts()]

@@ -11,7 +11,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -193,7 +193,11 @@ class GraceNumeric(SpelledIds):
     """Random numbers, spelled digit by digit (GRACE's numeric IDs). New items cannot get one."""
 
     alphabet: ClassVar[int] = DIGITS
-    spell: ClassVar[Callable[[int], list[int]]] = staticmethod(spell_digits)
+
+    @staticmethod
+    def spell(number: int) -> list[int]:
+        """Return the codes of a number."""
+        return spell_digits(number)
 
     @classmethod
     def fit(cls, data: TrainingSet) -> GraceNumeric:
@@ -216,7 +220,11 @@ class GraceString(GraceNumeric):
     """Random numbers in pieces of three digits, as language models cut them (GRACE's string IDs)."""
 
     alphabet = PIECES
-    spell = staticmethod(spell_pieces)
+
+    @staticmethod
+    def spell(number: int) -> list[int]:
+        """Return the codes of a number."""
+        return spell_pieces(number)
 
 
 MAX_WORDS: Final = 2047

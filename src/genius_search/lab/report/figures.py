@@ -84,8 +84,8 @@ class Line(NamedTuple):
     """The points drawn under one name."""
 
     name: str
-    points: Sequence[tuple[float, float]]
-    calculated: Sequence[tuple[float, float]] = ()
+    points: list[tuple[float, float]]
+    calculated: list[tuple[float, float]]
     """Points that were not measured: dashed and hollow."""
 
 
@@ -205,7 +205,7 @@ def quality_figure(benchmark: Benchmark) -> Drawing:
     task, x = frame["task"].iloc[0], "CPU-milliseconds of a query among 64"
     shown = frame[(frame["task"] == task) & (frame["line"] != "")]
     lines = [
-        Line(str(kind), list(pareto_front(list(zip(own["cpu_ms"], 100 * own["recall_5"], strict=True)))))
+        Line(str(kind), list(pareto_front(list(zip(own["cpu_ms"], 100 * own["recall_5"], strict=True)))), [])
         for kind, own in shown.groupby("line", sort=False)
     ]
     return Drawing(
