@@ -31,32 +31,22 @@ NUM_NAMED: Final = 5
 """Ids that an error names at most."""
 
 
-def filter_to_pool(
-    qrels: Qrels, pool_ids: Container[str], *, unanswerable: Literal["refuse", "drop"] = "refuse"
-) -> dict[str, dict[str, int]]:
+def filter_to_pool(qrels: Qrels, pool_ids: Container[str]) -> dict[str, dict[str, int]]:
     """Keep the answers that are in the pool, so that recall and nDCG are over candidates that can be found.
 
-    OVEN's queries name InfoSeek's candidates too, which its own pool lacks (M-BEIR, section 1.7).
-
-    Raises BadData: queries have no right answer in the pool and ``unanswerable`` is ``refuse``.
-
-    Parameters
-    ----------
-    unanswerable
-        Whether queries without any right answer in the pool are refused or dropped.
+    OVEN's queries name InfoSeek's candidates too, which its own pool lacks (M-BEIR, section 1.7). Raises
+    BadData if queries have no right answer in the pool.
     """
     kept: dict[str, dict[str, int]] = {}
     lost: list[str] = []
     for qid, judged in qrels.items():
-        inside = {did: relevance for did, relevance in judged.items() if did in pool_ids}
-        if any(relevance > 0 for relevance in inside.values()):
-            kept[qid] = inside
-        else:
+        kept[qid] = {did: relevance for did, relevance in judged.items() if did in pool_ids}
+        if not any(relevance > 0 for relevance in kept[qid].values()):
             lost.append(f"{qid} (answered by {first_few(list(judged))})")
-    if lost and unanswerable == "refuse":
+    if lost:
         raise BadData(
             f"{len(lost)} of {len(qrels)} queries have no right answer in the pool: {first_few(lost)}. "
-            "Take the pool that these qrels were made for, restore the candidates, or drop such queries"
+            "Take the pool that these qrels were made for, or restore the candidates"
         )
     return kept
 
@@ -150,15 +140,12 @@ def strictly_decreasing(
 
     Raises BadData: there is no such number in single precision.
     """
-    magnitude, sign = 0x7FFFFFFF, 0x80000000
     with np.errstate(over="ignore"):
-        single = np.array(scores, dtype=np.float32)
-    # The bits of floats from 0 up, read as integers, are in the floats' order; mirrored, also those below 0.
-    bits = single.view(np.int32).astype(np.int64)
-    place = np.where(bits < 0, -(bits & magnitude), bits)
-    steps = np.arange(len(place))
-    place = np.minimum.accumulate(place + steps) - steps
-    lowered: np.ndarray = np.where(place < 0, -place | sign, place).astype(np.uint32).view(np.float32)
+        lowered = np.array(scores, dtype=np.float32)
+        if (lowered[1:] >= lowered[:-1]).any():
+            for place in range(1, len(lowered)):
+                if lowered[place] >= lowered[place - 1]:
+                    lowered[place] = np.nextafter(lowered[place - 1], np.float32(-np.inf))
     if not np.isfinite(lowered).all():
         raise BadData(
             f"scores from {scores[0]} to {scores[-1]} do not fit the single precision of TREC's tools"

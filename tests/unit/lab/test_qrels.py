@@ -19,10 +19,6 @@ def test_queries_without_an_answer_in_the_pool_are_refused_and_five_of_them_name
         filter_to_pool(qrels, {"9:2"})
 
 
-def test_queries_without_an_answer_in_the_pool_are_dropped_when_asked():
-    assert filter_to_pool(ANSWERS, {"4:0"}, unanswerable="drop") == {"9:2": {"4:0": 1}}
-
-
 def test_a_candidate_judged_irrelevant_answers_nothing():
     with pytest.raises(BadData, match="1 of 1 queries"):
         filter_to_pool({"9:1": {"9:7": 0}}, {"9:7"})
