@@ -1,1 +1,1 @@
-"""What search costs, beside its rivals, and how that grows with the pool: every figure by one command."""
+"""Benchmarks of speed and quality, beside the usual ways to search."""

@@ -69,9 +69,9 @@ def random_queries(count: int, dim: int, *, seed: int) -> Float[Tensor, "queries
 BLOCK: Final = 65_536
 """Items drawn at a time."""
 NEAR_SHARE: Final = 0.10
-"""Of a skewed pool's items: like an earlier one up to the last levels."""
+"""Share of a skewed pool's items that are like an earlier one up to the last levels."""
 COPY_SHARE: Final = 0.02
-"""Of a skewed pool's items: the same ID as an earlier one."""
+"""Share of a skewed pool's items that have the ID of an earlier one."""
 OWN_LEVELS: Final = 2
 """Levels at the end in which near-duplicates go their own way."""
 STEPS: Final = 1 << 16

@@ -64,7 +64,7 @@ LINES: Final = {
 RESIDUAL_WIDTH: Final = 4
 """Codes that the residual quantizer tries side by side for each level of an item."""
 NUMBER_BYTES: Final = 8
-"""Of an item's number, which faiss keeps beside its code."""
+"""Bytes of an item's number, which faiss keeps beside its code."""
 LIST_EFFORTS: Final = (1, 2, 4, 8, 16, 32, 64)
 """Lists that are looked through, for a curve."""
 NODE_EFFORTS: Final = (64, 128, 256, 512)
@@ -197,7 +197,7 @@ class EvalPool:
 
     @cached_property
     def evidence(self) -> Evidence:
-        """What orders items: codes, and fused embeddings."""
+        """Codes and fused embeddings, which order items."""
         vectors = [lambda rows: self.fused[torch.from_numpy(rows)]]
         return Evidence(self.model.ranker, vectors, densities=[self.densities])
 

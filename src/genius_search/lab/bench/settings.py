@@ -31,7 +31,7 @@ class SpeedSettings:
     """IDs kept at each level."""
 
     small_beam: Count = 10
-    """The same within a leaf budget."""
+    """IDs kept at each level within a leaf budget."""
 
     small_candidates: Count = 1000
     """The leaf budget, of a small decoder where no model is given."""
@@ -72,7 +72,7 @@ class QualitySettings:
     """Seed of faiss's training samples, and of the choice of instructions."""
 
     beam: Count = 50
-    """Of the search within a leaf budget."""
+    """IDs kept at each level of the search within a leaf budget."""
 
     candidates: Count = 500
     """The leaf budget."""
@@ -90,7 +90,7 @@ class QualitySettings:
     """Leaf budgets of the curves; 0 decodes all levels."""
 
     grid_queries: Natural = 200
-    """Of each row at most so many for the curves; 0 leaves the curves out."""
+    """Queries of each row at most for the curves; 0 leaves the curves out."""
 
     no_faiss: bool = False
     """Leave faiss out."""

@@ -53,7 +53,7 @@ EXACT: Final = "exact search (32-bit vectors)"
 FAMILIES: Final = ("ours", "numbers", "exact", "generate")
 EXACT_QUERIES: Final = 8
 MEMORY_SHARE: Final = 0.6
-"""Of the free memory, that the vectors of exact search may take."""
+"""Share of the free memory that the vectors of exact search may take."""
 TOLERANCE: Final = 1e-4
 """Scores that differ by no more may stand in either order: the two sum in different orders."""
 
@@ -77,7 +77,7 @@ class Method(NamedTuple):
 
 @dataclass(frozen=True)
 class _Bench:
-    """What is measured, and the rows so far."""
+    """Settings of a run, and the rows measured so far."""
 
     settings: SpeedSettings
     families: Sequence[str]

@@ -27,7 +27,7 @@ class BenchCommand(JsonOption):
     """A command that measures."""
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-    """Where results.json and results.md go, and what is embedded or built on the way."""
+    """Folder of results.json and results.md, and of what is embedded or built on the way."""
 
     download: bool = False
     """Allow downloading the encoder's weights."""

@@ -24,7 +24,7 @@ class Report:
     """Folders, or NAME=FOLDER,FOLDER."""
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-    """Where the report goes."""
+    """Folder of the report."""
 
     data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """The data set, for pictures of the items that share codes."""

@@ -36,7 +36,7 @@ OUTCOMES: Final = (
 """Kinds of first hits; the first that applies counts."""
 SUMS_OF_LOG_PROBABILITIES: Final = ("generative",)
 ITEMS_SHOWN: Final = 8
-"""Modality of a code."""
+"""Items of a code."""
 GROUPS_SHOWN: Final = 3
 """Codes of a level."""
 LEVELS_SHOWN: Final = 3
@@ -46,7 +46,7 @@ THUMBNAIL: Final = 96
 
 
 class Outcomes(NamedTuple):
-    """What the first hits of one system are, in shares of all queries, every task counting the same."""
+    """Kinds of first hits of one system, in shares of all queries, every task counting the same."""
 
     label: str
     shares: Mapping[str, float]
@@ -161,7 +161,7 @@ class Group(NamedTuple):
     """The items under one prefix."""
 
     level: int
-    """Of the last code."""
+    """The level of the last code."""
     prefix: tuple[int, ...]
     size: int
     rows: Int64[np.ndarray, " items"]

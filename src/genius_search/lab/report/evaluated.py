@@ -72,7 +72,7 @@ class System:
     name: str
     title: str
     table: str
-    """Which table it stands in."""
+    """The table it stands in."""
     seeds: tuple[Evaluated, ...]
     like: str = ""
     """Name of the system that this one is a change of."""

@@ -65,7 +65,7 @@ class Drawing:
     """A figure with its title and its description."""
 
     name: str
-    """Of its files."""
+    """The name of its files."""
     title: str
     alt: str
     """A description for those who cannot see it."""

@@ -1,4 +1,4 @@
-"""Which differences are more than chance: bootstrap intervals and paired tests."""
+"""Bootstrap intervals and paired tests, which tell differences from chance."""
 
 from __future__ import annotations
 

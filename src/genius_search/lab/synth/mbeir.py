@@ -190,7 +190,7 @@ class Shelf:
         starts = row.block.starts(size)
         self.blocks = len(starts) - 1
         """Whole blocks; every candidate after them is a block of its own that no query wants."""
-        self._starts = np.append(starts, np.arange(starts[-1] + 1, size + 1)).tolist()
+        self._starts = np.append(starts, np.arange(starts[-1] + 1, size + 1))
 
     def did(self, place: int) -> str:
         """Return the id of a candidate."""
@@ -198,7 +198,7 @@ class Shelf:
 
     def places(self, block: int) -> range:
         """Return the places of a block."""
-        return range(self._starts[block], self._starts[block + 1])
+        return range(*self._starts[block : block + 2].tolist())
 
     def members(self, blocks: range | None = None) -> Iterator[tuple[int, int]]:
         """Yield place and block of each candidate of some blocks, or of all, ids ascending."""

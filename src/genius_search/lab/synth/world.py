@@ -46,7 +46,7 @@ CLASH_DISTANCE: Final = 132.0
 SHARES: Final[dict[Split, float]] = {"train": 0.22, "val": 0.04, "test": 0.74}
 """Shares of all possible products; the test share holds the 200,000 products of a million candidates."""
 SIBLING_SHARE: Final = 0.5
-"""How often a sampled product brings a sibling that differs in one attribute."""
+"""Share of sampled products that bring a sibling, which differs in one attribute."""
 
 
 class Product(NamedTuple):
