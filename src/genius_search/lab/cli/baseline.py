@@ -8,27 +8,18 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command, split_names
+from genius_search.cli.options import DataArgument, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_table
-from genius_search.lab.cli.evaluate import parse_pools
+from genius_search.lab.cli.evaluate import RowOptions
 from genius_search.lab.settings import BaselineConfig, DenseConfig, EvaluationConfig
 
 
 @command
-class EvaluationOptions(JsonOption):
+class EvaluationOptions(RowOptions):
     """A command that measures a rival."""
-
-    data: DataArgument
-    """Folder of the data set, in M-BEIR's layout."""
 
     split: str = "test"
     """Split of the data set."""
-
-    pools: str = "local,global"
-    """Search each query in its own task's pool (local), in the union (global), or in both."""
-
-    rows: str = "all"
-    """Rows of the data set, as in its file names: mscoco_task0,cirr_task7; separated by commas."""
 
     max_queries: int = 0
     """Queries of each row at most; 0 means all."""
@@ -42,12 +33,7 @@ class EvaluationOptions(JsonOption):
     def config(self, *, beam: int = 50, seed: int = 0) -> EvaluationConfig:
         """Return the settings of the evaluation."""
         return EvaluationConfig(
-            split=self.split,
-            pools=parse_pools(self.pools),
-            rows=() if self.rows == "all" else split_names(self.rows),
-            max_queries=self.max_queries,
-            beam=beam,
-            seed=seed,
+            split=self.split, max_queries=self.max_queries, beam=beam, seed=seed, **self.chosen()
         )
 
 

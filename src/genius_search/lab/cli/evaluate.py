@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -25,7 +25,28 @@ if TYPE_CHECKING:
 
 
 @command
-class Evaluate(DeviceOptions, JsonOption):
+class RowOptions(JsonOption):
+    """A command that evaluates rows of a data set."""
+
+    data: DataArgument
+    """Folder of the data set, in M-BEIR's layout."""
+
+    pools: str = "local,global"
+    """Search each query in its own task's pool (local), in the union (global), or in both."""
+
+    rows: str = "all"
+    """Rows of the data set, as in its file names: mscoco_task0,cirr_task7; separated by commas."""
+
+    def chosen(self) -> dict[str, Any]:
+        """Return the pools and rows as settings of an evaluation."""
+        return {
+            "pools": parse_pools(self.pools),
+            "rows": () if self.rows == "all" else split_names(self.rows),
+        }
+
+
+@command
+class Evaluate(DeviceOptions, RowOptions):
     """Evaluate a model on a data set, beside exact search over the same candidates.
 
     R@k is M-BEIR's: the share of queries with any right answer among the first k. M-BEIR's own rows are
@@ -33,22 +54,13 @@ class Evaluate(DeviceOptions, JsonOption):
     numbers of queries and candidates. Those with a star are misprinted in the paper.
     """
 
-    data: DataArgument
-    """Folder of the data set, in M-BEIR's layout."""
-
     model: Path
     """Folder of the model."""
-
-    pools: str = "local,global"
-    """Search each query in its own task's pool (local), in the union (global), or in both."""
 
     methods: str = "all"
     """exact-raw, exact-fused, exact-fused+hubness, exact-codes; routing+codes, routing+embeddings (the same
     beam, led by the distance of code vectors instead of the generator); generative, generative+codes,
     generative+embeddings, generative+raw; separated by commas."""
-
-    rows: str = "all"
-    """Rows of the data set, as in its file names: mscoco_task0,cirr_task7; separated by commas."""
 
     options: Annotated[EvaluationSettings, tyro.conf.arg(name="")] = EvaluationSettings()
 
@@ -71,9 +83,8 @@ class Evaluate(DeviceOptions, JsonOption):
         if self.json and self.markdown:
             raise UsageError("--json and --markdown exclude each other")
         config = EvaluationConfig(
-            pools=parse_pools(self.pools),
             methods=METHODS if self.methods == "all" else split_names(self.methods),
-            rows=() if self.rows == "all" else split_names(self.rows),
+            **self.chosen(),
             **vars(self.options),
         )
         with TerminalProgress() as progress:
