@@ -6,9 +6,9 @@ import bisect
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
@@ -119,7 +119,6 @@ AVERAGED: Final = (
     "generator_inside", "geometry_inside", "generator_5", "geometry_5",
 )  # fmt: skip
 
-Route = Callable[[Float[Tensor, "queries dim"]], Beams]
 Rows = list[Int64[np.ndarray, " _"]]
 """Item rows of each query, best first."""
 
@@ -233,45 +232,21 @@ class Answered(NamedTuple):
     """Candidates that were compared, for all queries together."""
 
 
-class Routed(NamedTuple):
-    """A way to candidates, and ways to order them."""
+class Way(NamedTuple):
+    """A search whose hits are ordered in one way or several; what the orders share is timed apart."""
 
-    name: str
-    router: str
-    """:data:`GENERATOR` or one of the others; empty where nothing routes."""
-    beam: int
-    leaves: int
-    """Budget; 0 decodes until the IDs are settled."""
-    route: Route
-    orders: tuple[SearchConfig, ...]
-
-    def name_with(self, order: SearchConfig) -> str:
-        """Return the name of one of the orders."""
-        mixed = f" + {order.generator_weight:g} log p" if order.generator_weight else ""
-        return f"{self.name} {ORDERS[order.rerank]}{mixed}" if self.router else self.name
-
-    def facts(self, order: SearchConfig, pool: EvalPool) -> Row:
-        """Return the fields of an order's rows that do not depend on queries."""
-        vectors = pool.vector_bytes + 1 if order.rerank == "embeddings" else 0.0  # with a byte of density
-        return {
-            "line": LINES.get((self.router, order.rerank), ""),
-            "router": self.router,
-            "order": order.rerank,
-            "beam": self.beam,
-            "leaves": self.leaves,
-            "code_bytes": pool.code_bytes + vectors,
-            "stored_bytes": pool.stored_bytes + vectors,
-        }
+    route: Callable[[RowQueries], Any]
+    """Beams, or None where a method answers in one step."""
+    orders: Mapping[str, tuple[Row, Callable[[Any, RowQueries], Answered]]]
+    """Name of a method -> fields of its rows that do not depend on queries, and the step that answers. Fields
+    are ``line``, its name in figures; ``code_bytes`` of an item, as short as it can be written, and
+    ``stored_bytes``, as it is kept, without what is paid once (weights, centroids, code vectors); and
+    settings."""
 
 
-class Direct(NamedTuple):
-    """A way that answers in one step."""
-
-    name: str
-    find: Callable[[RowQueries], Answered]
-    facts: Row
-    """``line``, its name in figures; ``code_bytes`` of an item, as short as it can be written, and
-    ``stored_bytes``, as it is kept, without what is paid once (weights, centroids, code vectors)."""
+def one_step(name: str, facts: Row, find: Callable[[RowQueries], Answered]) -> Way:
+    """Return a method that answers in one step."""
+    return Way(lambda _: None, {name: (facts, lambda _, batch: find(batch))})
 
 
 def bench_quality(
@@ -311,14 +286,14 @@ def bench_quality(
             qrels = filter_to_pool(read_judgements(eval_row, queries.qids), pool.candidates)
             task = Task(eval_row, queries, qrels)
             progress.say(f"{task.name}: {len(task.queries.qids):,} queries, {len(pool):,} candidates")
-            direct = _direct(pool, task, settings, rivals)
-            methods += measure(pool, task, list(routed(pool, settings)), direct)
+            ways = [*_one_step_ways(pool, task, settings, rivals), *routed(pool, settings)]
+            methods += measure(pool, task, ways)
             leaves += compare_leaves(pool, task, budgets)
             if settings.grid_queries:
-                exact = [way for way in exact_searches(pool) if way.name == EXACT_FUSED]
-                others = [*exact, *(rival.at(effort) for rival in rivals for effort in rival.efforts())]
-                ways = [by_beam(pool, *setting, orders) for setting in grid]
-                curves += measure(pool, task.sample(settings.grid_queries), ways, others)
+                ways = [way for way in exact_searches(pool) if EXACT_FUSED in way.orders]
+                ways += [rival.at(effort) for rival in rivals for effort in rival.efforts()]
+                ways += [by_beam(pool, *setting, orders) for setting in grid]
+                curves += measure(pool, task.sample(settings.grid_queries), ways)
     methods, curves = with_means(methods, ["method"]), with_means(curves, ["method"])
     gains: list[Row] = []
     for row in with_means(leaves, ["leaves", "semantic_levels"]):
@@ -347,17 +322,17 @@ def bench_quality(
     return Measurements(rows=measurements, tables=tables)
 
 
-def exact_searches(pool: EvalPool) -> Iterator[Direct]:
+def exact_searches(pool: EvalPool) -> Iterator[Way]:
     """Yield exact search over whole vectors, and with a byte more each, less the density around them."""
     penalty = np.float32(SearchConfig().density_weight) * decode_densities(pool.densities)
 
-    def exact(name: str, vectors: Tensor, queries: Callable[[RowQueries], Tensor], more: int = 0) -> Direct:
+    def exact(name: str, vectors: Tensor, queries: Callable[[RowQueries], Tensor], more: int = 0) -> Way:
         def find(batch: RowQueries) -> Answered:
             found = exact_search(queries(batch), vectors.__getitem__, len(pool), k=HITS)
             return Answered(list(found.items), len(pool) * len(found.items))
 
         size = pool.vector_bytes + more
-        return Direct(name, find, {"line": "exact search", "code_bytes": size, "stored_bytes": size})
+        return one_step(name, {"line": "exact search", "code_bytes": size, "stored_bytes": size}, find)
 
     less_density = append_bias(pool.fused, penalty)
     yield exact("exact-raw", pool.raw, lambda batch: batch.raw)
@@ -365,41 +340,62 @@ def exact_searches(pool: EvalPool) -> Iterator[Direct]:
     yield exact(EXACT_FUSED_HUBNESS, less_density, lambda batch: append_one(batch.fused), more=1)
 
 
-def _direct(
+def _one_step_ways(
     pool: EvalPool, task: Task, settings: QualitySettings, rivals: Sequence[FaissRival]
-) -> list[Direct]:
+) -> list[Way]:
     """Return exact searches, and faiss with about as many candidates as the generator's beams lead to."""
-    sample = task.sample(SAMPLE).queries.fused
+    sample = task.sample(SAMPLE).queries
     by_codes = (SearchConfig(rerank="codes"),)
     beams = by_beam(pool, GENERATOR, settings.beam, settings.candidates, by_codes).route(sample)
     starts = pool.table.bucket_starts
-    touched = float((starts[beams.high] - starts[beams.low]).sum()) / len(sample)
-    return [*exact_searches(pool), *(rival.touching(sample.numpy(), touched) for rival in rivals)]
+    touched = float((starts[beams.high] - starts[beams.low]).sum()) / len(sample.qids)
+    return [*exact_searches(pool), *(rival.touching(sample.fused.numpy(), touched) for rival in rivals)]
 
 
-def routed(pool: EvalPool, settings: QualitySettings) -> Iterator[Routed]:
+def routed(pool: EvalPool, settings: QualitySettings) -> Iterator[Way]:
     """Yield everything by codes, the paper's full-depth search, and routing within a leaf budget."""
     beam, leaves, weight = settings.beam, settings.candidates, settings.generator_weight
     codes, embeddings = SearchConfig(rerank="codes"), SearchConfig(rerank="embeddings")
     mixed = (SearchConfig(rerank="codes", generator_weight=weight),) if weight else ()
-    yield Routed("exact-codes", "", 0, 0, lambda queries: all_ids(pool.parts, len(queries)), (codes,))
+    everything = {"code_bytes": pool.code_bytes, "stored_bytes": pool.stored_bytes, "order": "codes"}
+    yield Way(
+        lambda batch: all_ids(pool.parts, len(batch.qids)),
+        {"exact-codes": (everything, lambda beams, batch: pool.rank(beams, batch.fused, codes))},
+    )
     yield by_beam(pool, GENERATOR, PAPER_BEAM, 0, (SearchConfig(rerank="none"), codes, embeddings))
     yield by_beam(pool, GENERATOR, beam, leaves, (codes, *mixed, embeddings))
     yield by_beam(pool, GEOMETRY, beam, leaves, (codes, embeddings))
 
 
-def by_beam(pool: EvalPool, router: str, beam: int, leaves: int, orders: tuple[SearchConfig, ...]) -> Routed:
+def by_beam(pool: EvalPool, router: str, beam: int, leaves: int, orders: tuple[SearchConfig, ...]) -> Way:
     """Return a beam search that ends when few enough leaves are left or, with 0, the IDs are settled.
 
     The first order decides how far is decoded: ``none`` needs all levels.
     """
     config = SearchConfig(beam=beam, candidates=leaves, rerank=orders[0].rerank)
     name = f"{router}, beam {beam}, {f'{leaves:,} leaves' if leaves else 'all levels'}"
+    methods = {}
+    for order in orders:
+        mixed = f" + {order.generator_weight:g} log p" if order.generator_weight else ""
+        vectors = pool.vector_bytes + 1 if order.rerank == "embeddings" else 0.0  # with a byte of density
+        facts = {
+            "line": LINES.get((router, order.rerank), ""),
+            "router": router,
+            "order": order.rerank,
+            "beam": beam,
+            "leaves": leaves,
+            "code_bytes": pool.code_bytes + vectors,
+            "stored_bytes": pool.stored_bytes + vectors,
+        }
+        methods[f"{name} {ORDERS[order.rerank]}{mixed}"] = (facts, partial(_rank_batch, pool, order))
+    return Way(
+        lambda batch: search(pool.decoders[router], pool.parts, batch.fused, config),
+        methods,
+    )
 
-    def route(queries: Float[Tensor, "queries dim"]) -> Beams:
-        return search(pool.decoders[router], pool.parts, queries, config)
 
-    return Routed(name, router, beam, leaves, route, orders)
+def _rank_batch(pool: EvalPool, order: SearchConfig, beams: Beams, batch: RowQueries) -> Answered:
+    return pool.rank(beams, batch.fused, order)
 
 
 def cut_to_budget(beams: Beams, leaves: int) -> Beams:
@@ -432,28 +428,23 @@ class _Tally:
         self.touched += answered.touched
 
 
-def measure(pool: EvalPool, task: Task, ways: Sequence[Routed], others: Sequence[Direct]) -> list[Row]:
+def measure(pool: EvalPool, task: Task, ways: Sequence[Way]) -> list[Row]:
     """Return a row for each way and each of its orders; the first batch is searched once before, untimed."""
     batches = list(task.batches(BATCH))
     for timed in (batches[:1], batches):
-        found = {other.name: _Tally(other.facts) for other in others}
-        found |= {
-            way.name_with(order): _Tally(way.facts(order, pool)) for way in ways for order in way.orders
-        }
+        found = {name: _Tally(facts) for way in ways for name, (facts, _) in way.orders.items()}
         for batch in timed:
-            for other in others:
-                began = time.process_time()
-                found[other.name].add(other.find(batch), began)
             for way in ways:
                 began = time.process_time()
-                beams = way.route(batch.fused)
+                beams = way.route(batch)
                 route_seconds = time.process_time() - began
-                for order in way.orders:
-                    tally = found[way.name_with(order)]
+                for name, (_, answer) in way.orders.items():
                     began = time.process_time()
-                    tally.add(pool.rank(beams, batch.fused, order), began)
-                    tally.route_seconds += route_seconds
-                    tally.levels += int(np.isfinite(beams.log_probabilities).any(axis=1).sum())
+                    tally = found[name]
+                    tally.add(answer(beams, batch), began)
+                    if beams is not None:
+                        tally.route_seconds += route_seconds
+                        tally.levels += int(np.isfinite(beams.log_probabilities).any(axis=1).sum())
     count = len(task.queries.qids)
     rows = [
         {
@@ -461,6 +452,7 @@ def measure(pool: EvalPool, task: Task, ways: Sequence[Routed], others: Sequence
             "queries": count,
             "pool_size": len(pool),
             "method": name,
+            "line": "",
             "router": "",
             "order": "",
             "beam": 0,
@@ -526,7 +518,7 @@ class FaissRival(NamedTuple):
     code_bytes: float
     stored_bytes: float
 
-    def at(self, effort: int) -> Direct:
+    def at(self, effort: int, name: str = "") -> Way:
         """Return a search through so many lists, or with so many nodes in view."""
 
         def find(batch: RowQueries) -> Answered:
@@ -534,16 +526,16 @@ class FaissRival(NamedTuple):
             return Answered(found.items, found.compared)
 
         lists = self.faiss.num_lists
-        name = f"{self.name}, {effort:,} of {lists:,} lists" if lists else f"{self.name}, {effort:,} nodes"
+        setting = f"{effort:,} of {lists:,} lists" if lists else f"{effort:,} nodes"
         facts = {"line": self.line, "code_bytes": self.code_bytes, "stored_bytes": self.stored_bytes}
-        return Direct(name, find, {**facts, "lists": effort if lists else 0})
+        return one_step(name or f"{self.name}, {setting}", {**facts, "lists": effort if lists else 0}, find)
 
     def efforts(self) -> list[int]:
         """Return numbers of lists, or of nodes, for a curve."""
         most = self.faiss.num_lists
         return [effort for effort in LIST_EFFORTS if effort <= most] if most else list(NODE_EFFORTS)
 
-    def touching(self, queries: Float32[np.ndarray, "queries dim"], wanted: float) -> Direct:
+    def touching(self, queries: Float32[np.ndarray, "queries dim"], wanted: float) -> Way:
         """Return a search through as many lists as hold about so many candidates for queries like these."""
 
         def touched(effort: int) -> float:
@@ -556,7 +548,7 @@ class FaissRival(NamedTuple):
         fewer = range(enough // 2 + 1, enough + 1)
         more = fewer[min(bisect.bisect_left(fewer, wanted, key=touched), len(fewer) - 1)]
         chosen = min((max(more - 1, 1), more), key=lambda effort: abs(touched(effort) - wanted))
-        return self.at(chosen)._replace(name=self.name)
+        return self.at(chosen, self.name)
 
 
 def faiss_rivals(pool: EvalPool, *, seed: int, progress: Progress) -> Iterator[FaissRival]:

@@ -142,7 +142,7 @@ def test_bytes_are_those_of_the_file_faiss_writes(tmp_path):
 def test_as_many_lists_are_looked_through_as_hold_about_so_many_candidates(wanted):
     index = FaissIndex("IVF20,PQ4x4fs", VECTORS)
     rival = FaissRival("faiss", "IVF-PQ", index, 2.0, 10.0)
-    chosen = rival.touching(QUERIES, float(wanted)).facts["lists"]
+    chosen = rival.touching(QUERIES, float(wanted)).orders["faiss"][0]["lists"]
     touched = {lists: index.search(QUERIES, 10, effort=lists).compared / 20 for lists in range(1, 21)}
     best = min(touched, key=lambda lists: abs(touched[lists] - wanted))
     assert touched[chosen] == touched[best]
