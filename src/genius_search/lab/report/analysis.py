@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Bool, Float, Float64, Int, Int16, Int64, UInt8
 from scipy import special, stats
 
@@ -45,24 +46,16 @@ THUMBNAIL: Final = 96
 """Pixels of a picture's longest side."""
 
 
-class Outcomes(NamedTuple):
-    """Kinds of first hits of one system, in shares of all queries, every task counting the same."""
-
-    label: str
-    shares: Mapping[str, float]
-
-
-def outcomes(system: System, method: str, pool: Pool, modalities: Mapping[str, int]) -> Outcomes:
-    """Count outcomes as the mean over seeds and tasks; ``modalities`` has codes by candidate id."""
-    counted: list[dict[str, float]] = []
+def outcomes(system: System, method: str, pool: Pool, modalities: Mapping[str, int]) -> pd.Series:
+    """Return the share of each outcome as the mean over seeds and tasks; ``modalities`` has codes by id."""
+    shares = []
     for one in system.seeds:
         for task in system.tasks(pool):
             qrels, run = one.qrels(pool, task.name), one.run(pool, method, task.name)
             wanted = TASKS[task.task_id][1].code
             counts = Counter(outcome(run, qrels, qid, wanted=wanted, modalities=modalities) for qid in qrels)
-            counted.append({kind: counts[kind] / len(qrels) for kind in OUTCOMES})
-    shares = {kind: sum(one[kind] for one in counted) / len(counted) for kind in OUTCOMES}
-    return Outcomes(f"{system.title}: {method}", shares)
+            shares.append({kind: counts[kind] / len(qrels) for kind in OUTCOMES})
+    return pd.DataFrame(shares).mean().rename(f"{system.title}: {method}")
 
 
 def outcome(run: Run, qrels: Qrels, qid: str, *, wanted: int, modalities: Mapping[str, int]) -> str:

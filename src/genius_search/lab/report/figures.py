@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from scipy import stats
 
 from genius_search.calibrate import reliability
-from genius_search.lab.report.analysis import ITEMS_SHOWN, OUTCOMES, FirstHits, Group, Item, Outcomes, project
+from genius_search.lab.report.analysis import ITEMS_SHOWN, OUTCOMES, FirstHits, Group, Item, project
 from genius_search.lab.report.evaluated import Benchmark, System
 from genius_search.lab.report.tables import beam_methods, sort_by_beam
 from genius_search.lab.table import pareto_front
@@ -216,21 +216,21 @@ def quality_figure(benchmark: Benchmark) -> Drawing:
     )
 
 
-def misses_figure(found: Sequence[Outcomes]) -> Drawing:
+def misses_figure(shares: pd.DataFrame) -> Drawing:
     """Draw what the first hits of each system are, as stacked bars."""
-    kinds = [kind for kind in OUTCOMES if any(one.shares[kind] > 0 for one in found)]
-    figure = new_figure(9.0, 1.6 + 0.36 * len(found))
+    kinds = [kind for kind in shares if shares[kind].any()]
+    figure = new_figure(9.0, 1.6 + 0.36 * len(shares))
     axes = figure.add_subplot()
-    left = np.zeros(len(found))
-    places = range(len(found))
+    left = np.zeros(len(shares))
+    places = range(len(shares))
     for kind in kinds:
-        widths = np.array([100 * one.shares[kind] for one in found])
+        widths = 100 * shares[kind].to_numpy()
         axes.barh(
             places, widths, left=left, color=OUTCOME_COLOURS[kind], edgecolor="white", height=0.72, label=kind
         )
         left += widths
-    axes.set_yticks(places, [one.label for one in found])
-    axes.set_ylim(len(found) - 0.5, -0.5)  # the first on top
+    axes.set_yticks(places, shares.index)
+    axes.set_ylim(len(shares) - 0.5, -0.5)  # the first on top
     axes.set_xlim(0, 100)
     label_axes(axes, x="queries, %", y="")
     axes.grid(visible=False, axis="y")
@@ -238,7 +238,7 @@ def misses_figure(found: Sequence[Outcomes]) -> Drawing:
     return Drawing(
         name="misses",
         title="What stands at rank 1",
-        alt=f"Shares of {', '.join(kinds)} among the first hits of {len(found)} systems",
+        alt=f"Shares of {', '.join(kinds)} among the first hits of {len(shares)} systems",
         figure=figure,
     )
 

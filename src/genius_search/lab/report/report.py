@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 import numpy as np
+import pandas as pd
 import torch
 
 from genius_search.artifact import write_file
@@ -214,7 +215,7 @@ def _misses(found: Gathered) -> Parts:
         chosen += [(system, one) for one in methods if one in (*ACROSS_SYSTEMS, *foreign[:1])]
     ablated = [system for kind in tables.ABLATIONS for system in found.in_table(kind)]
     chosen += [(system, "generative") for system in ablated if "generative" in system.methods("global")]
-    shares = [outcomes(*one, "global", modalities) for one in chosen]
+    shares = pd.DataFrame([outcomes(*one, "global", modalities) for one in chosen])
     yield tables.misses_table(shares)
     yield figures.misses_figure(shares)
 

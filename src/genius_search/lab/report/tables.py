@@ -14,7 +14,7 @@ import pandas as pd
 
 from genius_search.calibrate import calibration_error, reliability
 from genius_search.lab.published_numbers import CAPTION_RESULTS, COMPARABLE, RESULTS
-from genius_search.lab.report.analysis import FirstHits, Group, Item, Outcomes, accuracy_of_surest, separation
+from genius_search.lab.report.analysis import FirstHits, Group, Item, accuracy_of_surest, separation
 from genius_search.lab.report.evaluated import Benchmark, System
 from genius_search.lab.report.statistics import Comparison, Pair, compare_all
 from genius_search.lab.results import ResultRow, published_beside
@@ -329,17 +329,16 @@ def latency_table(benchmark: Benchmark) -> Table | None:
     )
 
 
-def misses_table(found: Sequence[Outcomes]) -> Table:
-    """Return what the first hits of each system are."""
-    kinds = list(found[0].shares)
+def misses_table(shares: pd.DataFrame) -> Table:
+    """Return what the first hits of each system are; a line for each, a column for each kind."""
     return Table(
         name="misses",
         title="What stands at rank 1",
         note="Global pool; share of queries in percent, every task counting the same. A wrong first hit is "
         "counted once: of another modality than the wanted one; else of another data set than every right "
         "answer; else with a right answer among the other hits that were kept (50); else another item.",
-        headings=("system", *kinds),
-        lines=[(one.label, *(100 * one.shares[kind] for kind in kinds)) for one in found],
+        headings=("system", *shares.columns),
+        lines=[(str(label), *(100 * own)) for label, own in shares.iterrows()],
     )
 
 

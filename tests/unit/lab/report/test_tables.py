@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from genius_search.lab.report.analysis import first_hits, outcome, outcomes, separation, share_of_first
@@ -160,12 +161,12 @@ def test_shares_of_the_first_hits_are_of_all_queries(system):
     modalities = {**MODALITIES, "7:90": 1}  # what stands first where the right answer does not
     found = outcomes(system("ours", {"generative": HALF}), "generative", "global", modalities)
     # Task 0 asks for images and gets a text twice; task 1 asks for texts, and its right answers are images.
-    assert found.shares["right"] == 0.5
-    assert found.shares["wrong modality"] == 0.25
-    assert found.shares["right item further down"] == 0.25
-    assert sum(found.shares.values()) == 1.0
-    assert misses_table([found]).cells()[0][:3] == ["ours: generative", "50.0", "25.0"]
-    assert misses_figure([found]).save("svg").startswith(b"<?xml")
+    assert found["right"] == 0.5
+    assert found["wrong modality"] == 0.25
+    assert found["right item further down"] == 0.25
+    assert found.sum() == 1.0
+    assert misses_table(pd.DataFrame([found])).cells()[0][:3] == ["ours: generative", "50.0", "25.0"]
+    assert misses_figure(pd.DataFrame([found])).save("svg").startswith(b"<?xml")
 
 
 def test_a_system_that_was_not_evaluated_in_a_pool_has_no_line_there(system):
