@@ -14,11 +14,11 @@ import torch
 
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactMismatch, UsageError
-from genius_search.lab.baselines.evaluate import Rival, evaluate_baseline
 from genius_search.lab.baselines.ids import find_rows, select
-from genius_search.lab.baselines.train import (
+from genius_search.lab.baselines.rival import (
     check_model,
     draw_items,
+    evaluate_baseline,
     fit_baseline,
     generator_config,
     join,
@@ -75,7 +75,7 @@ def fitted(place):
 
 @pytest.mark.parametrize("kind", [*SEEN, *UNSEEN])
 def test_search_finds_items_of_the_pool_each_once_best_first(place, fitted, kind):
-    rival, items = Rival(fitted[kind]), place.items(kind)
+    rival, items = fitted[kind], place.items(kind)
     index = rival.index(items)
     assert len(index.items) == index.table.num_items == len(items.numbers)
     for found in rival.search(index, items.embeddings[:3], beam=10, k=7):
@@ -86,7 +86,7 @@ def test_search_finds_items_of_the_pool_each_once_best_first(place, fitted, kind
 
 @pytest.mark.parametrize("kind", UNSEEN)
 def test_without_indexing_the_pool_gets_its_ids_afterwards(place, fitted, kind):
-    assert Rival(fitted[kind]).name("test") == f"{kind}-unindexed"
+    assert fitted[kind].name("test") == f"{kind}-unindexed"
     assert fitted[kind].memorization.items is None
     if kind == "grace-structured":
         assert not fitted[kind].scheme.knows(place.items(kind)).any()
@@ -95,17 +95,17 @@ def test_without_indexing_the_pool_gets_its_ids_afterwards(place, fitted, kind):
 def test_items_whose_number_was_never_learned_cannot_be_found(place, fitted):
     items = place.items("grace-numeric")
     strange = items._replace(numbers=np.where(np.arange(len(items.numbers)) < 4, -1, items.numbers))
-    index = Rival(fitted["grace-numeric"]).index(strange)
+    index = fitted["grace-numeric"].index(strange)
     assert index.items.tolist() == list(range(4, len(items.numbers)))
     with pytest.raises(UsageError, match="grace-string"):
         place.fit("grace-string", indexing="no")
 
 
 def test_pools_of_another_split_were_not_indexed(fitted):
-    assert Rival(fitted["genius"]).name("test") == "genius"
-    assert Rival(fitted["genius"]).name("val") == "genius-unindexed"
+    assert fitted["genius"].name("test") == "genius"
+    assert fitted["genius"].name("val") == "genius-unindexed"
     with pytest.raises(UsageError, match="'test'"):
-        Rival(fitted["grace-numeric"]).name("val")
+        fitted["grace-numeric"].name("val")
 
 
 def test_the_seed_decides_and_what_is_done_is_opened(place, tmp_path):

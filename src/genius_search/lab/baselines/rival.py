@@ -1,4 +1,4 @@
-"""``genius baseline fit``: IDs of another kind, and the model's decoder trained to write them.
+"""``genius baseline``: IDs of another kind, and the model's decoder trained to write them and measured.
 
 The decoder, its size, its input and its training are the model's own, so that a comparison isolates the ID.
 Beside query -> ID it learns item -> ID over the pool that will be searched (DSI's indexing, GRACE's learning
@@ -8,6 +8,8 @@ to memorise): it would hardly write IDs that it has never seen.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,17 +19,20 @@ from jaxtyping import Float, Int64
 from safetensors.torch import load_file
 from torch import Tensor
 
-from genius_search.artifact import ArtifactWriter, Manifest, make_folder, open_artifact
-from genius_search.config import GeneratorConfig, checked, from_json, to_json
+from genius_search.artifact import ArtifactWriter, Manifest, make_folder, open_artifact, write_json
+from genius_search.config import GeneratorConfig, SearchConfig, checked, from_json, to_json
 from genius_search.data import features as features_on_disk
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_pool
 from genius_search.data.pairs import Pairs
 from genius_search.embed_mbeir import embed_pool, fingerprint_of_files, instruction_files
 from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
-from genius_search.lab.baselines.ids import SCHEMES, Irgen, find_rows, select
-from genius_search.lab.evaluate import CANDIDATES
-from genius_search.lab.settings import BaselineConfig
+from genius_search.lab.baselines.ids import SCHEMES, Irgen, SpelledIds, find_rows, select
+from genius_search.lab.evaluate import CANDIDATES, RESULTS, evaluate_pools
+from genius_search.lab.methods import DEPTH, SEARCH_BATCH, MethodHits, PoolCandidates, RowQueries
+from genius_search.lab.results import ResultRow
+from genius_search.lab.results import to_json as rows_to_json
+from genius_search.lab.settings import BaselineConfig, EvaluationConfig
 from genius_search.model import Genius
 from genius_search.nn.generator import Generator
 from genius_search.nn.ids import Candidates, IdScheme, TrainingSet
@@ -35,6 +40,10 @@ from genius_search.nn.quantizer import Quantizer, encode, fuse
 from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress
 from genius_search.records import candidate_number
+from genius_search.search.beam import search as beam_search
+from genius_search.search.decoder import T5Decoder
+from genius_search.search.rank import Evidence, Ranking, rank_items
+from genius_search.search.table import IdTable, Part
 from genius_search.training.embed import TrainingFeatures, TrainingRecords, embed_training
 from genius_search.training.generator import augment
 from genius_search.training.loop import Step, StepResult, num_steps, train
@@ -45,6 +54,8 @@ IDS: Final = "ids"
 WORK: Final = "work"
 SAMPLE: Final = 2000
 """Items whose IDs the finished decoder has to write."""
+SEARCHED: Final = 500
+"""Items that are searched with their own embedding."""
 
 
 class Memorization(NamedTuple):
@@ -56,7 +67,16 @@ class Memorization(NamedTuple):
     """For items of the searched pool, their own ID, given their embedding; None without indexing."""
 
 
-class Baseline(NamedTuple):
+class BaselineIndex(NamedTuple):
+    """The IDs of a pool."""
+
+    table: IdTable
+    items: Int64[np.ndarray, " indexed"]
+    """Places in the pool of the items that have an ID."""
+
+
+@dataclass(frozen=True)
+class Rival:
     """A fitted rival."""
 
     config: BaselineConfig
@@ -64,6 +84,43 @@ class Baseline(NamedTuple):
     scheme: IdScheme
     memorization: Memorization
     manifest: Manifest
+
+    def name(self, split: str) -> str:
+        """Return its method in tables and runs, which says whether the items of the split were learned.
+
+        Raises UsageError: they were not, and such IDs cannot be given to new items.
+        """
+        config = self.config
+        is_known = config.indexing == "yes" and config.split == split
+        if not is_known and config.is_numbered:
+            raise UsageError(
+                f"{config.kind} IDs were given to the pools of split {config.split!r} and cannot be given to "
+                f"other items; evaluate that split, or fit again with --split {split}"
+            )
+        return config.kind if is_known else f"{config.kind}-unindexed"
+
+    def index(self, items: Candidates) -> BaselineIndex:
+        """Return a table of the IDs of the items; without those that can have none."""
+        rows = np.arange(len(items.embeddings))
+        if self.config.is_numbered and isinstance(self.scheme, SpelledIds):
+            rows = np.flatnonzero(self.scheme.knows(items))
+        codes = self.scheme.assign(select(items, rows))
+        return BaselineIndex(IdTable.build(codes, np.zeros(len(codes))), rows)
+
+    def search(
+        self, index: BaselineIndex, queries: Float[Tensor, "queries dim"], *, beam: int, k: int
+    ) -> Iterator[Ranking]:
+        """Yield the ranking of each query, in the generator's order; items are places in the pool.
+
+        ``queries`` are the model's fused embeddings.
+        """
+        config = SearchConfig(beam=beam)
+        parts, decoder = [Part(index.table)], T5Decoder(self.generator)
+        for batch in queries.split(SEARCH_BATCH):
+            beams = beam_search(decoder, parts, batch, config)
+            for query in range(len(batch)):
+                found = rank_items(parts, beams, query, batch[query], config=config, evidence=Evidence(), k=k)
+                yield found._replace(items=index.items[found.items])
 
 
 class TrainingData(NamedTuple):
@@ -87,7 +144,7 @@ def fit_baseline(
     *,
     evaluation: Path | None = None,
     progress: Progress,
-) -> Baseline:
+) -> Rival:
     """Give IDs and train the decoder, or open the folder if this was done already.
 
     Features of the searched pools are kept in ``evaluation``, by default in the model's folder. Raises
@@ -132,10 +189,10 @@ def fit_baseline(
         },
         scratch=(WORK,),
     )
-    return Baseline(config, generator, scheme, memorization, manifest)
+    return Rival(config, generator, scheme, memorization, manifest)
 
 
-def load_baseline(folder: Path, quantizer: Quantizer) -> Baseline:
+def load_baseline(folder: Path, quantizer: Quantizer) -> Rival:
     """Open a fitted rival; ``quantizer`` is that of the model that it was fitted on."""
     manifest = open_artifact(folder, kind=KIND)
     settings, facts = dict(manifest.config), dict[str, Any](manifest.facts)
@@ -148,15 +205,15 @@ def load_baseline(folder: Path, quantizer: Quantizer) -> Baseline:
     generator.load_state_dict(load_file(folder / GENERATOR))
     config = from_json(BaselineConfig, settings)
     scheme = SCHEMES[config.kind].load(folder / IDS, quantizer)
-    return Baseline(config, generator.eval(), scheme, Memorization(**facts["memorization"]), manifest)
+    return Rival(config, generator.eval(), scheme, Memorization(**facts["memorization"]), manifest)
 
 
-def check_model(baseline: Baseline, model: Genius) -> None:
+def check_model(rival: Rival, model: Genius) -> None:
     """Raise ArtifactMismatch unless a model is the one that the rival was fitted on."""
-    wanted = baseline.manifest.inputs["model"]
+    wanted = rival.manifest.inputs["model"]
     if wanted != model.fingerprint:
         raise ArtifactMismatch(
-            f"{baseline.manifest.folder} was fitted on model {wanted[:12]}, and {model.folder} is "
+            f"{rival.manifest.folder} was fitted on model {wanted[:12]}, and {model.folder} is "
             f"{model.fingerprint[:12]}; name that model, or fit again"
         )
 
@@ -362,3 +419,102 @@ def _measure(generator: Generator, data: TrainingData, seed: int) -> Memorizatio
         return Memorization(pairs, None)
     rows = torch.from_numpy(draw_items(len(data.pool), min(SAMPLE, len(data.pool)), 0, seed + 1))
     return Memorization(pairs, share_written(generator, data.pool[rows], data.pool_codes[rows]))
+
+
+class IdFacts(NamedTuple):
+    """Quality of the IDs of all candidates."""
+
+    candidates: int
+    levels: int
+    distinct_ids: int
+    collision_rate: float
+    """Share of the candidates that share their ID."""
+    largest_bucket: int
+    absent: int
+    """Candidates without an ID."""
+    not_found: float
+    """Share of a sample that is not among the first hits for its own embedding."""
+    pairs_known: float
+    """Share of training queries whose positive's ID is written without a fault."""
+    items_known: float | None
+    """Share of the indexed items whose own ID is; None without indexing."""
+
+
+class BaselineResult(NamedTuple):
+    """Rows of the results table, and facts about the IDs."""
+
+    rows: list[ResultRow]
+    ids: IdFacts
+    about: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as ``genius evaluate`` does, with ``ids`` in place of ``health``."""
+        return {**self.about, **rows_to_json(self.rows), "ids": self.ids._asdict()}
+
+
+def evaluate_baseline(
+    data: MBeir,
+    model: Genius,
+    rival: Rival,
+    config: EvaluationConfig,
+    folder: Path,
+    *,
+    evaluation: Path | None = None,
+    progress: Progress,
+) -> BaselineResult:
+    """Measure a rival as ``genius evaluate`` measures a model; ``folder`` receives runs and results.
+
+    Of ``config`` only rows, pools, split, beam, instructions, and the number of queries count. Features are
+    kept in ``evaluation``, by default in the model's folder. Raises ArtifactMismatch if the rival was fitted
+    on another model, UsageError if it knows no item of this split and can give none an ID.
+    """
+    check_model(rival, model)
+    method = rival.name(checked(config).split)
+    config = dataclasses.replace(checked(config), methods=(method,))
+    place = evaluation or model.folder / "evaluation"
+    with_codes = rival.config.kind == "genius"
+    items = pool_items(data, model, config.split, place, with_codes=with_codes, progress=progress)
+
+    def answer(queries: Sequence[RowQueries], pool: PoolCandidates) -> Iterator[list[MethodHits]]:
+        index = rival.index(select(items, find_rows(pool.dids, np.asarray(items.numbers))))
+        for of_row in queries:
+            rankings = list(rival.search(index, of_row.fused, beam=config.beam, k=DEPTH))
+            hits = [pool.hits(found.items, found.scores) for found in rankings]
+            touched = sum(found.touched for found in rankings) / max(1, len(rankings))
+            yield [MethodHits(method, hits, index.table.nbytes / len(pool), touched)]
+
+    rows, _ = evaluate_pools(
+        data, model, config, answer, folder, evaluation=place, with_codes=False, progress=progress
+    )
+    about = {
+        "model": model.fingerprint,
+        "baseline": rival.manifest.fingerprint,
+        "data": data.name,
+        "split": config.split,
+        "config": dataclasses.asdict(config),
+    }
+    result = BaselineResult(rows, examine_ids(rival, items, beam=config.beam), about)
+    write_json(folder / RESULTS, result.to_json())
+    return result
+
+
+def examine_ids(rival: Rival, items: Candidates, *, beam: int) -> IdFacts:
+    """Count collisions, items without an ID, and items that are not found even by their own embedding."""
+    index = rival.index(items)
+    num_items = len(items.embeddings)
+    sizes = np.diff(index.table.bucket_starts)
+    rows = np.linspace(0, num_items - 1, min(SEARCHED, num_items)).astype(np.int64)
+    rankings = rival.search(index, items.embeddings[torch.from_numpy(rows)], beam=beam, k=DEPTH)
+    lost = sum(row not in found.items for row, found in zip(rows, rankings, strict=True))
+    memorization = rival.memorization
+    return IdFacts(
+        candidates=num_items,
+        levels=index.table.num_levels,
+        distinct_ids=len(index.table),
+        collision_rate=float(sizes[sizes > 1].sum() / max(1, num_items)),
+        largest_bucket=int(sizes.max(initial=0)),
+        absent=num_items - len(index.items),
+        not_found=lost / max(1, len(rows)),
+        pairs_known=memorization.pairs,
+        items_known=memorization.items,
+    )
