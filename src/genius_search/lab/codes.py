@@ -21,9 +21,10 @@ from genius_search.search.arrays import GrowingArray
 
 KIND: Final = "codes"
 COLUMNS: Final = (
-    f"codes, half norm / {HALF_NORM_STEPS}, density / {DENSITY_STEPS}; densities of items / {DENSITY_STEPS}"
+    f"codes, half norm / {HALF_NORM_STEPS}, density / {DENSITY_STEPS}; code cosines; "
+    f"densities of items / {DENSITY_STEPS}"
 )
-"""Stored columns; a folder with other columns is encoded again."""
+"""Stored arrays and their columns; a folder with others is encoded again."""
 BATCH: Final = 4096
 
 
