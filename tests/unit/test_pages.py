@@ -1,7 +1,7 @@
 """The commands and the Python of README.md and of the pages in docs/ are run, in their order on the page.
 
-A comment on the line above a block says otherwise: ``<!-- not run: REASON -->``; ``<!-- slow -->`` if the block, and
-those after it, wait for `pytest -m slow`; ``<!-- served -->`` if it needs a running service
+A comment on the line above a block says otherwise: ``<!-- not run: REASON -->``; ``<!-- slow -->`` if it waits for
+`pytest -m slow`; ``<!-- served -->`` if it needs a running service
 (``test_http_examples.py``). Commands that are not run are parsed (``test_docs.py``).
 """
 
@@ -118,7 +118,7 @@ def run_page(page: Path, *, slow: bool) -> None:
     names: dict[str, object] = {}
     for block in blocks_of(page):
         if block.remark == "slow" and not slow:
-            break
+            continue
         if block.is_run and block.language == "python":
             exec(compile(block.body, page.name, "exec"), names)  # noqa: S102  our own examples
         elif block.is_run:
