@@ -145,7 +145,9 @@ def run_line(line: str) -> None:
         if ">" in words:
             words, (target,) = words[: words.index(">")], words[words.index(">") + 1 :]
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(Path(target).open("w"))))
-        assert main(words) == 0, line
+        status = main(words)
+        # The doctor may find the codes of such a small model unhealthy.
+        assert status == 0 or (status == 1 and words[0] == "doctor"), line
 
 
 @pytest.mark.parametrize("page", steps(slow=False))
