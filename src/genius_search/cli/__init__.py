@@ -265,5 +265,7 @@ def _report(error: GeniusError | OSError | KeyboardInterrupt) -> int:
             message, status = f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 1
         case _:
             raise error
-    print(f"genius: {message}", file=sys.stderr)
+    from genius_search.cli.terminal import print_text
+
+    print_text(f"genius: {message}", error=True)
     return status

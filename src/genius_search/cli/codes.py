@@ -16,7 +16,7 @@ from genius_search.cli.options import (
     QueryOptions,
     command,
 )
-from genius_search.cli.terminal import print_json, print_table
+from genius_search.cli.terminal import print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from genius_search.index.explain import CodeNode, Explanation, SharedPage
@@ -146,7 +146,7 @@ def _print_node(node: CodeNode) -> None:
         print_table(("code", "items", "share", "for example"), rows, fill=True)
     else:
         for item in node.examples:
-            print(f"{item.id}  {_summary(item)}")
+            print_text(f"{item.id}  {_summary(item)}")
     if node.truncated:
         print(f"and {node.num_children - len(node.children):,} more codes; --most shows more")
 
@@ -166,7 +166,7 @@ def _print_groups(page: SharedPage) -> None:
 
 
 def _print_explanation(found: Explanation) -> None:
-    print(f"{found.item.id}  {_summary(found.item)}")
+    print_text(f"{found.item.id}  {_summary(found.item)}")
     rows = []
     for step in found.levels:
         others = [one for one in step.siblings if one.code != step.code][:NUM_ALTERNATIVES]

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from genius_search.cli.options import DataArgument, JsonOption, command
-from genius_search.cli.terminal import print_json, print_table
+from genius_search.cli.terminal import print_json, print_table, print_text
 
 
 @command
@@ -34,7 +34,7 @@ class Check(JsonOption):
         columns = [field.name.replace("_", " ") for field in dataclasses.fields(QueryCount)]
         print_table(columns, [list(map(str, dataclasses.astuple(count))) for count in report.queries])
         for finding in report.findings:
-            print(f"{finding.severity}: {finding.kind}: {finding.count}: {'; '.join(finding.examples)}")
+            print_text(f"{finding.severity}: {finding.kind}: {finding.count}: {'; '.join(finding.examples)}")
         print("no errors" if report.ok else "there are errors")
         return status
 

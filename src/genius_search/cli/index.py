@@ -19,7 +19,7 @@ from genius_search.cli.options import (
     WaitOption,
     command,
 )
-from genius_search.cli.terminal import TerminalProgress, format_bytes, print_facts, print_json
+from genius_search.cli.terminal import TerminalProgress, format_bytes, print_facts, print_json, print_text
 
 if TYPE_CHECKING:
     from genius_search.index.verify import IndexInfo
@@ -196,7 +196,7 @@ class Delete(WaitOption, JsonOption, IndexArgument):
             print_json({"deleted": done.deleted, "missing": done.missing})
         else:
             for missing in done.missing:
-                print(f"not in the index: {missing}", file=sys.stderr)
+                print_text(f"not in the index: {missing}", error=True)
             print(f"{done.deleted} items deleted", file=sys.stderr)
         return 0 if done.deleted else 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,13 @@ QUIET_SECONDS: Final = 15.0
 """Seconds between lines of progress when stderr is not a terminal."""
 MEASURES: Final = ("loss", "purity", "collision_rate", "reconstruction")
 """Measures that are shown beside the progress."""
+_CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys, or that change the direction of text; not tab and newline."""
+
+
+def escape_controls(text: str) -> str:
+    """Replace control characters by their JSON escapes, so that a text cannot steer a terminal."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class TerminalProgress:
@@ -77,7 +85,7 @@ class TerminalProgress:
 
     def say(self, message: str) -> None:
         """Print a line on stderr."""
-        self._console.print(message, highlight=False, soft_wrap=True, markup=False, emoji=False)
+        self._console.print(escape_controls(message), highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def close(self) -> None:
         """Remove the bar, so that nothing is printed over it."""
@@ -86,10 +94,14 @@ class TerminalProgress:
             self._bars = None
 
 
+def print_text(text: str, *, error: bool = False) -> None:
+    """Print a line on stdout or stderr."""
+    print(escape_controls(text), file=sys.stderr if error else sys.stdout)
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout; paths become strings."""
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
-    sys.stdout.write("\n")
+    print_text(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def print_table(
@@ -106,7 +118,7 @@ def print_table(
     fill
         Let the last column, aligned left, take the rest of the line, and cut it there.
     """
-    rows = list(rows)
+    rows = [tuple(map(escape_controls, row)) for row in rows]
     table = Table(box=None, padding=(0, 2, 0, 0), expand=fill, show_header=any(columns))
     for place, heading in enumerate(columns):
         if fill and place == len(columns) - 1:
@@ -130,7 +142,7 @@ def print_facts(facts: Mapping[str, Any], *, as_json: bool = False) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name.replace("_", " "), Text(_format(value)))
+        table.add_row(name.replace("_", " "), Text(escape_controls(_format(value))))
     Console().print(table)
 
 

@@ -30,6 +30,12 @@ def fails_with(monkeypatch, error: BaseException) -> None:
     monkeypatch.setattr(cli, "find", lambda name: Failing)
 
 
+def test_an_error_cannot_steer_the_terminal(monkeypatch, capsys):
+    fails_with(monkeypatch, errors.UsageError("there is no item 'kite\x1b[2J'"))
+    assert main(["search"]) == 2
+    assert capsys.readouterr().err == "genius: there is no item 'kite\\u001b[2J'\n"
+
+
 @pytest.mark.parametrize("words", [["--help"], ["-h"], []])
 def test_help_lists_the_commands_of_the_product_on_stdout(words, capsys):
     assert main(words) == 0

@@ -1,0 +1,48 @@
+"""Texts of others on the terminal: shown, never obeyed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from genius_search.cli.terminal import (
+    TerminalProgress,
+    escape_controls,
+    print_facts,
+    print_json,
+    print_table,
+    print_text,
+)
+
+CLEAR = "\x1b]0;pwned\x07\x1b[2J"
+HOSTILE = f"kite{CLEAR}\x9b31m\u202egpj\r"
+
+
+def test_words_of_every_language_stay_as_they_are():
+    text = "a kite\tün drachen 紙鳶 ☂️ شمسية\n"
+    assert escape_controls(text) == text
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        print_text,
+        lambda text: print_text(text, error=True),
+        lambda text: print_json({text: [text]}),
+        lambda text: print_facts({"text": text}),
+        lambda text: print_table(("id", "text"), [(text, text)], fill=True),
+        TerminalProgress().say,
+    ],
+)
+def test_no_text_reaches_the_terminal_as_a_command(show, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    show(HOSTILE)
+    printed = "".join(capsys.readouterr())
+    assert "kite" in printed
+    assert not set(printed) & set("\x1b\x07\x9b\u202e\r")
+
+
+def test_json_on_stdout_keeps_its_meaning(capsys):
+    print_json([HOSTILE])
+    assert json.loads(capsys.readouterr().out) == [HOSTILE]
