@@ -195,6 +195,7 @@ def _read_list(path: Path, images: set[Path], listed: dict[Path, _Caption], prob
     """Read the captions in a list."""
     bad = BadLines(remember=sys.maxsize)
     try:
+        require_file(path)
         rows = _csv_rows(path) if path.suffix == ".csv" else read_json_lines(path, dict, bad)
         for line, row in rows:
             name = next((row[key] for key in _FILE_KEYS if isinstance(row.get(key), str)), None)
@@ -205,6 +206,8 @@ def _read_list(path: Path, images: set[Path], listed: dict[Path, _Caption], prob
                 bad.add(BadRecord(path, line, f"there is no picture {name!r} in this folder"))
             else:
                 listed[image] = _caption_of(row)
+    except BadImage as error:
+        problems.append(error)
     except (OSError, ValueError, csv.Error) as error:
         bad.add(BadRecord(path, 1, f"cannot be read: {error}"))
     problems.extend(bad.problems)

@@ -141,6 +141,8 @@ def read_json_lines(
     BadData
         The file cannot be opened.
     """
+    if path.exists() and not path.is_file():  # a pipe or a device may never end
+        raise BadData(f"{path}: is not a file; expected lines in a file")
     for line, raw in numbered_lines(path, observe):
         try:
             row = json.loads(raw.decode())
@@ -222,6 +224,8 @@ def _content(
     declared = _required(row, modality_key)
     modality = Modality.parse(declared)
     text, image = _text(row, text_key), _text(row, image_key)
+    if "\0" in (image or ""):
+        raise BadData(f"{image_key} is {image!r}, and no file's name contains a NUL character")
     for key, value, other in ((text_key, text, Modality.IMAGE), (image_key, image, Modality.TEXT)):
         if modality is not other and value is None:
             raise BadData(f"{modality_key} is {declared!r} but there is no {key}")

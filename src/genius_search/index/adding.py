@@ -134,6 +134,11 @@ def _some(items: Iterator[Item], pool: Path, left_out: Sequence[LeftOut]) -> Ite
 def _items(candidates: Iterable[Candidate], root: Path) -> Iterator[Item]:
     for candidate in candidates:
         image = None if candidate.image is None else os.path.normpath(root / candidate.image)
+        if image is not None and not Path(image).is_relative_to(root):
+            raise BadData(
+                f"the image of {candidate.did} is {candidate.image!r}, which leads out of {root}; paths in a "
+                "pool must stay inside its folder"
+            )
         item = Item(candidate.did, candidate.modality, candidate.text, image, candidate.source)
         check_item(item)
         yield item

@@ -221,3 +221,11 @@ def test_what_a_scan_offers_can_be_opened(tmp_path):
     picture(tmp_path / "a.png", "blue")
     scan = read_folder(tmp_path)
     assert open_image(scan.root / scan.candidates[0].image).getpixel((0, 0)) == (0, 0, 255)
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv", "captions.jsonl"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_list_that_would_never_end_is_named_and_not_read(tmp_path, name, make):
+    picture(tmp_path / "a.png")
+    make(tmp_path / name)
+    assert problems_of(tmp_path) == {name: "is not a file"}

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,7 @@ def test_a_line_separator_inside_a_text_does_not_end_the_line(tmp_path):
         (text_candidate(txt=["x"]), "expected a string"),
         (text_candidate(img_path="a.jpg"), "but img_path is 'a.jpg'"),
         ({"did": "9:1", "modality": "image"}, "no img_path"),
+        ({"did": "9:1", "modality": "image", "img_path": "a\0.jpg"}, "NUL character"),
         ({"did": "9:1", "modality": "image,text", "img_path": "a.jpg"}, "no txt"),
         ({"did": "9:1", "modality": "image", "img_path": "a.jpg", "txt": "x"}, "but txt is 'x'"),
         (b'{"did": "9:1", "modality": "text", "txt": "\\ud800"}', "surrogate"),
@@ -273,6 +275,13 @@ def test_an_image_path_stays_inside_the_data_set(layout):
     for path in ("/etc/passwd", "../a.jpg", "mbeir_images/../../a.jpg"):
         with pytest.raises(BadData, match="leads out"):
             data.image_path(path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir])
+def test_lines_that_would_never_end_are_not_read(tmp_path, make):
+    make(tmp_path / "pool.jsonl")
+    with pytest.raises(BadData, match="not a file"):
+        next(read_candidates(tmp_path / "pool.jsonl"))
 
 
 def test_there_are_sixteen_rows_in_the_papers():

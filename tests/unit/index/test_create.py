@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 from genius_search.cli import main
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.index import create
+from genius_search.index.adding import open_pool
 from genius_search.index.index import Index
 from genius_search.index.publish import check_index, save_index
 
@@ -194,3 +196,14 @@ def test_only_an_index_with_its_own_model_and_embeddings_is_refitted(trained, po
     assert not foreign.has_outgrown
     with pytest.raises(UsageError, match="trained model"):
         foreign.refit()
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../a.png", "x/../../a.png"])
+def test_a_pool_names_no_picture_outside_its_folder(tmp_path, path):
+    paths = (str(tmp_path / "a.png"), path)
+    rows = [{"did": f"1:{n}", "modality": "image", "img_path": image} for n, image in enumerate(paths)]
+    (tmp_path / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    items = open_pool(tmp_path / "pool.jsonl", captions=True).items
+    assert next(items).image == str(tmp_path / "a.png")
+    with pytest.raises(BadData, match="leads out"):
+        next(items)
