@@ -30,6 +30,8 @@ CHECKPOINT: Final = "checkpoint.pt"
 """Training state in an unfinished folder; removed when it is finished."""
 LOCK_SECONDS: Final = 1.0
 """How long to wait for another writer: one that finds its folder finished holds it for a moment only."""
+MAX_JSON_BYTES: Final = 1 << 25
+"""Largest manifest or settings file that is read; one of 8 million training rows takes about 1 MB."""
 _PLAN: Final = "plan.json"
 _UNSIGNED: Final = ("fingerprint", "notes")
 
@@ -50,6 +52,28 @@ def file_fingerprint(path: Path) -> str:
     """Return the SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_json(path: Path) -> Any:
+    """Read a manifest or a settings file.
+
+    Raises
+    ------
+    ArtifactMismatch
+        It is not JSON, not a file, or larger than :data:`MAX_JSON_BYTES`.
+    """
+    try:
+        if path.exists() and not path.is_file():  # a pipe or a device may never end
+            raise ArtifactMismatch(f"{path} is damaged: it is not a file")
+        with path.open("rb") as file:
+            content = file.read(MAX_JSON_BYTES + 1)
+        if len(content) > MAX_JSON_BYTES:
+            raise ArtifactMismatch(f"{path} has more than {MAX_JSON_BYTES:,} bytes, too many for settings")
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ArtifactMismatch):
+            raise
+        raise ArtifactMismatch(f"{path} is damaged: it is not valid JSON ({error})") from None
 
 
 def sync(*paths: Path) -> None:
@@ -295,7 +319,7 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
     _recover(folder)
     manifest = _read_manifest(folder, kind)
     if verify:
-        signed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        signed = read_json(folder / MANIFEST)
         if fingerprint_of({k: v for k, v in signed.items() if k not in _UNSIGNED}) != manifest.fingerprint:
             raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
     for name, fact in manifest.files.items():
@@ -312,7 +336,7 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
 
 def copy_artifact(source: Path, target: Path) -> None:
     """Copy a finished folder: the files that its manifest names, and no others."""
-    for name in (*json.loads((source / MANIFEST).read_bytes())["files"], MANIFEST):
+    for name in (*read_json(source / MANIFEST)["files"], MANIFEST):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, target / name)
 
@@ -326,7 +350,7 @@ def _read_manifest(folder: Path, kind: str) -> Manifest:
             f"{folder} is not a finished {kind}: it has no {MANIFEST}. Run the command that makes it again"
         )
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = read_json(path)
         version, found = body["format"], body["kind"]
         if isinstance(version, int) and version > FORMAT:
             raise ArtifactMismatch(
@@ -340,9 +364,7 @@ def _read_manifest(folder: Path, kind: str) -> Manifest:
         return checked  # noqa: TRY300
     except ValidationError as error:
         problem = first_problem(error)
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        if isinstance(error, ArtifactMismatch):
-            raise
+    except (KeyError, TypeError) as error:
         problem = repr(error)
     raise ArtifactMismatch(f"{path} is damaged ({problem}); make the {kind} again")
 

@@ -25,6 +25,7 @@ def _added(default: object) -> Any:
 
 
 Count = Annotated[int, Ge(1)]
+Size = Annotated[int, Ge(1), Le(1 << 20)]
 Natural = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0), Lt(float("inf"))]
 NonNegative = Annotated[float, Ge(0), Lt(float("inf"))]
@@ -46,22 +47,22 @@ class SmallEncoderConfig:
     """Only for -ff: attend to padding, missing images and missing texts, as the authors' code does (except
     that blip-ff never attends to padding)."""
 
-    dim: Count = 128
+    dim: Size = 128
     """Width of the features."""
 
-    vocabulary: Annotated[int, Ge(257)] = 8192
+    vocabulary: Annotated[int, Ge(257), Le(1 << 20)] = 8192
     """Maximum number of words and word pieces learned from the training texts; at least 257."""
 
-    max_tokens: Count = 64
+    max_tokens: Annotated[int, Ge(1), Le(8192)] = 64
     """Longer texts are truncated."""
 
-    pair_buckets: Count = 8192
+    pair_buckets: Size = 8192
     """Rows of the hashed embedding table for pairs of adjacent words, which encode word order."""
 
-    text_width: Count = 256
+    text_width: Size = 256
     """Width of a word's vector and of the layers that read texts."""
 
-    image_width: Count = 512
+    image_width: Size = 512
     """Width of the layers that read pictures."""
 
     def __post_init__(self) -> None:
@@ -271,7 +272,7 @@ class GeneratorConfig:
     kind: str = _added("t5")
     """t5, or the name of an entry point of the group genius_search.generators."""
 
-    layers: Count = 6
+    layers: Annotated[int, Ge(1), Le(256)] = 6
     """Number of decoder blocks."""
 
     width: Count = 512

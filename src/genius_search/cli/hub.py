@@ -168,7 +168,7 @@ class Push(ConfirmOptions):
                 _list(progress, files)
                 if kind == "index":
                     progress.say(
-                        "Note: the items' texts, fields and ids and the paths of their pictures are published"
+                        "Note: the items' texts, fields and ids are published, but not their pictures"
                     )
                 if not self.dry_run:
                     self._confirm(f"Publish {format_bytes(sum(size for _, size in files))}?")

@@ -85,7 +85,8 @@ class TerminalProgress:
 
     def say(self, message: str) -> None:
         """Print a line on stderr."""
-        self._console.print(escape_controls(message), highlight=False, soft_wrap=True, markup=False, emoji=False)
+        shown = escape_controls(message)
+        self._console.print(shown, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def close(self) -> None:
         """Remove the bar, so that nothing is printed over it."""

@@ -24,6 +24,7 @@ from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
+from genius_search.encoders.texts import cut_texts
 from genius_search.errors import MissingExtra
 
 START: Final = 49406
@@ -50,7 +51,7 @@ def token_rows(texts: Sequence[str], *, context: int = CONTEXT) -> Int[Tensor, "
         ftfy is not installed.
     """
     tokenizer = _cached_tokenizer()
-    cleaned = [clean(text) for text in texts]
+    cleaned = [clean(text) for text in cut_texts(texts, max_tokens=context)]
     rows = np.zeros((len(texts), context), dtype=np.int64)
     encoded = tokenizer.encode_batch_fast(cleaned, add_special_tokens=False)
     for row, (text, encoding) in enumerate(zip(cleaned, encoded, strict=True)):

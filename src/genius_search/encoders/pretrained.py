@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -13,23 +12,33 @@ from typing import Any, Final, NamedTuple
 import torch
 from jaxtyping import Float
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.artifact import file_fingerprint, fingerprint_of
+from genius_search.artifact import file_fingerprint, fingerprint_of, read_json
 from genius_search.encoders.base import BatchEncoder, TextEncoder, TextInput, need_transformers
 from genius_search.encoders.static import WORDLLAMA, StaticEncoder, is_static
+from genius_search.encoders.texts import MAX_TOKENS, check_tokenizer, cut_texts
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.hub.access import ENCODER_FILES, check_reachable, is_path, translate_hub_errors
+from genius_search.nn.weights import check_size
 
 _WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
 _TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model")
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
-MAX_TOKENS: Final = 512
+DEFAULT_TOKENS: Final = 512
 """Tokens that a sentence embedder reads of a text when its folder does not say."""
 _PROMPTS: Final = {"query": ("query",), "candidate": ("document", "passage", "corpus")}
 """Names of a model's prompts in sentence-transformers' settings, by role."""
-_SETTINGS: Final = ("config.json", "tokenizer_config.json", *_PROCESSORS)
+_DATA: Final = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json", _WEIGHTS[1]})
+"""JSON files whose keys are words or names of tensors, not settings."""
+_CODE: Final = frozenset({"auto_map", "custom_pipelines", "custom_generate"})
+"""Settings by which transformers would run programs from the folder or the hub."""
+_KERNELS: Final = frozenset({"attn_implementation", "_attn_implementation", "experts_implementation"})
+"""Settings that may name a repository of compiled programs."""
+MAX_LAYERS: Final = 256
+MAX_SIDE: Final = 4096
+"""Pixels along a side of a prepared image."""
 
 
 def find_checkpoint(name: str, *, download: bool) -> Path:
@@ -74,59 +83,74 @@ def find_checkpoint(name: str, *, download: bool) -> Path:
 
 
 def check_files(folder: Path, *, image_processor: bool) -> None:
-    """Check that a model's folder is complete and asks for no code of its own.
+    """Check that a model's folder is complete and its settings can be trusted (:func:`check_settings`).
 
     Raises
     ------
     ArtifactMissing
         Files are missing; the message names them.
-    ArtifactMismatch
-        A settings file holds ``auto_map``, by which transformers would run programs from the folder.
     """
     missing = _missing_files(folder)
     if image_processor and not any((folder / name).is_file() for name in _PROCESSORS):
         missing.append(_PROCESSORS[0])
     if missing:
         raise ArtifactMissing(f"{folder} is not a complete model: it lacks {', '.join(missing)}")
-    refuse_code(folder)
+    check_settings(folder)
 
 
-def refuse_code(folder: Path) -> None:
-    """Raise :class:`ArtifactMismatch` where a settings file of a folder holds ``auto_map``."""
-    for file in (folder / name for name in _SETTINGS):
-        waiting = [read_json(file)] if file.is_file() else []
+def check_settings(folder: Path) -> None:
+    """Check the settings of a model's folder before a library opens it.
+
+    Raises
+    ------
+    ArtifactMismatch
+        A file asks for code to be run, describes a network or an image that would fill the memory, or holds a
+        tokenizer that would; the message names it.
+    """
+    if (folder / "adapter_config.json").exists():
+        raise ArtifactMismatch(
+            f"{folder} holds adapter_config.json, by which another model would be opened; merge the two first"
+        )
+    for file in sorted(set(folder.glob("*.json")) - {folder / name for name in _DATA}):
+        waiting: list[tuple[str, Any]] = [("", read_json(file))]
         while waiting:
-            value = waiting.pop()
+            name, value = waiting.pop()
             if isinstance(value, dict):
-                if "auto_map" in value:
-                    raise ArtifactMismatch(
-                        f"{file} holds auto_map, which asks for code from the model's folder to be run; "
-                        "nothing was run. Use a model that transformers itself knows"
-                    )
-                waiting += value.values()
+                waiting += value.items()
             elif isinstance(value, list):
-                waiting += value
+                waiting += [(name, one) for one in value]
+            if name in _CODE or (name in _KERNELS and "/" in str(value)):
+                raise ArtifactMismatch(
+                    f"{file} holds {name}, which asks for code from the model's folder or the hub to be run; "
+                    "nothing was run. Use a model that transformers itself knows"
+                )
+            most = MAX_LAYERS if "layer" in name else MAX_SIDE if file.name in _PROCESSORS else None
+            if most is not None and isinstance(value, int | float) and value > most:
+                raise ArtifactMismatch(f"{file} says {name} {value}, expected at most {most}; do not use it")
+    if (folder / "tokenizer.json").exists():
+        check_tokenizer(folder / "tokenizer.json")
 
 
 def _missing_files(folder: Path) -> list[str]:
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
-    if not any((folder / name).is_file() for name in _WEIGHTS):
-        missing.append(_WEIGHTS[0])
-    index = folder / _WEIGHTS[1]
-    if index.is_file():
-        shards = set(read_json(index).get("weight_map", {}).values())
-        missing += [name for name in sorted(shards) if not (folder / name).is_file()]
+    missing += [file.name for file in _weight_files(folder) if not file.is_file()]
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         missing.append(_TOKENIZERS[0])
     return missing
 
 
-def read_json(file: Path) -> Any:
-    """Read a settings file; raise :class:`ArtifactMismatch` where it is not JSON."""
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of a model's weights: one, or those that an index lists."""
+    index = folder / _WEIGHTS[1]
+    if (folder / _WEIGHTS[0]).is_file() or not index.is_file():
+        return [folder / _WEIGHTS[0]]
     try:
-        return json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ArtifactMismatch(f"{file} is not valid JSON: {error}") from None
+        names = sorted({*read_json(index)["weight_map"].values()})
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ArtifactMismatch(f"{index} is damaged: it lists no weights ({error!r})") from None
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise ArtifactMismatch(f"{index} names no files, or files outside its folder; do not use it")
+    return [folder / name for name in names]
 
 
 def contents_fingerprint(folder: Path) -> str:
@@ -138,15 +162,31 @@ def contents_fingerprint(folder: Path) -> str:
 
 
 def load_model(folder: Path, *, device: str) -> Any:
-    """Load a folder's model in single precision, without transformers' own progress bar."""
-    from transformers import AutoModel  # noqa: PLC0415  takes seconds to import
+    """Load a folder's model in single precision, without transformers' own progress bar.
+
+    Raises
+    ------
+    ArtifactMismatch
+        The settings describe a much larger network than the weights.
+    """
+    from transformers import AutoConfig, AutoModel  # noqa: PLC0415  takes seconds to import
     from transformers.utils import logging  # noqa: PLC0415
 
+    def make() -> nn.Module:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        network: nn.Module = AutoModel.from_config(config, trust_remote_code=False)
+        return network
+
+    check_size(make, *_weight_files(folder))
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         model = AutoModel.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+            folder,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
         )
     finally:
         if was_enabled:
@@ -280,12 +320,13 @@ class ClipEncoder(PretrainedEncoder, BatchEncoder):
 
     def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of texts, cut at the model's maximum length."""
+        most = self._model.config.text_config.max_position_embeddings
         tokens = self._tokenizer(
-            list(texts),
+            cut_texts(texts, max_tokens=most),
             # SigLIP was trained on texts padded to its full length, and reads the padding.
             padding="max_length" if self._type == "siglip" else "longest",
             truncation=True,
-            max_length=self._model.config.text_config.max_position_embeddings,
+            max_length=most,
             return_tensors="pt",
         )
         inputs = {"input_ids": tokens["input_ids"].to(self._device)}
@@ -309,7 +350,10 @@ class SentenceEncoder(TextEncoder, PretrainedEncoder):
         self.dim = int(self._model.config.hidden_size)
         limits = self._folder / "sentence_bert_config.json"
         settings = read_json(limits) if limits.is_file() else {}
-        self._max_tokens = int(settings.get("max_seq_length", MAX_TOKENS))
+        stated = settings.get("max_seq_length")
+        limit = stated if isinstance(stated, int) and stated > 0 else DEFAULT_TOKENS
+        positions = getattr(self._model.config, "max_position_embeddings", MAX_TOKENS)
+        self._max_tokens = min(limit, positions, MAX_TOKENS)
         file = self._folder / "config_sentence_transformers.json"
         prompts = (read_json(file) if file.is_file() else {}).get("prompts") or {}
         self._prompts = {
@@ -351,7 +395,11 @@ class SentenceEncoder(TextEncoder, PretrainedEncoder):
     def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of texts, cut at the model's maximum length."""
         tokens = self._tokenizer(
-            list(texts), padding="longest", truncation=True, max_length=self._max_tokens, return_tensors="pt"
+            cut_texts(texts, max_tokens=self._max_tokens),
+            padding="longest",
+            truncation=True,
+            max_length=self._max_tokens,
+            return_tensors="pt",
         ).to(self._device)
         states: Tensor = self._model(**tokens).last_hidden_state
         if self._takes_mean:

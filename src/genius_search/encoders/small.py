@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from PIL import Image
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFKC, Lowercase
@@ -32,7 +31,7 @@ from tokenizers.trainers import BpeTrainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.artifact import fingerprint_of
+from genius_search.artifact import fingerprint_of, read_json
 from genius_search.config import SmallEncoderConfig, from_json, to_json
 from genius_search.data.features import FeatureBatch
 from genius_search.encoders.base import (
@@ -44,8 +43,9 @@ from genius_search.encoders.base import (
     need_transformers,
 )
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, describe
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra
-from genius_search.nn.weights import write_weights
+from genius_search.encoders.texts import cut_texts, read_tokenizer
+from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.nn.weights import load_weights, write_weights
 
 PADDING: Final = 0
 """The token number that fills short rows and counts for nothing."""
@@ -76,7 +76,8 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> Tokenizer:
 def token_rows(tokenizer: Tokenizer, texts: Sequence[str], *, max_tokens: int) -> Int[Tensor, "items tokens"]:
     """Return the token numbers of texts, cut and padded to ``max_tokens``."""
     rows = np.full((len(texts), max_tokens), PADDING, dtype=np.int32)
-    for row, encoding in enumerate(tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)):
+    beginnings = cut_texts(texts, max_tokens=max_tokens)
+    for row, encoding in enumerate(tokenizer.encode_batch_fast(beginnings, add_special_tokens=False)):
         ids = encoding.ids[:max_tokens]
         rows[row, : len(ids)] = ids
     return torch.from_numpy(rows)
@@ -262,7 +263,8 @@ def create_small(config: SmallEncoderConfig, texts: Iterable[str], *, seed: int)
     tokenizer = train_tokenizer(texts, vocabulary=config.vocabulary)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _assemble(config, tokenizer, spec="small")
+        network = _network(config, vocabulary=tokenizer.get_vocab_size())
+    return _assemble(config, network, tokenizer, spec="small")
 
 
 def load_small(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
@@ -283,29 +285,36 @@ def load_small(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
             f"{folder} is not a trained small encoder: it lacks {', '.join(missing)}. "
             "Train one with `genius train encoder`"
         )
+    settings = read_json(folder / CONFIG_FILE)
     try:
-        config = from_json(SmallEncoderConfig, json.loads((folder / CONFIG_FILE).read_text()))
-        if config.is_joint:
-            need_transformers()
-        tokenizer = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text())
-        encoder = _assemble(config, tokenizer, spec=f"small:{folder}")
-        encoder.network.load_state_dict(load_file(folder / WEIGHTS_FILE))
-    except MissingExtra:
-        raise
-    except Exception as error:  # tokenizers raises plain Exception for a damaged file
-        reason = str(error).splitlines()[0]
+        config = from_json(SmallEncoderConfig, settings)
+    except (TypeError, ValueError) as error:
         raise ArtifactMismatch(
-            f"{folder} cannot be read as a small encoder ({reason}); train it again"
-        ) from error
+            f"{folder / CONFIG_FILE} cannot be used ({error}); train the encoder again"
+        ) from None
+    if config.is_joint:
+        need_transformers()
+    tokenizer = read_tokenizer(folder / TOKENIZER_FILE)
+    network = load_weights(
+        folder / WEIGHTS_FILE, lambda: _network(config, vocabulary=tokenizer.get_vocab_size())
+    )
+    encoder = _assemble(config, network, tokenizer, spec=f"small:{folder}")
     encoder.network.to(device).eval()
     return encoder
 
 
-def _assemble(config: SmallEncoderConfig, tokenizer: Tokenizer, *, spec: str) -> AnySmallEncoder:
-    vocabulary = tokenizer.get_vocab_size()
+def _network(config: SmallEncoderConfig, *, vocabulary: int) -> EmbeddingNetwork:
     if not config.is_joint:
-        return SmallEncoder(config, SmallNetwork(config, vocabulary=vocabulary), tokenizer, spec=spec)
+        return SmallNetwork(config, vocabulary=vocabulary)
     from genius_search.encoders.small_fusion import SmallBlipFusion, SmallClipFusion  # noqa: PLC0415  seconds
 
-    network = SmallClipFusion if config.kind == "clip-ff" else SmallBlipFusion
-    return SmallJointEncoder(config, network(config, vocabulary=vocabulary), tokenizer, spec=spec)
+    kind = SmallClipFusion if config.kind == "clip-ff" else SmallBlipFusion
+    return kind(config, vocabulary=vocabulary)
+
+
+def _assemble(
+    config: SmallEncoderConfig, network: EmbeddingNetwork, tokenizer: Tokenizer, *, spec: str
+) -> AnySmallEncoder:
+    if isinstance(network, SmallNetwork):
+        return SmallEncoder(config, network, tokenizer, spec=spec)
+    return SmallJointEncoder(config, network, tokenizer, spec=spec)

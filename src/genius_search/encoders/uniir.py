@@ -17,11 +17,9 @@ from typing import Any, Final, Generic, TypeVar, get_args
 import torch
 from jaxtyping import Float
 from PIL import Image
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from genius_search.artifact import MANIFEST, Manifest, open_artifact
+from genius_search.artifact import MANIFEST, Manifest, open_artifact, read_json
 from genius_search.config import EncoderKind
 from genius_search.encoders.base import (
     BatchEncoder,
@@ -33,8 +31,10 @@ from genius_search.encoders.base import (
     need_transformers,
 )
 from genius_search.encoders.clip_tokens import END, token_rows
-from genius_search.encoders.pretrained import ClipEncoder, load_image_processor, read_json, refuse_code
+from genius_search.encoders.pretrained import ClipEncoder, check_settings, load_image_processor
+from genius_search.encoders.texts import cut_texts, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.nn.weights import load_weights
 
 ARTIFACT: Final = "uniir"
 """The folder's kind in its manifest."""
@@ -79,7 +79,7 @@ def load_uniir(folder: Path, *, device: str = "cpu") -> Encoder:
     """
     kind = _stored_kind(folder)
     need_transformers()
-    refuse_code(folder)
+    check_settings(folder)
     config = read_json(folder / "config.json")
     if kind in ("clip-sf", "clip-ff"):
         _check_activation(config, folder / "config.json")
@@ -88,12 +88,12 @@ def load_uniir(folder: Path, *, device: str = "cpu") -> Encoder:
         case "clip-sf":
             return ClipScoreFusion(manifest, device=device)
         case "clip-ff":
-            mixer = ClipFusion(config)
+            mixer = _load(manifest, ClipFusion)
             return FeatureFusion(manifest, mixer, _clip_reader(mixer.context), device=device)
         case "blip-sf":
-            return BlipScoreFusion(manifest, BlipTowers(config), _bert_reader(folder), device=device)
+            return BlipScoreFusion(manifest, _load(manifest, BlipTowers), _bert_reader(folder), device=device)
         case "blip-ff":
-            return FeatureFusion(manifest, BlipFusion(config), _bert_reader(folder), device=device)
+            return FeatureFusion(manifest, _load(manifest, BlipFusion), _bert_reader(folder), device=device)
 
 
 def _stored_kind(folder: Path) -> EncoderKind:
@@ -147,24 +147,13 @@ def _bert_reader(folder: Path) -> Reader:
     tokenizer.enable_padding(pad_id=tokenizer.token_to_id("[PAD]"), pad_token="[PAD]")  # noqa: S106  no password
 
     def read(texts: Sequence[str]) -> dict[str, Tensor]:
-        encoded = tokenizer.encode_batch(list(texts))
+        encoded = tokenizer.encode_batch(cut_texts(texts, max_tokens=MAX_BERT_TOKENS))
         return {
             "input_ids": torch.tensor([encoding.ids for encoding in encoded]),
             "attention_mask": torch.tensor([encoding.attention_mask for encoding in encoded]),
         }
 
     return read
-
-
-def read_tokenizer(file: Path) -> Tokenizer:
-    """Open a ``tokenizer.json``, without the truncation and padding that it may ask for."""
-    try:
-        tokenizer = Tokenizer.from_str(file.read_text())
-    except Exception as error:  # noqa: BLE001  tokenizers raises plain Exception for a damaged file
-        raise ArtifactMismatch(f"{file} cannot be read as a tokenizer ({error})") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def middle_square(image: Image.Image, *, side: int) -> Image.Image:
@@ -304,6 +293,12 @@ def t5_layers(settings: Mapping[str, Any]) -> nn.Module:
 Network = TypeVar("Network", bound="BlipTowers | ClipFusion | BlipFusion")
 
 
+def _load(manifest: Manifest, kind: Callable[[Mapping[str, Any]], Network]) -> Network:
+    """Build a network by the settings of its folder, with its weights."""
+    config = read_json(manifest.folder / "config.json")
+    return load_weights(manifest.folder / "model.safetensors", lambda: kind(config))
+
+
 class _UniirEncoder(Generic[Network]):
     """A network of an imported folder, with what reads images and texts for it."""
 
@@ -313,14 +308,6 @@ class _UniirEncoder(Generic[Network]):
         self.dim = network.dim
         self._device = device
         self._processor = load_image_processor(manifest.folder)
-        try:
-            network.load_state_dict(load_file(manifest.folder / "model.safetensors"))
-        except (RuntimeError, OSError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ArtifactMismatch(
-                f"{manifest.folder} does not hold what its settings say ({reason}); import the "
-                "checkpoint again"
-            ) from None
         self._network: Network = network.float().to(device).eval()
         self._read = read
 

@@ -205,7 +205,7 @@ class Index:
     ) -> str:
         """Publish the index as a data set ``owner/name`` on the Hugging Face hub; return its URL.
 
-        Texts and image paths of the items are published, but not the images. ``model`` is the name of the
+        Texts and fields of the items are published, but not their images. ``model`` is the name of the
         model on the hub, which is stored so that a pulled index finds it.
         """
         from genius_search.hub.push import push_folder

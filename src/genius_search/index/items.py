@@ -40,6 +40,9 @@ ITEMS: Final = (
     "CREATE TABLE items (row INTEGER PRIMARY KEY, item_id TEXT NOT NULL, modality TEXT NOT NULL, "
     "text TEXT, image TEXT, source TEXT, stamp TEXT)"
 )
+MODALITIES: Final = "CREATE TABLE modalities (modality TEXT PRIMARY KEY, items INTEGER NOT NULL)"
+ITEM_IDS: Final = "CREATE UNIQUE INDEX item_ids ON items(item_id)"
+FIELD_NAMES: Final = "CREATE TABLE field_names (path TEXT NOT NULL, name INTEGER PRIMARY KEY)"
 FULL_TEXT: Final = (
     (
         "CREATE VIRTUAL TABLE words USING fts5(text, content='items', content_rowid='row', columnsize=0, "
@@ -50,6 +53,21 @@ FULL_TEXT: Final = (
 )
 NUMBER, TEXT, TRUTH = KINDS = ("number", "text", "truth")
 """Each kind of value has its own table, sorted by field, value and row."""
+FIELDS: Final = {
+    kind: f"CREATE TABLE field_{kind} (name INTEGER, value, row INTEGER, PRIMARY KEY (name, value, row)) "
+    "WITHOUT ROWID"
+    for kind in KINDS
+}
+SCHEMA: Final = frozenset(
+    {
+        *(ITEMS, MODALITIES, ITEM_IDS, FIELD_NAMES, FULL_TEXT[0], *FIELDS.values()),
+        # FTS5 writes these for the table of words.
+        "CREATE TABLE 'words_data'(id INTEGER PRIMARY KEY, block BLOB)",
+        "CREATE TABLE 'words_idx'(segid, term, pgno, PRIMARY KEY(segid, term)) WITHOUT ROWID",
+        "CREATE TABLE 'words_config'(k PRIMARY KEY, v) WITHOUT ROWID",
+    }
+)
+"""All that a store may define; a view or a trigger of somebody else would run with a query."""
 KEYS_AT_ONCE: Final = 20_000
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 INT64: Final = range(-(2**63), 2**63)
@@ -102,7 +120,7 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
                 database.execute(f"PRAGMA {setting}")
             database.execute("BEGIN")
             database.execute(ITEMS)
-            database.execute("CREATE TABLE modalities (modality TEXT PRIMARY KEY, items INTEGER NOT NULL)")
+            database.execute(MODALITIES)
             database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", _entries(items, counts))
             database.executemany("INSERT INTO modalities VALUES (?, ?)", counts.items())
             database.execute("COMMIT")
@@ -138,7 +156,7 @@ def _entries(items: Iterable[Item], counts: Counter[str]) -> Iterator[tuple[int 
 
 def _index_ids(database: sqlite3.Connection) -> None:
     try:
-        database.execute("CREATE UNIQUE INDEX item_ids ON items(item_id)")
+        database.execute(ITEM_IDS)
     except sqlite3.IntegrityError:
         query = "SELECT item_id FROM items GROUP BY item_id HAVING COUNT(*) > 1 LIMIT 1"
         twice = database.execute(query).fetchone()[0]
@@ -148,17 +166,14 @@ def _index_ids(database: sqlite3.Connection) -> None:
 def index_fields(database: sqlite3.Connection, sources: Iterable[tuple[int, str]]) -> None:
     """Write the fields of items to indexed tables for filters."""
     names: dict[str, int] = {}
-    database.execute("CREATE TABLE field_names (path TEXT NOT NULL, name INTEGER PRIMARY KEY)")
+    database.execute(FIELD_NAMES)
     database.execute("CREATE TEMP TABLE unsorted (kind, name, value, row)")
     with contextlib.suppress(sqlite3.OperationalError):  # in memory no transaction is needed
         database.execute("BEGIN")
     database.executemany("INSERT INTO unsorted VALUES (?, ?, ?, ?)", _field_values(sources, names))
     database.executemany("INSERT INTO field_names VALUES (?, ?)", names.items())
     for kind in KINDS:
-        database.execute(
-            f"CREATE TABLE field_{kind} (name INTEGER, value, row INTEGER, PRIMARY KEY (name, value, row)) "
-            "WITHOUT ROWID"
-        )
+        database.execute(FIELDS[kind])
         database.execute(
             f"INSERT OR IGNORE INTO field_{kind} SELECT name, value, row FROM unsorted "  # noqa: S608
             f"WHERE kind = '{kind}' ORDER BY name, value, row"
@@ -216,8 +231,28 @@ class ItemStore:
         self._database = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
         self._lock = threading.RLock()
         weakref.finalize(self, self._database.close)
-        self._query("SELECT 1 FROM items LIMIT 1")  # SQLite opens the file with the first query
+        self._check_schema()
         self._register(self._database)
+
+    def _check_schema(self) -> None:
+        """Raise :class:`ArtifactMismatch` if the file defines anything else than a store does.
+
+        Only definitions are read, and none is run.
+        """
+        found = self._query("SELECT type, name, sql FROM sqlite_master")
+        for kind, name, sql in found:
+            if sql not in SCHEMA and (kind, sql) != ("index", None):  # SQLite's own indexes have no statement
+                raise ArtifactMismatch(
+                    f"{self._path} defines the {kind} {name!r} in a way that no index does; do not use it"
+                )
+        if not {ITEMS, MODALITIES} <= {sql for _, _, sql in found}:
+            raise ArtifactMismatch(f"{self._path} is damaged: it has no table of items")
+
+    @cached_property
+    def num_rows(self) -> int:
+        """The number of items, whose rows are 0, 1, …"""
+        (last,) = self._query("SELECT MAX(row) FROM items")[0]
+        return 0 if last is None else int(last) + 1
 
     @staticmethod
     def _register(database: sqlite3.Connection) -> None:
@@ -250,6 +285,10 @@ class ItemStore:
         """Return the number of items of each modality."""
         counts = self._query("SELECT modality, items FROM modalities")
         return {Modality.parse(name): count for name, count in counts}
+
+    def images(self) -> Iterator[str]:
+        """Yield the path of every image."""
+        yield from (path for (path,) in self._query("SELECT image FROM items WHERE image IS NOT NULL"))
 
     def images_below(self, folder: str) -> Iterator[tuple[int, str]]:
         """Yield row and path of the images whose path begins with a folder's name."""
@@ -298,8 +337,7 @@ class ItemStore:
         UsageError
             The filter has ``match``, and this SQLite or the one that wrote the store lacks full-text search.
         """
-        (last,) = self._query("SELECT MAX(row) FROM items")[0]
-        mask = np.ones(0 if last is None else last + 1, dtype=bool)
+        mask = np.ones(self.num_rows, dtype=bool)
         if filter_.modality is not None:
             mask &= self._mask(mask, "items WHERE modality = ?", [filter_.modality.mbeir])
         if filter_.item_ids is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -14,7 +16,7 @@ from genius_search.hub.access import is_repository_name
 from genius_search.hub.card import index_card
 from genius_search.hub.folder import write_folder
 from genius_search.hub.push import check_license
-from genius_search.index.items import ITEMS_FILE
+from genius_search.index.items import ITEMS_FILE, Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
@@ -28,15 +30,15 @@ from genius_search.index.store import (
     write_manifest,
 )
 from genius_search.index.verify import verify
-from genius_search.index.writer import LOCK, RESERVE, one_writer
+from genius_search.index.writer import LOCK, PICTURES, RESERVE, one_writer
 from genius_search.model.publish import check_model, save_model
 
 OBSOLETE: Final = (f"{SEGMENTS}/*", f"{DELETED}/*")
 """Files of a repository that are obsolete when an index is published again."""
 
+_STORED: Final = re.compile(rf"{PICTURES}/[0-9a-f]{{2}}/[0-9a-f]{{64}}")
 _COLUMNS: Final = {
     "text": "texts of the items",
-    "image": "paths of the items' pictures, not the pictures",
     "source": "their other fields, as JSON",
 }
 
@@ -63,6 +65,11 @@ def check_index(folder: Path, read_all: bool = False) -> None:  # noqa: FBT001, 
         read_deleted(folder, entry)
     if read_all:
         verify(folder)
+        for path in _outside(Snapshot.open(folder)):
+            raise ArtifactMismatch(
+                f"{folder}: the picture of an item is {path!r} on the machine that published it, expected none; "
+                "have it published again"
+            )
 
 
 def save_index(
@@ -101,7 +108,7 @@ def save_index(
     if target.expanduser().exists():
         raise UsageError(f"{target} is there already; choose another place")
     with write_folder(target, check_replaceable=_refuse) as folder:
-        state = _without_deleted(folder, _copy(source, folder, model=model or ""))
+        state = _clean(folder, _copy(source, folder, model=model or ""))
         contents = [label for column, label in _COLUMNS.items() if _has(state, column)]
         if state.manifest.embeddings != "none":
             contents.append("an embedding of each item")
@@ -146,11 +153,21 @@ def _copy(source: Path, target: Path, *, model: str) -> Snapshot:
     )
 
 
-def _without_deleted(folder: Path, state: Snapshot) -> Snapshot:
-    """Compact a copy with deleted items, because their texts are still in its files."""
-    if any(len(segment.dead) for segment in state.segments):
+def _outside(state: Snapshot) -> Iterator[str]:
+    """Yield the paths of images that are not stored in the index, such as those of a folder of pictures."""
+    for segment in state.segments:
+        yield from (path for path in segment.items.images() if not _STORED.fullmatch(path))
+
+
+def _without_path(item: Item) -> Item:
+    return item if item.image is None or _STORED.fullmatch(item.image) else item._replace(image=None)
+
+
+def _clean(folder: Path, state: Snapshot) -> Snapshot:
+    """Compact a copy that still has deleted items' texts or paths of this machine in its files."""
+    if any(len(segment.dead) for segment in state.segments) or any(_outside(state)):
         with one_writer(folder) as writer:
-            writer.compact()
+            writer.compact(_without_path)
         for name in (LOCK, RESERVE):
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / DELETED, ignore_errors=True)

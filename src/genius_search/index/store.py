@@ -17,7 +17,14 @@ import numpy as np
 from jaxtyping import Bool, Float16, Float32, Int8, Int16, Int64, Shaped, UInt8
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of, open_artifact, write_atomically
+from genius_search.artifact import (
+    MANIFEST,
+    file_fingerprint,
+    fingerprint_of,
+    open_artifact,
+    read_json,
+    write_atomically,
+)
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.items import ITEMS_FILE, ItemStore
 from genius_search.index.settings import Calibration, Tuned, to_dict
@@ -214,19 +221,21 @@ def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> S
             embeddings = open_array(folder / EMBEDDINGS, np.float16, dimensions=2)
         has_densities = (folder / DENSITIES).exists()
         densities = open_array(folder / DENSITIES, np.uint8) if has_densities else None
-    arrays = {CODE_COSINE: code_cosine, EMBEDDINGS: embeddings, SCALES: scales, DENSITIES: densities}
-    for file, array in arrays.items():
-        if array is not None and len(array) != table.num_items:
-            raise ArtifactMismatch(
-                f"{folder / file} has {len(array)} rows, the table beside it {table.num_items} items; "
-                f"{REMEDY}"
-            )
     try:
-        store = ItemStore(folder)
+        with with_hint():
+            store = ItemStore(folder)
+        num_rows = store.num_rows
     except sqlite3.DatabaseError as error:
         if not (folder / ITEMS_FILE).exists():
             raise ArtifactMissing(f"{folder / ITEMS_FILE} is missing; {REMEDY}") from None
         raise ArtifactMismatch(f"{folder / ITEMS_FILE} is damaged ({error}); {REMEDY}") from None
+    arrays = {CODE_COSINE: code_cosine, EMBEDDINGS: embeddings, SCALES: scales, DENSITIES: densities}
+    rows = {name: len(array) for name, array in arrays.items() if array is not None} | {ITEMS_FILE: num_rows}
+    for file, count in rows.items():
+        if count != table.num_items:
+            raise ArtifactMismatch(
+                f"{folder / file} has {count} rows, the table beside it {table.num_items} items; {REMEDY}"
+            )
     return Segment(name, folder, table, store, code_cosine, embeddings, scales, densities, dead)
 
 
@@ -264,7 +273,7 @@ def check_segment(folder: Path, *, manifest: str, verify: bool) -> list[Path]:
         raise ArtifactMismatch(f"{path} is damaged or belongs to another index; {REMEDY}")
     with with_hint():
         open_artifact(folder, kind=KIND, verify=verify)
-    return [path, *(folder / name for name in json.loads(path.read_bytes())["files"])]
+    return [path, *(folder / name for name in read_json(path)["files"])]
 
 
 CURRENT: Final = "index.json"
@@ -373,7 +382,8 @@ def read_manifest(folder: Path) -> IndexManifest:
     try:
         if (folder / "model.json").exists():
             raise ArtifactMissing(f"{folder} is a model, not an index; give the index's folder")
-        body = json.loads(path.read_bytes())
+        with with_hint():
+            body = read_json(path)
         version, checksum = body.pop("format"), body.pop("checksum", None)
         if version > FORMAT:
             raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
@@ -382,8 +392,6 @@ def read_manifest(folder: Path) -> IndexManifest:
         if fingerprint_of({"format": version, **body}) != checksum:
             raise _damaged(path, "its contents do not match its checksum")
         return IndexManifest.model_validate_json(json.dumps(body))
-    except IsADirectoryError:
-        raise _damaged(path, "it is a folder") from None
     except OSError as error:
         if isinstance(error, ArtifactError) or error.errno not in {errno.ENOENT, *NO_PLACE}:
             raise

@@ -380,10 +380,15 @@ class Writer:
         self._snapshot = None
         write_manifest(self.folder, manifest.replace(generation=manifest.generation + 1))
 
-    def compact(self) -> None:
+    def compact(self, change: Callable[[Item], Item] | None = None) -> None:
         """Merge all segments into one without deleted items, in the current format.
 
         Stored images of deleted items are removed first.
+
+        Parameters
+        ----------
+        change
+            returns what to write for an item.
 
         Raises
         ------
@@ -396,11 +401,14 @@ class Writer:
     def _merge_all(self) -> None:
         snapshot = self.snapshot
         segments = snapshot.segments
-        if len(segments) > 1 or any(len(one.dead) or not one.items.has_fields for one in segments):
+        outdated = any(len(one.dead) or not one.items.has_fields for one in segments)
+        if len(segments) > 1 or outdated or change is not None:
             self._check_contents(snapshot.manifest.segments)
             new = None
             if snapshot.num_alive:
-                new = self._write_segment(snapshot, lambda arrays: _merge(arrays, segments))
+                new = self._write_segment(
+                    snapshot, lambda arrays: map(change or _same, _merge(arrays, segments))
+                )
             self._commit(snapshot, kept=0, gone={}, new=new)
 
     def _use_reserve(self, change: Callable[[], None]) -> None:
@@ -461,7 +469,7 @@ class Writer:
         return Changed(len(ids), sum(map(len, gone.values())))
 
     def _write_segment(
-        self, snapshot: Snapshot, items: Callable[[ArraysWriter], Iterator[Item]]
+        self, snapshot: Snapshot, items: Callable[[ArraysWriter], Iterable[Item]]
     ) -> SegmentEntry:
         """Write a segment; remove the unfinished folder if an error occurs."""
         self._check_open()
@@ -540,6 +548,10 @@ def _merge(arrays: ArraysWriter, segments: Sequence[Segment]) -> Iterator[Item]:
     for segment in segments:
         arrays.append_segment(segment)
         yield from alive_items(segment)
+
+
+def _same(item: Item) -> Item:
+    return item
 
 
 def _alive_rows(segment: Segment, ids: Sequence[str]) -> tuple[list[str], Int64[np.ndarray, " found"]]:

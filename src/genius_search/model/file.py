@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from pydantic import BaseModel, StrictInt, ValidationError
 
-from genius_search.artifact import fingerprint_of, first_problem, write_json
+from genius_search.artifact import fingerprint_of, first_problem, read_json, write_json
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
 MODEL_FILE: Final = "model.json"
@@ -104,15 +103,13 @@ def read_model_file(folder: Path) -> ModelFile:
             f"where it stopped when run again{pull}"
         )
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
         found = content.get("format") if isinstance(content, dict) else None
         if isinstance(found, int) and found > NO_GENERATOR_FORMAT:
             raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
         return ModelFile.model_validate(content)
-    except (OSError, RecursionError, ValueError) as error:
-        if isinstance(error, ArtifactMismatch):
-            raise
-        reason = first_problem(error) if isinstance(error, ValidationError) else str(error)
+    except ValidationError as error:
+        reason = first_problem(error)
         raise ArtifactMismatch(
             f"{path} is damaged ({reason}); run `genius fit` again, or `genius pull` if it was pulled"
         ) from None

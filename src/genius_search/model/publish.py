@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from genius_search import __version__
-from genius_search.artifact import MANIFEST, Manifest, copy_artifact, open_artifact, write_json
+from genius_search.artifact import MANIFEST, Manifest, copy_artifact, open_artifact, read_json, write_json
 from genius_search.config import QuantizerConfig, from_json
 from genius_search.data.features import NUM_MODALITIES
-from genius_search.encoders.pretrained import check_files, read_json
+from genius_search.encoders.pretrained import check_files
 from genius_search.encoders.static import WORDLLAMA, is_static
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.hub.access import ENCODER_FILES, is_repository_name, stays_inside

@@ -7,19 +7,19 @@ It attends to a few prefix vectors computed from the query's embedding. Training
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.artifact import ArtifactWriter, Manifest, open_artifact
-from genius_search.config import GeneratorConfig, from_json
-from genius_search.nn.weights import write_weights
+from genius_search.config import GeneratorConfig
+from genius_search.nn.weights import dim_of, load_weights, settings_of, sizes_of, write_weights
 from genius_search.registry import find_part
 
 KIND: Final = "generator"
@@ -169,7 +169,8 @@ class Generator(nn.Module):
     The vocabulary is T5's three special tokens, then the codes of level 0, level 1, and so on: code c of
     level l is row ``offsets[l] + c``.
 
-    Other packages can register a subclass (:mod:`genius_search.registry`). A subclass that computes its
+    Other packages can register a subclass (:mod:`genius_search.registry`). It is also constructed on the
+    "meta" device, to compare its size with that of its file. A subclass that computes its
     logits differently must also have a method ``decoding()`` that returns a
     :class:`genius_search.search.decoder.T5Decoder` for search.
 
@@ -339,12 +340,13 @@ def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -
 
 
 def load_generator(folder: Path, *, device: str = "cpu") -> TrainedGenerator:
-    """Load a generator from its folder."""
+    """Load a generator from its folder; raise :class:`ArtifactMismatch` where its files do not fit."""
     manifest = open_artifact(folder, kind=KIND)
-    config = from_json(GeneratorConfig, manifest.config)
-    facts = manifest.facts
-    generator = make_generator(
-        int(facts["dim"]), tuple(facts["sizes"]), config, shares_codes=bool(facts.get("shares_codes"))
+    make = partial(
+        make_generator,
+        dim_of(manifest),
+        sizes_of(manifest),
+        settings_of(GeneratorConfig, manifest),
+        shares_codes=bool(manifest.facts.get("shares_codes")),
     )
-    generator.load_state_dict(load_file(folder / WEIGHTS))
-    return TrainedGenerator(generator.to(device).eval(), manifest)
+    return TrainedGenerator(load_weights(folder / WEIGHTS, make).to(device).eval(), manifest)

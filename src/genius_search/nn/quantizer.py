@@ -7,24 +7,24 @@ by k-means and updated by exponential moving averages; they receive no gradients
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Int16
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.artifact import ArtifactWriter, Manifest, open_artifact
-from genius_search.config import QuantizerConfig, from_json
+from genius_search.config import QuantizerConfig
 from genius_search.data.features import NUM_MODALITIES, Features
 from genius_search.nn import parallel
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.fusion import make_fusion
-from genius_search.nn.weights import write_weights
+from genius_search.nn.weights import dim_of, load_weights, settings_of, write_weights
 from genius_search.registry import find_part
 
 if TYPE_CHECKING:
@@ -211,7 +211,8 @@ class Quantizer(nn.Module):
     """Fusion and codebooks: turns features into unit embeddings and IDs.
 
     Other packages can register a subclass (:mod:`genius_search.registry`). It is constructed from ``dim`` and
-    ``config`` and may override how codes, embeddings or losses are computed.
+    ``config``, also on the "meta" device to compare its size with that of its file, and may override how
+    codes, embeddings or losses are computed.
     """
 
     level0_modality: Tensor
@@ -449,25 +450,24 @@ def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health
 
 
 def load_quantizer(folder: Path, *, device: str = "cpu") -> TrainedQuantizer:
-    """Load a quantizer from its folder."""
+    """Load a quantizer from its folder; raise :class:`ArtifactMismatch` where its files do not fit."""
     manifest = open_artifact(folder, kind=KIND)
-    quantizer = make_quantizer(int(manifest.facts["dim"]), from_json(QuantizerConfig, manifest.config))
-    tensors = load_file(folder / WEIGHTS)
-    quantizer.set_pool_sample(tensors.pop(POOL_SAMPLE, quantizer.pool_sample))
-    if quantizer.config.shared_codebook:
-        tensors |= _shared_names(quantizer, tensors)
-    quantizer.load_state_dict(tensors)
+    make = partial(make_quantizer, dim_of(manifest), settings_of(QuantizerConfig, manifest))
+    quantizer = load_weights(folder / WEIGHTS, make, change=_take_sample)
     return TrainedQuantizer(quantizer.to(device).eval(), manifest)
 
 
-def _shared_names(quantizer: Quantizer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the shared codebook's tensors under the names of the levels missing from the file."""
-    first = int(quantizer.has_modality_level)
-    return {
-        name: tensors[f"codebooks.{first}.{name.split('.')[2]}"]
-        for name in quantizer.state_dict()
-        if name.startswith("codebooks.") and name not in tensors
-    }
+def _take_sample(quantizer: Quantizer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give a quantizer its pool sample, and return the other tensors, a shared codebook's for every level."""
+    quantizer.set_pool_sample(tensors.pop(POOL_SAMPLE, quantizer.pool_sample))
+    if quantizer.config.shared_codebook:
+        first = int(quantizer.has_modality_level)
+        tensors |= {
+            name: tensors[f"codebooks.{first}.{name.split('.')[2]}"]
+            for name in quantizer.state_dict()
+            if name.startswith("codebooks.") and name not in tensors
+        }
+    return tensors
 
 
 def encode(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> EncodedItems:

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int, Int64
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.artifact import Manifest, fingerprint_of, open_artifact
+from genius_search.artifact import Manifest, fingerprint_of, open_artifact, read_json
 from genius_search.config import SearchConfig, SmallEncoderConfig, from_json
 from genius_search.data.features import Features
 from genius_search.encoders.base import Encoder, ImageInput, TextInput, need_transformers
-from genius_search.encoders.pretrained import ClipEncoder, load_image_processor, load_tokenizer, read_json
+from genius_search.encoders.pretrained import (
+    ClipEncoder,
+    check_settings,
+    load_image_processor,
+    load_tokenizer,
+)
 from genius_search.encoders.small import (
     CONFIG_FILE,
     TOKENIZER_FILE,
@@ -29,10 +32,12 @@ from genius_search.encoders.small import (
     pair_rows,
     trim_padding,
 )
+from genius_search.encoders.texts import read_tokenizer
 from genius_search.encoders.uniir import ClipScoreFusion
 from genius_search.errors import ArtifactMissing, MissingExtra, UsageError
 from genius_search.model import Genius
 from genius_search.nn.generator import NUM_SPECIAL, Guide
+from genius_search.nn.weights import load_weights
 from genius_search.search.beam import search
 from genius_search.search.decoder import Decoder, DecoderStep, GuidedDecoder
 from genius_search.search.table import IdTable, Part
@@ -203,8 +208,7 @@ class OnnxDecoder:
         decoder = OnnxDecoder(manifest.folder / precision, facts, threads=threads)
         if not (manifest.folder / GUIDE).exists():
             return decoder
-        guide = Guide(facts.dim, facts.sizes)
-        guide.load_state_dict(load_file(manifest.folder / GUIDE))
+        guide = load_weights(manifest.folder / GUIDE, lambda: Guide(facts.dim, facts.sizes))
         return GuidedDecoder(decoder, guide)
 
     def start(self, queries: Float[Tensor, "queries dim"]) -> OnnxState:
@@ -330,7 +334,7 @@ class _SmallTowers(SmallNetwork):
 
 def _open_small(folder: Path, towers: _Towers) -> SmallEncoder:
     config = from_json(SmallEncoderConfig, read_json(folder / CONFIG_FILE))
-    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+    tokenizer = read_tokenizer(folder / TOKENIZER_FILE)
     return SmallEncoder(config, _SmallTowers(config, towers), tokenizer, spec=f"small:{folder}")
 
 
@@ -356,6 +360,7 @@ class _Clip(ClipEncoder):
 
     def __init__(self, folder: Path, towers: _Towers) -> None:
         need_transformers()
+        check_settings(folder)
         from transformers import AutoConfig  # noqa: PLC0415  takes seconds to import
 
         self._name = str(folder)

@@ -1,6 +1,7 @@
 """small: described pictures and numbered words, a network that learns from them, a folder that keeps it."""
 
 import json
+import re
 
 import hypothesis.strategies as st
 import numpy as np
@@ -236,7 +237,7 @@ def test_a_folder_that_lacks_a_file_is_refused_naming_it(encoder, tmp_path, name
 def test_a_damaged_file_is_refused(encoder, tmp_path, name):
     encoder.save(tmp_path)
     (tmp_path / name).write_bytes(b"{")
-    with pytest.raises(ArtifactMismatch, match="cannot be read as a small encoder"):
+    with pytest.raises(ArtifactMismatch, match=re.escape(name)):
         load_small(tmp_path)
 
 

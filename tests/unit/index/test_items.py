@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -164,3 +165,39 @@ def test_a_full_disk_is_told_as_such(tmp_path, monkeypatch):
     assert error.value.errno == errno.ENOSPC
     assert error.value.filename == str(tmp_path / ITEMS_FILE)
     assert not list(tmp_path.iterdir())
+
+
+HOSTILE = {
+    "endless items": (
+        "ALTER TABLE items RENAME TO real",
+        """CREATE VIEW items AS WITH RECURSIVE more(row) AS (SELECT 0 UNION ALL SELECT row + 1 FROM more)
+        SELECT row, 'a' AS item_id, 'text' AS modality, '' AS text, NULL AS image, '' AS source FROM more""",
+    ),
+    "large modalities": (
+        "DROP TABLE modalities",
+        "CREATE VIEW modalities AS SELECT 'text' AS modality, zeroblob(1000000000) AS items",
+    ),
+    "a trigger": ("CREATE TRIGGER t AFTER DELETE ON items BEGIN SELECT 1; END",),
+    "a computed column": (
+        "DROP TABLE modalities",
+        "CREATE TABLE modalities (modality TEXT, items AS (length(zeroblob(1000000000))))",
+    ),
+    "an expression": ("CREATE INDEX i ON items (length(item_id))",),
+    "another table": ("CREATE TABLE more (a)",),
+}
+
+
+@pytest.mark.parametrize("statements", HOSTILE.values(), ids=HOSTILE)
+def test_a_store_that_defines_anything_else_is_refused_before_it_is_queried(tmp_path, statements):
+    write_items(tmp_path, [PHOTO])
+    with closing(sqlite3.connect(tmp_path / ITEMS_FILE)) as database, database:
+        for statement in statements:
+            database.execute(statement)
+    with pytest.raises(ArtifactMismatch, match="in a way that no index does"):
+        ItemStore(tmp_path)
+
+
+def test_a_store_without_items_is_damaged(tmp_path):
+    sqlite3.connect(tmp_path / ITEMS_FILE).close()
+    with pytest.raises(ArtifactMismatch, match="no table of items"):
+        ItemStore(tmp_path)

@@ -140,7 +140,32 @@ def test_the_card_says_what_goes_out(index, tmp_path):
             IndexManifest(model=MODEL, model_fingerprint="f" * 64, embeddings="none"), pictures, arrays
         )
     card = (save_index(bare, tmp_path / "second") / "README.md").read_text()
-    assert "| holds | codes and item ids; paths of the items' pictures, not the pictures |" in card
+    assert "| holds | codes and item ids |" in card
+
+
+def with_picture(folder: Path, path: str) -> Path:
+    items, arrays = given(0, 3)
+    items[1] = items[1]._replace(modality=Modality.IMAGE_TEXT, image=path)
+    with one_writer(folder) as writer:
+        writer.create(IndexManifest(model="", model_fingerprint="f" * 64, embeddings="fused"), items, arrays)
+    return folder
+
+
+@pytest.mark.parametrize("path", ["/home/you/x.png", "../x.png", "pictures/../../x.png", "pictures/ab/x"])
+def test_no_path_of_a_machine_leaves_it_and_none_is_accepted(tmp_path, path):
+    index = with_picture(tmp_path / "index", path)
+    with pytest.raises(ArtifactMismatch, match="on the machine that published it"):
+        check_index(index, read_all=True)
+    saved = save_index(index, tmp_path / "saved")
+    check_index(saved, read_all=True)
+    assert [item.image for item in Snapshot.open(saved).segments[0].items.all()] == [None] * 3
+    assert not [file for file in saved.rglob("*") if file.is_file() and path.encode() in file.read_bytes()]
+
+
+def test_a_picture_inside_the_index_keeps_its_name(tmp_path):
+    name = f"pictures/ab/{'ab' * 32}"
+    saved = save_index(with_picture(tmp_path / "index", name), tmp_path / "saved")
+    assert list(Snapshot.open(saved).segments[0].items.images()) == [name]
 
 
 def test_an_index_that_changes_while_it_is_saved_is_saved_as_it_was_or_as_it_is(index, tmp_path, monkeypatch):

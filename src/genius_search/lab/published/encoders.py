@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from genius_search.artifact import ArtifactWriter, file_fingerprint, fingerprint_of, write_json
 from genius_search.config import EncoderKind
 from genius_search.encoders.clip_tokens import END, START, VOCABULARY, stored_tokenizer
+from genius_search.encoders.texts import read_tokenizer
 from genius_search.encoders.uniir import (
     ACTIVATION,
     ARTIFACT,
@@ -44,7 +45,6 @@ from genius_search.encoders.uniir import (
     BlipFusion,
     BlipTowers,
     ClipFusion,
-    read_tokenizer,
 )
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.lab.published.checkpoint import (
