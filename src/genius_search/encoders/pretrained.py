@@ -20,7 +20,8 @@ from genius_search.encoders.base import BatchEncoder, TextEncoder, TextInput, ne
 from genius_search.encoders.static import WORDLLAMA, StaticEncoder, is_static
 from genius_search.encoders.texts import MAX_TOKENS, check_tokenizer, cut_texts
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
-from genius_search.hub.access import ENCODER_FILES, check_reachable, is_path, translate_hub_errors
+from genius_search.hub.access import ENCODER_FILES, is_path
+from genius_search.hub.pull import plan_pull, pull
 from genius_search.nn.weights import check_size
 
 _WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
@@ -77,9 +78,7 @@ def find_checkpoint(name: str, *, download: bool) -> Path:
             f"{name} is not on this machine, and nothing is downloaded unless you ask. "
             f"Run again with --download, or `genius pull {name}`, or give the folder of a copy"
         )
-    check_reachable(f"{name} is not on this machine")
-    with translate_hub_errors(name):
-        return Path(snapshot_download(name, allow_patterns=patterns))
+    return pull(plan_pull(name))
 
 
 def check_files(folder: Path, *, image_processor: bool) -> None:

@@ -11,9 +11,9 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Any, Final
 
-from genius_search.errors import ArtifactMissing, NetworkNeeded, UsageError
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, GeniusError, NetworkNeeded, UsageError
 
 PROBE_SECONDS: Final = 1.5
 DATASETS: Final = "datasets/"
@@ -23,6 +23,10 @@ ENCODER_FILES: Final = ("*.json", "*.txt", "*.model", "*.safetensors")
 
 _OFFLINE_SWITCHES: Final = ("GENIUS_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+"""Form of a commit's name, which becomes the name of a folder."""
+_ETAG: Final = re.compile(r"(W/)?\"?[\w.+=-]{1,128}\"?", re.ASCII)
+"""Form of a header that becomes the name of a file."""
 _DISK_ERRORS: Final = frozenset(
     getattr(errno, name)
     for name in (
@@ -126,15 +130,20 @@ def translate_hub_errors(name: str) -> Iterator[None]:
         the name cannot be a repository's, or this machine cannot write the files.
     ArtifactMissing
         there is no such repository or revision, or it needs a token.
+    ArtifactMismatch
+        the hub answers what no hub would.
     NetworkNeeded
         anything else went wrong on the way.
     """
     from huggingface_hub import errors  # noqa: PLC0415  slow to import
 
+    _check_all_headers()
     login = "`hf auth login`, or set HF_TOKEN"
     try:
         with translate_os_errors(name):
             yield
+    except GeniusError:
+        raise
     except errors.HFValidationError as error:
         raise UsageError(
             f"{name!r} is neither a folder nor a repository's name, which is owner/name: {error}"
@@ -162,6 +171,34 @@ def translate_hub_errors(name: str) -> Iterator[None]:
             f"the request to the hub for {name} failed ({reason}). Check the connection and run the same "
             "again: finished files are not fetched twice"
         ) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ArtifactMismatch(
+            f"{endpoint()} gives an answer about {name} that no hub gives ({type(error).__name__}: {error}); "
+            "use another one"
+        ) from error
+
+
+def _check_all_headers() -> None:
+    """Let huggingface_hub's requests pass :func:`_check_headers`."""
+    from huggingface_hub import get_session  # noqa: PLC0415  as above
+
+    checks = get_session().event_hooks["response"]
+    if _check_headers not in checks:
+        checks.append(_check_headers)
+
+
+def _check_headers(response: Any) -> None:
+    """Refuse names of files and folders that lead elsewhere, which huggingface_hub takes from headers."""
+    if response.request.method != "HEAD":
+        return
+    commit = response.headers.get("X-Repo-Commit")
+    etag = response.headers.get("X-Linked-Etag") or response.headers.get("ETag")
+    for value, form in ((commit, COMMIT), (etag, _ETAG)):
+        if value and (not form.fullmatch(value) or ".." in value):
+            raise ArtifactMismatch(
+                f"{response.request.url} gives {value[:80]!r} for a file's name; nothing was written, use "
+                "another hub"
+            )
 
 
 @contextmanager

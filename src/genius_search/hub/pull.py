@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from collections.abc import Callable
 from fnmatch import fnmatch
 from glob import escape
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal, NamedTuple
 
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.hub.access import (
+    COMMIT,
     DATASETS,
     ENCODER_FILES,
     check_reachable,
@@ -51,6 +54,8 @@ SUFFIXES: Final = frozenset(
     {".json", ".jsonl", ".safetensors", ".npy", ".sqlite", ".txt", ".model", ".tsv", ".md", ".gz"}
 )
 """Suffixes of files that are fetched: never pickles, never programs."""
+MAX_FILES: Final = 100_000
+"""Files of a repository that are looked at; an index of a billion items has fewer."""
 
 
 class RemoteFile(NamedTuple):
@@ -63,6 +68,18 @@ class RemoteFile(NamedTuple):
     """Checksum of a large file; the hub knows small ones by ``blob`` only."""
     blob: str
     """The SHA-1 that git gives a small file's contents."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it can be a file inside a folder; a hostile hub may list anything."""
+        return (
+            isinstance(self.path, str)
+            and stays_inside(self.path)
+            and type(self.bytes) is int
+            and self.bytes >= 0
+            and re.fullmatch("[0-9a-f]{40}", str(self.blob)) is not None
+            and (self.sha256 is None or re.fullmatch("[0-9a-f]{64}", str(self.sha256)) is not None)
+        )
 
     def equals(self, path: Path) -> bool:
         """Return whether a file on this machine has the contents that the hub lists."""
@@ -330,16 +347,22 @@ def _list_files(
     api = HfApi(endpoint=endpoint(), token=token)
     with translate_hub_errors(repository):
         commit = str(api.repo_info(repository, repo_type=repo_type, revision=revision).sha)
-        tree = list(api.list_repo_tree(repository, repo_type=repo_type, revision=commit, recursive=True))
+        if not COMMIT.fullmatch(commit):
+            raise ArtifactMismatch(f"{endpoint()} gives {commit[:80]!r} for the commit of {repository}")
+        tree = api.list_repo_tree(repository, repo_type=repo_type, revision=commit, recursive=True)
+        entries = [entry for entry in islice(tree, MAX_FILES + 1) if isinstance(entry, RepoFile)]
+    if len(entries) > MAX_FILES:
+        raise ArtifactMismatch(f"{repository} lists more than {MAX_FILES:,} files, too many for this")
     files = []
-    for entry in tree:
-        if isinstance(entry, RepoFile):
-            if not stays_inside(entry.path):
-                raise ArtifactMismatch(
-                    f"{repository} holds a file named {entry.path!r}, which leads out of its folder"
-                )
-            size, sha256 = (entry.lfs.size, entry.lfs.sha256) if entry.lfs else (entry.size, None)
-            files.append(RemoteFile(entry.path, size, sha256, entry.blob_id))
+    for entry in entries:
+        size, sha256 = (entry.lfs.size, entry.lfs.sha256) if entry.lfs else (entry.size, None)
+        file = RemoteFile(entry.path, size, sha256, entry.blob_id)
+        if not file.is_valid:
+            raise ArtifactMismatch(
+                f"{repository} lists a file {entry.path!r} of {size!r} bytes with the hash "
+                f"{(sha256 or entry.blob_id)!r}, which leads out of its folder or is no file's"
+            )
+        files.append(file)
     return commit, tuple(files)
 
 

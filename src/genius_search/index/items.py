@@ -250,7 +250,7 @@ class ItemStore:
 
     @cached_property
     def num_rows(self) -> int:
-        """The number of items, whose rows are 0, 1, …"""
+        """The number of items; their rows count from 0."""
         (last,) = self._query("SELECT MAX(row) FROM items")[0]
         return 0 if last is None else int(last) + 1
 

@@ -67,8 +67,8 @@ def check_index(folder: Path, read_all: bool = False) -> None:  # noqa: FBT001, 
         verify(folder)
         for path in _outside(Snapshot.open(folder)):
             raise ArtifactMismatch(
-                f"{folder}: the picture of an item is {path!r} on the machine that published it, expected none; "
-                "have it published again"
+                f"{folder}: the picture of an item is {path!r} on the machine that published it, expected "
+                "none; have it published again"
             )
 
 

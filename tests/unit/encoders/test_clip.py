@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-from genius_search.encoders import pretrained as checkpoint
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
 from genius_search.encoders.pretrained import ClipEncoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, NetworkNeeded, UsageError
@@ -200,13 +199,11 @@ def test_a_refused_connection_means_unreachable(monkeypatch):
 
 
 def test_a_download_that_fails_says_so(monkeypatch):
-    def fail(*_, local_files_only=False, **__):
-        from huggingface_hub.errors import LocalEntryNotFoundError
+    def fail(*_, **__):
+        raise OSError("404")
 
-        raise LocalEntryNotFoundError("not here") if local_files_only else OSError("404")
-
-    monkeypatch.setattr(checkpoint, "check_reachable", lambda _: None)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    monkeypatch.setattr("genius_search.hub.pull.check_reachable", lambda *_, **__: None)
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", fail)
     with pytest.raises(NetworkNeeded, match=r"nobody/has-this-model failed \(404\)"):
         ClipEncoder("nobody/has-this-model", download=True)
 

@@ -34,6 +34,14 @@ class Hub:
         """Files that were sent completely."""
         self.full = False
         """Refuse to store anything."""
+        self.commit_name: str | None = None
+        """Say this instead of a commit."""
+        self.headers: dict[str, str] = {}
+        """Send these with each file."""
+        self.changes: dict[str, object] = {}
+        """Say this about each file of a listing."""
+        self.answer: object = None
+        """Give this answer to every question about a repository."""
 
     def hold(self, name: str, folder: Path, *, kind: str = "models") -> None:
         self.repositories[f"{kind}/{name}"] = {
@@ -97,10 +105,14 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                     return self.reply(404, X_Error_Code="RepoNotFound")
                 if "/revision/nowhere" in path:
                     return self.reply(404, X_Error_Code="RevisionNotFound")
+                if hub.answer is not None:
+                    return self.reply(200, hub.answer)
                 if "/tree/" in path:
                     files = hub.repositories[repository]
-                    return self.reply(200, [entry(name, content) for name, content in files.items()])
-                return self.reply(200, {"id": match[2], "sha": hub.commit(repository), "siblings": []})
+                    listed = [{**entry(name, content), **hub.changes} for name, content in files.items()]
+                    return self.reply(200, listed)
+                sha = hub.commit_name or hub.commit(repository)
+                return self.reply(200, {"id": match[2], "sha": sha, "siblings": []})
             match = re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.*)", path)
             if match is None:
                 return self.reply(404)
@@ -113,6 +125,7 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             headers = {
                 "ETag": f'"{facts.get("lfs", {}).get("oid", facts["oid"])}"',
                 "X_Repo_Commit": hub.commit(repository),
+                **hub.headers,
             }
             if hub.fails == name and self.command == "GET":
                 return self.reply(500)
