@@ -1,13 +1,15 @@
 """Durable writing: files and folders appear complete or not at all, also after a power failure.
 
-:func:`write_atomically` replaces a file, :func:`new_folder` makes a folder, and :class:`ArtifactWriter` fills
-the folder of a stage (features, quantizer, generator, codes), whose manifest records settings, inputs and a
-checksum of every file. Each fsyncs the files first, then what names them, then the parent folder.
+:func:`write_atomically` replaces a file, :func:`new_folder` makes a folder, :func:`put_in_place` replaces
+one, and :class:`ArtifactWriter` fills the folder of a stage (features, quantizer, generator, codes), whose
+manifest records settings, inputs and a checksum of every file. Each fsyncs the files first, then what names
+them, then the parent folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -28,6 +30,8 @@ FORMAT: Final = 1
 """Version of every folder's layout; newer ones are refused."""
 CHECKPOINT: Final = "checkpoint.pt"
 """Training state in an unfinished folder; removed when it is finished."""
+FULL_BYTES: Final = 1 << 20
+"""A disk with less room than this is full."""
 LOCK_SECONDS: Final = 1.0
 """How long to wait for another writer: one that finds its folder finished holds it for a moment only."""
 MAX_JSON_BYTES: Final = 1 << 25
@@ -111,7 +115,8 @@ def write_atomically(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        yield temporary
+        with translate_full_disk(path.parent):
+            yield temporary
         sync(temporary)
         temporary.replace(path)
     except BaseException:
@@ -142,7 +147,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
     make_folder(partial)
     try:
-        yield partial
+        with translate_full_disk(partial):
+            yield partial
         sync_tree(partial)
         if folder.is_dir():
             folder.rmdir()
@@ -151,6 +157,48 @@ def new_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     sync(folder.parent)
+
+
+def put_in_place(partial: Path, folder: Path) -> None:
+    """Let a folder that has reached the disk replace another one, if there is one.
+
+    Whenever the machine stops, the old folder or the new one is there, or :func:`recover` finds the old one.
+    """
+    recover(folder)
+    old = _old_name(folder)
+    if old.exists():
+        shutil.rmtree(old)
+    while True:
+        if folder.exists():
+            folder.rename(old)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
+        else:  # otherwise a reader has recovered the old one meanwhile
+            break
+    sync(folder.parent)
+    if old.exists():
+        shutil.rmtree(old)
+
+
+def recover(folder: Path) -> None:
+    """Put an old folder back if a process was killed in :func:`put_in_place` between the two renames."""
+    old = _old_name(folder)
+    if not folder.exists() and old.is_dir():
+        old.rename(folder)
+
+
+@contextmanager
+def translate_full_disk(folder: Path) -> Iterator[None]:
+    """Raise :class:`OSError` (ENOSPC) where a library meets a full disk and raises an error of its own."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "errno", None) is None and shutil.disk_usage(folder).free < FULL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+        raise
 
 
 class FileFact(BaseModel):
@@ -273,22 +321,13 @@ class ArtifactWriter:
         }
         signed = {**body, "fingerprint": fingerprint_of(body), "notes": dict(notes or {})}
         write_json(self.path / MANIFEST, signed)
-        _recover(self.folder)
-        old = _old_name(self.folder)
-        if old.exists():
-            shutil.rmtree(old)
-        if self.folder.exists():
-            self.folder.rename(old)
-        self.path.rename(self.folder)
-        sync(self.folder.parent)
+        put_in_place(self.path, self.folder)
         for name in scratch:
             target = self.folder / name
             if target.is_dir():
                 shutil.rmtree(target)
             else:
                 target.unlink(missing_ok=True)
-        if old.exists():
-            shutil.rmtree(old)
         manifest = open_artifact(self.folder, kind=self.kind)
         self._release()
         return manifest
@@ -316,7 +355,7 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
     ArtifactMismatch
         it is of another kind or version, or a file has changed.
     """
-    _recover(folder)
+    recover(folder)
     manifest = _read_manifest(folder, kind)
     if verify:
         signed = read_json(folder / MANIFEST)
@@ -391,10 +430,3 @@ def _release(lock: FileLock) -> None:
 
 def _old_name(folder: Path) -> Path:
     return folder.parent / f".{folder.name}.old"
-
-
-def _recover(folder: Path) -> None:
-    """Put the old folder back if a writer was killed between its two renames."""
-    old = _old_name(folder)
-    if not folder.exists() and (old / MANIFEST).exists():
-        old.rename(folder)

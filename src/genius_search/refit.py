@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genius_search.artifact import ArtifactWriter, fingerprint_of, sync_tree
+from genius_search.artifact import ArtifactWriter, fingerprint_of, new_folder
 from genius_search.embed import embed
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import UsageError
@@ -158,6 +158,7 @@ def _encoder(model: Genius, folder: Path) -> Encoder:
     if kind not in ("small", "uniir") or not inside.resolve().is_relative_to(model.folder.resolve()):
         return model.encoder
     target = folder / inside.resolve().relative_to(model.folder.resolve())
-    shutil.copytree(inside, target, dirs_exist_ok=True)
-    sync_tree(target)
+    shutil.rmtree(target, ignore_errors=True)  # of an interrupted run
+    with new_folder(target) as partial:
+        shutil.copytree(inside, partial, dirs_exist_ok=True)
     return load_encoder(f"{kind}:{target}", device=str(model.quantizer.device))

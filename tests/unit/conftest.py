@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -288,3 +289,26 @@ def read_losses():
         return [json.loads(line)[name] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
     return read
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk that loses what was not synced: inodes in the order in which they reached it, with renames."""
+    events = []
+    fsync, rename, replace = os.fsync, Path.rename, Path.replace
+
+    def synced(descriptor):
+        events.append(("sync", os.fstat(descriptor).st_ino))
+        fsync(descriptor)
+
+    def moved(original):
+        def move(path, target):
+            events.append(("move", path.stat().st_ino))
+            return original(path, target)
+
+        return move
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", moved(rename))
+    monkeypatch.setattr(Path, "replace", moved(replace))
+    return events

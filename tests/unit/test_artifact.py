@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -19,6 +20,9 @@ from genius_search.artifact import (
     fingerprint_of,
     new_folder,
     open_artifact,
+    put_in_place,
+    read_json,
+    recover,
     write_atomically,
     write_file,
 )
@@ -274,29 +278,6 @@ def test_a_block_that_raises_leaves_the_old_file_and_no_new_folder(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-@pytest.fixture
-def disk(monkeypatch):
-    """A disk that loses what was not synced: inodes in the order in which they reached it, with renames."""
-    events = []
-    fsync, rename, replace = os.fsync, Path.rename, Path.replace
-
-    def synced(descriptor):
-        events.append(("sync", os.fstat(descriptor).st_ino))
-        fsync(descriptor)
-
-    def moved(original):
-        def move(path, target):
-            events.append(("move", path.stat().st_ino))
-            return original(path, target)
-
-        return move
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "rename", moved(rename))
-    monkeypatch.setattr(Path, "replace", moved(replace))
-    return events
-
-
 def test_files_then_the_manifest_then_the_folder_reach_the_disk(tmp_path, disk):
     folder = make(tmp_path / "new" / "a").folder
     manifest, *files = (
@@ -320,6 +301,64 @@ def test_a_new_folder_reaches_the_disk_before_it_has_its_name(tmp_path, disk):
         (partial / "x").touch()
     inodes = [path.stat().st_ino for path in (tmp_path / "a" / "x", tmp_path / "a", tmp_path)]
     assert disk[-4:] == [("sync", inodes[0]), ("sync", inodes[1]), ("move", inodes[1]), ("sync", inodes[2])]
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_killed_while_a_folder_is_replaced_the_old_or_the_new_one_is_found(tmp_path, monkeypatch, number):
+    for name, text in (("a", "old"), (".a.next", "new")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text(text)
+    with monkeypatch.context() as patch:
+        die_at(patch, number)
+        with contextlib.suppress(Killed):
+            put_in_place(tmp_path / ".a.next", tmp_path / "a")
+    recover(tmp_path / "a")
+    found = (tmp_path / "a" / "x").read_text()
+    if found == "old":
+        put_in_place(tmp_path / ".a.next", tmp_path / "a")
+    assert (tmp_path / "a" / "x").read_text() == "new"
+
+
+def test_a_reader_that_recovers_a_folder_meanwhile_does_not_stop_its_writer(tmp_path, monkeypatch):
+    for name, text in (("a", "old"), (".a.next", "new")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text(text)
+    rename, reads = Path.rename, iter([True])
+
+    def interrupted(path, target):
+        if path.name == ".a.next" and next(reads, False):
+            recover(tmp_path / "a")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    put_in_place(tmp_path / ".a.next", tmp_path / "a")
+    assert (tmp_path / "a" / "x").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("write", [write_atomically, new_folder])
+def test_a_full_disk_is_said_whatever_a_library_calls_it(tmp_path, monkeypatch, write):
+    for full, expected in ((1 << 62, OSError), (0, RuntimeError)):
+        monkeypatch.setattr(artifact, "FULL_BYTES", full)
+        with pytest.raises(expected) as failed, write(tmp_path / "x"):
+            raise RuntimeError("unexpected pos 576 vs 534")
+        assert getattr(failed.value, "errno", None) == (errno.ENOSPC if full else None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_settings_that_would_never_end_are_not_read(tmp_path, make):
+    make(tmp_path / "x.json")
+    with pytest.raises(ArtifactMismatch, match="not a file"):
+        read_json(tmp_path / "x.json")
+
+
+def test_settings_of_an_absurd_size_are_not_read(tmp_path, monkeypatch):
+    (tmp_path / "x.json").write_text("[1, 2, 3]")
+    assert read_json(tmp_path / "x.json") == [1, 2, 3]
+    monkeypatch.setattr(artifact, "MAX_JSON_BYTES", 8)
+    with pytest.raises(ArtifactMismatch, match="more than 8 bytes"):
+        read_json(tmp_path / "x.json")
 
 
 def test_a_folder_that_genius_did_not_make_is_never_replaced(tmp_path):

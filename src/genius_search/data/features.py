@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -13,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int8, Int16, Int64, Shaped
 from torch import Tensor
 
-from genius_search.artifact import Manifest, open_artifact
+from genius_search.artifact import Manifest, new_folder, open_artifact
 from genius_search.errors import ArtifactMismatch, BadData
 
 KIND: Final = "features"
@@ -89,18 +88,12 @@ def write_shard(folder: Path, number: int, shard: Shard, left_out: Sequence[Left
         The folder has been removed. It is not created again, because earlier shards would be missing.
     """
     shard = shard._replace(image=_stored(shard, "image"), text=_stored(shard, "text"))
-    temporary = folder / f".shard-{number:06d}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir()
-    except FileNotFoundError:
-        raise ArtifactMismatch(
-            f"{folder} was moved or removed by another process; run the command again"
-        ) from None
-    for name, array in shard._asdict().items():
-        np.save(temporary / f"{name}.npy", array)
-    (temporary / LEFT_OUT).write_text(json.dumps(left_out))
-    temporary.rename(folder / f"shard-{number:06d}")
+    if not folder.is_dir():
+        raise ArtifactMismatch(f"{folder} was moved or removed by another process; run the command again")
+    with new_folder(folder / f"shard-{number:06d}") as temporary:
+        for name, array in shard._asdict().items():
+            np.save(temporary / f"{name}.npy", array)
+        (temporary / LEFT_OUT).write_text(json.dumps(left_out))
 
 
 def has_shard(folder: Path, number: int) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from genius_search.artifact import sync, sync_tree
+from genius_search.artifact import put_in_place, recover, sync_tree
 from genius_search.errors import UsageError
 from genius_search.hub.access import translate_os_errors
 
@@ -62,29 +62,13 @@ def write_folder(place: Path, *, check_replaceable: Callable[[Path], None]) -> I
     with claim_folder(place) as folder:
         old = folder.parent / f".{folder.name}.old"
         check(old)
-        if old.exists() and not folder.exists():  # a process was killed between the two renames below
-            old.rename(folder)
+        recover(folder)
         check(folder)
-        partial = _temporary_name(folder)
+        partial = folder.parent / f".{folder.name.removeprefix('.')}.{uuid.uuid4().hex[:8]}.partial"
         partial.mkdir()
         try:
             yield partial
             sync_tree(partial)
-            _remove(old)
-            if folder.exists():
-                folder.rename(old)
-            partial.rename(folder)
-            sync(folder.parent)
-            _remove(old)
+            put_in_place(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-
-
-def _temporary_name(folder: Path) -> Path:
-    return folder.parent / f".{folder.name.removeprefix('.')}.{uuid.uuid4().hex[:8]}.partial"
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder. If the process is killed meanwhile, only a temporary name is left behind."""
-    if folder.exists():
-        shutil.rmtree(folder.rename(_temporary_name(folder)), ignore_errors=True)

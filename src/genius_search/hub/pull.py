@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal, NamedTuple
 
+from genius_search.artifact import put_in_place, sync_tree
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.hub.access import (
     COMMIT,
@@ -237,9 +238,8 @@ def pull(
         _download(plan, partial, token)
         _remove_others(partial, {partial / file.path for file in plan.files})
         check(partial)
-        if folder.exists():
-            folder.rmdir()
-        partial.rename(folder)
+        sync_tree(partial)
+        put_in_place(partial, folder)
         shutil.rmtree(folder / ".cache")
     return out.expanduser()
 

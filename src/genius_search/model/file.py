@@ -8,7 +8,7 @@ from typing import Final
 
 from pydantic import BaseModel, StrictInt, ValidationError
 
-from genius_search.artifact import fingerprint_of, first_problem, read_json, write_json
+from genius_search.artifact import fingerprint_of, first_problem, read_json, recover, write_json
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
 MODEL_FILE: Final = "model.json"
@@ -87,6 +87,7 @@ def read_model_file(folder: Path) -> ModelFile:
     ArtifactMismatch
         The file is damaged, or was written by a newer version.
     """
+    recover(folder)
     path = folder / MODEL_FILE
     if (folder / "index.json").exists():
         raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from genius_search.artifact import Manifest
+from genius_search.artifact import Manifest, translate_full_disk
 from genius_search.config import from_json
 from genius_search.errors import ArtifactMismatch, UsageError
 
@@ -142,5 +142,6 @@ def write_weights(
         if tensor.data_ptr() < end:
             pieces[name] = tensor.clone()
         end = max(end, tensor.data_ptr() + tensor.nbytes)
-    save_file(pieces, path, metadata=None if metadata is None else dict(metadata))
+    with translate_full_disk(path.parent):
+        save_file(pieces, path, metadata=None if metadata is None else dict(metadata))
     path.chmod(mode)

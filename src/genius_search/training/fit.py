@@ -6,11 +6,12 @@ depends on them. Each part is also a stage of its own.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Final
 
-from genius_search.artifact import ArtifactWriter
+from genius_search.artifact import ArtifactWriter, put_in_place, recover, sync_tree
 from genius_search.config import FitConfig, GeneratorConfig, TrainingConfig, checked, to_json
 from genius_search.data.features import Features
 from genius_search.data.mbeir import Instructions, MBeir, read_pool
@@ -60,7 +61,8 @@ def fit(
     encoder
         ``small`` trains one from scratch; anything else names one that exists.
     folder
-        receives ``encoder/``, ``features/``, ``quantizer/``, ``generator/`` and, last, ``model.json``.
+        receives ``encoder/``, ``features/``, ``quantizer/``, ``generator/`` and, last, ``model.json``. If it
+        holds a finished model, that one stays as it is until the new one replaces it.
 
     Raises
     ------
@@ -71,7 +73,29 @@ def fit(
     """
     config = checked(config)
     find_part("id_schemes", config.ids, SCHEMES)
+    recover(folder)
     check_output(data, folder, device)
+    if not (folder / MODEL_FILE).exists():
+        return _fit(data, encoder, folder, config, progress, device, download)
+    work = _next_version(folder)
+    kind, _, place = encoder.partition(":")
+    if place and Path(place).resolve().is_relative_to(folder.resolve()):
+        encoder = f"{kind}:{work / Path(place).resolve().relative_to(folder.resolve())}"
+    _fit(data, encoder, work, config, progress, device, download)
+    sync_tree(work)
+    put_in_place(work, folder.resolve())
+    return Genius.open(folder, device=device, download=download)
+
+
+def _fit(
+    data: MBeir,
+    encoder: str,
+    folder: Path,
+    config: FitConfig,
+    progress: Progress,
+    device: str,
+    download: bool,  # noqa: FBT001  passed on
+) -> Genius:
     if encoder == "small":
         records = TrainingRecords(data)
         embedded = train_encoder(records, folder, config.encoder, progress=progress, device=device)
@@ -94,6 +118,33 @@ def fit(
         progress=progress,
         device=device,
     )
+
+
+def _next_version(folder: Path) -> Path:
+    """Return a folder for the successor of a model, with the parts that may stay.
+
+    A killed run's folder is continued. The parts are the same files by hard links, and a stage never changes
+    a file that is finished.
+    """
+    folder = folder.resolve()
+    if folder.is_mount() or Path.cwd().is_relative_to(folder):
+        raise UsageError(
+            f"{folder} holds a finished model and cannot be replaced, because it is a disk of its own or the "
+            "folder that you are in; choose another folder for the new model"
+        )
+    work = folder.parent / f".{folder.name}.next"
+    if not work.exists():
+        ignored = shutil.ignore_patterns(".*", MODEL_FILE)
+        shutil.copytree(folder, work, copy_function=_link, ignore=ignored)
+    return work
+
+
+def _link(source: str, target: str) -> None:
+    """Give a file another name, or copy it where the file system knows no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def absolute_spec(spec: str) -> str:
@@ -123,7 +174,11 @@ def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False
         Features.open(folder / "features" / "queries"), Features.open(folder / "features" / "candidates")
     )
     manifest = features.candidates.manifest
-    encoder = load_encoder(str(manifest.notes["encoder"]), download=download, device=device)
+    spec = str(manifest.notes["encoder"])
+    kind, _, place = spec.partition(":")
+    if kind == "small" and not Path(place).exists():  # trained here, and the folder was moved since
+        spec = f"small:{folder / 'encoder'}"
+    encoder = load_encoder(spec, download=download, device=device)
     if encoder.fingerprint != manifest.inputs["encoder"]:
         raise ArtifactMismatch(
             f"{folder / 'features'} was made by another encoder than {encoder.spec} is now; embed again"

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TextIO
 import torch
 from torch import Tensor, nn
 
-from genius_search.artifact import CHECKPOINT, write_atomically
+from genius_search.artifact import CHECKPOINT, sync, write_atomically
 from genius_search.config import TrainingConfig
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
@@ -112,6 +112,7 @@ def train(
                 progress.advance(index + 1, measures)
                 if time.monotonic() - saved >= config.checkpoint_seconds and index + 1 < total:
                     log.flush()
+                    sync(folder / METRICS)  # the checkpoint counts on the lines before it
                     _save(module, optimizer, folder, index + 1)
                     saved = time.monotonic()
     module.eval()
@@ -152,9 +153,6 @@ def _resume(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -
 def _open_log(folder: Path, begun: int) -> TextIO:
     """Open the log for more lines, without those of steps that will be done again."""
     path = folder / METRICS
-    kept: list[str] = []
-    if begun and path.exists():
-        lines = path.read_text().splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < begun]
-    path.write_text("".join(kept))
+    lines = path.read_text(errors="replace").splitlines(keepends=True) if begun and path.exists() else []
+    path.write_text("".join(lines[:begun]))
     return path.open("a")

@@ -119,3 +119,11 @@ def test_left_out_records_are_listed_when_the_folder_is_opened(make_features, tm
     assert opened.left_out == [LeftOut(3, "a.jpg", "cut off")]
     with pytest.raises(ArtifactMismatch, match="must have the same width"):
         _ = opened.dim
+
+
+def test_a_shard_reaches_the_disk_before_it_counts_as_finished(tmp_path, disk):
+    write_shard(tmp_path, 0, one_shard(np.zeros((1, DIM), np.float32), np.zeros((0, DIM)), [(0, -1)]), [])
+    folder = tmp_path / "shard-000000"
+    in_place = disk.index(("move", folder.stat().st_ino))
+    assert max(disk.index(("sync", path.stat().st_ino)) for path in (folder, *folder.iterdir())) < in_place
+    assert disk[in_place + 1 :] == [("sync", tmp_path.stat().st_ino)]

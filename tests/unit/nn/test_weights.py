@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from genius_search import artifact
+from genius_search.nn import weights
 from genius_search.nn.weights import write_weights
 
 
@@ -52,3 +55,14 @@ def test_views_of_one_memory_are_written_as_they_read(data, tmp_path_factory):
     found = load_file(path)
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_full_disk_is_said(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(weights, "save_file", fail)
+    monkeypatch.setattr(artifact, "FULL_BYTES", 1 << 62)
+    with pytest.raises(OSError, match="No space left") as failed:
+        write_weights(tmp_path / "a.safetensors", {"a": torch.ones(2)})
+    assert failed.value.errno == errno.ENOSPC

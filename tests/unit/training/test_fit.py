@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,53 @@ def test_features_are_the_same_wherever_they_are_made(trained, tmp_path):
     ]
     fingerprints = [made.candidates.manifest.fingerprint for made in features]
     assert fingerprints[0] == fingerprints[1]
+
+
+def one_step(**changes):
+    """Settings by which every stage takes one step."""
+    config = preset("tiny")
+    return replace(
+        config,
+        **{
+            name: replace(part, training=replace(part.training, max_steps=1, **changes))
+            for name, part in vars(config).items()
+            if name in ("encoder", "quantizer", "generator")
+        },
+    )
+
+
+def test_a_finished_model_stays_until_its_successor_is_complete(trained, copied, monkeypatch):
+    data, before = MBeir(trained.data), Genius.open(copied).fingerprint
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(
+            "genius_search.training.fit.train_generator", lambda *_, **__: (_ for _ in ()).throw(full)
+        )
+        fit(data, "small", copied, one_step(), progress=Recorder())
+    assert Genius.open(copied).fingerprint == before
+    progress = Recorder()
+    model = fit(data, "small", copied, one_step(), progress=progress)
+    assert "train generator" in progress.begun
+    assert "train quantizer" not in progress.begun  # it was done before the disk was full
+    assert Genius.open(copied).fingerprint == model.fingerprint != before
+    assert [path.name for path in copied.parent.iterdir()] == ["model"]
+    assert reopen_embedded(copied).encoder.fingerprint == model.encoder.fingerprint
+    moved = copied.rename(copied.parent / "moved")
+    assert reopen_embedded(moved).encoder.fingerprint == model.encoder.fingerprint
+
+
+def test_a_model_is_retrained_with_its_own_encoder(trained, copied):
+    again = fit(MBeir(trained.data), f"small:{copied / 'encoder'}", copied, one_step(), progress=Recorder())
+    assert again.encoder.spec == f"small:{copied / 'encoder'}"
+    assert Genius.open(copied.rename(copied.parent / "moved")).fingerprint == again.fingerprint
+
+
+def test_a_model_that_cannot_be_replaced_is_refused_before_any_work(trained, copied, monkeypatch):
+    monkeypatch.chdir(copied)
+    progress = Recorder()
+    with pytest.raises(UsageError, match="cannot be replaced"):
+        fit(MBeir(trained.data), "small", Path(), one_step(), progress=progress)
+    assert progress.begun == []
 
 
 def test_a_device_that_is_not_here_is_refused_before_any_work(trained, tmp_path):

@@ -74,6 +74,25 @@ def test_a_run_without_a_checkpoint_begins_its_log_anew(tmp_path):
     assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
 
 
+def test_the_log_reaches_the_disk_before_the_checkpoint_that_counts_on_it(tmp_path, disk):
+    with pytest.raises(Killed):
+        run(tmp_path / "killed", die_at=5)
+    log, checkpoint = (
+        (tmp_path / "killed" / name).stat().st_ino for name in ("metrics.jsonl", "checkpoint.pt")
+    )
+    assert disk[-4:] == [("sync", log), ("sync", checkpoint), ("move", checkpoint), disk[-1]]
+
+
+def test_a_log_that_a_power_failure_cut_off_does_not_stop_the_training(tmp_path):
+    with pytest.raises(Killed):
+        run(tmp_path / "killed", die_at=5)
+    log = tmp_path / "killed" / "metrics.jsonl"
+    log.write_bytes(log.read_bytes() + b"\0\xff\0\n{")
+    run(tmp_path / "killed")
+    run(tmp_path / "whole")
+    assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
+
+
 def test_the_log_holds_what_a_step_measured(tmp_path):
     run(tmp_path / "a", total=3)
     for step, line in enumerate(lines(tmp_path / "a")):
