@@ -113,12 +113,14 @@ def one_step(**changes):
 
 def test_a_finished_model_stays_until_its_successor_is_complete(trained, copied, monkeypatch):
     data, before = MBeir(trained.data), Genius.open(copied).fingerprint
-    full = OSError(errno.ENOSPC, "No space left on device")
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(
-            "genius_search.training.fit.train_generator", lambda *_, **__: (_ for _ in ()).throw(full)
-        )
-        fit(data, "small", copied, one_step(), progress=Recorder())
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("genius_search.training.fit.train_generator", fail)
+        with pytest.raises(OSError, match="No space"):
+            fit(data, "small", copied, one_step(), progress=Recorder())
     assert Genius.open(copied).fingerprint == before
     progress = Recorder()
     model = fit(data, "small", copied, one_step(), progress=progress)
