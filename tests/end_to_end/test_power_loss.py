@@ -1,0 +1,150 @@
+"""Power failures: what a disk image holds at each step, without anything that was not synced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from genius_search.artifact import open_artifact
+from genius_search.config import preset
+from genius_search.data.mbeir import MBeir
+from genius_search.errors import ArtifactError
+from genius_search.model import Genius
+from genius_search.model.publish import check_model
+from genius_search.progress import Silent
+from genius_search.refit import refit
+from genius_search.serve.keys import add_key, read_keys
+from genius_search.training.fit import fit
+
+IMAGE_BYTES = 96 << 20
+TOOLS = ("mount", "umount", "mkfs.ext4")
+
+
+def run(*words: object) -> None:
+    subprocess.run([str(word) for word in words], check=True, capture_output=True)  # noqa: S603
+
+
+@contextmanager
+def mounted(image: Path, place: Path, *options: str) -> Iterator[Path]:
+    place.mkdir(exist_ok=True)
+    run("mount", "-o", ",".join(("loop", *options)), image, place)
+    try:
+        yield place
+    finally:
+        run("umount", place)
+
+
+class Disk:
+    """A disk of which copies are taken as a power failure would leave it."""
+
+    def __init__(self, image: Path, folder: Path) -> None:
+        self.image = image
+        self.folder = folder
+        self.copies: list[Path] = []
+
+    def fail(self) -> None:
+        """Keep what would be there after a power failure now."""
+        self.copies.append(self.image.with_name(f"{len(self.copies)}.img"))
+        run("cp", "--sparse=always", self.image, self.copies[-1])
+
+    @contextmanager
+    def failing_at_each_rename(self, monkeypatch) -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            for name in ("rename", "replace"):
+                original = getattr(Path, name)
+
+                def move(path, target, original=original):
+                    self.fail()
+                    moved = original(path, target)
+                    self.fail()
+                    return moved
+
+                patch.setattr(Path, name, move)
+            yield
+        self.fail()
+
+    def after(self, copy: Path) -> Iterator[Path]:
+        """Mount a copy, which repairs the file system as a restart would."""
+        return mounted(copy, copy.with_suffix(""))
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Disk]:
+    image = tmp_path / "disk.img"
+    with image.open("wb") as file:
+        file.truncate(IMAGE_BYTES)
+    try:
+        run("mkfs.ext4", "-q", image)
+        with mounted(image, tmp_path / "disk", "commit=300") as folder:
+            yield Disk(image, folder)
+    except (OSError, subprocess.CalledProcessError) as error:
+        if not isinstance(error, subprocess.CalledProcessError) or error.cmd[0] not in TOOLS:
+            raise
+        pytest.skip(f"disk images cannot be mounted here: {error}")
+
+
+def quick(levels: int):
+    config = preset("tiny")
+    parts = {
+        name: replace(getattr(config, name), training=replace(getattr(config, name).training, max_steps=1))
+        for name in ("encoder", "quantizer", "generator")
+    }
+    return replace(config, **{**parts, "quantizer": replace(parts["quantizer"], levels=levels)})
+
+
+@pytest.mark.slow
+def test_a_file_that_was_not_synced_is_lost(disk):
+    """The control: otherwise the other tests show nothing."""
+    (disk.folder / "x").write_text("not synced")
+    disk.fail()
+    with disk.after(disk.copies[0]) as found:
+        assert not (found / "x").exists() or not (found / "x").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_model_that_is_trained_again_is_the_old_or_the_new_one(disk, trained, monkeypatch):
+    folder = Path(shutil.copytree(trained.model, disk.folder / "model"))
+    os.sync()
+    old = Genius.open(folder).fingerprint
+    with disk.failing_at_each_rename(monkeypatch):
+        new = fit(MBeir(trained.data), "small", folder, quick(2), progress=Silent()).fingerprint
+    found = []
+    for copy in disk.copies:
+        with disk.after(copy) as place:
+            model = Genius.open(place / "model")
+            check_model(place / "model", verify=True)
+            for name in ("queries", "candidates"):
+                open_artifact(place / "model" / "features" / name, kind="features", verify=True)
+            found.append(model.fingerprint)
+    assert set(found) == {old, new}
+    assert found == sorted(found, key=[old, new].index)
+    assert found[-1] == new
+
+
+@pytest.mark.slow
+def test_a_model_that_is_refitted_and_a_key_that_is_printed_are_there(disk, trained, monkeypatch):
+    pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
+    source = Genius.open(trained.model)
+    with disk.failing_at_each_rename(monkeypatch):
+        made = refit(source, pool, disk.folder / "refitted", progress=Silent()).model.fingerprint
+        add_key(disk.folder / "keys", name="me", scope="read")
+    found = []
+    for copy in disk.copies:
+        with disk.after(copy) as place:
+            try:
+                found.append(Genius.open(place / "refitted").fingerprint)
+            except ArtifactError:
+                found.append(None)
+            else:
+                check_model(place / "refitted", verify=True)
+            if copy == disk.copies[-1]:
+                assert [key.name for key in read_keys(place / "keys")] == ["me"]
+    assert set(found) == {None, made}
+    assert found[-1] == made
