@@ -308,7 +308,8 @@ class _UniirEncoder(Generic[Network]):
         self.dim = network.dim
         self._device = device
         self._processor = load_image_processor(manifest.folder)
-        self._network: Network = network.float().to(device).eval()
+        network.float().to(device).eval()
+        self._network = network
         self._read = read
 
     def _prepare(self, images: Sequence[Image.Image]) -> Float[Tensor, "items 3 side side"]:
