@@ -396,9 +396,9 @@ class Writer:
             A file is missing or damaged; nothing is changed.
         """
         remove_unused_pictures(self.folder, self.snapshot.segments)
-        self._use_reserve(self._merge_all)
+        self._use_reserve(partial(self._merge_all, change))
 
-    def _merge_all(self) -> None:
+    def _merge_all(self, change: Callable[[Item], Item] | None) -> None:
         snapshot = self.snapshot
         segments = snapshot.segments
         outdated = any(len(one.dead) or not one.items.has_fields for one in segments)
