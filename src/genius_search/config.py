@@ -123,7 +123,9 @@ class TrainingConfig:
     """bf16 runs the matrix products of the network in bfloat16; weights stay fp32."""
 
     seed: Natural = 0
-    """Seed of initial weights, batches, instructions, positives and augmentation."""
+    """Seed of initial weights, batches, instructions, positives and augmentation. Equal seeds give equal
+    weights on the same kind of machine with the same number of threads; one thread (OMP_NUM_THREADS=1) is
+    certain, several threads or a GPU may add in another order."""
 
     checkpoint_seconds: NonNegative = 30.0
     """Seconds between checkpoints."""

@@ -365,10 +365,15 @@ class SentenceEncoder(TextEncoder, PretrainedEncoder):
         self._takes_mean, self._normalizes = True, False
         if not (self._folder / "modules.json").is_file():
             return
-        modules = {
-            str(module["type"]).rsplit(".", 1)[-1]: self._folder / str(module["path"])
-            for module in read_json(self._folder / "modules.json")
-        }
+        try:
+            modules = {
+                str(module["type"]).rsplit(".", 1)[-1]: self._folder / str(module["path"])
+                for module in read_json(self._folder / "modules.json")
+            }
+        except (TypeError, LookupError) as error:
+            raise ArtifactMismatch(f"{self._folder / 'modules.json'} lists no modules ({error!r})") from None
+        if not all(place.resolve().is_relative_to(self._folder.resolve()) for place in modules.values()):
+            raise ArtifactMismatch(f"{self._folder / 'modules.json'} names files outside its folder")
         unknown = sorted(set(modules) - {"Transformer", "Pooling", "Normalize"})
         if unknown:
             raise ArtifactMismatch(

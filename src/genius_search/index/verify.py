@@ -180,11 +180,16 @@ def _check_items(segment: Segment) -> None:
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
             (answer,) = database.execute("PRAGMA integrity_check(1)").fetchone()
-            count, low, high = database.execute("SELECT COUNT(*), MIN(row), MAX(row) FROM items").fetchone()
+            count, low, high, others = database.execute(
+                "SELECT COUNT(*), MIN(row), MAX(row), SUM('blob' IN (typeof(item_id), typeof(modality), "
+                "typeof(text), typeof(image), typeof(source), typeof(stamp))) FROM items"
+            ).fetchone()
     except sqlite3.DatabaseError as error:
         raise _wrong(path, str(error)) from None
     if answer != "ok":
         raise _wrong(path, answer)
+    if others:
+        raise _wrong(path, f"{others} items have bytes where texts belong")
     if (count, low, high) != (segment.table.num_items, 0, segment.table.num_items - 1):
         raise _wrong(path, f"it has {count} items (rows {low} … {high}), the table {segment.table.num_items}")
 

@@ -68,6 +68,25 @@ def test_a_folder_that_points_to_another_model_is_refused(clip):
         load_encoder(f"clip:{clip}")
 
 
+@pytest.mark.parametrize(
+    "modules",
+    [
+        3,
+        [3],
+        [{}],
+        {"type": "x"},
+        [{"type": "a.Pooling", "path": "../other"}],
+        [{"type": "b", "path": "/etc"}],
+    ],
+    ids=str,
+)
+def test_modules_of_another_shape_or_place_are_refused(sentence_folder, tmp_path, modules):
+    folder = Path(shutil.copytree(sentence_folder, tmp_path / "text"))
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ArtifactMismatch, match=r"modules\.json"):
+        load_encoder(f"text:{folder}")
+
+
 def test_weights_outside_the_folder_are_refused(clip):
     (clip / "model.safetensors").rename(clip.parent / "model.safetensors")
     (clip / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../model.safetensors"}}')

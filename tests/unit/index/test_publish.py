@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 from genius_search.artifact import file_fingerprint
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.hub.card import index_card
-from genius_search.index.items import Item
+from genius_search.index.items import ITEMS_FILE, Item
 from genius_search.index.publish import check_index, save_index
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
@@ -23,7 +25,7 @@ from genius_search.index.store import (
     read_manifest,
     write_manifest,
 )
-from genius_search.index.verify import verify
+from genius_search.index.verify import _check_items, verify
 from genius_search.index.writer import one_writer
 from genius_search.records import Modality
 
@@ -160,6 +162,15 @@ def test_no_path_of_a_machine_leaves_it_and_none_is_accepted(tmp_path, path):
     check_index(saved, read_all=True)
     assert [item.image for item in Snapshot.open(saved).segments[0].items.all()] == [None] * 3
     assert not [file for file in saved.rglob("*") if file.is_file() and path.encode() in file.read_bytes()]
+
+
+def test_bytes_in_the_place_of_a_text_are_found(tmp_path):
+    segment = Snapshot.open(make(tmp_path / "index")).segments[0]
+    _check_items(segment)
+    with closing(sqlite3.connect(segment.folder / ITEMS_FILE)) as database, database:
+        database.execute("UPDATE items SET source = x'00ff' WHERE row = 3")
+    with pytest.raises(ArtifactMismatch, match="1 items have bytes"):
+        _check_items(segment)
 
 
 def test_a_picture_inside_the_index_keeps_its_name(tmp_path):
