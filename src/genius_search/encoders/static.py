@@ -18,10 +18,13 @@ from torch import Tensor
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.encoders.base import TextEncoder
+from genius_search.encoders.texts import check_tokenizer, cut_texts
 from genius_search.errors import ArtifactMismatch, MissingExtra
 
 WORDLLAMA: Final = "wordllama"
 """The name of the vectors that come with the package wordllama (English, 256 numbers, MIT licence)."""
+_MAX_TOKENS: Final = 512
+"""Tokens that model2vec reads of a text."""
 _FILES: Final = ("model.safetensors", "tokenizer.json", "config.json")
 _WORDLLAMA_FILES: Final = (
     "weights/l2_supercat_256.safetensors",
@@ -88,8 +91,9 @@ class StaticEncoder(TextEncoder):
             else:
                 folder = folder or Path(name).expanduser()
                 self._files = tuple(folder / name for name in _FILES)
+                check_tokenizer(self._files[1])
                 self._model = StaticModel.from_pretrained(folder, normalize=True, force_download=False)
-        except MissingExtra:
+        except (MissingExtra, ArtifactMismatch):
             raise
         except Exception as error:  # noqa: BLE001  tokenizers raises nothing more specific
             raise ArtifactMismatch(f"{self.spec} cannot be opened as static embeddings: {error}") from None
@@ -102,4 +106,5 @@ class StaticEncoder(TextEncoder):
 
     def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
         """Return the vectors of a batch of texts."""
-        return torch.from_numpy(self._model.encode(list(texts), use_multiprocessing=False)).float()
+        beginnings = cut_texts(texts, max_tokens=_MAX_TOKENS)
+        return torch.from_numpy(self._model.encode(beginnings, use_multiprocessing=False)).float()
