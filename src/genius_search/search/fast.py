@@ -353,7 +353,6 @@ class CompiledSearch(NumpySearch):
                 **_pointers(self._generator_arrays),
             )
             self._model.generator = ctypes.addressof(self._generator_fields)
-        self._works: list[int] = []  # memory of searches; each is used by one thread at a time
 
     def search(
         self,
@@ -366,37 +365,62 @@ class CompiledSearch(NumpySearch):
         model = ctypes.addressof(self._model)
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         products = np.zeros((len(queries), len(self._tables), CODES), dtype=np.float32)
-        self._library.multiply(model, queries.ctypes.data, len(queries), products.ctypes.data)
+        levels = len(self._tables) if any(one.k for one in wanted) else self._model.gram_levels
+        self._library.multiply(model, queries.ctypes.data, len(queries), levels, products.ctypes.data)
         try:
-            work = self._works.pop()
+            work = _works.pop()
         except IndexError:
             work = self._library.make_work()
-        alive = tuple(part.alive for part in parts)
-        found = []
-        for query, own, one in zip(queries, products, wanted, strict=True):
-            given = _given_parts(parts, one.restriction or alive)
-            request = _Request(
-                width=one.width,
-                candidates=config.candidates,
-                k=one.k,
-                half_norm_step=1 / HALF_NORM_STEPS,
-                density_step=config.density_weight / DENSITY_STEPS,
-                generator_weight=config.generator_weight,
-            )
-            mask = sum(1 << code for code in one.level0 if code < CODES) if one.level0 else (1 << CODES) - 1
-            ctypes.memmove(request.level0, mask.to_bytes(CODES // 8, "little"), CODES // 8)
-            result = _Result()
-            vectors = query.ctypes.data, own.ctypes.data
-            status = self._library.search(
-                model, given, len(parts), ctypes.byref(request), *vectors, work, ctypes.byref(result)
-            )
-            if status == NO_MEMORY:
-                raise MemoryError
-            if status < 0:
-                raise LookupError("an ID table refers to rows or codes that do not exist")
-            found.append(_read(result, len(self._tables)))
-        self._works.append(work)
-        return found
+        try:
+            return [
+                self._search_one(parts, query, own, one, config, work)
+                for query, own, one in zip(queries, products, wanted, strict=True)
+            ]
+        finally:
+            _works.append(work)
+
+    def _search_one(
+        self,
+        parts: Sequence[Part],
+        query: Float32[np.ndarray, " dim"],
+        products: Float32[np.ndarray, "levels codes"],
+        wanted: Wanted,
+        config: SearchConfig,
+        work: int,
+    ) -> Found:
+        restriction = wanted.restriction or tuple(part.alive for part in parts)
+        request = _Request(
+            width=wanted.width,
+            candidates=config.candidates,
+            k=wanted.k,
+            half_norm_step=1 / HALF_NORM_STEPS,
+            density_step=config.density_weight / DENSITY_STEPS,
+            generator_weight=config.generator_weight,
+        )
+        level0 = (
+            sum(1 << code for code in wanted.level0 if code < CODES) if wanted.level0 else (1 << CODES) - 1
+        )
+        ctypes.memmove(request.level0, level0.to_bytes(CODES // 8, "little"), CODES // 8)
+        result = _Result()
+        status = self._library.search(
+            ctypes.addressof(self._model),
+            _given_parts(parts, restriction),
+            len(parts),
+            ctypes.byref(request),
+            query.ctypes.data,
+            products.ctypes.data,
+            work,
+            ctypes.byref(result),
+        )
+        if status == NO_MEMORY:
+            raise MemoryError
+        if status < 0:
+            raise LookupError("an ID table refers to rows or codes that do not exist")
+        return _read(result, len(self._tables))
+
+
+_works: Final[list[int]] = []
+"""Memory of the library's searches; each is used by one search at a time."""
 
 
 def fast_search(decoder: Decoder, ranker: CodeRanker) -> NumpySearch | None:
@@ -437,7 +461,7 @@ def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
             if opened.is_supported():
                 pointer, integer = ctypes.c_void_p, ctypes.c_int64
                 opened.make_work.restype = pointer
-                opened.multiply.argtypes = (pointer, pointer, integer, pointer)
+                opened.multiply.argtypes = (pointer, pointer, integer, integer, pointer)
                 opened.multiply.restype = None
                 opened.multiply_bytes.argtypes = (*[pointer] * 4, integer, integer)
                 opened.multiply_bytes.restype = None
@@ -539,7 +563,7 @@ def _given_table(table: IdTable) -> _Table:
             contiguous = np.ascontiguousarray(array)
             given.kept.append(contiguous)
             setattr(given, name, contiguous.ctypes.data)
-        _given_tables[table] = given
+        given = _given_tables.setdefault(table, given)  # another thread may have been first, and use its own
     return given
 
 

@@ -163,10 +163,13 @@ static inline int64_t padded(int64_t size) { return (size + BLOCK - 1) / BLOCK *
 
 /* Scores of codes */
 
-/* Subtract the inner products with the code vectors of a prefix: the residual's products remain. */
-static int subtract_prefix(const Model *m, Work *w, int64_t level, const uint8_t *codes, float *scores) {
+/* Score every code of a level after a prefix by the nearness of the query: r·e − |e|²/2 with the residual r. */
+static int score_nearness(const Model *m, Work *w, int64_t level, const uint8_t *codes, const float *query,
+                          const float *products, float *scores) {
+  const float *halves = m->halves + level * CODES;
   if (level < m->gram_levels) {
     const float *gram = m->gram + level * CODES;
+    for (int c = 0; c < CODES; c++) scores[c] = products[level * CODES + c] - halves[c];
     for (int64_t l = 0; l < level; l++) {
       const float *row = gram + codes[l] * m->gram_levels * CODES;
       for (int c = 0; c < CODES; c += LANES) *(vec *)(scores + c) -= *(const vec *)(row + c);
@@ -174,16 +177,16 @@ static int subtract_prefix(const Model *m, Work *w, int64_t level, const uint8_t
     }
     return 1;
   }
-  if (!reserve(&w->buckets, m->dim + CODES, sizeof(float))) return 0;
-  float *prefix = w->buckets.at, *back = prefix + m->dim;
+  if (!reserve(&w->buckets, m->dim, sizeof(float))) return 0;
+  float *residual = w->buckets.at;
   const float *vectors = m->vectors;
-  memset(prefix, 0, (size_t)(m->dim + CODES) * sizeof(float));
+  memcpy(residual, query, (size_t)m->dim * sizeof(float));
   for (int64_t l = 0; l < level; vectors += padded(m->sizes[l]) * m->dim, l++) {
     const float *vector = vectors + codes[l] / BLOCK * BLOCK * m->dim + codes[l] % BLOCK;
-    for (int64_t i = 0; i < m->dim; i++) prefix[i] += vector[i * BLOCK];
+    for (int64_t i = 0; i < m->dim; i++) residual[i] -= vector[i * BLOCK];
   }
-  product(vectors, m->dim, m->sizes[level], prefix, 0, back, 0, 1);
-  for (int c = 0; c < CODES; c++) scores[c] -= back[c];
+  product(vectors, m->dim, m->sizes[level], residual, 0, scores, 0, 1);
+  for (int64_t c = 0; c < m->sizes[level]; c++) scores[c] -= halves[c];
   return 1;
 }
 
@@ -337,9 +340,8 @@ static int score_codes(const Model *m, Work *w, int64_t level, const float *prod
   if (m->generator && ((level == 0 && !read_query(m, w, query)) || !generate(m, w, level))) return 0;
   for (int64_t r = 0; r < w->rows; r++) {
     float *scores = (float *)w->logits.at + r * CODES;
-    const float *own = products + level * CODES, *halves = m->halves + level * CODES;
-    for (int c = 0; c < CODES; c++) scores[c] = own[c] - halves[c];
-    if (!subtract_prefix(m, w, level, (uint8_t *)w->codes.at + r * m->levels, scores)) return 0;
+    const uint8_t *codes = (uint8_t *)w->codes.at + r * m->levels;
+    if (!score_nearness(m, w, level, codes, query, products, scores)) return 0;
     if (m->generator) combine(m, level, (float *)w->generated.at + r * CODES, scores);
   }
   return 1;
@@ -736,10 +738,10 @@ API int is_supported(void) {
 
 API Work *make_work(void) { return calloc(1, sizeof(Work)); }
 
-/* products[n][levels][CODES]: the inner products of queries with all code vectors. */
-API void multiply(const Model *m, const float *queries, int64_t n, float *products) {
+/* products[n][levels][CODES]: the inner products of queries with the code vectors of the first levels. */
+API void multiply(const Model *m, const float *queries, int64_t n, int64_t levels, float *products) {
   const float *vectors = m->vectors;
-  for (int64_t level = 0; level < m->levels; vectors += padded(m->sizes[level]) * m->dim, level++)
+  for (int64_t level = 0; level < levels; vectors += padded(m->sizes[level]) * m->dim, level++)
     product(vectors, m->dim, m->sizes[level], queries, m->dim, products + level * CODES, m->levels * CODES, n);
 }
 
@@ -772,7 +774,8 @@ API void multiply_bytes(const int8_t *vectors, const int64_t *rows, const float 
   }
 }
 
-/* Search for one query, given its products; what ``result`` points to lasts until the next search with ``w``. */
+/* Search for one query, given its products with the code vectors: of the first levels if ``k`` is 0, else of all.
+   What ``result`` points to lasts until the next search with ``w``. */
 API int search(const Model *m, const Part *parts, int64_t num_parts, const Request *request, const float *query,
                const float *products, Work *w, Result *result) {
   w->num_hits = w->touched = 0;
