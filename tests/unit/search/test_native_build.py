@@ -44,3 +44,11 @@ def test_a_library_of_another_source_is_not_opened(tmp_path, monkeypatch):
     monkeypatch.setattr(native, "find_compilers", lambda: iter(()))
     native.build(tmp_path)
     assert not old.exists()
+
+
+def test_a_wheel_by_zig_runs_on_old_systems_and_one_by_another_compiler_says_where(monkeypatch):
+    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
+    zig = ["python", "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.17"]
+    assert native.platform_tag(zig) == "manylinux_2_17_x86_64"
+    monkeypatch.setattr(native.sysconfig, "get_platform", lambda: "macosx-11.0-arm64")
+    assert native.platform_tag(["cc"]) == "macosx_11_0_arm64"
