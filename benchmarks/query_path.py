@@ -23,8 +23,9 @@ from genius_search.data.features import FeatureBatch
 from genius_search.index.store import quantize
 from genius_search.lab.bench.measure import describe_machine, time_queries, time_rounds, use_one_thread
 from genius_search.model import Genius
-from genius_search.search.fast import ByteVectors, CompiledSearch, NumpySearch, Wanted, fast_search
-from genius_search.search.find import find
+from genius_search.search.compiled import ByteVectors, CompiledSearch
+from genius_search.search.fast import NumpySearch, Wanted
+from genius_search.search.find import fast_search, find
 from genius_search.search.rank import Evidence
 from genius_search.search.table import Allowed, IdTable, Part
 

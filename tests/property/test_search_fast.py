@@ -10,10 +10,12 @@ import torch
 
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.nn.generator import Generator
-from genius_search.search import fast as fast_module
+from genius_search.search import compiled as compiled_module
+from genius_search.search import find as find_module
+from genius_search.search.compiled import ByteVectors, CompiledSearch, open_library
 from genius_search.search.decoder import GeometricDecoder, GuidedDecoder, T5Decoder
-from genius_search.search.fast import ByteVectors, CompiledSearch, NumpySearch, Wanted, open_library
-from genius_search.search.find import find
+from genius_search.search.fast import NumpySearch, Wanted
+from genius_search.search.find import fast_search, find
 from genius_search.search.native.build import build, find_compilers
 from genius_search.search.rank import CodeRanker, Evidence
 from genius_search.search.table import Allowed, IdTable, Part
@@ -35,8 +37,8 @@ def make(request, monkeypatch):
     library = request.getfixturevalue("compiled") if request.param == "compiled" else None
 
     def make(decoder, ranker):
-        monkeypatch.setattr(fast_module, "open_library", lambda: library)
-        made = fast_module.fast_search(decoder, ranker)
+        monkeypatch.setattr(find_module, "open_library", lambda: library)
+        made = fast_search(decoder, ranker)
         assert type(made) is (NumpySearch if library is None else CompiledSearch)
         return made
 
@@ -200,18 +202,18 @@ def test_a_generator_of_odd_widths_finds_the_same(plain, make):
 def test_what_the_quick_search_does_not_know_is_left_to_the_general_one(plain):
     drawn = Drawn(plain, 1)
     ranker, config = drawn.evidence.codes, dataclasses.replace(drawn.case.config, rerank="codes")
-    fast = fast_module.fast_search(drawn.decoder, ranker)
+    fast = fast_search(drawn.decoder, ranker)
     assert fast.covers(drawn.parts, config)
     assert not fast.covers(drawn.parts, dataclasses.replace(config, rerank="none"))
     assert not fast.covers(drawn.parts, dataclasses.replace(config, scores="children"))
     wide = IdTable.build(np.array([[300]]), np.zeros(1))
     assert not fast.covers([*drawn.parts, Part(wide)], config)
     deep = decoder_of(dataclasses.replace(SMALL, layers=2), plain.DIM, drawn.tables, 0)
-    assert fast_module.fast_search(deep, ranker) is None
-    generated = fast_module.fast_search(decoder_of(SMALL, plain.DIM, drawn.tables, 0), ranker)
+    assert fast_search(deep, ranker) is None
+    generated = fast_search(decoder_of(SMALL, plain.DIM, drawn.tables, 0), ranker)
     assert not generated.covers(drawn.parts, dataclasses.replace(config, scores="vocabulary"))
     others = CodeRanker([table + 1 for table in drawn.tables])
-    assert fast_module.fast_search(drawn.decoder, others) is None
+    assert fast_search(drawn.decoder, others) is None
 
 
 def test_large_pools_are_searched_alike(make):
@@ -261,7 +263,7 @@ def test_damaged_tables_are_refused(compiled):
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_products_of_stored_bytes_are_those_of_their_vectors(request, monkeypatch, dim, is_compiled):
     library = request.getfixturevalue("compiled") if is_compiled else None
-    monkeypatch.setattr(fast_module, "open_library", lambda: library)
+    monkeypatch.setattr(compiled_module, "open_library", lambda: library)
     random = np.random.default_rng(dim)
     values = random.integers(-127, 128, (50, dim)).astype(np.int8)
     vectors = ByteVectors(values, random.random(50).astype(np.float16))

@@ -247,7 +247,7 @@ class Snapshot:
 def _vectors(segment: Segment) -> Vectors | MultipliesVectors:
     import torch  # noqa: PLC0415  opening does not need it
 
-    from genius_search.search.fast import ByteVectors  # noqa: PLC0415
+    from genius_search.search.compiled import ByteVectors  # noqa: PLC0415
 
     if segment.embeddings is not None and segment.scales is not None:
         return ByteVectors(segment.embeddings, segment.scales)

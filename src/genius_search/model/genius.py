@@ -33,7 +33,8 @@ from genius_search.nn.parallel import usable
 from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer, load_quantizer
 from genius_search.records import Modality
 from genius_search.search.decoder import Decoder, GeometricDecoder, GuidedDecoder, T5Decoder
-from genius_search.search.fast import NumpySearch, fast_search
+from genius_search.search.fast import NumpySearch
+from genius_search.search.find import fast_search
 from genius_search.search.rank import CodeRanker
 
 

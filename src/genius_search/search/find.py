@@ -1,19 +1,49 @@
-"""From query embeddings to ranked items: the quick way if it covers the settings, else the general one."""
+"""From query embeddings to ranked items: the quickest way that covers model, tables and settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.search.beam import search, topk
-from genius_search.search.decoder import Decoder
-from genius_search.search.fast import Found, NumpySearch, Wanted
-from genius_search.search.rank import NO_EMBEDDINGS, Evidence, by_embeddings, rank_items
+from genius_search.search.compiled import CODES, MAX_LEVELS, CompiledSearch, open_library
+from genius_search.search.decoder import Combination, Decoder, GeometricDecoder, GuidedDecoder, T5Decoder
+from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
+from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, by_embeddings, rank_items
 from genius_search.search.table import Part
+
+
+def fast_search(decoder: Decoder, ranker: CodeRanker) -> NumpySearch | None:
+    """Return the quickest search on this machine that finds what a decoder and a ranker find.
+
+    None if there is none: the decoder is unknown or has several blocks, over 256 codes at a level, or other
+    code vectors than the ranker.
+    """
+    if max(decoder.sizes) > CODES or len(decoder.sizes) > MAX_LEVELS:
+        return None
+    tables = ranker.tables()
+    own = tables
+    generator = None
+    if type(decoder) is GeometricDecoder:
+        own = decoder.tables()
+    elif type(decoder) is T5Decoder and (weights := decoder.weights()):
+        biases = [np.zeros(size, dtype=np.float32) for size in decoder.sizes]
+        combination = Combination(tables, [0.0] * len(tables), [1.0] * len(tables), biases)
+        generator = NumpyGenerator(weights, combination)
+    elif type(decoder) is GuidedDecoder and (both := decoder.weights()):
+        generator = NumpyGenerator(*both)
+        own = generator.combination.tables
+    else:
+        return None
+    if not all(np.array_equal(mine, other) for mine, other in zip(own, tables, strict=True)):
+        return None
+    opened = open_library()
+    return NumpySearch(ranker, generator) if opened is None else CompiledSearch(ranker, opened, generator)
 
 
 def find(

@@ -1,9 +1,9 @@
 /* Search of ID tables for one query: beam search by code vectors or by a generator of one block, then ranking by
    codes.
 
-   The plain search in search/beam.py and search/rank.py defines the results; tests compare the two. fast.py
-   fills the structures below, whose fields must be the same there. Nothing read from a table is trusted: rows
-   out of range end the search with DAMAGED. Compiled by build.py, in variants for different processors. */
+   The plain search in search/beam.py and search/rank.py defines the results; tests compare the two. compiled.py
+   fills the structures below, whose fields must be the same there. Nothing that is read from a table is trusted:
+   rows out of range end the search with DAMAGED. Compiled by build.py, in variants for different processors. */
 
 #include <math.h>
 #include <stdint.h>
