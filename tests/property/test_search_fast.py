@@ -176,6 +176,28 @@ def test_levels_of_many_codes_are_searched_alike(plain, make):
         assert_same(drawn, drawn.find(make(drawn.decoder, drawn.evidence.codes)), drawn.find(), seed)
 
 
+def test_numpy_leaves_large_batches_to_pytorch_and_the_library_does_not(plain, make, monkeypatch):
+    drawn = Drawn(plain, 0)
+    fast = make(drawn.decoder, drawn.evidence.codes)
+    asked = []
+    monkeypatch.setattr(
+        fast, "search", lambda parts, queries, wanted, config: asked.append(len(queries)) or []
+    )
+    drawn.queries = drawn.queries[:1].repeat(17, 1)
+    drawn.wanted = drawn.wanted[:1] * 17
+    found = find(
+        drawn.decoder,
+        fast,
+        drawn.parts,
+        drawn.queries,
+        drawn.wanted,
+        SearchConfig(rerank="codes"),
+        evidence=drawn.evidence,
+        embeddings=list(drawn.queries),
+    )
+    assert (asked, len(found)) == (([], 17) if type(fast) is NumpySearch else ([17], 0))
+
+
 SMALL = GeneratorConfig(layers=1, width=8, feedforward=8, heads=2, head_width=4, prefixes=3)
 
 
@@ -228,8 +250,8 @@ def test_large_pools_are_searched_alike(make):
         drawn = Drawn.__new__(Drawn)
         drawn.decoder, drawn.parts = GeometricDecoder(tables), parts[:number_of_parts]
         drawn.evidence, drawn.is_exact = Evidence(ranker), False
-        drawn.queries = torch.from_numpy(random.integers(-9, 10, (20, 8)).astype(np.float32))
-        drawn.wanted = [Wanted(width, 10) for width in (1, 5, 10, 50) * 5]
+        drawn.queries = torch.from_numpy(random.integers(-9, 10, (16, 8)).astype(np.float32))
+        drawn.wanted = [Wanted(width, 10) for width in (1, 5, 10, 50) * 4]
         drawn.case = type("Case", (), {"config": SearchConfig(rerank="codes", candidates=500)})
         assert_same(drawn, drawn.find(make(drawn.decoder, ranker)), drawn.find(), number_of_parts)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import sys
 import weakref
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -83,6 +84,8 @@ class _Result(ctypes.Structure):
 
 class CompiledSearch(NumpySearch):
     """Search by code vectors, or by a generator of one block, in the compiled library."""
+
+    most_queries: ClassVar[int] = sys.maxsize
 
     def __init__(
         self, ranker: CodeRanker, library: ctypes.CDLL, generator: NumpyGenerator | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -108,6 +108,9 @@ class NumpySearch:
     generator
         scores the codes that follow a prefix; without one, nearness to the query does.
     """
+
+    most_queries: ClassVar[int] = 16
+    """Queries of a batch up to which this is quicker than PyTorch, which searches for all of them at once."""
 
     def __init__(self, ranker: CodeRanker, generator: NumpyGenerator | None = None) -> None:
         self._ranker = ranker

@@ -71,7 +71,7 @@ def find(
     UsageError
         The data that the re-ranking needs is not available.
     """
-    if fast is None or not fast.covers(parts, config):
+    if fast is None or len(queries) > fast.most_queries or not fast.covers(parts, config):
         return _find_generally(decoder, parts, queries, wanted, config, evidence, embeddings)
     if config.rerank == "codes":
         return fast.search(parts, queries.numpy(), wanted, config)
