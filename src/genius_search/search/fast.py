@@ -137,39 +137,35 @@ class NumpySearch:
         config: SearchConfig,
     ) -> list[Found]:
         """Find the best items by codes for each query; with ``k`` 0, list all items under the beams."""
-        products = queries @ self._vectors.T
-        return [
-            self._search(parts, query, own, one, config)
-            for query, own, one in zip(queries, products, wanted, strict=True)
-        ]
+        return [self._search(parts, query, one, config) for query, one in zip(queries, wanted, strict=True)]
 
     def _search(
         self,
         parts: Sequence[Part],
         query: Float32[np.ndarray, " dim"],
-        products: Float32[np.ndarray, " codes"],
         wanted: Wanted,
         config: SearchConfig,
     ) -> Found:
         restriction = wanted.restriction or tuple(part.alive for part in parts)
-        by_level = np.split(products, self._offsets[1:])
-        beams = self._find_beams(parts, query, by_level, wanted, config.candidates, restriction)
+        beams = self._find_beams(parts, query, wanted, config.candidates, restriction)
         ids = ids_under(beams, 0, restriction)
+        if not wanted.k:
+            ranking = items_of(parts, ids, np.zeros(len(ids.row), dtype=np.float32), restriction)
+            return Found(ranking, beams.log_probabilities[0, ranking.beams])
         rows = table_rows(parts, ids)
+        products = self._vectors @ query
         scores = products.take(rows[:, : len(self._tables)] + self._offsets).sum(axis=1)
         scores -= self._ranker.costs(rows, density_weight=config.density_weight)
         if config.generator_weight:
             scores += config.generator_weight * beams.scores()[0][ids.beam]
         ranking = items_of(parts, ids, scores, restriction)
-        if wanted.k:
-            ranking = ranking.take(topk(ranking.scores, wanted.k))
+        ranking = ranking.take(topk(ranking.scores, wanted.k))
         return Found(ranking, beams.log_probabilities[0, ranking.beams])
 
     def _find_beams(
         self,
         parts: Sequence[Part],
         query: Float32[np.ndarray, " dim"],
-        products: list[np.ndarray],
         wanted: Wanted,
         candidates: int,
         restriction: Restriction,
@@ -178,8 +174,8 @@ class NumpySearch:
         low = np.zeros((1, len(parts)), dtype=np.int64)
         high = np.array([[len(part.table) for part in parts]], dtype=np.int64)
         total = np.zeros(1, dtype=np.float32)
-        history = np.full((1, len(products)), np.nan, dtype=np.float32)
-        prefixes = np.zeros((1, self._tables[0].shape[1]), dtype=np.float32)
+        history = np.full((1, len(self._tables)), np.nan, dtype=np.float32)
+        residuals = query[None]
         codes = np.zeros((1, 0), dtype=np.int64)
         sides = None
         for level, table in enumerate(self._tables):
@@ -195,7 +191,7 @@ class NumpySearch:
             if level == 0 and counts.sum() <= budget:
                 history = history.repeat(len(low), axis=0)
                 break
-            near = products[level] - self._halves[level] - prefixes @ table.T
+            near = residuals @ table.T - self._halves[level]
             if self.generator is not None:
                 sides = self.generator.read(query) if sides is None else sides
                 near = self.generator.score(sides, codes, near)
@@ -210,6 +206,6 @@ class NumpySearch:
             history[:, level] = gained[best]
             if counts[best].sum() <= budget:
                 break
-            prefixes = prefixes[parent] + table[code]
+            residuals = residuals[parent] - table[code]
             codes = np.concatenate([codes[parent], code[:, None]], axis=1)
         return Beams(low[None], high[None], history[None])
