@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -196,6 +197,15 @@ def test_numpy_leaves_large_batches_to_pytorch_and_the_library_does_not(plain, m
         embeddings=list(drawn.queries),
     )
     assert (asked, len(found)) == (([], 17) if type(fast) is NumpySearch else ([17], 0))
+
+
+def test_threads_search_at_the_same_time(plain, make):
+    drawn = Drawn(plain, 3)
+    fast = make(drawn.decoder, drawn.evidence.codes)
+    expected = drawn.find()
+    with ThreadPoolExecutor(4) as executor:
+        for found in executor.map(lambda _: drawn.find(fast), range(100)):
+            assert_same(drawn, found, expected, "threads")
 
 
 SMALL = GeneratorConfig(layers=1, width=8, feedforward=8, heads=2, head_width=4, prefixes=3)
