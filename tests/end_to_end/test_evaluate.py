@@ -280,12 +280,13 @@ def test_a_query_that_occurs_twice_is_an_error(evaluated, spoiled):
         evaluate(MBeir(spoiled), evaluated.model, CHEAP, spoiled.parent / "out", progress=Silent())
 
 
-def test_what_a_killed_encoding_left_does_no_harm(evaluated, tmp_path, monkeypatch):
+def test_a_killed_encoding_goes_on_where_it_stopped(evaluated, tmp_path, monkeypatch):
     features = Features.open(evaluated.folder / "candidates" / "features")
     whole = encode_features(
         evaluated.model, features, tmp_path / "whole", embeddings="raw", progress=Silent()
     )
     monkeypatch.setattr(codes, "BATCH", 100)
+    monkeypatch.setattr(codes, "SAVED_EVERY", 2)
 
     class Killed(Exception):
         pass
@@ -295,11 +296,16 @@ def test_what_a_killed_encoding_left_does_no_harm(evaluated, tmp_path, monkeypat
             if done >= 500:
                 raise Killed
 
+    seen = []
+    gather = Features.gather
+    monkeypatch.setattr(Features, "gather", lambda self, rows: seen.append(len(rows)) or gather(self, rows))
     with pytest.raises(Killed):
         encode_features(evaluated.model, features, tmp_path / "parts", embeddings="raw", progress=Kill())
+    seen.clear()
     parts = encode_features(
         evaluated.model, features, tmp_path / "parts", embeddings="raw", progress=Silent()
     )
+    assert sum(seen) == 600  # 400 rows were saved before
     np.testing.assert_array_equal(parts.codes, whole.codes)
     np.testing.assert_allclose(parts.embeddings, whole.embeddings, atol=1e-3)
     np.testing.assert_allclose(parts.code_cosine, whole.code_cosine, atol=1e-3)
