@@ -108,7 +108,7 @@ def desk(shelf, tmp_path, monkeypatch):
     monkeypatch.chdir(desk)
     monkeypatch.setenv("HOME", str(desk))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(desk / "hub"))
-    # The index of a page before: those that come later on the way have been there.
+    # Later pages use the index that the first one creates.
     Index.create("photos.index", pool="Pictures", encoder="siglip:google/siglip2-base-patch16-224")
     return desk
 
