@@ -27,6 +27,21 @@ from genius_search.tune import ValidationConfig, ValidationQueries, validation_q
 NUM_BINS: Final = 10
 FEWEST: Final = 20
 """A threshold is not chosen by fewer queries above it."""
+FEWEST_QUERIES: Final = 40
+"""Fewer queries are not enough to fit and measure."""
+WORTH: Final = 0.03
+"""One more number is used when it lowers the cross-validated loss by this share at least."""
+FOLDS: Final = 5
+SHRINKAGE: Final = 1.0
+"""Half the squared weights, of standardised numbers, are added to the loss."""
+STEPS: Final = 500
+RISES: Final = np.array([[1, 1, 0, 1], [1, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 1]])
+"""Sums of weights that are not negative. So the probability never falls when a score rises (of the first hit,
+of another), and never rises down a list of hits."""
+LIKELY: Final = 0.5
+"""A hit that is more likely wrong than right is never called a good match."""
+WITHOUT_CONTRAST: Final = (0, 1, 2)
+WITH_CONTRAST: Final = (0, 1, 2, 3)
 
 
 class Predictions(NamedTuple):
@@ -110,23 +125,6 @@ def threshold_for(predictions: Predictions, precision: float, *, at_least: float
     is_enough = (found.precision >= precision) & (found.cases >= FEWEST) & (found.threshold >= at_least)
     enough = np.flatnonzero(is_enough)
     return float(found.threshold[enough[-1]]) if len(enough) else None
-
-
-FEWEST_QUERIES: Final = 40
-"""Fewer queries are not enough to fit and measure."""
-WORTH: Final = 0.03
-"""One more number is used when it lowers the cross-validated loss by this share at least."""
-FOLDS: Final = 5
-SHRINKAGE: Final = 1.0
-"""Half the squared weights, of standardised numbers, are added to the loss."""
-STEPS: Final = 500
-RISES: Final = np.array([[1, 1, 0, 1], [1, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 1]])
-"""Sums of weights that are not negative. So the probability never falls when a score rises (of the first hit,
-of another), and never rises down a list of hits."""
-LIKELY: Final = 0.5
-"""A hit that is more likely wrong than right is never called a good match."""
-WITHOUT_CONTRAST: Final = (0, 1, 2)
-WITH_CONTRAST: Final = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,34 +96,19 @@ def refit(
     after = measure_health(quantizer, features)
     quantizer.set_pool_sample(draw_ids(encode(quantizer, features).codes, features.modality, seed=seed))
     source = {"pool": features.manifest.fingerprint, "passes": str(passes), "seed": str(seed)}
-    ours = write_quantizer(
-        ArtifactWriter(
-            folder / "quantizer",
-            kind=QUANTIZER,
-            config=model.quantizer_manifest.config,
-            inputs={**source, "quantizer": model.quantizer_manifest.fingerprint},
-        ),
-        quantizer,
-        after,
-    )
+    old = model.quantizer_manifest
+    inputs = {**source, "quantizer": old.fingerprint}
+    writer = ArtifactWriter(folder / "quantizer", kind=QUANTIZER, config=old.config, inputs=inputs)
+    ours = write_quantizer(writer, quantizer, after)
     decoder = None
     if model.generator is not None and model.generator_manifest is not None:
         generator = copy.deepcopy(model.generator)
         if generator.guide is not None:
             generator.guide.vectors.copy_(torch.cat(quantizer.tables()))
-        decoder = write_generator(
-            ArtifactWriter(
-                folder / "generator",
-                kind=GENERATOR,
-                config=model.generator_manifest.config,
-                inputs={
-                    "generator": model.generator_manifest.fingerprint,
-                    "quantizer": ours.manifest.fingerprint,
-                },
-            ),
-            generator,
-            dim=model.dim,
-        )
+        old = model.generator_manifest
+        inputs = {"generator": old.fingerprint, "quantizer": ours.manifest.fingerprint}
+        writer = ArtifactWriter(folder / "generator", kind=GENERATOR, config=old.config, inputs=inputs)
+        decoder = write_generator(writer, generator, dim=model.dim)
     made = Genius.finish(folder, _encoder(model, folder), ours, decoder, model.instructions)
     shutil.rmtree(folder / FEATURES)
     return Refitted(made, before, after)

@@ -11,6 +11,7 @@ from genius_search.cli.options import (
     Conditions,
     IndexArgument,
     JsonOption,
+    OpenIndexOptions,
     OptionalFolder,
     OptionalInt,
     QueryOptions,
@@ -78,7 +79,7 @@ class Codes(IndexArgument, JsonOption):
 
 
 @command
-class Explain(QueryOptions, IndexArgument, JsonOption):
+class Explain(QueryOptions, OpenIndexOptions, JsonOption):
     """Explain why a search finds an item, or does not: its way through the codes, level by level.
 
     Settings are those of the index, as in `genius search`.
@@ -93,18 +94,9 @@ class Explain(QueryOptions, IndexArgument, JsonOption):
     beam: OptionalInt = None
     """IDs kept at each level; default: the index's own setting."""
 
-    model: OptionalFolder = None
-    """Folder of the model; needed only if it was moved."""
-
-    download: bool = False
-    """Allow downloading the encoder's weights."""
-
     def run(self) -> None:
         """Follow the item and print its way."""
-        from genius_search.index.index import Index
-
-        index = Index.open(self.index, model=self.model, download=self.download)
-        found = index.explain(
+        found = self.open_index().explain(
             self.item,
             self.text,
             image=self.image,

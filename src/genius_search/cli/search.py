@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 
 Rerank = Literal["none", "codes", "embeddings"]
 Scores = Literal["level", "vocabulary", "children"]
-
-SETTINGS: Final = (
-    "beam",
-    "rerank",
-    "candidates",
-    "shortlist",
-    "generator_weight",
-    "density_weight",
-    "scores",
-)
-"""Flags that default to the index's own settings."""
 
 
 @command
@@ -94,7 +83,8 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
         """Search and print the hits."""
         from genius_search.config import SearchConfig, checked
 
-        given = {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
+        flags = {field.name: getattr(self, field.name) for field in dataclasses.fields(SearchConfig)}
+        given = {name: value for name, value in flags.items() if value is not None}
         checked(SearchConfig(**given))
         index = self.open_index()
         config = dataclasses.replace(index.settings, **given)

@@ -5,6 +5,7 @@ Photographs in the wild may be rotated, grey, transparent, animated, truncated, 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
 import warnings
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError, features
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from genius_search.errors import BadImage
 
@@ -47,18 +48,6 @@ _SIGNATURES: Final = {
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
 }
-
-_UPRIGHT: Final = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""EXIF orientation -> the operation that turns the picture upright."""
-_EXIF_ORIENTATION: Final = 0x0112
 
 _WARNINGS_LOCK = threading.Lock()
 
@@ -140,19 +129,9 @@ def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int
             opened.load()
     else:
         opened.load()
-    with _quiet():
-        turn = _UPRIGHT.get(_orientation(opened))
-    image = _to_rgb(opened)
-    return image if turn is None else image.transpose(turn)
-
-
-def _orientation(opened: Image.Image) -> int:
-    """Return the EXIF orientation, ignoring damaged EXIF data."""
-    try:
-        orientation = opened.getexif().get(_EXIF_ORIENTATION, 1)
-    except Exception:  # noqa: BLE001  (Pillow's EXIF parser raises nearly anything on damaged tags)
-        return 1
-    return orientation if isinstance(orientation, int) else 1
+    with _quiet(), contextlib.suppress(Exception):  # Pillow raises nearly anything on damaged EXIF data
+        ImageOps.exif_transpose(opened, in_place=True)
+    return _to_rgb(opened)
 
 
 def _to_rgb(opened: Image.Image) -> Image.Image:

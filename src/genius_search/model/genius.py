@@ -98,10 +98,7 @@ class Genius:
         quantizer = load_quantizer(folder / "quantizer", device=device)
         generator = None if parts.generator is None else load_generator(folder / "generator", device=device)
         ids = None if parts.ids is None else load_ids(folder / "ids", quantizer.quantizer)
-        found = {
-            "encoder": encoder.fingerprint,
-            "quantizer": quantizer.manifest.fingerprint,
-        }
+        found = {"encoder": encoder.fingerprint, "quantizer": quantizer.manifest.fingerprint}
         if generator is not None:
             found["generator"] = generator.manifest.fingerprint
         if ids is not None and ids.manifest is not None:
