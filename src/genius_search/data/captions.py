@@ -9,13 +9,14 @@ Images are not copied: ``mbeir_images/<name>`` in the new folder is a link to th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from genius_search.artifact import new_folder
+from pydantic import BaseModel, ValidationError
+
+from genius_search.artifact import first_problem, new_folder
 from genius_search.data.mbeir import (
     InstructionRow,
     Layout,
@@ -29,7 +30,8 @@ from genius_search.records import QUERY_CAP, Candidate, Modality, Query
 
 CAPTIONS_PER_IMAGE: Final = 5
 
-SPLITS: Final = {"train": "train", "restval": "train", "val": "val", "test": "test"}
+KarpathySplit = Literal["train", "restval", "val", "test"]
+SPLITS: Final[dict[KarpathySplit, str]] = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 """Karpathy's splits -> ours; ``restval`` is his extension of COCO's training images."""
 
 TEXT_TO_IMAGE: Final = (
@@ -47,6 +49,23 @@ IMAGE_TO_TEXT: Final = (
     "Give me the words that go with this photograph.",
 )
 """Our own wording, as above."""
+
+
+class _Sentence(BaseModel):
+    raw: str
+
+
+class _Image(BaseModel):
+    split: KarpathySplit
+    filepath: str | None = None
+    filename: str
+    sentences: list[_Sentence]
+
+
+class _File(BaseModel):
+    """The part of one of Karpathy's files that is needed; his lists of words are not."""
+
+    images: list[_Image]
 
 
 class ConvertedSplit(NamedTuple):
@@ -167,40 +186,21 @@ def _collect(json_file: Path, images_root: Path, dataset_id: int, dataset_name: 
 def _images(json_file: Path) -> Iterator[tuple[str, PurePosixPath, list[str]]]:
     """Yield split, path and captions of each picture."""
     try:
-        with json_file.open(encoding="utf-8") as file:
-            body = json.load(file, object_hook=_drop_tokens)
-        rows = body["images"]
+        images = _File.model_validate_json(json_file.read_bytes()).images
     except OSError as error:
         raise BadData(f"{json_file}: cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except ValidationError as error:
         raise BadData(
-            f"{json_file} is not one of Karpathy's caption files, an object with 'images' ({error!r})"
+            f"{json_file} is not one of Karpathy's caption files ({first_problem(error)})"
         ) from None
-    for place, row in enumerate(rows):
-        try:
-            split = SPLITS.get(row["split"])
-            path = PurePosixPath(row.get("filepath") or "", row["filename"])
-            captions = [sentence["raw"].strip() for sentence in row["sentences"][:CAPTIONS_PER_IMAGE]]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise BadData(
-                f"{json_file}: images[{place}] needs filename, split and sentences[].raw ({error!r})"
-            ) from None
-        if split is None:
-            raise BadData(
-                f"{json_file}: images[{place}] is in split {row['split']!r}, not {', '.join(SPLITS)}"
-            )
+    for place, image in enumerate(images):
+        path = PurePosixPath(image.filepath or "", image.filename)
         if path.is_absolute() or ".." in path.parts:
             raise BadData(f"{json_file}: images[{place}] leads out of the folder of pictures: {path}")
-        captions = list(dict.fromkeys(caption for caption in captions if caption))
-        if not captions:
+        captions = [sentence.raw.strip() for sentence in image.sentences[:CAPTIONS_PER_IMAGE]]
+        if not any(captions):
             raise BadData(f"{json_file}: images[{place}] ({path}) has no caption")
-        yield split, path, captions
-
-
-def _drop_tokens(part: dict[str, Any]) -> dict[str, Any]:
-    """Drop the token lists, which are most of the file and not needed."""
-    part.pop("tokens", None)
-    return part
+        yield SPLITS[image.split], path, list(dict.fromkeys(filter(None, captions)))
 
 
 def _write_split(layout: Layout, split: str, content: _Split, dataset_id: int, name: str) -> ConvertedSplit:
