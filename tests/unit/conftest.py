@@ -129,24 +129,27 @@ def _write_tokenizer(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
+LAYERS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+TEXTS = {
+    **LAYERS,
+    "bos_token_id": 2,
+    "eos_token_id": 9,
+    "pad_token_id": 0,
+    "vocab_size": 10,
+    "max_position_embeddings": 12,
+}
+
+
 @pytest.fixture(scope="session")
 def clip_folder(tmp_path_factory) -> Path:
     """A small CLIP with random weights, in the published layout."""
     from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel  # noqa: PLC0415  slow, and not always needed
 
     folder = tmp_path_factory.mktemp("clip")
-    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    ids = {"bos_token_id": 2, "eos_token_id": 9, "pad_token_id": 0}
     torch.manual_seed(0)
     config = CLIPConfig(
-        text_config={
-            **layers,
-            **ids,
-            "vocab_size": 10,
-            "max_position_embeddings": 12,
-            "hidden_act": "quick_gelu",
-        },
-        vision_config={**layers, "image_size": 16, "patch_size": 8, "hidden_act": "quick_gelu"},
+        text_config={**TEXTS, "hidden_act": "quick_gelu"},
+        vision_config={**LAYERS, "image_size": 16, "patch_size": 8, "hidden_act": "quick_gelu"},
         projection_dim=12,
     )
     CLIPModel(config).save_pretrained(folder)
@@ -163,12 +166,10 @@ def siglip_folder(tmp_path_factory) -> Path:
     from transformers import SiglipConfig, SiglipImageProcessorPil, SiglipModel  # noqa: PLC0415  slow, and not always needed
 
     folder = tmp_path_factory.mktemp("siglip")
-    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    ids = {"bos_token_id": 2, "eos_token_id": 9, "pad_token_id": 0}
     torch.manual_seed(0)
     config = SiglipConfig(
-        text_config={**layers, **ids, "vocab_size": 10, "max_position_embeddings": 12, "projection_size": 16},
-        vision_config={**layers, "image_size": 16, "patch_size": 8},
+        text_config={**TEXTS, "projection_size": 16},
+        vision_config={**LAYERS, "image_size": 16, "patch_size": 8},
     )
     SiglipModel(config).save_pretrained(folder)
     SiglipImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
@@ -183,8 +184,7 @@ def sentence_folder(tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("sentences")
     torch.manual_seed(0)
-    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    BertModel(BertConfig(vocab_size=10, max_position_embeddings=16, **layers)).save_pretrained(folder)
+    BertModel(BertConfig(vocab_size=10, max_position_embeddings=16, **LAYERS)).save_pretrained(folder)
     _write_tokenizer(folder)
     return folder
 

@@ -290,7 +290,7 @@ def t5_layers(settings: Mapping[str, Any]) -> nn.Module:
     return layers
 
 
-Network = TypeVar("Network", bound="BlipTowers | ClipFusion | BlipFusion")
+Network = TypeVar("Network", bound=BlipTowers | ClipFusion | BlipFusion)
 
 
 def _load(manifest: Manifest, kind: Callable[[Mapping[str, Any]], Network]) -> Network:
@@ -309,7 +309,7 @@ class _UniirEncoder(Generic[Network]):
         self._device = device
         self._processor = load_image_processor(manifest.folder)
         network.float().to(device).eval()
-        self._network = network
+        self._network: Network = network
         self._read = read
 
     def _prepare(self, images: Sequence[Image.Image]) -> Float[Tensor, "items 3 side side"]:

@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,19 +15,7 @@ import pytest
 from genius_search.cli import main
 from genius_search.index.writer import one_writer
 
-
-def run(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:
-    """Run a command; return its stdout and stderr."""
-    assert main([str(word) for word in words]) == status
-    printed = capsys.readouterr()
-    return printed.out, printed.err
-
-
-def run_json(capsys, *words: str | Path, status: int = 0) -> dict[str, Any]:
-    """Run a command with --json; return the document, which is all of its stdout."""
-    found = json.loads(run(capsys, *words, "--json", status=status)[0])
-    assert isinstance(found, dict)
-    return found
+from .conftest import run, run_json
 
 
 @pytest.fixture(scope="module")

@@ -1,19 +1,11 @@
 """CLIP through PyTorch's exporter. Tracing one tower takes ten seconds."""
 
-# ruff: noqa: PLC0415  transformers is imported where it is needed
-
 from __future__ import annotations
-
-import json
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
 
 from genius_search.artifact import ArtifactWriter
 from genius_search.encoders.base import ImageInput, ItemKey, TextInput
@@ -27,33 +19,8 @@ KEY = ItemKey("query", "1:1")
 
 
 @pytest.fixture(scope="module")
-def clip_encoder(tmp_path_factory) -> ClipEncoder:
-    from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
-
-    folder = tmp_path_factory.mktemp("clip")
-    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    numbers = {"bos_token_id": 2, "eos_token_id": 6, "pad_token_id": 0, "vocab_size": 7}
-    torch.manual_seed(0)
-    config = CLIPConfig(
-        text_config={**layers, **numbers, "max_position_embeddings": 12},
-        vision_config={**layers, "image_size": 16, "patch_size": 8},
-        projection_dim=12,
-    )
-    CLIPModel(config).save_pretrained(folder)
-    size = {"height": 16, "width": 16}
-    CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size=size).save_pretrained(folder)
-    words = ["<pad>", "<unk>", "<s>", "a", "red", "anchor", "</s>"]
-    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))  # noqa: S106  no password
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.post_processor = TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 6)]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    special = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({**special, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 12})
-    )
-    return ClipEncoder(str(folder))
+def clip_encoder(clip_folder) -> ClipEncoder:
+    return ClipEncoder(clip_folder)
 
 
 @pytest.mark.slow
