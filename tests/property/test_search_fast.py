@@ -199,6 +199,13 @@ def test_numpy_leaves_large_batches_to_pytorch_and_the_library_does_not(plain, m
     assert (asked, len(found)) == (([], 17) if type(fast) is NumpySearch else ([17], 0))
 
 
+def test_more_hits_than_there_are_items_take_no_memory(plain, make):
+    drawn = Drawn(plain, 3)
+    fast = make(drawn.decoder, drawn.evidence.codes)
+    drawn.wanted = [one._replace(k=10**9, width=10**9) for one in drawn.wanted]
+    assert_same(drawn, drawn.find(fast), drawn.find(), "all")
+
+
 def test_threads_search_at_the_same_time(plain, make):
     drawn = Drawn(plain, 3)
     fast = make(drawn.decoder, drawn.evidence.codes)

@@ -150,7 +150,7 @@ class CompiledSearch(NumpySearch):
         request = _Request(
             width=wanted.width,
             candidates=config.candidates,
-            k=wanted.k,
+            k=min(wanted.k, sum(part.table.num_items for part in parts)),  # there is memory for each of them
             half_norm_step=1 / HALF_NORM_STEPS,
             density_step=config.density_weight / DENSITY_STEPS,
             generator_weight=config.generator_weight,
