@@ -14,6 +14,7 @@ __all__ = [
     "BadData",
     "BadImage",
     "BadRecord",
+    "DeadlinePassed",
     "GeniusError",
     "MissingExtra",
     "NetworkNeeded",
@@ -32,6 +33,10 @@ class UsageError(GeniusError, ValueError):
     """An argument or a combination of arguments that cannot work."""
 
     exit_code = 2
+
+
+class DeadlinePassed(GeniusError):
+    """There is no answer within the time that was allowed."""
 
 
 class MissingExtra(GeniusError, ImportError):

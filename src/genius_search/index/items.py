@@ -13,6 +13,7 @@ import os
 import re
 import sqlite3
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from genius_search.errors import ArtifactMismatch, BadData, UsageError
+from genius_search.errors import ArtifactMismatch, BadData, DeadlinePassed, UsageError
 from genius_search.index.filters import Condition, Filter, full_text_query, number_of
 from genius_search.records import Modality
 
@@ -69,6 +70,8 @@ SCHEMA: Final = frozenset(
 )
 """All that a store may define; a view or a trigger of somebody else would run with a query."""
 KEYS_AT_ONCE: Final = 20_000
+STEPS: Final = 10_000
+"""Steps of SQLite between two looks at the clock."""
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 INT64: Final = range(-(2**63), 2**63)
 
@@ -329,17 +332,19 @@ class ItemStore:
             index_fields(database, self._query("SELECT row, source FROM items WHERE source <> ''"))
             return database
 
-    def matching(self, filter_: Filter) -> Int64[np.ndarray, " rows"]:
+    def matching(self, filter_: Filter, *, deadline: float = math.inf) -> Int64[np.ndarray, " rows"]:
         """Return the rows of the items that satisfy a filter, ascending.
 
         Raises
         ------
+        DeadlinePassed
+            It took until the deadline, on the clock of :func:`time.monotonic`.
         UsageError
             The filter has ``match``, and this SQLite or the one that wrote the store lacks full-text search.
         """
         mask = np.ones(self.num_rows, dtype=bool)
         if filter_.modality is not None:
-            mask &= self._mask(mask, "items WHERE modality = ?", [filter_.modality.mbeir])
+            mask &= self._mask(mask, "items WHERE modality = ?", [filter_.modality.mbeir], deadline)
         if filter_.item_ids is not None:
             wanted = np.zeros_like(mask)
             wanted[list(self.rows_by_id(filter_.item_ids).values())] = True
@@ -347,26 +352,29 @@ class ItemStore:
         if filter_.match is not None:
             self._check_full_text()
             words = full_text_query(filter_.match)
-            mask &= self._mask(mask, "words WHERE words MATCH ?", [words], row="rowid")
+            mask &= self._mask(mask, "words WHERE words MATCH ?", [words], deadline, row="rowid")
         for condition in _tightest(filter_.conditions):
             if not mask.any():
                 break
-            holds = self._holds(condition, mask)
+            holds = self._holds(condition, mask, deadline)
             mask &= ~holds if condition.operator == "!=" else holds
         return np.flatnonzero(mask)
 
-    def _holds(self, condition: Condition, mask: Bool[np.ndarray, " items"]) -> Bool[np.ndarray, " items"]:
+    def _holds(
+        self, condition: Condition, mask: Bool[np.ndarray, " items"], deadline: float
+    ) -> Bool[np.ndarray, " items"]:
         """Return the rows that satisfy a condition, or for ``!=`` those that satisfy ``=``."""
         if condition.column is not None:
             compared, values = _comparison(condition.column, condition, list(condition.texts))
-            return self._mask(mask, f"items WHERE {condition.column} IS NOT NULL AND {compared}", values)
+            source = f"items WHERE {condition.column} IS NOT NULL AND {compared}"
+            return self._mask(mask, source, values, deadline)
         found = np.zeros_like(mask)
         name = self.field_names.get(spell_path(condition.path))
         for kind, wanted in zip(KINDS, (condition.numbers, condition.texts, condition.truths), strict=True):
             if wanted and name is not None:
                 compared, values = _comparison("value", condition, list(wanted))
                 source = f"field_{kind} WHERE name = ? AND {compared}"
-                found |= self._mask(mask, source, [name, *values], database=self._fields)
+                found |= self._mask(mask, source, [name, *values], deadline, database=self._fields)
         return found
 
     def _mask(
@@ -374,12 +382,14 @@ class ItemStore:
         mask: Bool[np.ndarray, " items"],
         source: str,
         values: Sequence[Any],
+        deadline: float,
         *,
         row: str = "row",
         database: sqlite3.Connection | None = None,
     ) -> Bool[np.ndarray, " items"]:
         # Values are bound; the rest of the query contains no user input.
-        (rows,) = self._query(f"SELECT group_concat({row}) FROM {source}", values, database)[0]  # noqa: S608
+        query = f"SELECT group_concat({row}) FROM {source}"  # noqa: S608
+        (rows,) = self._query(query, values, database, deadline)[0]
         found = np.zeros_like(mask)
         found[np.fromstring(rows or "", dtype=np.int64, sep=",")] = True
         return found
@@ -401,10 +411,16 @@ class ItemStore:
             yield from self._query(query, (json.dumps(ordered[start : start + KEYS_AT_ONCE]),))
 
     def _query(
-        self, query: str, values: Sequence[Any] = (), database: sqlite3.Connection | None = None
+        self,
+        query: str,
+        values: Sequence[Any] = (),
+        database: sqlite3.Connection | None = None,
+        deadline: float = math.inf,
     ) -> list[Any]:
+        database = database or self._database
         with self._reading():
-            return (database or self._database).execute(query, values).fetchall()
+            database.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
+            return database.execute(query, values).fetchall()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -412,6 +428,10 @@ class ItemStore:
             try:
                 yield
             except sqlite3.DatabaseError as error:
+                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+                    raise DeadlinePassed(
+                        "the conditions took too long; give fewer, or allow more time"
+                    ) from None
                 if type(error) is not sqlite3.DatabaseError:
                     raise
                 raise ArtifactMismatch(f"{self._path} is damaged ({error}); make the index again") from None

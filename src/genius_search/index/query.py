@@ -80,6 +80,9 @@ class SearchRequest:
     """Number of hits."""
     beam: int | None = None
     """Beam width for this request instead of the configured one."""
+    deadline: float = math.inf
+    """Time at which looking for items that meet the conditions ends with an error, on the clock of
+    :func:`time.monotonic`."""
     filter: Filter = field(init=False, repr=False, compare=False)
     """``where`` and ``match``, parsed."""
 
@@ -352,7 +355,9 @@ def _constraints(
             level0 = model.level0_codes(modality)
         else:
             conditions = dataclasses.replace(conditions, modality=modality)
-    return level0, None if conditions == Filter() else snapshot.restriction(conditions)
+    return level0, None if conditions == Filter() else snapshot.restriction(
+        conditions, deadline=request.deadline
+    )
 
 
 def _content(model: Genius, snapshot: Snapshot, request: SearchRequest, part: SearchPart) -> Content:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -163,11 +164,13 @@ class Snapshot:
             counts.subtract(Counter(item.modality for item in segment.items.get(segment.dead.tolist())))
         return {modality: count for modality, count in counts.items() if count}
 
-    def restriction(self, wanted: Filter) -> Restriction:
+    def restriction(self, wanted: Filter, *, deadline: float = math.inf) -> Restriction:
         """Return the items that a filter allows; the results of the last filters are cached.
 
         Raises
         ------
+        DeadlinePassed
+            It took until the deadline, on the clock of :func:`time.monotonic`.
         UsageError
             A condition is about a field that no item has.
         """
@@ -177,7 +180,7 @@ class Snapshot:
             allowed = []
             for segment in self.segments:
                 mask = np.zeros(segment.table.num_items, dtype=bool)
-                mask[segment.items.matching(wanted)] = True
+                mask[segment.items.matching(wanted, deadline=deadline)] = True
                 mask[segment.dead] = False
                 allowed.append(Allowed.of(segment.table, mask))
             known = tuple(allowed)

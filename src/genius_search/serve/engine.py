@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 import torch
 
 from genius_search.config import SearchConfig
-from genius_search.errors import ArtifactError, GeniusError
+from genius_search.errors import ArtifactError, DeadlinePassed, GeniusError
 from genius_search.index.adding import ItemOutcome, NewItem
 from genius_search.index.index import Index
 from genius_search.index.query import SearchHit, SearchRequest, SearchResult, encode_queries, search_encoded
@@ -70,12 +70,6 @@ class Overloaded(Refused):
     def __init__(self, message: str, *, retry_after_seconds: float) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
-
-
-class DeadlinePassed(Refused):
-    """The deadline of the request has passed."""
-
-    status = 504
 
 
 class Draining(Refused):
@@ -529,27 +523,22 @@ class Engine:
         batchers = itertools.chain.from_iterable(self._batchers.values())
         await asyncio.gather(*(batcher.stop(DRAIN_SECONDS) for batcher in batchers))
 
-    async def search(
-        self, name: str, request: SearchRequest, config: SearchConfig, *, deadline: float = math.inf
-    ) -> SearchOutcome:
+    async def search(self, name: str, request: SearchRequest, config: SearchConfig) -> SearchOutcome:
         """Search an index, in a batch with other searches.
-
-        Parameters
-        ----------
-        deadline
-            latest useful time of the answer, on the clock of :func:`time.monotonic`.
 
         Raises
         ------
         Refused
-            Too many requests are waiting, the deadline has passed, or the service is shutting down.
+            Too many requests are waiting, or the service is shutting down.
+        DeadlinePassed
+            The deadline of the request has passed.
         UsageError
             The request is invalid.
         """
         began = time.monotonic()
         with self._counting_errors():
             request.check()  # an invalid request must not split a batch
-            completed = await self._searches.submit((name, config), request, deadline=deadline)
+            completed = await self._searches.submit((name, config), request, deadline=request.deadline)
         (found, encode, search), queue = completed
         for stage, seconds in (("queue", queue), ("encode", encode), ("search", search)):
             self.metrics.stage_seconds.labels(stage).observe(seconds)
@@ -561,11 +550,14 @@ class Engine:
             Timing(queue=1000 * queue, encode=1000 * encode, search=1000 * search, total=1000 * total),
         )
 
-    async def read(self, name: str, look_up: Callable[[Index], Result]) -> Result:
+    async def read(
+        self, name: str, look_up: Callable[[Index], Result], *, deadline: float = math.inf
+    ) -> Result:
         """Run a read-only function of an index, other than a search, in a thread."""
+        look_up_here = partial(look_up, self.indexes[name])
         with self._counting_errors():
-            result: Result = (await self._reads.submit(None, partial(look_up, self.indexes[name]))).result
-        return result
+            completed: Completed[Result] = await self._reads.submit(None, look_up_here, deadline=deadline)
+        return completed.result
 
     async def add(self, name: str, items: Sequence[NewItem]) -> list[ItemOutcome]:
         """Add items; on return they are stored on disk and searchable."""

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genius_search.errors import ArtifactMismatch, BadData, GeniusError, UsageError
+from genius_search.errors import ArtifactMismatch, BadData, DeadlinePassed, GeniusError, UsageError
 from genius_search.index.snapshot import UnknownItem
 from genius_search.search.tree import UnknownPrefix
 from genius_search.serve.engine import Overloaded, Refused
@@ -67,6 +67,7 @@ TITLES: Final = {
 }
 """Kinds of errors; programs may rely on them."""
 STATUS: Final[Mapping[type[GeniusError], int]] = {
+    DeadlinePassed: 504,
     UnknownItem: 404,
     UnknownPrefix: 404,
     UsageError: 422,

@@ -46,6 +46,7 @@ IDS: Final = 10_000
 """Deleted by one request."""
 GROUPS: Final = 100
 """Groups of items that share codes, per page."""
-DEADLINE_MS: Final = 600_000
+DEADLINE_MS: Final = 60_000
+"""Longest time for a search, also if it has no deadline of its own."""
 THUMBNAIL_PIXELS: Final = 1_024
 """On the longer side."""

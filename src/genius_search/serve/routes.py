@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 import pathlib
 from collections.abc import Awaitable
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast
@@ -130,11 +129,8 @@ async def search(request: Request, service: ServiceDep, body: schemas.SearchBody
     name = service.resolve(body.index)
     index = service.engine.indexes[name]
     config = search_config(index, body)
-    query = await search_request(service.pictures, body)
-    deadline = math.inf if body.deadline_ms is None else request.state.began + body.deadline_ms / 1000
-    hits, timing = await cancel_on_disconnect(
-        request, service.engine.search(name, query, config, deadline=deadline)
-    )
+    query = await search_request(request, service.pictures, body)
+    hits, timing = await cancel_on_disconnect(request, service.engine.search(name, query, config))
     return schemas.SearchResult(
         request_id=request.state.request_id,
         index=name,
@@ -167,7 +163,7 @@ def search_config(index: Index, body: schemas.SearchBody) -> SearchConfig:
     return config
 
 
-async def search_request(pictures: Pictures, body: schemas.SearchBody) -> SearchRequest:
+async def search_request(request: Request, pictures: Pictures, body: schemas.SearchBody) -> SearchRequest:
     """Convert the body of a search, decoding its images."""
 
     async def decode(image: str | None) -> Image.Image | None:
@@ -177,7 +173,7 @@ async def search_request(pictures: Pictures, body: schemas.SearchBody) -> Search
         SearchPart(text=part.text, image=await decode(part.image), id=part.id, weight=part.weight)
         for part in body.parts
     ]
-    request = SearchRequest(
+    query = SearchRequest(
         text=body.text,
         image=await decode(body.image),
         parts=tuple(parts),
@@ -187,18 +183,19 @@ async def search_request(pictures: Pictures, body: schemas.SearchBody) -> Search
         match=body.match,
         k=body.k,
         beam=body.beam,
+        deadline=request.state.began + body.deadline_ms / 1000,
     )
-    if any(condition.column == "image" for condition in request.filter.conditions):
+    if any(condition.column == "image" for condition in query.filter.conditions):
         raise Problem(422, "where: the image of an item is a path on the server and cannot be compared")
-    return request
+    return query
 
 
-@router.post("/v1/explain", responses=problems(408, 413, 415))
+@router.post("/v1/explain", responses=problems(408, 413, 415, 504))
 async def explain(request: Request, service: ServiceDep, body: schemas.ExplainBody) -> schemas.Explanation:
     """Follow the ID of an item level by level: the probability of each code, and its alternatives."""
     name = service.resolve(body.index)
     config = search_config(service.engine.indexes[name], body)
-    query = await search_request(service.pictures, body)
+    query = await search_request(request, service.pictures, body)
 
     def look_up(index: Index) -> schemas.Explanation:
         explanation = index.explain_request(body.id, query, config=config)
@@ -209,7 +206,7 @@ async def explain(request: Request, service: ServiceDep, body: schemas.ExplainBo
         shown.neighbours = [show(ItemSummary, item, name) for item in near if item.id != body.id][:NEIGHBOURS]
         return shown
 
-    shown = await cancel_on_disconnect(request, service.engine.read(name, look_up))
+    shown = await cancel_on_disconnect(request, service.engine.read(name, look_up, deadline=query.deadline))
     return shown.model_copy(update={"request_id": request.state.request_id, "index": name})
 
 

@@ -137,8 +137,11 @@ class SearchBody(RequestBody):
         le=limits.CANDIDATES,
         description="With re-ranking: stop decoding at this many IDs; 0: decode all levels.",
     )
-    deadline_ms: int | None = Field(
-        None, ge=1, le=limits.DEADLINE_MS, description="Deadline; if it passes, the response is 504."
+    deadline_ms: int = Field(
+        limits.DEADLINE_MS,
+        ge=1,
+        le=limits.DEADLINE_MS,
+        description="Deadline; if it passes, the response is 504.",
     )
 
 

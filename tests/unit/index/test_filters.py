@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import sqlite3
 import subprocess
 import sys
@@ -7,7 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from genius_search.errors import UsageError
+from genius_search.errors import DeadlinePassed, UsageError
+from genius_search.index import items
 from genius_search.index.filters import Condition, Filter, Value, full_text_query
 from genius_search.index.items import ITEMS_FILE, Item, ItemStore, write_items
 from genius_search.records import Modality
@@ -243,7 +245,8 @@ def test_a_field_without_an_operator_is_refused():
 
 def test_a_name_that_is_no_text_is_refused():
     program = """
-from genius_search.errors import UsageError
+from genius_search.errors import DeadlinePassed, UsageError
+from genius_search.index import items
 from genius_search.index.filters import Filter
 try:
     Filter.parse({1: 2})
@@ -279,3 +282,14 @@ def test_of_several_bounds_on_a_field_the_tightest_decides(tmp_path):
 def test_more_values_than_ten_thousand_are_refused():
     with pytest.raises(UsageError, match="11,000 values"):
         Filter.parse([f"n in {','.join(map(str, range(1000)))}"] * 11)
+
+
+@pytest.mark.parametrize(
+    "wanted", [Filter.parse(["brand~a"]), Filter.parse(["text~a"]), Filter.parse(match="red")]
+)
+def test_a_filter_that_takes_too_long_is_interrupted(store, monkeypatch, wanted):
+    monkeypatch.setattr(items, "STEPS", 1)
+    with pytest.raises(DeadlinePassed):
+        store.matching(wanted, deadline=0.0)
+    assert store.matching(wanted).tolist() != []
+    assert store.matching(wanted, deadline=math.inf).tolist() == store.matching(wanted).tolist()

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius_search.serve.engine import Batcher, BatchLimits, DeadlinePassed, Draining, Overloaded
+from genius_search.errors import DeadlinePassed
+from genius_search.serve.engine import Batcher, BatchLimits, Draining, Overloaded
 
 
 class Bad(Exception):

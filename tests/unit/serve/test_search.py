@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import io
 import json
+import math
 
 import pytest
 from PIL import Image
@@ -13,6 +15,9 @@ from starlette.requests import ClientDisconnect
 
 from genius_search import SearchPart
 from genius_search.config import SearchConfig
+from genius_search.errors import DeadlinePassed
+from genius_search.index import items
+from genius_search.index.query import SearchRequest
 from genius_search.serve import limits
 from genius_search.serve.routes import cancel_on_disconnect
 
@@ -174,13 +179,25 @@ def test_a_passed_deadline_is_a_problem(client, monkeypatch):
     searched = engine.search
     given = []
 
-    async def note(name, query, config, *, deadline):
-        given.append(deadline)
-        return await searched(name, query, config, deadline=0.0)
+    async def note(name, query, config):
+        given.append(query.deadline)
+        return await searched(name, dataclasses.replace(query, deadline=0.0), config)
 
     monkeypatch.setattr(engine, "search", note)
-    is_problem(post(client, text="x", deadline_ms=60_000), 504)
-    assert given[0] > 0
+    is_problem(post(client, text="x", deadline_ms=30_000), 504)
+    is_problem(post(client, text="x"), 504)
+    assert 0 < given[0] < given[1]
+    body = {"text": "x", "id": "1:4", "deadline_ms": 1}
+    is_problem(client.post("/v1/explain", json=body), 504)
+
+
+def test_conditions_that_take_too_long_are_interrupted_where_they_run(client, monkeypatch):
+    monkeypatch.setattr(items, "STEPS", 1)
+    index = client.app.state.service.engine.indexes["things"]
+    request = SearchRequest(text="a kite", where=["colour~r"], deadline=0.0)
+    with pytest.raises(DeadlinePassed):
+        index.search_many([request])
+    assert index.search_many([dataclasses.replace(request, deadline=math.inf)])[0]
 
 
 def test_a_search_whose_client_disconnects_is_cancelled():
