@@ -126,15 +126,15 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
 
     def _print_hits(self, hits: list[SearchHit]) -> None:
         """Print hits as a table; ids are never cut, so that they can be copied."""
-        columns = ["rank", "score", "probability", "item", "text or picture"]
+        columns = ["rank", "score", "relevance", "item", "text or picture"]
         rows = []
         for hit in hits:
-            probability = "" if hit.probability is None else f"{hit.probability:.3f}"
+            relevance = "" if hit.relevance is None else f"{hit.relevance:.2f}"
             content = " ".join((hit.text or hit.image or "").split())
-            rows.append([str(hit.rank), f"{hit.score:.4f}", probability, hit.id, content])
+            rows.append([str(hit.rank), f"{hit.score:.4f}", relevance, hit.id, content])
             if self.codes:
                 rows.append([*[""] * 4, " · ".join(map(str, hit.codes))])
-        if hits[0].probability is None:
+        if all(hit.relevance is None for hit in hits):
             for row in (columns, *rows):
                 del row[2]
         print_table(columns, rows, left=("item",), fill=True)

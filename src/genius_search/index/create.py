@@ -29,6 +29,7 @@ from genius_search.index.adding import (
     stamp_of,
 )
 from genius_search.index.items import Item
+from genius_search.index.relevance import fit_relevance
 from genius_search.index.store import (
     CURRENT,
     DELETED,
@@ -177,6 +178,7 @@ def _create_with_encoder(
         model_fingerprint=model.fingerprint,
         embeddings=embeddings,
         embedding_type=embedding_type,
+        relevance=fit_relevance(encoder),
     )
     again = open_pool(pool, captions=captions)
     batches = _batches(model, features, again, stamps, embeddings, progress)

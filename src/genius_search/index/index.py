@@ -531,16 +531,17 @@ class Index:
     def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
         """Return whether the first hit is a good match: its probability reaches the calibrated threshold.
 
-        The threshold is set by `genius calibrate --precision`. Without hits the result is False. It is None
-        if the index is not calibrated for this search.
+        The threshold is set by `genius calibrate --precision`. An index that is not calibrated asks for a
+        relevance of 0.5. Without hits the result is False. It is None if the relevance is not known.
         """
-        calibration = self.cached_snapshot.manifest.calibration
-        if calibration is None or calibration.threshold is None:
-            return None
+        manifest = self.cached_snapshot.manifest
+        calibration = manifest.calibration
         if not hits:
-            return False
-        best = hits[0].probability
-        return None if best is None else calibration.is_good(best)
+            return False if manifest.relevance or (calibration and calibration.threshold) else None
+        if (best := hits[0].probability) is not None and calibration is not None:
+            return None if calibration.threshold is None else calibration.is_good(best)
+        relevance = hits[0].relevance
+        return None if relevance is None else relevance >= 0.5
 
     def _open(self, stamp: tuple[int, int, int]) -> _Opened:
         """Open the state that the manifest had when its stamp was taken, or a newer one."""

@@ -23,13 +23,14 @@ from genius_search.embed import SHORTEST_SIDE, Content, features_of
 from genius_search.encoders.base import ItemKey
 from genius_search.errors import UsageError
 from genius_search.index.filters import Filter
+from genius_search.index.items import Item
 from genius_search.index.settings import DEPTH
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.model import Genius
 from genius_search.records import Modality, instructed
 from genius_search.search.fast import Wanted
 from genius_search.search.find import find
-from genius_search.search.rank import Evidence
+from genius_search.search.rank import Evidence, Ranking
 from genius_search.search.table import Restriction
 
 MAX_HITS: Final = 10**9
@@ -155,6 +156,10 @@ class SearchHit:
     probability: float | None = None
     """Probability that the hit is relevant, if `genius calibrate` calibrated the index for these settings.
     None for queries with ``parts``."""
+    relevance: float | None = None
+    """How well the item matches, from 0 to 1; from 0.5 on it is a match. The probability if there is one;
+    otherwise, for a text found by a text, how its cosine compares with those of related texts
+    (:class:`~genius_search.index.settings.Relevance`). None where neither is known."""
 
 
 class SearchResult(NamedTuple):
@@ -312,6 +317,8 @@ def _search(
         codes = [snapshot.parts[part].table.ids[row, :num_levels].tolist() for part, row in found_at]
         scores = ranking.scores.tolist()
         decoded = log_probabilities.tolist()
+        items = snapshot.items(ranking.parts, ranking.items)
+        relevance = probabilities or _rate_texts(model, snapshot, query, ranking, items)
         hits = [
             SearchHit(
                 rank=place + 1,
@@ -324,11 +331,31 @@ def _search(
                 codes=tuple(codes[place]),
                 log_probabilities=tuple(one for one in decoded[place] if not math.isnan(one)),
                 probability=None if probabilities is None else probabilities[place],
+                relevance=relevance[place],
             )
-            for place, item in enumerate(snapshot.items(ranking.parts, ranking.items))
+            for place, item in enumerate(items)
         ]
         results.append(SearchResult(hits, ranking.touched))
     return results
+
+
+def _rate_texts(
+    model: Genius, snapshot: Snapshot, query: EncodedQuery, ranking: Ranking, items: Sequence[Item]
+) -> Sequence[float | None]:
+    """Return the relevance of texts found by a text, if the index has a scale, otherwise None."""
+    request, scale = query.request, snapshot.manifest.relevance
+    if scale is None or request.parts or request.image is not None:
+        return [None] * len(items)
+    cosines = np.zeros(len(ranking.items), dtype=np.float32)
+    for part in np.unique(ranking.parts):
+        own = ranking.parts == part
+        if snapshot.vectors is None:
+            vectors = model.ranker.vectors(snapshot.parts[part].table.ids[ranking.rows[own]])
+        else:
+            vectors = snapshot.vectors[part](ranking.items[own])
+        cosines[own] = (F.normalize(vectors, dim=-1) @ query.embedding[0]).numpy()
+    rated = scale.rate(cosines, snapshot.num_alive).tolist()
+    return [rate if item.modality is Modality.TEXT else None for rate, item in zip(rated, items, strict=True)]
 
 
 def evidence_of(model: Genius, snapshot: Snapshot) -> Evidence:

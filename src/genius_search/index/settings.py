@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Float64
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from genius_search.config import SearchConfig
 
@@ -95,6 +96,30 @@ class Outcome:
     refused: float
     """Share of the queries without relevant items in the index for which no good match is reported."""
     bins: tuple[Bin, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Relevance:
+    """Cosines of related and unrelated texts, by which an encoder's scores are read."""
+
+    __pydantic_config__ = STRICT
+
+    related: float
+    """Mean cosine of a query and a text that answers it."""
+    unrelated: float
+    """Mean cosine of a query and another text."""
+    spread: Annotated[float, Field(gt=0)]
+    """Standard deviation of the cosines of queries and other texts."""
+
+    def rate(self, cosines: Float32[np.ndarray, " hits"], items: int) -> Float64[np.ndarray, " hits"]:
+        """Return the relevance of hits, from 0 to 1.
+
+        It is one half in the middle between the cosine of related texts and the highest that chance would
+        give in an index of so many items; one standard deviation of unrelated texts above, it is 0.73.
+        """
+        by_chance = self.unrelated + self.spread * math.sqrt(2 * math.log(max(items, 2)))
+        middle = (max(self.related, by_chance) + by_chance) / 2
+        return np.asarray(1 / (1 + np.exp((middle - cosines.astype(np.float64)) / self.spread)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

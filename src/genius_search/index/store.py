@@ -11,7 +11,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float16, Float32, Int8, Int16, Int64, Shaped, UInt8
@@ -27,7 +27,7 @@ from genius_search.artifact import (
 )
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.items import ITEMS_FILE, ItemStore
-from genius_search.index.settings import Calibration, Tuned, to_dict
+from genius_search.index.settings import Calibration, Relevance, Tuned, to_dict
 from genius_search.search.arrays import GrowingArray, open_array, save_array
 from genius_search.search.table import IdTable
 
@@ -325,6 +325,8 @@ class IndexManifest(BaseModel):
     tuned: Tuned | None = None
     """Default search settings, where `genius tune` chose some."""
     calibration: Calibration | None = None
+    relevance: Annotated[Relevance | None, Field(exclude_if=lambda value: value is None)] = None
+    """How the encoder's cosines are read; None if it is not known."""
 
     @field_validator("segments")
     @classmethod

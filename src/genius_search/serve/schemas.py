@@ -235,6 +235,11 @@ class Hit(Item):
     probability: float | None = Field(
         description="Probability that it matches; null if the index is not calibrated."
     )
+    relevance: float | None = Field(
+        default=None,
+        description="From 0 to 1, a match from 0.5 on: the probability, or how similar the encoder finds "
+        "related texts; null if neither is known.",
+    )
 
 
 class SearchResult(ResponseBody):

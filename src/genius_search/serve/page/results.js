@@ -87,7 +87,7 @@ function draw(place, answer, state, roundTrip) {
 }
 
 function noMatchWords(best, state) {
-  const chance = best.probability === null ? "Nothing here is near enough to be called one." : `The nearest is right with a probability of ${percent(best.probability)}, too little to call it one.`;
+  const chance = best.relevance === null ? "Nothing here is near enough to be called one." : `The nearest has a relevance of ${percent(best.relevance)}, too little to call it one.`;
   return `${chance} ${narrowed(state) ? "A wider choice or other words may help." : "Other words may help."}`;
 }
 
@@ -111,10 +111,10 @@ async function showMore(state) {
 }
 
 function hitCard(hit, state) {
-  const sure = hit.probability === null ? null : percent(hit.probability);
-  const label = `Hit ${hit.rank}: ${itemName(hit)}${sure ? `, ${sure} likely` : ""}`;
+  const sure = hit.relevance === null ? null : percent(hit.relevance);
+  const label = `Hit ${hit.rank}: ${itemName(hit)}${sure ? `, ${sure} relevant` : ""}`;
   const rated = sure
-    ? h("span", { class: "sure", title: `probability that this is right; score ${hit.score.toFixed(4)}` }, h("span", { class: "meter", "--share": hit.probability }), sure)
+    ? h("span", { class: "sure", title: `relevance; score ${hit.score.toFixed(4)}` }, h("span", { class: "meter", "--share": hit.relevance }), sure)
     : h("span", { class: "sure score", title: "score" }, hit.score.toFixed(3));
   return card(
     hit,
