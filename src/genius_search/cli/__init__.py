@@ -30,6 +30,7 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
     "Index": {
         "index create": "genius_search.cli.index:Create",
         "index add": "genius_search.cli.index:Add",
+        "index sync": "genius_search.cli.index:Sync",
         "index delete": "genius_search.cli.index:Delete",
         "index refit": "genius_search.cli.index:Refit",
         "index compact": "genius_search.cli.index:Compact",

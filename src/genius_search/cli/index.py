@@ -66,7 +66,11 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
             raise UsageError("--model and --encoder exclude each other: a model has its own encoder")
         encoder, download = None, self.download
         if self.model is None:
-            encoder, download = self._choose_encoder()
+            encoder, download = self.encoder, self.download
+            if encoder == "auto":
+                encoder, download = choose_encoder(
+                    self.pool, captions=not self.no_captions, download=download
+                )
         with TerminalProgress() as progress:
             _, added = Index.create(
                 self.index,
@@ -82,46 +86,6 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
             )
             _report_added(progress, added, as_json=self.json)
             progress.say(f'next: genius search {shlex.quote(str(self.index))} "what you look for"')
-
-    def _choose_encoder(self) -> tuple[str, bool]:
-        """Return the encoder's spec, and whether it may be downloaded; ask if that was not said."""
-        if self.encoder != "auto":
-            return self.encoder, self.download
-        from genius_search.encoders.base import need_transformers
-        from genius_search.encoders.pretrained import IMAGES_AND_TEXTS, TEXTS_ONLY
-        from genius_search.encoders.static import WORDLLAMA, has_wordllama
-        from genius_search.errors import NetworkNeeded
-        from genius_search.index.adding import open_pool
-        from genius_search.records import Modality
-
-        items = open_pool(self.pool, captions=not self.no_captions).items
-        only_texts = all(item.modality is Modality.TEXT for item in items)
-        suggestion = TEXTS_ONLY if only_texts else IMAGES_AND_TEXTS
-        if self.download or suggestion.is_downloaded():
-            print(f"encoder: {suggestion.description}", file=sys.stderr)
-            return suggestion.spec, self.download
-        if only_texts and has_wordllama():
-            print(
-                f"encoder: text:{WORDLLAMA}, for English, already installed. --download fetches "
-                f"{suggestion.description}, which finds more",
-                file=sys.stderr,
-            )
-            return f"text:{WORDLLAMA}", False
-        need_transformers()
-        if sys.stdin.isatty():
-            print(f"no encoder is named; {suggestion.description} suits this pool.", file=sys.stderr)
-            if input("Download it from the Hugging Face hub? [y/N] ").strip().lower() in ("y", "yes"):
-                return suggestion.spec, True
-        raise NetworkNeeded(
-            f"no encoder is named, and {suggestion.description}, which suits this pool, is not on this "
-            "machine. Add --download to fetch it, or name one: --encoder clip:FOLDER, siglip:FOLDER or "
-            "text:FOLDER, or a trained --model"
-            + (
-                ". For English texts `pip install wordllama model2vec` needs no download"
-                if only_texts
-                else ""
-            )
-        )
 
 
 @command
@@ -150,6 +114,25 @@ class Add(WaitOption, OpenIndexOptions, JsonOption):
                     "the index has grown by more than a half since its codebooks were fitted; "
                     f"`genius index refit {shlex.quote(str(self.index))}` fits them anew"
                 )
+
+
+@command
+class Sync(WaitOption, OpenIndexOptions, JsonOption):
+    """Make an index hold what is in a pool: add, replace, and delete what is no longer there."""
+
+    pool: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="POOL")]
+    """A folder of pictures and texts, or a .jsonl file of candidates."""
+
+    no_captions: bool = False
+    """Ignore texts beside pictures."""
+
+    def run(self) -> None:
+        """Add, replace and delete items."""
+        with TerminalProgress() as progress:
+            added, deleted = self.open_index().sync(
+                self.pool, captions=not self.no_captions, progress=progress, wait_seconds=self.wait
+            )
+            _report_added(progress, added, deleted, as_json=self.json)
 
 
 @command
@@ -305,13 +288,57 @@ def _read_ids(file: str) -> list[str]:
     return [line for line in (line.removesuffix("\r") for line in text.split("\n")) if line]
 
 
-def _report_added(progress: TerminalProgress, added: Any, *, as_json: bool) -> None:
-    """Say what was added, and every file that was left out with its reason."""
+def choose_encoder(pool: Path, *, captions: bool, download: bool) -> tuple[str, bool]:
+    """Return the spec of an encoder for a pool, and whether it may be downloaded; ask if that was not said.
+
+    Raises
+    ------
+    NetworkNeeded
+        It is not on this machine, and nobody said that it may be downloaded.
+    """
+    from genius_search.encoders.base import need_transformers
+    from genius_search.encoders.pretrained import IMAGES_AND_TEXTS, TEXTS_ONLY
+    from genius_search.encoders.static import WORDLLAMA, has_wordllama
+    from genius_search.errors import NetworkNeeded
+    from genius_search.index.adding import open_pool
+    from genius_search.records import Modality
+
+    items = open_pool(pool, captions=captions).items
+    only_texts = all(item.modality is Modality.TEXT for item in items)
+    suggestion = TEXTS_ONLY if only_texts else IMAGES_AND_TEXTS
+    if download or suggestion.is_downloaded():
+        print(f"encoder: {suggestion.description}", file=sys.stderr)
+        return suggestion.spec, download
+    if only_texts and has_wordllama():
+        print(
+            f"encoder: text:{WORDLLAMA}, for English, already installed. --download fetches "
+            f"{suggestion.description}, which finds more",
+            file=sys.stderr,
+        )
+        return f"text:{WORDLLAMA}", False
+    need_transformers()
+    if sys.stdin.isatty():
+        print(f"no encoder is named; {suggestion.description} suits this pool.", file=sys.stderr)
+        if input("Download it from the Hugging Face hub? [y/N] ").strip().lower() in ("y", "yes"):
+            return suggestion.spec, True
+    raise NetworkNeeded(
+        f"no encoder is named, and {suggestion.description}, which suits this pool, is not on this "
+        "machine. Add --download to fetch it, or name one: --encoder clip:FOLDER, siglip:FOLDER or "
+        "text:FOLDER, or a trained --model"
+        + (". For English texts `pip install wordllama model2vec` needs no download" if only_texts else "")
+    )
+
+
+def _report_added(
+    progress: TerminalProgress, added: Any, deleted: int | None = None, *, as_json: bool
+) -> None:
+    """Say what was added and deleted, and every file that was left out with its reason."""
     for left_out in added.left_out:
         progress.say(f"left out: {left_out.file}: {left_out.reason}")
+    also = "" if deleted is None else f", {deleted} items deleted"
     progress.say(
         f"{added.added} items added ({added.replaced} of them replaced), {added.unchanged} unchanged, "
-        f"{len(added.left_out)} files left out"
+        f"{len(added.left_out)} files left out{also}"
     )
     if as_json:
         print_json(
@@ -319,6 +346,7 @@ def _report_added(progress: TerminalProgress, added: Any, *, as_json: bool) -> N
                 "added": added.added,
                 "replaced": added.replaced,
                 "unchanged": added.unchanged,
+                **({} if deleted is None else {"deleted": deleted}),
                 "left_out": [{"file": entry.file, "reason": entry.reason} for entry in added.left_out],
             }
         )

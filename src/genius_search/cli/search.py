@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -18,20 +21,40 @@ from genius_search.cli.options import (
     Words,
     command,
 )
-from genius_search.cli.terminal import print_json, print_table
+from genius_search.cli.terminal import TerminalProgress, print_json, print_table
 
 if TYPE_CHECKING:
     from genius_search.config import SearchConfig
+    from genius_search.index.index import Index
     from genius_search.index.query import SearchHit
 
 Rerank = Literal["none", "codes", "embeddings"]
 Scores = Literal["level", "vocabulary", "children"]
 
 
+def is_index(folder: Path) -> bool:
+    """Return whether a folder holds an index."""
+    return (folder / "index.json").exists()
+
+
+def is_folder_of_files(folder: Path) -> bool:
+    """Return whether this is a folder of somebody's files rather than an index or a model."""
+    ours = ("index.json", "model.json", ".work")
+    return folder.is_dir() and not any((folder / name).exists() for name in ours)
+
+
+def cached_index(folder: Path) -> Path:
+    """Return the place of the index of a folder of files, in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = folder.resolve()
+    return cache / "genius-search" / f"{folder.name}-{hashlib.sha256(bytes(folder)).hexdigest()[:12]}.index"
+
+
 @command
 class Search(QueryOptions, OpenIndexOptions, JsonOption):
-    """Search an index with a text, an image, or both.
+    """Search an index, or a folder of pictures and texts, with a text, an image, or both.
 
+    A folder is indexed in the user's cache when it is first searched, and brought up to date at each search.
     Settings that are not given are those that `genius tune` stored in the index, else the defaults.
     Exit status 3 if nothing is found.
     """
@@ -86,7 +109,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
         flags = {field.name: getattr(self, field.name) for field in dataclasses.fields(SearchConfig)}
         given = {name: value for name, value in flags.items() if value is not None}
         checked(SearchConfig(**given))
-        index = self.open_index()
+        index = self._open()
         config = dataclasses.replace(index.settings, **given)
         self._check_effects(config)
         hits = index.search(
@@ -108,6 +131,31 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
         else:
             print("nothing found", file=sys.stderr)
         return 0 if hits else 3
+
+    def _open(self) -> Index:
+        """Open the index, or the one of a folder of pictures and texts."""
+        if not is_folder_of_files(self.index):
+            return self.open_index()
+        from genius_search.cli.index import choose_encoder
+        from genius_search.index.index import Index
+
+        place = cached_index(self.index)
+        with TerminalProgress() as progress:
+            if is_index(place):
+                index = Index.open(place, device=self.device, download=self.download)
+                index.sync(self.index, progress=progress)
+            else:
+                encoder, download = choose_encoder(self.index, captions=True, download=self.download)
+                progress.say(f"indexing {self.index} once; the index is kept in {place}")
+                index, _ = Index.create(
+                    place,
+                    pool=self.index,
+                    encoder=encoder,
+                    device=self.device,
+                    download=download,
+                    progress=progress,
+                )
+        return index
 
     def _check_effects(self, config: SearchConfig) -> None:
         """Refuse flags that would have no effect."""

@@ -249,6 +249,35 @@ class Index:
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             return add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
 
+    def sync(
+        self,
+        pool: str | Path,
+        *,
+        captions: bool = True,
+        progress: Progress | None = None,
+        wait_seconds: float = 0.0,
+    ) -> tuple[Added, int]:
+        """Add and replace items as :meth:`add` does, and delete those that are not in the pool.
+
+        Returns
+        -------
+        The outcome of adding, and the number of deleted items.
+
+        Raises
+        ------
+        BadData
+            There is nothing in the pool that can be used; nothing is deleted then.
+        """
+        from genius_search.index.adding import add_pool, open_pool
+        from genius_search.index.writer import one_writer
+
+        items = open_pool(Path(pool), captions=captions)
+        present = {item.id for item in open_pool(Path(pool), captions=captions).items}
+        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+            added = add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
+            gone = [item_id for item_id in writer.snapshot.ids() if item_id not in present]
+            return added, writer.delete(gone).deleted if gone else 0
+
     def add_items(self, items: Sequence[NewItem], *, wait_seconds: float = 0.0) -> list[ItemOutcome]:
         """Add items from memory; return the outcome of each, in order. They are searchable at once.
 

@@ -115,6 +115,12 @@ class Snapshot:
         """Number of items that are not deleted."""
         return sum(segment.num_alive for segment in self.segments)
 
+    def ids(self) -> Iterator[str]:
+        """Yield the id of every item that is not deleted."""
+        for segment in self.segments:
+            dead = set(segment.dead.tolist())
+            yield from (item.id for row, item in enumerate(segment.items.all()) if row not in dead)
+
     @cached_property
     def parts(self) -> list[Part]:
         """The segments' ID tables, with the items that are not deleted."""

@@ -1,0 +1,76 @@
+"""`genius search FOLDER`: a folder of files is indexed in the user's cache; `genius index sync` and Index.sync."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from genius_search.cli import main
+from genius_search.errors import BadData
+from genius_search.index.index import Index
+
+NOTES = {
+    "bread": "Knead the dough and bake the bread until it is brown.",
+    "train": "The night train to the coast leaves at ten.",
+    "bike": "The bicycle's chain slips; replace the rear sprocket.",
+}
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("GENIUS_OFFLINE", "1")
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for name, text in NOTES.items():
+        (folder / f"{name}.txt").write_text(text)
+    return folder
+
+
+def search(capsys, folder, query):
+    main(["search", str(folder), query, "--json"])
+    out, err = capsys.readouterr()
+    return [hit["id"] for hit in json.loads(out)["hits"]], err
+
+
+def test_a_folder_is_indexed_once_and_followed(notes, capsys):
+    found, said = search(capsys, notes, "repair of a bicycle")
+    assert (found[0], len(found)) == ("bike.txt", 3)
+    assert "indexing" in said
+    [index] = (notes.parent / "cache" / "genius-search").iterdir()
+    generation = Index.open(index).snapshot.manifest.generation
+
+    found, said = search(capsys, notes, "repair of a bicycle")
+    assert found[0] == "bike.txt"
+    assert "indexing" not in said
+    assert Index.open(index).snapshot.manifest.generation == generation
+
+    (notes / "bike.txt").unlink()
+    (notes / "train.txt").write_text("Bicycles are repaired at the station.")
+    (notes / "boat.txt").write_text("The sailing boat needs a new mast.")
+    assert search(capsys, notes, "repair of a bicycle")[0][0] == "train.txt"
+    assert sorted(search(capsys, notes, "boat")[0]) == ["boat.txt", "bread.txt", "train.txt"]
+    assert sorted(file.name for file in notes.iterdir()) == ["boat.txt", "bread.txt", "train.txt"]
+
+
+def test_an_index_follows_its_pool_and_an_empty_pool_deletes_nothing(notes, tmp_path, capsys):
+    index, _ = Index.create(tmp_path / "i", pool=notes, encoder="text:wordllama")
+    (notes / "bike.txt").rename(notes / "cycle.txt")
+    added, deleted = index.sync(notes)
+    assert (added.added, added.unchanged, deleted) == (1, 2, 1)
+    assert set(index.snapshot.ids()) == {"bread.txt", "train.txt", "cycle.txt"}
+    (notes / "cycle.txt").unlink()
+    main(["index", "sync", str(tmp_path / "i"), str(notes), "--json"])
+    assert json.loads(capsys.readouterr().out) == {
+        "added": 0,
+        "replaced": 0,
+        "unchanged": 2,
+        "deleted": 1,
+        "left_out": [],
+    }
+    for file in notes.iterdir():
+        file.unlink()
+    with pytest.raises(BadData):
+        index.sync(notes)
+    assert len(set(Index.open(tmp_path / "i").snapshot.ids())) == 2
