@@ -102,7 +102,7 @@ def test_no_good_match_is_said_and_the_nearest_are_shown_as_doubtful(page):
         answer = route.fetch().json()
         answer["good_match"] = False
         for hit in answer["hits"]:
-            hit["probability"] = 0.04
+            hit["probability"] = hit["relevance"] = 0.04
         route.fulfill(json=answer)
 
     page.route("**/v1/search", doubtful)

@@ -82,7 +82,7 @@ def test_the_json_of_a_search_has_every_field_of_a_hit(index, photos, capsys):
     hits = run_json(capsys, "search", index, "a red square", "-k", "2")["hits"]
     assert [hit["rank"] for hit in hits] == [1, 2]
     expected = {
-        *("rank", "id", "score", "probability", "modality", "text", "image", "fields"),
+        *("rank", "id", "score", "probability", "relevance", "modality", "text", "image", "fields"),
         *("codes", "log_probabilities"),
     }
     for hit in hits:
