@@ -27,7 +27,7 @@ modalities = st.sampled_from(Modality)
 def content(draw):
     modality = draw(modalities)
     text = draw(words) if modality is not Modality.IMAGE else None
-    image = draw(words) if modality is not Modality.TEXT else None
+    image = draw(words).replace("\0", "0") if modality is not Modality.TEXT else None
     return modality, text, image
 
 

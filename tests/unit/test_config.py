@@ -56,7 +56,7 @@ quantizers = st.builds(
 )
 generators = st.builds(
     GeneratorConfig,
-    layers=counts,
+    layers=st.integers(1, 256),
     dropout=st.floats(0, 0.9),
     head=st.sampled_from(["tied", "per-level"]),
     softmax=st.sampled_from(["vocabulary", "level"]),

@@ -87,6 +87,8 @@ PATHS: list[tuple[type[errors.GeniusError], Callable[[Path], None]]] = [
 ]
 ROOTS = {errors.GeniusError, errors.ArtifactError}
 """Only ever raised as one of their children."""
+TIMED = {errors.DeadlinePassed}
+"""Raised in the tests of filters and of the service."""
 EXIT_CODES = {
     errors.UsageError: 2,
     errors.MissingExtra: 2,
@@ -112,7 +114,7 @@ def test_every_error_can_be_met_and_leaves_with_its_own_exit_code(kind, path, tm
 
 def test_no_error_class_is_forgotten():
     everything = {getattr(errors, name) for name in errors.__all__}
-    assert everything == {kind for kind, _ in PATHS} | ROOTS
+    assert everything == {kind for kind, _ in PATHS} | ROOTS | TIMED
     assert everything == {kind for kind in vars(errors).values() if isinstance(kind, type)} - {Path}
 
 

@@ -155,7 +155,7 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         (("index", "compact", "{new}"), 4),
         (("index", "verify", "{new}"), 4),
         (("index", "verify", "{model}"), 4),
-        (("search", "{photos}", "x"), 4),
+        (("search", "{photos}", "x"), 5),
         (("search", "{index}", "x", "--model", "{photos}"), 4),
         (("search", "{index}", "--image", "{photos}/torn.png"), 6),
         (("index", "create", "{index}", "--model", "{model}", "--pool", "{photos}"), 2),
