@@ -1,9 +1,10 @@
 """One query on one core: the general search, NumPy and the compiled library, beside faiss; plain and filtered.
 
-Usage: python benchmarks/query_path.py FLICKR8K MODEL [QUERIES]
+Usage: python benchmarks/query_path.py FLICKR8K INDEX [QUERIES]
 
-FLICKR8K has M-BEIR's layout and ``features/text_features.npy`` (recipes/flickr8k.sh makes the model). All methods
-search the same fused embeddings and take turns of 20 queries in one process: trust the ratios. Prints Markdown.
+FLICKR8K has M-BEIR's layout and ``features/text_features.npy``; INDEX is an index of its candidates, with embeddings, in
+one segment. All methods search the same fused embeddings and take turns of 20 queries in one process: trust the ratios.
+Prints Markdown.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import torch
 
 from genius_search.config import SearchConfig
 from genius_search.data.features import FeatureBatch
-from genius_search.index.store import quantize
+from genius_search.index.index import Index
+from genius_search.index.query import evidence_of
 from genius_search.lab.bench.measure import describe_machine, time_queries, time_rounds, use_one_thread
 from genius_search.model import Genius
-from genius_search.search.compiled import ByteVectors, CompiledSearch
+from genius_search.search.compiled import CompiledSearch
 from genius_search.search.fast import NumpySearch, Wanted
 from genius_search.search.find import fast_search, find
-from genius_search.search.rank import Evidence
-from genius_search.search.table import Allowed, IdTable, Part
+from genius_search.search.table import Allowed, Part
 
 ALLOWED = 0.01
 K = 10
@@ -55,12 +56,12 @@ class Data:
         self.place = {row: place for place, row in enumerate(items)}
         self.right = [{self.place[row_of(did)] for did in query["pos_cand_list"]} for query in queries]
         self.queries = model.embed(text_batch(features[[row_of(str(query["qid"])) for query in queries]]))
-        self.items = model.encode(text_batch(features[items]), np.ones(len(items), dtype=np.int64))
+        self.items = model.embed(text_batch(features[items])).numpy()
 
-    def recall(self, found: list[np.ndarray]) -> float:
-        """Share of queries with a right answer among the first five."""
+    def recall(self, found: list[np.ndarray], k: int) -> float:
+        """Share of queries with a right answer among the first k."""
         return float(
-            np.mean([bool(right & set(own[:5])) for right, own in zip(self.right, found, strict=True)])
+            np.mean([bool(right & set(own[:k])) for right, own in zip(self.right, found, strict=True)])
         )
 
 
@@ -70,12 +71,13 @@ def text_batch(features: np.ndarray) -> FeatureBatch:
     return FeatureBatch(torch.zeros_like(vectors), vectors, ~present, present)
 
 
-def our_methods(model: Genius, data: Data, allowed: np.ndarray | None) -> dict[str, Search]:
-    """Return each router in each implementation; by codes, and by 8-bit vectors."""
-    table = IdTable.build(data.items.columns.numpy(), data.items.code_cosine.numpy())
-    part = Part(table, None if allowed is None else Allowed.of(table, allowed))
-    rounded = quantize(data.items.embeddings.numpy().astype(np.float16))
-    evidence = Evidence(model.ranker, [ByteVectors(rounded.values, rounded.scales)])
+def our_methods(index: Index, allowed: np.ndarray | None) -> dict[str, Search]:
+    """Return each router in each implementation; by codes, and by the stored embeddings."""
+    model, snapshot = index.model, index.snapshot
+    [part] = snapshot.parts
+    if allowed is not None:
+        part = Part(part.table, Allowed.of(part.table, allowed))
+    evidence = evidence_of(model, snapshot)
     routers = {"geometry": model.router}
     if model.generator is not None:
         routers["generator"] = model.decoder
@@ -84,7 +86,7 @@ def our_methods(model: Genius, data: Data, allowed: np.ndarray | None) -> dict[s
         compiled = fast_search(decoder, model.ranker)
         assert isinstance(compiled, CompiledSearch), "compile the search first"
         ways = {"general": None, "NumPy": NumpySearch(model.ranker, compiled.generator), "compiled": compiled}
-        for beam, candidates, rerank in ((10, 1500, "codes"), (3, 400, "codes"), (10, 1500, "embeddings")):
+        for beam, candidates, rerank in ((10, 1500, "codes"), (50, 1000, "codes"), (50, 1000, "embeddings")):
             config = SearchConfig(beam=beam, candidates=candidates, rerank=rerank)
             for way, fast in ways.items():
 
@@ -104,14 +106,14 @@ def our_methods(model: Genius, data: Data, allowed: np.ndarray | None) -> dict[s
                     )
                     return [one.ranking.items for one in found]
 
-                by = "codes" if rerank == "codes" else "8-bit vectors"
+                by = "codes" if rerank == "codes" else f"{snapshot.manifest.embedding_type} embeddings"
                 methods[f"{name}, {way}, beam {beam}, {candidates:,} candidates, by {by}"] = search
     return methods
 
 
 def faiss_methods(data: Data, allowed: np.ndarray | None) -> dict[str, Search]:
     """Return the usual indexes with the efforts that are tried."""
-    vectors = np.ascontiguousarray(data.items.embeddings.numpy(), dtype=np.float32)
+    vectors = np.ascontiguousarray(data.items, dtype=np.float32)
     selector = None if allowed is None else faiss.IDSelectorBatch(np.flatnonzero(allowed))
     efforts = (16, 32) if allowed is None else (32, 256)
     methods: dict[str, Search] = {}
@@ -152,9 +154,9 @@ def report(data: Data, methods: dict[str, Search], allowed: np.ndarray | None) -
     exact = [set(own[:5]) for own in methods["faiss Flat"](queries)]
     title = "all items" if allowed is None else f"{allowed.sum():,} allowed items ({ALLOWED:.0%})"
     print(
-        f"\n### {title}\n\n| method | R@5 | of exact's top 5 | alone, CPU-µs | × HNSW32 (32) | of 64, CPU-µs |"
+        f"\n### {title}\n\n| method | R@1 | R@5 | of exact's top 5 | alone, CPU-µs | × HNSW32 (32) | of 64, CPU-µs |"
     )
-    print("|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|")
     for name, call in methods.items():
         found = call(queries)
         shared = np.mean(
@@ -162,7 +164,7 @@ def report(data: Data, methods: dict[str, Search], allowed: np.ndarray | None) -
         )
         alone_ms = times[name].cpu_ms
         print(
-            f"| {name} | {data.recall(found):.3f} | {shared:.3f} | {1000 * alone_ms:,.0f} | {alone_ms / rival:.2f} "
+            f"| {name} | {data.recall(found, 1):.3f} | {data.recall(found, 5):.3f} | {shared:.3f} | {1000 * alone_ms:,.0f} | {alone_ms / rival:.2f} "
             f"| {1000 * together[name]:,.0f} |"
         )
 
@@ -170,12 +172,12 @@ def report(data: Data, methods: dict[str, Search], allowed: np.ndarray | None) -
 def main() -> None:
     """Measure and print."""
     use_one_thread()
-    model = Genius.open(sys.argv[2])
-    data = Data(Path(sys.argv[1]), model, int(sys.argv[3]) if len(sys.argv) > 3 else 1000)
-    print(f"{describe_machine()}; {len(data.items.codes):,} items, {len(data.queries):,} queries")
-    some = np.random.default_rng(0).random(len(data.items.codes)) < ALLOWED
+    index = Index.open(sys.argv[2])
+    data = Data(Path(sys.argv[1]), index.model, int(sys.argv[3]) if len(sys.argv) > 3 else 1000)
+    print(f"{describe_machine()}; {len(data.items):,} items, {len(data.queries):,} queries")
+    some = np.random.default_rng(0).random(len(data.items)) < ALLOWED
     for allowed in (None, some):
-        report(data, our_methods(model, data, allowed) | faiss_methods(data, allowed), allowed)
+        report(data, our_methods(index, allowed) | faiss_methods(data, allowed), allowed)
 
 
 if __name__ == "__main__":

@@ -32,15 +32,13 @@ Rerank = Literal["none", "codes", "embeddings"]
 Scores = Literal["level", "vocabulary", "children"]
 
 
-def is_index(folder: Path) -> bool:
-    """Return whether a folder holds an index."""
-    return (folder / "index.json").exists()
-
-
 def is_folder_of_files(folder: Path) -> bool:
     """Return whether this is a folder of somebody's files rather than an index or a model."""
-    ours = ("index.json", "model.json", ".work")
-    return folder.is_dir() and not any((folder / name).exists() for name in ours)
+    from genius_search.index.store import CURRENT
+    from genius_search.index.writer import LOCK, WORK
+    from genius_search.model.file import MODEL_FILE
+
+    return folder.is_dir() and not any((folder / name).exists() for name in (CURRENT, LOCK, WORK, MODEL_FILE))
 
 
 def cached_index(folder: Path) -> Path:
@@ -138,10 +136,11 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
             return self.open_index()
         from genius_search.cli.index import choose_encoder
         from genius_search.index.index import Index
+        from genius_search.index.store import CURRENT
 
         place = cached_index(self.index)
         with TerminalProgress() as progress:
-            if is_index(place):
+            if (place / CURRENT).exists():
                 index = Index.open(place, device=self.device, download=self.download)
                 index.sync(self.index, progress=progress)
             else:

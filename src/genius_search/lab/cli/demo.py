@@ -58,4 +58,5 @@ class Demo(JsonOption):
             print(f"{search.task}: {search.instruction} {search.query_text or 'a picture'}{picture}")
             print(f"    found {best.id}, {mark}: {best.text or 'a picture'}")
         print(f"\nOpen {result.page} to see them all. Then try:")
-        print(f'  genius search {result.index_folder} "a striped green umbrella" --modality image')
+        query = "a striped green umbrella with a mint background, in a ring"
+        print(f'  genius search {result.index_folder} "{query}" --modality image')
