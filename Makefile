@@ -50,7 +50,18 @@ $(VENV)/docs: $(VENV)/run
 site: $(VENV)/docs  ## Build the documents as a website, in site/
 	$(BIN)/mkdocs build
 
-clean:  ## Remove what the demo made
-	rm -rf $(OUT)
+$(VENV)/dist: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt build hatchling twine ziglang
+	@touch $@
 
-.PHONY: help setup demo test check docs site clean
+# With the time of the last commit as the time of every file, the same commit gives the same archives.
+dist: $(VENV)/dist  ## Build the source archive and the wheel, in dist/
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
+
+clean:  ## Remove what the demo and the builds made
+	rm -rf $(OUT) dist site
+
+.PHONY: help setup demo test check docs site dist clean

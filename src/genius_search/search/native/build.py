@@ -38,17 +38,20 @@ def library(variant: str, folder: Path = FOLDER) -> Path:
 
 
 def find_compilers() -> Iterator[list[str]]:
-    """Yield the commands of this machine's compilers: ``$CC``, the system's, the package ziglang's."""
+    """Yield the commands of this machine's compilers: ``$CC``, the package ziglang's, the system's.
+
+    Zig comes before the system's compiler because what it makes also runs on older systems.
+    """
     if os.environ.get("CC"):
         yield shlex.split(os.environ["CC"])
-    for name in ("cc", "gcc", "clang"):
-        if shutil.which(name):
-            yield [name]
     if importlib.util.find_spec("ziglang") is not None:
         target = []
         if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
             target = ["-target", f"{platform.machine()}-linux-gnu.{OLDEST_GLIBC}"]
         yield [sys.executable, "-m", "ziglang", "cc", *target]
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name):
+            yield [name]
 
 
 def platform_tag(compiler: list[str]) -> str:
