@@ -112,7 +112,8 @@ class Table:
                 parts = [getattr(cell, part, None) if isinstance(cell, Estimate) else None for cell in values]
                 if any(one is not None for one in parts):
                     columns.append(pd.Series(parts, name=f"{heading} {part}", dtype=object))
-        return pd.concat(columns, axis=1).to_csv(index=False, lineterminator="\n")
+        text: str = pd.concat(columns, axis=1).to_csv(index=False, lineterminator="\n")
+        return text
 
     def latex(self) -> str:
         """Return a ``table`` with ``booktabs`` rules; title and note are its caption."""
