@@ -248,6 +248,7 @@ def embed(
     expected: int,
     progress: Progress,
     skip_bad_images: bool = False,
+    shard_rows: int | None = None,
 ) -> Features:
     """Embed rows into ``folder``, or open it if it is already finished with the same inputs.
 
@@ -260,6 +261,8 @@ def embed(
     skip_bad_images
         leave out rows with unreadable images, and list them in :attr:`Features.left_out`; otherwise such an
         image is an error.
+    shard_rows
+        rows that are finished together; an interrupted run loses at most those. Default: :data:`SHARD_ROWS`.
 
     Raises
     ------
@@ -270,17 +273,18 @@ def embed(
     ArtifactMismatch
         The records changed since an interrupted run, or another process removed shards.
     """
-    writer = _writer(folder, inputs, encoder)
+    shard_rows = shard_rows or SHARD_ROWS
+    writer = _writer(folder, inputs, encoder, shard_rows)
     if writer.finished() is not None:
         return Features.open(folder)
     progress.begin(f"embed {folder.name}", expected)
     sizes: list[int] = []
-    for number, chunk in enumerate(chunks(rows, SHARD_ROWS)):
+    for number, chunk in enumerate(chunks(rows, shard_rows)):
         if not has_shard(writer.path, number):
             encoded = encode_shard(chunk, encoder, skip_bad_images=skip_bad_images)
             write_shard(writer.path, number, encoded.shard, encoded.left_out)
         sizes.append(len(chunk))
-        progress.advance(min(expected - 1, number * SHARD_ROWS + len(chunk)), {})
+        progress.advance(min(expected - 1, number * shard_rows + len(chunk)), {})
     _finish(writer, encoder.spec, sizes)
     progress.advance(expected, {})
     return Features.open(folder)
@@ -298,7 +302,7 @@ def transform(
 
     ``source`` holds features of the same records by the encoder's first half.
     """
-    writer = _writer(folder, inputs, encoder)
+    writer = _writer(folder, inputs, encoder, SHARD_ROWS)
     if writer.finished() is not None:
         return Features.open(folder)
     sizes: list[int] = []
@@ -310,11 +314,11 @@ def transform(
     return Features.open(folder)
 
 
-def _writer(folder: Path, inputs: Mapping[str, str], encoder: Encoder) -> ArtifactWriter:
+def _writer(folder: Path, inputs: Mapping[str, str], encoder: Encoder, shard_rows: int) -> ArtifactWriter:
     return ArtifactWriter(
         folder,
         kind=KIND,
-        config={"shard_rows": SHARD_ROWS},
+        config={"shard_rows": shard_rows},
         inputs={**inputs, "encoder": encoder.fingerprint},
     )
 

@@ -79,9 +79,10 @@ def refit(
     if (folder / MODEL_FILE).exists():
         raise UsageError(f"{folder} holds a model already; choose another folder for the new one")
     check_folder(folder)
-    stamps = [stamp_of(item) for item in open_pool(pool, captions=True).items]
+    items = open_pool(pool, captions=True).items
+    stamps = [stamp_of(item) for item in items()]
     features = embed(
-        feature_rows(open_pool(pool, captions=True).items, folder),
+        feature_rows(items(), folder),
         model.encoder,
         folder / FEATURES,
         inputs={"items": fingerprint_of(stamps)},

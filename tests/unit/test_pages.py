@@ -18,7 +18,7 @@ from typing import NamedTuple
 import huggingface_hub.constants
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from genius_search.cli import main
 from genius_search.index.index import Index
@@ -97,7 +97,9 @@ def shelf(tmp_path_factory, trained, clip_folder, siglip_folder):
 
 def draw(path: Path, seed: int) -> None:
     noise = np.random.default_rng(seed).integers(0, 256, (20, 24, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(path)
+    exif = Image.Exif()
+    exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = "2024:05:01 12:00:00"
+    Image.fromarray(noise).save(path, exif=exif)
 
 
 @pytest.fixture

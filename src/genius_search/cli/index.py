@@ -96,7 +96,7 @@ class Add(WaitOption, OpenIndexOptions, JsonOption):
     """
 
     pool: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="POOL")]
-    """A folder of pictures and texts, or a .jsonl file of candidates."""
+    """A folder of pictures and texts, one such file, or a .jsonl file of candidates."""
 
     no_captions: bool = False
     """Ignore texts beside pictures."""
@@ -303,7 +303,7 @@ def choose_encoder(pool: Path, *, captions: bool, download: bool) -> tuple[str, 
     from genius_search.index.adding import open_pool
     from genius_search.records import Modality
 
-    items = open_pool(pool, captions=captions).items
+    items = open_pool(pool, captions=captions).items()
     only_texts = all(item.modality is Modality.TEXT for item in items)
     suggestion = TEXTS_ONLY if only_texts else IMAGES_AND_TEXTS
     if download or suggestion.is_downloaded():

@@ -21,12 +21,12 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from genius_search.data.images import is_image_file, require_file
+from genius_search.data.images import HEIF_SUFFIXES, NEEDS_PHOTOS, is_image_file, require_file
 from genius_search.data.mbeir import BadLines, read_json_lines
 from genius_search.errors import BadData, BadImage, BadRecord
 from genius_search.records import Candidate, Modality
@@ -37,8 +37,7 @@ _LISTS: Final = ("metadata.jsonl", "metadata.csv", "captions.jsonl")
 _FILE_KEYS: Final = ("file_name", "image")
 _TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions")
 _CONVERTIBLE: Final = frozenset(
-    f".{suffix}"
-    for suffix in re.findall(r"\w+", "heic heif jxl jp2 psd svg ico avif raw dng cr2 cr3 nef arw orf rw2")
+    f".{suffix}" for suffix in re.findall(r"\w+", "jxl jp2 psd svg ico avif raw dng cr2 cr3 nef arw orf rw2")
 )
 """Endings of image formats that are not supported."""
 
@@ -77,6 +76,21 @@ def read_folder(root: Path, *, captions: bool = True) -> FolderScan:
     if not root.is_dir():
         raise BadData(f"{root}: there is no such folder")
     files = sorted(_walk(root), key=lambda path: path.relative_to(root).as_posix())
+    return _scan(root, files, captions=captions)
+
+
+def read_file(path: Path, *, captions: bool = True) -> FolderScan:
+    """Read one image or text like :func:`read_folder` does; the id is the file's name."""
+    side_cars = {path.with_suffix(suffix) for suffix in (".txt", ".json")} if is_image_file(path) else set()
+    files = [path, *sorted(other for other in side_cars if other.is_file())]
+    lists = [path.with_name(name) for name in _LISTS if captions and path.with_name(name).is_file()]
+    scan = _scan(path.parent, [*files, *lists], captions=captions)
+    # What is wrong with other lines of a list is reported when the folder is read.
+    problems = tuple(problem for problem in scan.problems if problem.file in files)
+    return FolderScan(scan.root, scan.candidates, problems)
+
+
+def _scan(root: Path, files: Sequence[Path], *, captions: bool) -> FolderScan:
     images = {path for path in files if is_image_file(path)}
     stems = {path.with_suffix("") for path in images}
     side_cars = {
@@ -132,6 +146,8 @@ def _read_lone_text(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix in (".txt", ".md"):
         return _read_text(path)
+    if suffix in HEIF_SUFFIXES:
+        raise BadImage(path, f"reading {suffix} {NEEDS_PHOTOS}")
     if suffix in _CONVERTIBLE:
         raise BadImage(path, f"{suffix} pictures are not supported; convert it to JPEG or PNG")
     kind = f"files ending in {suffix}" if suffix else "files without an ending"

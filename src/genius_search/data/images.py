@@ -7,21 +7,36 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError, features
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
 from genius_search.errors import BadImage
 
 MAX_PIXELS: Final = 50_000_000
 """Pictures that would decode to more pixels than this are refused (150 MB as RGB)."""
 
+
+def _register_heif() -> bool:
+    """Let Pillow read HEIC, the format of iPhones, if the extra ``photos`` is installed."""
+    try:
+        from pillow_heif import register_heif_opener  # noqa: PLC0415  an extra
+    except ImportError:
+        return False
+    register_heif_opener()
+    return True
+
+
+HEIF_SUFFIXES: Final = frozenset({".heic", ".heif", ".hif"})
+NEEDS_PHOTOS: Final = "needs the extra photos: pip install 'genius-search[photos]'; or convert it to JPEG"
 _FORMATS: Final = (
     "JPEG",
     "PNG",
@@ -30,12 +45,14 @@ _FORMATS: Final = (
     "BMP",
     "TIFF",
     *(("AVIF",) if features.check("avif") else ()),
+    *(("HEIF",) if _register_heif() else ()),
 )
 """Allowed decoders; Pillow's others (PostScript, fonts, ...) are not needed."""
 
 IMAGE_SUFFIXES: Final = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
     | ({".avif"} if "AVIF" in _FORMATS else set())
+    | (HEIF_SUFFIXES if "HEIF" in _FORMATS else set())
 )
 """Usual endings of the files that :func:`open_image` reads."""
 
@@ -48,6 +65,8 @@ _SIGNATURES: Final = {
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
 }
+
+_HEIF_STARTS: Final = frozenset({b"ftypheic", b"ftypheix", b"ftypmif1"})
 
 _WARNINGS_LOCK = threading.Lock()
 
@@ -157,6 +176,56 @@ def _eight_bits(opened: Image.Image) -> Image.Image:
     return Image.fromarray((values * (255.0 / full)).round().astype(np.uint8))
 
 
+def read_photo_fields(path: Path) -> dict[str, str | float]:
+    """Read when, with which camera and where a picture was taken. Only its header is read.
+
+    Returns
+    -------
+    Those of ``taken`` (``2024-05-01T12:30:00``, local time), ``camera``, ``latitude`` and ``longitude``
+    (degrees) that its EXIF data contain; nothing if they are damaged.
+    """
+    fields: dict[str, str | float | None] = {}
+    with contextlib.suppress(Exception), path.open("rb") as file, _quiet():
+        opened = Image.open(file, formats=_FORMATS)
+        if opened.format == "PNG" and "exif" not in opened.info:
+            return {}  # Pillow would decode the picture to look behind it
+        exif = opened.getexif()
+        fields["camera"] = _camera(exif)
+        fields["taken"] = _taken(exif.get_ifd(ExifTags.IFD.Exif))
+        place = exif.get_ifd(ExifTags.IFD.GPSInfo)
+        fields["latitude"] = _degrees(place, ExifTags.GPS.GPSLatitude, 90)
+        fields["longitude"] = _degrees(place, ExifTags.GPS.GPSLongitude, 180)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _camera(exif: Mapping[int, Any]) -> str | None:
+    make, model = (
+        " ".join(str(exif.get(tag, "")).replace("\0", " ").split())[:80]
+        for tag in (ExifTags.Base.Make, ExifTags.Base.Model)
+    )
+    if model.lower().startswith(make.lower()):
+        return model or None
+    return f"{make} {model}".strip()
+
+
+def _taken(details: Mapping[int, Any]) -> str | None:
+    for tag in (ExifTags.Base.DateTimeOriginal, ExifTags.Base.DateTimeDigitized):
+        with contextlib.suppress(ValueError):  # some cameras write blanks or zeros
+            return datetime.strptime(str(details.get(tag))[:19], "%Y:%m:%d %H:%M:%S").isoformat()  # noqa: DTZ007
+    return None
+
+
+def _degrees(place: Mapping[int, Any], tag: ExifTags.GPS, most: int) -> float | None:
+    """Return a latitude or longitude in degrees; its direction has the tag before."""
+    if tag not in place:
+        return None
+    degrees, minutes, seconds = map(float, place[tag])
+    value = degrees + minutes / 60 + seconds / 3600
+    if not (math.isfinite(value) and value <= most):
+        return None
+    return round(-value if str(place.get(tag - 1)).upper() in ("S", "W") else value, 6)
+
+
 def require_file(path: Path) -> None:
     """Raise :class:`BadImage` if a file is missing or empty."""
     try:
@@ -178,6 +247,8 @@ def _reason(file: io.BufferedReader | io.BytesIO, error: Exception) -> str:
         for signature, name in _SIGNATURES.items():
             if start.startswith(signature):
                 return f"starts like a {name} picture but is damaged or cut off"
+        if start[4:12] in _HEIF_STARTS and "HEIF" not in _FORMATS:
+            return f"is a HEIC picture, which {NEEDS_PHOTOS}"
         return f"is not a picture in a supported format ({', '.join(_FORMATS)})"
     if isinstance(error, MemoryError):
         return "is too large for this machine's memory"

@@ -7,10 +7,11 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -19,7 +20,8 @@ from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of, make_folder, write_atomically
 from genius_search.data.features import FeatureBatch, LeftOut
-from genius_search.data.folder import read_folder
+from genius_search.data.folder import read_file, read_folder
+from genius_search.data.images import read_photo_fields
 from genius_search.data.mbeir import read_pool
 from genius_search.embed import FeatureRow, encode_shard
 from genius_search.encoders.base import ItemKey
@@ -33,9 +35,11 @@ from genius_search.progress import Progress, Silent
 from genius_search.records import Candidate, Modality, candidate_number, format_text
 
 CHUNK: Final = 4096
-"""Items that are encoded together."""
+"""Maximum number of items that are encoded together."""
 MIN_SAVED: Final = 256
 """Encoded chunks of at least this size are saved in ``.work/``, so that an interrupted run can resume."""
+STEPS: Final = 64
+"""Chunks of a pool: an interrupted run loses at most one of them."""
 VERSION: Final = f"half norm / {HALF_NORM_STEPS}, density / {DENSITY_STEPS}"
 """Version of the encoding; saved chunks of another version are encoded again."""
 MAX_REASONS: Final = 5
@@ -77,18 +81,42 @@ class Added:
     """Unusable files with their reasons."""
 
 
-class Pool(NamedTuple):
-    """Items of a pool, as an iterator."""
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Items of a pool, which can be read several times."""
 
-    items: Iterator[Item]
+    items: Callable[[], Iterator[Item]]
     expected: int
     """Approximate number of items."""
-    left_out: list[LeftOut]
+    left_out: list[LeftOut] = field(default_factory=list)
     """Files that cannot be used as items."""
+    has_files: bool = False
+    """Whether each item is a file, so that :func:`with_file_fields` applies."""
+
+    def with_fields(self, item: Item) -> Item:
+        """Return an item with all its fields; those of a file are read only for what is encoded."""
+        return with_file_fields(item) if self.has_files else item
+
+
+def with_file_fields(item: Item) -> Item:
+    """Add to an item's fields its folder, the words of its name, and a photo's date, camera and place.
+
+    Fields that it has already are kept.
+    """
+    path = PurePosixPath(item.id)
+    name = {"name": " ".join(re.findall(r"[^\W_]+", path.stem))}
+    folder = {} if path.parent == PurePosixPath() else {"folder": str(path.parent)}
+    photo = {} if item.image is None else read_photo_fields(Path(item.image))
+    return item._replace(source=json.dumps({**folder, **name, **photo, **item.fields}, ensure_ascii=False))
+
+
+def chunk_size(expected: int, most: int) -> int:
+    """Return how many items to encode before they are saved."""
+    return min(most, max(MIN_SAVED, expected // STEPS))
 
 
 def open_pool(pool: Path, *, captions: bool) -> Pool:
-    """Open a pool: a folder of images and texts, or a ``.jsonl`` file of M-BEIR candidates.
+    """Open a pool: a folder of images and texts, one such file, or a ``.jsonl`` file of M-BEIR candidates.
 
     Raises
     ------
@@ -100,25 +128,26 @@ def open_pool(pool: Path, *, captions: bool) -> Pool:
             f"{pool} is a data set in M-BEIR's layout; give one of its pools, a file in "
             f"{pool / 'cand_pool' / 'local'} or {pool / 'cand_pool' / 'global'}"
         )
-    if pool.is_dir():
-        scan = read_folder(pool, captions=captions)
+    if pool.suffix != ".jsonl" and pool.exists():
+        scan = (read_folder if pool.is_dir() else read_file)(pool, captions=captions)
         problems = [
             LeftOut(-1, str(problem.file), getattr(problem, "reason", str(problem)))
             for problem in scan.problems
         ]
-        items = _items(scan.candidates, pool.resolve())
-        return Pool(_some(items, pool, problems), len(scan.candidates), problems)
-    if pool.suffix != ".jsonl" or not pool.exists():
+        items = list(_some(_items(scan.candidates, scan.root.resolve()), pool, problems))
+        return Pool(partial(iter, items), len(items), problems, has_files=True)
+    if not pool.is_file():
         raise BadData(
-            f"{pool} is not a pool: give a folder of pictures and texts, or a .jsonl file of candidates in "
-            "M-BEIR's layout"
+            f"{pool} is not a pool: give a folder of pictures and texts, one such file, or a .jsonl file of "
+            "candidates in M-BEIR's layout"
         )
     with pool.open("rb") as file:
         lines = file.read(SAMPLE_BYTES).count(b"\n") + 1
     expected = max(lines, lines * pool.stat().st_size // SAMPLE_BYTES)
     # M-BEIR's paths start at the folder that holds cand_pool, other pools' at their own folder.
     above = next((one.parent for one in pool.resolve().parents if one.name == "cand_pool"), None)
-    return Pool(_some(_items(read_pool([pool]), above or pool.resolve().parent), pool, []), expected, [])
+    root = above or pool.resolve().parent
+    return Pool(lambda: _some(_items(read_pool([pool]), root), pool, []), expected)
 
 
 def _some(items: Iterator[Item], pool: Path, left_out: Sequence[LeftOut]) -> Iterator[Item]:
@@ -174,9 +203,7 @@ def add_pool(
         Nothing in the pool can be used; the index is unchanged.
     """
     result = Added(left_out=list(pool.left_out))
-    batches = _encode(
-        writer, model, pool.items, result, manifest=create, expected=pool.expected, progress=progress
-    )
+    batches = _encode(writer, model, pool, result, manifest=create, progress=progress)
     first = next(batches, None)
     if first is None and not result.unchanged:
         unreadable = result.left_out[len(pool.left_out) :]
@@ -212,7 +239,8 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
     changed = [item for item in last.values() if known.get(item.id) != stamp_of(item)]
     result = Added()
     with keep_pictures(writer.folder, [pictures[item.image] for item in changed if item.image]):
-        writer.add_batches(_encode(writer, model, iter(changed), result, expected=len(changed), save=False))
+        pool = Pool(partial(iter, changed), len(changed))
+        writer.add_batches(_encode(writer, model, pool, result, save=False))
     unreadable = {changed[entry.id].id: entry.reason for entry in result.left_out}
     outcomes = []
     for new, read in zip(items, given, strict=True):
@@ -264,11 +292,10 @@ def _chain(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
 def _encode(
     writer: Writer,
     model: Genius,
-    items: Iterator[Item],
+    pool: Pool,
     result: Added,
     *,
     manifest: IndexManifest | None = None,
-    expected: int,
     progress: Progress | None = None,
     save: bool = True,
 ) -> Iterator[Batch]:
@@ -280,15 +307,16 @@ def _encode(
     progress = progress or Silent()
     snapshot = writer.snapshot if manifest is None else None
     embeddings = (manifest or writer.snapshot.manifest).embeddings
+    expected, items = pool.expected, pool.items()
     progress.begin("index", expected)
     done = 0
-    while chunk := list(islice(items, CHUNK)):
+    while chunk := list(islice(items, chunk_size(expected, CHUNK))):
         known = {} if snapshot is None else snapshot.stamps([item.id for item in chunk])
         stamped = [item._replace(stamp=stamp_of(item)) for item in chunk]
         numbers = [place for place, item in enumerate(stamped) if known.get(item.id) != item.stamp]
         result.unchanged += len(chunk) - len(numbers)
         if numbers:
-            changed = [stamped[place] for place in numbers]
+            changed = [pool.with_fields(stamped[place]) for place in numbers]
             encode = _encode_or_load if save and len(changed) >= MIN_SAVED else _encode_chunk
             encoded = encode(model, changed, writer.folder, embeddings)
             unreadable = {entry.id: entry for entry in encoded.left_out}

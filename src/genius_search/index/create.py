@@ -14,7 +14,7 @@ import numpy as np
 
 from genius_search.artifact import fingerprint_of
 from genius_search.data.features import Features
-from genius_search.embed import embed
+from genius_search.embed import SHARD_ROWS, embed
 from genius_search.encoders.base import Encoder, load_encoder, reads_images
 from genius_search.errors import BadData, UsageError
 from genius_search.index.adding import (
@@ -23,6 +23,7 @@ from genius_search.index.adding import (
     Batch,
     Pool,
     add_pool,
+    chunk_size,
     encode_batch,
     feature_rows,
     open_pool,
@@ -120,8 +121,9 @@ def _create_with_model(
         embeddings=embeddings,
         embedding_type=embedding_type,
     )
-    items = open_pool(pool, captions=captions)
-    return model, add_pool(writer, model, items, create=manifest, progress=progress)
+    return model, add_pool(
+        writer, model, open_pool(pool, captions=captions), create=manifest, progress=progress
+    )
 
 
 def _check_place(folder: Path) -> None:
@@ -149,15 +151,17 @@ def _create_with_encoder(
 
     Features that an interrupted run computed are not computed again.
     """
-    stamps = [_stamp(item, encoder) for item in open_pool(pool, captions=captions).items]
+    opened = open_pool(pool, captions=captions)
+    stamps = [_stamp(item, encoder) for item in opened.items()]
     features = embed(
-        feature_rows(open_pool(pool, captions=captions).items, writer.folder),
+        feature_rows(opened.items(), writer.folder),
         encoder,
         writer.folder / WORK / "features",
         inputs={"items": fingerprint_of(stamps)},
         expected=len(stamps),
         progress=progress,
         skip_bad_images=True,
+        shard_rows=chunk_size(len(stamps), SHARD_ROWS),
     )
     folder = writer.folder / OWN_MODEL
     rows = draw_sample(features)
@@ -180,11 +184,10 @@ def _create_with_encoder(
         embedding_type=embedding_type,
         relevance=fit_relevance(encoder),
     )
-    again = open_pool(pool, captions=captions)
-    batches = _batches(model, features, again, stamps, embeddings, progress)
+    batches = _batches(model, features, opened, stamps, embeddings, progress)
     added, replaced = writer.create_batches(manifest, batches)
     remove_work(writer.folder)
-    return model, Added(added, replaced, left_out=[*again.left_out, *features.left_out])
+    return model, Added(added, replaced, left_out=[*opened.left_out, *features.left_out])
 
 
 def _stamp(item: Item, encoder: Encoder) -> str:
@@ -208,11 +211,11 @@ def _batches(
     """Yield the items with features and their IDs."""
     progress.begin("index", len(features))
     numbers = features.ids.tolist()
-    stamped = (item._replace(stamp=stamp) for item, stamp in zip(pool.items, stamps, strict=True))
+    stamped = (item._replace(stamp=stamp) for item, stamp in zip(pool.items(), stamps, strict=True))
     readable = _at(stamped, numbers)
     for start in range(0, len(features), CHUNK):
         rows = np.arange(start, min(start + CHUNK, len(features)))
-        items = list(itertools.islice(readable, len(rows)))
+        items = [pool.with_fields(item) for item in itertools.islice(readable, len(rows))]
         if len(items) < len(rows):
             raise BadData("the pool changed while it was indexed; run the command again")
         arrays = encode_batch(

@@ -267,12 +267,16 @@ class Index:
         ------
         BadData
             There is nothing in the pool that can be used; nothing is deleted then.
+        UsageError
+            The pool is a single picture or text.
         """
         from genius_search.index.adding import add_pool, open_pool
         from genius_search.index.writer import one_writer
 
+        if Path(pool).is_file() and Path(pool).suffix != ".jsonl":
+            raise UsageError(f"{pool} is one file, and all other items would be deleted; add it instead")
         items = open_pool(Path(pool), captions=captions)
-        present = {item.id for item in open_pool(Path(pool), captions=captions).items}
+        present = {item.id for item in items.items()}
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             added = add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
             gone = [item_id for item_id in writer.snapshot.ids() if item_id not in present]

@@ -4,7 +4,8 @@ import os
 import pytest
 from PIL import Image
 
-from genius_search.data.folder import MAX_TEXT_BYTES, read_folder
+from genius_search.data import folder as folders
+from genius_search.data.folder import MAX_TEXT_BYTES, read_file, read_folder
 from genius_search.data.images import open_image
 from genius_search.errors import BadData, BadImage, BadRecord
 from genius_search.records import Modality
@@ -133,7 +134,7 @@ def test_texts_of_their_own_are_candidates_too(tmp_path):
 def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
     picture(tmp_path / "good.png")
     (tmp_path / "empty.jpg").touch()
-    (tmp_path / "photo.heic").write_bytes(b"x")
+    (tmp_path / "photo.psd").write_bytes(b"x")
     (tmp_path / "film.mp4").write_bytes(b"x")
     (tmp_path / "plain").write_bytes(b"x")
     (tmp_path / "lone.json").write_text("{}")
@@ -145,7 +146,7 @@ def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
     problems = problems_of(tmp_path)
     expected = {
         "empty.jpg": "empty",
-        "photo.heic": "convert it",
+        "photo.psd": "convert it",
         "film.mp4": ".mp4",
         "plain": "without an ending",
         "lone.json": ".json",
@@ -229,3 +230,25 @@ def test_a_list_that_would_never_end_is_named_and_not_read(tmp_path, name, make)
     picture(tmp_path / "a.png")
     make(tmp_path / name)
     assert problems_of(tmp_path) == {name: "is not a file"}
+
+
+def test_without_the_extra_a_heic_picture_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "is_image_file", lambda path: path.suffix == ".png")
+    (tmp_path / "phone.HEIC").write_bytes(b"x")
+    assert "genius-search[photos]" in problems_of(tmp_path)["phone.HEIC"]
+
+
+def test_one_file_is_read_with_what_belongs_to_it(tmp_path):
+    one = picture(tmp_path / "a.png")
+    picture(tmp_path / "b.png")
+    (tmp_path / "metadata.jsonl").write_text(
+        '{"file_name": "a.png", "text": "Red."}\n{"file_name": "gone.png"}'
+    )
+    scan = read_file(one)
+    assert [(found.did, found.text) for found in scan.candidates] == [("a.png", "Red.")]
+    assert scan.problems == ()
+    (tmp_path / "a.txt").write_text("A square.")
+    assert read_file(one).candidates[0].text == "A square."
+    assert read_file(tmp_path / "a.txt").candidates[0].did == "a.txt"
+    (tmp_path / "film.mp4").write_bytes(b"x")
+    assert [problem.file.name for problem in read_file(tmp_path / "film.mp4").problems] == ["film.mp4"]

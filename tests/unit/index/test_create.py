@@ -203,7 +203,7 @@ def test_a_pool_names_no_picture_outside_its_folder(tmp_path, path):
     paths = (str(tmp_path / "a.png"), path)
     rows = [{"did": f"1:{n}", "modality": "image", "img_path": image} for n, image in enumerate(paths)]
     (tmp_path / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    items = open_pool(tmp_path / "pool.jsonl", captions=True).items
+    items = open_pool(tmp_path / "pool.jsonl", captions=True).items()
     assert next(items).image == str(tmp_path / "a.png")
     with pytest.raises(BadData, match="leads out"):
         next(items)

@@ -1,0 +1,89 @@
+"""Files as items: the fields that they bring, one file alone, and runs that are interrupted."""
+
+from __future__ import annotations
+
+import pytest
+from PIL import ExifTags, Image
+
+from genius_search import embed
+from genius_search.errors import BadData, UsageError
+from genius_search.index import adding
+from genius_search.index.index import Index
+
+COLOURS = ("red", "green", "blue", "gold")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    folder = tmp_path / "photos"
+    (folder / "2024" / "Rome").mkdir(parents=True)
+    for number, colour in enumerate(COLOURS):
+        exif = Image.Exif()
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = f"2024:0{number + 3}:01 12:00:00"
+        Image.new("RGB", (20, 20), colour).save(folder / "2024" / "Rome" / f"the_{colour}-one.jpg", exif=exif)
+    (folder / "2024" / "Rome" / "the_red-one.json").write_text('{"caption": "red", "taken": "long ago"}')
+    (folder / "note.txt").write_text("a red anchor")
+    return folder
+
+
+@pytest.fixture
+def index(photos, clip_folder, tmp_path):
+    return Index.create(tmp_path / "i", pool=photos, encoder=f"clip:{clip_folder}")[0]
+
+
+def found(index, **settings):
+    return {hit.id.rpartition("/")[2]: hit.fields for hit in index.search("red", **settings)}
+
+
+def test_folder_name_and_date_are_fields(index):
+    fields = found(index, where=["taken>=2024-05-01", "taken<2024-05-02"])
+    assert fields == {
+        "the_blue-one.jpg": {"folder": "2024/Rome", "name": "the blue one", "taken": "2024-05-01T12:00:00"}
+    }
+    assert len(found(index, where=["folder~rome"])) == 4
+    assert found(index)["note.txt"] == {"name": "note"}
+    assert found(index)["the_red-one.jpg"]["taken"] == "long ago"  # a file beside the picture knows better
+
+
+def test_unchanged_photos_are_not_opened_again(index, photos, monkeypatch):
+    monkeypatch.setattr(adding, "read_photo_fields", None)
+    assert index.sync(photos)[0].unchanged == 5
+
+
+def test_one_file_can_be_added_but_is_no_pool_to_follow(index, tmp_path):
+    Image.new("RGB", (20, 20), "pink").save(tmp_path / "new.png")
+    (tmp_path / "new.txt").write_text("a ground on red")
+    assert index.add(tmp_path / "new.png").added == 1
+    assert found(index, match="ground") == {"new.png": {"name": "new"}}
+    with pytest.raises(UsageError, match="one file"):
+        index.sync(tmp_path / "new.png")
+    (tmp_path / "film.mp4").write_bytes(b"x")
+    with pytest.raises(BadData, match="mp4"):
+        index.add(tmp_path / "film.mp4")
+
+
+def test_an_interrupted_run_loses_at_most_the_pictures_it_was_at(photos, clip_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(adding, "MIN_SAVED", 1)
+    opened = []
+    real = embed.open_image
+
+    def open_image(path, **settings):
+        opened.append(path.name)
+        if len(opened) == 4:
+            raise KeyboardInterrupt
+        return real(path, **settings)
+
+    monkeypatch.setattr(embed, "open_image", open_image)
+    with pytest.raises(KeyboardInterrupt):
+        Index.create(tmp_path / "i", pool=photos, encoder=f"clip:{clip_folder}")
+    index, added = Index.create(tmp_path / "i", pool=photos, encoder=f"clip:{clip_folder}")
+    assert added.added == 5
+    assert sorted(opened) == sorted([*(f"the_{colour}-one.jpg" for colour in COLOURS), opened[3]])
+
+    for path in photos.rglob("*.jpg"):
+        path.rename(path.with_stem(f"{path.stem} again"))
+    opened.clear()
+    with pytest.raises(KeyboardInterrupt):
+        index.add(photos)
+    assert index.add(photos).added == 4
+    assert len(opened) == 5
