@@ -265,7 +265,7 @@ class ArtifactWriter:
                 f"{folder} holds something that genius did not make; move it away, or choose another place"
             )
         make_folder(folder.parent)
-        self._release = weakref.finalize(self, _release, _acquire(folder))
+        self._release = weakref.finalize(self, release, acquire(folder))
         plan_file = self.path / _PLAN
         try:
             is_same = json.loads(plan_file.read_text())["fingerprint"] == self.plan_fingerprint
@@ -408,7 +408,7 @@ def _read_manifest(folder: Path, kind: str) -> Manifest:
     raise ArtifactMismatch(f"{path} is damaged ({problem}); make the {kind} again")
 
 
-def _acquire(folder: Path) -> FileLock:
+def acquire(folder: Path) -> FileLock:
     """Lock a folder for writing. A process may hold one several times; a killed process holds none."""
     lock = FileLock(folder.parent / f".{folder.name}.lock", thread_local=False, is_singleton=True)
     try:
@@ -418,7 +418,7 @@ def _acquire(folder: Path) -> FileLock:
     return lock
 
 
-def _release(lock: FileLock) -> None:
+def release(lock: FileLock) -> None:
     """Unlock a folder; the lock file is removed first, while no other process can have acquired it."""
     try:
         if lock.lock_counter == 1:

@@ -38,6 +38,12 @@ class TrainingOptions:
         check_output(data, self.out, self.device)
         return TrainingRecords(data)
 
+    def _say_next(self, progress: TerminalProgress, folder: Path, stage: str) -> None:
+        """Say which stage comes next, and that a finished model stays until the last one."""
+        if folder != self.out:
+            progress.say(f"{self.out} stays as it is until `genius train generator` completes its successor")
+        progress.say(f"next: genius train {stage} {self.data} --out {self.out}")
+
 
 @command
 class Fit(DeviceOptions, TrainingOptions):
@@ -91,15 +97,16 @@ class Embed(DeviceOptions, TrainingOptions):
         from genius_search.encoders.base import load_encoder
         from genius_search.errors import UsageError
         from genius_search.training.embed import embed_training
-        from genius_search.training.fit import absolute_spec
+        from genius_search.training.fit import absolute_spec, replace_model
 
         if self.encoder == "small":
             raise UsageError(
                 "`small` has no weights yet: train it with `genius train encoder`, which embeds too"
             )
         encoder = load_encoder(absolute_spec(self.encoder), download=self.download, device=self.device)
-        with TerminalProgress() as progress:
-            embed_training(self._records(), encoder, self.out / "features", progress=progress)
+        with TerminalProgress() as progress, replace_model(self.out) as folder:
+            embed_training(self._records(), encoder, folder / "features", progress=progress)
+            self._say_next(progress, folder, "quantizer")
 
 
 @command
@@ -124,10 +131,11 @@ class TrainEncoder(StageOptions):
     def run(self) -> None:
         """Train stage 0."""
         from genius_search.training.encoder import train_encoder
+        from genius_search.training.fit import replace_model
 
-        with TerminalProgress() as progress:
-            train_encoder(self._records(), self.out, self.settings, progress=progress, device=self.device)
-            progress.say(f"next: genius train quantizer {self.data} --out {self.out}")
+        with TerminalProgress() as progress, replace_model(self.out) as folder:
+            train_encoder(self._records(), folder, self.settings, progress=progress, device=self.device)
+            self._say_next(progress, folder, "quantizer")
 
 
 @command
@@ -144,16 +152,14 @@ class TrainQuantizer(StageOptions):
     def run(self) -> None:
         """Train stage 1."""
         from genius_search.data.pairs import Pairs
-        from genius_search.training.fit import reopen_embedded
+        from genius_search.training.fit import reopen_embedded, replace_model
         from genius_search.training.quantizer import train_quantizer
 
-        with TerminalProgress() as progress:
-            features = reopen_embedded(self.out, device=self.device).features
+        with TerminalProgress() as progress, replace_model(self.out) as folder:
+            features = reopen_embedded(folder, home=self.out, device=self.device).features
             pairs = Pairs(self._records().lines(), *features)
-            train_quantizer(
-                pairs, self.out / "quantizer", self.settings, progress=progress, device=self.device
-            )
-            progress.say(f"next: genius train generator {self.data} --out {self.out}")
+            train_quantizer(pairs, folder / "quantizer", self.settings, progress=progress, device=self.device)
+            self._say_next(progress, folder, "generator")
 
 
 @command
@@ -174,20 +180,21 @@ class TrainGenerator(StageOptions):
         """Train stage 2."""
         from genius_search.data.pairs import Pairs
         from genius_search.nn.quantizer import load_quantizer
-        from genius_search.training.fit import fit_generator, reopen_embedded
+        from genius_search.training.fit import fit_generator, reopen_embedded, replace_model
 
         with TerminalProgress() as progress:
-            encoder, features = reopen_embedded(self.out, device=self.device)
-            records = self._records()
-            model = fit_generator(
-                records,
-                encoder,
-                Pairs(records.lines(), *features),
-                load_quantizer(self.out / "quantizer", device=self.device),
-                self.out,
-                self.settings,
-                ids=self.ids,
-                progress=progress,
-                device=self.device,
-            )
+            with replace_model(self.out) as folder:
+                encoder, features = reopen_embedded(folder, home=self.out, device=self.device)
+                records = self._records()
+                model = fit_generator(
+                    records,
+                    encoder,
+                    Pairs(records.lines(), *features),
+                    load_quantizer(folder / "quantizer", device=self.device),
+                    folder,
+                    self.settings,
+                    ids=self.ids,
+                    progress=progress,
+                    device=self.device,
+                )
             progress.say(f"model {model.fingerprint[:12]} is in {self.out}")

@@ -6,6 +6,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -64,7 +65,10 @@ def write_folder(place: Path, *, check_replaceable: Callable[[Path], None]) -> I
         check(old)
         recover(folder)
         check(folder)
-        partial = folder.parent / f".{folder.name.removeprefix('.')}.{uuid.uuid4().hex[:8]}.partial"
+        name = f".{folder.name.removeprefix('.')}"
+        for left in folder.parent.glob(f"{escape(name)}.{'[0-9a-f]' * 8}.partial"):  # by a killed process
+            shutil.rmtree(left)
+        partial = folder.parent / f"{name}.{uuid.uuid4().hex[:8]}.partial"
         partial.mkdir()
         try:
             yield partial

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from glob import escape
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from genius_search.artifact import put_in_place, sync_tree
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
@@ -381,9 +381,11 @@ def _checkpoint_files(checkpoint: Checkpoint, files: tuple[RemoteFile, ...]) -> 
 
 def _download(plan: PullPlan, out: Path | None, token: str | None) -> Path:
     """Fetch the files, and once more those that are not what the hub lists."""
-    from huggingface_hub import HfApi  # noqa: PLC0415  slow to import
+    from huggingface_hub import HfApi, constants  # noqa: PLC0415  slow to import
 
     api = HfApi(endpoint=endpoint(), token=token)
+    if endpoint() != constants._HF_DEFAULT_ENDPOINT:  # noqa: SLF001  it has no other name
+        constants.HF_HUB_DISABLE_XET = True  # compiled code, which nothing stops when a mirror sends too much
     damaged: list[str] = []
     for _ in range(2):
         with translate_hub_errors(plan.repository):
@@ -394,6 +396,7 @@ def _download(plan: PullPlan, out: Path | None, token: str | None) -> Path:
                     revision=plan.commit,
                     local_dir=out,
                     allow_patterns=[escape(file.path) for file in plan.files],
+                    tqdm_class=_progress_bar(plan),
                 )
             )
         damaged = [file.path for file in plan.files if not file.equals(folder / file.path)]
@@ -407,6 +410,28 @@ def _download(plan: PullPlan, out: Path | None, token: str | None) -> Path:
         f"{damaged[0]} of {plan.repository} is damaged: its hash is not the one that the hub gives. It was "
         "removed; run the same again"
     )
+
+
+def _progress_bar(plan: PullPlan) -> type:
+    """Return a progress bar that ends a download when more bytes arrive than the hub lists."""
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]  # noqa: PLC0415  slow to import
+
+    class LimitedProgress(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._most = plan.bytes if options.get("unit") == "B" else MAX_FILES
+            self._done = 0
+            super().__init__(*args, **options)  # type: ignore[no-untyped-call]
+
+        def update(self, n: Any = 1) -> Any:
+            self._done += int(n or 0)
+            if self._done > self._most:
+                raise ArtifactMismatch(
+                    f"{endpoint()} sends more than the {plan.bytes:,} bytes that it lists for "
+                    f"{plan.repository}; the download was stopped, use another hub"
+                )
+            return super().update(n)
+
+    return LimitedProgress
 
 
 def _remove_others(folder: Path, keep: set[Path]) -> None:

@@ -18,7 +18,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -220,22 +220,29 @@ def spell_path(path: Sequence[str]) -> str:
     return json.dumps(path).encode(errors="replace").decode()
 
 
+class Connection(NamedTuple):
+    """A connection to a database; its statements run one at a time."""
+
+    database: sqlite3.Connection
+    lock: threading.RLock
+
+
 class ItemStore:
     """Reads the items of a finished store; safe to use from several threads.
 
-    The file stays open, so it remains readable if a writer removes it. A store of version 0.1 has no tables
+    The file stays open, so it remains readable if a writer removes it. Filters have connections of their own,
+    so that a slow one delays neither another nor the reading of items. A store of version 0.1 has no tables
     of fields; they are built in memory when the first filter needs them, and on disk when its segment is
     merged or compacted.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ITEMS_FILE
-        uri = f"{self._path.resolve().as_uri()}?mode=ro&immutable=1"
-        self._database = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
-        self._lock = threading.RLock()
-        weakref.finalize(self, self._database.close)
+        self._uri = f"{self._path.resolve().as_uri()}?mode=ro&immutable=1"
+        self._for_items = self._connect(self._uri)
+        self._for_filters: list[Connection] = []
+        """Those that no filter uses."""
         self._check_schema()
-        self._register(self._database)
 
     def _check_schema(self) -> None:
         """Raise :class:`ArtifactMismatch` if the file defines anything else than a store does.
@@ -257,11 +264,29 @@ class ItemStore:
         (last,) = self._query("SELECT MAX(row) FROM items")[0]
         return 0 if last is None else int(last) + 1
 
-    @staticmethod
-    def _register(database: sqlite3.Connection) -> None:
+    def _connect(self, uri: str) -> Connection:
+        database = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
+        weakref.finalize(self, database.close)
         database.create_function(
             "contains", 2, lambda text, part: part in text.casefold(), deterministic=True
         )
+        return Connection(database, threading.RLock())
+
+    @contextmanager
+    def _connection_for_filter(self) -> Iterator[Connection]:
+        """Lend a connection that nothing else uses; if the file has been removed, that of the items."""
+        try:
+            connection = self._for_filters.pop()
+        except IndexError:
+            try:
+                connection = self._connect(self._uri)
+            except sqlite3.OperationalError:
+                yield self._for_items
+                return
+        try:
+            yield connection
+        finally:
+            self._for_filters.append(connection)
 
     def get(self, rows: Sequence[int]) -> list[Item]:
         """Return the items of these rows, in this order."""
@@ -275,10 +300,10 @@ class ItemStore:
     def all(self) -> Iterator[Item]:
         """Yield every item, by row."""
         query = "SELECT item_id, modality, text, image, source, stamp FROM items ORDER BY row"
-        with self._reading():
-            cursor = self._database.execute(query)
+        with self._reading(self._for_items):
+            cursor = self._for_items.database.execute(query)
         while True:
-            with self._reading():
+            with self._reading(self._for_items):
                 entries = cursor.fetchmany(1000)
             if not entries:
                 return
@@ -313,7 +338,7 @@ class ItemStore:
     @cached_property
     def field_names(self) -> dict[str, int]:
         """The number of each field by its path (:func:`spell_path`)."""
-        return dict(self._query("SELECT path, name FROM field_names", database=self._fields))
+        return dict(self._query("SELECT path, name FROM field_names", connection=self._fields))
 
     @cached_property
     def has_fields(self) -> bool:
@@ -321,16 +346,14 @@ class ItemStore:
         return bool(self._query("SELECT 1 FROM sqlite_master WHERE name = 'field_names'"))
 
     @cached_property
-    def _fields(self) -> sqlite3.Connection:
-        """The database with the tables of fields: the file, or one in memory."""
-        with self._lock:
-            if self.has_fields:
-                return self._database
-            database = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
-            weakref.finalize(self, database.close)
-            self._register(database)
-            index_fields(database, self._query("SELECT row, source FROM items WHERE source <> ''"))
-            return database
+    def _fields(self) -> Connection | None:
+        """The tables of fields in memory, if they are not in the file."""
+        if self.has_fields:
+            return None
+        connection = self._connect(":memory:")
+        sources = self._query("SELECT row, source FROM items WHERE source <> ''")
+        index_fields(connection.database, sources)
+        return connection
 
     def matching(self, filter_: Filter, *, deadline: float = math.inf) -> Int64[np.ndarray, " rows"]:
         """Return the rows of the items that satisfy a filter, ascending.
@@ -343,54 +366,49 @@ class ItemStore:
             The filter has ``match``, and this SQLite or the one that wrote the store lacks full-text search.
         """
         mask = np.ones(self.num_rows, dtype=bool)
-        if filter_.modality is not None:
-            mask &= self._mask(mask, "items WHERE modality = ?", [filter_.modality.mbeir], deadline)
-        if filter_.item_ids is not None:
-            wanted = np.zeros_like(mask)
-            wanted[list(self.rows_by_id(filter_.item_ids).values())] = True
-            mask &= wanted
-        if filter_.match is not None:
-            self._check_full_text()
-            words = full_text_query(filter_.match)
-            mask &= self._mask(mask, "words WHERE words MATCH ?", [words], deadline, row="rowid")
-        for condition in _tightest(filter_.conditions):
-            if not mask.any():
-                break
-            holds = self._holds(condition, mask, deadline)
-            mask &= ~holds if condition.operator == "!=" else holds
+        with self._connection_for_filter() as connection:
+            look_up = partial(self._mask, connection, deadline)
+            if filter_.modality is not None:
+                mask &= look_up("items WHERE modality = ?", [filter_.modality.mbeir])
+            if filter_.item_ids is not None:
+                wanted = np.zeros_like(mask)
+                wanted[list(self.rows_by_id(filter_.item_ids).values())] = True
+                mask &= wanted
+            if filter_.match is not None:
+                self._check_full_text()
+                words = full_text_query(filter_.match)
+                mask &= look_up("words WHERE words MATCH ?", [words], row="rowid")
+            for condition in _tightest(filter_.conditions):
+                if not mask.any():
+                    break
+                holds = self._holds(condition, connection, deadline)
+                mask &= ~holds if condition.operator == "!=" else holds
         return np.flatnonzero(mask)
 
     def _holds(
-        self, condition: Condition, mask: Bool[np.ndarray, " items"], deadline: float
+        self, condition: Condition, connection: Connection, deadline: float
     ) -> Bool[np.ndarray, " items"]:
         """Return the rows that satisfy a condition, or for ``!=`` those that satisfy ``=``."""
         if condition.column is not None:
             compared, values = _comparison(condition.column, condition, list(condition.texts))
             source = f"items WHERE {condition.column} IS NOT NULL AND {compared}"
-            return self._mask(mask, source, values, deadline)
-        found = np.zeros_like(mask)
+            return self._mask(connection, deadline, source, values)
+        found = np.zeros(self.num_rows, dtype=bool)
         name = self.field_names.get(spell_path(condition.path))
         for kind, wanted in zip(KINDS, (condition.numbers, condition.texts, condition.truths), strict=True):
             if wanted and name is not None:
                 compared, values = _comparison("value", condition, list(wanted))
                 source = f"field_{kind} WHERE name = ? AND {compared}"
-                found |= self._mask(mask, source, [name, *values], deadline, database=self._fields)
+                found |= self._mask(self._fields or connection, deadline, source, [name, *values])
         return found
 
     def _mask(
-        self,
-        mask: Bool[np.ndarray, " items"],
-        source: str,
-        values: Sequence[Any],
-        deadline: float,
-        *,
-        row: str = "row",
-        database: sqlite3.Connection | None = None,
+        self, connection: Connection, deadline: float, source: str, values: Sequence[Any], row: str = "row"
     ) -> Bool[np.ndarray, " items"]:
         # Values are bound; the rest of the query contains no user input.
         query = f"SELECT group_concat({row}) FROM {source}"  # noqa: S608
-        (rows,) = self._query(query, values, database, deadline)[0]
-        found = np.zeros_like(mask)
+        (rows,) = self._query(query, values, connection, deadline)[0]
+        found = np.zeros(self.num_rows, dtype=bool)
         found[np.fromstring(rows or "", dtype=np.int64, sep=",")] = True
         return found
 
@@ -414,17 +432,17 @@ class ItemStore:
         self,
         query: str,
         values: Sequence[Any] = (),
-        database: sqlite3.Connection | None = None,
+        connection: Connection | None = None,
         deadline: float = math.inf,
     ) -> list[Any]:
-        database = database or self._database
-        with self._reading():
-            database.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
-            return database.execute(query, values).fetchall()
+        connection = connection or self._for_items
+        with self._reading(connection):
+            connection.database.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
+            return connection.database.execute(query, values).fetchall()
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        with self._lock:
+    def _reading(self, connection: Connection) -> Iterator[None]:
+        with connection.lock:
             try:
                 yield
             except sqlite3.DatabaseError as error:

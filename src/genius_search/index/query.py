@@ -6,9 +6,9 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -187,12 +187,38 @@ class EncodedQuery(NamedTuple):
     """The query in the space of the vectors that hits are re-ranked by."""
 
 
+Constraint: TypeAlias = tuple[frozenset[int], Restriction | None]
+"""Allowed codes at level 0, of which none means any, and allowed items, of which None means all."""
+
+
+def has_conditions(model: Genius, request: SearchRequest) -> bool:
+    """Return whether the items that a request allows have to be looked up, which may take long."""
+    return request.filter != Filter() or (request.modality is not None and not model.level0_is_exact)
+
+
+def find_constraints(model: Genius, snapshot: Snapshot, request: SearchRequest) -> list[Constraint]:
+    """Return the constraint of each query that a request becomes."""
+    if not snapshot.segments:
+        return []
+    with diagnose_corruption(snapshot):
+        return [_constraint(model, snapshot, one) for one in split_by_modality(model, snapshot, request)]
+
+
 def encode_queries(
-    model: Genius, snapshot: Snapshot, requests: Sequence[SearchRequest], config: SearchConfig
+    model: Genius,
+    snapshot: Snapshot,
+    requests: Sequence[SearchRequest],
+    config: SearchConfig,
+    constraints: Sequence[list[Constraint]] | None = None,
 ) -> list[EncodedQuery]:
     """Encode requests, with all images in one batch and all texts in another.
 
     A request with neither modality nor instruction becomes a query for each modality of the index.
+
+    Parameters
+    ----------
+    constraints
+        of each request, if they are known (:func:`find_constraints`).
 
     Raises
     ------
@@ -208,6 +234,7 @@ def encode_queries(
             EncodedQuery(request, number, frozenset(), None, nothing, nothing[0])
             for number, request in enumerate(requests)
         ]
+    constraints = constraints or [find_constraints(model, snapshot, request) for request in requests]
     single = [
         (number, one)
         for number, request in enumerate(requests)
@@ -217,7 +244,6 @@ def encode_queries(
     is_raw = snapshot.manifest.embeddings == "raw" and config.rerank == "embeddings"
     parts = [(request, part) for request in requests for part in request.all_parts()]
     with diagnose_corruption(snapshot):
-        constraints = [_constraints(model, snapshot, request) for request in requests]
         from_items = iter(
             [
                 _item_vectors(model, snapshot, part.id, is_raw=is_raw)
@@ -228,7 +254,9 @@ def encode_queries(
     contents = [_content(model, snapshot, *pair) for pair in parts if pair[1].id is None]
     encoded = iter(_encode(model, contents, is_raw=is_raw))
     queries = []
-    for (number, request), (level0, restriction) in zip(single, constraints, strict=True):
+    for (number, request), (level0, restriction) in zip(
+        single, chain.from_iterable(constraints), strict=True
+    ):
         vectors = [next(encoded if part.id is None else from_items) for part in request.all_parts()]
         fused, evidence = _weighted_sum([part.weight for part in request.all_parts()], torch.stack(vectors))
         queries.append(EncodedQuery(request, number, level0, restriction, fused[None], evidence))
@@ -367,9 +395,7 @@ def _has_content(part: SearchPart) -> bool:
     return part.image is not None or bool(part.text and part.text.strip())
 
 
-def _constraints(
-    model: Genius, snapshot: Snapshot, request: SearchRequest
-) -> tuple[frozenset[int], Restriction | None]:
+def _constraint(model: Genius, snapshot: Snapshot, request: SearchRequest) -> Constraint:
     """Return the allowed level-0 codes and items.
 
     If the level-0 code determines the modality, it restricts decoding; otherwise it is one more filter.

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import sqlite3
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -63,6 +64,7 @@ class Snapshot:
         self.is_verified = False
         """True once every file of this state was compared with its checksum."""
         self._restrictions: dict[Filter, Restriction] = {}
+        self._caching = threading.Lock()
         self._shared: dict[int, SharedPrefixes] = {}
 
     @staticmethod
@@ -190,9 +192,10 @@ class Snapshot:
                 mask[segment.dead] = False
                 allowed.append(Allowed.of(segment.table, mask))
             known = tuple(allowed)
-            while len(self._restrictions) >= MAX_FILTERS:
-                self._restrictions.pop(next(iter(self._restrictions)), None)
-            self._restrictions[wanted] = known
+            with self._caching:
+                while len(self._restrictions) >= MAX_FILTERS:
+                    self._restrictions.pop(next(iter(self._restrictions)))
+                self._restrictions[wanted] = known
         return known
 
     def _check_fields(self, wanted: Filter) -> None:

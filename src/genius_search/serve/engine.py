@@ -1,6 +1,7 @@
 """The engine of the service: open indexes, searched in batches, each changed by one writer at a time.
 
-Searches of all indexes share one queue, and each batch shares one pass through encoder and decoder. Every
+Searches of all indexes share one queue, and each batch shares one pass through encoder and decoder. The items
+that a search allows are looked up before, in other threads, because this can take long. Every
 index has a writer: items added at the same time become one change of the index, which readers see as a whole
 or not at all. Once enough deleted items have piled up the index is compacted, while searches continue on the
 previous state. An add is acknowledged when it is on the disk and the next search finds it.
@@ -27,8 +28,19 @@ from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactError, DeadlinePassed, GeniusError
 from genius_search.index.adding import ItemOutcome, NewItem
 from genius_search.index.index import Index
-from genius_search.index.query import SearchHit, SearchRequest, SearchResult, encode_queries, search_encoded
+from genius_search.index.query import (
+    Constraint,
+    SearchHit,
+    SearchRequest,
+    SearchResult,
+    encode_queries,
+    find_constraints,
+    has_conditions,
+    search_encoded,
+)
+from genius_search.index.snapshot import Snapshot
 from genius_search.index.writer import DISK_FULL, Deleted, HeldByAnother, NotWritable
+from genius_search.model import Genius
 from genius_search.serve.metrics import Metrics
 from genius_search.serve.schemas import Timing
 
@@ -103,7 +115,9 @@ class BatchLimits:
 
 
 READS: Final = BatchLimits(max_size=1, wait_ms=0.0, max_waiting=64, workers=2)
-"""For look-ups of items, codes and explanations; two at a time, so that a slow one does not block images."""
+"""For look-ups of items and codes."""
+SLOW_READS: Final = BatchLimits(max_size=1, wait_ms=0.0, max_waiting=64, workers=4)
+"""For conditions and explanations, which can take as long as their deadline allows."""
 
 
 class Completed(NamedTuple, Generic[Result]):
@@ -451,6 +465,16 @@ class SearchOutcome(NamedTuple):
     timing: Timing
 
 
+class _State(NamedTuple):
+    """A state of an index, in which the items that a request allows were looked up."""
+
+    model: Genius
+    snapshot: Snapshot
+
+
+_Kind: TypeAlias = tuple[str, SearchConfig, _State | None]
+"""Index, settings, and state, by default the current one."""
+_Constrained: TypeAlias = tuple[SearchRequest, list[Constraint] | None]
 _Searched: TypeAlias = tuple[SearchResult, float, float]
 """The result of a search, and the seconds that its batch took to encode and to search."""
 
@@ -479,7 +503,7 @@ class Engine:
         self.metrics = metrics or Metrics()
         self.is_ready = False
         """True once every index has answered a first search."""
-        self._searches: Batcher[tuple[str, SearchConfig], SearchRequest, _Searched] = Batcher(
+        self._searches: Batcher[_Kind, _Constrained, _Searched] = Batcher(
             self._search_together,
             BatchLimits(
                 max_size=settings.max_batch,
@@ -487,8 +511,11 @@ class Engine:
                 max_waiting=settings.max_queue,
             ),
         )
-        self._reads: Batcher[None, Callable[[], Any], Any] = Batcher(
-            lambda _, look_ups: [look_up() for look_up in look_ups], READS
+        self._reads, self._slow_reads = (
+            Batcher[None, Callable[[], Any], Any](
+                lambda _, look_ups: [look_up() for look_up in look_ups], limits
+            )
+            for limits in (READS, SLOW_READS)
         )
         write_limits = BatchLimits(
             max_size=MAX_WRITTEN, wait_ms=settings.write_wait_ms, max_waiting=MAX_UNWRITTEN
@@ -499,7 +526,7 @@ class Engine:
         }
         self._batchers: dict[str, list[Batcher[Any, Any, Any]]] = {
             "search": [self._searches],
-            "read": [self._reads],
+            "read": [self._reads, self._slow_reads],
             "write": [writer.changes for writer in self._writers.values()],
         }
         for queue, batchers in self._batchers.items():
@@ -514,7 +541,8 @@ class Engine:
             batcher.start()
         for name, index in self.indexes.items():
             with contextlib.suppress(GeniusError):  # an encoder without texts cannot be warmed up by one
-                await self._searches.submit((name, index.settings), SearchRequest(text="a first search", k=1))
+                first = SearchRequest(text="a first search", k=1)
+                await self._searches.submit((name, index.settings, None), (first, None))
         self.is_ready = True
 
     async def stop(self) -> None:
@@ -538,7 +566,15 @@ class Engine:
         began = time.monotonic()
         with self._counting_errors():
             request.check()  # an invalid request must not split a batch
-            completed = await self._searches.submit((name, config), request, deadline=request.deadline)
+            state = constraints = None
+            if has_conditions(self.indexes[name].model, request):
+                look_up = partial(_look_up, self.indexes[name], request)
+                (state, constraints), _ = await self._slow_reads.submit(
+                    None, look_up, deadline=request.deadline
+                )
+            completed = await self._searches.submit(
+                (name, config, state), (request, constraints), deadline=request.deadline
+            )
         (found, encode, search), queue = completed
         for stage, seconds in (("queue", queue), ("encode", encode), ("search", search)):
             self.metrics.stage_seconds.labels(stage).observe(seconds)
@@ -553,10 +589,14 @@ class Engine:
     async def read(
         self, name: str, look_up: Callable[[Index], Result], *, deadline: float = math.inf
     ) -> Result:
-        """Run a read-only function of an index, other than a search, in a thread."""
+        """Run a read-only function of an index, other than a search, in a thread.
+
+        One with a deadline can be slow, and does not delay those without.
+        """
         look_up_here = partial(look_up, self.indexes[name])
+        reads = self._reads if deadline == math.inf else self._slow_reads
         with self._counting_errors():
-            completed: Completed[Result] = await self._reads.submit(None, look_up_here, deadline=deadline)
+            completed: Completed[Result] = await reads.submit(None, look_up_here, deadline=deadline)
         return completed.result
 
     async def add(self, name: str, items: Sequence[NewItem]) -> list[ItemOutcome]:
@@ -571,14 +611,15 @@ class Engine:
             deleted: Deleted = await self._writers[name].submit("delete", ids)
         return deleted
 
-    def _search_together(
-        self, kind: tuple[str, SearchConfig], requests: Sequence[SearchRequest]
-    ) -> list[_Searched]:
-        name, config = kind
-        index = self.indexes[name]
+    def _search_together(self, kind: _Kind, requests: Sequence[_Constrained]) -> list[_Searched]:
+        name, config, state = kind
         began = time.perf_counter()
-        model, snapshot = index.current()
-        queries = encode_queries(model, snapshot, requests, config)
+        model, snapshot = state or self.indexes[name].current()
+        constraints = [
+            find_constraints(model, snapshot, request) if known is None else known
+            for request, known in requests
+        ]
+        queries = encode_queries(model, snapshot, [request for request, _ in requests], config, constraints)
         encode_seconds = time.perf_counter() - began
         found = search_encoded(model, snapshot, queries, config)
         search_seconds = time.perf_counter() - began - encode_seconds
@@ -592,3 +633,9 @@ class Engine:
         except Exception as error:
             self.metrics.errors.labels(type(error).__name__).inc()
             raise
+
+
+def _look_up(index: Index, request: SearchRequest) -> tuple[_State, list[Constraint]]:
+    """Look up the items that a request allows; its search has to be in the same state of the index."""
+    state = _State(*index.current())
+    return state, find_constraints(*state, request)

@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from genius_search.artifact import ArtifactWriter, put_in_place, recover, sync_tree
+from genius_search.artifact import (
+    ArtifactWriter,
+    acquire,
+    new_folder,
+    put_in_place,
+    recover,
+    release,
+    sync_tree,
+)
 from genius_search.config import FitConfig, GeneratorConfig, TrainingConfig, checked, to_json
 from genius_search.data.features import Features
 from genius_search.data.mbeir import Instructions, MBeir, read_pool
@@ -73,17 +83,9 @@ def fit(
     """
     config = checked(config)
     find_part("id_schemes", config.ids, SCHEMES)
-    recover(folder)
-    check_output(data, folder, device)
-    if not (folder / MODEL_FILE).exists():
-        return _fit(data, encoder, folder, config, progress, device, download)
-    work = _next_version(folder)
-    kind, _, place = encoder.partition(":")
-    if place and Path(place).resolve().is_relative_to(folder.resolve()):
-        encoder = f"{kind}:{work / Path(place).resolve().relative_to(folder.resolve())}"
-    _fit(data, encoder, work, config, progress, device, download)
-    sync_tree(work)
-    put_in_place(work, folder.resolve())
+    with replace_model(folder) as work:
+        check_output(data, folder, device)
+        _fit(data, relocate(encoder, folder, work), work, config, progress, device, download)
     return Genius.open(folder, device=device, download=download)
 
 
@@ -120,23 +122,54 @@ def _fit(
     )
 
 
-def _next_version(folder: Path) -> Path:
-    """Return a folder for the successor of a model, with the parts that may stay.
+@contextmanager
+def replace_model(folder: Path) -> Iterator[Path]:
+    """Yield the folder to train in; a finished model stays as it is until its successor is complete.
 
-    A killed run's folder is continued. The parts are the same files by hard links, and a stage never changes
-    a file that is finished.
+    Without a finished model, that is the folder itself. Otherwise it is one beside it, with the parts that
+    may stay: the same files by hard links, as a stage never changes a file that is finished. It takes the
+    model's place if it holds a model when the block ends, and is continued by the next stage if not.
+
+    Raises
+    ------
+    UsageError
+        the model cannot be replaced, or another process is training it.
     """
-    folder = folder.resolve()
-    if folder.is_mount() or Path.cwd().is_relative_to(folder):
-        raise UsageError(
-            f"{folder} holds a finished model and cannot be replaced, because it is a disk of its own or the "
-            "folder that you are in; choose another folder for the new model"
-        )
-    work = folder.parent / f".{folder.name}.next"
-    if not work.exists():
-        ignored = shutil.ignore_patterns(".*", MODEL_FILE)
-        shutil.copytree(folder, work, copy_function=_link, ignore=ignored)
-    return work
+    home = folder.resolve()
+    lock = acquire(home)
+    try:
+        recover(home)
+        work = home.parent / f".{home.name}.next"
+        if not (home / MODEL_FILE).exists():
+            if work.exists():  # the model has been removed
+                check_folder(work)
+                shutil.rmtree(work)
+            yield folder
+            return
+        if home.is_mount() or Path.cwd().is_relative_to(home):
+            raise UsageError(
+                f"{home} holds a finished model and cannot be replaced, because it is a disk of its own or "
+                "the folder that you are in; choose another folder for the new model"
+            )
+        if not work.exists():
+            ignored = shutil.ignore_patterns(".*", MODEL_FILE)
+            with new_folder(work) as partial:
+                shutil.copytree(home, partial, copy_function=_link, ignore=ignored, dirs_exist_ok=True)
+        (work / MODEL_FILE).unlink(missing_ok=True)
+        yield work
+        if (work / MODEL_FILE).exists():
+            sync_tree(work)
+            put_in_place(work, home)
+    finally:
+        release(lock)
+
+
+def relocate(spec: str, folder: Path, work: Path) -> str:
+    """Return the spec of an encoder, in the folder to train in if it is in the model's."""
+    kind, _, place = spec.partition(":")
+    if place and Path(place).resolve().is_relative_to(folder.resolve()):
+        return f"{kind}:{work / Path(place).resolve().relative_to(folder.resolve())}"
+    return spec
 
 
 def _link(source: str, target: str) -> None:
@@ -154,8 +187,15 @@ def absolute_spec(spec: str) -> str:
     return f"{kind}{colon}{path.resolve()}" if place and path.exists() else spec
 
 
-def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False) -> Embedded:
+def reopen_embedded(
+    folder: Path, *, home: Path | None = None, device: str = "cpu", download: bool = False
+) -> Embedded:
     """Open the encoder and the features that an earlier stage left in a model's folder.
+
+    Parameters
+    ----------
+    home
+        the model's folder, if the given one is going to replace it (:func:`replace_model`).
 
     Raises
     ------
@@ -174,7 +214,7 @@ def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False
         Features.open(folder / "features" / "queries"), Features.open(folder / "features" / "candidates")
     )
     manifest = features.candidates.manifest
-    spec = str(manifest.notes["encoder"])
+    spec = relocate(str(manifest.notes["encoder"]), home or folder, folder)
     kind, _, place = spec.partition(":")
     if kind == "small" and not Path(place).exists():  # trained here, and the folder was moved since
         spec = f"small:{folder / 'encoder'}"

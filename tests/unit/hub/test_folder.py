@@ -121,3 +121,11 @@ def test_two_processes_cannot_write_one_folder(tmp_path):
         save(tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     save(tmp_path / "copy")
+
+
+def test_what_a_killed_process_left_goes_with_the_next(tmp_path):
+    left = tmp_path / ".copy.0123abcd.partial"
+    left.mkdir()
+    (left / "half").write_text("")
+    save(tmp_path / "copy")
+    assert names(tmp_path) == {"copy"}

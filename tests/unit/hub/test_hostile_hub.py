@@ -103,3 +103,18 @@ def test_a_listing_says_nothing_that_is_no_file(held, tmp_path, change):
 def test_an_answer_of_another_shape_is_no_traceback(held, tmp_path, answer):
     held.answer = answer
     is_refused(tmp_path)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("says_so", [True, False])
+def test_no_more_is_taken_than_the_hub_lists(held, tmp_path, plain, says_so):
+    held.too_much = 64 << 20
+    if says_so:
+        held.headers = {"X_Linked_Size": str(held.too_much + 2)}
+    with pytest.raises(ArtifactMismatch, match="more than the 6 bytes that it lists"):
+        pull(plan_pull("me/encoder"), tmp_path / "out" if plain else None)
+    written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    assert written < 8 << 20
+    assert not (tmp_path / "out").exists()
+    held.too_much, held.headers = 0, {}
+    pull(plan_pull("me/encoder"), tmp_path / "out" if plain else None)

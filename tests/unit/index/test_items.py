@@ -3,7 +3,9 @@ from __future__ import annotations
 import errno
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -201,3 +203,38 @@ def test_a_store_without_items_is_damaged(tmp_path):
     sqlite3.connect(tmp_path / ITEMS_FILE).close()
     with pytest.raises(ArtifactMismatch, match="no table of items"):
         ItemStore(tmp_path)
+
+
+def test_a_slow_filter_delays_neither_another_nor_the_reading_of_items(tmp_path, monkeypatch):
+    write_items(tmp_path, [PHOTO, CARD])
+    store = ItemStore(tmp_path)
+    assert store.num_rows == 2
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def look_at_the_clock():
+        if threading.current_thread() is not threading.main_thread():
+            has_begun.set()
+            assert may_end.wait(60)
+        return 0.0
+
+    monkeypatch.setattr(items_module, "STEPS", 1)
+    monkeypatch.setattr(items_module, "time", SimpleNamespace(monotonic=look_at_the_clock))
+    wanted = Filter.parse(["text~a"])
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            slow = threads.submit(store.matching, wanted)
+            assert has_begun.wait(60)
+            assert not slow.done()
+            assert store.get([0])
+            expected = store.matching(wanted).tolist()
+            assert not slow.done()
+        finally:
+            may_end.set()
+        assert slow.result(60).tolist() == expected
+
+
+def test_items_are_filtered_though_a_writer_has_removed_the_file(tmp_path):
+    write_items(tmp_path, [PHOTO, CARD])
+    store = ItemStore(tmp_path)
+    (tmp_path / ITEMS_FILE).unlink()
+    assert store.matching(Filter.parse(["text~卡"])).tolist() == [1]

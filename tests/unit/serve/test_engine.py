@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -300,5 +301,62 @@ def test_a_damaged_index_fails_every_request_and_the_engine_continues(folder, mo
                 await engine.add("kites", [NewItem("1", "a drum")])
             manifest.write_bytes(whole)
             assert (await engine.search("kites", SearchRequest(text="a kite"), WIDE)).hits
+
+    on_loop(test)
+
+
+def test_a_search_whose_conditions_are_slow_delays_no_other(folder, model, monkeypatch):
+    restriction = Snapshot.restriction
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def slow(self, wanted, **more):
+        if wanted.match == "kite":
+            has_begun.set()
+            assert may_end.wait(60)
+        return restriction(self, wanted, **more)
+
+    monkeypatch.setattr(Snapshot, "restriction", slow)
+
+    async def test():
+        async with running(folder, model) as engine:
+            try:
+                slow = asyncio.create_task(
+                    engine.search("kites", SearchRequest(text="a kite", match="kite"), WIDE)
+                )
+                await asyncio.to_thread(has_begun.wait, 60)
+                quick = [SearchRequest(text="a red kite"), SearchRequest(text="a kite", match="red", k=3)]
+                answers = await asyncio.wait_for(
+                    asyncio.gather(*(engine.search("kites", one, WIDE) for one in quick)), 60
+                )
+                assert [len(answer.hits) for answer in answers] == [10, 3]
+                await engine.add("kites", [NewItem("new", "a new kite")])
+                assert not slow.done()
+            finally:
+                may_end.set()
+            assert len((await slow).hits) == 10
+
+    on_loop(test)
+
+
+def test_conditions_hold_in_the_state_that_is_searched(folder, model, monkeypatch):
+    """An index that changes after the conditions were looked up and before the search."""
+    find = engine_module.find_constraints
+
+    def change(model, snapshot, request):
+        found = find(model, snapshot, request)
+        if request.match == "number":
+            Index(folder, model).delete(["0.txt"])
+            Index(folder, model).compact()
+        return found
+
+    monkeypatch.setattr(engine_module, "find_constraints", change)
+
+    async def test():
+        async with running(folder, model) as engine:
+            for expected in (40, 39):
+                answer = await engine.search(
+                    "kites", SearchRequest(text="a kite", match="number", k=50), WIDE
+                )
+                assert len(answer.hits) == expected
 
     on_loop(test)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.training import quantizer as stage
 from genius_search.training.embed import TrainingRecords, embed_training
-from genius_search.training.fit import fit, reopen_embedded
+from genius_search.training.fit import fit, reopen_embedded, replace_model
 
 
 class Recorder:
@@ -212,3 +214,57 @@ def _collapsed(health):
     """The same health with one code in use at the first semantic level."""
     levels = (health.levels[0], replace(health.levels[1], used=1), *health.levels[2:])
     return replace(health, levels=levels)
+
+
+@pytest.mark.parametrize("stage", ["quantizer", "generator"])
+def test_a_finished_model_opens_at_each_step_of_training_a_part_of_it_again(
+    trained, copied, tmp_path, monkeypatch, stage
+):
+    """Power may fail, or somebody open the model, whenever a file or a folder gets its name."""
+    before, states = Genius.open(copied).fingerprint, tmp_path / "states"
+    rename, replace = Path.rename, Path.replace
+
+    def move(original, path, target):
+        moved = original(path, target)
+        shutil.copytree(copied.parent, states / str(len(list(states.iterdir()))))
+        return moved
+
+    states.mkdir()
+    home = copied.parent / "home"
+    home.mkdir()
+    copied = copied.rename(home / "model")
+    monkeypatch.setattr(Path, "rename", lambda path, target: move(rename, path, target))
+    monkeypatch.setattr(Path, "replace", lambda path, target: move(replace, path, target))
+    flags = [str(trained.data), "--out", str(copied), "--preset", "tiny"]
+    for part in ["quantizer", "generator"][stage == "generator" :]:
+        assert main(["train", part, *flags, f"--{part}.training.max-steps", "1"]) == 0
+    monkeypatch.undo()
+    found = [
+        Genius.open(states / str(number) / "model").fingerprint
+        for number in range(len(list(states.iterdir())))
+    ]
+    after = Genius.open(copied).fingerprint
+    assert before != after
+    assert set(found) == {before, after}
+    assert found == sorted(found, key=[before, after].index)
+    assert [path.name for path in home.iterdir()] == ["model"]
+    assert Genius.open(copied.rename(tmp_path / "moved")).fingerprint == after
+
+
+def test_the_successor_of_a_model_that_was_removed_is_removed_unless_somebody_works_on_it(trained, copied):
+    left = copied.with_name(".model.next")
+    copied.rename(left)
+    with replace_model(copied) as folder:
+        assert folder == copied
+        assert not left.exists()
+        left.mkdir()
+        script = f"from pathlib import Path; from genius_search.training.fit import replace_model; replace_model(Path({str(copied)!r})).__enter__()"
+        other = subprocess.run(  # noqa: S603
+            [sys.executable, "-c", script], capture_output=True, text=True, check=False
+        )
+        assert "another process is writing" in other.stderr
+        assert left.exists()
+    (left / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match=r"thesis\.txt"), replace_model(copied):
+        pass
+    assert (left / "thesis.txt").exists()

@@ -21,7 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genius_search.artifact import ArtifactWriter, file_fingerprint, fingerprint_of, open_artifact, write_json
+from genius_search.artifact import (
+    ArtifactWriter,
+    file_fingerprint,
+    fingerprint_of,
+    make_folder,
+    open_artifact,
+    write_json,
+)
 from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, checked, preset, to_json
 from genius_search.data.features import Features
 from genius_search.data.mbeir import Instructions, MBeir, read_candidates
@@ -46,7 +53,7 @@ from genius_search.nn.quantizer import KIND as QUANTIZER
 from genius_search.nn.quantizer import Quantizer, TrainedQuantizer, load_quantizer, write_quantizer
 from genius_search.progress import Progress
 from genius_search.records import Candidate, Modality
-from genius_search.training.fit import absolute_spec, known_instructions
+from genius_search.training.fit import absolute_spec, known_instructions, relocate, replace_model
 from genius_search.training.quantizer import settle
 
 Config = TypeVar("Config", QuantizerConfig, GeneratorConfig)
@@ -318,33 +325,38 @@ def import_genius(
     files = {QUANTIZER: open_checkpoint(quantizer), GENERATOR: open_checkpoint(generator)}
     quantizer_part, generator_part = read_published(*files.values())
     known = Instructions.read(instructions) if instructions else (data.instructions if data else None)
-    opened = load_encoder(absolute_spec(encoder), download=download, device=device)
-    if opened.dim != quantizer_part.dim:
-        raise ArtifactMismatch(
-            f"encoder {opened.spec} gives features of {opened.dim} numbers and this model reads "
-            f"{quantizer_part.dim}; give the encoder it was trained with (UniIR's CLIP-SF)"
-        )
     sources = {name: file_fingerprint(file.path) for name, file in files.items()}
-    _begin_import(folder, sources)
-    sample = _sample(data, opened, folder / WORK / "candidates", progress=progress) if data else None
-    ours = _import_quantizer(sources, quantizer_part, sample, folder, progress=progress, device=device)
-    decoder = _import_generator(sources, generator_part, ours, folder, device=device)
-    if known:
-        model_instructions = known_instructions(known)
-    else:  # those that an earlier import of the same files wrote
-        written = (folder / MODEL_FILE).exists()
-        model_instructions = list(read_model_file(folder).instructions) if written else []
-    model = Genius.finish(folder, opened, ours, decoder, model_instructions)
-    shutil.rmtree(folder / WORK)
-    return model
+    _check_import(folder, sources)
+    with replace_model(folder) as work:
+        opened = load_encoder(
+            relocate(absolute_spec(encoder), folder, work), download=download, device=device
+        )
+        if opened.dim != quantizer_part.dim:
+            raise ArtifactMismatch(
+                f"encoder {opened.spec} gives features of {opened.dim} numbers and this model reads "
+                f"{quantizer_part.dim}; give the encoder it was trained with (UniIR's CLIP-SF)"
+            )
+        make_folder(work / WORK)
+        write_json(work / WORK / SOURCES, sources)
+        sample = _sample(data, opened, work / WORK / "candidates", progress=progress) if data else None
+        ours = _import_quantizer(sources, quantizer_part, sample, work, progress=progress, device=device)
+        decoder = _import_generator(sources, generator_part, ours, work, device=device)
+        if known:
+            model_instructions = known_instructions(known)
+        else:  # those that an earlier import of the same files wrote
+            written = (folder / MODEL_FILE).exists()
+            model_instructions = list(read_model_file(folder).instructions) if written else []
+        Genius.finish(work, opened, ours, decoder, model_instructions)
+        shutil.rmtree(work / WORK)
+    return Genius.open(folder, device=device, download=download)
 
 
-def _begin_import(folder: Path, sources: Mapping[str, str]) -> None:
-    """Mark a folder as an unfinished import of these files; refuse one that holds anything else."""
+def _check_import(folder: Path, sources: Mapping[str, str]) -> None:
+    """Raise an error if a folder holds anything but a finished or unfinished import of these files."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; a model needs a folder")
-    work = folder / WORK
     if folder.is_dir() and any(folder.iterdir()):
+        work = folder / WORK
         try:
             unfinished = json.loads((work / SOURCES).read_text(encoding="utf-8")) == sources
         except (OSError, ValueError):
@@ -355,8 +367,6 @@ def _begin_import(folder: Path, sources: Mapping[str, str]) -> None:
                 f"{folder} holds something else than an import of these two files; expected an empty folder "
                 "or none. Move it away, or choose another place"
             )
-    work.mkdir(parents=True, exist_ok=True)
-    write_json(work / SOURCES, sources)
 
 
 def _was_imported(folder: Path, part: str, sources: Mapping[str, str]) -> bool:
