@@ -215,6 +215,17 @@ def test_threads_search_at_the_same_time(plain, make):
             assert_same(drawn, found, expected, "threads")
 
 
+def test_a_batch_is_searched_by_several_threads(plain, make, monkeypatch):
+    drawn = Drawn(plain, 3)
+    fast = make(drawn.decoder, drawn.evidence.codes)
+    drawn.queries, drawn.wanted = drawn.queries.repeat(30, 1), drawn.wanted * 30
+    expected = drawn.find(fast)
+    monkeypatch.setattr(compiled_module, "QUERIES_A_THREAD", 1)
+    monkeypatch.setattr(compiled_module, "count_cores", lambda: 7)
+    assert_same(drawn, drawn.find(fast), expected, "cores")
+    assert_same(drawn, expected, drawn.find(), "general")
+
+
 SMALL = GeneratorConfig(layers=1, width=8, feedforward=8, heads=2, head_width=4, prefixes=3)
 
 
@@ -309,6 +320,7 @@ def test_products_of_stored_bytes_are_those_of_their_vectors(request, monkeypatc
     query = random.standard_normal(dim).astype(np.float32)
     for rows in (random.integers(0, 50, 30), np.array([49]), np.zeros(0, dtype=np.int64)):
         expected = vectors(rows).numpy() @ query
-        np.testing.assert_allclose(vectors.products(rows, query), expected, rtol=1e-4, atol=1e-3)
+        lengths = np.linalg.norm(vectors(rows).numpy(), axis=1) * np.linalg.norm(query)
+        np.testing.assert_array_less(np.abs(vectors.products(rows, query) - expected), 5e-5 * lengths + 1e-9)
     with pytest.raises(IndexError):
         vectors.products(np.array([0, 50]), query)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
+import struct
 import sys
 import weakref
 from collections.abc import Sequence
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -25,7 +28,7 @@ from genius_search.nn.density import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.native.build import FOLDER, VARIANTS, library
 from genius_search.search.rank import CodeRanker, Ranking
-from genius_search.search.table import IdTable, Part, Restriction
+from genius_search.search.table import Allowed, IdTable, Part, RankedBits, Restriction
 
 CODES: Final = 256
 """Largest number of codes at a level, and the length of a level's row in all tables."""
@@ -37,7 +40,12 @@ CODED_STARTS: Final = 1 << 20
 """Codes at the starts of a table's branches are copied in advance for the first levels, up to this many."""
 NO_MEMORY: Final = -2
 """Status of a search that the library had no memory for."""
-HIT: Final = np.dtype([("part", "i8"), ("item", "i8"), ("row", "i8"), ("beam", "i8"), ("score", "f8")])
+LARGEST_BYTE: Final = 127
+QUERIES_A_THREAD: Final = 16
+"""Fewest queries that a further thread is started for."""
+HIT: Final = np.dtype(
+    [*((name, "i8") for name in ("part", "item", "row", "beam")), ("score", "f4"), ("", "f4")]
+)
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -51,10 +59,6 @@ class _Table(ctypes.Structure):
     )
 
 
-class _Part(ctypes.Structure):
-    _fields_ = tuple(_fields(ctypes.c_void_p, "table words before allowed"))
-
-
 class _Generator(ctypes.Structure):
     _fields_ = (
         *_fields(ctypes.c_int64, "width feedforward heads head_width prefixes"),
@@ -66,20 +70,19 @@ class _Generator(ctypes.Structure):
 class _Model(ctypes.Structure):
     _fields_ = (
         *_fields(ctypes.c_int64, "levels dim gram_levels"),
-        *_fields(ctypes.c_void_p, "generator sizes vectors halves gram"),
+        *_fields(ctypes.c_void_p, "generator sizes vectors bytes steps coarsest halves gram"),
     )
 
 
-class _Request(ctypes.Structure):
-    _fields_ = (
-        *_fields(ctypes.c_int64, "width candidates k"),
-        ("level0", ctypes.c_uint8 * (CODES // 8)),
-        *_fields(ctypes.c_float, "half_norm_step density_step generator_weight"),
-    )
+class _Work(ctypes.Structure):
+    """What the library's searches leave in their memory."""
+
+    _fields_ = tuple(_fields(ctypes.c_void_p, "hits decoded results"))
 
 
-class _Result(ctypes.Structure):
-    _fields_ = (*_fields(ctypes.c_void_p, "hits decoded"), *_fields(ctypes.c_int64, "num_hits touched"))
+_PART: Final = struct.Struct("PPPP")
+_REQUEST: Final = struct.Struct("4q32s3f4x")
+_RESULT: Final = struct.Struct("2q")
 
 
 class CompiledSearch(NumpySearch):
@@ -92,8 +95,8 @@ class CompiledSearch(NumpySearch):
     ) -> None:
         super().__init__(ranker, generator)
         self._library = library
-        self._arrays = _pack_tables(self._tables)
-        self._model = _Model(
+        self._arrays = _pack_tables(self._tables, self._vectors)
+        self._model = model = _Model(
             levels=len(self._tables),
             dim=self._tables[0].shape[1],
             gram_levels=self._arrays["gram"].shape[1],
@@ -110,7 +113,8 @@ class CompiledSearch(NumpySearch):
                 prefixes=w.prefixes,
                 **_pointers(self._generator_arrays),
             )
-            self._model.generator = ctypes.addressof(self._generator_fields)
+            model.generator = ctypes.addressof(self._generator_fields)
+        self._given_model = ctypes.addressof(model)
 
     def search(
         self,
@@ -120,65 +124,83 @@ class CompiledSearch(NumpySearch):
         config: SearchConfig,
     ) -> list[Found]:
         """Find the best items by codes for each query; with ``k`` 0, list all items under the beams."""
-        model = ctypes.addressof(self._model)
-        queries = np.ascontiguousarray(queries, dtype=np.float32)
-        products = np.zeros((len(queries), len(self._tables), CODES), dtype=np.float32)
-        levels = len(self._tables) if any(one.k for one in wanted) else self._model.gram_levels
-        self._library.multiply(model, queries.ctypes.data, len(queries), levels, products.ctypes.data)
+        threads = min(count_cores(), len(wanted) // QUERIES_A_THREAD)
+        if threads <= 1:
+            return self._search_in_turn(parts, queries, wanted, config)
+        bounds = [len(wanted) * number // threads for number in range(threads + 1)]
+        with ThreadPoolExecutor(threads) as executor:
+            found = executor.map(
+                lambda low, high: self._search_in_turn(parts, queries[low:high], wanted[low:high], config),
+                bounds[:-1],
+                bounds[1:],
+            )
+            return [one for some in found for one in some]
+
+    def _search_in_turn(
+        self,
+        parts: Sequence[Part],
+        queries: Float32[np.ndarray, "queries dim"],
+        wanted: Sequence[Wanted],
+        config: SearchConfig,
+    ) -> list[Found]:
+        """Search for queries one after the other, in one call of the library."""
+        num_items = sum(part.table.num_items for part in parts)
+        density_step = config.density_weight / DENSITY_STEPS
+        given: dict[int, int] = {}
+        all_parts: list[bytes] = []
+        requests = []
+        for width, k, level0, restriction in wanted:
+            place = given.setdefault(id(restriction), len(all_parts))
+            if place == len(all_parts):
+                all_parts += _give_parts(parts, restriction)
+            requests.append(
+                _REQUEST.pack(
+                    place,
+                    width,
+                    config.candidates,
+                    min(k, num_items),  # there is memory for each of them
+                    _give_codes(level0),
+                    1 / HALF_NORM_STEPS,
+                    density_step,
+                    config.generator_weight,
+                )
+            )
         try:
             work = _works.pop()
         except IndexError:
-            work = self._library.make_work()
+            address = self._library.make_work()
+            if not address:
+                raise MemoryError from None
+            work = _Work.from_address(address)
         try:
-            return [
-                self._search_one(parts, query, own, one, config, work)
-                for query, own, one in zip(queries, products, wanted, strict=True)
-            ]
+            status = self._library.search(
+                self._given_model,
+                b"".join(all_parts),
+                len(parts),
+                b"".join(requests),
+                np.asarray(queries, dtype=np.float32).tobytes(),
+                len(requests),
+                ctypes.addressof(work),
+            )
+            if status == NO_MEMORY:
+                raise MemoryError
+            if status < 0:
+                raise LookupError("an ID table refers to rows or codes that do not exist")
+            return _read(work, len(requests), len(self._tables))
         finally:
             _works.append(work)
 
-    def _search_one(
-        self,
-        parts: Sequence[Part],
-        query: Float32[np.ndarray, " dim"],
-        products: Float32[np.ndarray, "levels codes"],
-        wanted: Wanted,
-        config: SearchConfig,
-        work: int,
-    ) -> Found:
-        restriction = wanted.restriction or tuple(part.alive for part in parts)
-        request = _Request(
-            width=wanted.width,
-            candidates=config.candidates,
-            k=min(wanted.k, sum(part.table.num_items for part in parts)),  # there is memory for each of them
-            half_norm_step=1 / HALF_NORM_STEPS,
-            density_step=config.density_weight / DENSITY_STEPS,
-            generator_weight=config.generator_weight,
-        )
-        level0 = (
-            sum(1 << code for code in wanted.level0 if code < CODES) if wanted.level0 else (1 << CODES) - 1
-        )
-        ctypes.memmove(request.level0, level0.to_bytes(CODES // 8, "little"), CODES // 8)
-        result = _Result()
-        status = self._library.search(
-            ctypes.addressof(self._model),
-            _given_parts(parts, restriction),
-            len(parts),
-            ctypes.byref(request),
-            query.ctypes.data,
-            products.ctypes.data,
-            work,
-            ctypes.byref(result),
-        )
-        if status == NO_MEMORY:
-            raise MemoryError
-        if status < 0:
-            raise LookupError("an ID table refers to rows or codes that do not exist")
-        return _read(result, len(self._tables))
 
-
-_works: Final[list[int]] = []
+_works: Final[list[_Work]] = []
 """Memory of the library's searches; each is used by one search at a time."""
+
+
+def count_cores() -> int:
+    """Return the number of cores for a batch: all that this process may use, or ``OMP_NUM_THREADS``."""
+    try:
+        return int(os.environ["OMP_NUM_THREADS"])
+    except (KeyError, ValueError):
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ByteVectors:
@@ -203,7 +225,9 @@ class ByteVectors:
         rows, query = np.ascontiguousarray(rows), np.ascontiguousarray(query)
         products = np.empty(len(rows), dtype=np.float32)
         arrays = (self._values, rows, query, products)
-        library.multiply_bytes(*(array.ctypes.data for array in arrays), self._values.shape[1], len(rows))
+        pointers = (array.ctypes.data for array in arrays)
+        if library.multiply_vectors(*pointers, self._values.shape[1], len(rows)) < 0:
+            raise MemoryError
         products *= scales
         return products
 
@@ -218,11 +242,8 @@ def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
             if opened.is_supported():
                 pointer, integer = ctypes.c_void_p, ctypes.c_int64
                 opened.make_work.restype = pointer
-                opened.multiply.argtypes = (pointer, pointer, integer, integer, pointer)
-                opened.multiply.restype = None
-                opened.multiply_bytes.argtypes = (*[pointer] * 4, integer, integer)
-                opened.multiply_bytes.restype = None
-                opened.search.argtypes = (pointer, pointer, integer, *[pointer] * 5)
+                opened.multiply_vectors.argtypes = (*[pointer] * 4, integer, integer)
+                opened.search.argtypes = (pointer, pointer, integer, pointer, pointer, integer, pointer)
                 return opened
     logging.getLogger(__name__).info(
         "the compiled search is missing, NumPy replaces it and is a few times slower; "
@@ -263,37 +284,63 @@ def _pack_generator(generator: NumpyGenerator) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}
 
 
-def _pack_tables(tables: Sequence[Float32[np.ndarray, "_ dim"]]) -> dict[str, np.ndarray]:
+def _pack_tables(
+    tables: Sequence[Float32[np.ndarray, "_ dim"]], vectors: Float32[np.ndarray, "codes dim"]
+) -> dict[str, np.ndarray]:
     """Return the arrays of the library's model, as it describes them."""
     sizes = [len(table) for table in tables]
     wide = [np.pad(table, ((0, CODES - len(table)), (0, 0))) for table in tables]
     levels = sum(total <= GRAM_CODES for total in accumulate(sizes))
-    first = np.concatenate([*tables[:levels], np.zeros((0, tables[0].shape[1]), np.float32)])
+    first = vectors[: sum(sizes[:levels])]
     gram = [first @ table.T for table in wide[:levels]]
+    steps = np.abs(vectors).max(axis=1) / np.float32(LARGEST_BYTE)
+    rounded = np.rint(vectors / np.where(steps > 0, steps, 1)[:, None])
     return {
         "sizes": np.array(sizes, dtype=np.int32),
-        "vectors": np.concatenate([_pack(table.T) for table in tables]),
+        "vectors": np.ascontiguousarray(vectors),
+        "bytes": rounded.astype(np.int8),
+        "steps": steps,
+        "coarsest": np.maximum.reduceat(steps, [0, *accumulate(sizes[:-1])]),
         "halves": np.stack([np.square(table).sum(axis=1) / 2 for table in wide]),
         "gram": np.ascontiguousarray(np.stack(gram, axis=1)) if gram else np.zeros((0, 0, CODES), np.float32),
     }
 
 
-def _given_parts(parts: Sequence[Part], restriction: Restriction) -> Any:
+@lru_cache(maxsize=64)
+def _give_codes(level0: frozenset[int]) -> bytes:
+    """Return a bit vector of the allowed codes at level 0."""
+    bits = sum(1 << code for code in level0 if code < CODES) if level0 else (1 << CODES) - 1
+    return bits.to_bytes(CODES // 8, "little")
+
+
+def _give_parts(parts: Sequence[Part], restriction: Restriction | None) -> list[bytes]:
     """Return the library's view of the parts and of their allowed items."""
-    given = (_Part * len(parts))()
-    for own, part, allowed in zip(given, parts, restriction, strict=True):
-        own.table = ctypes.addressof(_given_table(part.table))
-        if allowed is not None:
-            own.words, own.before = allowed.ids.words.ctypes.data, allowed.ids.before.ctypes.data
-            own.allowed = allowed.items.ctypes.data
-    return given
+    allowed = (part.alive for part in parts) if restriction is None else restriction
+    return [
+        _PART.pack(_give_table(part.table), *((0, 0, 0) if own is None else _give_allowed(own)))
+        for part, own in zip(parts, allowed, strict=True)
+    ]
+
+
+_given_allowed: weakref.WeakKeyDictionary[RankedBits, tuple[np.ndarray, tuple[int, int, int]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _give_allowed(allowed: Allowed) -> tuple[int, int, int]:
+    given = _given_allowed.get(allowed.ids)
+    if given is None or given[0] is not allowed.items:
+        words, before, items = allowed.ids.words, allowed.ids.before, allowed.items
+        given = (items, (words.ctypes.data, before.ctypes.data, items.ctypes.data))
+        _given_allowed[allowed.ids] = given
+    return given[1]
 
 
 _given_tables: weakref.WeakKeyDictionary[IdTable, _Table] = weakref.WeakKeyDictionary()
 
 
-def _given_table(table: IdTable) -> _Table:
-    """Return the library's view of a table."""
+def _give_table(table: IdTable) -> int:
+    """Return the address of the library's view of a table."""
     given = _given_tables.get(table)
     if given is None:
         bounds = np.ascontiguousarray(table.level_bounds, dtype=np.int64)
@@ -320,21 +367,22 @@ def _given_table(table: IdTable) -> _Table:
             contiguous = np.ascontiguousarray(array)
             given.kept.append(contiguous)
             setattr(given, name, contiguous.ctypes.data)
+        given.address = ctypes.addressof(given)
         given = _given_tables.setdefault(table, given)  # another thread may have been first, and use its own
-    return given
+    return int(given.address)
 
 
-def _read(result: _Result, num_levels: int) -> Found:
-    """Copy the hits out of the memory of a search."""
-    count = result.num_hits
-    hits = np.frombuffer(ctypes.string_at(result.hits, count * HIT.itemsize), HIT)
-    decoded = np.frombuffer(ctypes.string_at(result.decoded, count * num_levels * 4), np.float32)
-    ranking = Ranking(
-        hits["part"],
-        hits["item"],
-        hits["row"],
-        hits["score"].astype(np.float32),
-        hits["beam"],
-        result.touched,
-    )
-    return Found(ranking, decoded.reshape(count, num_levels))
+def _read(work: _Work, num_queries: int, num_levels: int) -> list[Found]:
+    """Copy the hits of queries out of the memory of their search."""
+    results = list(_RESULT.iter_unpack(ctypes.string_at(work.results, num_queries * _RESULT.size)))
+    count = sum(num_hits for num_hits, _ in results)
+    hits = np.frombuffer(ctypes.string_at(work.hits, count * HIT.itemsize), HIT)
+    decoded = np.frombuffer(ctypes.string_at(work.decoded, count * num_levels * 4), np.float32)
+    decoded = decoded.reshape(count, num_levels)
+    found, start = [], 0
+    for num_hits, touched in results:
+        own = hits[start : start + num_hits]
+        ranking = Ranking(own["part"], own["item"], own["row"], own["score"], own["beam"], touched)
+        found.append(Found(ranking, decoded[start : start + num_hits]))
+        start += num_hits
+    return found

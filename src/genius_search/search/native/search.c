@@ -20,7 +20,7 @@
 #define API __attribute__((visibility("default")))
 #endif
 
-enum { BLOCK = 64, CODES = 256, BUCKETS = 512, SMALL = 24 };
+enum { BLOCK = 64, CODES = 256, BUCKETS = 512, SMALL = 24, FEW = 4, MANY = 512 };
 enum { DAMAGED = -1, NO_MEMORY = -2 };
 
 typedef float vec __attribute__((vector_size(32), aligned(4), may_alias)); /* eight floats */
@@ -62,12 +62,16 @@ typedef struct {
   int64_t gram_levels;  /* levels that gram covers */
   const Generator *generator; /* NULL: codes are scored by nearness alone */
   const int32_t *sizes; /* codes of each level, at most CODES */
-  const float *vectors; /* code vectors; each level in blocks of BLOCK codes: [block][dim][BLOCK] */
+  const float *vectors; /* code vectors, level after level: [codes][dim] */
+  const int8_t *bytes;  /* the same in 8 bits, to be multiplied with their steps: [codes][dim] */
+  const float *steps;   /* [codes] */
+  const float *coarsest; /* largest step of each level */
   const float *halves;  /* half squared norms: [levels][CODES] */
   const float *gram;    /* inner products of the code vectors of these levels: [codes][gram_levels][CODES] */
 } Model;
 
-typedef struct {
+typedef struct { /* one query's */
+  int64_t first_part; /* its parts among those of all queries */
   int64_t width;      /* beam width */
   int64_t candidates; /* finish once at most this many IDs (or width, if larger) lie under the beams */
   int64_t k;          /* number of hits; 0 lists all items under the beams, unranked */
@@ -78,12 +82,10 @@ typedef struct {
 
 typedef struct {
   int64_t part, item, row, beam;
-  double score;
+  float score, unused;
 } Hit;
 
-typedef struct {
-  const Hit *hits;
-  const float *decoded; /* log-probabilities of the codes of each hit's beam: [num_hits][levels]; NaN: not decoded */
+typedef struct { /* one query's */
   int64_t num_hits;
   int64_t touched; /* items under the beams */
 } Result;
@@ -91,7 +93,7 @@ typedef struct {
 typedef struct {
   int32_t row, code; /* row of the frontier, and the code that follows it */
   int32_t count;     /* allowed IDs below */
-  float gained, total;
+  float total;
 } Child;
 
 typedef struct {
@@ -106,14 +108,24 @@ typedef struct {
 } Buffer;
 
 typedef struct { /* the memory of a search, kept for the next one */
+  const Hit *found;       /* hits of all queries, query after query */
+  const float *decoded;   /* log-probabilities of the codes of each hit's beam: [hits][levels]; NaN: not decoded */
+  const Result *results;  /* [queries] */
+  const Part *parts;
+  int64_t num_parts;
+  Buffer hits, hits_decoded, all_results;
   Buffer codes, gained, total, ranges; /* the frontier: [rows][levels], [rows][levels], [rows], [rows][parts][2] */
   Buffer next_codes, next_gained, next_total, next_ranges;
   Buffer logits, generated;         /* [rows][CODES] */
   Buffer keys_values;               /* of a query's prefix vectors, in the tokens' space: [2][heads][prefixes][width] */
   Buffer hidden, normed, inner;     /* the generator's: one row for each of the frontier */
   Buffer children, spans, buckets;  /* spans: [children][parts][2] */
-  Buffer keys, leaves, hits, decoded;
-  int64_t rows, num_children, num_keys, num_hits, touched;
+  Buffer keys, kept, leaves;
+  Buffer products;                  /* of the query and code vectors: [levels][CODES] */
+  Buffer rough;                     /* the same, rounded */
+  Buffer known;                     /* bit vector of the products that were computed: [levels][CODES / 64] */
+  Buffer short_query;               /* the query in 16 bits */
+  int64_t rows, below, num_children, num_keys, num_kept, num_hits, touched;
 } Work;
 
 static int reserve(Buffer *buffer, int64_t count, size_t size) {
@@ -161,15 +173,94 @@ static void product(const float *weights, int64_t in, int64_t out, const float *
 
 static inline int64_t padded(int64_t size) { return (size + BLOCK - 1) / BLOCK * BLOCK; }
 
+/* Inner products with rows of numbers: four rows at a time share what is read of the other side. */
+
+static float sum_lanes(vec x) {
+  float sum = 0;
+  for (int lane = 0; lane < LANES; lane++) sum += x[lane];
+  return sum;
+}
+
+static float dot(const float *x, const float *y, int64_t n) {
+  vec sums[4] = {0};
+  int64_t i = 0;
+  for (; i + 4 * LANES <= n; i += 4 * LANES)
+    for (int j = 0; j < 4; j++) sums[j] += *(const vec *)(x + i + j * LANES) * *(const vec *)(y + i + j * LANES);
+  for (; i + LANES <= n; i += LANES) sums[0] += *(const vec *)(x + i) * *(const vec *)(y + i);
+  float sum = sum_lanes(sums[0] + sums[1] + (sums[2] + sums[3]));
+  for (; i < n; i++) sum += x[i] * y[i];
+  return sum;
+}
+
+static void add_scaled(float *x, float scale, const float *y, int64_t n) {
+  for (int64_t i = 0; i < n; i++) x[i] += scale * y[i];
+}
+
+static void multiply_rows(const float *rows, int64_t n, int64_t dim, const float *x, float *y) {
+  int64_t r = 0;
+  for (; r + 4 <= n; r += 4, rows += 4 * dim) {
+    vec sums[4] = {0};
+    int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES)
+      for (int j = 0; j < 4; j++) sums[j] += *(const vec *)(rows + j * dim + i) * *(const vec *)(x + i);
+    for (int j = 0; j < 4; j++) {
+      float sum = sum_lanes(sums[j]);
+      for (int64_t rest = i; rest < dim; rest++) sum += rows[j * dim + rest] * x[rest];
+      y[r + j] = sum;
+    }
+  }
+  for (; r < n; r++, rows += dim) y[r] = dot(rows, x, dim);
+}
+
+/* Round a query to 16 bits, such that its products with rows of bytes fit into 32; return the size of a step. */
+static float shorten(const float *query, int64_t dim, int16_t *rounded) {
+  float largest = 0, norm = sqrtf(dot(query, query, dim));
+  for (int64_t i = 0; i < dim; i++) largest = fabsf(query[i]) > largest ? fabsf(query[i]) : largest;
+  float step = largest / 32767, coarse = norm * sqrtf((float)dim) * (127.0f / 2e9f);
+  if (coarse > step) step = coarse;
+  for (int64_t i = 0; i < dim; i++) rounded[i] = step > 0 ? (int16_t)lrintf(query[i] / step) : 0;
+  return step;
+}
+
+static inline __attribute__((always_inline)) void multiply_bytes(const int8_t *const rows[4], const int16_t *query,
+                                                                  int64_t dim, int32_t *sums) {
+  int64_t i = 0;
+#ifdef __AVX2__
+  __m256i own[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
+  for (; i + 16 <= dim; i += 16)
+    for (int j = 0; j < 4; j++)
+      own[j] = _mm256_add_epi32(
+          own[j], _mm256_madd_epi16(_mm256_loadu_si256((const __m256i *)(query + i)),
+                                    _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(rows[j] + i)))));
+  __m256i both = _mm256_hadd_epi32(_mm256_hadd_epi32(own[0], own[1]), _mm256_hadd_epi32(own[2], own[3]));
+  _mm_storeu_si128((__m128i *)sums, _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1)));
+  for (; i < dim; i++)
+    for (int j = 0; j < 4; j++) sums[j] += query[i] * rows[j][i];
+#else
+  for (int j = 0; j < 4; j++) {
+    int32_t sum = 0;
+    for (i = 0; i < dim; i++) sum += query[i] * rows[j][i];
+    sums[j] = sum;
+  }
+#endif
+}
+
 /* Scores of codes */
+
+/* Compute the products of a level's code vectors and the query. */
+static void multiply_level(const Model *m, Work *w, int64_t level, const float *query) {
+  int64_t first = 0;
+  for (int64_t l = 0; l < level; l++) first += m->sizes[l];
+  multiply_rows(m->vectors + first * m->dim, m->sizes[level], m->dim, query, (float *)w->products.at + level * CODES);
+}
 
 /* Score every code of a level after a prefix by the nearness of the query: r·e − |e|²/2 with the residual r. */
 static int score_nearness(const Model *m, Work *w, int64_t level, const uint8_t *codes, const float *query,
-                          const float *products, float *scores) {
-  const float *halves = m->halves + level * CODES;
+                          float *scores) {
+  const float *halves = m->halves + level * CODES, *products = (float *)w->products.at + level * CODES;
   if (level < m->gram_levels) {
     const float *gram = m->gram + level * CODES;
-    for (int c = 0; c < CODES; c++) scores[c] = products[level * CODES + c] - halves[c];
+    for (int c = 0; c < CODES; c++) scores[c] = products[c] - halves[c];
     for (int64_t l = 0; l < level; l++) {
       const float *row = gram + codes[l] * m->gram_levels * CODES;
       for (int c = 0; c < CODES; c += LANES) *(vec *)(scores + c) -= *(const vec *)(row + c);
@@ -181,30 +272,14 @@ static int score_nearness(const Model *m, Work *w, int64_t level, const uint8_t 
   float *residual = w->buckets.at;
   const float *vectors = m->vectors;
   memcpy(residual, query, (size_t)m->dim * sizeof(float));
-  for (int64_t l = 0; l < level; vectors += padded(m->sizes[l]) * m->dim, l++) {
-    const float *vector = vectors + codes[l] / BLOCK * BLOCK * m->dim + codes[l] % BLOCK;
-    for (int64_t i = 0; i < m->dim; i++) residual[i] -= vector[i * BLOCK];
-  }
-  product(vectors, m->dim, m->sizes[level], residual, 0, scores, 0, 1);
+  for (int64_t l = 0; l < level; vectors += m->sizes[l] * m->dim, l++)
+    add_scaled(residual, -1, vectors + codes[l] * m->dim, m->dim);
+  multiply_rows(vectors, m->sizes[level], m->dim, residual, scores);
   for (int64_t c = 0; c < m->sizes[level]; c++) scores[c] -= halves[c];
   return 1;
 }
 
 /* The generator */
-
-static float dot(const float *x, const float *y, int64_t n) {
-  vec sums = {0};
-  float sum = 0;
-  int64_t i = 0;
-  for (; i + LANES <= n; i += LANES) sums += *(const vec *)(x + i) * *(const vec *)(y + i);
-  for (; i < n; i++) sum += x[i] * y[i];
-  for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
-  return sum;
-}
-
-static void add_scaled(float *x, float scale, const float *y, int64_t n) {
-  for (int64_t i = 0; i < n; i++) x[i] += scale * y[i];
-}
 
 static void normalize(const Generator *g, const float *x, float *y) { /* to unit length */
   float scale = 1 / sqrtf(dot(x, x, g->width) + (float)g->width * 1e-6f);
@@ -335,13 +410,14 @@ static void combine(const Model *m, int64_t level, const float *logits, float *s
 }
 
 /* Score every code of a level after each row of the frontier. */
-static int score_codes(const Model *m, Work *w, int64_t level, const float *products, const float *query) {
+static int score_codes(const Model *m, Work *w, int64_t level, const float *query) {
   if (!reserve(&w->logits, w->rows * CODES, sizeof(float))) return 0;
+  multiply_level(m, w, level, query);
   if (m->generator && ((level == 0 && !read_query(m, w, query)) || !generate(m, w, level))) return 0;
   for (int64_t r = 0; r < w->rows; r++) {
     float *scores = (float *)w->logits.at + r * CODES;
     const uint8_t *codes = (uint8_t *)w->codes.at + r * m->levels;
-    if (!score_nearness(m, w, level, codes, query, products, scores)) return 0;
+    if (!score_nearness(m, w, level, codes, query, scores)) return 0;
     if (m->generator) combine(m, level, (float *)w->generated.at + r * CODES, scores);
   }
   return 1;
@@ -366,64 +442,6 @@ static int64_t first_above(const int32_t *values, int64_t count, int64_t limit) 
     else count = half;
   }
   return low;
-}
-
-static int add_child(Work *w, int64_t num_parts, int64_t row, int64_t code, int64_t count, const int32_t *span) {
-  int64_t n = w->num_children++;
-  if (!reserve(&w->children, n + 1, sizeof(Child))) return 0;
-  if (!reserve(&w->spans, (n + 1) * num_parts * 2, sizeof(int32_t))) return 0;
-  ((Child *)w->children.at)[n] = (Child){(int32_t)row, (int32_t)code, (int32_t)count, 0, 0};
-  memcpy((int32_t *)w->spans.at + n * num_parts * 2, span, (size_t)num_parts * 2 * sizeof(int32_t));
-  return 1;
-}
-
-/* List the codes that continue each row of the frontier: by row, then by code; only those with allowed IDs. */
-static int list_children(const Model *m, const Part *parts, int64_t num_parts, int64_t level, const Request *request, Work *w) {
-  w->num_children = 0;
-  int64_t span = num_parts * 2;
-  if (!reserve(&w->buckets, CODES * span, sizeof(int32_t))) return NO_MEMORY;
-  int32_t *found = w->buckets.at; /* [CODES][parts][2]; with one part only its first line is used */
-  for (int64_t r = 0; r < w->rows; r++) {
-    const int32_t *ranges = (int32_t *)w->ranges.at + r * span;
-    int64_t counts[CODES];
-    uint64_t seen[CODES / 64] = {0};
-    for (int64_t p = 0; p < num_parts; p++) {
-      const Part *part = parts + p;
-      const Table *table = part->table;
-      int64_t low = ranges[2 * p], high = ranges[2 * p + 1];
-      if (low >= high) continue;
-      int64_t first = table->level_bounds[level], count = table->level_bounds[level + 1] - first;
-      int64_t skipped = first_above(table->starts + first, count, low + 1);
-      const int32_t *starts = table->starts + first + skipped;
-      int64_t branches = first_above(starts, count - skipped, high);
-      const uint8_t *codes = table->start_codes + first + skipped;
-      int is_known = first + skipped + branches <= table->num_start_codes;
-      for (int64_t b = 0; b <= branches; b++) {
-        int64_t end = b < branches ? starts[b] : high;
-        if (end <= low || end > high) return DAMAGED;
-        int code = b && is_known ? codes[b - 1] : table->ids[low * table->columns + level];
-        if (code >= m->sizes[level]) return DAMAGED;
-        int64_t below = count_rows(part, low, end);
-        if (below && (level || request->level0[code >> 3] >> (code & 7) & 1)) {
-          int32_t *own = num_parts == 1 ? found : found + code * span;
-          if (num_parts > 1 && !(seen[code >> 6] >> (code & 63) & 1)) {
-            seen[code >> 6] |= 1ull << (code & 63);
-            counts[code] = 0;
-            memset(own, 0, (size_t)span * sizeof(int32_t));
-          }
-          own[2 * p] = (int32_t)low;
-          own[2 * p + 1] = (int32_t)end;
-          if (num_parts == 1 && !add_child(w, 1, r, code, below, own)) return NO_MEMORY;
-          if (num_parts > 1) counts[code] += below;
-        }
-        low = end;
-      }
-    }
-    for (int code = 0; num_parts > 1 && code < CODES; code++)
-      if (seen[code >> 6] >> (code & 63) & 1 && !add_child(w, num_parts, r, code, counts[code], found + code * span))
-        return NO_MEMORY;
-  }
-  return 1;
 }
 
 /* Choice of the best children */
@@ -454,20 +472,22 @@ static void sort_keys(uint64_t *keys, int64_t count) {
   }
 }
 
-/* Sort the best children into keys: as many as the beam is wide, or more if all IDs below them fit the budget.
+typedef struct { /* children by score: the best are in bucket 0 */
+  float best, scale;
+  int64_t last; /* the children up to this bucket certainly suffice; BUCKETS: all are needed */
+  int32_t numbers[BUCKETS];
+} Histogram;
 
-   A histogram of the scores finds a score that certainly suffices; only what is above it is sorted. Returns the
-   number of IDs below. */
-static int64_t choose(Work *w, const Request *request, int64_t budget) {
-  const Child *children = w->children.at;
-  int64_t n = w->num_children, weights[BUCKETS] = {0};
-  int32_t numbers[BUCKETS] = {0}, begins[BUCKETS];
-  if (!reserve(&w->buckets, n, sizeof(int16_t)) || !reserve(&w->keys, n, sizeof(uint64_t))) return NO_MEMORY;
-  int16_t *bucket_of = w->buckets.at;
-  uint64_t *keys = w->keys.at;
+static inline int find_bucket(const Histogram *histogram, float total) { /* -1: impossible */
+  float place = (histogram->best - total) * histogram->scale;
+  return total > -INFINITY ? place < BUCKETS - 1 ? (int)place : BUCKETS - 1 : -1;
+}
+
+/* Find how good children must be to be among as many as the beam is wide, or more if all IDs below fit the budget. */
+static void count_children(const Child *children, int64_t n, int64_t width, int64_t budget, Histogram *histogram) {
+  int64_t weights[BUCKETS] = {0}, possible = 0, number = 0, weight = 0, last = 0;
   float best = -INFINITY;
   double sum = 0;
-  int64_t possible = 0;
   for (int64_t i = 0; i < n; i++) {
     float total = children[i].total;
     if (!(total > -INFINITY)) continue;
@@ -475,29 +495,44 @@ static int64_t choose(Work *w, const Request *request, int64_t budget) {
     sum += total;
     possible++;
   }
-  float spread = (float)(best - sum / (double)possible), scale = spread > 0 ? BUCKETS / (2 * spread) : 0;
+  float spread = (float)(best - sum / (double)possible);
+  *histogram = (Histogram){best, spread > 0 ? BUCKETS / (2 * spread) : 0, 0, {0}};
   for (int64_t i = 0; i < n; i++) {
-    float total = children[i].total, place = (best - total) * scale;
-    int bucket = total > -INFINITY ? place < BUCKETS - 1 ? (int)place : BUCKETS - 1 : -1;
-    bucket_of[i] = (int16_t)bucket;
+    int bucket = find_bucket(histogram, children[i].total);
     if (bucket < 0) continue;
-    numbers[bucket]++;
+    histogram->numbers[bucket]++;
     weights[bucket] += children[i].count;
   }
-  int64_t weight = 0, last = 0;
-  int32_t number = 0;
   for (; last < BUCKETS; last++) {
-    begins[last] = number;
-    number += numbers[last];
+    number += histogram->numbers[last];
     weight += weights[last];
-    if (number >= request->width && weight > budget) break;
+    if (number >= width && weight > budget) break;
   }
-  for (int64_t i = 0; i < n; i++)
-    if (bucket_of[i] >= 0 && bucket_of[i] <= last) keys[begins[bucket_of[i]]++] = make_key(children[i].total, i);
+  histogram->last = last;
+}
+
+/* Sort the best children into keys: as many as the beam is wide, or more if all IDs below them fit the budget. Only
+   what certainly suffices is sorted. Returns the number of IDs below. */
+static int64_t choose(Work *w, const Request *request, int64_t budget) {
+  const Child *children = w->children.at;
+  int64_t n = w->num_children;
+  Histogram histogram;
+  int32_t begins[BUCKETS], number = 0;
+  count_children(children, n, request->width, budget, &histogram);
+  if (!reserve(&w->keys, n, sizeof(uint64_t))) return NO_MEMORY;
+  uint64_t *keys = w->keys.at;
+  for (int64_t bucket = 0; bucket <= histogram.last && bucket < BUCKETS; bucket++) {
+    begins[bucket] = number;
+    number += histogram.numbers[bucket];
+  }
+  for (int64_t i = 0; i < n; i++) {
+    int bucket = find_bucket(&histogram, children[i].total);
+    if (bucket >= 0 && bucket <= histogram.last) keys[begins[bucket]++] = make_key(children[i].total, i);
+  }
   int64_t below = 0, chosen = 0, sorted = 0;
-  for (int64_t bucket = 0; bucket <= last && bucket < BUCKETS; bucket++) {
-    sort_keys(keys + sorted, numbers[bucket]);
-    sorted += numbers[bucket];
+  for (int64_t bucket = 0; bucket <= histogram.last && bucket < BUCKETS; bucket++) {
+    sort_keys(keys + sorted, histogram.numbers[bucket]);
+    sorted += histogram.numbers[bucket];
     for (; chosen < sorted; chosen++) {
       int64_t count = children[(uint32_t)keys[chosen]].count;
       if (chosen >= request->width && below + count > budget) goto done;
@@ -507,6 +542,96 @@ static int64_t choose(Work *w, const Request *request, int64_t budget) {
 done:
   w->num_keys = chosen;
   return below;
+}
+
+/* Drop the children that are too bad to be chosen; return a score that all worse ones have. */
+static float drop_children(Work *w, const Request *request, int64_t budget) {
+  Child *children = w->children.at;
+  int32_t *spans = w->spans.at;
+  int64_t span = 2 * w->num_parts, n = 0;
+  Histogram histogram;
+  count_children(children, w->num_children, request->width, budget, &histogram);
+  if (histogram.last == BUCKETS) return -INFINITY;
+  float limit = INFINITY;
+  for (int64_t i = 0; i < w->num_children; i++) {
+    int bucket = find_bucket(&histogram, children[i].total);
+    if (bucket < 0 || bucket > histogram.last) continue;
+    if (children[i].total < limit) limit = children[i].total;
+    children[n] = children[i];
+    memmove(spans + n++ * span, spans + i * span, (size_t)span * sizeof(int32_t));
+  }
+  w->num_children = n;
+  return limit;
+}
+
+static inline void add_child(Work *w, int64_t row, int64_t code, int64_t count, float total, const int32_t *span,
+                             int64_t num_parts) {
+  int64_t n = w->num_children++;
+  int32_t *own = (int32_t *)w->spans.at + n * num_parts * 2;
+  ((Child *)w->children.at)[n] = (Child){(int32_t)row, (int32_t)code, (int32_t)count, total};
+  if (num_parts == 1) own[0] = span[0], own[1] = span[1];
+  else memcpy(own, span, (size_t)num_parts * 2 * sizeof(int32_t));
+}
+
+/* List the codes that continue each row of the frontier: by row, then by code; only those with allowed IDs, and
+   perhaps not those that are too bad to be chosen. ``scores`` [rows][CODES] may be NULL. */
+static int list_children(const Model *m, int64_t level, const Request *request, int64_t budget, const float *scores,
+                         Work *w) {
+  int64_t num_parts = w->num_parts, span = num_parts * 2, enough = MANY;
+  float limit = -INFINITY;
+  w->num_children = 0;
+  if (!reserve(&w->buckets, CODES * span, sizeof(int32_t))) return NO_MEMORY;
+  int32_t *found = w->buckets.at; /* [CODES][parts][2] */
+  for (int64_t r = 0; r < w->rows; r++) {
+    const int32_t *ranges = (int32_t *)w->ranges.at + r * span;
+    const float *own_scores = scores ? scores + r * CODES : NULL;
+    float total = ((float *)w->total.at)[r];
+    int64_t counts[CODES];
+    uint64_t seen[CODES / 64] = {0};
+    if (!reserve(&w->children, w->num_children + CODES, sizeof(Child))) return NO_MEMORY;
+    if (!reserve(&w->spans, (w->num_children + CODES) * span, sizeof(int32_t))) return NO_MEMORY;
+    for (int64_t p = 0; p < num_parts; p++) {
+      const Part *part = w->parts + p;
+      const Table *table = part->table;
+      int64_t low = ranges[2 * p], high = ranges[2 * p + 1], listed = 0;
+      if (low >= high) continue;
+      int64_t first = table->level_bounds[level], last = table->level_bounds[level + 1];
+      int64_t branch = first + first_above(table->starts + first, last - first, low + 1);
+      int code = table->ids[low * table->columns + level];
+      for (;; branch++) {
+        int64_t end = branch < last && table->starts[branch] < high ? table->starts[branch] : high;
+        if (end <= low || code >= m->sizes[level] || listed++ >= CODES) return DAMAGED;
+        float gained = own_scores ? total + own_scores[code] : 0;
+        int64_t below = gained < limit ? 0 : count_rows(part, low, end);
+        if (below && (level || request->level0[code >> 3] >> (code & 7) & 1)) {
+          int32_t both[2] = {(int32_t)low, (int32_t)end};
+          if (num_parts == 1) add_child(w, r, code, below, gained, both, 1);
+          else {
+            int32_t *own = found + code * span;
+            if (!(seen[code >> 6] >> (code & 63) & 1)) {
+              seen[code >> 6] |= 1ull << (code & 63);
+              counts[code] = 0;
+              memset(own, 0, (size_t)span * sizeof(int32_t));
+            }
+            own[2 * p] = both[0];
+            own[2 * p + 1] = both[1];
+            counts[code] += below;
+          }
+        }
+        if (end == high) break;
+        low = end;
+        code = branch < table->num_start_codes ? table->start_codes[branch] : table->ids[low * table->columns + level];
+      }
+    }
+    for (int code = 0; num_parts > 1 && code < CODES; code++)
+      if (seen[code >> 6] >> (code & 63) & 1)
+        add_child(w, r, code, counts[code], own_scores ? total + own_scores[code] : 0, found + code * span, num_parts);
+    if (scores && w->num_children > enough) {
+      limit = drop_children(w, request, budget);
+      enough = 2 * w->num_children > MANY ? 2 * w->num_children : MANY;
+    }
+  }
+  return 1;
 }
 
 /* Make the chosen children the frontier. */
@@ -523,7 +648,7 @@ static int extend(const Model *m, Work *w, int64_t num_parts, int64_t level) {
     memcpy(codes, (uint8_t *)w->codes.at + child->row * levels, (size_t)level);
     memcpy(gained, (float *)w->gained.at + child->row * levels, (size_t)level * sizeof(float));
     codes[level] = (uint8_t)child->code;
-    gained[level] = child->gained;
+    gained[level] = ((float *)w->logits.at)[child->row * CODES + child->code];
     ((float *)w->next_total.at)[i] = child->total;
     memcpy((int32_t *)w->next_ranges.at + i * span, (int32_t *)w->spans.at + number * span,
            (size_t)span * sizeof(int32_t));
@@ -537,8 +662,9 @@ static int extend(const Model *m, Work *w, int64_t num_parts, int64_t level) {
 }
 
 /* Find the beams of a query; return the number of levels that were decoded. */
-static int64_t find_beams(const Model *m, const Part *parts, int64_t num_parts, const Request *request,
-                          const float *query, const float *products, Work *w) {
+static int64_t find_beams(const Model *m, const Request *request, const float *query, Work *w) {
+  const Part *parts = w->parts;
+  int64_t num_parts = w->num_parts;
   int64_t budget = request->candidates > request->width ? request->candidates : request->width;
   if (!reserve(&w->codes, m->levels, 1) || !reserve(&w->gained, m->levels, sizeof(float)) ||
       !reserve(&w->total, 1, sizeof(float)) || !reserve(&w->ranges, 2 * num_parts, sizeof(int32_t)))
@@ -549,28 +675,27 @@ static int64_t find_beams(const Model *m, const Part *parts, int64_t num_parts, 
     ((int32_t *)w->ranges.at)[2 * p] = 0;
     ((int32_t *)w->ranges.at)[2 * p + 1] = (int32_t)parts[p].table->rows;
   }
+  if (!reserve(&w->logits, CODES, sizeof(float))) return NO_MEMORY;
+  int status = list_children(m, 0, request, budget, NULL, w);
+  if (status < 0) return status;
+  Child *children = w->children.at;
+  w->below = 0;
+  for (int64_t i = 0; i < w->num_children; i++) w->below += children[i].count;
+  if (w->below <= budget) { /* nothing to decode */
+    if (!reserve(&w->keys, w->num_children, sizeof(uint64_t))) return NO_MEMORY;
+    for (int64_t i = 0; i < w->num_children; i++) ((uint64_t *)w->keys.at)[i] = (uint64_t)i;
+    w->num_keys = w->num_children;
+    return extend(m, w, num_parts, 0) ? 0 : NO_MEMORY;
+  }
   for (int64_t level = 0;; level++) {
-    int status = list_children(m, parts, num_parts, level, request, w);
+    if (!score_codes(m, w, level, query)) return NO_MEMORY;
+    const float *scores = w->logits.at;
+    for (int64_t i = 0; !level && i < w->num_children; i++) children[i].total = scores[children[i].code];
+    status = level ? list_children(m, level, request, budget, scores, w) : 1;
     if (status < 0) return status;
-    Child *children = w->children.at;
-    if (level == 0) {
-      int64_t below = 0;
-      for (int64_t i = 0; i < w->num_children; i++) below += children[i].count;
-      if (below <= budget) { /* nothing to decode */
-        if (!reserve(&w->keys, w->num_children, sizeof(uint64_t))) return NO_MEMORY;
-        for (int64_t i = 0; i < w->num_children; i++) ((uint64_t *)w->keys.at)[i] = (uint64_t)i;
-        w->num_keys = w->num_children;
-        return extend(m, w, num_parts, 0) ? 0 : NO_MEMORY;
-      }
-    }
-    if (!score_codes(m, w, level, products, query)) return NO_MEMORY;
-    for (int64_t i = 0; i < w->num_children; i++) {
-      children[i].gained = ((float *)w->logits.at)[children[i].row * CODES + children[i].code];
-      children[i].total = ((float *)w->total.at)[children[i].row] + children[i].gained;
-    }
-    int64_t below = choose(w, request, budget);
-    if (below < 0 || !extend(m, w, num_parts, level)) return NO_MEMORY;
-    if (below <= budget || level + 1 == m->levels) return level + 1;
+    w->below = choose(w, request, budget);
+    if (w->below < 0 || !extend(m, w, num_parts, level)) return NO_MEMORY;
+    if (w->below <= budget || level + 1 == m->levels) return level + 1;
   }
 }
 
@@ -616,7 +741,7 @@ static int add_items(const Part *part, int64_t number, const Leaf *leaf, int64_t
     if (item < 0 || item >= table->num_items) return DAMAGED;
     if (part->allowed && !part->allowed[item]) continue;
     if (!reserve(&w->hits, w->num_hits + 1, sizeof(Hit))) return NO_MEMORY;
-    ((Hit *)w->hits.at)[w->num_hits++] = (Hit){number, item, leaf->row, leaf->beam, leaf->score};
+    ((Hit *)w->hits.at)[w->num_hits++] = (Hit){number, item, leaf->row, leaf->beam, leaf->score, 0};
   }
   return 1;
 }
@@ -641,74 +766,166 @@ static inline __attribute__((always_inline)) float sum_codes(const float *tables
   return sums[0] + sums[1] + (sums[2] + sums[3]);
 }
 
-/* The score of an ID: the compiler unrolls the sum for the usual numbers of levels. */
-static inline float score_leaf(const uint8_t *id, const float *tables, int64_t shared, int64_t levels, int has_costs,
-                               const Request *request) {
-  float score = has_costs ? -(request->half_norm_step * id[levels] + request->density_step * id[levels + 1]) : 0;
-  id += shared;
-  tables += shared * CODES;
-#define CASE(n) case n: return score + sum_codes(tables, id, n);
-  switch (levels - shared) {
-    CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
-    default: return score + sum_codes(tables, id, (int)(levels - shared));
-  }
-#undef CASE
+static inline float find_costs(const Request *request, const uint8_t *costs) {
+  return request->half_norm_step * costs[0] + request->density_step * costs[1];
 }
 
 /* Fetch what ranking is going to read first of each beam. */
-static void prefetch(const Part *parts, int64_t num_parts, const Work *w) {
+static void prefetch(const Work *w) {
   const int32_t *range = w->ranges.at;
-  for (int64_t i = 0; i < w->rows * num_parts; i++, range += 2) {
-    const Table *table = parts[i % num_parts].table;
+  for (int64_t i = 0; i < w->rows * w->num_parts; i++, range += 2) {
+    const Table *table = w->parts[w->num_parts == 1 ? 0 : i % w->num_parts].table;
     __builtin_prefetch(table->ids + range[0] * table->columns);
     __builtin_prefetch(table->bucket_starts + range[0]);
   }
 }
 
-/* Rank what lies under the beams by codes. */
-static int rank(const Model *m, const Part *parts, int64_t num_parts, const Request *request, int64_t decoded,
-                const float *products, Work *w) {
-  int64_t shared = decoded ? decoded : 1; /* codes that all IDs under a beam share */
+/* Compute rounded products of the query and the code vectors of the last levels. Return how far the difference of
+   two IDs' rough scores may be from that of their scores: a bound, or six standard deviations of independent
+   roundings if that is less. */
+static float multiply_roughly(const Model *m, Work *w, int64_t first_level, const float *query) {
+  int64_t dim = m->dim, code = 0;
+  int16_t *rounded = w->short_query.at;
+  float step = shorten(query, dim, rounded), absolute = 0, steps = 0, squares = 0;
+  for (int64_t l = 0; l < m->levels; l++) {
+    if (l < first_level) {
+      code += m->sizes[l];
+      continue;
+    }
+    float *products = (float *)w->rough.at + l * CODES;
+    for (int64_t c = 0; c < m->sizes[l]; c += 4) {
+      const int8_t *rows[4];
+      int32_t sums[4];
+      for (int64_t j = 0; j < 4; j++) rows[j] = m->bytes + (code + (c + j < m->sizes[l] ? j : 0)) * dim;
+      multiply_bytes((const int8_t *const *)rows, rounded, dim, sums);
+      for (int64_t j = 0; j < 4 && c + j < m->sizes[l]; j++) products[c + j] = (float)sums[j] * (m->steps[code + j] * step);
+      code += m->sizes[l] - c < 4 ? m->sizes[l] - c : 4;
+    }
+    steps += m->coarsest[l];
+    squares += m->coarsest[l] * m->coarsest[l];
+  }
+  for (int64_t i = 0; i < dim; i++) absolute += fabsf(query[i]);
+  float bound = steps * absolute, usual = 6 * sqrtf(squares / 6 * dot(query, query, dim));
+  return 1.01f * (bound < usual ? bound : usual);
+}
+
+typedef struct { /* what a scan of the IDs under the beams needs of a query */
+  const Request *request;
+  const float *tables; /* rough products of the levels that are scanned; NULL: IDs are kept as they are */
+  int64_t shared, levels; /* codes that all IDs under a beam share; all codes */
+  float margin;
+  Best best; /* by rough scores */
+  Work *work;
+} Scan;
+
+static inline __attribute__((always_inline)) int scan_id(Scan *scan, const Part *part, float base, int64_t number,
+                                                          int64_t row, int64_t beam, const int n) {
+  const Table *table = part->table;
+  const uint8_t *id = table->ids + row * table->columns;
+  float score = 0;
+  if (scan->tables) {
+    score = base + sum_codes(scan->tables, id + scan->shared, n);
+    if (table->columns > scan->levels) score -= find_costs(scan->request, id + scan->levels);
+    if (score <= scan->best.limit - scan->margin) return 1;
+    offer(&scan->best, score, number, row, beam);
+  }
+  Work *w = scan->work;
+  if (!reserve(&w->kept, w->num_kept + 1, sizeof(Leaf))) return NO_MEMORY;
+  ((Leaf *)w->kept.at)[w->num_kept++] = (Leaf){0, (int32_t)number, (int32_t)row, (int32_t)beam, score};
+  return 1;
+}
+
+/* Scan the IDs of a part under a beam, and count their items. */
+static inline __attribute__((always_inline)) int scan_range(Scan *scan, int64_t number, int64_t beam, float base,
+                                                             const int n) {
+  Work *w = scan->work;
+  const Part *part = w->parts + number;
+  const int32_t *range = (int32_t *)w->ranges.at + (beam * w->num_parts + number) * 2;
+  int64_t low = range[0], high = range[1];
+  if (low >= high) return 1;
+  if (!part->words) {
+    int64_t items = count_items(part, low, high);
+    if (items < 0) return DAMAGED;
+    w->touched += items;
+    for (int64_t row = low; row < high; row++)
+      if (scan_id(scan, part, base, number, row, beam, n) < 0) return NO_MEMORY;
+    return 1;
+  }
+  for (int64_t word = low >> 6; word <= (high - 1) >> 6; word++) {
+    int64_t first = word << 6;
+    uint64_t bits = part->words[word];
+    if (low > first) bits &= ~0ull << (low - first);
+    if (high < first + 64) bits &= ~0ull >> (first + 64 - high);
+    for (; bits; bits &= bits - 1) {
+      int64_t row = first + __builtin_ctzll(bits), items = count_items(part, row, row + 1);
+      if (items < 0) return DAMAGED;
+      w->touched += items;
+      if (scan_id(scan, part, base, number, row, beam, n) < 0) return NO_MEMORY;
+    }
+  }
+  return 1;
+}
+
+/* Add the products of the query and an ID's last codes; each product is computed once. */
+static int add_products(const Model *m, Work *w, const float *query, const uint8_t *id, int64_t shared, float *score) {
+  const float *vectors = m->vectors;
+  for (int64_t l = 0; l < m->levels; vectors += m->sizes[l] * m->dim, l++) {
+    if (l < shared) continue;
+    int64_t code = id[l], place = l * CODES + code;
+    if (code >= m->sizes[l]) return DAMAGED;
+    uint64_t *known = (uint64_t *)w->known.at + (place >> 6), bit = 1ull << (place & 63);
+    float *product = (float *)w->products.at + place;
+    if (!(*known & bit)) *product = dot(vectors + code * m->dim, query, m->dim);
+    *known |= bit;
+    *score += *product;
+  }
+  return 1;
+}
+
+/* Rank what lies under the beams by codes: all IDs by rounded products, then the best by exact ones. */
+static int rank(const Model *m, const Request *request, int64_t decoded, const float *query, Work *w) {
+  int64_t levels = m->levels, shared = decoded ? decoded : 1, codes = 0;
+  w->num_kept = 0;
   if (!reserve(&w->leaves, request->k, sizeof(Leaf))) return NO_MEMORY;
-  Best best = {w->leaves.at, request->k, 0, 0, -INFINITY};
-  prefetch(parts, num_parts, w);
+  prefetch(w);
+  Scan scan = {request, NULL, shared, levels, 0, {w->leaves.at, request->k, 0, 0, -INFINITY}, w};
+  for (int64_t l = shared; l < levels; l++) codes += m->sizes[l];
+  if (request->k && !decoded) multiply_level(m, w, 0, query);
+  if (request->k && w->below * (levels - shared) > codes / FEW) { /* else products of their own codes are cheaper */
+    scan.margin = multiply_roughly(m, w, shared, query);
+    scan.tables = (float *)w->rough.at + shared * CODES;
+  }
+  const float *products = w->products.at;
   for (int64_t b = 0; b < w->rows; b++) {
-    const uint8_t *codes = (uint8_t *)w->codes.at + b * m->levels;
+    const uint8_t *own = (uint8_t *)w->codes.at + b * levels;
     float base = decoded ? request->generator_weight * ((float *)w->total.at)[b] : 0;
-    for (int64_t l = 0; l < shared; l++) base += products[l * CODES + codes[l]];
-    for (int64_t p = 0; p < num_parts; p++) {
-      const Part *part = parts + p;
-      const Table *table = part->table;
-      const int32_t *range = (int32_t *)w->ranges.at + (b * num_parts + p) * 2;
-      int64_t low = range[0], high = range[1], columns = table->columns;
-      if (low >= high) continue;
-      int has_costs = columns > m->levels;
-      for (int64_t word = low >> 6; word <= (high - 1) >> 6; word++) {
-        int64_t first = word << 6, row = low > first ? low : first, end = high < first + 64 ? high : first + 64;
-        uint64_t bits = part->words ? part->words[word] : ~0ull;
-        bits &= ~0ull << (row - first) & ~0ull >> (first + 64 - end);
-        if (!part->words) {
-          int64_t items = count_items(part, row, end);
-          if (items < 0) return DAMAGED;
-          w->touched += items;
-        }
-        for (; bits; bits &= bits - 1) {
-          int64_t own = first + __builtin_ctzll(bits);
-          if (part->words) {
-            int64_t items = count_items(part, own, own + 1);
-            if (items < 0) return DAMAGED;
-            w->touched += items;
-          }
-          if (request->k) {
-            const uint8_t *id = table->ids + own * columns;
-            offer(&best, base + score_leaf(id, products, shared, m->levels, has_costs, request), p, own, b);
-          } else {
-            Leaf leaf = {0, (int32_t)p, (int32_t)own, (int32_t)b, 0};
-            int status = add_items(part, p, &leaf, INT64_MAX, w);
-            if (status < 0) return status;
-          }
-        }
+    for (int64_t l = 0; l < shared && request->k; l++) base += products[l * CODES + own[l]];
+    ((float *)w->total.at)[b] = base;
+    for (int64_t p = 0; p < w->num_parts; p++) {
+      int status;
+      switch (levels - shared) { /* the compiler unrolls the sums for the usual numbers of levels */
+#define CASE(n) case n: status = scan_range(&scan, p, b, base, n); break;
+        CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#undef CASE
+        default: status = scan_range(&scan, p, b, base, (int)(levels - shared));
       }
+      if (status < 0) return status;
+    }
+  }
+  float limit = scan.best.limit - scan.margin;
+  Best best = {w->leaves.at, request->k, 0, 0, -INFINITY};
+  Leaf *kept = w->kept.at;
+  for (int64_t i = 0; i < w->num_kept; i++) {
+    if (!request->k) {
+      int status = add_items(w->parts + kept[i].part, kept[i].part, kept + i, INT64_MAX, w);
+      if (status < 0) return status;
+    } else if (!(kept[i].score <= limit)) {
+      const Table *table = w->parts[kept[i].part].table;
+      const uint8_t *id = table->ids + kept[i].row * table->columns;
+      float score = ((float *)w->total.at)[kept[i].beam];
+      if (add_products(m, w, query, id, shared, &score) < 0) return DAMAGED;
+      if (table->columns > levels) score -= find_costs(request, id + levels);
+      offer(&best, score, kept[i].part, kept[i].row, kept[i].beam);
     }
   }
   if (best.count < best.k)
@@ -719,8 +936,9 @@ static int rank(const Model *m, const Part *parts, int64_t num_parts, const Requ
     best.leaves[left] = worst;
     sift_down(best.leaves, left, 0);
   }
-  for (int64_t i = 0; i < best.count && w->num_hits < request->k; i++) {
-    int status = add_items(parts + best.leaves[i].part, best.leaves[i].part, best.leaves + i, request->k, w);
+  int64_t limit_of_hits = w->num_hits + request->k;
+  for (int64_t i = 0; i < best.count && w->num_hits < limit_of_hits; i++) {
+    int status = add_items(w->parts + best.leaves[i].part, best.leaves[i].part, best.leaves + i, limit_of_hits, w);
     if (status < 0) return status;
   }
   return 1;
@@ -738,57 +956,59 @@ API int is_supported(void) {
 
 API Work *make_work(void) { return calloc(1, sizeof(Work)); }
 
-/* products[n][levels][CODES]: the inner products of queries with the code vectors of the first levels. */
-API void multiply(const Model *m, const float *queries, int64_t n, int64_t levels, float *products) {
-  const float *vectors = m->vectors;
-  for (int64_t level = 0; level < levels; vectors += padded(m->sizes[level]) * m->dim, level++)
-    product(vectors, m->dim, m->sizes[level], queries, m->dim, products + level * CODES, m->levels * CODES, n);
-}
-
-static inline vec widen(const int8_t *bytes) {
-#ifdef __AVX2__
-  return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)bytes)));
-#else
-  vec values;
-  for (int lane = 0; lane < LANES; lane++) values[lane] = bytes[lane];
-  return values;
-#endif
-}
-
-/* products[n]: the inner products of a query and some rows of 8-bit vectors. */
-API void multiply_bytes(const int8_t *vectors, const int64_t *rows, const float *query, float *products, int64_t dim,
-                        int64_t n) {
-  for (int64_t r = 0; r < n; r++) {
-    const int8_t *vector = vectors + rows[r] * dim;
-    if (r + 4 < n)
-      for (int64_t i = 0; i < dim; i += 64) __builtin_prefetch(vectors + rows[r + 4] * dim + i);
-    vec sums[2] = {0};
-    int64_t i = 0;
-    for (; i + 2 * LANES <= dim; i += 2 * LANES)
-      for (int half = 0; half < 2; half++)
-        sums[half] += widen(vector + i + half * LANES) * *(const vec *)(query + i + half * LANES);
-    float sum = 0;
-    for (; i < dim; i++) sum += vector[i] * query[i];
-    for (int lane = 0; lane < LANES; lane++) sum += sums[0][lane] + sums[1][lane];
-    products[r] = sum;
+/* products[n]: the inner products of a query and some rows of 8-bit vectors; NO_MEMORY if there is none. */
+API int multiply_vectors(const int8_t *vectors, const int64_t *rows, const float *query, float *products, int64_t dim,
+                         int64_t n) {
+  int16_t *rounded = malloc((size_t)dim * sizeof(int16_t));
+  if (!rounded) return NO_MEMORY;
+  float step = shorten(query, dim, rounded);
+  for (int64_t r = 0; r < n; r += 4) {
+    const int8_t *own[4];
+    int32_t sums[4];
+    for (int64_t j = 0; j < 4; j++) {
+      own[j] = vectors + rows[r + j < n ? r + j : r] * dim;
+      if (r + j + 8 < n)
+        for (int64_t i = 0; i < dim; i += 64) __builtin_prefetch(vectors + rows[r + j + 8] * dim + i);
+    }
+    multiply_bytes((const int8_t *const *)own, rounded, dim, sums);
+    for (int64_t j = 0; j < 4 && r + j < n; j++) products[r + j] = (float)sums[j] * step;
   }
+  free(rounded);
+  return 1;
 }
 
-/* Search for one query, given its products with the code vectors: of the first levels if ``k`` is 0, else of all.
-   What ``result`` points to lasts until the next search with ``w``. */
-API int search(const Model *m, const Part *parts, int64_t num_parts, const Request *request, const float *query,
-               const float *products, Work *w, Result *result) {
-  w->num_hits = w->touched = 0;
-  int64_t decoded = find_beams(m, parts, num_parts, request, query, products, w);
-  if (decoded < 0) return (int)decoded;
-  int status = rank(m, parts, num_parts, request, decoded, products, w);
-  if (status < 0) return status;
-  if (!reserve(&w->decoded, w->num_hits * m->levels, sizeof(float))) return NO_MEMORY;
-  for (int64_t i = 0; i < w->num_hits; i++) {
-    float *own = (float *)w->decoded.at + i * m->levels;
-    for (int64_t l = 0; l < m->levels; l++) own[l] = NAN;
-    memcpy(own, (float *)w->gained.at + ((Hit *)w->hits.at)[i].beam * m->levels, (size_t)decoded * sizeof(float));
+/* Search for some queries, queries[n][dim]. What is found lies in ``w`` until its next search. */
+API int search(const Model *m, const Part *parts, int64_t num_parts, const Request *requests, const float *queries,
+               int64_t n, Work *w) {
+  int64_t levels = m->levels;
+  w->num_parts = num_parts;
+  w->num_hits = 0;
+  if (!reserve(&w->products, levels * CODES, sizeof(float)) || !reserve(&w->rough, levels * CODES, sizeof(float)) ||
+      !reserve(&w->known, levels * CODES / 64, sizeof(uint64_t)) || !reserve(&w->short_query, m->dim, sizeof(int16_t)) ||
+      !reserve(&w->all_results, n, sizeof(Result)))
+    return NO_MEMORY;
+  memset(w->products.at, 0, (size_t)levels * CODES * sizeof(float));
+  memset(w->rough.at, 0, (size_t)levels * CODES * sizeof(float));
+  Result *results = w->all_results.at;
+  for (int64_t q = 0; q < n; q++, queries += m->dim) {
+    int64_t before = w->num_hits;
+    memset(w->known.at, 0, (size_t)levels * CODES / 8);
+    w->touched = 0;
+    w->parts = parts + requests[q].first_part;
+    int64_t decoded = find_beams(m, requests + q, queries, w);
+    if (decoded < 0) return (int)decoded;
+    int status = rank(m, requests + q, decoded, queries, w);
+    if (status < 0) return status;
+    if (!reserve(&w->hits_decoded, w->num_hits * levels, sizeof(float))) return NO_MEMORY;
+    for (int64_t i = before; i < w->num_hits; i++) {
+      float *own = (float *)w->hits_decoded.at + i * levels;
+      for (int64_t l = 0; l < levels; l++) own[l] = NAN;
+      memcpy(own, (float *)w->gained.at + ((Hit *)w->hits.at)[i].beam * levels, (size_t)decoded * sizeof(float));
+    }
+    results[q] = (Result){w->num_hits - before, w->touched};
   }
-  *result = (Result){w->hits.at, w->decoded.at, w->num_hits, w->touched};
+  w->found = w->hits.at;
+  w->decoded = w->hits_decoded.at;
+  w->results = results;
   return 1;
 }
