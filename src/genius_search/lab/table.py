@@ -82,6 +82,8 @@ class Table:
     """Decimals of numbers that are not counts; None means three significant digits."""
     text_columns: int = 1
     """Columns from the left that hold names."""
+    bold: frozenset[tuple[int, int]] = frozenset()
+    """Line and column of the cells that Markdown and LaTeX set in bold."""
 
     def cells(self) -> list[list[str]]:
         """Return every cell as people read it."""
@@ -98,7 +100,7 @@ class Table:
 
     def markdown(self) -> str:
         """Return title, note and table."""
-        table = self.plain("pipe", lambda text: text.replace("|", "\\|"))
+        table = self.plain("pipe", lambda text: text.replace("|", "\\|"), bold="**{}**")
         return "\n\n".join(part for part in (f"## {self.title}", self.note, table) if part)
 
     def csv(self) -> str:
@@ -118,7 +120,7 @@ class Table:
     def latex(self) -> str:
         """Return a ``table`` with ``booktabs`` rules; title and note are its caption."""
         caption = ". ".join(part.rstrip(".") for part in (self.title, self.note) if part) + "."
-        style = self._strings(escape_latex).style.hide(axis="index")
+        style = self._strings(escape_latex, "\\textbf{{{}}}").style.hide(axis="index")
         return "% \\usepackage{booktabs}\n" + str(
             style.to_latex(
                 hrules=True,
@@ -129,15 +131,40 @@ class Table:
             )
         )
 
-    def _strings(self, escape: Callable[[str], str] = str) -> pd.DataFrame:
-        lines = [[escape(cell) for cell in line] for line in self.cells()]
+    def _strings(self, escape: Callable[[str], str], bold: str) -> pd.DataFrame:
+        lines = [
+            [
+                (bold if (row, column) in self.bold else "{}").format(escape(cell))
+                for column, cell in enumerate(line)
+            ]
+            for row, line in enumerate(self.cells())
+        ]
         return pd.DataFrame(lines, columns=[escape(heading) for heading in self.headings], dtype=object)
 
-    def plain(self, layout: str, escape: Callable[[str], str] = str) -> str:
-        """Return the cells in one of tabulate's layouts."""
+    def plain(self, layout: str, escape: Callable[[str], str] = str, bold: str = "{}") -> str:
+        """Return the cells in one of tabulate's layouts; ``bold`` is the form of cells in bold."""
         align = ["left"] * self.text_columns + ["right"] * (len(self.headings) - self.text_columns)
-        frame = self._strings(escape)
+        frame = self._strings(escape, bold)
         return str(frame.to_markdown(index=False, tablefmt=layout, disable_numparse=True, colalign=align))
+
+
+def find_best(
+    lines: Sequence[Sequence[Cell]], columns: Sequence[int], *, decimals: int = 1
+) -> frozenset[tuple[int, int]]:
+    """Return line and column of the highest numbers of columns; numbers that are printed alike are equal.
+
+    >>> sorted(find_best([("a", 1.0), ("b", 2.04), ("c", 2.0)], [1]))
+    [(1, 1), (2, 1)]
+    """
+    found = set()
+    for column in columns:
+        values = {
+            row: round(cell.value if isinstance(cell, Estimate) else cell, decimals)
+            for row, cell in enumerate(line[column] for line in lines)
+            if isinstance(cell, Estimate | float)
+        }
+        found |= {(row, column) for row, value in values.items() if value == max(values.values())}
+    return frozenset(found)
 
 
 def escape_latex(text: str) -> str:

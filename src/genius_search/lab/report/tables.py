@@ -15,19 +15,21 @@ import pandas as pd
 from genius_search.calibrate import calibration_error, reliability
 from genius_search.lab.published_numbers import CAPTION_RESULTS, COMPARABLE, RESULTS
 from genius_search.lab.report.analysis import FirstHits, Group, Item, accuracy_of_surest, separation
-from genius_search.lab.report.evaluated import Benchmark, System
-from genius_search.lab.report.statistics import Comparison, Pair, compare_all
+from genius_search.lab.report.evaluated import HEADLINE, Benchmark, System
+from genius_search.lab.report.statistics import Comparison, Pair, compare_all, mean_of_tasks
 from genius_search.lab.results import ResultRow, published_beside
 from genius_search.lab.settings import Pool
 from genius_search.lab.sweep import MadeRow
-from genius_search.lab.table import Cell, Table, pareto_front
+from genius_search.lab.table import Cell, Table, find_best, pareto_front
 
 SETTINGS: Final[dict[Pool, str]] = {
     "local": "Task-specific retrieval: every task in its own pool",
     "global": "Universal retrieval: every task in the union of all pools",
 }
 TEXT_TO_IMAGE: Final = 0
-FIRST_HITS: Final = ("R@1", "R@5", "R@10")
+FIRST_HITS: Final = ("R@1", "R@5", "R@10", "MRR", "nDCG@10")
+SIGNIFICANT: Final = 0.05
+"""Largest p, corrected for the number of comparisons, of a difference that counts."""
 ABLATIONS: Final = {
     "ablations": "Ablations",
     "decoder": "The decoder's size",
@@ -60,12 +62,20 @@ def task_table(systems: Sequence[System], pool: Pool) -> Table | None:
     incomparable = _on_other_queries(systems, pool)
     several = len({task.dataset for task in tasks}) > 1
     headings = [f"{f'{task.dataset} ' if several else ''}{task.task} {task.headline}" for task in tasks]
+    measured = list(_methods(systems, pool))
     lines: list[tuple[Cell, ...]] = []
-    for system, method in _methods(systems, pool):
+    for system, method in measured:
+        estimates = [system.estimate(pool, method, task.name) for task in tasks]
         average = None if system in incomparable else system.average(pool, method, with_interval=True)
         bounds = None if average is None else f"{average.low:.1f} to {average.high:.1f}"
-        estimates = [system.estimate(pool, method, task.name) for task in tasks]
-        lines.append((system.title, method, *estimates, average, bounds))
+        lines.append((system.title, method, *estimates, *([average] if len(tasks) > 1 else []), bounds))
+    bold = find_best(lines, range(2, 2 + len(tasks)))
+    compared = [(row, *one) for row, one in enumerate(measured) if one[0] not in incomparable]
+    bold |= (
+        {(row, len(headings) + 2) for row in _not_worse_than_best(compared, pool)}
+        if len(tasks) > 1
+        else set()
+    )
     published = list(_published_lines(tasks))
     beside = "Published numbers stand below ours."
     if not published:
@@ -77,11 +87,25 @@ def task_table(systems: Sequence[System], pool: Pool) -> Table | None:
         title=SETTINGS[pool],
         note=f"Share of queries with a right answer among the first hits, percent; {candidates} candidates, "
         f"{sum(task.queries for task in tasks):,} queries. {_seeds_note(systems)}. The interval is a "
-        f"bootstrap over queries (95 %). {beside}{_incomparable_note(incomparable)}",
-        headings=("system", "method", *headings, "average", "95 % interval"),
+        "bootstrap over queries (95 %). Bold: the best of a task; of the averages, the best and all that are "
+        "not significantly below it (paired randomisation over queries, Holm, p < 0.05). "
+        f"{beside}{_incomparable_note(incomparable)}",
+        headings=("system", "method", *headings, *(["average"] if len(tasks) > 1 else []), "95 % interval"),
         lines=[*lines, *published],
         text_columns=2,
+        bold=bold,
     )
+
+
+def _not_worse_than_best(lines: Sequence[tuple[int, System, str]], pool: Pool) -> set[int]:
+    """Return the numbers of the line with the best average and of those not significantly below it."""
+    values = {row: system.per_query(pool, method) for row, system, method in lines}
+    if not values:
+        return set()
+    best = max(values, key=lambda row: mean_of_tasks(values[row]))
+    pairs = [Pair("", "", HEADLINE, (own, values[best])) for own in values.values()]
+    tests = zip(values, compare_all(pairs), strict=True)
+    return {row for row, test in tests if test is not None and test.p >= SIGNIFICANT}
 
 
 def first_table(systems: Sequence[System], pool: Pool) -> Table | None:
@@ -92,28 +116,61 @@ def first_table(systems: Sequence[System], pool: Pool) -> Table | None:
     all_tasks = systems[0].tasks(pool)
     incomparable = _on_other_queries(systems, pool)
     tasks = [task for task in all_tasks if task.task_id == TEXT_TO_IMAGE] or all_tasks
-    lines: list[tuple[Cell, ...]] = []
+    groups: list[list[tuple[Cell, ...]]] = []
     if len(all_tasks) > 1:
-        for system, method in _methods([one for one in systems if one not in incomparable], pool):
-            means = [system.average(pool, method, measure) for measure in FIRST_HITS]
-            lines.append((f"mean of {len(all_tasks)} tasks", system.title, method, *means))
-    for task in tasks:
-        for system, method in _methods(systems, pool):
-            estimates = [system.estimate(pool, method, task.name, measure) for measure in FIRST_HITS]
-            lines.append((f"{task.dataset}, {task.task}", system.title, method, *estimates))
+        name = f"mean of {len(all_tasks)} tasks"
+        comparable = [system for system in systems if system not in incomparable]
+        groups.append(
+            [
+                (
+                    name,
+                    system.title,
+                    method,
+                    *(system.average(pool, method, measure) for measure in FIRST_HITS),
+                )
+                for system, method in _methods(comparable, pool)
+            ]
+        )
+    groups += [
+        [
+            (
+                f"{task.dataset}, {task.task}",
+                system.title,
+                method,
+                *(system.estimate(pool, method, task.name, measure) for measure in FIRST_HITS),
+            )
+            for system, method in _methods(systems, pool)
+        ]
+        for task in tasks
+    ]
+    lines: list[tuple[Cell, ...]] = []
+    bold: set[tuple[int, int]] = set()
+    for group in groups:
+        bold |= {
+            (len(lines) + row, column) for row, column in find_best(group, range(3, 3 + len(FIRST_HITS)))
+        }
+        lines += group
     lines += [
-        (f"{one.dataset}, published", one.system, f"trained on {one.trained_on} ({one.source})", *one.recalls)
+        (
+            f"{one.dataset}, published",
+            one.system,
+            f"trained on {one.trained_on} ({one.source})",
+            *one.recalls,
+            None,
+            None,
+        )
         for one in CAPTION_RESULTS
         if any((one.dataset, TEXT_TO_IMAGE) == (task.dataset, task.task_id) for task in tasks)
     ]
     return Table(
         name=f"first-hits-{pool}",
-        title=f"The first 1, 5 and 10 hits, {pool} pool",
-        note=f"In percent. {_seeds_note(systems)}. Published numbers are shown for Flickr30K and COCO only."
-        + _incomparable_note(incomparable),
+        title=f"The first hits, {pool} pool",
+        note=f"In percent; bold: the best. {_seeds_note(systems)}. Published numbers are shown for Flickr30K "
+        "and COCO only." + _incomparable_note(incomparable),
         headings=("task", "system", "method", *FIRST_HITS),
         lines=lines,
         text_columns=3,
+        bold=frozenset(bold),
     )
 
 
@@ -160,7 +217,7 @@ def significance_table(
         note += f" Not tested, since they answered different queries: {'; '.join(untested)}."
     lines = [
         (*pair[:3], _format_points(found.difference), found.better, found.worse, _format_p(found.p),
-         "yes" if found.p < 0.05 else "no")
+         "yes" if found.p < SIGNIFICANT else "no")
         for pair, found in tested
         if found is not None
     ]  # fmt: skip
@@ -412,7 +469,8 @@ def _published_lines(tasks: Sequence[ResultRow]) -> Iterator[tuple[Cell, ...]]:
             found = [next((one.value for one in own if one.weights == weights), None) for own in beside]
             values = [value for value in found if value is not None]
             if values and len(values) == len(tasks):
-                yield (f"{system}, published ({weights})", method, *values, sum(values) / len(values), None)
+                average = [sum(values) / len(values)] if len(values) > 1 else []
+                yield (f"{system}, published ({weights})", method, *values, *average, None)
 
 
 def _on_other_queries(systems: Sequence[System], pool: Pool) -> list[System]:

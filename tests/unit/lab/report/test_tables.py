@@ -43,13 +43,32 @@ def test_a_line_for_each_system_and_method_a_column_for_each_task(system):
 def test_the_first_hits_are_those_of_all_tasks_and_of_text_to_image_where_there_is_such_a_task(system):
     table = first_table([system("ours", {"generative": [1, 2, 6, 0]})], "global")
     assert table.cells() == [
-        ["mean of 2 tasks", "ours", "generative", "25.0", "50.0", "75.0"],
-        ["toys, text -> image", "ours", "generative", "25.0", "50.0", "75.0"],
+        ["mean of 2 tasks", "ours", "generative", "25.0", "50.0", "75.0", "41.7", "49.7"],
+        ["toys, text -> image", "ours", "generative", "25.0", "50.0", "75.0", "41.7", "49.7"],
     ]
     table = first_table([system("alone", {"generative": [1, 2, 6, 0]}, tasks=("toys_task0",))], "global")
-    assert table.cells() == [["toys, text -> image", "alone", "generative", "25.0", "50.0", "75.0"]]
+    assert table.cells() == [
+        ["toys, text -> image", "alone", "generative", "25.0", "50.0", "75.0", "41.7", "49.7"]
+    ]
     table = first_table([system("other", {"generative": HALF}, tasks=("toys_task1",))], "global")
     assert table.cells()[0][0] == "toys, text -> text"
+
+
+def test_the_best_of_a_column_is_bold_and_of_the_averages_all_that_are_not_significantly_below_it(system):
+    rankings = {"exact-raw": [1] * 30, "generative+codes": [6, *[1] * 29], "generative": [6] * 30}
+    table = task_table([system("ours", rankings)], "global")
+    assert sorted(table.bold) == [(0, 2), (0, 3), (0, 4), (2, 4)]
+    assert "| **100.0** | **100.0** | **100.0** " in table.markdown()
+    assert r"\textbf{96.7}" in table.latex()
+    assert "*" not in table.text(200)
+    table = first_table([system("ours", rankings)], "global")
+    assert {row for row, _ in table.bold} == {0, 3}
+
+
+def test_a_single_task_has_no_average(system):
+    table = task_table([system("ours", {"generative": HALF}, tasks=("toys_task0",))], "global")
+    assert table.headings[2:] == ("text -> image R@5", "95 % interval")
+    assert table.cells()[0][2] == "50.0"
 
 
 def test_what_is_kept_stands_beside_what_the_paper_keeps(system):
