@@ -23,6 +23,15 @@ __all__ = [
 ]
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a number with a noun.
+
+    >>> plural(1, "item"), plural(2000, "item")
+    ('1 item', '2,000 items')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 class GeniusError(Exception):
     """Base class of all errors of this package."""
 

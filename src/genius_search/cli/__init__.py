@@ -78,6 +78,7 @@ EXTRAS: Final = {
         "serve": "fastapi httpx prometheus_client starlette uvicorn",
         "hf": "ftfy transformers",
         "onnx": "onnx onnxruntime onnxscript",
+        "photos": "pillow_heif textual_image",
     }.items()
     for package in packages.split()
 }

@@ -18,6 +18,7 @@ from genius_search.cli.options import (
     command,
 )
 from genius_search.cli.terminal import print_json, print_table, print_text
+from genius_search.errors import plural
 
 if TYPE_CHECKING:
     from genius_search.index.explain import CodeNode, Explanation, SharedPage
@@ -127,7 +128,8 @@ def _summary(item: Item) -> str:
 def _print_node(node: CodeNode) -> None:
     prefix = " · ".join(map(str, node.prefix)) or "all IDs"
     print(
-        f"{prefix}: {node.items:,} items ({node.share:.2%}); {node.num_children:,} codes follow, "
+        f"{prefix}: {plural(node.items, 'item')} ({node.share:.2%}), followed by "
+        f"{plural(node.num_children, 'code')}, "
         f"{node.entropy:.2f} bits"
     )
     if node.children:
@@ -140,7 +142,7 @@ def _print_node(node: CodeNode) -> None:
         for item in node.examples:
             print_text(f"{item.id}  {_summary(item)}")
     if node.truncated:
-        print(f"and {node.num_children - len(node.children):,} more codes; --most shows more")
+        print(f"and {plural(node.num_children - len(node.children), 'code')} more; --most shows more")
 
 
 def _print_groups(page: SharedPage) -> None:
@@ -154,7 +156,7 @@ def _print_groups(page: SharedPage) -> None:
     ]
     if rows:
         print_table(("items", "codes", "for example"), rows, fill=True)
-    print(f"{page.total:,} groups, {page.items:,} items in all")
+    print(f"{plural(page.total, 'group')}, {plural(page.items, 'item')} in all")
 
 
 def _print_explanation(found: Explanation) -> None:
@@ -170,7 +172,9 @@ def _print_explanation(found: Explanation) -> None:
                 f"{step.rank:,} of {step.num_siblings:,}",
                 f"{step.items:,}",
                 "" if step.beam_rank is None else f"{step.beam_rank:,}{'' if step.is_kept else ' lost'}",
-                "; ".join(f"{one.code} {one.probability:.3f} ({one.items:,} items)" for one in others),
+                "; ".join(
+                    f"{one.code} {one.probability:.3f} ({plural(one.items, 'item')})" for one in others
+                ),
             )
         )
     columns = ("level", "code", "probability", "rank", "items", "beam", "more probable, or next")

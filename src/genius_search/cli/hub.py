@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -287,15 +288,17 @@ def _next_command(plan: PullPlan, folder: Path) -> str:
     match plan.kind:
         case "original":
             checkpoint = CHECKPOINTS[plan.name]
-            return checkpoint.next_command.format(*(folder / path for path in checkpoint.files))
+            return checkpoint.next_command.format(
+                *(shlex.quote(str(folder / path)) for path in checkpoint.files)
+            )
         case "model":
             from genius_search.model import read_model_file
 
             place = read_model_file(folder).encoder.spec.partition(":")[2]
             if not place.startswith("./"):
                 return f"genius pull {place}, which is its encoder"
-            return f"genius index create photos.index --model {folder} --pool PHOTOS"
+            return f"genius index create photos.index --model {shlex.quote(str(folder))} --pool PHOTOS"
         case "index":
-            return f'genius search {folder} "what you look for" --model MODEL'
+            return f'genius search {shlex.quote(str(folder))} "what you look for" --model MODEL'
         case _:
             return f"genius fit DATA --encoder clip:{plan.name} --out MODEL"

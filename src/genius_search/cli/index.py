@@ -20,6 +20,7 @@ from genius_search.cli.options import (
     command,
 )
 from genius_search.cli.terminal import TerminalProgress, format_bytes, print_facts, print_json, print_text
+from genius_search.errors import plural
 
 if TYPE_CHECKING:
     from genius_search.index.verify import IndexInfo
@@ -85,7 +86,7 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
                 progress=progress,
             )
             _report_added(progress, added, as_json=self.json)
-            progress.say(f'next: genius search {shlex.quote(str(self.index))} "what you look for"')
+            progress.say_next("genius", "search", self.index, "what you look for")
 
 
 @command
@@ -147,7 +148,7 @@ class Refit(WaitOption, OpenIndexOptions):
         with TerminalProgress() as progress:
             index = self.open_index()
             index.refit(progress=progress, wait_seconds=self.wait)
-            progress.say(f"{index.snapshot.num_alive:,} items have new IDs")
+            progress.say(f"new IDs for {plural(index.snapshot.num_alive, 'item')}")
 
 
 @command
@@ -180,7 +181,7 @@ class Delete(WaitOption, JsonOption, IndexArgument):
         else:
             for missing in done.missing:
                 print_text(f"not in the index: {missing}", error=True)
-            print(f"{done.deleted} items deleted", file=sys.stderr)
+            print(f"{plural(done.deleted, 'item')} deleted", file=sys.stderr)
         return 0 if done.deleted else 3
 
 
@@ -199,10 +200,8 @@ class Compact(WaitOption, IndexArgument):
             writer.compact()
             remove_work(self.index)
             after = writer.snapshot
-        print(
-            f"{after.num_alive:,} items in {len(after.segments)} segments, before in {before}",
-            file=sys.stderr,
-        )
+        segments = plural(len(after.segments), "segment")
+        print(f"{plural(after.num_alive, 'item')} in {segments}, before in {before}", file=sys.stderr)
 
 
 @command
@@ -243,7 +242,7 @@ def _readable(info: IndexInfo) -> dict[str, object]:
         f"{PARTS.get(part, part)} {size:,.0f}" for part, size in info.bytes_per_item.items() if size >= 0.5
     ]
     segments = [
-        f"{one.name}: {one.items:,} items, {one.deleted:,} of them deleted or replaced"
+        f"{one.name}: {plural(one.items, 'item')}, {one.deleted:,} of them deleted or replaced"
         for one in info.segments
     ]
     searched_with = "the defaults; `genius tune` finds better ones"
@@ -335,10 +334,11 @@ def _report_added(
     """Say what was added and deleted, and every file that was left out with its reason."""
     for left_out in added.left_out:
         progress.say(f"left out: {left_out.file}: {left_out.reason}")
-    also = "" if deleted is None else f", {deleted} items deleted"
+    replaced = f" ({added.replaced:,} replaced)" if added.replaced else ""
+    left_out = f", {plural(len(added.left_out), 'file')} left out" if added.left_out else ""
+    also = "" if deleted is None else f", {deleted:,} deleted"
     progress.say(
-        f"{added.added} items added ({added.replaced} of them replaced), {added.unchanged} unchanged, "
-        f"{len(added.left_out)} files left out{also}"
+        f"{plural(added.added, 'item')} added{replaced}, {added.unchanged:,} unchanged{also}{left_out}"
     )
     if as_json:
         print_json(

@@ -6,8 +6,10 @@ import dataclasses
 import hashlib
 import os
 import sys
+import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import tyro
 
@@ -21,7 +23,8 @@ from genius_search.cli.options import (
     Words,
     command,
 )
-from genius_search.cli.terminal import TerminalProgress, print_json, print_table
+from genius_search.cli.terminal import TerminalProgress, escape_controls, print_json, print_table, print_text
+from genius_search.errors import plural
 
 if TYPE_CHECKING:
     from genius_search.config import SearchConfig
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
 
 Rerank = Literal["none", "codes", "embeddings"]
 Scores = Literal["level", "vocabulary", "children"]
+PICTURE_LINES: Final = 12
+"""Height of a picture in the terminal."""
+PICTURE_PIXELS: Final = 512
 
 
 def is_folder_of_files(folder: Path) -> bool:
@@ -58,8 +64,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     """
 
     where: Conditions = ()
-    """Search only items whose fields meet a condition: 'price<20', 'brand=acme', 'colour in red,blue',
-    'title~umbrella'. If given several times, all conditions must hold."""
+    """Search only items whose fields meet a condition: 'price<20', 'colour in red,blue', 'title~umbrella'."""
 
     match: Words = None
     """Search only items whose text contains these words; "a phrase" in double quotes, prefix*."""
@@ -76,20 +81,18 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     """Rank by the generator's probability, by the codes' vectors, or by stored embeddings. Default: codes."""
 
     candidates: OptionalInt = None
-    """With --rerank: stop decoding once the beams cover at most this many IDs, and rank them all.
-    Default: 1000; 0 decodes all levels."""
+    """With --rerank: stop decoding once the beams cover at most this many IDs. Default: 1000; 0 decodes all
+    levels."""
 
     shortlist: OptionalInt = None
-    """With --rerank embeddings: compare only this many hits (at least -k), the best by codes.
-    Default: 0, all."""
+    """With --rerank embeddings: compare only this many hits, the best by codes. Default: 0, all."""
 
     generator_weight: OptionalFloat = None
-    """With --rerank codes, or a shortlist: weight of the generator's log-probability of the decoded codes,
-    added to the score. Default: 0."""
+    """With --rerank codes, or a shortlist: weight of the generator's log-probability. Default: 0."""
 
     density_weight: OptionalFloat = None
-    """With --rerank: weight of the density around an item, subtracted from its score, so that items close
-    to everything rank lower. Default: 0.3."""
+    """With --rerank: weight of the density around an item, so that items close to everything rank lower.
+    Default: 0.3."""
 
     scores: Annotated[
         Scores | None, tyro.conf.arg(metavar="{level,vocabulary,children}", help_behavior_hint="")
@@ -100,6 +103,18 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     codes: bool = False
     """Show the ID of each hit too."""
 
+    files_only: bool = False
+    """Print only the path of each hit's file."""
+
+    null: Annotated[bool, tyro.conf.arg(aliases=["-0"])] = False
+    """With --files-only: end each path with NUL, for `xargs -0`."""
+
+    open: bool = False
+    """Open the file of the first hit."""
+
+    show: bool = False
+    """Show the pictures in the terminal."""
+
     def run(self) -> int:
         """Search and print the hits."""
         from genius_search.config import SearchConfig, checked
@@ -107,7 +122,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
         flags = {field.name: getattr(self, field.name) for field in dataclasses.fields(SearchConfig)}
         given = {name: value for name, value in flags.items() if value is not None}
         checked(SearchConfig(**given))
-        index = self._open()
+        index = self._open_index()
         config = dataclasses.replace(index.settings, **given)
         self._check_effects(config)
         hits = index.search(
@@ -120,17 +135,33 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
             k=self.k,
             config=config,
         )
+        is_good = index.good_match(hits)
         if self.json:
-            print_json({"hits": [dataclasses.asdict(hit) for hit in hits]})
-        elif hits:
-            self._print_hits(hits)
-            if index.good_match(hits) is False:
-                print("no good match: the first hit is probably wrong", file=sys.stderr)
-        else:
+            print_json(
+                {
+                    "index": str(index.folder),
+                    "settings": {
+                        "beam": max(config.beam, self.k),
+                        "candidates": config.candidates,
+                        "rerank": config.rerank,
+                    },
+                    "good_match": is_good,
+                    "hits": [dataclasses.asdict(hit) for hit in hits],
+                }
+            )
+        elif not hits:
             print("nothing found", file=sys.stderr)
+        elif self.files_only:
+            self._print_files(hits)
+        else:
+            self._print_hits(hits)
+        if hits and is_good is False:
+            print("no good match: the first hit is probably wrong", file=sys.stderr)
+        if hits and self.open:
+            self._open_file(hits[0])
         return 0 if hits else 3
 
-    def _open(self) -> Index:
+    def _open_index(self) -> Index:
         """Open the index, or the one of a folder of pictures and texts."""
         if not is_folder_of_files(self.index):
             return self.open_index()
@@ -160,6 +191,10 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
         """Refuse flags that would have no effect."""
         from genius_search.errors import UsageError
 
+        if self.null and not self.files_only:
+            raise UsageError("-0 needs --files-only: it ends the paths that this prints")
+        if self.json and (self.files_only or self.show):
+            raise UsageError("--json prints all of a hit; leave out --files-only and --show")
         if self.candidates and config.rerank == "none":
             raise UsageError("--candidates needs --rerank codes or embeddings, which rank the candidates")
         if self.shortlist and config.rerank != "embeddings":
@@ -171,13 +206,45 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
         if self.density_weight and config.rerank == "none":
             raise UsageError("--density-weight needs --rerank codes or embeddings: it corrects their scores")
 
+    def _file_of(self, hit: SearchHit) -> Path | None:
+        """Return the file of a hit, which a text of an index does not have."""
+        if hit.image is not None:
+            return Path(hit.image)
+        return self.index.resolve() / hit.id if is_folder_of_files(self.index) else None
+
+    def _print_files(self, hits: list[SearchHit]) -> None:
+        files = [file for file in map(self._file_of, hits) if file is not None]
+        for file in files:
+            path = escape_controls(str(file)) if sys.stdout.isatty() else str(file)
+            print(path, end="\0" if self.null else "\n")
+        if len(files) < len(hits):
+            without = plural(len(hits) - len(files), "hit")
+            print(f"{without} left out: an index does not know the files of texts", file=sys.stderr)
+
+    def _open_file(self, hit: SearchHit) -> None:
+        """Open the file of a hit with the program that the system has for it."""
+        from genius_search.errors import BadData, UsageError
+
+        file = self._file_of(hit)
+        if file is None:
+            raise UsageError(f"--open: {hit.id} is a text, and an index does not know the files of texts")
+        if not file.exists():
+            raise BadData(f"{file} is gone; `genius index sync` removes from an index what is gone")
+        if not webbrowser.open(file.as_uri()):
+            raise UsageError(f"--open: no program was found that opens {file}")
+
     def _print_hits(self, hits: list[SearchHit]) -> None:
         """Print hits as a table; ids are never cut, so that they can be copied."""
+        if self.show:
+            show_pictures(hits)
+            return
+        is_cut = sys.stdout.isatty()
         columns = ["rank", "score", "relevance", "item", "text or picture"]
         rows = []
         for hit in hits:
             relevance = "" if hit.relevance is None else f"{hit.relevance:.2f}"
-            content = " ".join((hit.text or hit.image or "").split())
+            words = " ".join((hit.text or "").split())
+            content = (words or hit.image or "") if is_cut else " ".join(filter(None, (hit.image, words)))
             rows.append([str(hit.rank), f"{hit.score:.4f}", relevance, hit.id, content])
             if self.codes:
                 rows.append([*[""] * 4, " · ".join(map(str, hit.codes))])
@@ -185,3 +252,24 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
             for row in (columns, *rows):
                 del row[2]
         print_table(columns, rows, left=("item",), fill=True)
+
+
+def show_pictures(hits: Sequence[SearchHit]) -> None:
+    """Show each hit in the terminal: its picture, as well as the terminal can, above its name and text."""
+    from rich.console import Console
+    from textual_image.renderable import Image
+
+    from genius_search.data.images import open_image
+    from genius_search.errors import BadImage
+
+    console = Console()
+    for hit in hits:
+        if hit.image is not None:
+            try:
+                console.print(
+                    Image(open_image(Path(hit.image), shortest_side=PICTURE_PIXELS), height=PICTURE_LINES)
+                )
+            except BadImage as error:
+                print_text(str(error), error=True)
+        relevance = "" if hit.relevance is None else f"{hit.relevance:.2f}  "
+        print_text(f"{hit.rank}  {relevance}{hit.id}  {' '.join((hit.text or '').split())}".rstrip())

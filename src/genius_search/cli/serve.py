@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from genius_search.errors import plural
+
 if TYPE_CHECKING:
     from genius_search.index.index import Index
     from genius_search.serve.keys import Keys
@@ -169,7 +171,9 @@ def _serve(
             if self.started:
                 host, port = bound.getsockname()[:2]
                 address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-                names = ", ".join(f"{name} ({i.snapshot.num_alive:,} items)" for name, i in indexes.items())
+                names = ", ".join(
+                    f"{name} ({plural(i.snapshot.num_alive, 'item')})" for name, i in indexes.items()
+                )
                 seconds = time.monotonic() - began
                 print(
                     f"{names} at {address} after {seconds:.1f} s; Ctrl-C ends it", file=sys.stderr, flush=True

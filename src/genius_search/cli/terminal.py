@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -88,6 +90,10 @@ class TerminalProgress:
         shown = escape_controls(message)
         self._console.print(shown, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
+    def say_next(self, *words: object) -> None:
+        """Print the command to run next, so that it can be pasted into a shell."""
+        self.say(f"next: {shlex.join(map(str, words))}")
+
     def close(self) -> None:
         """Remove the bar, so that nothing is printed over it."""
         if self._bars is not None:
@@ -117,9 +123,14 @@ def print_table(
     left
         Headings of the columns that are aligned left; the others are aligned right.
     fill
-        Let the last column, aligned left, take the rest of the line, and cut it there.
+        Let the last column, aligned left, take the rest of a terminal's line, and cut it there. In a file or
+        a pipe, nothing is cut.
     """
     rows = [tuple(map(escape_controls, row)) for row in rows]
+    console = Console()
+    if fill and not console.is_terminal:
+        widths = (max(map(cell_len, column)) + 2 for column in zip(columns, *rows, strict=True))
+        console = Console(width=sum(widths))
     table = Table(box=None, padding=(0, 2, 0, 0), expand=fill, show_header=any(columns))
     for place, heading in enumerate(columns):
         if fill and place == len(columns) - 1:
@@ -131,7 +142,9 @@ def print_table(
             )
     for row in rows:
         table.add_row(*map(Text, row))
-    Console().print(table)
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def print_facts(facts: Mapping[str, Any], *, as_json: bool = False) -> None:

@@ -42,7 +42,7 @@ class TrainingOptions:
         """Say which stage comes next, and that a finished model stays until the last one."""
         if folder != self.out:
             progress.say(f"{self.out} stays as it is until `genius train generator` completes its successor")
-        progress.say(f"next: genius train {stage} {self.data} --out {self.out}")
+        progress.say_next("genius", "train", stage, self.data, "--out", self.out)
 
 
 @command
@@ -79,7 +79,7 @@ class Fit(DeviceOptions, TrainingOptions):
                 download=self.download,
             )
             progress.say(f"model {model.fingerprint[:12]} is in {self.out}")
-            progress.say(f"next: genius evaluate {self.data} --model {self.out}")
+            progress.say_next("genius", "evaluate", self.data, "--model", self.out)
 
 
 @command

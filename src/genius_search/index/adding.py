@@ -25,7 +25,7 @@ from genius_search.data.images import read_photo_fields
 from genius_search.data.mbeir import read_pool
 from genius_search.embed import FeatureRow, encode_shard
 from genius_search.encoders.base import ItemKey
-from genius_search.errors import BadData
+from genius_search.errors import BadData, plural
 from genius_search.index.items import Item
 from genius_search.index.store import IndexManifest, ItemArrays, StoredEmbeddings
 from genius_search.index.writer import WORK, Writer, keep_pictures, picture_name, remove_work
@@ -189,7 +189,7 @@ def check_item(item: Item) -> None:
 
 def _reasons(left_out: Sequence[LeftOut]) -> str:
     reasons = "; ".join(f"{entry.file}: {entry.reason}" for entry in left_out[:MAX_REASONS])
-    return f" ({len(left_out)} files were left out: {reasons})" if left_out else ""
+    return f" (left out {plural(len(left_out), 'file')}: {reasons})" if left_out else ""
 
 
 def add_pool(

@@ -75,8 +75,8 @@ class Fit:
             fit_baseline(
                 MBeir(self.data), model, self.out, self.options, evaluation=features, progress=progress
             )
-            progress.say(
-                f"next: genius baseline evaluate {self.data} --baseline {self.out} --model {self.model}"
+            progress.say_next(
+                *("genius", "baseline", "evaluate", self.data, "--baseline", self.out, "--model", self.model)
             )
 
 

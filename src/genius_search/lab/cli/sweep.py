@@ -88,7 +88,7 @@ class Sweep(JsonOption):
             )
             failed = [job.place for job, row in made if row.state == "failed"]
             progress.say(f"{len(made) - len(failed)} rows are done; failed: {', '.join(failed) or 'none'}")
-            progress.say(f"next: genius report {self.out} --out REPORT")
+            progress.say_next("genius", "report", self.out, "--out", "REPORT")
         if self.json:
             shown = ("title", "table", "seed", "state", "error", "seconds", "commands")
             print_json([{"row": row.name, **{name: getattr(row, name) for name in shown}} for _, row in made])

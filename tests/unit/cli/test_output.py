@@ -1,0 +1,140 @@
+"""What `genius search` prints: on a terminal, in a pipe, as files; the command that it says to run next."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import sys
+import webbrowser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from genius_search.cli import main
+from genius_search.errors import plural
+from genius_search.index.index import Index
+from genius_search.serve.schemas import Hit, SearchResult
+
+from .conftest import run, run_json
+
+WORDS = "a red anchor on green ground " * 30
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("my photos")
+    for colour in ("red", "green"):
+        Image.new("RGB", (20, 20), colour).save(folder / f"a {colour} one.png")
+    (folder / "note.txt").write_text(WORDS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def index(pool, clip_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("indexes") / "my photos.index"
+    return Index.create(folder, pool=pool, encoder=f"clip:{clip_folder}")[0].folder
+
+
+class Terminal(io.StringIO):
+    """A stdout that is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_nothing_is_cut_in_a_pipe(index, pool, capsys):
+    out, _ = run(capsys, "search", index, "red")
+    assert WORDS.strip() in out
+    assert str(pool / "a red one.png") in out
+    assert not any(line.endswith(" ") for line in out.splitlines())
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_a_table_is_as_wide_as_the_terminal(index, width, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    for name, value in {"COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    main(["search", str(index), "red"])
+    [line] = [line for line in sys.stdout.getvalue().splitlines() if "note.txt" in line]
+    assert len(line) == width - 2
+    assert line.endswith("…")
+
+
+def test_files_alone_can_be_piped(index, pool, capsys):
+    out, err = run(capsys, "search", index, "red", "--files-only")
+    assert sorted(out.splitlines()) == [str(pool / "a green one.png"), str(pool / "a red one.png")]
+    assert "1 hit left out" in err
+    out, _ = run(capsys, "search", index, "red", "--files-only", "-0", "--modality", "image")
+    assert sorted(out.split("\0")) == ["", str(pool / "a green one.png"), str(pool / "a red one.png")]
+    run(capsys, "search", index, "red", "-0", status=2)
+    run(capsys, "search", index, "red", "--files-only", "--json", status=2)
+
+
+def test_the_first_hit_is_opened(index, pool, capsys, monkeypatch):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    words = ("search", index, "--image", pool / "a red one.png", "--modality", "image", "--open")
+    run(capsys, *words)
+    assert opened == [(pool / "a red one.png").as_uri()]
+    monkeypatch.setattr(webbrowser, "open", lambda address: False)
+    assert "no program" in run(capsys, *words, status=2)[1]
+    assert "text" in run(capsys, "search", index, "red", "--modality", "text", "--open", status=2)[1]
+
+
+def test_json_is_that_of_the_service(index, capsys):
+    found = run_json(capsys, "search", index, "red", "-k", "2")
+    assert set(SearchResult.model_fields) - set(found) == {"request_id", "took_ms"}
+    for hit in found["hits"]:
+        assert set(hit) == set(Hit.model_fields)
+    SearchResult.model_validate(
+        {**found, "request_id": "", "took_ms": dict.fromkeys(("queue", "encode", "search", "total"), 0)}
+    )
+
+
+def test_the_next_command_can_be_pasted(pool, clip_folder, tmp_path, capsys):
+    folder = tmp_path / "it's mine.index"
+    _, err = run(capsys, "index", "create", folder, "--pool", pool, "--encoder", f"clip:{clip_folder}")
+    [line] = [line for line in err.splitlines() if line.startswith("next: ")]
+    words = shlex.split(line.removeprefix("next: "))
+    assert words[:3] == ["genius", "search", str(folder)]
+    assert main(words[1:]) == 0
+    assert "3 items added, 0 unchanged\n" in err
+
+
+def test_numbers_and_nouns_agree(index, tmp_path, capsys):
+    assert [plural(number, "item") for number in (0, 1, 2000)] == ["0 items", "1 item", "2,000 items"]
+    (tmp_path / "one.txt").write_text("red")
+    (tmp_path / "film.mp4").write_text("x")
+    _, err = run(capsys, "index", "add", index, tmp_path)
+    assert "1 item added, 0 unchanged, 1 file left out\n" in err
+    assert "1 item deleted" in run(capsys, "index", "delete", index, "one.txt")[1]
+
+
+@pytest.mark.filterwarnings("ignore:Image.Image.getdata:DeprecationWarning")
+def test_pictures_are_shown_in_the_terminal(index, pool, capsys):
+    pytest.importorskip("textual_image")
+    out, _ = run(capsys, "search", index, "red", "--show")
+    assert out.count("\n") > 24
+    assert "note.txt" in out
+    (pool / "a red one.png").rename(pool / "gone")
+    try:
+        assert "missing" in run(capsys, "search", index, "red", "--show")[1]
+    finally:
+        (pool / "gone").rename(pool / "a red one.png")
+
+
+def test_without_the_extra_showing_pictures_says_what_to_install(index, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "textual_image", None)
+    assert "genius-search[photos]" in run(capsys, "search", index, "red", "--show", status=2)[1]
+
+
+def test_the_files_of_texts_are_known_where_a_folder_is_searched(tmp_path, clip_folder, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        "genius_search.cli.index.choose_encoder", lambda *_, **__: (f"clip:{clip_folder}", False)
+    )
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "one.txt").write_text("red")
+    out, _ = run(capsys, "search", tmp_path / "notes", "red", "--files-only")
+    assert out == f"{Path(tmp_path / 'notes' / 'one.txt')}\n"
