@@ -113,7 +113,7 @@ def test_compact_frees_the_space_of_deleted_items(index, capsys):
     assert before["bytes_per_item"]["deleted"] > 0
     out, err = run(capsys, "index", "compact", index)
     assert out == ""
-    assert err == "6 items in 1 segments, before in 1\n"
+    assert err == "6 items in 1 segment, before in 1\n"
     after = run_json(capsys, "index", "info", index)
     assert [(one["items"], one["deleted"]) for one in after["segments"]] == [(6, 0)]
     assert after["bytes_per_item"]["deleted"] == 0

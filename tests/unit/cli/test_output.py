@@ -125,6 +125,7 @@ def test_pictures_are_shown_in_the_terminal(index, pool, capsys):
 
 
 def test_without_the_extra_showing_pictures_says_what_to_install(index, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "textual_image.renderable", None)
     monkeypatch.setitem(sys.modules, "textual_image", None)
     assert "genius-search[photos]" in run(capsys, "search", index, "red", "--show", status=2)[1]
 
