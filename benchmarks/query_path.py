@@ -95,14 +95,14 @@ def our_methods(index: Index, allowed: np.ndarray | None) -> dict[str, Search]:
                 ) -> list[np.ndarray]:
                     wanted = [Wanted(config.beam, K)] * len(queries)
                     found = find(
-                        decoder,
+                        lambda: decoder,
                         fast,
                         [part],
-                        queries,
+                        queries.numpy(),
                         wanted,
                         config,
                         evidence=evidence,
-                        embeddings=list(queries),
+                        embeddings=list(queries.numpy()),
                     )
                     return [one.ranking.items for one in found]
 

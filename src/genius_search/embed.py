@@ -1,4 +1,4 @@
-"""Embedding of queries and candidates, in memory or in chunks into folders of features."""
+"""Embedding of queries and candidates in chunks into folders of features."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Int64, Shaped
+from jaxtyping import Shaped
 from PIL import Image
-from torch import Tensor
 
 from genius_search.artifact import ArtifactWriter
 from genius_search.data.features import (
     ABSENT,
     KIND,
-    FeatureBatch,
     Features,
     LeftOut,
     Shard,
@@ -26,7 +24,7 @@ from genius_search.data.features import (
     num_rows,
     write_shard,
 )
-from genius_search.data.images import open_image
+from genius_search.data.images import SHORTEST_SIDE, open_image
 from genius_search.encoders.base import (
     Encoder,
     ImageInput,
@@ -37,64 +35,18 @@ from genius_search.encoders.base import (
     is_joint,
 )
 from genius_search.errors import ArtifactMismatch, BadData, BadImage
+from genius_search.nn.arrays import AnyArray, as_array
 from genius_search.progress import Progress
 from genius_search.records import Modality
 
 Item = TypeVar("Item")
 AnyEncoder = TypeVar("AnyEncoder", bound=Encoder)
 
-SHORTEST_SIDE: Final = 256
-"""Images are decoded at no less than this size in pixels, at which M-BEIR stores them (deviation 22)."""
 SHARD_ROWS: Final = 8192
 ENCODE_BATCH: Final = 256
 LOOK_UP_BATCH: Final = 2048
 """Batch size of encoders that look features up; without a forward pass it only takes memory."""
 _CODES: Final = {modality: modality.code for modality in Modality} | {None: ABSENT}
-
-
-class Content(NamedTuple):
-    """Image, text or both of one query or candidate, for the encoder."""
-
-    image: Image.Image | None
-    text: str
-    """Text for the encoder; empty if there is none."""
-    key: ItemKey
-
-
-def features_of(encoder: Encoder, contents: Sequence[Content]) -> FeatureBatch:
-    """Compute features of queries or candidates in memory, all images and all texts in one batch each.
-
-    Raises
-    ------
-    BadData
-        One of them has neither an image nor a text.
-    """
-    for image, text, key in contents:
-        if image is None and not text:
-            raise BadData(f"{key.role} {key.id!r} has neither an image nor a text; it needs one of them")
-    if is_joint(encoder):
-        both = encoder.joint_features(
-            [JointInput(image, text, key, image is not None) for image, text, key in contents]
-        )
-        absent = np.full(len(contents), ABSENT)
-        return FeatureBatch.of(both[:0], both, absent, np.arange(len(contents)))
-    pictures = [ImageInput(image, key) for image, _, key in contents if image is not None]
-    words = [TextInput(text, key) for _, text, key in contents if text]
-    image_features = encoder.image_features(pictures) if pictures else None
-    text_features = encoder.text_features(words) if words else None
-    nothing = (text_features if image_features is None else image_features)[:0]  # type: ignore[index]  # one is there
-    return FeatureBatch.of(
-        nothing if image_features is None else image_features,
-        nothing if text_features is None else text_features,
-        _rows_of([image is not None for image, _, _ in contents]),
-        _rows_of([bool(text) for _, text, _ in contents]),
-    )
-
-
-def _rows_of(present: Sequence[bool]) -> Int64[np.ndarray, " items"]:
-    """Number the present items from 0; absent ones get ``ABSENT``."""
-    mask = np.array(present)
-    return np.where(mask, np.cumsum(mask) - 1, ABSENT).astype(np.int64)
 
 
 class FeatureRow(NamedTuple):
@@ -175,15 +127,15 @@ def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield chunk
 
 
-def _encode_images(encoder: Encoder, batch: _Batch) -> Tensor:
+def _encode_images(encoder: Encoder, batch: _Batch) -> AnyArray:
     return encoder.image_features([ImageInput(picture, row.key) for row, picture in batch])
 
 
-def _encode_texts(encoder: Encoder, batch: _Batch) -> Tensor:
+def _encode_texts(encoder: Encoder, batch: _Batch) -> AnyArray:
     return encoder.text_features([TextInput(row.text or "", row.key) for row, _ in batch])
 
 
-def _encode_both(encoder: JointEncoder, batch: _Batch) -> Tensor:
+def _encode_both(encoder: JointEncoder, batch: _Batch) -> AnyArray:
     return encoder.joint_features(
         [JointInput(picture, row.text or "", row.key, row.image is not None) for row, picture in batch]
     )
@@ -193,7 +145,7 @@ def _encode(
     rows: Sequence[FeatureRow],
     keys: Sequence[Hashable],
     encoder: AnyEncoder,
-    encode: Callable[[AnyEncoder, _Batch], Tensor],
+    encode: Callable[[AnyEncoder, _Batch], AnyArray],
     bad: dict[Path | None, BadImage] | None,
 ) -> _Encoded:
     """Encode a row of each key but None. Two threads decode the images that the encoder needs.
@@ -221,7 +173,7 @@ def _encode(
                 else:
                     bad[row.image] = picture
             if readable:
-                parts.append(encode(encoder, readable).cpu().numpy())
+                parts.append(as_array(encode(encoder, readable)))
     return _join(parts, good, encoder)
 
 

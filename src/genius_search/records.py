@@ -51,6 +51,8 @@ class Modality(StrEnum):
                 raise UsageError("a record needs an image or a text, and this one has neither")
 
 
+NUM_MODALITIES: Final = len(Modality)
+
 TASKS: Final[dict[int, tuple[Modality, Modality]]] = {
     0: (Modality.TEXT, Modality.IMAGE),
     1: (Modality.TEXT, Modality.TEXT),

@@ -23,11 +23,11 @@ from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import UsageError
 from genius_search.index.adding import feature_rows, open_pool, stamp_of
 from genius_search.model import MODEL_FILE, Genius
+from genius_search.nn.codebooks import KIND as QUANTIZER
 from genius_search.nn.generator import KIND as GENERATOR
 from genius_search.nn.generator import write_generator
 from genius_search.nn.health import Health, measure_health
 from genius_search.nn.ids import RESIDUAL
-from genius_search.nn.quantizer import KIND as QUANTIZER
 from genius_search.nn.quantizer import Quantizer, encode, fuse, write_quantizer
 from genius_search.progress import Progress
 from genius_search.training.codebooks import draw_ids

@@ -25,18 +25,11 @@ from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
 from genius_search.index.settings import Tuned
 from genius_search.index.snapshot import Snapshot
-from genius_search.nn.density import decode_densities
+from genius_search.nn.columns import decode_densities
 from genius_search.progress import Progress
 from genius_search.search.beam import search
-from genius_search.search.rank import (
-    Evidence,
-    Vectors,
-    all_ids,
-    append_bias,
-    append_one,
-    exact_search,
-    rank_items,
-)
+from genius_search.search.exact import append_bias, append_one, exact_search
+from genius_search.search.rank import Evidence, Vectors, all_ids, rank_items
 
 FIRST: Final = 5
 """A query is answered when a right answer is among this many first hits."""

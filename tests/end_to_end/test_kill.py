@@ -24,7 +24,7 @@ from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.index.index import Index
 from genius_search.index.items import Item
-from genius_search.index.writer import WORK
+from genius_search.index.store import WORK
 from genius_search.model import Genius
 
 KILLS = int(os.environ.get("GENIUS_KILLS", "2"))

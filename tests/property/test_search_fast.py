@@ -116,14 +116,14 @@ class Drawn:
 
     def find(self, fast=None):
         return find(
-            self.decoder,
+            lambda: self.decoder,
             fast,
             self.parts,
-            self.queries,
+            self.queries.numpy(),
             self.wanted,
             self.case.config,
             evidence=self.evidence,
-            embeddings=list(self.queries),
+            embeddings=list(self.queries.numpy()),
         )
 
 
@@ -187,14 +187,14 @@ def test_numpy_leaves_large_batches_to_pytorch_and_the_library_does_not(plain, m
     drawn.queries = drawn.queries[:1].repeat(17, 1)
     drawn.wanted = drawn.wanted[:1] * 17
     found = find(
-        drawn.decoder,
+        lambda: drawn.decoder,
         fast,
         drawn.parts,
-        drawn.queries,
+        drawn.queries.numpy(),
         drawn.wanted,
         SearchConfig(rerank="codes"),
         evidence=drawn.evidence,
-        embeddings=list(drawn.queries),
+        embeddings=list(drawn.queries.numpy()),
     )
     assert (asked, len(found)) == (([], 17) if type(fast) is NumpySearch else ([17], 0))
 
@@ -319,8 +319,8 @@ def test_products_of_stored_bytes_are_those_of_their_vectors(request, monkeypatc
     vectors = ByteVectors(values, random.random(50).astype(np.float16))
     query = random.standard_normal(dim).astype(np.float32)
     for rows in (random.integers(0, 50, 30), np.array([49]), np.zeros(0, dtype=np.int64)):
-        expected = vectors(rows).numpy() @ query
-        lengths = np.linalg.norm(vectors(rows).numpy(), axis=1) * np.linalg.norm(query)
+        expected = vectors(rows) @ query
+        lengths = np.linalg.norm(vectors(rows), axis=1) * np.linalg.norm(query)
         np.testing.assert_array_less(np.abs(vectors.products(rows, query) - expected), 5e-5 * lengths + 1e-9)
     with pytest.raises(IndexError):
         vectors.products(np.array([0, 50]), query)

@@ -129,15 +129,20 @@ def lab_commands() -> dict[str, dict[str, str]]:
     return groups
 
 
+def own_commands() -> dict[str, str]:
+    """Return module and class of the product's commands by their names."""
+    return {name: place for commands in COMMANDS.values() for name, place in commands.items()}
+
+
 def all_commands() -> dict[str, str]:
     """Return every command's module and class by its name."""
-    groups: Mapping[str, Mapping[str, str]] = {**COMMANDS, **lab_commands()}
-    return {name: place for commands in groups.values() for name, place in commands.items()}
+    plugins = {name: place for commands in lab_commands().values() for name, place in commands.items()}
+    return own_commands() | plugins
 
 
 def find(name: str) -> type[Command]:
     """Return the class of a command."""
-    module, _, kind = all_commands()[name].partition(":")
+    module, _, kind = (own_commands().get(name) or all_commands()[name]).partition(":")
     found: type[Command] = getattr(importlib.import_module(module), kind)
     return found
 
@@ -202,8 +207,8 @@ def _preset_default(kind: type[Command], arguments: Sequence[str]) -> Any:
 
 
 def _command_name(words: Sequence[str]) -> str | None:
-    known = all_commands()
-    return next((name for size in (2, 1) if (name := " ".join(words[:size])) in known), None)
+    names = [" ".join(words[:size]) for size in (2, 1)]
+    return next((name for known in (own_commands, all_commands) for name in names if name in known()), None)
 
 
 def _print_overview(words: Sequence[str], groups: Mapping[str, Mapping[str, str]]) -> int:

@@ -228,6 +228,3 @@ def _spread(packed: Tensor, places: np.ndarray) -> Tensor:
 
 def _joined(paths: list[Path], name: str, kind: type[np.generic]) -> np.ndarray:
     return np.concatenate([np.zeros(0, kind), *(np.load(path / f"{name}.npy") for path in paths)], dtype=kind)
-
-
-NUM_MODALITIES: Final = 3

@@ -21,6 +21,8 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
 from genius_search.errors import BadImage
 
+SHORTEST_SIDE: Final = 256
+"""Images are decoded at no less than this size in pixels, at which M-BEIR stores them (deviation 22)."""
 MAX_PIXELS: Final = 50_000_000
 """Pictures that would decode to more pixels than this are refused (150 MB as RGB)."""
 

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from genius_search.data.features import NUM_MODALITIES, Features
+from genius_search.data.features import Features
 from genius_search.errors import BadData
-from genius_search.records import Query, candidate_number, query_number
+from genius_search.records import NUM_MODALITIES, Query, candidate_number, query_number
 
 
 class Batch(NamedTuple):

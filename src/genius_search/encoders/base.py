@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
-
-import torch
-from jaxtyping import Float
-from PIL import Image
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from genius_search.errors import MissingExtra, UsageError
+from genius_search.nn.arrays import AnyArray
 from genius_search.registry import find_part
 
-Input = TypeVar("Input")
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 class ItemKey(NamedTuple):
@@ -56,7 +52,10 @@ class JointInput(NamedTuple):
 
 @runtime_checkable
 class Encoder(Protocol):
-    """An encoder of images and texts into unnormalised features, one row per input."""
+    """An encoder of images and texts into unnormalised features, one row per input.
+
+    Features are NumPy arrays or PyTorch tensors, of shape (inputs, dim).
+    """
 
     @property
     def spec(self) -> str:
@@ -78,11 +77,11 @@ class Encoder(Protocol):
         """Whether images must be decoded; False when features are looked up or only texts are read."""
         ...
 
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+    def image_features(self, images: Sequence[ImageInput]) -> AnyArray:
         """Return the features of images."""
         ...
 
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+    def text_features(self, texts: Sequence[TextInput]) -> AnyArray:
         """Return the features of texts."""
         ...
 
@@ -99,7 +98,7 @@ class JointEncoder(Encoder, Protocol):
     UniIR's CLIP-FF and BLIP-FF do. The vector is stored as the text feature, and the image feature is absent.
     """
 
-    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+    def joint_features(self, items: Sequence[JointInput]) -> AnyArray:
         """Return one unnormalised vector for each image and text together."""
         ...
 
@@ -154,9 +153,7 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
 
             return open_precomputed(Path(place).expanduser())
         case "text":
-            from genius_search.encoders.pretrained import open_text_encoder  # noqa: PLC0415
-
-            return open_text_encoder(place, download=download, device=device)
+            return _load_text(place, download=download, device=device)
         case "uniir":
             from genius_search.encoders.uniir import load_uniir  # noqa: PLC0415
 
@@ -168,6 +165,16 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
             return find_part("encoders", kind, built_in)(place, download=download, device=device)
 
 
+def _load_text(name: str, *, download: bool, device: str) -> Encoder:
+    from genius_search.encoders.static import WORDLLAMA, StaticEncoder, is_static  # noqa: PLC0415
+
+    if name == WORDLLAMA or is_static(Path(name).expanduser()):
+        return StaticEncoder(name)
+    from genius_search.encoders.pretrained import open_text_encoder  # noqa: PLC0415
+
+    return open_text_encoder(name, download=download, device=device)
+
+
 def need_transformers() -> None:
     """Raise :class:`MissingExtra` where transformers is not installed."""
     if importlib.util.find_spec("transformers") is None:
@@ -176,90 +183,10 @@ def need_transformers() -> None:
         )
 
 
-def decoded_images(images: Sequence[ImageInput]) -> list[Image.Image]:
-    """Return the images themselves; raise :class:`UsageError` where one was not decoded."""
-    for image in images:
-        if image.image is None:
-            raise UsageError(f"{image.key.role} {image.key.id}: this encoder needs the image itself, decoded")
-    return [image.image for image in images if image.image is not None]
-
-
-def in_batches(
-    encode: Callable[[Sequence[Input]], Tensor], items: Sequence[Input], *, size: int, dim: int
-) -> Float[Tensor, "items dim"]:
-    """Encode ``size`` items at a time, and return the features on the CPU."""
-    parts = [encode(items[start : start + size]).cpu() for start in range(0, len(items), size)]
-    return torch.cat([torch.zeros(0, dim), *parts])
-
-
-class BatchTextEncoder:
-    """A base of encoders of texts that run a network, batch by batch."""
-
-    batch_size: int = 64
-    dim: int
-
-    @abstractmethod
-    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of texts."""
-
-    @torch.inference_mode()
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Return the features of texts, cut at the encoder's maximum length."""
-        words = [text.text for text in texts]
-        return in_batches(self.encode_texts, words, size=self.batch_size, dim=self.dim)
-
-
-class TextEncoder(BatchTextEncoder):
-    """A base of encoders that read texts only."""
-
-    needs_pixels: bool = False
-    reads_images: bool = False
-
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Raise :class:`UsageError` for any image."""
-        if images:
-            key = images[0].key
-            raise UsageError(
-                f"this encoder reads texts only, and {key.role} {key.id} has an image; use clip or siglip"
-            )
-        return torch.zeros(0, self.dim)
-
-
-class BatchEncoder(BatchTextEncoder):
-    """A base of encoders of images and texts that run a network, batch by batch."""
-
-    needs_pixels: bool = True
-
-    @abstractmethod
-    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of images."""
-
-    @torch.inference_mode()
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Return the features of images."""
-        return in_batches(self.encode_images, decoded_images(images), size=self.batch_size, dim=self.dim)
-
-
-class BatchJointEncoder:
-    """A base of joint encoders that run a network, batch by batch."""
-
-    needs_pixels: bool = True
-    batch_size: int = 64
-    dim: int
-
-    @abstractmethod
-    def encode_items(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
-        """Return the vectors of a batch of items, in each of which image or text may be missing."""
-
-    @torch.inference_mode()
-    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
-        """Return one vector for each image and text together."""
-        return in_batches(self.encode_items, items, size=self.batch_size, dim=self.dim)
-
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Return the vectors of images without a text."""
-        return self.joint_features([JointInput(image, "", key, has_image=True) for image, key in images])
-
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Return the vectors of texts without an image."""
-        return self.joint_features([JointInput(None, text, key, has_image=False) for text, key in texts])
+def refuse_images(images: Sequence[ImageInput]) -> None:
+    """Raise :class:`UsageError` if there is an image, for encoders of texts only."""
+    if images:
+        key = images[0].key
+        raise UsageError(
+            f"this encoder reads texts only, and {key.role} {key.id} has an image; use clip or siglip"
+        )

@@ -20,9 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int64
-from torch import Tensor
+from jaxtyping import Float32, Int64
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.encoders.base import ImageInput, ItemKey, TextInput
@@ -81,7 +79,9 @@ class FeatureFile:
         places = np.searchsorted(self.ids, ids).clip(max=len(self.ids) - 1)
         return np.where(self.ids[places] == ids, self.rows[places], -1).astype(np.int64)
 
-    def read(self, rows: Int64[np.ndarray, " items"], keys: Sequence[ItemKey]) -> Float[Tensor, "items dim"]:
+    def read(
+        self, rows: Int64[np.ndarray, " items"], keys: Sequence[ItemKey]
+    ) -> Float32[np.ndarray, "items dim"]:
         """Return rows as 32-bit floats; ``keys`` name their items in errors.
 
         Raises
@@ -95,10 +95,12 @@ class FeatureFile:
                 f"{name_items(keys, absent)} marked as missing in {self.file}, and the records have this "
                 "modality; are the features of another data set?"
             )
-        features = torch.from_numpy(np.asarray(self.features[rows])).float()
+        features: np.ndarray = self.features[rows].astype(np.float32)
         # A sum is finite where every term is, and much faster to compute than a flag per number.
-        if not bool(features.sum().isfinite()):
-            broken = (~features.isfinite()).any(dim=1).nonzero().flatten().tolist()
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = features.sum()
+        if not np.isfinite(total):
+            broken = np.flatnonzero(~np.isfinite(features).all(axis=1)).tolist()
             if broken:
                 key = keys[broken[0]]
                 raise BadData(
@@ -146,15 +148,15 @@ class PrecomputedEncoder:
         """Return a hash of a file's contents."""
         return file_fingerprint(file)
 
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
         """Return the features of known images."""
         return self.look_up("image", [image.key for image in images])
 
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
         """Return the features of known texts, whatever the text says now."""
         return self.look_up("text", [text.key for text in texts])
 
-    def look_up(self, part: str, keys: Sequence[ItemKey]) -> Float[Tensor, "items dim"]:
+    def look_up(self, part: str, keys: Sequence[ItemKey]) -> Float32[np.ndarray, "items dim"]:
         """Return the features of items by id; a file that holds an id comes before later ones.
 
         Raises
@@ -174,7 +176,7 @@ class PrecomputedEncoder:
         groups: dict[tuple[Role, str | None], list[int]] = {}
         for place, key in enumerate(keys):
             groups.setdefault((key.role, key.split), []).append(place)
-        features = torch.empty(len(keys), self.dim)
+        features = np.empty((len(keys), self.dim), dtype=np.float32)
         for places in groups.values():
             left = np.array(places)
             files = self.files_of(part, keys[places[0]])
@@ -183,7 +185,7 @@ class PrecomputedEncoder:
                 rows = file.find(ids)
                 known = rows >= 0
                 here = left[known]
-                features[torch.from_numpy(here)] = file.read(rows[known], [keys[place] for place in here])
+                features[here] = file.read(rows[known], [keys[place] for place in here])
                 left, ids = left[~known], ids[~known]
             if len(left):
                 first = files[0]

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.artifact import file_fingerprint, fingerprint_of, read_json
-from genius_search.encoders.base import BatchEncoder, TextEncoder, TextInput, need_transformers
-from genius_search.encoders.static import WORDLLAMA, StaticEncoder, is_static
+from genius_search.encoders.base import TextInput, need_transformers
+from genius_search.encoders.batches import BatchEncoder, TextEncoder
+from genius_search.encoders.static import StaticEncoder, is_static
 from genius_search.encoders.texts import MAX_TOKENS, check_tokenizer, cut_texts
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.hub.access import ENCODER_FILES, is_path
@@ -415,15 +416,13 @@ class SentenceEncoder(TextEncoder, PretrainedEncoder):
 
 
 def open_text_encoder(name: str, *, download: bool, device: str) -> SentenceEncoder | StaticEncoder:
-    """Open the encoder that ``text:`` names: static embeddings, or a sentence embedder.
+    """Open the encoder that ``text:`` names and that is not in a folder of static embeddings.
 
     Raises
     ------
     ArtifactMissing, ArtifactMismatch, MissingExtra, NetworkNeeded
         The encoder cannot be opened.
     """
-    if name == WORDLLAMA:
-        return StaticEncoder(name)
     folder = find_checkpoint(name, download=download)
     if is_static(folder):
         return StaticEncoder(name, folder)

@@ -35,13 +35,11 @@ from genius_search.artifact import fingerprint_of, read_json
 from genius_search.config import SmallEncoderConfig, from_json, to_json
 from genius_search.data.features import FeatureBatch
 from genius_search.encoders.base import (
-    BatchEncoder,
-    BatchJointEncoder,
     ImageInput,
     JointInput,
-    decoded_images,
     need_transformers,
 )
+from genius_search.encoders.batches import BatchEncoder, BatchJointEncoder, decoded_images
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, describe
 from genius_search.encoders.texts import cut_texts, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
-from jaxtyping import Float
+from jaxtyping import Float32
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
-from genius_search.encoders.base import TextEncoder
+from genius_search.encoders.base import ImageInput, TextInput, refuse_images
 from genius_search.encoders.texts import check_tokenizer, cut_texts
 from genius_search.errors import ArtifactMismatch, MissingExtra
 
@@ -54,7 +52,7 @@ def _find_wordllama() -> tuple[Path, ...]:
     return tuple(Path(spec.submodule_search_locations[0]) / name for name in _WORDLLAMA_FILES)
 
 
-class StaticEncoder(TextEncoder):
+class StaticEncoder:
     """Static embeddings: the normalised mean of token vectors, a few microseconds a text.
 
     Parameters
@@ -72,7 +70,8 @@ class StaticEncoder(TextEncoder):
         The files are not those of static embeddings.
     """
 
-    batch_size = 1024
+    needs_pixels = False
+    reads_images = False
 
     def __init__(self, name: str | Path, folder: Path | None = None) -> None:
         try:
@@ -104,7 +103,15 @@ class StaticEncoder(TextEncoder):
         """A hash of weights, tokenizer and settings."""
         return fingerprint_of([file_fingerprint(file) for file in self._files])
 
-    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
-        """Return the vectors of a batch of texts."""
-        beginnings = cut_texts(texts, max_tokens=_MAX_TOKENS)
-        return torch.from_numpy(self._model.encode(beginnings, use_multiprocessing=False)).float()
+    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
+        """Return the vectors of texts, cut at the maximum length."""
+        if not texts:
+            return np.zeros((0, self.dim), dtype=np.float32)
+        beginnings = cut_texts([text.text for text in texts], max_tokens=_MAX_TOKENS)
+        vectors = self._model.encode(beginnings, use_multiprocessing=False)
+        return np.asarray(vectors, dtype=np.float32)
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
+        """Raise :class:`UsageError` for any image."""
+        refuse_images(images)
+        return np.zeros((0, self.dim), dtype=np.float32)

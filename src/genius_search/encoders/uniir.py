@@ -22,14 +22,12 @@ from torch import Tensor, nn
 from genius_search.artifact import MANIFEST, Manifest, open_artifact, read_json
 from genius_search.config import EncoderKind
 from genius_search.encoders.base import (
-    BatchEncoder,
-    BatchJointEncoder,
     Encoder,
     ImageInput,
     JointInput,
-    decoded_images,
     need_transformers,
 )
+from genius_search.encoders.batches import BatchEncoder, BatchJointEncoder, decoded_images
 from genius_search.encoders.clip_tokens import END, token_rows
 from genius_search.encoders.pretrained import ClipEncoder, check_settings, load_image_processor
 from genius_search.encoders.texts import cut_texts, read_tokenizer

@@ -27,10 +27,10 @@ from genius_search.embed import FeatureRow, encode_shard
 from genius_search.encoders.base import ItemKey
 from genius_search.errors import BadData, plural
 from genius_search.index.items import Item
-from genius_search.index.store import IndexManifest, ItemArrays, StoredEmbeddings
-from genius_search.index.writer import WORK, Writer, keep_pictures, picture_name, remove_work
+from genius_search.index.store import WORK, IndexManifest, ItemArrays, StoredEmbeddings
+from genius_search.index.writer import Writer, keep_pictures, picture_name, remove_work
 from genius_search.model import Genius
-from genius_search.nn.density import DENSITY_STEPS, HALF_NORM_STEPS
+from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.progress import Progress, Silent
 from genius_search.records import Candidate, Modality, candidate_number, format_text
 

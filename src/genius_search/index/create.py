@@ -34,13 +34,15 @@ from genius_search.index.relevance import fit_relevance
 from genius_search.index.store import (
     CURRENT,
     DELETED,
+    LOCK,
     OWN_MODEL,
     SEGMENTS,
+    WORK,
     EmbeddingType,
     IndexManifest,
     StoredEmbeddings,
 )
-from genius_search.index.writer import LOCK, WORK, Writer, one_writer, remove_work
+from genius_search.index.writer import Writer, one_writer, remove_work
 from genius_search.model import Genius
 from genius_search.nn.fusion import SumFusion
 from genius_search.progress import Progress

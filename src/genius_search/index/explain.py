@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import torch
 
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
@@ -234,7 +235,8 @@ def explain(
     )
     request = query.request
     width = max(request.beam or config.beam, request.k)
-    target = Target(model.decoder, snapshot.tree, query.embedding, codes, query.level0, query.restriction)
+    embedding = torch.from_numpy(query.embedding[None])
+    target = Target(model.decoder, snapshot.tree, embedding, codes, query.level0, query.restriction)
     steps = score_path(target, config.scores)
     traced = trace(target, config, width)
     lost_at = traced.lost_at
@@ -247,7 +249,7 @@ def explain(
         evidence=evidence_of(model, snapshot),
         k=max(1, snapshot.num_alive),
         restriction=query.restriction,
-        for_codes=query.embedding[0],
+        for_codes=query.embedding,
     )
     there = np.flatnonzero((found.parts == place.part) & (found.items == place.row))
     return Explanation(

@@ -8,8 +8,6 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
-from PIL import Image
-
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.filters import Filter
@@ -28,6 +26,8 @@ from genius_search.progress import Progress, Silent
 from genius_search.records import Modality
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from genius_search.index.adding import Added, ItemOutcome, NewItem
     from genius_search.index.explain import CodeNode, Explanation, SharedPage
     from genius_search.index.verify import IndexInfo, Verified
@@ -538,7 +538,7 @@ class Index:
         if manifest.tuned is not None:
             return manifest.tuned.search
         usual = self.model.usual_search
-        if self.model.generator is None and manifest.embeddings == "fused":
+        if not self.model.has_generator and manifest.embeddings == "fused":
             return dataclasses.replace(usual, rerank="embeddings")
         return usual
 
@@ -581,7 +581,7 @@ class Index:
         model, snapshot = self.model, Snapshot.open(self.folder)
         manifest = snapshot.manifest
         if manifest.model_fingerprint != model.fingerprint and manifest.has_own_model:  # it was refitted
-            model = Genius.open(manifest.locate_model(self.folder), device=str(model.quantizer.device))
+            model = Genius.open(manifest.locate_model(self.folder), device=model.device)
         _check_model(snapshot, model)
         return _Opened(stamp, model, snapshot)
 

@@ -21,6 +21,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
     DELETED,
+    LOCK,
     MOST_ATTEMPTS,
     OWN_MODEL,
     SEGMENTS,
@@ -30,7 +31,7 @@ from genius_search.index.store import (
     write_manifest,
 )
 from genius_search.index.verify import verify
-from genius_search.index.writer import LOCK, PICTURES, RESERVE, one_writer
+from genius_search.index.writer import PICTURES, RESERVE, one_writer
 from genius_search.model.publish import check_model, save_model
 
 OBSOLETE: Final = (f"{SEGMENTS}/*", f"{DELETED}/*")

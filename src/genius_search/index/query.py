@@ -8,30 +8,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
-from jaxtyping import Float
-from PIL import Image
-from torch import Tensor
-from torch.nn import functional as F
+from jaxtyping import Float32
 
 from genius_search.config import SearchConfig
-from genius_search.data.images import open_image
-from genius_search.embed import SHORTEST_SIDE, Content, features_of
 from genius_search.encoders.base import ItemKey
+from genius_search.encoders.content import Content, features_of
 from genius_search.errors import UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.items import Item
 from genius_search.index.settings import DEPTH
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.model import Genius
+from genius_search.nn.arrays import as_floats, normalize
 from genius_search.records import Modality, instructed
 from genius_search.search.fast import Wanted
 from genius_search.search.find import find
 from genius_search.search.rank import Evidence, Ranking
 from genius_search.search.table import Restriction
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 MAX_HITS: Final = 10**9
 """Hits or beams that a request may ask for."""
@@ -181,9 +180,9 @@ class EncodedQuery(NamedTuple):
     """Allowed codes at level 0; empty means any."""
     restriction: Restriction | None
     """Allowed items; None means all."""
-    embedding: Float[Tensor, "1 dim"]
+    embedding: Float32[np.ndarray, " dim"]
     """The generator's input."""
-    evidence: Float[Tensor, " dim"]
+    evidence: Float32[np.ndarray, " dim"]
     """The query in the space of the vectors that hits are re-ranked by."""
 
 
@@ -229,9 +228,9 @@ def encode_queries(
     for request in requests:
         request.check()
     if not snapshot.segments:
-        nothing = torch.zeros(1, model.dim)
+        nothing = np.zeros(model.dim, dtype=np.float32)
         return [
-            EncodedQuery(request, number, frozenset(), None, nothing, nothing[0])
+            EncodedQuery(request, number, frozenset(), None, nothing, nothing)
             for number, request in enumerate(requests)
         ]
     constraints = constraints or [find_constraints(model, snapshot, request) for request in requests]
@@ -258,8 +257,8 @@ def encode_queries(
         single, chain.from_iterable(constraints), strict=True
     ):
         vectors = [next(encoded if part.id is None else from_items) for part in request.all_parts()]
-        fused, evidence = _weighted_sum([part.weight for part in request.all_parts()], torch.stack(vectors))
-        queries.append(EncodedQuery(request, number, level0, restriction, fused[None], evidence))
+        fused, evidence = _weighted_sum([part.weight for part in request.all_parts()], np.stack(vectors))
+        queries.append(EncodedQuery(request, number, level0, restriction, fused, evidence))
     return queries
 
 
@@ -325,10 +324,10 @@ def _search(
         for query in queries
     ]
     answers = find(
-        model.decoder,
+        lambda: model.decoder,
         model.fast,
         snapshot.parts,
-        torch.cat([query.embedding for query in queries]),
+        np.stack([query.embedding for query in queries]),
         wanted,
         config,
         evidence=evidence_of(model, snapshot),
@@ -380,8 +379,8 @@ def _rate_texts(
         if snapshot.vectors is None:
             vectors = model.ranker.vectors(snapshot.parts[part].table.ids[ranking.rows[own]])
         else:
-            vectors = snapshot.vectors[part](ranking.items[own])
-        cosines[own] = (F.normalize(vectors, dim=-1) @ query.embedding[0]).numpy()
+            vectors = as_floats(snapshot.vectors[part](ranking.items[own]))
+        cosines[own] = normalize(vectors) @ query.embedding
     rated = scale.rate(cosines, snapshot.num_alive).tolist()
     return [rate if item.modality is Modality.TEXT else None for rate, item in zip(rated, items, strict=True)]
 
@@ -417,6 +416,8 @@ def _content(model: Genius, snapshot: Snapshot, request: SearchRequest, part: Se
     """Return the image and text of one part, as the encoder reads them."""
     image = part.image
     if isinstance(image, str | Path):
+        from genius_search.data.images import SHORTEST_SIDE, open_image  # noqa: PLC0415  for images only
+
         image = open_image(Path(image), shortest_side=SHORTEST_SIDE)
     instruction = request.instruction
     if not instruction:
@@ -428,34 +429,37 @@ def _content(model: Genius, snapshot: Snapshot, request: SearchRequest, part: Se
 
 def _encode(
     model: Genius, contents: Sequence[Content], *, is_raw: bool
-) -> Float[Tensor, "contents 2 dim"] | list[Tensor]:
+) -> Float32[np.ndarray, "contents 2 dim"]:
     """Return two vectors of each content: the generator's input, and the one that hits are re-ranked by."""
     if not contents:
-        return []
+        return np.zeros((0, 2, model.dim), dtype=np.float32)
     features = features_of(model.encoder, contents)
-    fused = model.embed(features)
-    evidence = F.normalize(features.total(), dim=-1) if is_raw else fused
-    return torch.stack([fused, evidence], dim=1)
+    fused = model.fuse(features.image, features.text)
+    return np.stack([fused, normalize(features.total()) if is_raw else fused], axis=1)
 
 
-def _item_vectors(model: Genius, snapshot: Snapshot, item_id: str, *, is_raw: bool) -> Float[Tensor, "2 dim"]:
+def _item_vectors(
+    model: Genius, snapshot: Snapshot, item_id: str, *, is_raw: bool
+) -> Float32[np.ndarray, "2 dim"]:
     """Return the two vectors of an item: its stored embedding, or the vector of its ID."""
     place = snapshot.place_of(item_id)
-    of_codes = F.normalize(model.ranker.vectors(snapshot.id_at(place)[None]), dim=-1)[0]
+    of_codes = normalize(model.ranker.vectors(snapshot.id_at(place)[None]))[0]
     if snapshot.vectors is None:
-        return torch.stack([of_codes, of_codes])
-    stored = snapshot.vectors[place.part](np.array([place.row]))[0]
+        return np.stack([of_codes, of_codes])
+    stored = as_floats(snapshot.vectors[place.part](np.array([place.row])))[0]
     if snapshot.manifest.embeddings == "fused":
-        return torch.stack([stored, stored])
-    return torch.stack([of_codes, stored if is_raw else of_codes])
+        return np.stack([stored, stored])
+    return np.stack([of_codes, stored if is_raw else of_codes])
 
 
-def _weighted_sum(weights: Sequence[float], vectors: Float[Tensor, "parts 2 dim"]) -> Float[Tensor, "2 dim"]:
+def _weighted_sum(
+    weights: Sequence[float], vectors: Float32[np.ndarray, "parts 2 dim"]
+) -> Float32[np.ndarray, "2 dim"]:
     """Return the weighted sum of the parts, scaled to unit length. A single part is returned unchanged."""
     if len(weights) == 1 and weights[0] > 0:
-        return vectors[0]
-    factors = torch.tensor(weights)
-    totals = torch.einsum("p,pcd->cd", factors, vectors)
-    if not bool((totals.norm(dim=-1) > MIN_LENGTH * factors.abs().max()).all()):
+        return np.asarray(vectors[0])
+    factors = np.array(weights, dtype=np.float32)
+    totals: np.ndarray = np.tensordot(factors, vectors, axes=1)
+    if not (np.linalg.norm(totals, axis=-1) > MIN_LENGTH * np.abs(factors).max()).all():
         raise UsageError("the parts of the query cancel each other out; change their weights")
-    return F.normalize(totals, dim=-1)
+    return normalize(totals)

@@ -9,6 +9,7 @@ import numpy as np
 from genius_search.encoders.base import Encoder, ItemKey, TextInput
 from genius_search.errors import GeniusError
 from genius_search.index.settings import Relevance
+from genius_search.nn.arrays import as_array
 
 MIN_ACCURACY: Final = 0.5
 """Share of queries whose own text must be the most similar; otherwise the encoder does not know English."""
@@ -77,8 +78,8 @@ def fit_relevance(encoder: Encoder) -> Relevance | None:
     queries, texts = zip(*PAIRS, strict=True)
     try:
         rows = (
-            encoder.text_features([TextInput(text, ItemKey("query", "")) for text in queries]).numpy(),
-            encoder.text_features([TextInput(text, ItemKey("candidate", "")) for text in texts]).numpy(),
+            as_array(encoder.text_features([TextInput(text, ItemKey("query", "")) for text in queries])),
+            as_array(encoder.text_features([TextInput(text, ItemKey("candidate", "")) for text in texts])),
         )
     except GeniusError:  # an encoder that looks features up has none for these texts
         return None

@@ -32,7 +32,7 @@ from genius_search.index.store import (
 from genius_search.records import Modality
 from genius_search.search.table import Allowed, Part, Restriction
 
-if TYPE_CHECKING:  # opening an index does not import PyTorch; searching does
+if TYPE_CHECKING:  # opening an index does not rank
     from genius_search.search.rank import MultipliesVectors, Vectors
     from genius_search.search.tree import CodeTree, SharedPrefixes
 
@@ -257,13 +257,11 @@ class Snapshot:
 
 
 def _vectors(segment: Segment) -> Vectors | MultipliesVectors:
-    import torch  # noqa: PLC0415  opening does not need it
-
-    from genius_search.search.compiled import ByteVectors  # noqa: PLC0415
+    from genius_search.search.compiled import ByteVectors  # noqa: PLC0415  opening does not need it
 
     if segment.embeddings is not None and segment.scales is not None:
         return ByteVectors(segment.embeddings, segment.scales)
-    return lambda rows: torch.from_numpy(segment.vectors(rows))
+    return segment.vectors
 
 
 @contextlib.contextmanager

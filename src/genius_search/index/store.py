@@ -281,6 +281,9 @@ OWN_MODEL: Final = "./model"
 """The model of an index that was created with an encoder alone, inside the index; a refit adds a number."""
 SEGMENTS: Final = "segments"
 DELETED: Final = "deleted"
+WORK: Final = ".work"
+"""Folder inside the index for the saved work of an interrupted run."""
+LOCK: Final = ".lock"
 FORMAT: Final = 5
 """4 added norm and density after an ID's codes; 5 added tables of fields to item stores."""
 OLDEST_FORMAT: Final = 4

@@ -35,10 +35,12 @@ from genius_search.index.store import (
     DELETED,
     DELETED_NAME,
     KIND,
+    LOCK,
     NAME,
     NO_PLACE,
     REMEDY,
     SEGMENTS,
+    WORK,
     ArraysWriter,
     IndexManifest,
     ItemArrays,
@@ -163,10 +165,6 @@ def alive_items(segment: Segment) -> Iterator[Item]:
     return items if alive is None else itertools.compress(items, alive)
 
 
-WORK: Final = ".work"
-"""Folder inside the index for the saved work of an interrupted run."""
-
-
 def remove_work(folder: Path) -> None:
     """Remove the saved work of an interrupted run; requires the writer's lock."""
     shutil.rmtree(folder / WORK, ignore_errors=True)
@@ -181,7 +179,6 @@ def work_bytes(folder: Path) -> int:
     return found
 
 
-LOCK: Final = ".lock"
 RESERVE: Final = ".reserve"
 """File whose room is used to delete items, or to compact, when the disk is full."""
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)

@@ -19,7 +19,7 @@ from genius_search.data.features import Features
 from genius_search.index.adding import encode_batch
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.model import Genius
-from genius_search.nn.density import DENSITY_STEPS, HALF_NORM_STEPS
+from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.nn.health import Health, examine
 from genius_search.progress import Progress
 

@@ -18,10 +18,11 @@ from genius_search.data.features import Features
 from genius_search.index.store import ItemArrays
 from genius_search.lab.runs import Hit
 from genius_search.model import Genius
-from genius_search.nn.density import decode_densities
+from genius_search.nn.columns import decode_densities
 from genius_search.records import candidate_number, did_of
 from genius_search.search.beam import search
-from genius_search.search.rank import Evidence, append_bias, append_one, exact_search, rank_items
+from genius_search.search.exact import append_bias, append_one, exact_search
+from genius_search.search.rank import Evidence, rank_items
 from genius_search.search.table import IdTable, Part
 
 DEPTH: Final = 50

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search import embed as encoder_input
 from genius_search.config import SearchConfig, checked
 from genius_search.data.features import FeatureBatch
+from genius_search.encoders import content as encoder_input
 from genius_search.encoders.base import ItemKey
 from genius_search.errors import BadData, MissingExtra, UsageError
 from genius_search.index.adding import encode_batch
@@ -323,12 +324,18 @@ class MtebModel:
     def _features(
         self, contents: Sequence[Content], role: Literal["query", "candidate"], texts: Sequence[str]
     ) -> FeatureBatch:
-        return encoder_input.features_of(
+        found = encoder_input.features_of(
             self.model.encoder,
             [
                 encoder_input.Content(one.image, text, ItemKey(role, one.id))
                 for one, text in zip(contents, texts, strict=True)
             ],
+        )
+        return FeatureBatch(
+            torch.from_numpy(found.image),
+            torch.from_numpy(found.text),
+            torch.tensor([one.image is not None for one in contents]),
+            torch.tensor([bool(text) for text in texts]),
         )
 
     def _rank(

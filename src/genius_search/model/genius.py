@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int, Int64, Integer, UInt8
-from torch import Tensor
+from jaxtyping import Float, Float32, Int, Int64, Integer, UInt8
 
+from genius_search.artifact import open_artifact
 from genius_search.config import USUAL_SEARCH, SearchConfig
-from genius_search.data.features import FeatureBatch
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.model.file import (
@@ -27,15 +25,22 @@ from genius_search.model.file import (
     ModelPart,
     read_model_file,
 )
-from genius_search.nn.generator import Generator, TrainedGenerator, load_generator
-from genius_search.nn.ids import RESIDUAL, TrainedIds, apply_scheme, load_ids, residual_ids
-from genius_search.nn.parallel import usable
-from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer, load_quantizer
+from genius_search.nn.arrays import as_array, as_floats
+from genius_search.nn.codebooks import KIND as QUANTIZER
+from genius_search.nn.codebooks import Codebooks, StoredQuantizer
 from genius_search.records import Modality
-from genius_search.search.decoder import Decoder, GeometricDecoder, GuidedDecoder, T5Decoder
 from genius_search.search.fast import NumpySearch
-from genius_search.search.find import fast_search
+from genius_search.search.find import fast_search, quick_search
 from genius_search.search.rank import CodeRanker
+
+if TYPE_CHECKING:  # searching needs no PyTorch, unless the model has parts that NumPy does not know
+    from torch import Tensor
+
+    from genius_search.data.features import FeatureBatch
+    from genius_search.nn.generator import Generator, TrainedGenerator
+    from genius_search.nn.ids import IdScheme, TrainedIds
+    from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer
+    from genius_search.search.decoder import Decoder, GeometricDecoder
 
 
 class Genius:
@@ -52,20 +57,22 @@ class Genius:
         self,
         folder: Path,
         encoder: Encoder,
-        quantizer: TrainedQuantizer,
+        quantizer: TrainedQuantizer | StoredQuantizer,
         generator: TrainedGenerator | None,
         instructions: Sequence[KnownInstruction],
         fingerprint: str,
         ids: TrainedIds | None = None,
+        *,
+        device: str = "cpu",
     ) -> None:
         self.folder = folder
         self.encoder = encoder
-        self.quantizer: Quantizer = quantizer.quantizer
+        self.device = device
+        self._quantizer = quantizer
         self.quantizer_manifest = quantizer.manifest
         self.generator: Generator | None = None if generator is None else generator.generator
         self.generator_manifest = None if generator is None else generator.manifest
-        self.ids = ids or residual_ids(self.quantizer)
-        """Scheme that assigns IDs to items; by default the quantizer's."""
+        self._ids = ids
         self.instructions = tuple(instructions)
         self.fingerprint = fingerprint
 
@@ -92,12 +99,22 @@ class Genius:
             if cached != folder:
                 check_model(cached)
                 folder = cached
-        usable(device)
+        if device != "cpu":
+            from genius_search.nn.parallel import usable  # noqa: PLC0415  as below
+
+            usable(device)
         parts = read_model_file(folder)
         encoder = load_encoder(parts.encoder.in_folder(folder), download=download, device=device)
-        quantizer = load_quantizer(folder / "quantizer", device=device)
-        generator = None if parts.generator is None else load_generator(folder / "generator", device=device)
-        ids = None if parts.ids is None else load_ids(folder / "ids", quantizer.quantizer)
+        quantizer = _open_quantizer(folder / "quantizer", device)
+        generator, ids = None, None
+        if parts.generator is not None:
+            from genius_search.nn.generator import load_generator  # noqa: PLC0415  as below
+
+            generator = load_generator(folder / "generator", device=device)
+        if parts.ids is not None:
+            from genius_search.nn.ids import load_ids  # noqa: PLC0415  most models have none
+
+            ids = load_ids(folder / "ids", quantizer.quantizer)
         found = {"encoder": encoder.fingerprint, "quantizer": quantizer.manifest.fingerprint}
         if generator is not None:
             found["generator"] = generator.manifest.fingerprint
@@ -109,7 +126,16 @@ class Genius:
                     f"{folder}: the {part} is not the one this model was finished with (a later training was "
                     "interrupted, or the file changed); run `genius fit` again"
                 )
-        return Genius(folder, encoder, quantizer, generator, parts.instructions, parts.fingerprint, ids)
+        return Genius(
+            folder,
+            encoder,
+            quantizer,
+            generator,
+            parts.instructions,
+            parts.fingerprint,
+            ids,
+            device=device,
+        )
 
     @staticmethod
     def from_pretrained(
@@ -229,25 +255,52 @@ class Genius:
         sizes = " × ".join(str(size) for size in self.sizes)
         return f"<Genius {self.folder}, fingerprint {self.fingerprint[:12]}, ID {sizes}>"
 
+    @cached_property
+    def quantizer(self) -> Quantizer:
+        """The quantizer in PyTorch, which encodes items."""
+        return self._quantizer.quantizer
+
+    @cached_property
+    def ids(self) -> TrainedIds:
+        """Scheme that assigns IDs to items; by default the quantizer's."""
+        from genius_search.nn.ids import residual_ids  # noqa: PLC0415  assigning needs PyTorch
+
+        return self._ids or residual_ids(self.quantizer)
+
+    @cached_property
+    def codebooks(self) -> Codebooks | None:
+        """The quantizer in NumPy; None if it is of another package."""
+        return self._quantizer.codebooks
+
+    @property
+    def _scheme(self) -> IdScheme | Codebooks | Quantizer:
+        """Sizes and code vectors of the IDs."""
+        return self._ids.scheme if self._ids is not None else (self.codebooks or self.quantizer)
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of codes at each level of an ID."""
-        return self.ids.scheme.sizes
+        return self._scheme.sizes
 
     @property
     def num_levels(self) -> int:
         """Codes in an ID."""
-        return len(self.ids.scheme.sizes)
+        return len(self.sizes)
 
     @property
     def has_modality_level(self) -> bool:
         """True if the first code of an ID encodes the modality."""
-        return self.ids.scheme.has_modality_level
+        return self._scheme.has_modality_level
 
     @property
     def dim(self) -> int:
         """Width of features and embeddings."""
-        return self.quantizer.dim
+        return (self.codebooks or self.quantizer).dim
+
+    @property
+    def has_generator(self) -> bool:
+        """Whether a generator was trained; otherwise IDs are found by the distances of code vectors."""
+        return self.generator is not None
 
     @property
     def trained_generator(self) -> Generator:
@@ -268,6 +321,8 @@ class Genius:
         if decoding is not None:
             own: Decoder = decoding()
             return own
+        from genius_search.search.decoder import GuidedDecoder, T5Decoder  # noqa: PLC0415  needs PyTorch
+
         decoder = T5Decoder(self.generator)
         guide = self.generator.guide
         return decoder if guide is None else GuidedDecoder(decoder, guide)
@@ -275,32 +330,54 @@ class Genius:
     @cached_property
     def router(self) -> GeometricDecoder:
         """A decoder that uses the geometry of the code vectors instead of the generator."""
+        from genius_search.search.decoder import GeometricDecoder  # noqa: PLC0415  needs PyTorch
+
         return GeometricDecoder(self.ids.scheme.tables() or self.quantizer.tables())
 
     @cached_property
     def fast(self) -> NumpySearch | None:
         """A quicker search with the results of :attr:`decoder`; None if there is none for this model."""
-        return None if self.ids.scheme.tables() is None else fast_search(self.decoder, self.ranker)
+        if self._scheme.tables() is None:
+            return None
+        if self.generator is None:
+            return quick_search(self.ranker)
+        return fast_search(self.decoder, self.ranker)
 
     @cached_property
     def ranker(self) -> CodeRanker:
         """Scores IDs by their code vectors; raises an error if the ID scheme has none."""
-        tables = self.ids.scheme.tables()
+        tables = self._scheme.tables()
         return CodeRanker(tables) if tables is not None else _NoRanker(self.ids.name, self.num_levels)
 
     @property
     def usual_search(self) -> SearchConfig:
         """Default search settings of indexes made with this model."""
-        if self.ids.scheme.tables() is None:
+        if self._scheme.tables() is None:
             return replace(USUAL_SEARCH, rerank="none", candidates=0)
         return USUAL_SEARCH
 
-    @torch.no_grad()
     def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:
         """Return fused unit embeddings, on the CPU."""
+        import torch  # noqa: PLC0415  only here
+
         device = self.quantizer.device
-        fused: Tensor = self.quantizer.fusion(features.image.to(device), features.text.to(device))
+        with torch.no_grad():
+            fused: Tensor = self.quantizer.fusion(features.image.to(device), features.text.to(device))
         return fused.cpu()
+
+    def fuse(
+        self, image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
+    ) -> Float32[np.ndarray, "items dim"]:
+        """Return the fused unit embeddings of a few queries, in NumPy if possible; absent features are 0."""
+        if self.codebooks is not None:
+            return self.codebooks.fuse(image, text)
+        import torch  # noqa: PLC0415  only here
+
+        device = self.quantizer.device
+        with torch.no_grad():
+            return as_floats(
+                self.quantizer.fusion(*(torch.from_numpy(part).to(device) for part in (image, text)))
+            )
 
     def encode(
         self,
@@ -317,6 +394,10 @@ class Genius:
         numbers, texts
             for schemes that use them (:class:`genius_search.nn.ids.Candidates`).
         """
+        import torch  # noqa: PLC0415  only here
+
+        from genius_search.nn.ids import apply_scheme  # noqa: PLC0415
+
         codes = torch.from_numpy(modalities.astype(np.int64))
         encoded = self.quantizer.encode_items(features.image, features.text, codes)
         return apply_scheme(self.ids.scheme, encoded, numbers, texts)
@@ -325,14 +406,16 @@ class Genius:
         self, embeddings: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
     ) -> UInt8[Tensor, " items"]:
         """Return the densities of items as stored in an index; 0 if the IDs are not the quantizer's."""
-        if self.ids.name != RESIDUAL:
+        import torch  # noqa: PLC0415  only here
+
+        if self._ids is not None:
             return torch.zeros(len(codes), dtype=torch.uint8)
         return self.quantizer.norm_and_density.item_density(embeddings, codes)
 
     @property
     def level0_is_exact(self) -> bool:
         """True if level-0 codes always match the modality of their items."""
-        return self.has_modality_level and self.quantizer.config.level0 == "assigned"
+        return self.has_modality_level and (self.codebooks or self.quantizer).config.level0 == "assigned"
 
     def level0_codes(self, modality: Modality) -> frozenset[int]:
         """Return the level-0 codes of a modality.
@@ -347,7 +430,8 @@ class Genius:
                 "this model has no modality level, so a modality cannot be forced; describe it in the "
                 "instruction instead"
             )
-        codes = np.flatnonzero(self.quantizer.level0_modality.cpu().numpy() == modality.code)
+        known = as_array((self.codebooks or self.quantizer).level0_modality)
+        codes = np.flatnonzero(known == modality.code)
         if len(codes) == 0:
             raise UsageError(
                 f"no level-0 code of this model is known to stand for {modality.value}; `genius doctor` "
@@ -363,11 +447,21 @@ class Genius:
         return None
 
 
+def _open_quantizer(folder: Path, device: str) -> TrainedQuantizer | StoredQuantizer:
+    """Open a quantizer in NumPy, or in PyTorch if it is of another package or for another device."""
+    manifest = open_artifact(folder, kind=QUANTIZER)
+    if device == "cpu" and manifest.config.get("kind", "residual") == "residual":
+        return StoredQuantizer(manifest)
+    from genius_search.nn.quantizer import load_quantizer  # noqa: PLC0415  needs PyTorch
+
+    return load_quantizer(folder, device=device)
+
+
 class _NoRanker(CodeRanker):
     """Refuses to score IDs that have no code vectors."""
 
     def __init__(self, name: str, num_levels: int) -> None:
-        super().__init__([torch.zeros(1, 1)] * num_levels)
+        super().__init__([np.zeros((1, 1))] * num_levels)
         self._name = name
 
     def _places(self, ids: Integer[np.ndarray, "ids columns"]) -> NoReturn:  # noqa: ARG002

@@ -13,7 +13,6 @@ from typing import Final
 from genius_search import __version__
 from genius_search.artifact import MANIFEST, Manifest, copy_artifact, open_artifact, read_json, write_json
 from genius_search.config import QuantizerConfig, from_json
-from genius_search.data.features import NUM_MODALITIES
 from genius_search.encoders.pretrained import check_files
 from genius_search.encoders.static import WORDLLAMA, is_static
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
@@ -22,6 +21,7 @@ from genius_search.hub.card import LIBRARY, model_card, read_results
 from genius_search.hub.folder import write_folder
 from genius_search.hub.push import check_license
 from genius_search.model.file import FORMAT, MODEL_FILE, PARTS, read_model_file
+from genius_search.records import NUM_MODALITIES
 
 CONFIG_FILE: Final = "config.json"
 """For the hub and other libraries; this package reads ``model.json``."""

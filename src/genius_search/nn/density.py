@@ -23,23 +23,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Float, Float32, Float64, Int, Int16, Int64, Integer, UInt8
+from jaxtyping import Float, Float64, Int, Int16, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-NUM_EXTRA_COLUMNS: Final = 2
-"""Columns stored after an ID's codes: half norm, density."""
+from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST
+
 NEIGHBOURS: Final = 4
 """Number of nearest vectors whose mean cosine is the density."""
-LARGEST: Final = 255
-"""Largest stored value; each number takes one byte."""
-HALF_NORM_STEPS: Final = 160
-"""Steps from 0 to 1: half norms up to 1.59 (|v|² = 3.19) with an error of at most 1/320."""
-DENSITY_STEPS: Final = LARGEST
-"""Steps from 0 to 1, with an error of at most 1/510; negative densities are stored as 0. Where IDs begin with
-a modality code, densities differ by hundredths only, hence the short steps."""
 HASH_BASE: Final = 0x9E3779B97F4A7C15
 """Odd and with irregular bits, as multiplicative hashing requires."""
 SCORES_AT_ONCE: Final = 1 << 22
@@ -155,16 +147,6 @@ class NormAndDensity:
         for level, table in enumerate(self._tables):
             vectors += table[codes[:, level]].double()
         return vectors
-
-
-def decode_half_norms(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray, " ids"]:
-    """Decode half norms from the bytes stored in an index."""
-    return np.asarray(stored / np.float32(HALF_NORM_STEPS), dtype=np.float32)
-
-
-def decode_densities(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray, " ids"]:
-    """Decode densities, of IDs or items, from the bytes stored in an index."""
-    return np.asarray(stored / np.float32(DENSITY_STEPS), dtype=np.float32)
 
 
 def _density(

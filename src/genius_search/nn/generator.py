@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from genius_search.artifact import ArtifactWriter, Manifest, open_artifact
 from genius_search.config import GeneratorConfig
-from genius_search.nn.weights import dim_of, load_weights, settings_of, sizes_of, write_weights
+from genius_search.nn.stored import dim_of, settings_of, sizes_of
+from genius_search.nn.weights import load_weights, write_weights
 from genius_search.registry import find_part
 
 KIND: Final = "generator"

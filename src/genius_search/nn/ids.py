@@ -33,7 +33,8 @@ from torch.nn import functional as F
 from genius_search.artifact import ArtifactWriter, Manifest, open_artifact
 from genius_search.config import TrainingConfig
 from genius_search.errors import ArtifactMismatch
-from genius_search.nn.density import NUM_EXTRA_COLUMNS, NormAndDensity
+from genius_search.nn.columns import NUM_EXTRA_COLUMNS
+from genius_search.nn.density import NormAndDensity
 from genius_search.nn.quantizer import EncodedItems, Quantizer
 from genius_search.progress import Progress
 from genius_search.registry import find_part

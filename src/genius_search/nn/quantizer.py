@@ -20,18 +20,20 @@ from torch.nn import functional as F
 
 from genius_search.artifact import ArtifactWriter, Manifest, open_artifact
 from genius_search.config import QuantizerConfig
-from genius_search.data.features import NUM_MODALITIES, Features
+from genius_search.data.features import Features
 from genius_search.nn import parallel
+from genius_search.nn.arrays import as_array
+from genius_search.nn.codebooks import KIND, WEIGHTS, Codebooks
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.fusion import make_fusion
-from genius_search.nn.weights import dim_of, load_weights, settings_of, write_weights
+from genius_search.nn.stored import dim_of, settings_of
+from genius_search.nn.weights import load_weights, write_weights
+from genius_search.records import NUM_MODALITIES
 from genius_search.registry import find_part
 
 if TYPE_CHECKING:
     from genius_search.nn.health import Health
 
-KIND: Final = "quantizer"
-WEIGHTS: Final = "quantizer.safetensors"
 POOL_SAMPLE: Final = "pool_sample"
 """Name of the pool sample in the weights file; only refitted quantizers have one."""
 CHUNK: Final = 16_384
@@ -434,6 +436,15 @@ class TrainedQuantizer(NamedTuple):
 
     quantizer: Quantizer
     manifest: Manifest
+
+    @property
+    def codebooks(self) -> Codebooks | None:
+        """Copies of the weights that searching needs; None if the quantizer is of another package."""
+        own = self.quantizer
+        if type(own) is not Quantizer:
+            return None
+        weights = {name: as_array(weight).copy() for name, weight in own.state_dict().items()}
+        return Codebooks(own.dim, own.config, weights)
 
 
 def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health | None) -> TrainedQuantizer:

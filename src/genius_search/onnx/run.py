@@ -36,6 +36,7 @@ from genius_search.encoders.texts import read_tokenizer
 from genius_search.encoders.uniir import ClipScoreFusion
 from genius_search.errors import ArtifactMissing, MissingExtra, UsageError
 from genius_search.model import Genius
+from genius_search.nn.arrays import AnyArray
 from genius_search.nn.generator import NUM_SPECIAL, Guide
 from genius_search.nn.weights import load_weights
 from genius_search.search.beam import search
@@ -299,11 +300,11 @@ class OnnxQueryEncoder:
             _open_small(reader, towers) if kind == "small" else _CLIPS[kind](reader, towers)
         )
 
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+    def image_features(self, images: Sequence[ImageInput]) -> AnyArray:
         """Return the features of images."""
         return self._encoder.image_features(images) if images else torch.zeros(0, self.dim)
 
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+    def text_features(self, texts: Sequence[TextInput]) -> AnyArray:
         """Return the features of texts."""
         return self._encoder.text_features(texts) if texts else torch.zeros(0, self.dim)
 

@@ -17,32 +17,12 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 from genius_search.config import SearchConfig
+from genius_search.search.beams import Beams, topk
 from genius_search.search.decoder import Decoder, DecoderState
 from genius_search.search.table import Children, Part, Restriction, children_in_parts, count_ids
 
 MAX_READ_AHEAD: Final = 4
 """Level-0 codes that the decoder reads before their probabilities are known; there are three modalities."""
-
-
-class Beams(NamedTuple):
-    """Final beams of each query, best first.
-
-    A beam is an ID if all levels were decoded, otherwise a prefix, as a range of rows in the table of each
-    part. The range of an unused beam is empty in every part.
-    """
-
-    low: Int64[np.ndarray, "queries beams parts"]
-    high: Int64[np.ndarray, "queries beams parts"]
-    log_probabilities: Float32[np.ndarray, "queries beams levels"]
-    """Log-probability of each code; −inf for unused beams, NaN for levels that were not decoded."""
-
-    def filled(self) -> Bool[np.ndarray, "queries beams"]:
-        """Return a mask of the used beams."""
-        return np.asarray((self.high > self.low).any(axis=2))
-
-    def scores(self) -> Float32[np.ndarray, "queries beams"]:
-        """Return the log-probability of each beam: the sum over its levels."""
-        return np.asarray(np.nansum(self.log_probabilities, axis=2, dtype=np.float32))
 
 
 @torch.inference_mode()
@@ -464,19 +444,6 @@ def choose_all(owner: Int64[np.ndarray, " children"], num_queries: int) -> Chose
     """Choose all children of each query, in order."""
     child = np.arange(len(owner))
     return Chosen(owner, child - owner.searchsorted(np.arange(num_queries))[owner], child)
-
-
-def topk(scores: Float32[np.ndarray, " scores"], k: int) -> Int64[np.ndarray, " places"]:
-    """Return the positions of the ``k`` highest scores, or of all if there are fewer, highest first.
-
-    Unlike ``torch.topk``, equal scores keep their order.
-    """
-    if len(scores) > k > 0:
-        limit = np.partition(scores, len(scores) - k)[len(scores) - k]
-        if np.isfinite(limit):
-            enough = (scores >= limit).nonzero()[0]
-            return np.asarray(enough[(-scores[enough]).argsort(kind="stable")[:k]])
-    return np.asarray((-scores).argsort(kind="stable")[:k])
 
 
 def gather(

@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import torch
 from jaxtyping import Float16, Float32, Int8, Int64
-from torch import Tensor
 
 from genius_search.config import SearchConfig
-from genius_search.nn.density import DENSITY_STEPS, HALF_NORM_STEPS
+from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.native.build import FOLDER, VARIANTS, library
 from genius_search.search.rank import CodeRanker, Ranking
@@ -210,9 +208,9 @@ class ByteVectors:
         self._values = values
         self._scales = scales
 
-    def __call__(self, rows: Int64[np.ndarray, " rows"]) -> Tensor:
+    def __call__(self, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
         """Return the vectors of items."""
-        return torch.from_numpy(self._values[rows] * self._scales[rows, None].astype(np.float32))
+        return np.asarray(self._values[rows] * self._scales[rows, None].astype(np.float32))
 
     def products(
         self, rows: Int64[np.ndarray, " rows"], query: Float32[np.ndarray, " dim"]

@@ -5,7 +5,6 @@ Beam search only uses the :class:`Decoder` protocol, so any other decoder can ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 
 from genius_search.errors import UsageError
 from genius_search.nn.generator import NUM_SPECIAL, Block, Generator, Guide, RMSNorm
+from genius_search.search.weights import EPSILON, Combination, OneBlock
 
 
 @runtime_checkable
@@ -93,8 +93,6 @@ def check_read(state: DecoderState, codes: Int64[Tensor, "rows tokens"], num_lev
     return level
 
 
-EPSILON: Final = 1e-6
-"""Added to the mean square in T5's norm."""
 OPENING_CODES: Final = 64
 """Most level-0 codes for which the self-attention of the first block is computed in advance."""
 
@@ -128,28 +126,6 @@ class _Weights(NamedTuple):
     token_out: Float[Tensor, "inner width"]
     up: Float[Tensor, "width feedforward"]
     down: Float[Tensor, "feedforward width"]
-
-
-class OneBlock(NamedTuple):
-    """The weights of a :class:`T5Decoder` of one block. The gains of norms are in the matrices after them."""
-
-    heads: int
-    prefixes: int
-    prefix_weights: Float32[np.ndarray, "dim prefixes_width"]
-    prefix_biases: Float32[np.ndarray, " prefixes_width"]
-    prefix_keys_values: Float32[np.ndarray, "width two_inner"]
-    prefix_sides: Float32[np.ndarray, "two_heads head_width width"]
-    """Projections of the keys of each head, then of the values, into the space of the tokens."""
-    embeddings: Float32[np.ndarray, "tokens width"]
-    """Of the start token, then of all codes, level after level."""
-    distances: Float32[np.ndarray, "heads levels"]
-    """Bias of self-attention by the distance between tokens."""
-    token: Float32[np.ndarray, "width three_inner"]
-    token_out: Float32[np.ndarray, "inner width"]
-    up: Float32[np.ndarray, "width feedforward"]
-    down: Float32[np.ndarray, "feedforward width"]
-    codes: list[Float32[np.ndarray, "width codes"]]
-    """From a hidden state to the logits of each level's codes."""
 
 
 class _SelfAttended(NamedTuple):
@@ -480,18 +456,6 @@ class GeometricDecoder:
     ) -> Float[Tensor, "rows codes"]:
         """Return the scores of one level's codes, which are not normalised."""
         return self.logits(hidden, level)
-
-
-class Combination(NamedTuple):
-    """How a :class:`GuidedDecoder` combines nearness to code vectors with logits."""
-
-    tables: list[Float32[np.ndarray, "_ dim"]]
-    """Code vectors of each level."""
-    scales: Sequence[float]
-    """Weight of nearness at each level."""
-    gates: Sequence[float]
-    """Weight of the logits at each level."""
-    biases: Sequence[Float32[np.ndarray, " codes"]]
 
 
 class GuidedState(NamedTuple):

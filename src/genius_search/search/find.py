@@ -2,67 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float32
 
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
-from genius_search.search.beam import search, topk
+from genius_search.search.beams import topk
 from genius_search.search.compiled import CODES, MAX_LEVELS, CompiledSearch, open_library
-from genius_search.search.decoder import Combination, Decoder, GeometricDecoder, GuidedDecoder, T5Decoder
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, by_embeddings, rank_items
 from genius_search.search.table import Part
+from genius_search.search.weights import Combination
+
+if TYPE_CHECKING:  # most searches need no decoder in PyTorch
+    from genius_search.search.decoder import Decoder
 
 
-def fast_search(decoder: Decoder, ranker: CodeRanker) -> NumpySearch | None:
-    """Return the quickest search on this machine that finds what a decoder and a ranker find.
+def quick_search(ranker: CodeRanker, generator: NumpyGenerator | None = None) -> NumpySearch | None:
+    """Return the quickest search on this machine by code vectors, or by a generator of one block.
 
-    None if there is none: the decoder is unknown or has several blocks, over 256 codes at a level, or other
-    code vectors than the ranker.
+    None if there is none: there are over 256 codes at a level, or the generator has other code vectors than
+    the ranker.
     """
-    if max(decoder.sizes) > CODES or len(decoder.sizes) > MAX_LEVELS:
-        return None
     tables = ranker.tables()
-    own = tables
-    generator = None
-    if type(decoder) is GeometricDecoder:
-        own = decoder.tables()
-    elif type(decoder) is T5Decoder and (weights := decoder.weights()):
-        biases = [np.zeros(size, dtype=np.float32) for size in decoder.sizes]
-        combination = Combination(tables, [0.0] * len(tables), [1.0] * len(tables), biases)
-        generator = NumpyGenerator(weights, combination)
-    elif type(decoder) is GuidedDecoder and (both := decoder.weights()):
-        generator = NumpyGenerator(*both)
-        own = generator.combination.tables
-    else:
+    if max(map(len, tables)) > CODES or len(tables) > MAX_LEVELS:
         return None
+    own = tables if generator is None else generator.combination.tables
     if not all(np.array_equal(mine, other) for mine, other in zip(own, tables, strict=True)):
         return None
     opened = open_library()
     return NumpySearch(ranker, generator) if opened is None else CompiledSearch(ranker, opened, generator)
 
 
+def fast_search(decoder: Decoder, ranker: CodeRanker) -> NumpySearch | None:
+    """Return the quickest search on this machine that finds what a decoder and a ranker find.
+
+    None if there is none: the decoder is unknown or has several blocks, or :func:`quick_search` knows none.
+    """
+    from genius_search.search.decoder import GeometricDecoder, GuidedDecoder, T5Decoder  # noqa: PLC0415
+
+    tables = ranker.tables()
+    if type(decoder) is GeometricDecoder:
+        is_same = all(map(np.array_equal, decoder.tables(), tables))
+        return quick_search(ranker) if is_same else None
+    if type(decoder) is T5Decoder and (weights := decoder.weights()):
+        biases = [np.zeros(size, dtype=np.float32) for size in decoder.sizes]
+        combination = Combination(tables, [0.0] * len(tables), [1.0] * len(tables), biases)
+        return quick_search(ranker, NumpyGenerator(weights, combination))
+    if type(decoder) is GuidedDecoder and (both := decoder.weights()):
+        return quick_search(ranker, NumpyGenerator(*both))
+    return None
+
+
 def find(
-    decoder: Decoder,
+    decoder: Callable[[], Decoder],
     fast: NumpySearch | None,
     parts: Sequence[Part],
-    queries: Float[Tensor, "queries dim"],
+    queries: Float32[np.ndarray, "queries dim"],
     wanted: Sequence[Wanted],
     config: SearchConfig,
     *,
     evidence: Evidence,
-    embeddings: Sequence[Float[Tensor, " dim"]],
+    embeddings: Sequence[Float32[np.ndarray, " dim"]],
 ) -> list[Found]:
     """Search for queries and rank the items under their beams.
 
     Parameters
     ----------
+    decoder
+        returns the decoder of the general search; called only if ``fast`` cannot take its place.
     fast
-        a search that finds what ``decoder`` does, for the settings and tables that it covers.
+        a search that finds what the decoder does, for the settings and tables that it covers.
     embeddings
         each query's vector in the space of the stored embeddings; see :func:`rank_items`.
 
@@ -72,15 +85,15 @@ def find(
         The data that the re-ranking needs is not available.
     """
     if fast is None or len(queries) > fast.most_queries or not fast.covers(parts, config):
-        return _find_generally(decoder, parts, queries, wanted, config, evidence, embeddings)
+        return _find_generally(decoder(), parts, queries, wanted, config, evidence, embeddings)
     if config.rerank == "codes":
-        return fast.search(parts, queries.numpy(), wanted, config)
+        return fast.search(parts, queries, wanted, config)
     if evidence.embeddings is None:
         raise UsageError(NO_EMBEDDINGS)
     listed = [one._replace(k=config.shortlist and max(one.k, config.shortlist)) for one in wanted]
     results = []
     for found, one, vector in zip(
-        fast.search(parts, queries.numpy(), listed, config), wanted, embeddings, strict=True
+        fast.search(parts, queries, listed, config), wanted, embeddings, strict=True
     ):
         scores = by_embeddings(parts, found.ranking, vector, evidence, config)
         best = topk(scores, one.k)
@@ -92,16 +105,20 @@ def find(
 def _find_generally(
     decoder: Decoder,
     parts: Sequence[Part],
-    queries: Float[Tensor, "queries dim"],
+    queries: Float32[np.ndarray, "queries dim"],
     wanted: Sequence[Wanted],
     config: SearchConfig,
     evidence: Evidence,
-    embeddings: Sequence[Float[Tensor, " dim"]],
+    embeddings: Sequence[Float32[np.ndarray, " dim"]],
 ) -> list[Found]:
+    import torch  # noqa: PLC0415  only here
+
+    from genius_search.search.beam import search  # noqa: PLC0415
+
     beams = search(
         decoder,
         parts,
-        queries,
+        torch.from_numpy(queries),
         config,
         level0=[one.level0 for one in wanted],
         restrictions=[one.restriction for one in wanted],

@@ -1,4 +1,4 @@
-"""Ranking of the items under the beams, by codes or embeddings; and exact search as a reference."""
+"""Ranking of the items under the beams, by codes or embeddings."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from itertools import accumulate
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-import torch
-from jaxtyping import Float, Float32, Int64, Integer, UInt8
-from torch import Tensor
-from torch.nn import functional as F
+from jaxtyping import Float32, Int64, Integer, UInt8
 
 from genius_search.config import SearchConfig
-from genius_search.errors import BadData, UsageError
-from genius_search.nn.density import decode_densities, decode_half_norms
-from genius_search.search.beam import Beams, topk
+from genius_search.errors import UsageError
+from genius_search.nn.arrays import AnyArray, as_floats
+from genius_search.nn.columns import decode_densities, decode_half_norms
+from genius_search.search.beams import Beams, topk
 from genius_search.search.table import Part, Restriction, expand_ranges
 
 NO_EMBEDDINGS: Final = "this index stores no embeddings; rank by codes, or create it with --embeddings fused"
@@ -37,22 +35,26 @@ class CodeRanker:
         the code vectors of each level.
     """
 
-    def __init__(self, tables: list[Float[Tensor, "_ dim"]]) -> None:
-        self._vectors = torch.cat([table.detach().cpu().float() for table in tables])
+    def __init__(self, tables: Sequence[AnyArray]) -> None:
+        self._vectors = np.concatenate([as_floats(table) for table in tables])
         sizes = [len(table) for table in tables]
         self._offsets = np.array([0, *accumulate(sizes)][:-1], dtype=np.int64)
 
     def tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
         """Return the code vectors of each level."""
-        return np.split(self._vectors.numpy(), self._offsets[1:])
+        return np.split(self._vectors, self._offsets[1:])
 
-    def vectors(self, ids: Integer[np.ndarray, "ids columns"]) -> Float[Tensor, "ids dim"]:
+    def vectors(self, ids: Integer[np.ndarray, "ids columns"]) -> Float32[np.ndarray, "ids dim"]:
         """Return the vectors of IDs: the sums of their code vectors."""
-        return F.embedding_bag(torch.from_numpy(self._places(ids)), self._vectors, mode="sum")
+        places = self._places(ids)
+        vectors = self._vectors[places[:, 0]]
+        for column in places.T[1:]:
+            vectors += self._vectors[column]
+        return np.asarray(vectors)
 
     def scores(
         self,
-        query: Float[Tensor, " dim"],
+        query: AnyArray,
         ids: Integer[np.ndarray, "ids columns"],
         *,
         density_weight: float = 0.0,
@@ -62,12 +64,11 @@ class CodeRanker:
         The score is the inner product minus half the squared norm, which ranks IDs by Euclidean distance,
         minus ``density_weight`` times the density.
         """
-        places = self._places(ids)
+        places, query = self._places(ids), as_floats(query)
         if places.size * FEW > len(self._vectors):
-            products = (query[None].float().cpu() @ self._vectors.T)[0].numpy()
-            scores: np.ndarray = products[places].sum(axis=1)
+            scores: np.ndarray = (self._vectors @ query)[places].sum(axis=1)
         else:  # for a few IDs, products with all code vectors would cost more
-            scores = (self.vectors(ids) @ query.float().cpu()).numpy()
+            scores = self.vectors(ids) @ query
         scores -= self.costs(ids, density_weight=density_weight)
         return scores
 
@@ -120,7 +121,7 @@ class Ranking(NamedTuple):
         )
 
 
-Vectors = Callable[[Int64[np.ndarray, " items"]], Float[Tensor, "items dim"]]
+Vectors = Callable[[Int64[np.ndarray, " items"]], AnyArray]
 """Function that returns the unit embeddings of item rows of a part."""
 
 
@@ -128,7 +129,7 @@ Vectors = Callable[[Int64[np.ndarray, " items"]], Float[Tensor, "items dim"]]
 class MultipliesVectors(Protocol):
     """Function as :data:`Vectors` that can also multiply, without making the vectors."""
 
-    def __call__(self, rows: Int64[np.ndarray, " items"], /) -> Float[Tensor, "items dim"]:
+    def __call__(self, rows: Int64[np.ndarray, " items"], /) -> Float32[np.ndarray, "items dim"]:
         """Return the unit embeddings of item rows."""
 
     def products(
@@ -153,13 +154,13 @@ def rank_items(
     parts: Sequence[Part],
     beams: Beams,
     query: int,
-    embedding: Float[Tensor, " dim"],
+    embedding: AnyArray,
     *,
     config: SearchConfig,
     evidence: Evidence,
     k: int,
     restriction: Restriction | None = None,
-    for_codes: Float[Tensor, " dim"] | None = None,
+    for_codes: AnyArray | None = None,
 ) -> Ranking:
     """Rank the items under the beams of one query.
 
@@ -266,17 +267,18 @@ def items_of(parts: Sequence[Part], ids: _Ids, scores: np.ndarray, restriction: 
 
 
 def by_embeddings(
-    parts: Sequence[Part], ranking: Ranking, embedding: Tensor, evidence: Evidence, config: SearchConfig
+    parts: Sequence[Part], ranking: Ranking, embedding: AnyArray, evidence: Evidence, config: SearchConfig
 ) -> Float32[np.ndarray, " hits"]:
     """Return the cosines between the items' embeddings and the query's, minus the weighted densities."""
     scores = np.empty(len(ranking.items), dtype=np.float32)
+    query = as_floats(embedding)
     for number, vectors in enumerate(evidence.embeddings or ()):
         in_part = np.flatnonzero(ranking.parts == number)
         items = ranking.items[in_part]
         if isinstance(vectors, MultipliesVectors):
-            scores[in_part] = vectors.products(items, embedding.float().numpy())
+            scores[in_part] = vectors.products(items, query)
         else:
-            scores[in_part] = (vectors(items).float() @ embedding.float()).numpy()
+            scores[in_part] = as_floats(vectors(items)) @ query
         if config.density_weight and not evidence.is_raw:
             densities: Float32[np.ndarray, " items"] | float = 0.0
             if evidence.densities is not None:
@@ -295,99 +297,3 @@ def all_ids(parts: Sequence[Part], num_queries: int) -> Beams:
     sizes = np.array([len(part.table) for part in parts], dtype=np.int64)
     low = np.zeros((num_queries, 1, len(parts)), dtype=np.int64)
     return Beams(low, low + sizes, np.zeros((num_queries, 1, 0), dtype=np.float32))
-
-
-ITEM_BLOCK: Final = 16_384
-QUERY_BLOCK: Final = 2_048
-"""Size of the blocks of items and queries that are compared at once: 128 MiB of scores."""
-
-
-class Nearest(NamedTuple):
-    """The items nearest to each query, best first."""
-
-    items: Int64[np.ndarray, "queries hits"]
-    """Item rows."""
-    scores: Float32[np.ndarray, "queries hits"]
-    """Inner products, in descending order."""
-
-
-def exact_search(
-    queries: Float[Tensor, "queries dim"],
-    vectors: Callable[[slice], Float[Tensor, "items dim"]],
-    num_items: int,
-    *,
-    k: int,
-    device: torch.device | None = None,
-) -> Nearest:
-    """Return the ``k`` items with the highest inner product (all, if there are fewer). Ties go by item row.
-
-    Parameters
-    ----------
-    vectors
-        returns the vectors of a range of item rows, so that they need not all fit in memory; called once for
-        each range.
-    device
-        device to compute on; by default that of the queries.
-
-    Raises
-    ------
-    BadData
-        A vector contains NaN or infinity.
-    """
-    device = device or queries.device
-    if not bool(queries.isfinite().all()):
-        raise BadData("queries have vectors with NaN or infinity; embed them again")
-    blocks = [block.to(device) for block in queries.split(QUERY_BLOCK)]
-    nearest = [
-        Nearest(np.zeros((len(block), 0), np.int64), np.zeros((len(block), 0), np.float32))
-        for block in blocks
-    ]
-    for start in range(0, num_items, ITEM_BLOCK):
-        stop = min(start + ITEM_BLOCK, num_items)
-        items = vectors(slice(start, stop)).to(device).T
-        if not bool(items.isfinite().all()):
-            raise BadData(f"items {start} to {stop - 1} have vectors with NaN or infinity; embed them again")
-        for number, block in enumerate(blocks):
-            best = _best_columns(block @ items, k)
-            # Earlier items come first, so that the stable sort puts the lower row first among equal scores.
-            scores = np.concatenate([nearest[number].scores, best.scores], axis=1)
-            rows = np.concatenate([nearest[number].items, best.items + start], axis=1)
-            order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-            nearest[number] = Nearest(
-                np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
-            )
-    return Nearest(*(np.concatenate(columns) for columns in zip(*nearest, strict=True)))
-
-
-def _best_columns(products: Float[Tensor, "queries items"], k: int) -> Nearest:
-    """Return the columns of the ``k`` highest scores of each row, highest first, ties from left to right.
-
-    ``Tensor.topk`` picks arbitrarily among scores that tie for the last place, so rows with such ties are
-    computed again.
-    """
-    size = min(k, products.shape[1])
-    top = products.topk(size, dim=1)
-    lowest = top.values[:, -1:]
-    tied = ((products >= lowest).sum(dim=1) > size).cpu().numpy()
-    columns, scores = top.indices.cpu().numpy(), top.values.cpu().numpy()
-    order = np.lexsort((columns, -scores), axis=1)
-    columns, scores = np.take_along_axis(columns, order, 1), np.take_along_axis(scores, order, 1)
-    for row in np.flatnonzero(tied):
-        values = products[int(row)].cpu().numpy()
-        enough = np.flatnonzero(values >= scores[row, -1])
-        columns[row] = enough[topk(values[enough], size)]
-        scores[row] = values[columns[row]]
-    return Nearest(columns, scores)
-
-
-def append_one(queries: Float[Tensor, "queries dim"]) -> Float[Tensor, "queries longer"]:
-    """Append a column of ones to queries, to match vectors from :func:`append_bias`."""
-    return F.pad(queries, (0, 1), value=1.0)
-
-
-def append_bias(
-    vectors: Float[Tensor, "items dim"], costs: Float32[np.ndarray, " items"]
-) -> Float[Tensor, "items longer"]:
-    """Append the negated costs to vectors, so that inner products with :func:`append_one` subtract them."""
-    column = torch.from_numpy(costs).to(vectors)
-    return torch.cat([vectors, -column[:, None]], dim=1)

@@ -10,7 +10,8 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from genius_search.config import SearchConfig
-from genius_search.search.beam import Beams, BeamSearch, Chosen, Frontier
+from genius_search.search.beam import BeamSearch, Chosen, Frontier
+from genius_search.search.beams import Beams
 from genius_search.search.decoder import Decoder
 from genius_search.search.table import Children, Restriction, count_ids
 from genius_search.search.tree import CodeTree, Ranges

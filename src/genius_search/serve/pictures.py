@@ -15,8 +15,7 @@ from typing import Final, TypeVar
 import anyio.to_thread
 from PIL import Image
 
-from genius_search.data.images import open_image, read_image
-from genius_search.embed import SHORTEST_SIDE
+from genius_search.data.images import SHORTEST_SIDE, open_image, read_image
 from genius_search.errors import BadImage
 from genius_search.serve import limits
 from genius_search.serve.engine import Overloaded

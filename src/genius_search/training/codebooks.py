@@ -13,10 +13,10 @@ from torch import Tensor
 
 from genius_search.artifact import ArtifactWriter
 from genius_search.config import FusionConfig, QuantizerConfig, to_json
-from genius_search.data.features import NUM_MODALITIES, Features
+from genius_search.data.features import Features
+from genius_search.nn.codebooks import KIND
 from genius_search.nn.health import examine
 from genius_search.nn.quantizer import (
-    KIND,
     Codebook,
     Quantizer,
     TrainedQuantizer,
@@ -26,6 +26,7 @@ from genius_search.nn.quantizer import (
     write_quantizer,
 )
 from genius_search.progress import Progress
+from genius_search.records import NUM_MODALITIES
 
 LEVELS: Final = 12
 MAX_CODES: Final = 256

@@ -16,10 +16,10 @@ from genius_search.data.features import Features
 from genius_search.data.pairs import Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
+from genius_search.nn.codebooks import KIND
 from genius_search.nn.health import Health, majority_modality, measure_health
 from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import (
-    KIND,
     Quantizer,
     TrainedQuantizer,
     encode,

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
 from genius_search.encoders.precomputed import open_precomputed
@@ -29,7 +28,7 @@ def test_without_ids_row_r_is_number_r_plus_one_of_any_data_set(tmp_path):
         [text("query", "30:1"), text("candidate", "7:4"), text("candidate", "30:1")]
     )
     assert found.tolist() == [[0, 1, 2], [9, 10, 11], [0, 1, 2]]
-    assert found.dtype == torch.float32
+    assert found.dtype == np.float32
     assert isinstance(encoder, Encoder)
     assert encoder.dim == 3
     assert not encoder.needs_pixels

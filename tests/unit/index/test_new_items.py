@@ -9,7 +9,7 @@ from PIL import Image
 from genius_search.index import adding
 from genius_search.index.adding import ItemOutcome, NewItem
 from genius_search.index.index import Index
-from genius_search.index.writer import WORK
+from genius_search.index.store import WORK
 from genius_search.model import Genius
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from genius_search.encoders.base import TextEncoder, load_encoder
+from genius_search.encoders.base import load_encoder
+from genius_search.encoders.batches import TextEncoder
 from genius_search.errors import ArtifactMissing
 from genius_search.index.relevance import PAIRS, fit_relevance
 from genius_search.index.settings import Relevance

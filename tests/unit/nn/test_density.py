@@ -9,14 +9,14 @@ import torch
 
 from genius_search.config import QuantizerConfig
 from genius_search.nn import density
-from genius_search.nn.density import (
+from genius_search.nn.columns import (
     DENSITY_STEPS,
     HALF_NORM_STEPS,
     LARGEST,
-    NormAndDensity,
     decode_densities,
     decode_half_norms,
 )
+from genius_search.nn.density import NormAndDensity
 from genius_search.nn.quantizer import Quantizer
 
 DIM = 5

@@ -6,7 +6,8 @@ import torch
 
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.nn.generator import Generator
-from genius_search.search.beam import Beams, Frontier, choose_all, choose_best, search, topk
+from genius_search.search.beam import Frontier, choose_all, choose_best, search
+from genius_search.search.beams import Beams, topk
 from genius_search.search.decoder import T5Decoder
 from genius_search.search.table import Allowed, Children, IdTable, Part
 

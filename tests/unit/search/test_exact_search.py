@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.errors import BadData
-from genius_search.search import rank as exact
-from genius_search.search.rank import exact_search
+from genius_search.search import exact
+from genius_search.search.exact import exact_search
 
 
 @given(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
-from genius_search.search.beam import Beams, search
+from genius_search.search.beam import search
+from genius_search.search.beams import Beams
 from genius_search.search.decoder import (
     Decoder,
     DecoderState,

@@ -9,20 +9,13 @@ from torch.nn import functional as F
 
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.lab.baselines.generate import HfGenerate
-from genius_search.nn.density import HALF_NORM_STEPS, NormAndDensity, decode_densities, decode_half_norms
+from genius_search.nn.columns import HALF_NORM_STEPS, decode_densities, decode_half_norms
+from genius_search.nn.density import NormAndDensity
 from genius_search.nn.generator import Generator
 from genius_search.search.beam import search
 from genius_search.search.decoder import GeometricDecoder, T5Decoder
-from genius_search.search.rank import (
-    CodeRanker,
-    Evidence,
-    Ranking,
-    all_ids,
-    append_bias,
-    append_one,
-    exact_search,
-    rank_items,
-)
+from genius_search.search.exact import append_bias, append_one, exact_search
+from genius_search.search.rank import CodeRanker, Evidence, Ranking, all_ids, rank_items
 from genius_search.search.table import Allowed, IdTable, Part
 
 SIZES = (3, 6, 5)

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.config import GeneratorConfig
-from genius_search.data.features import NUM_MODALITIES
 from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.nn.generator import Generator
+from genius_search.records import NUM_MODALITIES
 from genius_search.search.decoder import Decoder, T5Decoder
 from genius_search.search.rank import CodeRanker
 

@@ -31,13 +31,15 @@ from genius_search.lab.runs import Hit, Qrels, Run, evaluate, filter_to_pool
 from genius_search.lab.settings import EvaluationConfig
 from genius_search.lab.table import Table
 from genius_search.model import Genius
-from genius_search.nn.density import NUM_EXTRA_COLUMNS, decode_densities
+from genius_search.nn.columns import NUM_EXTRA_COLUMNS, decode_densities
 from genius_search.nn.health import Health
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, did_of, task_name
-from genius_search.search.beam import Beams, search
+from genius_search.search.beam import search
+from genius_search.search.beams import Beams
 from genius_search.search.decoder import Decoder
-from genius_search.search.rank import Evidence, all_ids, append_bias, append_one, exact_search, rank_items
+from genius_search.search.exact import append_bias, append_one, exact_search
+from genius_search.search.rank import Evidence, all_ids, rank_items
 from genius_search.search.table import IdTable, Part
 
 MEAN: Final = "mean"

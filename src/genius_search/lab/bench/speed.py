@@ -38,7 +38,8 @@ from genius_search.lab.bench.results import Measurements, Row, table
 from genius_search.lab.bench.settings import SpeedSettings, parse_counts
 from genius_search.model import Genius
 from genius_search.progress import Progress
-from genius_search.search.beam import Beams, search
+from genius_search.search.beam import search
+from genius_search.search.beams import Beams
 from genius_search.search.rank import Evidence, rank_items
 from genius_search.search.table import IdTable, Part
 

@@ -17,8 +17,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float32
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.encoders.base import ImageInput, ItemKey, JointInput, TextInput
@@ -95,18 +94,18 @@ class PublishedEncoder(PrecomputedEncoder):
 class PublishedJointEncoder(PublishedEncoder):
     """UniIR's stored embeddings: one vector for image and text together, looked up by id and split."""
 
-    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+    def joint_features(self, items: Sequence[JointInput]) -> Float32[np.ndarray, "items dim"]:
         """Return the vectors of known queries or candidates, whatever they hold now."""
         return self.look_up("joint", [item.key for item in items])
 
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:  # noqa: ARG002
+    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:  # noqa: ARG002
         """Raise :class:`UsageError`: image and text are not apart."""
         raise UsageError(
             f"{self.spec} holds one vector for image and text together; what needs them apart needs GENIUS's "
             "own feature files"
         )
 
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:  # noqa: ARG002
+    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:  # noqa: ARG002
         """Raise :class:`UsageError`: image and text are not apart."""
         return self.image_features(())
 

@@ -45,11 +45,11 @@ from genius_search.lab.published.checkpoint import (
     single_precision,
 )
 from genius_search.model import MODEL_FILE, Genius, read_model_file
+from genius_search.nn.codebooks import KIND as QUANTIZER
 from genius_search.nn.generator import KIND as GENERATOR
 from genius_search.nn.generator import Generator, TrainedGenerator, load_generator, write_generator
 from genius_search.nn.health import LOW_PURITY, Health
 from genius_search.nn.parallel import usable
-from genius_search.nn.quantizer import KIND as QUANTIZER
 from genius_search.nn.quantizer import Quantizer, TrainedQuantizer, load_quantizer, write_quantizer
 from genius_search.progress import Progress
 from genius_search.records import Candidate, Modality

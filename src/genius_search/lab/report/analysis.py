@@ -23,7 +23,7 @@ from genius_search.lab.codes import KIND as CODES
 from genius_search.lab.report.evaluated import System
 from genius_search.lab.runs import Qrels, Run
 from genius_search.lab.settings import Pool
-from genius_search.nn.density import NUM_EXTRA_COLUMNS
+from genius_search.nn.columns import NUM_EXTRA_COLUMNS
 from genius_search.records import TASKS, candidate_number, did_of, parse_id
 
 OUTCOMES: Final = (

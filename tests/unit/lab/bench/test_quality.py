@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.lab.bench.quality import Prefixes, cut_to_budget
-from genius_search.search.beam import Beams
+from genius_search.search.beams import Beams
 from genius_search.search.decoder import GeometricDecoder
 from genius_search.search.table import IdTable
 

@@ -84,7 +84,7 @@ def test_genius_files_of_a_folder_are_found_by_role_and_id(tmp_path, tensor_keys
     found = encoder.image_features([image("query", "0:2"), image("candidate", "0:1"), image("query", "9:7")])
     assert found[:, 0].tolist() == [1, 12, 0]
     assert encoder.text_features([text("candidate", "9:7")]).tolist() == [[-10] * DIM]
-    assert found.dtype == torch.float32
+    assert found.dtype == np.float32
 
 
 def test_a_local_and_a_union_file_may_hold_the_same_candidates(tmp_path):

@@ -1,0 +1,102 @@
+"""Bases of encoders that run a network in PyTorch, batch by batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from genius_search.encoders.base import ImageInput, JointInput, TextInput, refuse_images
+from genius_search.errors import UsageError
+
+Input = TypeVar("Input")
+
+
+def decoded_images(images: Sequence[ImageInput]) -> list[Image.Image]:
+    """Return the images themselves; raise :class:`UsageError` where one was not decoded."""
+    for image in images:
+        if image.image is None:
+            raise UsageError(f"{image.key.role} {image.key.id}: this encoder needs the image itself, decoded")
+    return [image.image for image in images if image.image is not None]
+
+
+def in_batches(
+    encode: Callable[[Sequence[Input]], Tensor], items: Sequence[Input], *, size: int, dim: int
+) -> Float[Tensor, "items dim"]:
+    """Encode ``size`` items at a time, and return the features on the CPU."""
+    parts = [encode(items[start : start + size]).cpu() for start in range(0, len(items), size)]
+    return torch.cat([torch.zeros(0, dim), *parts])
+
+
+class BatchTextEncoder:
+    """A base of encoders of texts that run a network, batch by batch."""
+
+    batch_size: int = 64
+    dim: int
+
+    @abstractmethod
+    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of texts."""
+
+    @torch.inference_mode()
+    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+        """Return the features of texts, cut at the encoder's maximum length."""
+        words = [text.text for text in texts]
+        return in_batches(self.encode_texts, words, size=self.batch_size, dim=self.dim)
+
+
+class TextEncoder(BatchTextEncoder):
+    """A base of encoders that read texts only."""
+
+    needs_pixels: bool = False
+    reads_images: bool = False
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Raise :class:`UsageError` for any image."""
+        refuse_images(images)
+        return torch.zeros(0, self.dim)
+
+
+class BatchEncoder(BatchTextEncoder):
+    """A base of encoders of images and texts that run a network, batch by batch."""
+
+    needs_pixels: bool = True
+
+    @abstractmethod
+    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of images."""
+
+    @torch.inference_mode()
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Return the features of images."""
+        return in_batches(self.encode_images, decoded_images(images), size=self.batch_size, dim=self.dim)
+
+
+class BatchJointEncoder:
+    """A base of joint encoders that run a network, batch by batch."""
+
+    needs_pixels: bool = True
+    batch_size: int = 64
+    dim: int
+
+    @abstractmethod
+    def encode_items(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of a batch of items, in each of which image or text may be missing."""
+
+    @torch.inference_mode()
+    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+        """Return one vector for each image and text together."""
+        return in_batches(self.encode_items, items, size=self.batch_size, dim=self.dim)
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of images without a text."""
+        return self.joint_features([JointInput(image, "", key, has_image=True) for image, key in images])
+
+    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of texts without an image."""
+        return self.joint_features([JointInput(None, text, key, has_image=False) for text, key in texts])
