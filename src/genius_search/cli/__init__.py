@@ -39,6 +39,11 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
         "tune": "genius_search.cli.adapt:Tune",
         "calibrate": "genius_search.cli.adapt:Calibrate",
     },
+    "Cluster": {
+        "cluster build": "genius_search.cli.cluster:Build",
+        "cluster info": "genius_search.cli.cluster:Info",
+        "cluster verify": "genius_search.cli.cluster:Verify",
+    },
     "Model": {
         "fit": "genius_search.cli.train:Fit",
         "refit": "genius_search.cli.adapt:Refit",
@@ -79,6 +84,7 @@ EXTRAS: Final = {
         "hf": "ftfy transformers",
         "onnx": "onnx onnxruntime onnxscript",
         "photos": "pillow_heif textual_image",
+        "cluster": "pyarrow ray",
     }.items()
     for package in packages.split()
 }

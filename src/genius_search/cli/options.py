@@ -82,9 +82,9 @@ class OpenIndexOptions(DeviceOptions, IndexArgument):
 
     def open_index(self) -> Index:
         """Open the index with its model."""
-        from genius_search.index.index import Index
+        from genius_search.cluster.folder import open_index
 
-        return Index.open(self.index, model=self.model, device=self.device, download=self.download)
+        return open_index(self.index, model=self.model, device=self.device, download=self.download)
 
 
 @command

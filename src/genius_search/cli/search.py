@@ -40,10 +40,11 @@ PICTURE_PIXELS: Final = 512
 
 def is_folder_of_files(folder: Path) -> bool:
     """Return whether this is a folder of somebody's files rather than an index or a model."""
-    from genius_search.index.store import CURRENT, LOCK, WORK
+    from genius_search.index.store import CLUSTER, CURRENT, LOCK, WORK
     from genius_search.model.file import MODEL_FILE
 
-    return folder.is_dir() and not any((folder / name).exists() for name in (CURRENT, LOCK, WORK, MODEL_FILE))
+    names = (CLUSTER, CURRENT, LOCK, WORK, MODEL_FILE)
+    return folder.is_dir() and not any((folder / name).exists() for name in names)
 
 
 def cached_index(folder: Path) -> Path:

@@ -32,7 +32,7 @@ class Serve:
     """
 
     indexes: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INDEX [INDEX ...]")]
-    """Folders of indexes. Each is named like its folder, without .index."""
+    """Folders of indexes or clusters. Each is named like its folder, without .index."""
 
     model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Where their model is now, if it moved."""
@@ -130,9 +130,8 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _open_indexes(command: Serve) -> dict[str, Index]:
     """Open the indexes by name; those of one model share it."""
+    from genius_search.cluster.folder import fingerprint_at, open_index
     from genius_search.errors import UsageError
-    from genius_search.index.index import Index
-    from genius_search.index.store import read_manifest
     from genius_search.model import Genius
 
     indexes: dict[str, Index] = {}
@@ -141,9 +140,9 @@ def _open_indexes(command: Serve) -> dict[str, Index]:
         name = folder.resolve().name.removesuffix(".index")
         if name in indexes:
             raise UsageError(f"two indexes are named {name}; rename the folder of one")
-        fingerprint = read_manifest(folder).model_fingerprint
+        fingerprint = fingerprint_at(folder)
         model = models.get(fingerprint, command.model)
-        index = Index.open(folder, model=model, device=command.device, download=command.download)
+        index = open_index(folder, model=model, device=command.device, download=command.download)
         indexes[name] = index
         models[fingerprint] = index.model
     return indexes

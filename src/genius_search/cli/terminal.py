@@ -83,7 +83,11 @@ class TerminalProgress:
                 self.close()
         elif done >= self._total or now - self._printed >= QUIET_SECONDS:
             self._printed = now
-            self.say(f"{self._stage}: {done}/{self._total} in {now - self._began:.1f} s  {text}")
+            spent = now - self._began
+            left = (
+                f", about {spent / done * (self._total - done):.0f} s left" if 0 < done < self._total else ""
+            )
+            self.say(f"{self._stage}: {done}/{self._total} in {spent:.1f} s{left}  {text}")
 
     def say(self, message: str) -> None:
         """Print a line on stderr."""

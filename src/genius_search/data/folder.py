@@ -33,7 +33,7 @@ from genius_search.records import Candidate, Modality
 
 MAX_TEXT_BYTES: Final = 1_000_000
 """Larger text files are refused, because a candidate should be a paragraph or a page."""
-_LISTS: Final = ("metadata.jsonl", "metadata.csv", "captions.jsonl")
+CAPTION_LISTS: Final = ("metadata.jsonl", "metadata.csv", "captions.jsonl")
 _FILE_KEYS: Final = ("file_name", "image")
 _TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions")
 _CONVERTIBLE: Final = frozenset(
@@ -83,7 +83,7 @@ def read_file(path: Path, *, captions: bool = True) -> FolderScan:
     """Read one image or text like :func:`read_folder` does; the id is the file's name."""
     side_cars = {path.with_suffix(suffix) for suffix in (".txt", ".json")} if is_image_file(path) else set()
     files = [path, *sorted(other for other in side_cars if other.is_file())]
-    lists = [path.with_name(name) for name in _LISTS if captions and path.with_name(name).is_file()]
+    lists = [path.with_name(name) for name in CAPTION_LISTS if captions and path.with_name(name).is_file()]
     scan = _scan(path.parent, [*files, *lists], captions=captions)
     # What is wrong with other lines of a list is reported when the folder is read.
     problems = tuple(problem for problem in scan.problems if problem.file in files)
@@ -102,10 +102,10 @@ def _scan(root: Path, files: Sequence[Path], *, captions: bool) -> FolderScan:
     listed: dict[Path, _Caption] = {}
     if captions:
         for path in files:
-            if path.name in _LISTS:
+            if path.name in CAPTION_LISTS:
                 _read_list(path, images, listed, problems)
     candidates: list[Candidate] = []
-    skipped = {*side_cars.values(), *(path for path in files if path.name in _LISTS)}
+    skipped = {*side_cars.values(), *(path for path in files if path.name in CAPTION_LISTS)}
     for path in files:
         if path in skipped:
             continue

@@ -173,7 +173,7 @@ def read_queries(
 
 def read_candidates(path: Path, *, skip_bad: BadLines | None = None) -> Iterator[Candidate]:
     """Read the candidates of one file lazily; raises like :func:`read_json_lines`."""
-    return (candidate for _, candidate in read_json_lines(path, _parse_candidate, skip_bad))
+    return (candidate for _, candidate in read_json_lines(path, parse_candidate, skip_bad))
 
 
 def read_pool(paths: Iterable[Path], *, skip_bad: BadLines | None = None) -> Iterator[Candidate]:
@@ -183,7 +183,7 @@ def read_pool(paths: Iterable[Path], *, skip_bad: BadLines | None = None) -> Ite
     """
     last_file = IdColumn("H")
     for number, path in enumerate(paths, start=1):
-        for line, candidate in read_json_lines(path, _parse_candidate, skip_bad):
+        for line, candidate in read_json_lines(path, parse_candidate, skip_bad):
             earlier, last_file[candidate.did] = last_file[candidate.did], number
             if earlier == number:
                 _refuse(path, line, f"did {candidate.did!r} occurs twice in this file", skip_bad)
@@ -210,7 +210,8 @@ def _parse_query(row: Mapping[str, Any]) -> Query:
     )
 
 
-def _parse_candidate(row: Mapping[str, Any]) -> Candidate:
+def parse_candidate(row: Mapping[str, Any]) -> Candidate:
+    """Parse a candidate; :class:`BadData` says what is wrong with it."""
     did = _required(row, "did")
     candidate_number(did)
     modality, text, image = _content(row, "modality", "txt", "img_path")

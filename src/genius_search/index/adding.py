@@ -144,10 +144,17 @@ def open_pool(pool: Path, *, captions: bool) -> Pool:
     with pool.open("rb") as file:
         lines = file.read(SAMPLE_BYTES).count(b"\n") + 1
     expected = max(lines, lines * pool.stat().st_size // SAMPLE_BYTES)
-    # M-BEIR's paths start at the folder that holds cand_pool, other pools' at their own folder.
-    above = next((one.parent for one in pool.resolve().parents if one.name == "cand_pool"), None)
-    root = above or pool.resolve().parent
+    root = pictures_root(pool)
     return Pool(lambda: _some(_items(read_pool([pool]), root), pool, []), expected)
+
+
+def pictures_root(pool: Path) -> Path:
+    """Return the folder that the pictures' paths in a file of candidates start at.
+
+    M-BEIR's paths start at the folder that holds ``cand_pool``, those of other files at their own folder.
+    """
+    above = next((one.parent for one in pool.resolve().parents if one.name == "cand_pool"), None)
+    return above or pool.resolve().parent
 
 
 def _some(items: Iterator[Item], pool: Path, left_out: Sequence[LeftOut]) -> Iterator[Item]:
@@ -161,16 +168,26 @@ def _some(items: Iterator[Item], pool: Path, left_out: Sequence[LeftOut]) -> Ite
 
 
 def _items(candidates: Iterable[Candidate], root: Path) -> Iterator[Item]:
-    for candidate in candidates:
-        image = None if candidate.image is None else os.path.normpath(root / candidate.image)
-        if image is not None and not Path(image).is_relative_to(root):
-            raise BadData(
-                f"the image of {candidate.did} is {candidate.image!r}, which leads out of {root}; paths in a "
-                "pool must stay inside its folder"
-            )
-        item = Item(candidate.did, candidate.modality, candidate.text, image, candidate.source)
-        check_item(item)
-        yield item
+    return (to_item(candidate, root) for candidate in candidates)
+
+
+def to_item(candidate: Candidate, root: Path) -> Item:
+    """Return a candidate as an item, its picture's path below ``root``.
+
+    Raises
+    ------
+    BadData
+        The picture lies elsewhere, or the item cannot be stored.
+    """
+    image = None if candidate.image is None else os.path.normpath(root / candidate.image)
+    if image is not None and not Path(image).is_relative_to(root):
+        raise BadData(
+            f"the image of {candidate.did} is {candidate.image!r}, which leads out of {root}; paths in a "
+            "pool must stay inside its folder"
+        )
+    item = Item(candidate.did, candidate.modality, candidate.text, image, candidate.source)
+    check_item(item)
+    return item
 
 
 def check_item(item: Item) -> None:
@@ -203,7 +220,7 @@ def add_pool(
         Nothing in the pool can be used; the index is unchanged.
     """
     result = Added(left_out=list(pool.left_out))
-    batches = _encode(writer, model, pool, result, manifest=create, progress=progress)
+    batches = encode_items(writer, model, pool, result, manifest=create, progress=progress)
     first = next(batches, None)
     if first is None and not result.unchanged:
         unreadable = result.left_out[len(pool.left_out) :]
@@ -227,7 +244,7 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
     pictures: dict[str, bytes] = {}
     for new in items:
         try:
-            item = _to_item(new)
+            item = _new_item(new)
         except BadData as error:
             given.append(str(error))
             continue
@@ -240,7 +257,7 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
     result = Added()
     with keep_pictures(writer.folder, [pictures[item.image] for item in changed if item.image]):
         pool = Pool(partial(iter, changed), len(changed))
-        writer.add_batches(_encode(writer, model, pool, result, save=False))
+        writer.add_batches(encode_items(writer, model, pool, result, save=False))
     unreadable = {changed[entry.id].id: entry.reason for entry in result.left_out}
     outcomes = []
     for new, read in zip(items, given, strict=True):
@@ -257,7 +274,7 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
     return outcomes
 
 
-def _to_item(new: NewItem) -> Item:
+def _new_item(new: NewItem) -> Item:
     """Convert an item to its stored form, with its image named by a hash of the contents.
 
     Raises
@@ -289,7 +306,7 @@ def _chain(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
     yield from rest
 
 
-def _encode(
+def encode_items(
     writer: Writer,
     model: Genius,
     pool: Pool,
@@ -301,8 +318,9 @@ def _encode(
 ) -> Iterator[Batch]:
     """Encode the readable items that are new or changed, chunk by chunk.
 
-    Unchanged items are counted in ``result``; unreadable ones are listed there by position. With ``save``
-    chunks are saved, so that an interrupted run can resume.
+    With ``manifest``, that of an index to be created, all items are new. Unchanged items are counted in
+    ``result``; unreadable ones are listed there by position. With ``save`` chunks are saved, so that an
+    interrupted run can resume.
     """
     progress = progress or Silent()
     snapshot = writer.snapshot if manifest is None else None

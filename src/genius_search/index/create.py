@@ -165,18 +165,7 @@ def _create_with_encoder(
         skip_bad_images=True,
         shard_rows=chunk_size(len(stamps), SHARD_ROWS),
     )
-    folder = writer.folder / OWN_MODEL
-    rows = draw_sample(features)
-    sampled = features.gather(rows)
-    quantizer = fit_codebooks(
-        SumFusion()(sampled.image, sampled.text),
-        features.modality[rows],
-        folder / "quantizer",
-        items=len(features),
-        inputs={"items": features.manifest.fingerprint},
-        progress=progress,
-    )
-    model = Genius.finish(folder, encoder, quantizer, None, ())
+    model = fit_model(writer.folder / OWN_MODEL, encoder, features, items=len(features), progress=progress)
     if embeddings is None:
         embeddings = "fused" if len(features) < MANY_ITEMS else "none"
     manifest = IndexManifest(
@@ -190,6 +179,23 @@ def _create_with_encoder(
     added, replaced = writer.create_batches(manifest, batches)
     remove_work(writer.folder)
     return model, Added(added, replaced, left_out=[*opened.left_out, *features.left_out])
+
+
+def fit_model(
+    folder: Path, encoder: Encoder, features: Features, *, items: int, progress: Progress
+) -> Genius:
+    """Fit codebooks to features of a pool of so many ``items``, or of a sample; return a model with them."""
+    rows = draw_sample(features)
+    sampled = features.gather(rows)
+    quantizer = fit_codebooks(
+        SumFusion()(sampled.image, sampled.text),
+        features.modality[rows],
+        folder / "quantizer",
+        items=items,
+        inputs={"items": features.manifest.fingerprint},
+        progress=progress,
+    )
+    return Genius.finish(folder, encoder, quantizer, None, ())
 
 
 def _stamp(item: Item, encoder: Encoder) -> str:

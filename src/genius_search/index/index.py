@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class _Opened(NamedTuple):
     """A state of an index and its model."""
 
-    stamp: tuple[int, int, int]
+    stamp: tuple[int, ...]
     """The manifest's stamp before the state was opened."""
     model: Genius
     snapshot: Snapshot
@@ -57,7 +57,7 @@ class Index:
     def __init__(self, folder: Path, model: Genius) -> None:
         self.folder = folder
         self._opening = Lock()
-        self._opened = _Opened(_stamp(folder), model, Snapshot.open(folder))
+        self._opened = _Opened(self._stamp(), model, self._read())
 
     def __repr__(self) -> str:
         return (
@@ -515,9 +515,9 @@ class Index:
         The state contains every change that was made before the call.
         """
         opened = self._opened
-        if _stamp(self.folder) != opened.stamp:
+        if self._stamp() != opened.stamp:
             with self._opening:  # by one thread, so that no older state takes the place of a newer one
-                if (stamp := _stamp(self.folder)) != self._opened.stamp:
+                if (stamp := self._stamp()) != self._opened.stamp:
                     self._opened = self._open(stamp)
                 opened = self._opened
         return opened.model, opened.snapshot
@@ -576,9 +576,17 @@ class Index:
         relevance = hits[0].relevance
         return None if relevance is None else relevance >= 0.5
 
-    def _open(self, stamp: tuple[int, int, int]) -> _Opened:
+    def _stamp(self) -> tuple[int, ...]:
+        """Return a stamp that every change of the index replaces."""
+        return manifest_stamp(self.folder)
+
+    def _read(self) -> Snapshot:
+        """Open the state on disk."""
+        return Snapshot.open(self.folder)
+
+    def _open(self, stamp: tuple[int, ...]) -> _Opened:
         """Open the state that the manifest had when its stamp was taken, or a newer one."""
-        model, snapshot = self.model, Snapshot.open(self.folder)
+        model, snapshot = self.model, self._read()
         manifest = snapshot.manifest
         if manifest.model_fingerprint != model.fingerprint and manifest.has_own_model:  # it was refitted
             model = Genius.open(manifest.locate_model(self.folder), device=model.device)
@@ -619,7 +627,7 @@ def _check_model_exists(folder: Path, model: str) -> None:
         )
 
 
-def _stamp(folder: Path) -> tuple[int, int, int]:
+def manifest_stamp(folder: Path) -> tuple[int, int, int]:
     """Return a stamp of the manifest file, which every change of the index replaces."""
     try:
         status = (folder / CURRENT).stat()

@@ -216,7 +216,7 @@ class Snapshot:
         for number, segment in enumerate(self.segments):
             own = rows[parts == number].tolist()
             for row, item in zip(own, segment.items.get(own), strict=True):
-                image = None if item.image is None else str(self.folder / item.image)
+                image = None if item.image is None else str(segment.folder.parents[1] / item.image)
                 found[number, row] = item._replace(image=image)
         return [found[place] for place in zip(parts.tolist(), rows.tolist(), strict=True)]
 
@@ -284,6 +284,7 @@ def diagnose_corruption(snapshot: Snapshot) -> Iterator[None]:
         if snapshot.segments and not snapshot.is_verified:
             from genius_search.index.verify import verify  # noqa: PLC0415  needed only here
 
-            verify(snapshot.folder)
+            for folder in {segment.folder.parents[1] for segment in snapshot.segments}:
+                verify(folder)
             snapshot.is_verified = True
         raise

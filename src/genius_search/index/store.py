@@ -9,7 +9,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -80,6 +80,29 @@ class ItemArrays(NamedTuple):
     densities: UInt8[np.ndarray, " items"] | None = None
     """Density around each item (:meth:`~genius_search.nn.density.NormAndDensity.item_density`), with fused
     embeddings."""
+
+    @staticmethod
+    def join(batches: Sequence[ItemArrays]) -> ItemArrays:
+        """Return batches of one index, of which there is at least one, as one."""
+        embeddings = [one.embeddings for one in batches if one.embeddings is not None]
+        densities = [one.densities for one in batches if one.densities is not None]
+        return ItemArrays(
+            np.concatenate([one.codes for one in batches]),
+            np.concatenate([one.code_cosine for one in batches]),
+            np.concatenate(embeddings) if embeddings else None,
+            batches[0].stored,
+            np.concatenate(densities) if densities else None,
+        )
+
+    def take(self, rows: Int64[np.ndarray, " rows"]) -> ItemArrays:
+        """Return the chosen items, in this order."""
+        return ItemArrays(
+            self.codes[rows],
+            self.code_cosine[rows],
+            None if self.embeddings is None else self.embeddings[rows],
+            self.stored,
+            None if self.densities is None else self.densities[rows],
+        )
 
 
 class Segment(NamedTuple):
@@ -163,10 +186,10 @@ class ArraysWriter:
                 block = arrays.embeddings[start : start + ROWS_AT_ONCE]
                 self._write(*(quantize(block) if self._kind == "int8" else (block, None)))
 
-    def append_segment(self, segment: Segment) -> None:
-        """Add the items of a segment that are not deleted."""
-        alive = segment.alive()
-        kept = np.arange(segment.table.num_items) if alive is None else np.flatnonzero(alive)
+    def append_segment(self, segment: Segment, first: int = 0, last: int | None = None) -> None:
+        """Add the items of a segment, or of its rows ``first`` to before ``last``, that are not deleted."""
+        kept = np.arange(first, segment.table.num_items if last is None else last)
+        kept = kept[~segment.is_dead(kept)]
         self._codes.append(segment.table.ids[segment.table.rows()[kept]])
         self._code_cosine.append(segment.code_cosine[kept])
         self._densities.append(None if segment.densities is None else segment.densities[kept])
@@ -277,6 +300,8 @@ def check_segment(folder: Path, *, manifest: str, verify: bool) -> list[Path]:
 
 
 CURRENT: Final = "index.json"
+CLUSTER: Final = "cluster.json"
+"""Manifest of an index in shards; its folder is not written to as an index is."""
 OWN_MODEL: Final = "./model"
 """The model of an index that was created with an encoder alone, inside the index; a refit adds a number."""
 SEGMENTS: Final = "segments"
@@ -348,6 +373,11 @@ class IndexManifest(BaseModel):
         return body
 
     @property
+    def num_items(self) -> int:
+        """Number of items, deleted ones included."""
+        return sum(segment.items for segment in self.segments)
+
+    @property
     def has_own_model(self) -> bool:
         """Whether the index contains its model."""
         return self.model.startswith(OWN_MODEL)
@@ -387,6 +417,11 @@ def read_manifest(folder: Path) -> IndexManifest:
     try:
         if (folder / "model.json").exists():
             raise ArtifactMissing(f"{folder} is a model, not an index; give the index's folder")
+        if (folder / CLUSTER).exists():
+            raise ArtifactMissing(
+                f"{folder} is an index in shards, which this command does not take; `genius cluster` has "
+                "commands for it"
+            )
         with with_hint():
             body = read_json(path)
         version, checksum = body.pop("format"), body.pop("checksum", None)

@@ -99,7 +99,7 @@ def _verify(folder: Path, manifest: IndexManifest) -> Verified:
     _check_unique(snapshot.segments)
     files += check_pictures(folder, snapshot.segments)
     if manifest.has_own_model:
-        files += _check_own_model(folder / manifest.model, manifest.model_fingerprint)
+        files += check_own_model(folder / manifest.model, manifest.model_fingerprint)
     alive = snapshot.num_alive
     return Verified(
         segments=len(snapshot.segments),
@@ -110,7 +110,7 @@ def _verify(folder: Path, manifest: IndexManifest) -> Verified:
     )
 
 
-def _check_own_model(folder: Path, fingerprint: str) -> list[Path]:
+def check_own_model(folder: Path, fingerprint: str) -> list[Path]:
     """Compare the files of a model inside an index with their checksums; return them."""
     from genius_search.model.file import MODEL_FILE, read_model_file  # noqa: PLC0415  imports torch
 

@@ -31,6 +31,7 @@ from genius_search.index.items import Item, write_items
 from genius_search.index.settings import Calibration, Tuned
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
+    CLUSTER,
     CURRENT,
     DELETED,
     DELETED_NAME,
@@ -158,11 +159,11 @@ def _names(segment: Segment) -> Iterator[str]:
     yield from (name for row, name in segment.items.images_below(PICTURES) if row not in dead)
 
 
-def alive_items(segment: Segment) -> Iterator[Item]:
-    """Yield the items that are not deleted, by row."""
+def alive_items(segment: Segment, first: int = 0, last: int | None = None) -> Iterator[Item]:
+    """Yield the items, or those of the rows ``first`` to before ``last``, that are not deleted, by row."""
     alive = segment.alive()
-    items = segment.items.all()
-    return items if alive is None else itertools.compress(items, alive)
+    items = segment.items.all(first, last)
+    return items if alive is None else itertools.compress(items, alive[first:last])
 
 
 def remove_work(folder: Path) -> None:
@@ -193,6 +194,21 @@ class HeldByAnother(UsageError):
 
 class NotWritable(UsageError):
     """The index's folder cannot be written to."""
+
+
+class Piece(NamedTuple):
+    """Items of a segment: those of the rows ``first`` to before ``last``, or by default all."""
+
+    segment: Segment
+    first: int = 0
+    last: int | None = None
+
+    @property
+    def num_alive(self) -> int:
+        """Number of its items that are not deleted."""
+        last = self.segment.table.num_items if self.last is None else self.last
+        dead = np.searchsorted(self.segment.dead, [self.first, last])
+        return max(0, last - self.first) - int(dead[1] - dead[0])
 
 
 class Changed(NamedTuple):
@@ -233,6 +249,8 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
     """
     if not wait_seconds >= 0:
         raise UsageError(f"wait for {wait_seconds} seconds: give 0 or more (inf waits as long as it takes)")
+    if os.path.lexists(folder / CLUSTER):
+        raise UsageError(f"{folder} is an index in shards, which cannot be changed in place; build it again")
     lock = FileLock(folder / LOCK)
     try:
         make_folder(folder)
@@ -266,7 +284,7 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
 
 def keep_reserve(folder: Path) -> None:
     """Reserve room to delete every item of an index, as far as the disk has it."""
-    items = sum(entry.items for entry in read_manifest(folder).segments)
+    items = read_manifest(folder).num_items
     with (folder / RESERVE).open("ab", buffering=0) as file:
         missing = (1 << 20) + 8 * items - file.tell()  # a list of them, and small things
         if missing > 0:
@@ -344,6 +362,22 @@ class Writer:
         self._check_open()
         return self._add(self.snapshot, batches)
 
+    def create_from(self, manifest: IndexManifest, pieces: Iterable[Piece]) -> int:
+        """Create an index of items of other indexes of the same model; return their number.
+
+        Items follow one another in the order of the pieces. The manifest names model and embeddings.
+        """
+        self._check_open()
+        snapshot = Snapshot(manifest.replace(generation=0, segments=()), ())
+        filled = (piece for piece in pieces if piece.num_alive)
+        first = next(filled, None)
+        new = None
+        if first is not None:
+            all_pieces = itertools.chain([first], filled)
+            new = self._write_segment(snapshot, lambda arrays: _merge(arrays, all_pieces))
+        self._commit(snapshot, kept=0, gone={}, new=new)
+        return 0 if new is None else new.items
+
     def replace_items(
         self, manifest: IndexManifest, batches: Iterable[tuple[Iterable[Item], ItemArrays]]
     ) -> None:
@@ -404,7 +438,7 @@ class Writer:
             new = None
             if snapshot.num_alive:
                 new = self._write_segment(
-                    snapshot, lambda arrays: map(change or _same, _merge(arrays, segments))
+                    snapshot, lambda arrays: map(change or _same, _merge(arrays, map(Piece, segments)))
                 )
             self._commit(snapshot, kept=0, gone={}, new=new)
 
@@ -459,7 +493,7 @@ class Writer:
                 segment._replace(dead=np.union1d(segment.dead, gone[segment.name]))
                 for segment in segments[kept:]
             ]
-            yield from _merge(writer, rest)
+            yield from _merge(writer, map(Piece, rest))
 
         new = self._write_segment(snapshot, all_items)
         self._commit(snapshot, kept=kept, gone=gone, new=new)
@@ -540,11 +574,11 @@ class Writer:
             raise UsageError(f"{self.folder} is not held for writing any more; use one_writer again")
 
 
-def _merge(arrays: ArraysWriter, segments: Sequence[Segment]) -> Iterator[Item]:
-    """Yield the items of segments that are not deleted, and write their arrays."""
-    for segment in segments:
-        arrays.append_segment(segment)
-        yield from alive_items(segment)
+def _merge(arrays: ArraysWriter, pieces: Iterable[Piece]) -> Iterator[Item]:
+    """Yield the items of pieces of segments that are not deleted, and write their arrays."""
+    for piece in pieces:
+        arrays.append_segment(*piece)
+        yield from alive_items(*piece)
 
 
 def _same(item: Item) -> Item:

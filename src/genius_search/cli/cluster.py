@@ -1,0 +1,133 @@
+"""``genius cluster``: indexes in shards."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from genius_search.cli.options import (
+    DeviceOptions,
+    JsonOption,
+    OptionalFolder,
+    Words,
+    command,
+)
+from genius_search.cli.terminal import TerminalProgress, format_bytes, print_facts, print_json, print_table
+
+
+@command
+class ClusterArgument:
+    """A command of one cluster."""
+
+    cluster: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CLUSTER")]
+    """Folder of the cluster."""
+
+
+@command
+class Build(DeviceOptions, JsonOption):
+    """Build an index in shards, for pools that are too large for one index.
+
+    Run the same command again after an interruption: only what is missing is done.
+    """
+
+    pool: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="POOL")]
+    """A folder of pictures and texts; or .jsonl, .parquet or .tar (WebDataset) files: one, a folder of them,
+    or a pattern, also elsewhere: 's3://bucket/pool/*.parquet'."""
+
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """Folder of the new cluster; with several machines, one that all of them see."""
+
+    model: OptionalFolder = None
+    """Folder of a trained model."""
+
+    encoder: Words = None
+    """Instead of a model: encoder as of `genius index create`; codebooks are fitted to a sample of the
+    pool."""
+
+    shards: int = 1
+    """Number of shards."""
+
+    rows: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 100_000
+    """Rows of the pool that are encoded together; a .tar file is always encoded as a whole."""
+
+    local: Annotated[int, tyro.conf.arg(metavar="PROCESSES")] = 1
+    """Processes on this machine."""
+
+    embeddings: Annotated[
+        Literal["none", "fused", "raw"] | None, tyro.conf.arg(metavar="{none,fused,raw}")
+    ] = None
+    """Store an embedding of every item, for re-ranking. Default: none with a model, otherwise fused below a
+    million items."""
+
+    embedding_type: Annotated[Literal["float16", "int8"] | None, tyro.conf.arg(metavar="{float16,int8}")] = (
+        None
+    )
+    """Type of stored embeddings. Default: float16 with a model, otherwise int8."""
+
+    no_captions: bool = False
+    """Ignore texts beside pictures of a folder."""
+
+    def run(self) -> None:
+        """Build the cluster."""
+        from genius_search.cluster.build import Settings, build_cluster
+        from genius_search.cluster.run import LocalProcesses
+
+        settings = Settings(
+            pool=self.pool,
+            model=None if self.model is None else str(self.model),
+            encoder=self.encoder,
+            shards=self.shards,
+            rows=self.rows,
+            embeddings=self.embeddings,
+            embedding_type=self.embedding_type,
+            captions=not self.no_captions,
+            device=self.device,
+            download=self.download,
+        )
+        with LocalProcesses(self.local) as run, TerminalProgress() as progress:
+            built = build_cluster(self.out, settings, run=run, progress=progress)
+            progress.say(
+                f"{built.items:,} items in {len(built.shards)} shards, {built.left_out:,} left out, as "
+                f"{self.out / 'left-out.jsonl'} lists"
+            )
+            progress.say(f'next: genius search {shlex.quote(str(self.out))} "what you look for"')
+        if self.json:
+            print_json({"items": built.items, "shards": len(built.shards), "left_out": built.left_out})
+
+
+@command
+class Info(JsonOption, ClusterArgument):
+    """Describe a cluster: items, shards, bytes; no model is needed."""
+
+    def run(self) -> None:
+        """Print the facts."""
+        from genius_search.cluster.folder import describe_cluster
+
+        info = describe_cluster(self.cluster)
+        if self.json:
+            print_json(info._asdict())
+            return
+        facts = {**info._asdict(), "bytes": format_bytes(info.bytes), "shards": len(info.shards)}
+        print_facts(facts)
+        rows = [
+            [str(one["name"]), f"{one['items']:,}", f"{one['bytes']:,}", " · ".join(map(str, one["first"]))]  # type: ignore[call-overload]
+            for one in info.shards
+        ]
+        print_table(["shard", "items", "bytes", "first ID"], rows, left=("shard", "first ID"))
+
+
+@command
+class Verify(JsonOption, ClusterArgument):
+    """Verify every file of a cluster against its checksum; no model is needed.
+
+    Exit status 4, and the file's name, if a file is damaged, foreign or missing.
+    """
+
+    def run(self) -> None:
+        """Verify the cluster."""
+        from genius_search.cluster.folder import verify_cluster
+
+        print_facts(verify_cluster(self.cluster)._asdict(), as_json=self.json)

@@ -1,0 +1,37 @@
+"""A pool with every modality, the index of it, and its clusters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from genius_search.data.mbeir import read_candidates, write_candidates
+from genius_search.index.index import Index
+from genius_search.model import Genius
+from genius_search.records import Modality
+
+
+@pytest.fixture(scope="session")
+def model(trained) -> Genius:
+    return Genius.open(trained.model)
+
+
+@pytest.fixture(scope="session")
+def pool(trained, tmp_path_factory) -> Path:
+    """Forty candidates of each modality, and their pictures."""
+    given = list(read_candidates(trained.data / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl"))
+    root = tmp_path_factory.mktemp("pool")
+    (root / "mbeir_images").symlink_to(trained.data / "mbeir_images")
+    (root / "cand_pool").mkdir()
+    some = [one for kind in Modality for one in [one for one in given if one.modality is kind][:40]]
+    write_candidates(root / "cand_pool" / "some.jsonl", some)
+    return root / "cand_pool" / "some.jsonl"
+
+
+@pytest.fixture(scope="session")
+def single(model, pool, tmp_path_factory) -> Index:
+    """One index of the pool."""
+    return Index.create(
+        tmp_path_factory.mktemp("single") / "index", model=model, pool=pool, embeddings="fused"
+    )[0]
