@@ -5,7 +5,9 @@ The command line prints the message as one line and exits with ``exit_code``; a 
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+from typing import Final
 
 __all__ = [
     "ArtifactError",
@@ -52,6 +54,45 @@ class MissingExtra(GeniusError, ImportError):
     """An optional dependency is not installed; the message names the extra to install."""
 
     exit_code = 2
+
+
+EXTRAS: Final = {
+    package: extra
+    for extra, packages in {
+        "evaluate": "ir_measures matplotlib pandas pytrec_eval scipy tabulate",
+        "lab": "faiss mteb",
+        "serve": "fastapi httpx prometheus_client starlette uvicorn",
+        "hf": "ftfy transformers",
+        "onnx": "onnx onnxruntime onnxscript",
+        "photos": "pillow_heif textual_image",
+        "words": "model2vec wordllama",
+        "cluster": "pyarrow ray",
+    }.items()
+    for package in packages.split()
+}
+"""Package -> the extra of this distribution that installs it."""
+
+
+def need_packages(purpose: str, *packages: str) -> None:
+    """Raise :class:`MissingExtra` where one of the packages is not installed.
+
+    Parameters
+    ----------
+    purpose
+        beginning of the message, such as ``serving needs``.
+    packages
+        names to import; all are of one extra.
+    """
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise missing_extra(f"{purpose} {' and '.join(missing)}", EXTRAS[missing[0]])
+
+
+def missing_extra(need: str, extra: str) -> MissingExtra:
+    """Return the error that says what is needed and which extra brings it."""
+    return MissingExtra(
+        f"{need}: pip install 'genius-search[{extra}]', or in a clone pip install -e '.[{extra}]'"
+    )
 
 
 class ArtifactError(GeniusError):

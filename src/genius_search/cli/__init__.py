@@ -17,7 +17,7 @@ import tyro
 
 from genius_search import __version__
 from genius_search.config import preset
-from genius_search.errors import GeniusError, MissingExtra, UsageError
+from genius_search.errors import EXTRAS, GeniusError, MissingExtra, UsageError, missing_extra
 
 COMMANDS: Final[dict[str, dict[str, str]]] = {
     "Search": {
@@ -76,19 +76,6 @@ RENAMED_FLAGS: Final = {
 }
 """Flags of version 0.1 and their new names."""
 
-EXTRAS: Final = {
-    package: extra
-    for extra, packages in {
-        LAB: "faiss ir_measures matplotlib mteb pandas pytrec_eval scipy tabulate",
-        "serve": "fastapi httpx prometheus_client starlette uvicorn",
-        "hf": "ftfy transformers",
-        "onnx": "onnx onnxruntime onnxscript",
-        "photos": "pillow_heif textual_image",
-        "cluster": "pyarrow ray",
-    }.items()
-    for package in packages.split()
-}
-"""Package -> the extra of this distribution that installs it."""
 MACHINE_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
 """Errors of the operating system that a user can fix: disk full, read-only, not permitted."""
 INTERRUPTED: Final = 130
@@ -260,9 +247,7 @@ def _missing_extra(name: str, error: ModuleNotFoundError) -> MissingExtra:
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         raise error
-    return MissingExtra(
-        f"`genius {name}` needs the package {package}: pip install 'genius-search[{EXTRAS[package]}]'"
-    )
+    return missing_extra(f"`genius {name}` needs {package}", EXTRAS[package])
 
 
 def _report(error: GeniusError | OSError | KeyboardInterrupt) -> int:

@@ -8,13 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from genius_search.errors import plural
+from genius_search.errors import need_packages, plural
 
 if TYPE_CHECKING:
     from genius_search.index.index import Index
@@ -63,7 +62,7 @@ class Serve:
 
     def run(self) -> int:
         """Serve until interrupted."""
-        from genius_search.errors import MissingExtra, UsageError
+        from genius_search.errors import UsageError
 
         began = time.monotonic()
         if not self.indexes:
@@ -77,12 +76,7 @@ class Serve:
                 f"--host {self.host} can be reached by other machines, which requires API keys: create one "
                 "with `genius keys add FILE --name NAME` and give --keys FILE"
             )
-        missing = [name for name in ("fastapi", "prometheus_client", "uvicorn") if not find_spec(name)]
-        if missing:
-            raise MissingExtra(
-                f"serving needs {', '.join(missing)}, which is not installed: pip install "
-                "'genius-search[serve]', or pip install -e '.[serve]' in a clone"
-            )
+        need_packages("serving needs", "fastapi", "prometheus_client", "uvicorn")
         from genius_search.serve.keys import Keys
 
         keys = None if self.keys is None else Keys(self.keys)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
-from genius_search.errors import MissingExtra, UsageError
+from genius_search.errors import UsageError, need_packages
 from genius_search.nn.arrays import AnyArray
 from genius_search.registry import find_part
 
@@ -177,10 +176,7 @@ def _load_text(name: str, *, download: bool, device: str) -> Encoder:
 
 def need_transformers() -> None:
     """Raise :class:`MissingExtra` where transformers is not installed."""
-    if importlib.util.find_spec("transformers") is None:
-        raise MissingExtra(
-            "this encoder needs transformers, which is not installed: pip install genius-search[hf]"
-        )
+    need_packages("pretrained encoders need", "transformers")
 
 
 def refuse_images(images: Sequence[ImageInput]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import html
-import importlib.util
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -25,7 +24,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from genius_search.encoders.texts import cut_texts
-from genius_search.errors import MissingExtra
+from genius_search.errors import need_packages
 
 START: Final = 49406
 END: Final = 49407
@@ -64,8 +63,7 @@ def token_rows(texts: Sequence[str], *, context: int = CONTEXT) -> Int[Tensor, "
 
 def clean(text: str) -> str:
     """Repair encodings, resolve HTML entities twice, collapse blanks and lower the case, in CLIP's order."""
-    if importlib.util.find_spec("ftfy") is None:
-        raise MissingExtra("CLIP's tokens need ftfy, which is not installed: pip install genius-search[hf]")
+    need_packages("CLIP's tokens need", "ftfy")
     import ftfy  # noqa: PLC0415  only this encoder needs it
 
     repaired = html.unescape(html.unescape(ftfy.fix_text(text))).strip()

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.encoders.base import ImageInput, TextInput, refuse_images
 from genius_search.encoders.texts import check_tokenizer, cut_texts
-from genius_search.errors import ArtifactMismatch, MissingExtra
+from genius_search.errors import ArtifactMismatch, MissingExtra, missing_extra, need_packages
 
 WORDLLAMA: Final = "wordllama"
 """The name of the vectors that come with the package wordllama (English, 256 numbers, MIT licence)."""
@@ -48,7 +48,7 @@ def _find_wordllama() -> tuple[Path, ...]:
     # The package is not imported: its loader looks on the hub for a tokenizer that is installed with it.
     spec = importlib.util.find_spec(WORDLLAMA)
     if spec is None or not spec.submodule_search_locations:
-        raise MissingExtra("text:wordllama needs wordllama, which is not installed: pip install wordllama")
+        raise missing_extra(f"text:{WORDLLAMA} needs {WORDLLAMA}", "words")
     return tuple(Path(spec.submodule_search_locations[0]) / name for name in _WORDLLAMA_FILES)
 
 
@@ -74,12 +74,9 @@ class StaticEncoder:
     reads_images = False
 
     def __init__(self, name: str | Path, folder: Path | None = None) -> None:
-        try:
-            from model2vec import StaticModel  # noqa: PLC0415  optional
-        except ImportError:
-            raise MissingExtra(
-                "static embeddings need model2vec, which is not installed: pip install genius-search[words]"
-            ) from None
+        need_packages("static embeddings need", "model2vec")
+        from model2vec import StaticModel  # noqa: PLC0415  optional
+
         self.spec = f"text:{name}"
         try:
             if name == WORDLLAMA:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import logging
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from genius_search.config import SearchConfig, checked
 from genius_search.data.features import FeatureBatch
 from genius_search.encoders import content as encoder_input
 from genius_search.encoders.base import ItemKey
-from genius_search.errors import BadData, MissingExtra, UsageError
+from genius_search.errors import BadData, UsageError, need_packages
 from genius_search.index.adding import encode_batch
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.lab.methods import PoolCandidates, RowQueries, find
@@ -177,8 +176,7 @@ class MtebModel:
         instructions: InstructionSource = "task",
         name: str | None = None,
     ) -> None:
-        if importlib.util.find_spec("mteb") is None:
-            raise MissingExtra("mteb is not installed: pip install 'genius-search[lab]'")
+        need_packages("this needs", "mteb")
         for given, offered in ((method, get_args(Method)), (instructions, get_args(InstructionSource))):
             if given not in offered:
                 raise UsageError(f"{given!r} is not one of {', '.join(offered)}")

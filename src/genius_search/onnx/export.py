@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import shutil
 import warnings
@@ -25,7 +24,7 @@ from genius_search.encoders.descriptors import DESCRIPTOR_SIZE
 from genius_search.encoders.pretrained import ClipEncoder
 from genius_search.encoders.small import CONFIG_FILE, PADDING, TOKENIZER_FILE, SmallEncoder, SmallNetwork
 from genius_search.encoders.uniir import ClipScoreFusion
-from genius_search.errors import MissingExtra, UsageError
+from genius_search.errors import UsageError, need_packages
 from genius_search.model import Genius
 from genius_search.nn.fusion import Fusion
 from genius_search.nn.generator import NUM_SPECIAL, Block, Generator, RMSNorm
@@ -71,9 +70,7 @@ def export_onnx(model: Genius, folder: Path, *, int8: bool = False, progress: Pr
     UsageError
         the folder holds something else, or the generator is of a kind that cannot be exported.
     """
-    missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingExtra(f"exporting needs {' and '.join(missing)}: pip install 'genius-search[onnx]'")
+    need_packages("exporting needs", "onnx", "onnxruntime")
     generator = model.trained_generator
     writer = ArtifactWriter(folder, kind=KIND, config={"int8": int8}, inputs={"model": model.fingerprint})
     finished = writer.finished()
@@ -425,8 +422,7 @@ def write_towers(encoder: ClipEncoder, folder: Path) -> None:
     UsageError
         a tower is too large for one file.
     """
-    if importlib.util.find_spec("onnxscript") is None:
-        raise MissingExtra(f"exporting {encoder.spec} needs onnxscript: pip install 'genius-search[onnx]'")
+    need_packages(f"exporting {encoder.spec} needs", "onnxscript")
     model = encoder._model.eval()  # noqa: SLF001
     config = model.config
     side = config.vision_config.image_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +33,7 @@ from genius_search.encoders.small import (
 )
 from genius_search.encoders.texts import read_tokenizer
 from genius_search.encoders.uniir import ClipScoreFusion
-from genius_search.errors import ArtifactMissing, MissingExtra, UsageError
+from genius_search.errors import ArtifactMissing, UsageError, need_packages
 from genius_search.model import Genius
 from genius_search.nn.arrays import AnyArray
 from genius_search.nn.generator import NUM_SPECIAL, Guide
@@ -111,8 +110,7 @@ class Session:
     """
 
     def __init__(self, path: Path, *, threads: int = 1) -> None:
-        if importlib.util.find_spec("onnxruntime") is None:
-            raise MissingExtra("this needs onnxruntime: pip install 'genius-search[onnx]'")
+        need_packages("an exported model needs", "onnxruntime")
         import onnxruntime  # noqa: PLC0415  optional, as said above
 
         options = onnxruntime.SessionOptions()

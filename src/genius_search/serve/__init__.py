@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from genius_search.errors import MissingExtra
+from genius_search.errors import need_packages
 
 if TYPE_CHECKING:
     from genius_search.serve.client import Client
@@ -20,12 +20,7 @@ def __getattr__(name: str) -> Any:
     """Import the client on first use; the service does not need it."""
     if name != "Client":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from genius_search.serve.client import Client  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if error.name != "httpx":
-            raise
-        raise MissingExtra(
-            "the client needs httpx, which is not installed: pip install 'genius-search[serve]'"
-        ) from None
+    need_packages("the client needs", "httpx")
+    from genius_search.serve.client import Client  # noqa: PLC0415
+
     return Client

@@ -57,9 +57,7 @@ def test_a_missing_index_or_file_of_keys_is_named(folder, tmp_path, capsys):
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(folder, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "genius_search.cli.serve.find_spec", lambda name: None if name == "uvicorn" else object()
-    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else object())
     assert main(["serve", str(folder)]) == 2
     assert "uvicorn" in (message := capsys.readouterr().err)
     assert "pip install 'genius-search[serve]'" in message

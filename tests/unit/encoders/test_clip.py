@@ -217,5 +217,5 @@ def test_a_cached_model_is_found_by_name(clip_folder, monkeypatch):
 
 def test_without_transformers_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(MissingExtra, match=r"pip install genius-search\[hf\]"):
+    with pytest.raises(MissingExtra, match=r"pip install 'genius-search\[hf\]'"):
         ClipEncoder("openai/clip-vit-base-patch32")

@@ -100,5 +100,5 @@ def test_the_stored_tokenizer_has_the_whole_vocabulary_and_agrees_on_clean_texts
 
 def test_without_ftfy_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(MissingExtra, match=r"pip install genius-search\[hf\]"):
+    with pytest.raises(MissingExtra, match=r"pip install 'genius-search\[hf\]'"):
         token_rows(["a cat"])

@@ -63,7 +63,7 @@ def test_damaged_files_and_missing_packages_are_named(folder, monkeypatch):
     with pytest.raises(ArtifactMismatch, match="cannot be opened as static embeddings"):
         load_encoder(f"text:{folder}")
     monkeypatch.setattr(static, "WORDLLAMA", "no_such_package")
-    with pytest.raises(MissingExtra, match="pip install wordllama"):
+    with pytest.raises(MissingExtra, match=r"genius-search\[words\]"):
         StaticEncoder("no_such_package")
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float32, UInt8
 from numpy import ndarray
 from PIL import Image, ImageDraw, ImageFont
 
-from genius_search.errors import MissingExtra
+from genius_search.errors import missing_extra
 from genius_search.lab.synth.world import SHAPES, VALUES, WORDS, Product
 
 PIXELS: Final = 64
@@ -52,9 +52,7 @@ def font_file() -> Path:
     """Return matplotlib's DejaVu Sans; matplotlib itself is not imported."""
     spec = importlib.util.find_spec("matplotlib")
     if spec is None or spec.origin is None:
-        raise MissingExtra(
-            "the catalogue is drawn with matplotlib's font; install it: pip install matplotlib"
-        )
+        raise missing_extra("the catalogue is drawn with the font of matplotlib", "evaluate")
     return Path(spec.origin).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
 
 
