@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from genius_search.config import preset
+from genius_search.lab import short_queries
 from genius_search.lab.demo import demo
 from genius_search.lab.settings import METHODS
 from genius_search.progress import Silent
@@ -40,6 +41,15 @@ def test_the_demo_leaves_one_page_that_shows_every_search(small_demo):
         for hit in search.hits:
             assert hit.id in page
             assert len(hit.codes) >= len(hit.log_probabilities)
+
+
+def test_the_demo_measures_short_queries(small_demo):
+    _, result = small_demo
+    names = [kind.name for kind in result.short_queries]
+    assert names[:4] == ["one word", "two words", "three words", "full caption"]
+    for kind in result.short_queries:
+        assert kind.queries > 0
+        assert set(kind.measures) == set(short_queries.METHODS)
 
 
 def test_running_the_demo_again_changes_nothing_but_the_page(small_demo):

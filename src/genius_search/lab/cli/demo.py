@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from rich.console import Console
@@ -34,6 +35,7 @@ class Demo(JsonOption):
 
     def run(self) -> None:
         """Run all steps and print the table."""
+        from genius_search.lab import short_queries
         from genius_search.lab.demo import demo
         from genius_search.lab.results import to_json, to_rich
 
@@ -48,9 +50,11 @@ class Demo(JsonOption):
             )
             progress.say(f"IDs of the pool: {result.health.verdict}")
         if self.json:
-            print_json(to_json(result.rows))
+            queries = [dataclasses.asdict(one) for one in result.short_queries]
+            print_json({**to_json(result.rows), "short_queries": queries})
             return
         Console().print(to_rich(result.rows))
+        Console().print(short_queries.to_rich(result.short_queries))
         for search in result.searches[::4]:
             picture = " + a picture" if search.query_image and search.query_text else ""
             best = search.hits[0]
