@@ -1,4 +1,4 @@
-"""Short queries for the drawn catalogue's pictures: a word, a few words, a picture and a wish; and their table."""
+"""Short queries for the drawn catalogue's pictures: a word, a few words, a picture and a wish."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Final
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from torch.nn import functional as F
 
 from genius_search.config import SearchConfig
-from genius_search.data.images import open_image
+from genius_search.data.images import SHORTEST_SIDE, open_image
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_candidates, read_queries
-from genius_search.embed import SHORTEST_SIDE, Content, features_of
 from genius_search.encoders.base import ItemKey
+from genius_search.encoders.content import Content, features_of
 from genius_search.lab.evaluate import EvaluationPools
 from genius_search.lab.methods import RowQueries, find
 from genius_search.lab.runs import Run, evaluate
 from genius_search.lab.settings import EvaluationConfig
 from genius_search.lab.synth.world import ATTRIBUTES, VALUES
 from genius_search.model import Genius
+from genius_search.nn.arrays import normalize
 from genius_search.progress import Progress
 from genius_search.records import Candidate, Modality, Query, instructed
 
@@ -158,11 +158,10 @@ def measure(
     results = []
     for kind in make_query_sets(data, seed=seed):
         contents = [_content(data, model, query) for query in kind.queries]
-        with torch.no_grad():
-            features = features_of(model.encoder, contents)
-            embeddings = model.embed(features)
+        features = features_of(model.encoder, contents)
+        raw, fused = normalize(features.total()), model.fuse(features.image, features.text)
         qids = [query.qid for query in kind.queries]
-        queries = RowQueries(qids, F.normalize(features.total(), dim=-1), embeddings)
+        queries = RowQueries(qids, torch.from_numpy(raw), torch.from_numpy(fused))
         qrels = {query.qid: dict.fromkeys(query.positives, 1) for query in kind.queries}
         (found,) = find(model, [queries], pool, METHODS, settings)
         measures = {
