@@ -25,7 +25,12 @@ FOLDER: Final = SOURCE.with_name("lib")
 """Where the libraries are; no package, since they are not modules."""
 FLAGS: Final = ("-std=gnu11", "-O3", "-fno-math-errno", "-shared", "-fvisibility=hidden", "-s")
 IS_X86: Final = platform.machine().lower() in ("x86_64", "amd64")
-VARIANTS: Final = {"avx2": ("-mavx2", "-mfma"), "baseline": ()} if IS_X86 else {"baseline": ()}
+AVX2: Final = ("-mavx2", "-mfma")
+AVX512: Final = tuple(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vbmi", "vnni"))
+VARIANTS: Final = {
+    **({"avx512": (*AVX2, "-mbmi2", *AVX512), "avx2": AVX2} if IS_X86 else {}),
+    "baseline": (),
+}
 """Compiler flags of each library, the best processor's first."""
 OLDEST_GLIBC: Final = "2.17"
 """The C library that a wheel needs on Linux, if Zig compiles it."""

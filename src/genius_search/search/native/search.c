@@ -20,11 +20,15 @@
 #define API __attribute__((visibility("default")))
 #endif
 
-enum { BLOCK = 64, CODES = 256, BUCKETS = 512, SMALL = 24, FEW = 4, MANY = 512 };
+enum { BLOCK = 64, COLUMNS = 16, CODES = 256, BUCKETS = 512, SMALL = 24, FEW = 4, MANY = 512 };
 enum { DAMAGED = -1, NO_MEMORY = -2 };
 
-typedef float vec __attribute__((vector_size(32), aligned(4), may_alias)); /* eight floats */
+#ifdef __AVX512F__
+enum { LANES = 16 };
+#else
 enum { LANES = 8 };
+#endif
+typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 typedef struct { /* an IdTable */
   const uint8_t *ids;
@@ -167,7 +171,8 @@ static void product(const float *weights, int64_t in, int64_t out, const float *
   for (int64_t o = 0; o < out; o += BLOCK, weights += in * BLOCK, y += BLOCK) {
     int64_t q = 0;
     for (; q + 4 <= n; q += 4) block_product(weights, in, x + q * stride, stride, y + q * y_stride, y_stride, 4, 2);
-    for (; q < n; q++) block_product(weights, in, x + q * stride, stride, y + q * y_stride, y_stride, 1, 8);
+    for (; q < n; q++)
+      block_product(weights, in, x + q * stride, stride, y + q * y_stride, y_stride, 1, BLOCK / LANES);
   }
 }
 
@@ -225,7 +230,16 @@ static float shorten(const float *query, int64_t dim, int16_t *rounded) {
 static inline __attribute__((always_inline)) void multiply_bytes(const int8_t *const rows[4], const int16_t *query,
                                                                   int64_t dim, int32_t *sums) {
   int64_t i = 0;
-#ifdef __AVX2__
+#ifdef __AVX512VNNI__
+  __m512i own[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+  for (; i < dim; i += 32) {
+    __mmask32 mask = dim - i < 32 ? (1u << (dim - i)) - 1 : ~0u;
+    __m512i x = _mm512_maskz_loadu_epi16(mask, query + i);
+    for (int j = 0; j < 4; j++)
+      own[j] = _mm512_dpwssd_epi32(own[j], x, _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(mask, rows[j] + i)));
+  }
+  for (int j = 0; j < 4; j++) sums[j] = _mm512_reduce_add_epi32(own[j]);
+#elif defined(__AVX2__)
   __m256i own[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
   for (; i + 16 <= dim; i += 16)
     for (int j = 0; j < 4; j++)
@@ -816,7 +830,85 @@ typedef struct { /* what a scan of the IDs under the beams needs of a query */
   float margin;
   Best best; /* by rough scores */
   Work *work;
+  int64_t columns; /* columns of a part's IDs that bytes are for; 0: none */
+  float step, sum; /* a rough score, without what the beam shares, is at most sum + step * the sum of its bytes */
+  uint8_t bytes[COLUMNS][CODES];
 } Scan;
+
+/* Blocks of BLOCK IDs: a processor that looks up bytes in registers drops most that are not among the best. */
+#ifdef __AVX512VBMI__
+
+/* Round the rough products and the costs of an ID's bytes up to bytes. Values that are too low for one become 0. */
+static void make_bytes(Scan *scan, int64_t levels) {
+  float spread = 0, largest[COLUMNS];
+  scan->columns = levels + 2;
+  for (int64_t l = 0; l < levels; l++) {
+    const float *values = scan->tables + l * CODES;
+    float smallest = values[0];
+    largest[l] = values[0];
+    for (int c = 1; c < CODES; c++) {
+      largest[l] = values[c] > largest[l] ? values[c] : largest[l];
+      smallest = values[c] < smallest ? values[c] : smallest;
+    }
+    if (largest[l] - smallest > spread) spread = largest[l] - smallest;
+  }
+  scan->step = spread > 0 ? spread / 250 : 1;
+  scan->sum = 0;
+  float scale = 1 / scan->step;
+  for (int64_t l = 0; l < levels; l++) {
+    const float *values = scan->tables + l * CODES;
+    for (int c = 0; c < CODES; c++) {
+      float byte = 254 - (largest[l] - values[c]) * scale;
+      scan->bytes[l][c] = (uint8_t)((byte > 0 ? byte : 0) + 1);
+    }
+    scan->sum += largest[l] - 254 * scan->step;
+  }
+  for (int64_t l = 0; l < 2; l++) {
+    float cost = l ? scan->request->density_step : scan->request->half_norm_step;
+    for (int c = 0; c < CODES; c++) {
+      float byte = 254 - cost * (float)c * scale;
+      scan->bytes[levels + l][c] = (uint8_t)((byte > 0 ? byte : 0) + 1);
+    }
+    scan->sum -= 254 * scan->step;
+  }
+}
+
+/* Return which IDs of a block may have rough scores above a limit. */
+static inline __attribute__((always_inline)) uint64_t find_good(const Scan *scan, const uint8_t *ids, int64_t columns,
+                                                                 float limit, const int n) {
+  __m512i even[COLUMNS], odd[COLUMNS];
+  float quotient = (limit - scan->sum) / scan->step - 1;
+  if (!(quotient > 0)) return ~0ull;
+  for (int r = 0; r < 16; r++) /* four rows in each register, whose bytes are then exchanged until it has a column */
+    even[r] = _mm512_inserti32x4(
+        _mm512_inserti32x4(_mm512_inserti32x4(_mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(ids + r * columns))),
+                                              _mm_loadu_si128((const __m128i *)(ids + (r + 16) * columns)), 1),
+                           _mm_loadu_si128((const __m128i *)(ids + (r + 32) * columns)), 2),
+        _mm_loadu_si128((const __m128i *)(ids + (r + 48) * columns)), 3);
+#define EXCHANGE(from, to) \
+  for (int r = 0; r < 8; r++) { \
+    to[2 * r] = _mm512_unpacklo_epi8(from[r], from[r + 8]); \
+    to[2 * r + 1] = _mm512_unpackhi_epi8(from[r], from[r + 8]); \
+  }
+  EXCHANGE(even, odd)
+  EXCHANGE(odd, even)
+  EXCHANGE(even, odd)
+  EXCHANGE(odd, even)
+#undef EXCHANGE
+  __m512i low = _mm512_setzero_si512(), high = low, bytes = _mm512_set1_epi16(255);
+  for (int c = 0; c < n; c++) {
+    const uint8_t *table = scan->bytes[c];
+    __m512i first = _mm512_permutex2var_epi8(_mm512_loadu_si512(table), even[c], _mm512_loadu_si512(table + 64));
+    __m512i last = _mm512_permutex2var_epi8(_mm512_loadu_si512(table + 128), even[c], _mm512_loadu_si512(table + 192));
+    __m512i value = _mm512_mask_blend_epi8(_mm512_movepi8_mask(even[c]), first, last);
+    low = _mm512_add_epi16(low, _mm512_and_si512(value, bytes));
+    high = _mm512_add_epi16(high, _mm512_srli_epi16(value, 8));
+  }
+  __m512i least = _mm512_set1_epi16(quotient < 32767 ? (int16_t)quotient : 32767);
+  return _pdep_u64(_mm512_cmpge_epi16_mask(low, least), 0x5555555555555555) |
+         _pdep_u64(_mm512_cmpge_epi16_mask(high, least), 0xaaaaaaaaaaaaaaaa);
+}
+#endif
 
 static inline __attribute__((always_inline)) int scan_id(Scan *scan, const Part *part, float base, int64_t number,
                                                           int64_t row, int64_t beam, const int n) {
@@ -847,21 +939,25 @@ static inline __attribute__((always_inline)) int scan_range(Scan *scan, int64_t 
     int64_t items = count_items(part, low, high);
     if (items < 0) return DAMAGED;
     w->touched += items;
-    for (int64_t row = low; row < high; row++)
-      if (scan_id(scan, part, base, number, row, beam, n) < 0) return NO_MEMORY;
-    return 1;
   }
-  for (int64_t word = low >> 6; word <= (high - 1) >> 6; word++) {
-    int64_t first = word << 6;
-    uint64_t bits = part->words[word];
-    if (low > first) bits &= ~0ull << (low - first);
+  for (int64_t first = part->words ? low & -64 : low; first < high; first += 64) {
+    uint64_t bits = part->words ? part->words[first >> 6] : ~0ull;
+    if (first < low) bits &= ~0ull << (low - first);
     if (high < first + 64) bits &= ~0ull >> (first + 64 - high);
-    for (; bits; bits &= bits - 1) {
-      int64_t row = first + __builtin_ctzll(bits), items = count_items(part, row, row + 1);
+    for (uint64_t rest = part->words ? bits : 0; rest; rest &= rest - 1) {
+      int64_t row = first + __builtin_ctzll(rest), items = count_items(part, row, row + 1);
       if (items < 0) return DAMAGED;
       w->touched += items;
-      if (scan_id(scan, part, base, number, row, beam, n) < 0) return NO_MEMORY;
     }
+#ifdef __AVX512VBMI__
+    const Table *table = part->table;
+    if (scan->columns == table->columns - scan->shared && __builtin_popcountll(bits) > FEW &&
+        (first + BLOCK) * table->columns + COLUMNS <= table->rows * table->columns) /* nothing behind is read */
+      bits &= find_good(scan, table->ids + first * table->columns + scan->shared, table->columns,
+                        scan->best.limit - scan->margin - base, n + 2);
+#endif
+    for (; bits; bits &= bits - 1)
+      if (scan_id(scan, part, base, number, first + __builtin_ctzll(bits), beam, n) < 0) return NO_MEMORY;
   }
   return 1;
 }
@@ -888,12 +984,15 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
   w->num_kept = 0;
   if (!reserve(&w->leaves, request->k, sizeof(Leaf))) return NO_MEMORY;
   prefetch(w);
-  Scan scan = {request, NULL, shared, levels, 0, {w->leaves.at, request->k, 0, 0, -INFINITY}, w};
+  Scan scan = {request, NULL, shared, levels, 0, {w->leaves.at, request->k, 0, 0, -INFINITY}, w, 0, 0, 0, {{0}}};
   for (int64_t l = shared; l < levels; l++) codes += m->sizes[l];
   if (request->k && !decoded) multiply_level(m, w, 0, query);
   if (request->k && w->below * (levels - shared) > codes / FEW) { /* else products of their own codes are cheaper */
     scan.margin = multiply_roughly(m, w, shared, query);
     scan.tables = (float *)w->rough.at + shared * CODES;
+#ifdef __AVX512VBMI__
+    if (levels - shared + 2 <= COLUMNS && w->below > 2 * FEW * w->rows * w->num_parts) make_bytes(&scan, levels - shared);
+#endif
   }
   const float *products = w->products.at;
   for (int64_t b = 0; b < w->rows; b++) {
@@ -947,7 +1046,11 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
 /* Exported functions */
 
 API int is_supported(void) {
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2") &&
+         __builtin_cpu_supports("fma");
+#elif defined(__AVX2__)
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
   return 1;
