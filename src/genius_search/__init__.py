@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from genius_search.index.adding import NewItem
     from genius_search.index.filters import Filter
     from genius_search.index.index import Index
-    from genius_search.index.query import SearchHit, SearchPart, SearchRequest
+    from genius_search.index.query import Hits, SearchHit, SearchPart, SearchRequest
     from genius_search.model import Genius
     from genius_search.records import Candidate, Modality, Query
 
@@ -29,6 +29,7 @@ __all__ = [
     "FitConfig",
     "Genius",
     "GeniusError",
+    "Hits",
     "Index",
     "Modality",
     "NewItem",
@@ -46,6 +47,7 @@ _HOMES = {
     "FitConfig": "genius_search.config",
     "Genius": "genius_search.model",
     "GeniusError": "genius_search.errors",
+    "Hits": "genius_search.index.query",
     "Index": "genius_search.index.index",
     "Modality": "genius_search.records",
     "NewItem": "genius_search.index.adding",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -117,6 +118,54 @@ def read_image(
     if not data:
         raise BadImage(Path(name), "is empty (0 bytes)")
     return _read(Path(name), io.BytesIO(data), max_pixels, shortest_side)
+
+
+def as_image(given: object, *, name: str = "the image", shortest_side: int | None = None) -> Image.Image:
+    """Return a picture given as a file, its bytes, a Pillow image or an array as upright RGB.
+
+    Parameters
+    ----------
+    given
+        a path, the bytes of a file, a Pillow image, or an array of ``uint8`` of shape (height, width) or
+        (height, width, 3 or 4).
+    name
+        what errors call it.
+
+    Raises
+    ------
+    BadImage
+        It is none of these, or cannot be read. URLs are not fetched.
+    """
+    match given:
+        case Image.Image():
+            upright = ImageOps.exif_transpose(given)
+            return _to_rgb(upright)
+        case bytes():
+            return read_image(given, name=name, shortest_side=shortest_side)
+        case str() if re.match(r"[a-z][a-z0-9+.-]+://", given, re.IGNORECASE):
+            raise BadImage(Path(name), f"is a URL, {given[:80]}; download it, and give its bytes or its path")
+        case str() | Path():
+            return open_image(Path(given), shortest_side=shortest_side)
+        case np.ndarray():
+            channels = given.shape[2:]
+            if given.dtype != np.uint8 or given.ndim not in (2, 3) or channels not in ((), (3,), (4,)):
+                found = f"{given.dtype} of shape {given.shape}"
+                raise BadImage(
+                    Path(name), f"is an array of {found}, expected uint8 of shape (height, width, 3)"
+                )
+            return _to_rgb(Image.fromarray(given))
+        case _:
+            kind = f"{type(given).__module__}.{type(given).__qualname__}"
+            raise BadImage(
+                Path(name), f"is of type {kind}; expected a path, bytes, a Pillow image or a NumPy array"
+            )
+
+
+def encode_jpeg(picture: Image.Image, *, quality: int) -> bytes:
+    """Return an RGB picture as JPEG, without EXIF data."""
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=quality, optimize=True, exif=b"")
+    return file.getvalue()
 
 
 def _read(

@@ -12,23 +12,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+import PIL.Image
 from jaxtyping import Int8, Int64
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of, make_folder, write_atomically
 from genius_search.data.features import FeatureBatch, LeftOut
-from genius_search.data.folder import read_file, read_folder
-from genius_search.data.images import read_photo_fields
+from genius_search.data.folder import FolderScan, read_file, read_folder
+from genius_search.data.images import as_image, encode_jpeg, read_photo_fields, require_file
 from genius_search.data.mbeir import read_pool
 from genius_search.embed import FeatureRow, encode_shard
 from genius_search.encoders.base import ItemKey
-from genius_search.errors import BadData, plural
+from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
 from genius_search.index.store import WORK, IndexManifest, ItemArrays, StoredEmbeddings
-from genius_search.index.writer import Writer, keep_pictures, picture_name, remove_work
+from genius_search.index.writer import Writer, keep_pictures, picture_name, remove_work, store_picture
 from genius_search.model import Genius
 from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.progress import Progress, Silent
@@ -45,6 +46,8 @@ VERSION: Final = f"half norm / {HALF_NORM_STEPS}, density / {DENSITY_STEPS}"
 MAX_REASONS: Final = 5
 """Number of files that an error names."""
 MAX_ID_LENGTH: Final = 500
+JPEG_QUALITY: Final = 95
+"""Quality at which pictures from memory are stored."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 SAMPLE_BYTES: Final = 1 << 16
 
@@ -54,7 +57,9 @@ class NewItem(NamedTuple):
 
     id: str
     text: str | None = None
-    image: bytes | None = None
+    image: Path | bytes | PIL.Image.Image | np.ndarray | None = None
+    """A file, its bytes, a Pillow image, or an array of uint8 of shape (height, width, 3). The last two are
+    stored as JPEG."""
     fields: Mapping[str, object] | None = None
     """Values to filter by."""
 
@@ -115,6 +120,10 @@ def chunk_size(expected: int, most: int) -> int:
     return min(most, max(MIN_SAVED, expected // STEPS))
 
 
+GivenPool: TypeAlias = str | Path | Iterable[object]
+"""A pool on disk, or items in memory."""
+
+
 def open_pool(pool: Path, *, captions: bool) -> Pool:
     """Open a pool: a folder of images and texts, one such file, or a ``.jsonl`` file of M-BEIR candidates.
 
@@ -130,10 +139,7 @@ def open_pool(pool: Path, *, captions: bool) -> Pool:
         )
     if pool.suffix != ".jsonl" and pool.exists():
         scan = (read_folder if pool.is_dir() else read_file)(pool, captions=captions)
-        problems = [
-            LeftOut(-1, str(problem.file), getattr(problem, "reason", str(problem)))
-            for problem in scan.problems
-        ]
+        problems = _left_out(scan)
         items = list(_some(_items(scan.candidates, scan.root.resolve()), pool, problems))
         return Pool(partial(iter, items), len(items), problems, has_files=True)
     if not pool.is_file():
@@ -157,11 +163,12 @@ def pictures_root(pool: Path) -> Path:
     return above or pool.resolve().parent
 
 
-def _some(items: Iterator[Item], pool: Path, left_out: Sequence[LeftOut]) -> Iterator[Item]:
+def _some(items: Iterator[Item], pool: Path | None, left_out: Sequence[LeftOut]) -> Iterator[Item]:
     first = next(items, None)
     if first is None:
         raise BadData(
-            f"there is nothing to index in {pool}: no picture or text that can be used{_reasons(left_out)}"
+            f"there is nothing to index{f' in {pool}' if pool else ''}: no picture or text that can be used"
+            f"{_reasons(left_out)}"
         )
     yield first
     yield from items
@@ -244,14 +251,15 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
     pictures: dict[str, bytes] = {}
     for new in items:
         try:
-            item = _new_item(new)
-        except BadData as error:
-            given.append(str(error))
+            data = None if new.image is None else picture_bytes(new.image)
+            item = _to_item(new, data)
+        except (BadData, BadImage) as error:
+            given.append(getattr(error, "reason", str(error)))
             continue
         given.append(item)
         last[item.id] = item
-        if new.image is not None and item.image is not None:
-            pictures[item.image] = new.image
+        if data is not None and item.image is not None:
+            pictures[item.image] = data
     known = writer.snapshot.stamps(list(last))
     changed = [item for item in last.values() if known.get(item.id) != stamp_of(item)]
     result = Added()
@@ -274,7 +282,111 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
     return outcomes
 
 
-def _new_item(new: NewItem) -> Item:
+def picture_bytes(image: object) -> bytes:
+    """Return a picture as an index stores it: a file or its bytes as they are, anything else as JPEG.
+
+    Raises
+    ------
+    BadImage
+        It is no picture, or the file cannot be read.
+    """
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, Path):
+        require_file(image)
+        return image.read_bytes()
+    return encode_jpeg(as_image(image), quality=JPEG_QUALITY)
+
+
+def read_new_item(given: object, *, default_id: str | None = None) -> NewItem:
+    """Return an item that was given as a :class:`NewItem`, a mapping, a text or a picture.
+
+    Parameters
+    ----------
+    default_id
+        the id of an item that has none.
+
+    Raises
+    ------
+    UsageError
+        It is of another kind, has no id or unknown keys, or may be a file's name or a URL instead of a text.
+    """
+    match given:
+        case NewItem():
+            return given
+        case Mapping():
+            if unknown := [str(key) for key in given if key not in NewItem._fields]:
+                raise UsageError(
+                    f"an item has no {', '.join(unknown)}; its keys are id, text, image and fields, and "
+                    "whatever else is known of it belongs into fields"
+                )
+            item = {"id": default_id, **given}
+        case str():
+            _check_is_text(given)
+            item = {"id": default_id, "text": given}
+        case bytes() | PIL.Image.Image() | np.ndarray():
+            item = {"id": default_id, "image": given}
+        case _:
+            kind = f"{type(given).__module__}.{type(given).__qualname__}"
+            raise UsageError(
+                f"an item is of type {kind}; expected a NewItem, a dict with id, text, image and fields, a "
+                "text, a picture (Pillow image, NumPy array of uint8, or bytes), or the Path of a file"
+            )
+    if not isinstance(item["id"], str):
+        raise UsageError(f"an item has the id {item['id']!r}; give each one a text as its id")
+    return NewItem(**item)
+
+
+def _check_is_text(text: str) -> None:
+    """Refuse what is probably meant as an address or a file."""
+    if re.fullmatch(r"[a-z][a-z0-9+.-]+://\S+", text, re.IGNORECASE):
+        raise UsageError(
+            f"{text[:80]} is a URL, and nothing is fetched: give the picture's bytes, or {{'text': ...}} to "
+            "index the address itself"
+        )
+    is_file = False
+    with contextlib.suppress(OSError, ValueError):  # too long for a name, or NUL
+        is_file = Path(text).is_file()
+    if is_file:
+        raise UsageError(f"{text} is a file; give Path({text!r}), or {{'text': {text!r}}} for the words")
+
+
+def open_memory(given: Iterable[object], folder: Path, *, captions: bool) -> Pool:
+    """Return a pool of items in memory and of single files; pictures are stored in the folder of the index.
+
+    Items without an id are numbered from 0.
+    """
+    items: list[Item] = []
+    left_out: list[LeftOut] = []
+    for number, one in enumerate(given):
+        if isinstance(one, Path):
+            scan = read_file(one, captions=captions)
+            left_out += _left_out(scan)
+            items += [
+                with_file_fields(item)._replace(id=one.as_posix())
+                for item in _items(scan.candidates, scan.root.resolve())
+            ]
+            continue
+        new = read_new_item(one, default_id=str(number))
+        try:
+            data = None if new.image is None else picture_bytes(new.image)
+            items.append(_to_item(new, data))
+        except (BadData, BadImage) as error:
+            left_out.append(LeftOut(number, new.id, getattr(error, "reason", str(error))))
+            continue
+        if data is not None:
+            store_picture(folder, data)
+    list(_some(iter(items), None, left_out))
+    return Pool(partial(iter, items), len(items), left_out)
+
+
+def _left_out(scan: FolderScan) -> list[LeftOut]:
+    return [
+        LeftOut(-1, str(problem.file), getattr(problem, "reason", str(problem))) for problem in scan.problems
+    ]
+
+
+def _to_item(new: NewItem, data: bytes | None) -> Item:
     """Convert an item to its stored form, with its image named by a hash of the contents.
 
     Raises
@@ -292,7 +404,7 @@ def _new_item(new: NewItem) -> Item:
     except (ValueError, TypeError, RecursionError) as error:
         raise BadData(f"its fields are not JSON: {error}") from None
     modality = Modality.of(has_image=new.image is not None, has_text=text is not None)
-    image = None if new.image is None else picture_name(new.image)
+    image = None if data is None else picture_name(data)
     item = Item(new.id, modality, text, image, source)
     check_item(item)
     return item

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,11 +22,13 @@ from genius_search.index.adding import (
     CHUNK,
     Added,
     Batch,
+    GivenPool,
     Pool,
     add_pool,
     chunk_size,
     encode_batch,
     feature_rows,
+    open_memory,
     open_pool,
     stamp_of,
 )
@@ -42,7 +45,7 @@ from genius_search.index.store import (
     IndexManifest,
     StoredEmbeddings,
 )
-from genius_search.index.writer import Writer, one_writer, remove_work
+from genius_search.index.writer import PICTURES, Writer, one_writer, remove_work
 from genius_search.model import Genius
 from genius_search.nn.fusion import SumFusion
 from genius_search.progress import Progress
@@ -54,14 +57,16 @@ MANY_ITEMS: Final = 1_000_000
 """Number of items from which embeddings are not stored by default."""
 
 
-LEFTOVERS: Final = frozenset({LOCK, WORK, SEGMENTS, DELETED, f"{CURRENT}.tmp", Path(OWN_MODEL).name})
+LEFTOVERS: Final = frozenset(
+    {LOCK, WORK, PICTURES, SEGMENTS, DELETED, f"{CURRENT}.tmp", Path(OWN_MODEL).name}
+)
 """Names that an interrupted writer may leave in the folder of an index."""
 
 
 def create_index(
     folder: Path,
     *,
-    pool: Path,
+    pool: GivenPool,
     model: str | Path | Genius | None,
     encoder: str | None,
     embeddings: StoredEmbeddings | None,
@@ -102,6 +107,7 @@ def create_index(
             return create(writer)
     except (BadData, UsageError):
         with contextlib.suppress(OSError):  # a killed writer's files stay
+            shutil.rmtree(folder / PICTURES, ignore_errors=True)
             (folder / LOCK).unlink()
             folder.rmdir()
         raise
@@ -110,7 +116,7 @@ def create_index(
 def _create_with_model(
     writer: Writer,
     model: Genius,
-    pool: Path,
+    pool: GivenPool,
     *,
     captions: bool,
     embeddings: StoredEmbeddings,
@@ -124,8 +130,15 @@ def _create_with_model(
         embedding_type=embedding_type,
     )
     return model, add_pool(
-        writer, model, open_pool(pool, captions=captions), create=manifest, progress=progress
+        writer, model, _open(pool, writer.folder, captions=captions), create=manifest, progress=progress
     )
+
+
+def _open(pool: GivenPool, folder: Path, *, captions: bool) -> Pool:
+    """Open a pool on disk, or one in memory, whose pictures are stored in the folder of the index."""
+    if isinstance(pool, str | Path):
+        return open_pool(Path(pool), captions=captions)
+    return open_memory(pool, folder, captions=captions)
 
 
 def _check_place(folder: Path) -> None:
@@ -142,7 +155,7 @@ def _check_place(folder: Path) -> None:
 def _create_with_encoder(
     writer: Writer,
     encoder: Encoder,
-    pool: Path,
+    pool: GivenPool,
     *,
     captions: bool,
     embeddings: StoredEmbeddings | None,
@@ -153,7 +166,7 @@ def _create_with_encoder(
 
     Features that an interrupted run computed are not computed again.
     """
-    opened = open_pool(pool, captions=captions)
+    opened = _open(pool, writer.folder, captions=captions)
     stamps = [_stamp(item, encoder) for item in opened.items()]
     features = embed(
         feature_rows(opened.items(), writer.folder),

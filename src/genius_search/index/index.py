@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.query import (
+    Hits,
     SearchHit,
     SearchPart,
     SearchRequest,
@@ -26,10 +27,9 @@ from genius_search.progress import Progress, Silent
 from genius_search.records import Modality
 
 if TYPE_CHECKING:
-    from PIL import Image
-
-    from genius_search.index.adding import Added, ItemOutcome, NewItem
+    from genius_search.index.adding import Added, GivenPool, ItemOutcome, NewItem
     from genius_search.index.explain import CodeNode, Explanation, SharedPage
+    from genius_search.index.query import Picture
     from genius_search.index.verify import IndexInfo, Verified
     from genius_search.index.writer import Deleted
 
@@ -69,7 +69,7 @@ class Index:
     def create(
         folder: str | Path,
         *,
-        pool: str | Path,
+        pool: GivenPool,
         model: str | Path | Genius | None = None,
         encoder: str | None = None,
         embeddings: StoredEmbeddings | None = None,
@@ -79,7 +79,7 @@ class Index:
         download: bool = False,
         progress: Progress | None = None,
     ) -> tuple[Index, Added]:
-        """Create an index of a pool: a folder of images and texts, or a ``.jsonl`` file of M-BEIR candidates.
+        """Create an index of a folder of images and texts, a ``.jsonl`` file of candidates, or a list.
 
         An interrupted run resumes when repeated. The index appears when it is complete.
 
@@ -87,6 +87,11 @@ class Index:
 
         Parameters
         ----------
+        pool
+            A folder, one picture or text, a ``.jsonl`` file in M-BEIR's layout; or a list whose elements are
+            pictures (Pillow images, NumPy arrays, or the bytes of files), texts, :class:`pathlib.Path` of
+            files, :class:`NewItem`, or dicts with the same keys. Elements without an id are numbered from 0.
+            Pictures that are not files are stored in the index.
         model
             A trained model, or its folder.
         encoder
@@ -114,7 +119,7 @@ class Index:
         folder = Path(folder)
         opened, added = create_index(
             folder,
-            pool=Path(pool),
+            pool=pool,
             model=model,
             encoder=encoder,
             embeddings=embeddings,
@@ -241,10 +246,17 @@ class Index:
         ------
         BadData
             Nothing in the pool can be used. The message names files and reasons.
+        UsageError
+            The pool is a list; :meth:`add_items` adds items from memory.
         """
         from genius_search.index.adding import add_pool, open_pool
         from genius_search.index.writer import one_writer
 
+        if not isinstance(pool, str | Path):
+            raise UsageError(
+                f"add takes a folder or a file, not a {type(pool).__name__}; add_items takes items in "
+                "memory, each with an id"
+            )
         items = open_pool(Path(pool), captions=captions)
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             return add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
@@ -282,20 +294,23 @@ class Index:
             gone = [item_id for item_id in writer.snapshot.ids() if item_id not in present]
             return added, writer.delete(gone).deleted if gone else 0
 
-    def add_items(self, items: Sequence[NewItem], *, wait_seconds: float = 0.0) -> list[ItemOutcome]:
+    def add_items(
+        self, items: Sequence[NewItem | Mapping[str, Any]], *, wait_seconds: float = 0.0
+    ) -> list[ItemOutcome]:
         """Add items from memory; return the outcome of each, in order. They are searchable at once.
 
         As in :meth:`add`, an item replaces the one with the same id, also one before it in the list, and is
         skipped if it is unchanged. Images are stored in the index. On return, everything is on disk. Unusable
-        items are left out, with the reason in their outcome.
+        items are left out, with the reason in their outcome. Mappings have the keys of :class:`NewItem`.
 
         >>> index.add_items([NewItem("kite", "a red kite", photo, {"price": 12})])  # doctest: +SKIP
         """
-        from genius_search.index.adding import add_new_items
+        from genius_search.index.adding import add_new_items, read_new_item
         from genius_search.index.writer import one_writer
 
+        given = [read_new_item(item) for item in items]
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
-            return add_new_items(writer, self._model_for(writer.snapshot), items)
+            return add_new_items(writer, self._model_for(writer.snapshot), given)
 
     def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = 0.0) -> Deleted:
         """Delete one or several items; unknown ids are returned."""
@@ -353,7 +368,7 @@ class Index:
         self,
         text: str | None = None,
         *,
-        image: str | Path | Image.Image | None = None,
+        image: Picture | None = None,
         parts: Sequence[SearchPart] = (),
         instruction: str | None = None,
         modality: Modality | str | None = None,
@@ -362,7 +377,7 @@ class Index:
         k: int = 10,
         beam: int | None = None,
         config: SearchConfig | None = None,
-    ) -> list[SearchHit]:
+    ) -> Hits:
         """Return the ``k`` best items for a text, an image, both, or several weighted parts.
 
         Parameters
@@ -402,19 +417,19 @@ class Index:
 
     def search_many(
         self, requests: Sequence[SearchRequest], *, config: SearchConfig | None = None
-    ) -> list[list[SearchHit]]:
+    ) -> list[Hits]:
         """Search for several requests in one batch; return the hits of each. Faster than one by one."""
         config = config or self.settings
         model, snapshot = self.current()
         queries = encode_queries(model, snapshot, requests, config)
-        return [result.hits for result in search_encoded(model, snapshot, queries, config)]
+        return [Hits(result.hits) for result in search_encoded(model, snapshot, queries, config)]
 
     def explain(
         self,
         item_id: str,
         text: str | None = None,
         *,
-        image: str | Path | Image.Image | None = None,
+        image: Picture | None = None,
         parts: Sequence[SearchPart] = (),
         instruction: str | None = None,
         modality: Modality | str | None = None,

@@ -16,7 +16,7 @@ from jaxtyping import Float32
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import ItemKey
 from genius_search.encoders.content import Content, features_of
-from genius_search.errors import UsageError
+from genius_search.errors import MissingExtra, UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.items import Item
 from genius_search.index.settings import DEPTH
@@ -30,7 +30,11 @@ from genius_search.search.rank import Evidence, Ranking
 from genius_search.search.table import Restriction
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from PIL import Image
+
+    Picture: TypeAlias = str | Path | bytes | Image.Image | np.ndarray
+    """A picture: a file, its bytes, a Pillow image, or an array of uint8 of shape (height, width, 3)."""
 
 MAX_HITS: Final = 10**9
 """Hits or beams that a request may ask for."""
@@ -43,7 +47,7 @@ class SearchPart:
     """One weighted part of a query: a text, an image, both, or an item of the index."""
 
     text: str | None = None
-    image: str | Path | Image.Image | None = None
+    image: Picture | None = None
     id: str | None = None
     """An item of the index, instead of a text and an image."""
     weight: float = 1.0
@@ -63,7 +67,7 @@ class SearchRequest:
     """
 
     text: str | None = None
-    image: str | Path | Image.Image | None = None
+    image: Picture | None = None
     parts: tuple[SearchPart, ...] = ()
     """Weighted parts ("this picture, in red, less of that"). The query is the weighted sum of their
     embeddings, scaled to unit length. ``text`` and ``image`` form one more part of weight 1."""
@@ -159,6 +163,45 @@ class SearchHit:
     """How well the item matches, from 0 to 1; from 0.5 on it is a match. The probability if there is one;
     otherwise, for a text found by a text, how its cosine compares with those of related texts
     (:class:`~genius_search.index.settings.Relevance`). None where neither is known."""
+
+    def _repr_html_(self) -> str:
+        """Show the hit with its picture in a notebook."""
+        from genius_search.index.html import draw_hits  # noqa: PLC0415  for notebooks only
+
+        return draw_hits([self])
+
+
+class Hits(list[SearchHit]):
+    """Hits of a search, best first. A notebook shows their pictures."""
+
+    def _repr_html_(self) -> str:
+        from genius_search.index.html import draw_hits  # noqa: PLC0415  for notebooks only
+
+        return draw_hits(self)
+
+    def to_pandas(self) -> DataFrame:
+        """Return a data frame with a row for each hit; an item's fields are columns ``fields.NAME``.
+
+        Raises
+        ------
+        MissingExtra
+            pandas is not installed.
+        """
+        try:
+            import pandas as pd  # noqa: PLC0415  an extra
+        except ImportError:
+            raise MissingExtra(
+                "to_pandas needs pandas, which is not installed: pip install 'genius-search[evaluate]'"
+            ) from None
+        names = [field.name for field in dataclasses.fields(SearchHit) if field.name != "fields"]
+        rows = [
+            {
+                **{name: getattr(hit, name) for name in names},
+                **{f"fields.{name}": value for name, value in hit.fields.items()},
+            }
+            for hit in self
+        ]
+        return pd.DataFrame(rows, columns=None if rows else names)
 
 
 class SearchResult(NamedTuple):
@@ -414,11 +457,11 @@ def _constraint(model: Genius, snapshot: Snapshot, request: SearchRequest) -> Co
 
 def _content(model: Genius, snapshot: Snapshot, request: SearchRequest, part: SearchPart) -> Content:
     """Return the image and text of one part, as the encoder reads them."""
-    image = part.image
-    if isinstance(image, str | Path):
-        from genius_search.data.images import SHORTEST_SIDE, open_image  # noqa: PLC0415  for images only
+    image = None
+    if part.image is not None:
+        from genius_search.data.images import SHORTEST_SIDE, as_image  # noqa: PLC0415  for images only
 
-        image = open_image(Path(image), shortest_side=SHORTEST_SIDE)
+        image = as_image(part.image, shortest_side=SHORTEST_SIDE)
     instruction = request.instruction
     if not instruction:
         query = Modality.of(has_image=image is not None, has_text=bool(part.text and part.text.strip()))

@@ -102,6 +102,13 @@ def picture_name(data: bytes) -> str:
     return f"{PICTURES}/{digest[:2]}/{digest}"
 
 
+def store_picture(folder: Path, data: bytes) -> None:
+    """Store a picture in the folder of an index."""
+    place = folder / picture_name(data)
+    make_folder(place.parent)
+    write_file(place, data)
+
+
 @contextlib.contextmanager
 def keep_pictures(folder: Path, pictures: Iterable[bytes]) -> Iterator[None]:
     """Store images in an index before the block that adds their items; remove them again if it fails."""
@@ -111,9 +118,8 @@ def keep_pictures(folder: Path, pictures: Iterable[bytes]) -> Iterator[None]:
         for data in pictures:
             place = folder / picture_name(data)
             if not place.exists():
-                make_folder(place.parent)
                 new.append(place)
-                write_file(place, data)
+                store_picture(folder, data)
         yield
     except BaseException:
         if read_manifest(folder).generation == generation:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import io
 import re
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -15,7 +14,7 @@ from typing import Final, TypeVar
 import anyio.to_thread
 from PIL import Image
 
-from genius_search.data.images import SHORTEST_SIDE, open_image, read_image
+from genius_search.data.images import SHORTEST_SIDE, encode_jpeg, open_image, read_image
 from genius_search.errors import BadImage
 from genius_search.serve import limits
 from genius_search.serve.engine import Overloaded
@@ -105,6 +104,4 @@ def decode_base64(text: str) -> bytes:
 def _draw(path: str, _bytes: int, _mtime_ns: int, size: int) -> bytes:
     picture = open_image(Path(path), shortest_side=size)
     picture.thumbnail((size, size))
-    file = io.BytesIO()
-    picture.save(file, "JPEG", quality=QUALITY, optimize=True)
-    return file.getvalue()
+    return encode_jpeg(picture, quality=QUALITY)

@@ -1,0 +1,162 @@
+"""Pools in memory, pictures of every kind, and hits in a notebook."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from genius_search import Index, NewItem
+from genius_search.data.images import open_image, read_image
+from genius_search.errors import BadData, BadImage, MissingExtra, UsageError
+
+BLUE = (0, 0, 255)
+
+
+def image(colour):
+    return Image.new("RGB", (40, 30), colour)
+
+
+def as_bytes(colour):
+    file = io.BytesIO()
+    image(colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def create(tmp_path, clip_folder, pool):
+    return Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
+
+
+def test_a_list_of_everything_becomes_an_index(tmp_path, clip_folder):
+    image("gold").save(tmp_path / "gold.png")
+    pool = [
+        image("red"),
+        np.asarray(image("green")),
+        as_bytes("blue"),
+        "a red anchor",
+        tmp_path / "gold.png",
+        NewItem("mine", "a green anchor", image("green"), {"price": 3}),
+        {"text": "green ground", "fields": {"price": 4}},
+    ]
+    index, added = create(tmp_path, clip_folder, iter(pool))
+    assert (added.added, added.left_out) == (7, [])
+    gold = (tmp_path / "gold.png").as_posix()
+    assert sorted(index.snapshot.ids()) == sorted(["0", "1", "2", "3", gold, "mine", "6"])
+    assert [hit.id for hit in index.search("anchor", where=["price>3"])] == ["6"]
+    (blue,) = index.search("anchor", where=["id=2"])
+    assert open_image(Path(blue.image)).getpixel((3, 3)) == BLUE
+    assert index.verify().items == 7
+
+
+@pytest.mark.parametrize("given", ["path", "str", "bytes", "pillow", "array"])
+def test_a_query_takes_every_kind_of_picture(tmp_path, clip_folder, given):
+    index, _ = create(tmp_path, clip_folder, [image("red"), image("blue")])
+    image("blue").save(tmp_path / "q.png")
+    query = {
+        "path": tmp_path / "q.png",
+        "str": str(tmp_path / "q.png"),
+        "bytes": as_bytes("blue"),
+        "pillow": image("blue"),
+        "array": np.asarray(image("blue")),
+    }[given]
+    assert index.search(image=query)[0].id == "1"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (3, "builtins.int"),
+        (None, "NoneType"),
+        ("https://example.org/a.jpg", "URL"),
+        ({"id": "a", "price": 3}, "price"),
+        ({"id": 7, "text": "a"}, "7"),
+        ([], "builtins.list"),
+    ],
+)
+def test_other_elements_are_refused_by_name(tmp_path, clip_folder, given, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        create(tmp_path, clip_folder, [image("red"), given])
+    assert not (tmp_path / "i").exists()
+
+
+def test_the_name_of_a_file_is_not_taken_for_a_text(tmp_path, clip_folder):
+    image("red").save(tmp_path / "a.png")
+    with pytest.raises(UsageError, match="Path"):
+        create(tmp_path, clip_folder, [str(tmp_path / "a.png")])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (np.zeros((4, 4, 3), np.float32), "float32"),
+        (np.zeros((4, 4, 2), np.uint8), "(4, 4, 2)"),
+        (b"no picture", "not a picture"),
+    ],
+)
+def test_unusable_pictures_are_left_out_with_their_reason(tmp_path, clip_folder, given, said):
+    _, added = create(tmp_path, clip_folder, ["red", given])
+    assert added.added == 1
+    assert said in added.left_out[0].reason
+    with pytest.raises(BadData):
+        Index.create(tmp_path / "j", pool=[given], encoder=f"clip:{clip_folder}")
+
+
+def test_queries_of_other_kinds_are_refused_by_name(tmp_path, clip_folder):
+    index, _ = create(tmp_path, clip_folder, ["red"])
+    for given, said in (("https://example.org/a.jpg", "URL"), (np.zeros((4, 4)), "float64")):
+        with pytest.raises(BadImage, match=said):
+            index.search(image=given)
+
+
+def test_items_are_added_as_dicts_with_pictures_of_every_kind(tmp_path, clip_folder):
+    index, _ = create(tmp_path, clip_folder, ["red"])
+    image("gold").save(tmp_path / "gold.png")
+    given = [
+        {"id": "a", "image": image("red")},
+        NewItem("b", image=np.asarray(image("green"))),
+        NewItem("c", image=tmp_path / "gold.png"),
+        NewItem("d", image=tmp_path / "gone.png"),
+    ]
+    assert [one.status for one in index.add_items(given)] == ["added", "added", "added", "left out"]
+    assert index.search(image=image("gold"), modality="image")[0].id == "c"
+    with pytest.raises(UsageError, match="id"):
+        index.add_items([{"text": "no id"}])
+
+
+def test_hits_show_their_pictures_and_escaped_texts_in_a_notebook(tmp_path, clip_folder):
+    pool = [NewItem("<b>&", "<script>alert(1)</script> red", image("red")), *map(str, range(70))]
+    index, _ = create(tmp_path, clip_folder, pool)
+    hits = index.search("red", k=100)
+    html = hits._repr_html_()
+    assert "<script>" not in html
+    assert "<b>&<" not in html
+    assert "&lt;b&gt;&amp;" in html
+    assert "and 11 more" in html
+    (data,) = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)
+    assert read_image(base64.b64decode(data), name="").size == (40, 30)
+    shown = next(hit for hit in hits if hit.image)
+    assert data in shown._repr_html_()
+    next((tmp_path / "i" / "pictures").glob("*/*")).unlink()
+    assert "missing" in shown._repr_html_()
+    assert "no hits" in type(hits)()._repr_html_()
+
+
+def test_hits_become_a_data_frame(tmp_path, clip_folder, monkeypatch):
+    pytest.importorskip("pandas")
+    index, _ = create(
+        tmp_path, clip_folder, [NewItem("a", "red", fields={"price": 3}), NewItem("b", "green")]
+    )
+    hits = index.search("red")
+    frame = hits.to_pandas().set_index("id")
+    assert frame.loc["a", "fields.price"] == 3
+    assert list(frame["rank"]) == [1, 2]
+    assert "score" in type(hits)().to_pandas().columns
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtra, match="evaluate"):
+        hits.to_pandas()
