@@ -16,7 +16,7 @@ from jaxtyping import Float32
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import ItemKey
 from genius_search.encoders.content import Content, features_of
-from genius_search.errors import MissingExtra, UsageError
+from genius_search.errors import UsageError, need_packages
 from genius_search.index.filters import Filter
 from genius_search.index.items import Item
 from genius_search.index.settings import DEPTH
@@ -187,12 +187,9 @@ class Hits(list[SearchHit]):
         MissingExtra
             pandas is not installed.
         """
-        try:
-            import pandas as pd  # noqa: PLC0415  an extra
-        except ImportError:
-            raise MissingExtra(
-                "to_pandas needs pandas, which is not installed: pip install 'genius-search[evaluate]'"
-            ) from None
+        need_packages("to_pandas needs", "pandas")
+        import pandas as pd  # noqa: PLC0415  an extra
+
         names = [field.name for field in dataclasses.fields(SearchHit) if field.name != "fields"]
         rows = [
             {
