@@ -75,6 +75,7 @@ class BeamSearch:
     ) -> None:
         self.decoder = decoder
         self.parts = parts
+        self.sizes = [len(part.table) for part in parts]
         self.scores = config.scores
         self.level0 = None if level0 is None or not any(level0) else level0
         self.is_reranked = config.rerank != "none"
@@ -131,7 +132,7 @@ class BeamSearch:
         widths = self.widths[frontier.queries]
         budgets = self.budgets[frontier.queries]
         if (budgets > widths).any():
-            counts = self._count(children.low, children.high, frontier.queries[owner])
+            counts = self.count(children.low, children.high, frontier.queries[owner])
             bounds = owner.searchsorted(np.arange(len(widths) + 1)).tolist()
             for query, (first, last) in enumerate(pairwise(bounds)):
                 best = first + topk(scores[first:last], int(budgets[query]))
@@ -141,12 +142,12 @@ class BeamSearch:
 
     def _begin(self, num_queries: int) -> tuple[Frontier, Children]:
         """Start all queries at the root, and finish those with few enough IDs to need no decoding."""
-        root = Frontier.root(num_queries, [len(part.table) for part in self.parts], self.num_levels)
+        root = Frontier.root(num_queries, self.sizes, self.num_levels)
         children = self._children(root, 0)
         if not self.is_reranked:
             return root, children
         owner = root.owners(children)
-        counts = self._count(children.low, children.high, owner)
+        counts = self.count(children.low, children.high, owner)
         is_open = np.bincount(owner, counts, minlength=num_queries) > self.budgets
         if is_open.all():
             return root, children
@@ -177,9 +178,13 @@ class BeamSearch:
         codes[rows, 0] = children.code
         return codes, rows, most
 
+    def find_children(self, frontier: Frontier, level: int) -> Children:
+        """Return the children of the prefixes of all places, allowed or not."""
+        return children_in_parts(self.parts, level, *frontier.ranges())
+
     def _children(self, frontier: Frontier, level: int) -> Children:
         """Return the children with at least one allowed ID."""
-        children = children_in_parts(self.parts, level, *frontier.ranges())
+        children = self.find_children(frontier, level)
         if level == 0 and self.level0 is not None:
             wanted = [self.level0[query] for query in frontier.queries]
             is_wanted = [
@@ -191,10 +196,10 @@ class BeamSearch:
             children = children.take(np.flatnonzero(is_wanted))
         if self.is_restricted:
             owner = frontier.queries[frontier.owners(children)]
-            children = children.take(np.flatnonzero(self._count(children.low, children.high, owner)))
+            children = children.take(np.flatnonzero(self.count(children.low, children.high, owner)))
         return children
 
-    def _count(
+    def count(
         self,
         low: Int64[np.ndarray, "prefixes parts"],
         high: Int64[np.ndarray, "prefixes parts"],
@@ -225,7 +230,7 @@ class BeamSearch:
         self, frontier: Frontier, state: DecoderState, ahead: Tensor, level: int
     ) -> Bool[np.ndarray, " active"]:
         """Store the beams of queries that need no more decoding; return a mask of the others."""
-        counts = self._count(*frontier.ranges(), frontier.queries.repeat(frontier.width))
+        counts = self.count(*frontier.ranges(), frontier.queries.repeat(frontier.width))
         counts = counts.reshape(-1, frontier.width).sum(axis=1)
         is_last = level == self.num_levels - 1
         is_done = (counts <= self.budgets[frontier.queries]) | is_last
@@ -297,7 +302,7 @@ class BeamSearch:
         """Return the final beams, padded to the largest number of any query."""
         width = max((frontier.width for frontier in self.finished if frontier is not None), default=1)
         shape = (len(self.finished), width)
-        low = np.zeros((*shape, len(self.parts)), dtype=np.int64)
+        low = np.zeros((*shape, len(self.sizes)), dtype=np.int64)
         high = np.zeros_like(low)
         history = np.full((*shape, self.num_levels), -np.inf, dtype=np.float32)
         for query, frontier in enumerate(self.finished):
