@@ -43,6 +43,7 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
         "cluster build": "genius_search.cli.cluster:Build",
         "cluster info": "genius_search.cli.cluster:Info",
         "cluster verify": "genius_search.cli.cluster:Verify",
+        "cluster plan": "genius_search.cli.cluster:Plan",
     },
     "Model": {
         "fit": "genius_search.cli.train:Fit",

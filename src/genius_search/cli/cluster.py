@@ -15,7 +15,15 @@ from genius_search.cli.options import (
     Words,
     command,
 )
-from genius_search.cli.terminal import TerminalProgress, format_bytes, print_facts, print_json, print_table
+from genius_search.cli.terminal import (
+    TerminalProgress,
+    format_bytes,
+    print_facts,
+    print_json,
+    print_table,
+    print_text,
+)
+from genius_search.cluster.plan import PlanSettings
 
 
 @command
@@ -131,3 +139,24 @@ class Verify(JsonOption, ClusterArgument):
         from genius_search.cluster.folder import verify_cluster
 
         print_facts(verify_cluster(self.cluster)._asdict(), as_json=self.json)
+
+
+@command
+class Plan(JsonOption, PlanSettings):
+    """Estimate bytes, machines, hours and queries per second of a cluster, each with its formula.
+
+    The measured figures are by default those of short texts, and one core of a small machine; give your own.
+    """
+
+    def run(self) -> None:
+        """Print the plan."""
+        from genius_search.cluster.plan import plan_cluster
+
+        figures = plan_cluster(self)
+        if self.json:
+            print_json([figure._asdict() for figure in figures])
+            return
+        for figure in figures:
+            value = format_bytes(round(figure.value)) if figure.unit == "bytes" else f"{figure.value:,.4g}"
+            unit = "" if figure.unit in ("", "bytes") else f" {figure.unit}"
+            print_text(f"{figure.name:<22}{value + unit:>18}   {figure.formula}")
