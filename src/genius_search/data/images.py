@@ -11,13 +11,14 @@ import math
 import re
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from jaxtyping import Float64
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
 from genius_search.errors import BadImage
@@ -26,6 +27,8 @@ SHORTEST_SIDE: Final = 256
 """Images are decoded at no less than this size in pixels, at which M-BEIR stores them (deviation 22)."""
 MAX_PIXELS: Final = 50_000_000
 """Pictures that would decode to more pixels than this are refused (150 MB as RGB)."""
+STRIP_PIXELS: Final = 1 << 20
+"""Pixels that are converted at a time."""
 
 
 def _register_heif() -> bool:
@@ -92,9 +95,9 @@ def open_image(path: Path, *, max_pixels: int = MAX_PIXELS, shortest_side: int |
         refuse images that would decode to more pixels. Pillow's limit (178 million pixels in the file)
         applies as well.
     shortest_side
-        decode a JPEG at a half, a quarter or an eighth of its size if its shorter side keeps at least this
-        many pixels. This takes a fraction of the time and memory, so a 100-megapixel photograph can be read
-        even if its full size would be refused.
+        read the image at a half, a quarter or an eighth of its size if its shorter side keeps at least this
+        many pixels. A JPEG is decoded so, in a fraction of the time and memory: a 100-megapixel photograph
+        can be read even if its full size would be refused.
 
     Raises
     ------
@@ -188,6 +191,10 @@ def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int
     full_size = opened.size
     if shortest_side is not None:
         opened.draft(None, (shortest_side, shortest_side))
+    factor = 1
+    if shortest_side is not None and opened.size == full_size:
+        while factor < 8 and min(full_size) >= 2 * factor * shortest_side:
+            factor *= 2
     # A progressive JPEG is held in memory at full size before it can be reduced.
     width, height = full_size if "progressive" in opened.info else opened.size
     if width * height > max_pixels:
@@ -201,30 +208,62 @@ def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int
         opened.load()
     with _quiet(), contextlib.suppress(Exception):  # Pillow raises nearly anything on damaged EXIF data
         ImageOps.exif_transpose(opened, in_place=True)
-    return _to_rgb(opened)
+    return _to_rgb(opened, factor)
 
 
-def _to_rgb(opened: Image.Image) -> Image.Image:
+def _to_rgb(opened: Image.Image, factor: int) -> Image.Image:
+    """Convert to RGB and divide the size, strip by strip, so that only the result is added to the memory."""
+    convert = _converter(opened)
+    width, height = opened.size
+    whole = Image.new("RGB", (-(-width // factor), -(-height // factor)))
+    rows = max(1, STRIP_PIXELS // (width * factor)) * factor
+    for top, strip in _strips(opened, rows):
+        whole.paste(convert(strip).reduce(factor), (0, top // factor))
+    return whole
+
+
+def _strips(opened: Image.Image, rows: int) -> Iterator[tuple[int, Image.Image]]:
+    """Yield an image in strips of so many rows, each after the number of its first row."""
+    width, height = opened.size
+    for top in range(0, height, rows):
+        yield top, opened.crop((0, top, width, min(height, top + rows)))
+
+
+def _converter(opened: Image.Image) -> Callable[[Image.Image], Image.Image]:
+    """Return a function that converts strips of an image to RGB."""
     if opened.mode.startswith(("I", "F")):
-        return _eight_bits(opened).convert("RGB")
+        return _grey_converter(opened)
     if opened.has_transparency_data:
-        layer = opened.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
-    return opened.convert("RGB")
+
+        def on_white(strip: Image.Image) -> Image.Image:
+            layer = strip.convert("RGBA")
+            return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+
+        return on_white
+    return lambda strip: strip.convert("RGB")
 
 
-def _eight_bits(opened: Image.Image) -> Image.Image:
+def _grey_converter(opened: Image.Image) -> Callable[[Image.Image], Image.Image]:
     """Scale 16-bit, 32-bit or float greyscale to 8 bits; Pillow's conversion would clip to white."""
-    values = np.asarray(opened).astype(np.float64)
-    values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-    low, high = float(values.min()), float(values.max())
+
+    def values_of(strip: Image.Image) -> Float64[np.ndarray, "height width"]:
+        values = np.asarray(strip).astype(np.float64)
+        return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+
+    rows = max(1, STRIP_PIXELS // opened.width)
+    each = (values_of(strip) for _, strip in _strips(opened, rows))
+    extremes = [(float(values.min()), float(values.max())) for values in each]
+    low, high = min(low for low, _ in extremes), max(high for _, high in extremes)
     if opened.mode.startswith("F"):
         full = 1.0 if high <= 1 else 255.0
     else:
         full = 65535.0 if opened.mode.startswith("I;16") or high > 255 else 255.0
+    start = 0.0
     if low < 0 or high > full:  # unknown scale: stretch the actual range
-        values, full = values - low, high - low
-    return Image.fromarray((values * (255.0 / full)).round().astype(np.uint8))
+        start, full = low, high - low
+    return lambda strip: Image.fromarray(
+        ((values_of(strip) - start) * (255.0 / full)).round().astype(np.uint8)
+    ).convert("RGB")
 
 
 def read_photo_fields(path: Path) -> dict[str, str | float]:

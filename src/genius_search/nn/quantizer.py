@@ -238,9 +238,7 @@ class Quantizer(nn.Module):
         # Modality of each level-0 code (0 image, 1 text, 2 image-text), −1 while unknown. A learned level 0
         # is unsupervised, so its modalities are measured on candidates after training.
         known = config.level0 in ("assigned", "classifier")
-        self.register_buffer(
-            "level0_modality", torch.arange(3) if known else torch.full((NUM_MODALITIES,), -1)
-        )
+        self.register_buffer("level0_modality", torch.tensor([0, 1, 2] if known else [-1] * NUM_MODALITIES))
         # Not a buffer, since its length varies; on the CPU even when the weights are on "meta".
         self.pool_sample = torch.empty(0, self.num_levels, dtype=torch.int16, device="cpu")
         self._norm_and_density: NormAndDensity | None = None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from genius_search.artifact import translate_full_disk
 from genius_search.errors import ArtifactMismatch
@@ -21,6 +22,17 @@ Network = TypeVar("Network", bound=nn.Module)
 
 _SLACK: Final = 1 << 20
 """Numbers that a network may have beyond its file, such as tables of positions."""
+
+
+class _Uninitialized(TorchFunctionMode):
+    """Draws no random numbers; without memory for them, PyTorch would load its compiler to do so."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], _types: Any, args: Sequence[Any] = (), options: Any = None
+    ) -> Any:
+        if getattr(function, "__name__", "") in ("normal_", "uniform_"):
+            return args[0] if args else options["tensor"]
+        return function(*args, **(options or {}))
 
 
 def check_size(make: Callable[[], nn.Module], *files: Path) -> None:
@@ -39,7 +51,7 @@ def check_size(make: Callable[[], nn.Module], *files: Path) -> None:
         The network would have more than twice as many numbers as the files, or cannot be constructed.
     """
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Uninitialized():
             network = make()
         held = 0
         for file in files:

@@ -24,7 +24,8 @@ class BodyLimits:
     """Middleware that limits the size of a body, the size of all bodies, and the time between chunks.
 
     Starlette's limit covers only the first of these. Of a stream, only what is in memory counts: its reader
-    says how much that is with ``request.state.hold``.
+    says how much that is with ``request.state.hold``. What a body is decoded to counts as well
+    (``request.state.hold_more``).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -51,6 +52,11 @@ class BodyLimits:
             self._bytes += size - held
             held = size
 
+        def hold_more(size: int) -> None:
+            hold(held + size)
+            if self._bytes > limits.BODIES_BYTES:
+                raise Problem(429, "too much is being sent at once; try again", headers={"Retry-After": "1"})
+
         async def limited() -> Message:
             nonlocal is_complete
             if is_complete:
@@ -62,14 +68,13 @@ class BodyLimits:
                     408, f"nothing arrived for {limits.BODY_SECONDS:g} seconds; send the body faster"
                 ) from None
             is_complete = not message.get("more_body", False)
-            hold(held + len(message.get("body", b"")))
-            if held > most and not is_stream:
+            size = len(message.get("body", b""))
+            if held + size > most and not is_stream:
                 raise _too_large(most)
-            if self._bytes > limits.BODIES_BYTES:
-                raise Problem(429, "too much is being sent at once; try again", headers={"Retry-After": "1"})
+            hold_more(size)
             return message
 
-        scope.setdefault("state", {})["hold"] = hold
+        scope.setdefault("state", {}).update(hold=hold, hold_more=hold_more)
         try:
             await self._app(scope, limited, send)
         finally:

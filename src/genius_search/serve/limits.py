@@ -9,7 +9,7 @@ BODY_BYTES: Final = 32 << 20
 SMALL_BODY_BYTES: Final = 1 << 20
 """Size of any other request body."""
 BODIES_BYTES: Final = 96 << 20
-"""Total size of the request bodies being processed."""
+"""Total size of the request bodies being processed, and of their decoded images."""
 VALUES: Final = 20_000
 """Values in a JSON body: texts, numbers, lists, objects."""
 ITEMS_VALUES: Final = 100_000

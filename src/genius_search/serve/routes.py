@@ -167,7 +167,11 @@ async def search_request(request: Request, pictures: Pictures, body: schemas.Sea
     """Convert the body of a search, decoding its images."""
 
     async def decode(image: str | None) -> Image.Image | None:
-        return None if image is None else await pictures.decode(decode_base64(image))
+        if image is None:
+            return None
+        decoded = await pictures.decode(decode_base64(image))
+        request.state.hold_more(3 * decoded.width * decoded.height)
+        return decoded
 
     parts = [
         SearchPart(text=part.text, image=await decode(part.image), id=part.id, weight=part.weight)

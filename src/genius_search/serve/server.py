@@ -16,6 +16,8 @@ from genius_search.serve.engine import DRAIN_SECONDS
 
 BACKLOG: Final = 128
 """Connections that the system accepts before the server does; all of them may come at once."""
+READ_BYTES: Final = 64 << 10
+"""Read from a connection at a time; several times as much is held for each."""
 LOG_SECONDS: Final = 10.0
 """What clients can cause is logged at most this often."""
 
@@ -26,6 +28,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base
         """Close the connection that has waited longest for its client, if there are too many."""
         super().connection_made(transport)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's, which says nothing of it
         self.since = time.monotonic()
         self._unsent = 0
         if len(self.connections) > max_connections():
