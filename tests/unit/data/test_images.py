@@ -3,6 +3,7 @@ import os
 import struct
 import threading
 import time
+import tracemalloc
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
+from genius_search.data import images
 from genius_search.data.images import MAX_PIXELS, TooManyPixels, is_image_file, open_image
 from genius_search.errors import BadImage
 
@@ -318,3 +320,46 @@ def test_names_tell_pictures_apart():
 
 def test_the_default_limit_is_fifty_million():
     assert MAX_PIXELS == 50_000_000
+
+
+def numbers(*shape: int, kind: type = np.uint8, most: int = 255) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, most + 1, shape).astype(kind)
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        numbers(37, 23, 3),
+        numbers(37, 23, 4),
+        numbers(37, 23, 2),
+        numbers(37, 23, kind=np.uint16, most=65535),
+        numbers(37, 23, kind=np.int32, most=100_000),
+    ],
+    ids=["RGB", "RGBA", "LA", "16 bits", "32 bits"],
+)
+def test_a_picture_read_in_strips_is_the_one_read_whole(tmp_path, monkeypatch, pixels):
+    path = tmp_path / "x.tiff"
+    Image.fromarray(pixels).save(path)
+    for side in (None, 5):
+        whole = open_image(path, shortest_side=side)
+        with monkeypatch.context() as patch:
+            patch.setattr(images, "STRIP_PIXELS", 100)
+            strips = open_image(path, shortest_side=side)
+        assert (whole.mode, whole.size) == ("RGB", (23, 37) if side is None else (6, 10))
+        np.testing.assert_array_equal(np.asarray(whole), np.asarray(strips))
+
+
+def test_a_large_picture_is_converted_with_little_more_memory_than_its_result(tmp_path):
+    path = tmp_path / "x.png"
+    Image.fromarray(np.zeros((4_000, 4_000), np.uint16)).save(path)
+    tracemalloc.start()  # NumPy's share: float64 of all pixels would be 128 MB
+    assert open_image(path, shortest_side=256).size == (500, 500)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 64 << 20
+
+
+def test_a_picture_is_reduced_as_long_as_its_shorter_side_is_long_enough(tmp_path):
+    Image.new("RGB", (900, 520), "red").save(tmp_path / "x.png")
+    sizes = [open_image(tmp_path / "x.png", shortest_side=side).size for side in (None, 521, 260, 130, 1)]
+    assert sizes == [(900, 520), (900, 520), (450, 260), (225, 130), (113, 65)]

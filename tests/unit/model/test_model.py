@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -164,3 +166,13 @@ def test_an_open_model_shows_what_it_is(model):
 def test_from_pretrained_says_which_folder_is_not_there(tmp_path):
     with pytest.raises(ArtifactMissing, match="no folder"):
         Genius.from_pretrained(tmp_path / "nowhere")
+
+
+def test_opening_a_model_does_not_load_pytorchs_compiler(trained):
+    """It takes 80 MB and a second."""
+    script = (
+        "import sys; from genius_search.model import Genius; "
+        f"Genius.open({str(trained.model)!r}); "
+        "assert not {'torch._dynamo', 'sympy'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)  # noqa: S603

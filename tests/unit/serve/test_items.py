@@ -200,6 +200,15 @@ def test_too_much_at_once_is_refused_for_a_while(client, monkeypatch):
     assert client.post("/v1/search", json={"text": "x"}).status_code == 200
 
 
+def test_decoded_pictures_count_as_what_is_sent_at_once(client, monkeypatch):
+    body = {"image": b64(picture(size=(300, 200)))}
+    monkeypatch.setattr(limits, "BODIES_BYTES", 150_000)
+    is_problem(client.post("/v1/search", json=body), 429)
+    monkeypatch.setattr(limits, "BODIES_BYTES", 200_000)
+    for _ in range(2):
+        assert client.post("/v1/search", json=body).status_code == 200
+
+
 def test_a_picture_with_too_many_bytes_is_refused(client, monkeypatch):
     monkeypatch.setattr(limits, "PICTURE_BYTES", 50)
     is_problem(client.post("/v1/search", json={"image": b64(picture())}), 413)

@@ -1,0 +1,268 @@
+"""Attack a service in several ways, and measure its memory and what other clients notice.
+
+Usage: python benchmarks/attacks.py INDEX [--only NAME ...] [--seconds 15] [-- flags of `genius serve`]
+
+Each attack has a new `genius serve` on a copy of the index, and a process of its own. Meanwhile this process
+asks for `/healthz` and searches, one after the other, each time with a new connection. Prints a table; exits
+with 1 if an answer to `/healthz` took more than a second or the server more than 600 MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import itertools
+import json
+import multiprocessing
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+from PIL import Image
+from serve import COMMAND, megabytes
+
+MOST_SECONDS = 1.0
+MOST_MB = 600
+SOCKETS = 1_100
+CLIENTS = 16
+PAUSE_SECONDS = 0.05
+FAT_ITEMS = 300
+HEAD = "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
+
+Attack = Callable[[str, float], Counter[str]]
+
+
+def send_repeatedly(url: str, seconds: float, path: str, bodies: list[bytes]) -> Counter[str]:
+    """Send bodies from many clients at once, again and again; return how often each status was answered."""
+    until = time.monotonic() + seconds
+
+    def send(number: int) -> Counter[str]:
+        seen: Counter[str] = Counter()
+        with httpx.Client(base_url=url, timeout=120) as client:
+            for body in itertools.islice(itertools.cycle(bodies), number, None):
+                if time.monotonic() > until:
+                    return seen
+                try:
+                    answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+                    seen[str(answer.status_code)] += 1
+                except httpx.HTTPError as error:
+                    seen[type(error).__name__] += 1
+        return seen
+
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        return sum(threads.map(send, range(CLIENTS)), Counter())
+
+
+def sent_for_ever(url: str, seconds: float, starts: list[bytes], rest: bytes = b"") -> Counter[str]:
+    """Open many connections, send a beginning on each and then, slowly, the rest; never finish."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    place, until = urlsplit(url), time.monotonic() + seconds
+    seen: Counter[str] = Counter()
+    open_ones: list[socket.socket] = []
+    for start in starts:
+        one = socket.create_connection((place.hostname or "", place.port or 0), timeout=5)
+        one.setblocking(False)
+        open_ones.append(one)
+        try:
+            one.send(start)
+        except OSError as error:
+            seen[type(error).__name__] += 1
+    left = {one: memoryview(rest) for one in open_ones}
+    while time.monotonic() < until:
+        for one, data in left.items():
+            try:
+                left[one] = data[one.send(data[: 1 << 18]) :] if data else data
+            except BlockingIOError:
+                continue
+            except OSError:
+                left[one] = data[:0]
+        time.sleep(0.001)
+    for one in open_ones:
+        try:
+            answer = one.recv(64)
+            seen[answer[9:12].decode() if answer else "closed"] += 1
+        except BlockingIOError:
+            seen["open"] += 1
+        except OSError:
+            seen["closed"] += 1
+    return seen
+
+
+def json_of_many_values(url: str, seconds: float) -> Counter[str]:
+    members = ",".join(f'"{n}":0' for n in range(2_600_000))
+    bodies = [f"{{{members}}}", "[" + "[]," * 9_000_000 + "0]", "{" + '"":{},' * 4_500_000 + '"a":0}']
+    return send_repeatedly(url, seconds, "/v1/search", [body.encode() for body in bodies])
+
+
+def json_of_allowed_values(url: str, seconds: float) -> Counter[str]:
+    fields = ",".join(f'"{n}":[0,0,0,0]' for n in range(19_000))
+    body = f'{{"items":[{{"id":"x","text":"x","fields":{{{fields}}}}}]}}'
+    return send_repeatedly(url, seconds, "/v1/items", [body.encode()])
+
+
+def idle_connections(url: str, seconds: float) -> Counter[str]:
+    return sent_for_ever(url, seconds, [b""] * SOCKETS)
+
+
+def half_a_head(url: str, seconds: float) -> Counter[str]:
+    head = HEAD.format(path="/v1/search", kind="application/json").encode()
+    return sent_for_ever(url, seconds, [b"GET /hea", head] * (SOCKETS // 2))
+
+
+def unfinished_lines(url: str, seconds: float) -> Counter[str]:
+    head = HEAD.format(path="/v1/items/stream", kind="application/x-ndjson")
+    chunk = b'{"id":"x","text":"' + b"x" * (22 << 20)
+    start = f"{head}Transfer-Encoding: chunked\r\n\r\n{len(chunk) + 1:x}\r\n".encode()
+    return sent_for_ever(url, seconds, [start] * 120, chunk)
+
+
+def finished_lines(url: str, seconds: float) -> Counter[str]:
+    line = json.dumps({"id": "x", "image": base64.b64encode(bytes(15 << 20)).decode()}).encode() + b"\n"
+    return send_repeatedly(url, seconds, "/v1/items/stream", [line])
+
+
+def large_pictures(url: str, seconds: float) -> Counter[str]:
+    bodies = []
+    for mode in ("RGB", "RGBA", "I;16"):
+        file = io.BytesIO()
+        Image.new(mode, (4_990, 4_990)).save(file, "PNG", compress_level=9)
+        bodies.append(json.dumps({"image": base64.b64encode(file.getvalue()).decode()}).encode())
+    return send_repeatedly(url, seconds, "/v1/search", bodies)
+
+
+def slow_conditions(url: str, seconds: float) -> Counter[str]:
+    bodies = [
+        {"text": "a kite", "where": [f"fat~{'x' * 50}{number}y{place}" for place in range(50)]}
+        for number in range(CLIENTS)
+    ]
+    return send_repeatedly(url, seconds, "/v1/search", [json.dumps(body).encode() for body in bodies])
+
+
+def slow_explanations(url: str, seconds: float) -> Counter[str]:
+    bodies = [
+        {
+            "id": "fat0",
+            "text": "a kite",
+            "beam": 1_000,
+            "where": [f"fat~{number}y{place}" for place in range(50)],
+        }
+        for number in range(CLIENTS)
+    ]
+    return send_repeatedly(url, seconds, "/v1/explain", [json.dumps(body).encode() for body in bodies])
+
+
+def wide_searches(url: str, seconds: float) -> Counter[str]:
+    body = {"text": "a kite", "k": 1_000, "beam": 1_000, "candidates": 100_000}
+    return send_repeatedly(url, seconds, "/v1/search", [json.dumps(body).encode()])
+
+
+ATTACKS: dict[str, Attack] = {
+    one.__name__: one
+    for one in (
+        json_of_many_values,
+        json_of_allowed_values,
+        idle_connections,
+        half_a_head,
+        unfinished_lines,
+        finished_lines,
+        large_pictures,
+        slow_conditions,
+        slow_explanations,
+        wide_searches,
+    )
+}
+
+
+def add_fat_items(url: str) -> None:
+    """Add items with as large a field as is allowed, for conditions that take long."""
+    items = [
+        {"id": f"fat{n}", "text": f"a kite {n}", "fields": {"fat": f"{n} " + "x" * 60_000}}
+        for n in range(FAT_ITEMS)
+    ]
+    for start in range(0, FAT_ITEMS, 100):
+        httpx.post(
+            f"{url}/v1/items", json={"items": items[start : start + 100]}, timeout=120
+        ).raise_for_status()
+
+
+def watch(url: str, attack: multiprocessing.Process) -> Iterator[tuple[str, float]]:
+    """Yield how long each answer took, until the attack has ended; infinity if there was none."""
+    while attack.is_alive():
+        for path, body in (("/healthz", None), ("/v1/search", {"text": "a red kite"})):
+            began = time.monotonic()
+            try:
+                with httpx.Client(base_url=url, timeout=60) as client:
+                    client.request("POST" if body else "GET", path, json=body).raise_for_status()
+                yield path, time.monotonic() - began
+            except httpx.HTTPError as error:
+                sys.stderr.write(f"{path}: {error!r}\n")
+                yield path, float("inf")
+            time.sleep(PAUSE_SECONDS)
+
+
+def measure(name: str, index: Path, seconds: float, flags: list[str]) -> dict[str, object]:
+    server = subprocess.Popen([*COMMAND, index, "--port", "0", *flags], stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        (url,) = re.findall(r"http://\S+", server.stderr.readline())
+        if ATTACKS[name] in (slow_conditions, slow_explanations):
+            add_fat_items(url)
+        before = megabytes(server.pid, "VmRSS")
+        answers: multiprocessing.SimpleQueue[Counter[str]] = multiprocessing.SimpleQueue()
+        attack = multiprocessing.Process(target=lambda: answers.put(ATTACKS[name](url, seconds)))
+        attack.start()
+        times: dict[str, list[float]] = {"/healthz": [], "/v1/search": []}
+        for path, took in watch(url, attack):
+            times[path].append(took)
+        attack.join()
+        peak = megabytes(server.pid, "VmHWM")
+    finally:
+        server.kill()
+        server.wait()
+    return {
+        "attack": name.replace("_", " "),
+        "answers": ", ".join(f"{status} x {count}" for status, count in sorted(answers.get().items())),
+        "/healthz, worst s": round(max(times["/healthz"]), 2),
+        "times": len(times["/healthz"]),
+        "another's search, median s": round(sorted(times["/v1/search"])[len(times["/v1/search"]) // 2], 2),
+        "worst s": round(max(times["/v1/search"]), 2),
+        "MB before": round(before),
+        "MB at most": round(peak),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("index", type=Path, help="copied first, so it stays as it is")
+    parser.add_argument("--only", nargs="*", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--seconds", type=float, default=15.0)
+    arguments, flags = parser.parse_known_args()
+    flags = [flag for flag in flags if flag != "--"]
+    multiprocessing.set_start_method("fork")
+    bad = False
+    with tempfile.TemporaryDirectory() as folder:
+        for number, name in enumerate(arguments.only):
+            copy = Path(folder) / str(number) / arguments.index.name
+            shutil.copytree(arguments.index, copy)
+            row = measure(name, copy, arguments.seconds, flags)
+            if not number:
+                print("| " + " | ".join(row) + " |\n|" + "---|" * len(row))
+            print("| " + " | ".join(map(str, row.values())) + " |", flush=True)
+            bad |= row["/healthz, worst s"] > MOST_SECONDS or row["MB at most"] > MOST_MB
+    return int(bad)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
