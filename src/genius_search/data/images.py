@@ -211,7 +211,7 @@ def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int
     return _to_rgb(opened, factor)
 
 
-def _to_rgb(opened: Image.Image, factor: int) -> Image.Image:
+def _to_rgb(opened: Image.Image, factor: int = 1) -> Image.Image:
     """Convert to RGB and divide the size, strip by strip, so that only the result is added to the memory."""
     convert = _converter(opened)
     width, height = opened.size
