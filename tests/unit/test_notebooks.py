@@ -1,0 +1,71 @@
+"""The notebooks in docs/notebooks/ run from beginning to end, without a network, and are stored without outputs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from genius_search.errors import EXTRAS
+
+NOTEBOOKS = sorted(Path(__file__).parents[2].glob("docs/notebooks/*.ipynb"))
+RUN = """
+import ast, json, sys
+
+names = {"__name__": "__main__"}
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        tree = ast.parse("".join(cell["source"]))
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "cell", "exec"), names)
+        if last is not None:
+            value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+            print(getattr(value, "_repr_html_", value.__repr__)())
+"""
+SHOWN = {"photos": "<img", "texts": "<b>1</b> bike", "train": "<td>"}
+"""A part of what each notebook shows."""
+
+
+def read(notebook):
+    return json.loads(notebook.read_text(encoding="utf-8"))
+
+
+def missing_packages(notebook):
+    """Return the packages of the extras that a notebook says it needs and that are not installed."""
+    text = "".join(line for cell in read(notebook)["cells"] for line in cell["source"])
+    extras = {extra for found in re.findall(r"genius-search\[([\w,]+)\]", text) for extra in found.split(",")}
+    assert extras <= set(EXTRAS.values())
+    return [
+        package
+        for package, extra in EXTRAS.items()
+        if extra in extras and importlib.util.find_spec(package) is None
+    ]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(notebook, tmp_path):
+    if missing := missing_packages(notebook):
+        pytest.skip(f"{notebook.name} needs {', '.join(missing)}")
+    done = subprocess.run(  # noqa: S603  in a process of its own, where types are not checked
+        [sys.executable, "-c", RUN, notebook],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert SHOWN[notebook.stem] in done.stdout
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_without_outputs(notebook):
+    code = [cell for cell in read(notebook)["cells"] if cell["cell_type"] == "code"]
+    assert code
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
