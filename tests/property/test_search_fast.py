@@ -309,18 +309,42 @@ def test_damaged_tables_are_refused(compiled):
     assert refused > 50
 
 
-@pytest.mark.parametrize("dim", [3, 16, 40, 384])
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_products_of_stored_bytes_are_those_of_their_vectors(request, monkeypatch, dim, is_compiled):
-    library = request.getfixturevalue("compiled") if is_compiled else None
-    monkeypatch.setattr(compiled_module, "open_library", lambda: library)
-    random = np.random.default_rng(dim)
-    values = random.integers(-127, 128, (50, dim)).astype(np.int8)
-    vectors = ByteVectors(values, random.random(50).astype(np.float16))
-    query = random.standard_normal(dim).astype(np.float32)
-    for rows in (random.integers(0, 50, 30), np.array([49]), np.zeros(0, dtype=np.int64)):
-        expected = vectors(rows) @ query
-        lengths = np.linalg.norm(vectors(rows), axis=1) * np.linalg.norm(query)
-        np.testing.assert_array_less(np.abs(vectors.products(rows, query) - expected), 5e-5 * lengths + 1e-9)
-    with pytest.raises(IndexError):
-        vectors.products(np.array([0, 50]), query)
+@pytest.mark.parametrize("shortlist", [0, 20, 400])
+@pytest.mark.parametrize("density_weight", [0.0, 0.4])
+def test_stored_bytes_are_compared_as_the_vectors_they_stand_for(make, shortlist, density_weight):
+    random = np.random.default_rng(shortlist)
+    tables = [torch.from_numpy(random.standard_normal((size, 40)).astype(np.float32)) for size in (3, 64, 64)]
+    codes = np.stack([random.integers(0, size, 5000) for size in (3, 64, 64)], axis=1)
+    costs = random.integers(0, 256, (5000, 2))
+    table = IdTable.build(np.concatenate([codes, costs * (codes[:, 1:2] % 2)], axis=1), np.zeros(5000))
+    parts = [Part(table), Part(table, Allowed.of(table, random.random(5000) < 0.5))]
+    stored = [
+        ByteVectors(
+            random.integers(-127, 128, (5000, 40)).astype(np.int8), random.random(5000).astype(np.float16)
+        )
+        for _ in parts
+    ]
+    densities = [random.integers(0, 256, 5000).astype(np.uint8) for _ in parts]
+    ranker = CodeRanker(tables)
+    fast = make(GeometricDecoder(tables), ranker)
+    queries = random.standard_normal((8, 40)).astype(np.float32)
+    others = random.standard_normal((8, 40)).astype(np.float32)
+    config = SearchConfig(
+        rerank="embeddings", candidates=900, shortlist=shortlist, density_weight=density_weight
+    )
+    for is_raw in (False, True):
+        evidence = Evidence(ranker, stored, is_raw, densities)
+        for k in (1, 10, 100):
+            wanted = [Wanted(max(k, 10), k)] * 8
+            given = {"evidence": evidence, "embeddings": list(others)}
+            expected = find(lambda: GeometricDecoder(tables), None, parts, queries, wanted, config, **given)
+            assert type(fast) is NumpySearch or fast.comparison(parts, list(others), evidence, config)
+            for own, other in zip(
+                find(lambda: None, fast, parts, queries, wanted, config, **given), expected, strict=True
+            ):
+                np.testing.assert_allclose(own.ranking.scores, other.ranking.scores, rtol=1e-4, atol=5e-2)
+                same = set(zip(own.ranking.parts, own.ranking.items, strict=True)) & set(
+                    zip(other.ranking.parts, other.ranking.items, strict=True)
+                )
+                assert len(same) > 0.97 * k - 1
+                assert own.ranking.touched == other.ranking.touched

@@ -33,7 +33,7 @@ from genius_search.records import Modality
 from genius_search.search.table import Allowed, Part, Restriction
 
 if TYPE_CHECKING:  # opening an index does not rank
-    from genius_search.search.rank import MultipliesVectors, Vectors
+    from genius_search.search.rank import Vectors
     from genius_search.search.tree import CodeTree, SharedPrefixes
 
 MAX_FILTERS: Final = 16
@@ -143,7 +143,7 @@ class Snapshot:
         return self._shared[depth]
 
     @cached_property
-    def vectors(self) -> list[Vectors | MultipliesVectors] | None:
+    def vectors(self) -> list[Vectors] | None:
         """Functions from rows to stored embeddings, one per segment; None if none are stored."""
         return None if self.manifest.embeddings == "none" else [_vectors(one) for one in self.segments]
 
@@ -256,7 +256,7 @@ class Snapshot:
         return stamps
 
 
-def _vectors(segment: Segment) -> Vectors | MultipliesVectors:
+def _vectors(segment: Segment) -> Vectors:
     from genius_search.search.compiled import ByteVectors  # noqa: PLC0415  opening does not need it
 
     if segment.embeddings is not None and segment.scales is not None:

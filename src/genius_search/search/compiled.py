@@ -13,19 +13,19 @@ import sys
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Float16, Float32, Int8, Int64
+from jaxtyping import Float16, Float32, Int8, Int64, UInt8
 
 from genius_search.config import SearchConfig
 from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.native.build import FOLDER, VARIANTS, library
-from genius_search.search.rank import CodeRanker, Ranking
+from genius_search.search.rank import CodeRanker, Evidence, Ranking
 from genius_search.search.table import Allowed, IdTable, Part, RankedBits, Restriction
 
 CODES: Final = 256
@@ -78,8 +78,8 @@ class _Work(ctypes.Structure):
     _fields_ = tuple(_fields(ctypes.c_void_p, "hits decoded results"))
 
 
-_PART: Final = struct.Struct("PPPP")
-_REQUEST: Final = struct.Struct("4q32s3f4x")
+_PART: Final = struct.Struct("7P")
+_REQUEST: Final = struct.Struct("5q32s3f4x")
 _RESULT: Final = struct.Struct("2q")
 
 
@@ -120,19 +120,48 @@ class CompiledSearch(NumpySearch):
         queries: Float32[np.ndarray, "queries dim"],
         wanted: Sequence[Wanted],
         config: SearchConfig,
+        compared: Compared | None = None,
     ) -> list[Found]:
-        """Find the best items by codes for each query; with ``k`` 0, list all items under the beams."""
+        """Find the best items for each query: by codes, or among those by their embeddings.
+
+        Without ``compared`` and with ``k`` 0, list all items under the beams.
+        """
         threads = min(count_cores(), len(wanted) // QUERIES_A_THREAD)
         if threads <= 1:
-            return self._search_in_turn(parts, queries, wanted, config)
+            return self._search_in_turn(parts, queries, wanted, config, compared)
         bounds = [len(wanted) * number // threads for number in range(threads + 1)]
+        slices = [slice(*pair) for pair in pairwise(bounds)]
         with ThreadPoolExecutor(threads) as executor:
             found = executor.map(
-                lambda low, high: self._search_in_turn(parts, queries[low:high], wanted[low:high], config),
-                bounds[:-1],
-                bounds[1:],
+                lambda own: self._search_in_turn(
+                    parts,
+                    queries[own],
+                    wanted[own],
+                    config,
+                    compared and compared._replace(queries=compared.queries[own]),
+                ),
+                slices,
             )
             return [one for some in found for one in some]
+
+    def comparison(
+        self,
+        parts: Sequence[Part],
+        embeddings: Sequence[Float32[np.ndarray, " dim"]],
+        evidence: Evidence,
+        config: SearchConfig,
+    ) -> Compared | None:
+        """Return what the library compares queries with; None if it cannot read the stored embeddings."""
+        has_costs = bool(config.density_weight) and not evidence.is_raw
+        if has_costs and evidence.densities is None:
+            return None
+        vectors = [one for one in evidence.embeddings or () if isinstance(one, ByteVectors)]
+        dim = self._tables[0].shape[1]
+        if len(vectors) < len(parts) or any(
+            not one.fits(part.table.num_items, dim) for one, part in zip(vectors, parts, strict=True)
+        ):
+            return None
+        return Compared(np.stack(embeddings), vectors, evidence.densities if has_costs else None)
 
     def _search_in_turn(
         self,
@@ -140,6 +169,7 @@ class CompiledSearch(NumpySearch):
         queries: Float32[np.ndarray, "queries dim"],
         wanted: Sequence[Wanted],
         config: SearchConfig,
+        compared: Compared | None,
     ) -> list[Found]:
         """Search for queries one after the other, in one call of the library."""
         num_items = sum(part.table.num_items for part in parts)
@@ -150,13 +180,15 @@ class CompiledSearch(NumpySearch):
         for width, k, level0, restriction in wanted:
             place = given.setdefault(id(restriction), len(all_parts))
             if place == len(all_parts):
-                all_parts += _give_parts(parts, restriction)
+                all_parts += _give_parts(parts, restriction, compared)
+            best = k if compared is None else config.shortlist and max(k, config.shortlist)
             requests.append(
                 _REQUEST.pack(
                     place,
                     width,
                     config.candidates,
-                    min(k, num_items),  # there is memory for each of them
+                    min(best, num_items),  # there is memory for each of them
+                    0 if compared is None else min(k, num_items),
                     _give_codes(level0),
                     1 / HALF_NORM_STEPS,
                     density_step,
@@ -177,6 +209,7 @@ class CompiledSearch(NumpySearch):
                 len(parts),
                 b"".join(requests),
                 np.asarray(queries, dtype=np.float32).tobytes(),
+                None if compared is None else np.asarray(compared.queries, dtype=np.float32).tobytes(),
                 len(requests),
                 ctypes.addressof(work),
             )
@@ -187,6 +220,16 @@ class CompiledSearch(NumpySearch):
             return _read(work, len(requests), len(self._tables))
         finally:
             _works.append(work)
+
+
+class Compared(NamedTuple):
+    """Stored embeddings that the library compares with queries."""
+
+    queries: Float32[np.ndarray, "queries dim"]
+    vectors: Sequence[ByteVectors]
+    """Of each part."""
+    densities: Sequence[UInt8[np.ndarray, " items"]] | None
+    """Of each part; None: not subtracted."""
 
 
 _works: Final[list[_Work]] = []
@@ -212,22 +255,19 @@ class ByteVectors:
         """Return the vectors of items."""
         return np.asarray(self._values[rows] * self._scales[rows, None].astype(np.float32))
 
-    def products(
-        self, rows: Int64[np.ndarray, " rows"], query: Float32[np.ndarray, " dim"]
-    ) -> Float32[np.ndarray, " rows"]:
-        """Return the inner products of items and a query; the compiled library does not make the vectors."""
-        library = open_library()
-        scales = self._scales[rows].astype(np.float32)  # fails if a row does not exist
-        if library is None or len(rows) == 0 or rows.min() < 0:
-            return np.asarray(self._values[rows].astype(np.float32) @ query * scales)
-        rows, query = np.ascontiguousarray(rows), np.ascontiguousarray(query)
-        products = np.empty(len(rows), dtype=np.float32)
-        arrays = (self._values, rows, query, products)
-        pointers = (array.ctypes.data for array in arrays)
-        if library.multiply_vectors(*pointers, self._values.shape[1], len(rows)) < 0:
-            raise MemoryError
-        products *= scales
-        return products
+    @cached_property
+    def addresses(self) -> tuple[int, int]:
+        """Where values and scales are."""
+        return self._values.ctypes.data, self._scales.ctypes.data
+
+    def fits(self, num_items: int, dim: int) -> bool:
+        """Return whether there is a vector of this width for each item."""
+        arrays = (self._values, self._scales)
+        return (
+            self._values.shape == (num_items, dim)
+            and self._scales.shape == (num_items,)
+            and all(array.flags.c_contiguous for array in arrays)
+        )
 
 
 @cache
@@ -240,8 +280,7 @@ def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
             if opened.is_supported():
                 pointer, integer = ctypes.c_void_p, ctypes.c_int64
                 opened.make_work.restype = pointer
-                opened.multiply_vectors.argtypes = (*[pointer] * 4, integer, integer)
-                opened.search.argtypes = (pointer, pointer, integer, pointer, pointer, integer, pointer)
+                opened.search.argtypes = (pointer, pointer, integer, *[pointer] * 3, integer, pointer)
                 return opened
     logging.getLogger(__name__).info(
         "the compiled search is missing, NumPy replaces it and is a few times slower; "
@@ -311,12 +350,21 @@ def _give_codes(level0: frozenset[int]) -> bytes:
     return bits.to_bytes(CODES // 8, "little")
 
 
-def _give_parts(parts: Sequence[Part], restriction: Restriction | None) -> list[bytes]:
-    """Return the library's view of the parts and of their allowed items."""
+def _give_parts(
+    parts: Sequence[Part], restriction: Restriction | None, compared: Compared | None
+) -> list[bytes]:
+    """Return the library's view of the parts, of their allowed items, and of their embeddings."""
     allowed = (part.alive for part in parts) if restriction is None else restriction
+    embeddings = [(0, 0, 0)] * len(parts)
+    if compared is not None:
+        densities = compared.densities or [None] * len(parts)
+        embeddings = [
+            (*vectors.addresses, 0 if own is None else own.ctypes.data)
+            for vectors, own in zip(compared.vectors, densities, strict=True)
+        ]
     return [
-        _PART.pack(_give_table(part.table), *((0, 0, 0) if own is None else _give_allowed(own)))
-        for part, own in zip(parts, allowed, strict=True)
+        _PART.pack(_give_table(part.table), *((0, 0, 0) if own is None else _give_allowed(own)), *vectors)
+        for part, own, vectors in zip(parts, allowed, embeddings, strict=True)
     ]
 
 

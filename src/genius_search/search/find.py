@@ -90,6 +90,10 @@ def find(
         return fast.search(parts, queries, wanted, config)
     if evidence.embeddings is None:
         raise UsageError(NO_EMBEDDINGS)
+    if isinstance(fast, CompiledSearch):
+        compared = fast.comparison(parts, embeddings, evidence, config)
+        if compared is not None:
+            return fast.search(parts, queries, wanted, config, compared)
     listed = [one._replace(k=config.shortlist and max(one.k, config.shortlist)) for one in wanted]
     results = []
     for found, one, vector in zip(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int64, Integer, UInt8
@@ -125,24 +125,11 @@ Vectors = Callable[[Int64[np.ndarray, " items"]], AnyArray]
 """Function that returns the unit embeddings of item rows of a part."""
 
 
-@runtime_checkable
-class MultipliesVectors(Protocol):
-    """Function as :data:`Vectors` that can also multiply, without making the vectors."""
-
-    def __call__(self, rows: Int64[np.ndarray, " items"], /) -> Float32[np.ndarray, "items dim"]:
-        """Return the unit embeddings of item rows."""
-
-    def products(
-        self, rows: Int64[np.ndarray, " rows"], query: Float32[np.ndarray, " dim"]
-    ) -> Float32[np.ndarray, " rows"]:
-        """Return the inner products of items and a query."""
-
-
 class Evidence(NamedTuple):
     """Data available for re-ranking. Re-ranking by something that is None raises an error."""
 
     codes: CodeRanker | None = None
-    embeddings: Sequence[Vectors | MultipliesVectors] | None = None
+    embeddings: Sequence[Vectors] | None = None
     """Stored embeddings, one function for each part."""
     is_raw: bool = False
     """Whether the embeddings are the encoder's features instead of the fused embeddings."""
@@ -275,10 +262,7 @@ def by_embeddings(
     for number, vectors in enumerate(evidence.embeddings or ()):
         in_part = np.flatnonzero(ranking.parts == number)
         items = ranking.items[in_part]
-        if isinstance(vectors, MultipliesVectors):
-            scores[in_part] = vectors.products(items, query)
-        else:
-            scores[in_part] = as_floats(vectors(items)) @ query
+        scores[in_part] = as_floats(vectors(items)) @ query
         if config.density_weight and not evidence.is_raw:
             densities: Float32[np.ndarray, " items"] | float = 0.0
             if evidence.densities is not None:

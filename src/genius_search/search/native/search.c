@@ -45,6 +45,9 @@ typedef struct { /* a table, and the items of it that may be returned */
   const uint64_t *words;  /* bit vector of the rows with such an item; NULL: all items may be returned */
   const int32_t *before;  /* number of these rows before each word */
   const uint8_t *allowed; /* 1 for each such item */
+  const int8_t *embeddings; /* of the items, if they are compared: [items][dim], each times its scale */
+  const uint16_t *scales;   /* in half precision */
+  const uint8_t *densities; /* NULL: none */
 } Part;
 
 typedef struct { /* a decoder of one block, as T5Decoder arranges it; matrices are packed as for product() */
@@ -79,8 +82,9 @@ typedef struct { /* one query's */
   int64_t width;      /* beam width */
   int64_t candidates; /* finish once at most this many IDs (or width, if larger) lie under the beams */
   int64_t k;          /* number of hits; 0 lists all items under the beams, unranked */
+  int64_t compared_k; /* number of hits by their embeddings among these; 0: embeddings are not compared */
   uint8_t level0[CODES / 8]; /* bit vector of the allowed codes at level 0 */
-  float half_norm_step, density_step; /* costs of the two bytes after an ID's codes */
+  float half_norm_step, density_step; /* costs of the two bytes after an ID's codes, and of an item's density */
   float generator_weight;
 } Request;
 
@@ -117,14 +121,14 @@ typedef struct { /* the memory of a search, kept for the next one */
   const Result *results;  /* [queries] */
   const Part *parts;
   int64_t num_parts;
-  Buffer hits, hits_decoded, all_results;
+  Buffer hits, hits_decoded, all_results, chosen;
   Buffer codes, gained, total, ranges; /* the frontier: [rows][levels], [rows][levels], [rows], [rows][parts][2] */
   Buffer next_codes, next_gained, next_total, next_ranges;
   Buffer logits, generated;         /* [rows][CODES] */
   Buffer keys_values;               /* of a query's prefix vectors, in the tokens' space: [2][heads][prefixes][width] */
   Buffer hidden, normed, inner;     /* the generator's: one row for each of the frontier */
   Buffer children, spans, buckets;  /* spans: [children][parts][2] */
-  Buffer keys, kept, leaves;
+  Buffer keys, kept, leaves, best;
   Buffer products;                  /* of the query and code vectors: [levels][CODES] */
   Buffer rough;                     /* the same, rounded */
   Buffer known;                     /* bit vector of the products that were computed: [levels][CODES / 64] */
@@ -746,6 +750,17 @@ static inline __attribute__((always_inline)) void offer(Best *best, float score,
   best->limit = best->leaves[0].score;
 }
 
+static void sort_best(Best *best) { /* best first */
+  if (best->count < best->k)
+    for (int64_t i = best->count / 2; i-- > 0;) sift_down(best->leaves, best->count, i);
+  for (int64_t left = best->count; left-- > 1;) {
+    Leaf worst = best->leaves[0];
+    best->leaves[0] = best->leaves[left];
+    best->leaves[left] = worst;
+    sift_down(best->leaves, left, 0);
+  }
+}
+
 static int add_items(const Part *part, int64_t number, const Leaf *leaf, int64_t limit, Work *w) {
   const Table *table = part->table;
   int64_t low = table->bucket_starts[leaf->row], high = table->bucket_starts[leaf->row + 1];
@@ -774,6 +789,38 @@ static int64_t count_items(const Part *part, int64_t row, int64_t end) {
   return count;
 }
 
+typedef struct { /* finds the k-th best of some scores */
+  float *scores; /* memory for MANY + 2 k */
+  int64_t k, count;
+  float limit; /* at most the k-th best score; -INFINITY while there are fewer */
+} Limit;
+
+static float find_kth(float *x, int64_t n, int64_t k) { /* move the k best to the front; return the k-th */
+  int64_t low = 0, high = n - 1;
+  while (low < high) {
+    float pivot = x[(low + high) / 2];
+    int64_t i = low, j = high;
+    while (i <= j) {
+      while (x[i] > pivot) i++;
+      while (x[j] < pivot) j--;
+      if (i > j) break;
+      float kept = x[i];
+      x[i++] = x[j];
+      x[j--] = kept;
+    }
+    if (k - 1 <= j) high = j;
+    else if (k - 1 >= i) low = i;
+    else break;
+  }
+  return x[k - 1];
+}
+
+static void raise(Limit *limit) {
+  if (limit->count < limit->k) return;
+  limit->limit = find_kth(limit->scores, limit->count, limit->k);
+  limit->count = limit->k;
+}
+
 static inline __attribute__((always_inline)) float sum_codes(const float *tables, const uint8_t *codes, const int n) {
   float sums[4] = {0};
   for (int l = 0; l < n; l++) sums[l & 3] += tables[l * CODES + codes[l]];
@@ -795,7 +842,7 @@ static void prefetch(const Work *w) {
 }
 
 /* Compute rounded products of the query and the code vectors of the last levels. Return how far the difference of
-   two IDs' rough scores may be from that of their scores: a bound, or six standard deviations of independent
+   two IDs' rough scores may be from that of their scores: a bound, or five standard deviations of independent
    roundings if that is less. */
 static float multiply_roughly(const Model *m, Work *w, int64_t first_level, const float *query) {
   int64_t dim = m->dim, code = 0;
@@ -819,7 +866,7 @@ static float multiply_roughly(const Model *m, Work *w, int64_t first_level, cons
     squares += m->coarsest[l] * m->coarsest[l];
   }
   for (int64_t i = 0; i < dim; i++) absolute += fabsf(query[i]);
-  float bound = steps * absolute, usual = 6 * sqrtf(squares / 6 * dot(query, query, dim));
+  float bound = steps * absolute, usual = 5 * sqrtf(squares / 6 * dot(query, query, dim));
   return 1.01f * (bound < usual ? bound : usual);
 }
 
@@ -828,7 +875,7 @@ typedef struct { /* what a scan of the IDs under the beams needs of a query */
   const float *tables; /* rough products of the levels that are scanned; NULL: IDs are kept as they are */
   int64_t shared, levels; /* codes that all IDs under a beam share; all codes */
   float margin;
-  Best best; /* by rough scores */
+  Limit best; /* by rough scores */
   Work *work;
   int64_t columns; /* columns of a part's IDs that bytes are for; 0: none */
   float step, sum; /* a rough score, without what the beam shares, is at most sum + step * the sum of its bytes */
@@ -919,7 +966,10 @@ static inline __attribute__((always_inline)) int scan_id(Scan *scan, const Part 
     score = base + sum_codes(scan->tables, id + scan->shared, n);
     if (table->columns > scan->levels) score -= find_costs(scan->request, id + scan->levels);
     if (score <= scan->best.limit - scan->margin) return 1;
-    offer(&scan->best, score, number, row, beam);
+    if (score > scan->best.limit) {
+      scan->best.scores[scan->best.count++] = score;
+      if (scan->best.count == MANY + 2 * scan->best.k) raise(&scan->best);
+    }
   }
   Work *w = scan->work;
   if (!reserve(&w->kept, w->num_kept + 1, sizeof(Leaf))) return NO_MEMORY;
@@ -962,19 +1012,72 @@ static inline __attribute__((always_inline)) int scan_range(Scan *scan, int64_t 
   return 1;
 }
 
-/* Add the products of the query and an ID's last codes; each product is computed once. */
-static int add_products(const Model *m, Work *w, const float *query, const uint8_t *id, int64_t shared, float *score) {
-  const float *vectors = m->vectors;
-  for (int64_t l = 0; l < m->levels; vectors += m->sizes[l] * m->dim, l++) {
-    if (l < shared) continue;
-    int64_t code = id[l], place = l * CODES + code;
-    if (code >= m->sizes[l]) return DAMAGED;
-    uint64_t *known = (uint64_t *)w->known.at + (place >> 6), bit = 1ull << (place & 63);
-    float *product = (float *)w->products.at + place;
-    if (!(*known & bit)) *product = dot(vectors + code * m->dim, query, m->dim);
-    *known |= bit;
-    *score += *product;
+/* Compute the products of the query and the last codes of the IDs that were kept with rough scores in a range. */
+static int multiply_kept(const Model *m, Work *w, const float *query, int64_t shared, float above, float up_to) {
+  const Leaf *kept = w->kept.at;
+  uint64_t *known = w->known.at;
+  for (int64_t i = 0; i < w->num_kept; i++) {
+    if (kept[i].score <= above || kept[i].score > up_to) continue;
+    const Table *table = w->parts[kept[i].part].table;
+    const uint8_t *id = table->ids + kept[i].row * table->columns;
+    for (int64_t l = shared; l < m->levels; l++) {
+      if (id[l] >= m->sizes[l]) return DAMAGED;
+      known[l * (CODES / 64) + (id[l] >> 6)] |= 1ull << (id[l] & 63);
+    }
   }
+  const float *vectors = m->vectors;
+  for (int64_t l = 0; l < m->levels; vectors += m->sizes[l] * m->dim, l++)
+    for (int64_t word = 0; l >= shared && word < CODES / 64; word++)
+      for (uint64_t bits = known[l * (CODES / 64) + word]; bits; bits &= bits - 1) {
+        int64_t code = word * 64 + __builtin_ctzll(bits);
+        if (bits & (bits - 1)) {
+          const float *next = vectors + (word * 64 + __builtin_ctzll(bits & (bits - 1))) * m->dim;
+          for (int64_t i = 0; i < m->dim; i += 16) __builtin_prefetch(next + i);
+        }
+        ((float *)w->products.at)[l * CODES + code] = dot(vectors + code * m->dim, query, m->dim);
+      }
+  return 1;
+}
+
+static float widen(uint16_t half) { /* a number that is not negative, in half precision */
+  uint32_t bits = (uint32_t)(half & 0x7fff) << 13;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value * 0x1p112f;
+}
+
+/* Replace the hits of a query, which begin at ``first``, by the best of them by their embeddings. */
+static int compare(const Model *m, const Request *request, const float *query, int64_t first, Work *w) {
+  int64_t n = w->num_hits - first, k = request->compared_k < n ? request->compared_k : n;
+  if (!reserve(&w->leaves, k, sizeof(Leaf)) || !reserve(&w->chosen, k, sizeof(Hit))) return NO_MEMORY;
+  Hit *hits = (Hit *)w->hits.at + first, *chosen = w->chosen.at;
+  Best best = {w->leaves.at, k, 0, 0, -INFINITY};
+  float step = shorten(query, m->dim, w->short_query.at);
+  for (int64_t i = 0; i < n; i += 4) {
+    const int8_t *rows[4];
+    int32_t sums[4];
+    for (int64_t j = 0; j < 4; j++) {
+      const Hit *hit = hits + (i + j < n ? i + j : i);
+      rows[j] = w->parts[hit->part].embeddings + hit->item * m->dim;
+      if (i + j + 8 >= n) continue;
+      const int8_t *next = w->parts[hit[8].part].embeddings + hit[8].item * m->dim;
+      for (int64_t byte = 0; byte < m->dim; byte += 64) __builtin_prefetch(next + byte);
+    }
+    multiply_bytes(rows, w->short_query.at, m->dim, sums);
+    for (int64_t j = 0; j < 4 && i + j < n; j++) {
+      const Part *part = w->parts + hits[i + j].part;
+      float score = (float)sums[j] * step * widen(part->scales[hits[i + j].item]);
+      if (part->densities) score -= request->density_step * part->densities[hits[i + j].item];
+      offer(&best, score, 0, i + j, 0);
+    }
+  }
+  sort_best(&best);
+  for (int64_t i = 0; i < best.count; i++) {
+    chosen[i] = hits[best.leaves[i].row];
+    chosen[i].score = best.leaves[i].score;
+  }
+  memcpy(hits, chosen, (size_t)best.count * sizeof(Hit));
+  w->num_hits = first + best.count;
   return 1;
 }
 
@@ -982,9 +1085,10 @@ static int add_products(const Model *m, Work *w, const float *query, const uint8
 static int rank(const Model *m, const Request *request, int64_t decoded, const float *query, Work *w) {
   int64_t levels = m->levels, shared = decoded ? decoded : 1, codes = 0;
   w->num_kept = 0;
-  if (!reserve(&w->leaves, request->k, sizeof(Leaf))) return NO_MEMORY;
+  if (!reserve(&w->leaves, request->k, sizeof(Leaf)) || !reserve(&w->best, MANY + 2 * request->k, sizeof(float)))
+    return NO_MEMORY;
   prefetch(w);
-  Scan scan = {request, NULL, shared, levels, 0, {w->leaves.at, request->k, 0, 0, -INFINITY}, w, 0, 0, 0, {{0}}};
+  Scan scan = {request, NULL, shared, levels, 0, {w->best.at, request->k, 0, -INFINITY}, w, 0, 0, 0, {{0}}};
   for (int64_t l = shared; l < levels; l++) codes += m->sizes[l];
   if (request->k && !decoded) multiply_level(m, w, 0, query);
   if (request->k && w->below * (levels - shared) > codes / FEW) { /* else products of their own codes are cheaper */
@@ -1011,30 +1115,37 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
       if (status < 0) return status;
     }
   }
-  float limit = scan.best.limit - scan.margin;
-  Best best = {w->leaves.at, request->k, 0, 0, -INFINITY};
+  raise(&scan.best);
+  float above = scan.best.limit - scan.margin, up_to = INFINITY;
   Leaf *kept = w->kept.at;
+  if (request->compared_k && scan.best.count >= request->k && request->k) { /* the order of the best does not matter */
+    int64_t sure = request->k;
+    for (int64_t i = 0; i < w->num_kept && sure; i++)
+      if (kept[i].score >= scan.best.limit) {
+        int64_t items = count_items(w->parts + kept[i].part, kept[i].row, kept[i].row + 1);
+        if (items < 0) return DAMAGED;
+        sure = items - 1 < sure ? sure - (items - 1) : 0;
+      }
+    if (sure) up_to = find_kth(scan.best.scores, request->k, sure) + scan.margin; /* better IDs have fewer items than k */
+  }
+  Best best = {w->leaves.at, request->k, 0, 0, -INFINITY};
+  if (request->k && multiply_kept(m, w, query, shared, above, up_to) < 0) return DAMAGED;
   for (int64_t i = 0; i < w->num_kept; i++) {
     if (!request->k) {
       int status = add_items(w->parts + kept[i].part, kept[i].part, kept + i, INT64_MAX, w);
       if (status < 0) return status;
-    } else if (!(kept[i].score <= limit)) {
+    } else if (kept[i].score > up_to) {
+      offer(&best, INFINITY, kept[i].part, kept[i].row, kept[i].beam);
+    } else if (!(kept[i].score <= above)) {
       const Table *table = w->parts[kept[i].part].table;
       const uint8_t *id = table->ids + kept[i].row * table->columns;
       float score = ((float *)w->total.at)[kept[i].beam];
-      if (add_products(m, w, query, id, shared, &score) < 0) return DAMAGED;
+      for (int64_t l = shared; l < levels; l++) score += products[l * CODES + id[l]];
       if (table->columns > levels) score -= find_costs(request, id + levels);
       offer(&best, score, kept[i].part, kept[i].row, kept[i].beam);
     }
   }
-  if (best.count < best.k)
-    for (int64_t i = best.count / 2; i-- > 0;) sift_down(best.leaves, best.count, i);
-  for (int64_t left = best.count; left-- > 1;) { /* best first */
-    Leaf worst = best.leaves[0];
-    best.leaves[0] = best.leaves[left];
-    best.leaves[left] = worst;
-    sift_down(best.leaves, left, 0);
-  }
+  sort_best(&best);
   int64_t limit_of_hits = w->num_hits + request->k;
   for (int64_t i = 0; i < best.count && w->num_hits < limit_of_hits; i++) {
     int status = add_items(w->parts + best.leaves[i].part, best.leaves[i].part, best.leaves + i, limit_of_hits, w);
@@ -1059,30 +1170,10 @@ API int is_supported(void) {
 
 API Work *make_work(void) { return calloc(1, sizeof(Work)); }
 
-/* products[n]: the inner products of a query and some rows of 8-bit vectors; NO_MEMORY if there is none. */
-API int multiply_vectors(const int8_t *vectors, const int64_t *rows, const float *query, float *products, int64_t dim,
-                         int64_t n) {
-  int16_t *rounded = malloc((size_t)dim * sizeof(int16_t));
-  if (!rounded) return NO_MEMORY;
-  float step = shorten(query, dim, rounded);
-  for (int64_t r = 0; r < n; r += 4) {
-    const int8_t *own[4];
-    int32_t sums[4];
-    for (int64_t j = 0; j < 4; j++) {
-      own[j] = vectors + rows[r + j < n ? r + j : r] * dim;
-      if (r + j + 8 < n)
-        for (int64_t i = 0; i < dim; i += 64) __builtin_prefetch(vectors + rows[r + j + 8] * dim + i);
-    }
-    multiply_bytes((const int8_t *const *)own, rounded, dim, sums);
-    for (int64_t j = 0; j < 4 && r + j < n; j++) products[r + j] = (float)sums[j] * step;
-  }
-  free(rounded);
-  return 1;
-}
-
-/* Search for some queries, queries[n][dim]. What is found lies in ``w`` until its next search. */
+/* Search for some queries, queries[n][dim]; embeddings are compared with ``compared`` [n][dim]. What is found lies in
+   ``w`` until its next search. */
 API int search(const Model *m, const Part *parts, int64_t num_parts, const Request *requests, const float *queries,
-               int64_t n, Work *w) {
+               const float *compared, int64_t n, Work *w) {
   int64_t levels = m->levels;
   w->num_parts = num_parts;
   w->num_hits = 0;
@@ -1101,6 +1192,7 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
     int64_t decoded = find_beams(m, requests + q, queries, w);
     if (decoded < 0) return (int)decoded;
     int status = rank(m, requests + q, decoded, queries, w);
+    if (status > 0 && requests[q].compared_k) status = compare(m, requests + q, compared + q * m->dim, before, w);
     if (status < 0) return status;
     if (!reserve(&w->hits_decoded, w->num_hits * levels, sizeof(float))) return NO_MEMORY;
     for (int64_t i = before; i < w->num_hits; i++) {
