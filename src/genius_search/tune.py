@@ -27,8 +27,9 @@ from genius_search.index.settings import Tuned
 from genius_search.index.snapshot import Snapshot
 from genius_search.nn.columns import decode_densities
 from genius_search.progress import Progress
-from genius_search.search.beam import search
 from genius_search.search.exact import append_bias, append_one, exact_search
+from genius_search.search.fast import Wanted
+from genius_search.search.find import find
 from genius_search.search.rank import Evidence, Vectors, all_ids, rank_items
 
 FIRST: Final = 5
@@ -313,43 +314,41 @@ def _measure(
     evidence = Evidence(
         index.model.ranker, snapshot.vectors, snapshot.manifest.embeddings == "raw", snapshot.densities
     )
-    routes = [
+    usual = dataclasses.replace(index.model.usual_search(snapshot.num_alive), rerank=config.rerank)
+    grid = [
         SearchConfig(beam=beam, candidates=candidates, rerank=config.rerank)
         for beam in config.beams
         for candidates in config.candidates
     ]
     sums = {
         dataclasses.replace(route, generator_weight=weight): np.zeros(3)
-        for route in routes
+        for route in (*grid, usual)
         for weight in weights
     }
     batches = list(queries.batches(config.batch))
     progress.begin("tune", len(batches) + 1)
     for turn, own in enumerate([batches[0], *batches]):
-        for route in routes:
+        embeddings, right = queries.fused[own].numpy(), queries.right[own]
+        evidence_queries = list(queries.evidence[own].numpy())
+        for setting in sums:
             began = time.process_time()
-            beams = search(
-                index.model.decoder,
+            answers = find(
+                lambda: index.model.decoder,
+                index.model.fast,
                 snapshot.parts,
-                queries.fused[own],
-                route,
-                widths=[max(route.beam, K)] * (own.stop - own.start),
+                embeddings,
+                [Wanted(max(setting.beam, K), K)] * len(right),
+                setting,
+                evidence=evidence,
+                embeddings=evidence_queries,
             )
-            decoding = time.process_time() - began
-            for weight in weights:
-                setting = dataclasses.replace(route, generator_weight=weight)
-                began = time.process_time()
-                rankings = [
-                    rank_items(snapshot.parts, beams, number, query, config=setting, evidence=evidence, k=K)
-                    for number, query in enumerate(queries.evidence[own])
-                ]
-                seconds = decoding + time.process_time() - began
-                found = sum(
-                    is_found(right, one.parts, one.items)
-                    for right, one in zip(queries.right[own], rankings, strict=True)
-                )
-                if turn:
-                    sums[setting] += (found, sum(one.touched for one in rankings), seconds)
+            seconds = time.process_time() - began
+            rankings = [answer.ranking for answer in answers]
+            hits = sum(
+                is_found(wanted, one.parts, one.items) for wanted, one in zip(right, rankings, strict=True)
+            )
+            if turn:
+                sums[setting] += (hits, sum(one.touched for one in rankings), seconds)
         progress.advance(turn + 1, {})
     means = {setting: (total / len(queries.right)).tolist() for setting, total in sums.items()}
     return [

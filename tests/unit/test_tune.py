@@ -68,7 +68,8 @@ def found(world: World, index: Index, **wished):
 
 def test_the_cheapest_settings_that_find_enough_are_chosen(world, index):
     result = found(world, index, recall=0.5)
-    assert len(result.tried) == 4
+    assert len(result.tried) == 5
+    assert USUAL_SEARCH in [one.search for one in result.tried]
     assert result.left_out == 0
     enough = [one for one in result.tried if one.share >= 0.5]
     assert result.best.share >= 0.5
@@ -77,7 +78,7 @@ def test_the_cheapest_settings_that_find_enough_are_chosen(world, index):
     assert result.best.items == index.info().items
     for one in result.tried:
         assert one.share == pytest.approx(one.recall / result.ceiling)
-        assert one.touched <= (max(one.search.beam, 60) + 30 if one.search.candidates else 60)
+        assert one.touched <= max(one.search.beam, one.search.candidates or 30) + 30
         assert one.search.generator_weight == result.best.search.generator_weight
 
 
@@ -92,7 +93,7 @@ def test_the_best_settings_within_a_time_are_chosen(world, index):
 def test_looking_at_everything_is_the_ceiling(world, index, rerank):
     index.delete([item for number, item in enumerate(ids(index)) if number % 7 == 0])
     result = found(world, index, recall=1.0, rerank=rerank, beams=(10**6,), generator_weights=(0.0,))
-    assert [one.share for one in result.tried] == [1.0, 1.0]
+    assert [one.share for one in result.tried] == [1.0, 1.0, 1.0]
     assert result.left_out > 0
 
 

@@ -546,13 +546,13 @@ class Index:
     def settings(self) -> SearchConfig:
         """The default search settings, to be changed with ``dataclasses.replace``.
 
-        These are the settings chosen by `genius tune`, or :data:`genius_search.config.USUAL_SEARCH`; without
+        These are the settings chosen by `genius tune`, or :func:`genius_search.config.usual_search`; without
         a generator, hits are ranked by fused embeddings if the index stores them.
         """
         manifest = self.snapshot.manifest
         if manifest.tuned is not None:
             return manifest.tuned.search
-        usual = self.model.usual_search
+        usual = self.model.usual_search(self.snapshot.num_alive)
         if not self.model.has_generator and manifest.embeddings == "fused":
             return dataclasses.replace(usual, rerank="embeddings")
         return usual

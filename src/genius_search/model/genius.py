@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int, Int64, Integer, UInt8
 
 from genius_search.artifact import open_artifact
-from genius_search.config import USUAL_SEARCH, SearchConfig
+from genius_search.config import USUAL_SEARCH, SearchConfig, usual_search
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.model.file import (
@@ -349,12 +349,11 @@ class Genius:
         tables = self._scheme.tables()
         return CodeRanker(tables) if tables is not None else _NoRanker(self.ids.name, self.num_levels)
 
-    @property
-    def usual_search(self) -> SearchConfig:
-        """Default search settings of indexes made with this model."""
+    def usual_search(self, items: int) -> SearchConfig:
+        """Return the default search settings of an index of so many items."""
         if self._scheme.tables() is None:
-            return replace(USUAL_SEARCH, rerank="none", candidates=0)
-        return USUAL_SEARCH
+            return replace(USUAL_SEARCH, beam=50, rerank="none", candidates=0, shortlist=0)
+        return usual_search(items)
 
     def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:
         """Return fused unit embeddings, on the CPU."""

@@ -130,18 +130,13 @@ class CompiledSearch(NumpySearch):
         if threads <= 1:
             return self._search_in_turn(parts, queries, wanted, config, compared)
         bounds = [len(wanted) * number // threads for number in range(threads + 1)]
-        slices = [slice(*pair) for pair in pairwise(bounds)]
+
+        def search_some(low: int, high: int) -> list[Found]:
+            own = compared and compared._replace(queries=compared.queries[low:high])
+            return self._search_in_turn(parts, queries[low:high], wanted[low:high], config, own)
+
         with ThreadPoolExecutor(threads) as executor:
-            found = executor.map(
-                lambda own: self._search_in_turn(
-                    parts,
-                    queries[own],
-                    wanted[own],
-                    config,
-                    compared and compared._replace(queries=compared.queries[own]),
-                ),
-                slices,
-            )
+            found = executor.map(search_some, bounds[:-1], bounds[1:])
             return [one for some in found for one in some]
 
     def comparison(
@@ -357,7 +352,8 @@ def _give_parts(
     allowed = (part.alive for part in parts) if restriction is None else restriction
     embeddings = [(0, 0, 0)] * len(parts)
     if compared is not None:
-        densities = compared.densities or [None] * len(parts)
+        none: list[None] = [None] * len(parts)
+        densities = none if compared.densities is None else compared.densities
         embeddings = [
             (*vectors.addresses, 0 if own is None else own.ctypes.data)
             for vectors, own in zip(compared.vectors, densities, strict=True)

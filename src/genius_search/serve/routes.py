@@ -149,8 +149,9 @@ def search_config(index: Index, body: schemas.SearchBody) -> SearchConfig:
     Problem
         A setting is impossible or would have no effect.
     """
-    manifest = index.cached_snapshot.manifest  # opening a new state would block the event loop
-    usual = index.model.usual_search if manifest.tuned is None else manifest.tuned.search
+    snapshot = index.cached_snapshot  # opening a new state would block the event loop
+    manifest = snapshot.manifest
+    usual = index.model.usual_search(snapshot.num_alive) if manifest.tuned is None else manifest.tuned.search
     config = dataclasses.replace(
         usual,
         rerank=usual.rerank if body.rerank is None else body.rerank,

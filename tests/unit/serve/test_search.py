@@ -45,7 +45,7 @@ def test_a_text_finds_the_same_as_in_python_and_reveals_no_path(client, index):
     assert (first["rank"], first["modality"], first["text"]) == (1, "text", wanted.text)
     assert (first["fields"], first["codes"]) == (wanted.fields, list(wanted.codes))
     assert body["index"] == "things"
-    assert body["settings"] == {"beam": 50, "candidates": 1000, "rerank": "codes"}
+    assert body["settings"] == {"beam": 10, "candidates": 1000, "rerank": "codes"}
     assert body["took_ms"].keys() == {"queue", "encode", "search", "total"}
     assert body["request_id"] == response.headers["x-request-id"]
 
