@@ -163,6 +163,10 @@ class EncoderConfig:
     temperature: Positive = 0.05
     """Divides the cosines in the contrastive loss."""
 
+    word_weight: NonNegative = _added(0.0)
+    """Weight of a second loss: an image predicts the words of the texts that it is paired with. So single
+    words and short queries are learned from whole captions. Only for the kind clip-sf."""
+
     training: TrainingConfig = TrainingConfig(
         epochs=6.0, batch_size=1024, learning_rate=6e-3, warmup_steps=50, weight_decay=0.05, beta2=0.98
     )
@@ -456,6 +460,7 @@ def preset(name: str) -> FitConfig:
 _TINY = FitConfig(
     encoder=EncoderConfig(
         network=SmallEncoderConfig(dim=48, vocabulary=1024, pair_buckets=1024, text_width=64, image_width=96),
+        word_weight=1.0,
         training=TrainingConfig(batch_size=128, learning_rate=6e-3, epochs=3.0, weight_decay=0.05),
     ),
     quantizer=QuantizerConfig(
@@ -482,6 +487,7 @@ _TINY = FitConfig(
 
 # Deviation 7: small and base follow a slower average and revive fewer codes than the released code.
 _SMALL = FitConfig(
+    encoder=EncoderConfig(word_weight=1.0, training=replace(EncoderConfig.training, epochs=9.0)),
     quantizer=QuantizerConfig(
         levels=12,
         codebook_size=256,
@@ -514,6 +520,7 @@ _SMALL = FitConfig(
 _BASE = FitConfig(
     encoder=EncoderConfig(
         network=SmallEncoderConfig(dim=256, text_width=512, image_width=1024),
+        word_weight=1.0,
         training=TrainingConfig(
             epochs=20.0,
             batch_size=1024,

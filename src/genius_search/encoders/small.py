@@ -144,18 +144,25 @@ class SmallNetwork(EmbeddingNetwork):
         features: Tensor = self.text_tower(total)
         return features
 
-    def embedding(self, batch: FeatureBatch) -> Float[Tensor, "items dim"]:
-        """Return the sum of each item's features (score fusion)."""
-        total = torch.zeros(len(batch.image), self.dim, device=self.device)
+    def towers(self, batch: FeatureBatch) -> tuple[Float[Tensor, "items dim"], Float[Tensor, "items dim"]]:
+        """Return each item's features of image and of text; zero where there is none."""
+        outputs = []
         for present, encode, content in (
             (batch.has_image, self.image, batch.image),
             (batch.has_text, self.text, batch.text.int()),
         ):
+            features = torch.zeros(len(batch.image), self.dim, device=self.device)
             places = present.nonzero().squeeze(1)
             if len(places):
-                features = encode(content[places].to(self.device)).float()
-                total = total.index_add(0, places.to(self.device), features)
-        return total
+                found = encode(content[places].to(self.device)).float()
+                features = features.index_add(0, places.to(self.device), found)
+            outputs.append(features)
+        return outputs[0], outputs[1]
+
+    def embedding(self, batch: FeatureBatch) -> Float[Tensor, "items dim"]:
+        """Return the sum of each item's features (score fusion)."""
+        image, text = self.towers(batch)
+        return image + text
 
 
 def _tower(inputs: int, width: int, dim: int) -> nn.Sequential:

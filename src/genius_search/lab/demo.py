@@ -28,6 +28,18 @@ from genius_search.training.fit import fit
 
 SEARCHES_PER_TASK: Final = 4
 HITS_SHOWN: Final = 5
+SETTINGS: Final = dataclasses.replace(
+    preset("small"),
+    quantizer=dataclasses.replace(
+        preset("small").quantizer,
+        training=dataclasses.replace(preset("small").quantizer.training, epochs=4.0),
+    ),
+    generator=dataclasses.replace(
+        preset("small").generator,
+        training=dataclasses.replace(preset("small").generator.training, epochs=3.0),
+    ),
+)
+"""The preset ``small`` with fewer passes, which are enough for drawings."""
 CANDIDATE_SHARE: Final = 20
 """One item in so many is ranked by its code; the others are not looked at."""
 
@@ -66,7 +78,7 @@ def demo(
     beam
         IDs kept at each level of a search.
     settings
-        settings of the training; default: the preset ``small``.
+        settings of the training; default: :data:`SETTINGS`.
     """
     began = time.monotonic()
     progress.say("drawing the catalogue")
@@ -78,7 +90,7 @@ def demo(
         queries_per_task=queries_per_task,
     )
     data = MBeir(out / "catalogue")
-    model = fit(data, "small", out / "model", settings or preset("small"), progress=progress)
+    model = fit(data, "small", out / "model", settings or SETTINGS, progress=progress)
     folder = out / "catalogue.index"
     if (folder / "index.json").exists():
         index = Index.open(folder, model=model)

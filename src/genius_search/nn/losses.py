@@ -1,4 +1,4 @@
-"""Losses of stages 0 and 1 (paper, equations 2 and 8)."""
+"""Losses of stages 0 and 1 (paper, equations 2 and 8), and one that teaches an encoder single words."""
 
 from __future__ import annotations
 
@@ -38,6 +38,33 @@ def contrastive_loss(
     if direction == "query":
         return forward
     return (forward + F.cross_entropy(logits.T, target)) / 2
+
+
+def word_loss(
+    images: Float[Tensor, "images dim"],
+    words: Float[Tensor, "words dim"],
+    present: Bool[Tensor, "images words"],
+    *,
+    temperature: float,
+) -> Float[Tensor, ""]:
+    """Compute the cross-entropy of predicting the words that go with each image (Joulin et al., 2016).
+
+    A word of many images is expected of every image, so its vector needs to say only how much more (or less)
+    likely an image makes it; and it counts less, by the square root of the number of its images.
+
+    Parameters
+    ----------
+    images, words
+        unit vectors.
+    present
+        true if a word is in a text that goes with the image. Images without words do not count; every word
+        must go with an image.
+    """
+    counts = present.sum(dim=0)
+    shares = F.normalize(present / counts.sqrt(), p=1, dim=1)
+    with torch.autocast(images.device.type, enabled=False):
+        logits = images @ words.T / temperature + counts.log()
+    return -(shares * logits.log_softmax(dim=1)).sum() / present.any(dim=1).sum().clamp(min=1)
 
 
 def alignment_loss(

@@ -21,6 +21,7 @@ from genius_search.data.pairs import Batch, Pairs
 from genius_search.embed import transform
 from genius_search.encoders.base import ImageInput, TextInput
 from genius_search.encoders.small import (
+    PADDING,
     AnySmallEncoder,
     EmbeddingNetwork,
     SmallNetwork,
@@ -28,13 +29,15 @@ from genius_search.encoders.small import (
     load_small,
 )
 from genius_search.nn import parallel
-from genius_search.nn.losses import contrastive_loss
+from genius_search.nn.losses import contrastive_loss, word_loss
 from genius_search.progress import Progress
 from genius_search.training.embed import Embedded, TrainingFeatures, TrainingRecords, embed_training
 from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
 
 KIND: Final = "encoder"
 FORWARD_BATCH: Final = 2048
+WORD_TEMPERATURE: Final = 0.1
+"""Divides the cosines of images and words, of which many are right at once."""
 NO_CANDIDATE: Final = -1
 """Candidate number of the random vectors that a queue begins with."""
 
@@ -219,15 +222,9 @@ def _training(
 
     def contrastive(step: Step) -> StepResult:
         batch = draw(step)
-        queries, candidates = views(network, batch)
-        loss = contrastive_loss(
-            queries,
-            candidates,
-            batch.false_negatives.to(queries.device),
-            temperature=config.temperature,
-            direction="both",
-        )
-        return StepResult(loss, {})
+        if config.word_weight and isinstance(network, SmallNetwork):
+            return _learn_words(network, pairs, batch, config)
+        return StepResult(_contrast(views(network, batch), batch, config), {})
 
     if not config.network.has_momentum:
         return network, contrastive
@@ -259,6 +256,66 @@ def _training(
         return StepResult(loss, {})
 
     return pair, with_momentum
+
+
+def _contrast(both: Views, batch: Batch, config: EncoderConfig) -> Tensor:
+    return contrastive_loss(
+        both.queries,
+        both.candidates,
+        batch.false_negatives.to(both.queries.device),
+        temperature=config.temperature,
+        direction="both",
+    )
+
+
+def _learn_words(network: SmallNetwork, pairs: Pairs, batch: Batch, config: EncoderConfig) -> StepResult:
+    """Return the contrastive loss plus the weighted loss of the words of images."""
+    device = network.device
+    queries = pairs.queries.gather(parallel.own_rows(batch.query_rows))
+    candidates = pairs.candidates.gather(parallel.own_rows(batch.candidate_rows))
+    images, views = [], []
+    for items in (queries, candidates):
+        image, text = network.towers(items)
+        images.append(image[items.has_image.to(device)])
+        views.append(parallel.gather(F.normalize(image + text, dim=-1)))
+    contrastive = _contrast(Views(*views), batch, config)
+    words, present = words_of_images(queries, candidates)
+    predicted = word_loss(
+        F.normalize(torch.cat(images), dim=-1),
+        F.normalize(network.text(F.pad(words[:, None], (0, 1)).to(device)), dim=-1),
+        present.to(device),
+        temperature=WORD_TEMPERATURE,
+    )
+    measures = {"contrastive": contrastive.detach(), "words": predicted.detach()}
+    return StepResult(contrastive + config.word_weight * predicted, measures)
+
+
+def words_of_images(
+    queries: FeatureBatch, candidates: FeatureBatch
+) -> tuple[Int64[Tensor, " words"], Bool[Tensor, "images words"]]:
+    """Return the words that go with some image of a batch of pairs, and which go with each image.
+
+    With a candidate's image go its own text and the query's; with a query's image goes the candidate's text,
+    but not its own, which may ask for a change.
+
+    Returns
+    -------
+    tuple
+        the tokens, ascending; and a row for each query with an image, then for each candidate
+        with one.
+    """
+    wanted, own = queries.text.long(), candidates.text.long()
+    nothing = torch.full_like(wanted, PADDING)
+    rows = torch.cat(
+        [
+            torch.cat([own, nothing], dim=1)[queries.has_image],
+            torch.cat([own, wanted], dim=1)[candidates.has_image],
+        ]
+    )
+    words, places = rows.unique(return_inverse=True)
+    present = torch.zeros(len(rows), len(words), dtype=torch.bool).scatter_(1, places, value=True)
+    keep = words != PADDING
+    return words[keep], present[:, keep]
 
 
 class _Preparation:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from genius_search.nn.losses import alignment_loss, contrastive_loss
+from genius_search.nn.losses import alignment_loss, contrastive_loss, word_loss
 
 TEMPERATURE = 0.07
 
@@ -68,3 +68,36 @@ def test_the_alignment_loss_compares_directions_not_lengths():
     expected = (units[0] - units[1]).square().sum() / 20
     torch.testing.assert_close(alignment_loss(queries * 7, candidates), expected)
     assert float(alignment_loss(queries, queries * 3)) == pytest.approx(0, abs=1e-12)
+
+
+def words_by_loops(images, words, present):
+    counts = present.sum(dim=0).tolist()
+    total = 0.0
+    for image, row in zip(images, present.tolist(), strict=True):
+        logits = [
+            float(image @ word) / TEMPERATURE + math.log(n) for word, n in zip(words, counts, strict=True)
+        ]
+        log_sum = math.log(sum(math.exp(logit) for logit in logits))
+        weights = [here / math.sqrt(n) for here, n in zip(row, counts, strict=True)]
+        total -= sum(w * (logit - log_sum) for w, logit in zip(weights, logits, strict=True)) / sum(weights)
+    return total / len(images)
+
+
+@given(images=st.integers(1, 5), words=st.integers(1, 6), seed=st.integers(0, 10_000))
+def test_the_word_loss_is_the_weighted_cross_entropy_of_a_loop(images, words, seed):
+    random = torch.Generator().manual_seed(seed)
+    vectors = F.normalize(torch.randn(images + words, 4, generator=random), dim=-1).split([images, words])
+    present = torch.rand(images, words, generator=random) < 0.4
+    present[torch.arange(images), torch.randint(words, (images,), generator=random)] = True
+    present = present[:, present.any(dim=0)]
+    own = vectors[1][: present.shape[1]]
+    loss = word_loss(vectors[0], own, present, temperature=TEMPERATURE)
+    assert float(loss) == pytest.approx(words_by_loops(vectors[0], own, present), rel=1e-4, abs=1e-5)
+    without = torch.cat([present, torch.zeros(1, present.shape[1], dtype=torch.bool)])
+    more = word_loss(torch.cat([vectors[0], vectors[0][:1]]), own, without, temperature=TEMPERATURE)
+    torch.testing.assert_close(more, loss)
+
+
+def test_the_word_loss_of_images_without_words_is_zero():
+    nothing = torch.zeros(3, 0, dtype=torch.bool)
+    assert float(word_loss(torch.ones(3, 4), torch.zeros(0, 4), nothing, temperature=0.1)) == 0.0

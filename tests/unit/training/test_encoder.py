@@ -7,16 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
-from genius_search.config import MomentumConfig, preset
-from genius_search.data.features import ABSENT, Shard
+from genius_search.config import MomentumConfig, SmallEncoderConfig, preset
+from genius_search.data.features import ABSENT, FeatureBatch, Shard
 from genius_search.data.mbeir import MBeir
+from genius_search.data.pairs import Pairs
 from genius_search.encoders.base import load_encoder
-from genius_search.encoders.small import create_small
+from genius_search.encoders.descriptors import DESCRIPTOR_SIZE
+from genius_search.encoders.small import SmallNetwork, create_small
 from genius_search.progress import Silent
-from genius_search.records import Modality
+from genius_search.records import Modality, Query
 from genius_search.training.embed import TrainingRecords, embed_training
-from genius_search.training.encoder import embed_shard, train_encoder
+from genius_search.training.encoder import _training, embed_shard, train_encoder, words_of_images
+from genius_search.training.loop import Step
 
 STEPS = 4
 KINDS = ("clip-sf", "clip-ff", "blip-sf", "blip-ff")
@@ -91,6 +95,59 @@ def test_a_killed_training_with_a_slow_copy_goes_on_to_the_same_losses(train, re
         train("blip-sf", place, Killer())
     train("blip-sf", place)
     assert read_losses(place / "encoder") == read_losses(whole / "encoder")
+
+
+def test_words_go_with_the_images_that_they_describe():
+    """1 and 2 describe the candidate; 3 asks for a change of the picture in the query."""
+    text = torch.tensor([[1, 2, 0], [0, 0, 0]])
+    wish = torch.tensor([[3, 2, 0], [4, 0, 0]])
+    both = torch.tensor([True, False])
+    pixels = torch.zeros(2, 1)
+    candidates = FeatureBatch(pixels, text.float(), ~both, torch.tensor([True, False]))
+    queries = FeatureBatch(pixels, wish.float(), both, torch.tensor([True, True]))
+    words, present = words_of_images(queries, candidates)
+    assert words.tolist() == [1, 2, 4]
+    assert present.tolist() == [[True, True, False], [False, False, True]]
+
+
+def test_single_words_are_learned_from_whole_captions(make_features):
+    """The name is faint in a picture, and its other two words are enough to find it."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(1, 17, size=(600, 3)) + np.array([0, 16, 32])
+    directions = random.standard_normal((50, DESCRIPTOR_SIZE)).astype(np.float32)
+    strength = np.array([0.4, 1.0, 1.0], dtype=np.float32)
+    pictures = (directions[tokens] * strength[:, None]).sum(axis=1)
+    pictures += 0.1 * random.standard_normal(pictures.shape).astype(np.float32)
+    numbers, nothing = list(range(1, 401)), [None] * 400
+    queries = make_features(
+        numbers, nothing, tokens[:400].astype(np.float32), dim=3, wanted=[Modality.IMAGE.code] * 400
+    )
+    candidates = make_features(numbers, pictures[:400], nothing, dim=DESCRIPTOR_SIZE)
+    lines = [Query(f"0:{number}", Modality.TEXT, "a caption", None, (f"0:{number}",)) for number in numbers]
+    pairs = Pairs(lines, queries, candidates)
+    found = {}
+    for weight in (0.0, 1.0):
+        config = replace(
+            preset("tiny").encoder,
+            network=SmallEncoderConfig(dim=32, text_width=32, image_width=64, pair_buckets=64),
+            word_weight=weight,
+        )
+        torch.manual_seed(0)
+        network = SmallNetwork(config.network, vocabulary=257)
+        _, take_step = _training(network, pairs, config)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
+        for number in range(80):
+            optimizer.zero_grad()
+            take_step(Step(number, torch.Generator())).loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            names = F.normalize(
+                network.text(torch.arange(1, 17)[:, None].repeat(1, 2) * torch.tensor([1, 0])), dim=-1
+            )
+            images = F.normalize(network.image(torch.from_numpy(pictures[400:])), dim=-1)
+        first = tokens[400:, 0][(names @ images.T).topk(5).indices.numpy()]
+        found[weight] = float((first == np.arange(1, 17)[:, None]).mean())
+    assert found[1.0] > found[0.0] + 0.2, found
 
 
 @pytest.mark.parametrize("kind", ["clip-sf", "clip-ff"])
