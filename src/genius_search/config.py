@@ -163,6 +163,7 @@ class EncoderConfig:
     temperature: Positive = 0.05
     """Divides the cosines in the contrastive loss."""
 
+    # Deviation 31: the paper's encoder learns from pairs alone.
     word_weight: NonNegative = _added(0.0)
     """Weight of a second loss: an image predicts the words of the texts that it is paired with. So single
     words and short queries are learned from whole captions. Only for the kind clip-sf."""

@@ -12,10 +12,11 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, Final, get_args
 
 from genius_search.cli import all_commands, run, summary
-from genius_search.config import PresetName, preset, to_json
+from genius_search.config import PresetName, preset
 
 WIDTH: Final = 80
 """Columns of the captured help."""
@@ -81,7 +82,7 @@ def _wrap(text: str) -> Iterator[str]:
 
 def _preset_table() -> str:
     names: tuple[str, ...] = get_args(PresetName)
-    columns = {name: dict(_flat(to_json(preset(name)))) for name in names}
+    columns = {name: dict(_flat(asdict(preset(name)))) for name in names}
     rows = [f"| flag | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for field in columns[names[0]]:
         values = [columns[name][field] for name in names]
