@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -24,6 +25,9 @@ from genius_search.cli.terminal import (
     print_text,
 )
 from genius_search.cluster.plan import PlanSettings
+
+if TYPE_CHECKING:
+    from genius_search.cluster.build import Runner
 
 
 @command
@@ -64,6 +68,9 @@ class Build(DeviceOptions, JsonOption):
     local: Annotated[int, tyro.conf.arg(metavar="PROCESSES")] = 1
     """Processes on this machine."""
 
+    address: Words = None
+    """Build on a Ray cluster instead: HOST:PORT of its head, or local, which starts Ray here."""
+
     embeddings: Annotated[
         Literal["none", "fused", "raw"] | None, tyro.conf.arg(metavar="{none,fused,raw}")
     ] = None
@@ -81,7 +88,6 @@ class Build(DeviceOptions, JsonOption):
     def run(self) -> None:
         """Build the cluster."""
         from genius_search.cluster.build import Settings, build_cluster
-        from genius_search.cluster.run import LocalProcesses
 
         settings = Settings(
             pool=self.pool,
@@ -95,7 +101,7 @@ class Build(DeviceOptions, JsonOption):
             device=self.device,
             download=self.download,
         )
-        with LocalProcesses(self.local) as run, TerminalProgress() as progress:
+        with self._runner() as run, TerminalProgress() as progress:
             built = build_cluster(self.out, settings, run=run, progress=progress)
             progress.say(
                 f"{built.items:,} items in {len(built.shards)} shards, {built.left_out:,} left out, as "
@@ -104,6 +110,15 @@ class Build(DeviceOptions, JsonOption):
             progress.say(f'next: genius search {shlex.quote(str(self.out))} "what you look for"')
         if self.json:
             print_json({"items": built.items, "shards": len(built.shards), "left_out": built.left_out})
+
+    def _runner(self) -> AbstractContextManager[Runner]:
+        if self.address is None:
+            from genius_search.cluster.run import LocalProcesses
+
+            return LocalProcesses(self.local)
+        from genius_search.cluster.ray import RayTasks
+
+        return RayTasks(self.address, cores=self.local)
 
 
 @command
@@ -145,7 +160,8 @@ class Verify(JsonOption, ClusterArgument):
 class Plan(JsonOption, PlanSettings):
     """Estimate bytes, machines, hours and queries per second of a cluster, each with its formula.
 
-    The measured figures are by default those of short texts, and one core of a small machine; give your own.
+    The measured figures are by default those of short texts, the encoder text:wordllama and one core of a
+    small machine; pictures take far longer to encode than texts. Give your own.
     """
 
     def run(self) -> None:

@@ -46,13 +46,13 @@ class PlanSettings:
     batch: int = 32
     """Queries that are searched together."""
 
-    encode_rate: float = 250.0
+    encode_rate: float = 2_400.0
     """Measured: items that a core encodes and writes to partitions per second."""
 
-    shard_rate: float = 15_000.0
+    shard_rate: float = 60_000.0
     """Measured: items that a core writes to shards per second."""
 
-    item_bytes: float = 260.0
+    item_bytes: float = 225.0
     """Measured: bytes of an item's id, text and fields on disk, with their indexes."""
 
     search_ms: float = 2.0

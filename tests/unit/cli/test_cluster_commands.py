@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
 from genius_search.cli import main
 from genius_search.cli.serve import Serve, _open_indexes
+from genius_search.cluster.folder import open_index
+from genius_search.serve.app import create_app
+from genius_search.serve.engine import Engine, EngineSettings
 
 from .conftest import run, run_json
 
@@ -42,6 +46,18 @@ def test_search_and_explain_take_a_cluster(built, capsys):
 def test_a_cluster_is_served_beside_indexes(built):
     indexes = _open_indexes(Serve(indexes=(built,)))
     assert indexes["X"].snapshot.num_alive == 12
+
+
+def test_the_service_answers_for_a_cluster(built):
+    engine = Engine({"X": open_index(built)}, EngineSettings())
+    with TestClient(create_app(engine), base_url="http://localhost") as client:
+        found = client.post("/v1/search", json={"text": "text 3", "k": 4})
+        assert found.status_code == 200, found.text
+        assert len(found.json()["hits"]) == 4
+        item = {"items": [{"id": "new", "text": "a new text"}]}
+        refused = client.post("/v1/items", json=item)
+        assert refused.status_code >= 400
+        assert client.get("/v1/indexes/X").json()["items"] == 12
 
 
 @pytest.mark.parametrize("words", [("index", "info"), ("index", "delete"), ("index", "compact")])

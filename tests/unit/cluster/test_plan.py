@@ -23,7 +23,7 @@ def test_figures_follow_from_those_above_them():
     assert found["in memory"] == 795e9
     assert found["shards"] == 14  # 795 / 60
     assert found["machines that serve"] == 27
-    assert found["encoding"] == pytest.approx(1e9 / 250 / 50 / 3600)
+    assert found["encoding"] == pytest.approx(1e9 / 2400 / 50 / 3600)
 
 
 def test_calls_cost_only_where_there_are_several_shards():
