@@ -27,7 +27,7 @@ from genius_search.lab.bench.measure import describe_machine, time_queries, time
 from genius_search.model import Genius
 from genius_search.search.compiled import CompiledSearch
 from genius_search.search.fast import NumpySearch, Wanted
-from genius_search.search.find import fast_search, find
+from genius_search.search.find import find, quick_search
 from genius_search.search.table import Allowed, Part
 
 ALLOWED = 0.01
@@ -78,12 +78,11 @@ def our_methods(index: Index, allowed: np.ndarray | None) -> dict[str, Search]:
     if allowed is not None:
         part = Part(part.table, Allowed.of(part.table, allowed))
     evidence = evidence_of(model, snapshot)
-    routers = {"geometry": model.router}
-    if model.generator is not None:
-        routers["generator"] = model.decoder
+    routers = {"geometry": (model.router, quick_search(model.ranker))}
+    if model.has_generator:
+        routers["generator"] = (model.decoder, model.fast)
     methods: dict[str, Search] = {}
-    for name, decoder in routers.items():
-        compiled = fast_search(decoder, model.ranker)
+    for name, (decoder, compiled) in routers.items():
         assert isinstance(compiled, CompiledSearch), "compile the search first"
         ways = {"general": None, "NumPy": NumpySearch(model.ranker, compiled.generator), "compiled": compiled}
         for beam, candidates, rerank in ((10, 1500, "codes"), (50, 1000, "codes"), (50, 1000, "embeddings")):

@@ -24,7 +24,7 @@ from genius_search.errors import UsageError
 from genius_search.index.adding import feature_rows, open_pool, stamp_of
 from genius_search.model import MODEL_FILE, Genius
 from genius_search.nn.codebooks import KIND as QUANTIZER
-from genius_search.nn.generator import KIND as GENERATOR
+from genius_search.nn.folded import KIND as GENERATOR
 from genius_search.nn.generator import write_generator
 from genius_search.nn.health import Health, measure_health
 from genius_search.nn.ids import RESIDUAL

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from genius_search.config import GeneratorConfig, SearchConfig
-from genius_search.nn.generator import Generator
+from genius_search.nn.generator import Generator, TrainedGenerator
 from genius_search.search import compiled as compiled_module
 from genius_search.search import find as find_module
 from genius_search.search.compiled import ByteVectors, CompiledSearch, open_library
 from genius_search.search.decoder import GeometricDecoder, GuidedDecoder, T5Decoder
-from genius_search.search.fast import NumpySearch, Wanted
-from genius_search.search.find import fast_search, find
+from genius_search.search.fast import NumpyGenerator, NumpySearch, Wanted
+from genius_search.search.find import find, quick_search
 from genius_search.search.native.build import build, find_compilers
 from genius_search.search.rank import CodeRanker, Evidence
 from genius_search.search.table import Allowed, IdTable, Part
@@ -34,16 +34,26 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture(params=["numpy", "compiled"])
 def make(request, monkeypatch):
-    """Make the quick search of a decoder and a ranker."""
+    """Make the quick search of a generator, if there is one, and a ranker."""
     library = request.getfixturevalue("compiled") if request.param == "compiled" else None
 
-    def make(decoder, ranker):
+    def make(network, ranker):
         monkeypatch.setattr(find_module, "open_library", lambda: library)
-        made = fast_search(decoder, ranker)
+        made = quick(network, ranker)
         assert type(made) is (NumpySearch if library is None else CompiledSearch)
         return made
 
     return make
+
+
+def quick(network: Generator | None, ranker: CodeRanker) -> NumpySearch | None:
+    """Return the quick search of a generator, or of code vectors alone."""
+    if network is None:
+        return quick_search(ranker)
+    folded = TrainedGenerator(network, manifest=None).folded
+    if folded is None:
+        return None
+    return quick_search(ranker, NumpyGenerator(folded.block, folded.combination(ranker.tables())))
 
 
 class Drawn:
@@ -71,9 +81,12 @@ class Drawn:
             torch.from_numpy(np.asarray(draw((size, plain.DIM)), np.float32)) for size in self.sizes
         ]
         self.is_exact = seed % 2 == 0 and generator is None
-        self.decoder = GeometricDecoder(self.tables)
+        self.decoder, self.network = GeometricDecoder(self.tables), None
         if generator is not None:
-            self.decoder = decoder_of(generator, plain.DIM, self.tables, seed)
+            self.network = network_of(generator, plain.DIM, self.tables, seed)
+            self.decoder = T5Decoder(self.network)
+            if self.network.guide is not None:
+                self.decoder = GuidedDecoder(self.decoder, self.network.guide)
         self.queries = torch.from_numpy(np.asarray(draw((len(self.case.queries), plain.DIM)), np.float32))
         self.parts = self.case.pool.parts
         if random.random() < 0.5:
@@ -127,17 +140,16 @@ class Drawn:
         )
 
 
-def decoder_of(config: GeneratorConfig, dim: int, tables, seed: int) -> T5Decoder | GuidedDecoder:
+def network_of(config: GeneratorConfig, dim: int, tables, seed: int) -> Generator:
     """A generator with drawn weights."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         generator = Generator(dim, tuple(map(len, tables)), config).eval()
-        if generator.guide is None:
-            return T5Decoder(generator)
-        generator.guide.vectors.copy_(torch.cat(tables))
-        for drawn in (generator.guide.log_scale, generator.guide.gate, generator.guide.bias):
-            torch.nn.init.normal_(drawn)
-    return GuidedDecoder(T5Decoder(generator), generator.guide)
+        if generator.guide is not None:
+            generator.guide.vectors.copy_(torch.cat(tables))
+            for drawn in (generator.guide.log_scale, generator.guide.gate, generator.guide.bias):
+                torch.nn.init.normal_(drawn)
+    return generator
 
 
 def assert_same(drawn: Drawn, found, expected, note: object) -> None:
@@ -166,7 +178,7 @@ def assert_same(drawn: Drawn, found, expected, note: object) -> None:
 def test_hits_are_those_of_the_general_search(plain, make):
     for seed in range(plain.POOLS):
         drawn = Drawn(plain, seed)
-        fast = make(drawn.decoder, drawn.evidence.codes)
+        fast = make(drawn.network, drawn.evidence.codes)
         assert fast.covers(drawn.parts, drawn.case.config)
         assert_same(drawn, drawn.find(fast), drawn.find(), seed)
 
@@ -174,12 +186,12 @@ def test_hits_are_those_of_the_general_search(plain, make):
 def test_levels_of_many_codes_are_searched_alike(plain, make):
     for seed in range(plain.SOME_POOLS):
         drawn = Drawn(plain, seed, (3, 256, 200, 256, 256, 256, 256))  # more codes than the Gram matrix has
-        assert_same(drawn, drawn.find(make(drawn.decoder, drawn.evidence.codes)), drawn.find(), seed)
+        assert_same(drawn, drawn.find(make(drawn.network, drawn.evidence.codes)), drawn.find(), seed)
 
 
 def test_numpy_leaves_large_batches_to_pytorch_and_the_library_does_not(plain, make, monkeypatch):
     drawn = Drawn(plain, 0)
-    fast = make(drawn.decoder, drawn.evidence.codes)
+    fast = make(drawn.network, drawn.evidence.codes)
     asked = []
     monkeypatch.setattr(
         fast, "search", lambda parts, queries, wanted, config: asked.append(len(queries)) or []
@@ -201,14 +213,14 @@ def test_numpy_leaves_large_batches_to_pytorch_and_the_library_does_not(plain, m
 
 def test_more_hits_than_there_are_items_take_no_memory(plain, make):
     drawn = Drawn(plain, 3)
-    fast = make(drawn.decoder, drawn.evidence.codes)
+    fast = make(drawn.network, drawn.evidence.codes)
     drawn.wanted = [one._replace(k=10**9, width=10**9) for one in drawn.wanted]
     assert_same(drawn, drawn.find(fast), drawn.find(), "all")
 
 
 def test_threads_search_at_the_same_time(plain, make):
     drawn = Drawn(plain, 3)
-    fast = make(drawn.decoder, drawn.evidence.codes)
+    fast = make(drawn.network, drawn.evidence.codes)
     expected = drawn.find()
     with ThreadPoolExecutor(4) as executor:
         for found in executor.map(lambda _: drawn.find(fast), range(100)):
@@ -217,7 +229,7 @@ def test_threads_search_at_the_same_time(plain, make):
 
 def test_a_batch_is_searched_by_several_threads(plain, make, monkeypatch):
     drawn = Drawn(plain, 3)
-    fast = make(drawn.decoder, drawn.evidence.codes)
+    fast = make(drawn.network, drawn.evidence.codes)
     drawn.queries, drawn.wanted = drawn.queries.repeat(30, 1), drawn.wanted * 30
     expected = drawn.find(fast)
     monkeypatch.setattr(compiled_module, "QUERIES_A_THREAD", 1)
@@ -235,7 +247,7 @@ def test_a_generator_of_one_block_finds_the_same(plain, make, guide, head):
     config = dataclasses.replace(SMALL, guide=guide, head=head)
     for seed in range(plain.SOME_POOLS):
         drawn = Drawn(plain, seed, generator=config)
-        fast = make(drawn.decoder, drawn.evidence.codes)
+        fast = make(drawn.network, drawn.evidence.codes)
         assert fast.covers(drawn.parts, drawn.case.config)
         assert_same(drawn, drawn.find(fast), drawn.find(), seed)
 
@@ -246,24 +258,26 @@ def test_a_generator_of_odd_widths_finds_the_same(plain, make):
     )
     for seed in range(plain.SOME_POOLS // 3):
         drawn = Drawn(plain, seed, (3, 100, 70, 9), config)
-        assert_same(drawn, drawn.find(make(drawn.decoder, drawn.evidence.codes)), drawn.find(), seed)
+        assert_same(drawn, drawn.find(make(drawn.network, drawn.evidence.codes)), drawn.find(), seed)
 
 
 def test_what_the_quick_search_does_not_know_is_left_to_the_general_one(plain):
     drawn = Drawn(plain, 1)
     ranker, config = drawn.evidence.codes, dataclasses.replace(drawn.case.config, rerank="codes")
-    fast = fast_search(drawn.decoder, ranker)
+    fast = quick(drawn.network, ranker)
     assert fast.covers(drawn.parts, config)
     assert not fast.covers(drawn.parts, dataclasses.replace(config, rerank="none"))
     assert not fast.covers(drawn.parts, dataclasses.replace(config, scores="children"))
     wide = IdTable.build(np.array([[300]]), np.zeros(1))
     assert not fast.covers([*drawn.parts, Part(wide)], config)
-    deep = decoder_of(dataclasses.replace(SMALL, layers=2), plain.DIM, drawn.tables, 0)
-    assert fast_search(deep, ranker) is None
-    generated = fast_search(decoder_of(SMALL, plain.DIM, drawn.tables, 0), ranker)
+    deep = network_of(dataclasses.replace(SMALL, layers=2), plain.DIM, drawn.tables, 0)
+    assert quick(deep, ranker) is None
+    generated = quick(network_of(SMALL, plain.DIM, drawn.tables, 0), ranker)
     assert not generated.covers(drawn.parts, dataclasses.replace(config, scores="vocabulary"))
     others = CodeRanker([table + 1 for table in drawn.tables])
-    assert fast_search(drawn.decoder, others) is None
+    guided = network_of(dataclasses.replace(SMALL, guide="geometry"), plain.DIM, drawn.tables, 0)
+    assert quick(guided, ranker) is not None
+    assert quick(guided, others) is None
 
 
 def test_large_pools_are_searched_alike(make):
@@ -276,12 +290,13 @@ def test_large_pools_are_searched_alike(make):
     ranker = CodeRanker(tables)
     for number_of_parts in (1, 2):
         drawn = Drawn.__new__(Drawn)
-        drawn.decoder, drawn.parts = GeometricDecoder(tables), parts[:number_of_parts]
+        drawn.decoder, drawn.network = GeometricDecoder(tables), None
+        drawn.parts = parts[:number_of_parts]
         drawn.evidence, drawn.is_exact = Evidence(ranker), False
         drawn.queries = torch.from_numpy(random.integers(-9, 10, (16, 8)).astype(np.float32))
         drawn.wanted = [Wanted(width, 10) for width in (1, 5, 10, 50) * 4]
         drawn.case = type("Case", (), {"config": SearchConfig(rerank="codes", candidates=500)})
-        assert_same(drawn, drawn.find(make(drawn.decoder, ranker)), drawn.find(), number_of_parts)
+        assert_same(drawn, drawn.find(make(drawn.network, ranker)), drawn.find(), number_of_parts)
 
 
 def test_damaged_tables_are_refused(compiled):

@@ -28,9 +28,11 @@ from genius_search.model.file import (
 from genius_search.nn.arrays import as_array, as_floats
 from genius_search.nn.codebooks import KIND as QUANTIZER
 from genius_search.nn.codebooks import Codebooks, StoredQuantizer
+from genius_search.nn.folded import KIND as GENERATOR
+from genius_search.nn.folded import StoredGenerator
 from genius_search.records import Modality
-from genius_search.search.fast import NumpySearch
-from genius_search.search.find import fast_search, quick_search
+from genius_search.search.fast import NumpyGenerator, NumpySearch
+from genius_search.search.find import quick_search
 from genius_search.search.rank import CodeRanker
 
 if TYPE_CHECKING:  # searching needs no PyTorch, unless the model has parts that NumPy does not know
@@ -58,7 +60,7 @@ class Genius:
         folder: Path,
         encoder: Encoder,
         quantizer: TrainedQuantizer | StoredQuantizer,
-        generator: TrainedGenerator | None,
+        generator: TrainedGenerator | StoredGenerator | None,
         instructions: Sequence[KnownInstruction],
         fingerprint: str,
         ids: TrainedIds | None = None,
@@ -70,7 +72,7 @@ class Genius:
         self.device = device
         self._quantizer = quantizer
         self.quantizer_manifest = quantizer.manifest
-        self.generator: Generator | None = None if generator is None else generator.generator
+        self._generator = generator
         self.generator_manifest = None if generator is None else generator.manifest
         self._ids = ids
         self.instructions = tuple(instructions)
@@ -108,9 +110,7 @@ class Genius:
         quantizer = _open_quantizer(folder / "quantizer", device)
         generator, ids = None, None
         if parts.generator is not None:
-            from genius_search.nn.generator import load_generator  # noqa: PLC0415  as below
-
-            generator = load_generator(folder / "generator", device=device)
+            generator = _open_generator(folder / "generator", device)
         if parts.ids is not None:
             from genius_search.nn.ids import load_ids  # noqa: PLC0415  most models have none
 
@@ -300,7 +300,12 @@ class Genius:
     @property
     def has_generator(self) -> bool:
         """Whether a generator was trained; otherwise IDs are found by the distances of code vectors."""
-        return self.generator is not None
+        return self._generator is not None
+
+    @cached_property
+    def generator(self) -> Generator | None:
+        """The generator in PyTorch, if there is one."""
+        return None if self._generator is None else self._generator.generator
 
     @property
     def trained_generator(self) -> Generator:
@@ -339,9 +344,13 @@ class Genius:
         """A quicker search with the results of :attr:`decoder`; None if there is none for this model."""
         if self._scheme.tables() is None:
             return None
-        if self.generator is None:
+        if self._generator is None:
             return quick_search(self.ranker)
-        return fast_search(self.decoder, self.ranker)
+        folded = None if self.device != "cpu" else self._generator.folded
+        if folded is None:
+            return None
+        combination = folded.combination(self.ranker.tables())
+        return quick_search(self.ranker, NumpyGenerator(folded.block, combination))
 
     @cached_property
     def ranker(self) -> CodeRanker:
@@ -454,6 +463,17 @@ def _open_quantizer(folder: Path, device: str) -> TrainedQuantizer | StoredQuant
     from genius_search.nn.quantizer import load_quantizer  # noqa: PLC0415  needs PyTorch
 
     return load_quantizer(folder, device=device)
+
+
+def _open_generator(folder: Path, device: str) -> TrainedGenerator | StoredGenerator:
+    """Open a generator of one block in NumPy; in PyTorch if it is larger, or as :func:`_open_quantizer`."""
+    manifest = open_artifact(folder, kind=GENERATOR)
+    is_plain = manifest.config.get("kind", "t5") == "t5" and manifest.config.get("layers") == 1
+    if device == "cpu" and is_plain:
+        return StoredGenerator(manifest)
+    from genius_search.nn.generator import load_generator  # noqa: PLC0415  needs PyTorch
+
+    return load_generator(folder, device=device)
 
 
 class _NoRanker(CodeRanker):

@@ -12,6 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -19,16 +20,20 @@ from torch.nn import functional as F
 
 from genius_search.artifact import ArtifactWriter, Manifest, open_artifact
 from genius_search.config import GeneratorConfig
+from genius_search.nn.arrays import as_floats
+from genius_search.nn.folded import (
+    EPSILON,
+    KIND,
+    NUM_BUCKETS,
+    WEIGHTS,
+    FoldedGenerator,
+    bucket,
+    offsets_of,
+)
 from genius_search.nn.stored import dim_of, settings_of, sizes_of
 from genius_search.nn.weights import load_weights, write_weights
 from genius_search.registry import find_part
 
-KIND: Final = "generator"
-WEIGHTS: Final = "generator.safetensors"
-NUM_SPECIAL: Final = 3
-"""Rows before the codes: padding (also the decoder's start), end, unknown; T5's convention."""
-NUM_BUCKETS: Final = 32
-MAX_DISTANCE: Final = 128
 CODE_ROW_STD: Final = 2.08
 """Initial scale of code rows: the released code's 100 x nn.Linear of a unit vector at width 768."""
 FIRST_SCALE: Final = 20.0
@@ -98,7 +103,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Scale each row to unit root mean square, then by the weight."""
-        scale = torch.rsqrt(hidden.float().square().mean(dim=-1, keepdim=True) + 1e-6)
+        scale = torch.rsqrt(hidden.float().square().mean(dim=-1, keepdim=True) + EPSILON)
         return self.weight * (hidden.float() * scale).to(hidden.dtype)
 
 
@@ -190,8 +195,7 @@ class Generator(nn.Module):
         self.config = config
         self.sizes = sizes
         self.shares_codes = shares_codes
-        before = [0 if shares_codes else sum(sizes[:level]) for level in range(len(sizes))]
-        self.offsets = tuple(NUM_SPECIAL + rows for rows in before)
+        self.offsets = offsets_of(sizes, shares_codes=shares_codes)
         vocabulary = max(offset + size for offset, size in zip(self.offsets, sizes, strict=True))
         self.prefix_projection = nn.Linear(dim, config.prefixes * config.width)
         self.prefix_norm = RMSNorm(config.width)
@@ -284,10 +288,11 @@ class Generator(nn.Module):
 
         As in T5, all blocks share one bias.
         """
-        positions = torch.arange(tokens, device=self.position_bias.weight.device)
+        positions = np.arange(tokens)
         distance = positions[:, None] - positions[None, :]
-        bias: Tensor = self.position_bias(_bucket(distance.clamp(min=0)))
-        bias = bias.masked_fill((distance < 0)[..., None], float("-inf"))
+        device = self.position_bias.weight.device
+        bias: Tensor = self.position_bias(torch.from_numpy(bucket(np.maximum(distance, 0))).to(device))
+        bias = bias.masked_fill(torch.from_numpy(distance < 0).to(device)[..., None], float("-inf"))
         return bias.permute(2, 0, 1)[None]
 
     def _initialise(self) -> None:
@@ -307,14 +312,6 @@ class Generator(nn.Module):
             nn.init.normal_(block.wo.weight, std=config.feedforward**-0.5)
 
 
-def _bucket(distance: Tensor) -> Tensor:
-    """Return T5's distance buckets: one per distance up to 15, then logarithmic up to 128."""
-    exact = NUM_BUCKETS // 2
-    ratio = torch.log(distance.clamp(min=1) / exact) / math.log(MAX_DISTANCE / exact)
-    far = (exact + (ratio * (NUM_BUCKETS - exact)).long()).clamp(max=NUM_BUCKETS - 1)
-    return torch.where(distance < exact, distance, far)
-
-
 def make_generator(
     dim: int, sizes: tuple[int, ...], config: GeneratorConfig, *, shares_codes: bool = False
 ) -> Generator:
@@ -328,6 +325,15 @@ class TrainedGenerator(NamedTuple):
 
     generator: Generator
     manifest: Manifest
+
+    @property
+    def folded(self) -> FoldedGenerator | None:
+        """Copies of the weights for searching; None if it has several blocks or is of another package."""
+        own = self.generator
+        if type(own) is not Generator or own.config.layers > 1:
+            return None
+        weights = {name: as_floats(weight).copy() for name, weight in own.state_dict().items()}
+        return FoldedGenerator(own.config, own.sizes, weights, shares_codes=own.shares_codes)
 
 
 def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> TrainedGenerator:

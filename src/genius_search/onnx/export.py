@@ -26,8 +26,9 @@ from genius_search.encoders.small import CONFIG_FILE, PADDING, TOKENIZER_FILE, S
 from genius_search.encoders.uniir import ClipScoreFusion
 from genius_search.errors import UsageError, need_packages
 from genius_search.model import Genius
+from genius_search.nn.folded import NUM_SPECIAL
 from genius_search.nn.fusion import Fusion
-from genius_search.nn.generator import NUM_SPECIAL, Block, Generator, RMSNorm
+from genius_search.nn.generator import Block, Generator, RMSNorm
 from genius_search.nn.weights import write_weights
 from genius_search.onnx.run import (
     FUSION,

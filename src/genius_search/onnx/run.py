@@ -36,7 +36,8 @@ from genius_search.encoders.uniir import ClipScoreFusion
 from genius_search.errors import ArtifactMissing, UsageError, need_packages
 from genius_search.model import Genius
 from genius_search.nn.arrays import AnyArray
-from genius_search.nn.generator import NUM_SPECIAL, Guide
+from genius_search.nn.folded import NUM_SPECIAL
+from genius_search.nn.generator import Guide
 from genius_search.nn.weights import load_weights
 from genius_search.search.beam import search
 from genius_search.search.decoder import Decoder, DecoderStep, GuidedDecoder

@@ -8,15 +8,15 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.errors import UsageError
-from genius_search.nn.generator import NUM_SPECIAL, Block, Generator, Guide, RMSNorm
-from genius_search.search.weights import EPSILON, Combination, OneBlock
+from genius_search.nn.arrays import as_floats
+from genius_search.nn.folded import EPSILON, NUM_SPECIAL, fold_cross, fold_norm
+from genius_search.nn.generator import Block, Generator, Guide, RMSNorm
 
 
 @runtime_checkable
@@ -190,27 +190,6 @@ class T5Decoder:
         """Device of the computation."""
         return self._rows.device
 
-    def weights(self) -> OneBlock | None:
-        """Return the weights of a decoder of one block on the CPU as arrays; None of any other."""
-        if len(self._blocks) > 1 or self.device.type != "cpu":
-            return None
-        block = self._blocks[0]
-        return OneBlock(
-            heads=self._heads,
-            prefixes=self._num_prefixes,
-            prefix_weights=_array(self._prefix_weight),
-            prefix_biases=_array(self._prefix_bias),
-            prefix_keys_values=_array(self._prefix_keys_values),
-            prefix_sides=_array(self._prefix_sides),
-            embeddings=_array(torch.cat([self._rows[:1], *self._level_rows])),
-            distances=_array(self._bias[:, :, 0]),
-            token=_array(block.token),
-            token_out=_array(block.token_out),
-            up=_array(block.up),
-            down=_array(block.down),
-            codes=[_array(head) for head in self._level_heads],
-        )
-
     def start(self, queries: Float[Tensor, "queries dim"]) -> T5State:
         """Return the initial state, before any token."""
         vectors = torch.addmm(self._prefix_bias, queries.detach(), self._prefix_weight)
@@ -356,24 +335,16 @@ def _append(
 
 
 def _cross_projections(block: Block, heads: int) -> Float[Tensor, "two_heads head_width width"]:
-    """Return the matrices that project the keys and values of prefixes into the space of the tokens.
-
-    Applied once per query, they save the projections of every token in cross-attention.
-    """
-    cross = block.cross_attention
-    query = (cross.q.weight * block.cross_norm.weight * block.cross_norm.weight.numel() ** 0.5).detach()
-    out = cross.o.weight.detach().t()
-    return torch.cat([matrix.unflatten(0, (heads, -1)) for matrix in (query, out)])
+    """Return the matrices that :func:`fold_cross` makes."""
+    cross, gain = block.cross_attention, block.cross_norm.weight
+    folded = fold_cross(as_floats(gain), as_floats(cross.q.weight), as_floats(cross.o.weight), heads)
+    return torch.from_numpy(folded).to(gain)
 
 
 def _fold_norm(norm: RMSNorm, *layers: nn.Linear) -> Float[Tensor, "width out"]:
     """Return the joint matrix of layers that follow a norm, with the norm's gain folded in."""
-    gain = norm.weight * len(norm.weight) ** 0.5
-    return _transposed(torch.cat([layer.weight for layer in layers]) * gain)
-
-
-def _array(weight: Tensor) -> Float32[np.ndarray, ...]:
-    return np.asarray(weight.detach().cpu().float().numpy())
+    folded = fold_norm(as_floats(norm.weight), *(as_floats(layer.weight) for layer in layers))
+    return torch.from_numpy(folded).to(norm.weight)
 
 
 def _transposed(weight: Float[Tensor, "out in"]) -> Float[Tensor, "in out"]:
@@ -424,10 +395,6 @@ class GeometricDecoder:
     def device(self) -> torch.device:
         """Device of the computation."""
         return self._vectors.device
-
-    def tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
-        """Return the code vectors of each level as arrays."""
-        return [_array(table) for table in self._vectors.split(self.sizes)]
 
     def start(self, queries: Float[Tensor, "queries dim"]) -> GeometricState:
         """Return the initial state, before any token."""
@@ -503,14 +470,6 @@ class GuidedDecoder:
     def device(self) -> torch.device:
         """Device of the computation."""
         return self._decoder.device
-
-    def weights(self) -> tuple[OneBlock, Combination] | None:
-        """Return the generator's weights and the guide's as arrays; None if :meth:`T5Decoder.weights` is."""
-        own = self._decoder.weights() if type(self._decoder) is T5Decoder else None
-        if own is None:
-            return None
-        biases = [_array(bias) for bias in self._biases]
-        return own, Combination(self._geometry.tables(), self._scales, self._gates, biases)
 
     def start(self, queries: Float[Tensor, "queries dim"]) -> GuidedState:
         """Return the initial state, before any token."""

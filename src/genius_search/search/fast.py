@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from genius_search.config import SearchConfig
+from genius_search.nn.folded import EPSILON, Combination, OneBlock
 from genius_search.search.beams import Beams, topk
 from genius_search.search.rank import CodeRanker, Ranking, ids_under, items_of, table_rows
 from genius_search.search.table import Part, Restriction, children_in_parts, count_ids
-from genius_search.search.weights import EPSILON, Combination, OneBlock
 
 
 class Wanted(NamedTuple):

@@ -15,7 +15,6 @@ from genius_search.search.compiled import CODES, MAX_LEVELS, CompiledSearch, ope
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, by_embeddings, rank_items
 from genius_search.search.table import Part
-from genius_search.search.weights import Combination
 
 if TYPE_CHECKING:  # most searches need no decoder in PyTorch
     from genius_search.search.decoder import Decoder
@@ -35,26 +34,6 @@ def quick_search(ranker: CodeRanker, generator: NumpyGenerator | None = None) ->
         return None
     opened = open_library()
     return NumpySearch(ranker, generator) if opened is None else CompiledSearch(ranker, opened, generator)
-
-
-def fast_search(decoder: Decoder, ranker: CodeRanker) -> NumpySearch | None:
-    """Return the quickest search on this machine that finds what a decoder and a ranker find.
-
-    None if there is none: the decoder is unknown or has several blocks, or :func:`quick_search` knows none.
-    """
-    from genius_search.search.decoder import GeometricDecoder, GuidedDecoder, T5Decoder  # noqa: PLC0415
-
-    tables = ranker.tables()
-    if type(decoder) is GeometricDecoder:
-        is_same = all(map(np.array_equal, decoder.tables(), tables))
-        return quick_search(ranker) if is_same else None
-    if type(decoder) is T5Decoder and (weights := decoder.weights()):
-        biases = [np.zeros(size, dtype=np.float32) for size in decoder.sizes]
-        combination = Combination(tables, [0.0] * len(tables), [1.0] * len(tables), biases)
-        return quick_search(ranker, NumpyGenerator(weights, combination))
-    if type(decoder) is GuidedDecoder and (both := decoder.weights()):
-        return quick_search(ranker, NumpyGenerator(*both))
-    return None
 
 
 def find(

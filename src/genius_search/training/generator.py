@@ -14,8 +14,8 @@ from genius_search.artifact import ArtifactWriter
 from genius_search.config import GeneratorConfig, checked, to_json
 from genius_search.data.pairs import Pairs
 from genius_search.nn import parallel
+from genius_search.nn.folded import KIND
 from genius_search.nn.generator import (
-    KIND,
     TrainedGenerator,
     load_generator,
     make_generator,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from genius_search.config import GeneratorConfig
-from genius_search.nn.generator import CODE_ROW_STD, NUM_SPECIAL, Generator, _bucket
+from genius_search.nn.folded import NUM_SPECIAL, bucket
+from genius_search.nn.generator import CODE_ROW_STD, Generator
 
 DIM = 6
 SIZES = (3, 5, 4, 6)
@@ -124,7 +126,7 @@ def test_the_vocabulary_is_three_special_rows_then_the_levels():
 
 
 def test_looking_back_is_exact_up_to_fifteen_and_coarser_further_away():
-    buckets = _bucket(torch.arange(300)).tolist()
+    buckets = bucket(np.arange(300)).tolist()
     assert buckets[:16] == list(range(16))
     assert buckets == sorted(buckets)
     assert buckets[127] == buckets[299] == 31

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from genius_search.config import GeneratorConfig
-from genius_search.nn.generator import NUM_SPECIAL, Generator
+from genius_search.nn.folded import NUM_SPECIAL
+from genius_search.nn.generator import Generator
 from genius_search.search.decoder import T5Decoder
 
 CONFIG = GeneratorConfig(

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.errors import UsageError
-from genius_search.nn.generator import MAX_DISTANCE, NUM_BUCKETS, Generator
+from genius_search.nn.folded import MAX_DISTANCE, NUM_BUCKETS
+from genius_search.nn.generator import Generator
 
 Node = dict[int, Any]
 """Next code → node; the last code of an ID leads to an empty one."""

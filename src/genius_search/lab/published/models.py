@@ -46,7 +46,7 @@ from genius_search.lab.published.checkpoint import (
 )
 from genius_search.model import MODEL_FILE, Genius, read_model_file
 from genius_search.nn.codebooks import KIND as QUANTIZER
-from genius_search.nn.generator import KIND as GENERATOR
+from genius_search.nn.folded import KIND as GENERATOR
 from genius_search.nn.generator import Generator, TrainedGenerator, load_generator, write_generator
 from genius_search.nn.health import LOW_PURITY, Health
 from genius_search.nn.parallel import usable
