@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, dataclass_transform
 
@@ -82,9 +83,15 @@ class OpenIndexOptions(DeviceOptions, IndexArgument):
 
     def open_index(self) -> Index:
         """Open the index with its model."""
-        from genius_search.cluster.folder import open_index
+        from genius_search.index.index import Index
+        from genius_search.index.store import CLUSTER
 
-        return open_index(self.index, model=self.model, device=self.device, download=self.download)
+        opening: Callable[..., Index] = Index.open
+        if (self.index / CLUSTER).exists():
+            from genius_search.cluster.folder import open_index
+
+            opening = open_index
+        return opening(self.index, model=self.model, device=self.device, download=self.download)
 
 
 @command

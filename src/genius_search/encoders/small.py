@@ -10,14 +10,12 @@ modality, clip-ff and blip-ff one vector for both.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from PIL import Image
@@ -31,8 +29,7 @@ from tokenizers.trainers import BpeTrainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.artifact import fingerprint_of, read_json
-from genius_search.config import SmallEncoderConfig, from_json, to_json
+from genius_search.config import SmallEncoderConfig, to_json
 from genius_search.data.features import FeatureBatch
 from genius_search.encoders.base import (
     ImageInput,
@@ -41,16 +38,18 @@ from genius_search.encoders.base import (
 )
 from genius_search.encoders.batches import BatchEncoder, BatchJointEncoder, decoded_images
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, describe
-from genius_search.encoders.texts import cut_texts, read_tokenizer
-from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.encoders.small_texts import (
+    CONFIG_FILE,
+    PADDING,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    fingerprint,
+    open_folder,
+    pair_rows,
+    token_rows,
+)
+from genius_search.nn.arrays import as_array
 from genius_search.nn.weights import load_weights, write_weights
-
-PADDING: Final = 0
-"""The token number that fills short rows and counts for nothing."""
-CONFIG_FILE: Final = "config.json"
-TOKENIZER_FILE: Final = "tokenizer.json"
-WEIGHTS_FILE: Final = "model.safetensors"
-_MULTIPLIERS: Final = (1_000_003, 7_368_787)
 
 
 def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> Tokenizer:
@@ -69,24 +68,6 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
-
-
-def token_rows(tokenizer: Tokenizer, texts: Sequence[str], *, max_tokens: int) -> Int[Tensor, "items tokens"]:
-    """Return the token numbers of texts, cut and padded to ``max_tokens``."""
-    rows = np.full((len(texts), max_tokens), PADDING, dtype=np.int32)
-    beginnings = cut_texts(texts, max_tokens=max_tokens)
-    for row, encoding in enumerate(tokenizer.encode_batch_fast(beginnings, add_special_tokens=False)):
-        ids = encoding.ids[:max_tokens]
-        rows[row, : len(ids)] = ids
-    return torch.from_numpy(rows)
-
-
-def pair_rows(tokens: Int[Tensor, "items tokens"], *, buckets: int) -> Int[Tensor, "items pairs"]:
-    """Number the pairs of neighbouring tokens: 1 to ``buckets``, or 0 where either is padding."""
-    first, second = tokens[:, :-1].long(), tokens[:, 1:].long()
-    mixed = first * _MULTIPLIERS[0] + second * _MULTIPLIERS[1]
-    hashed = ((mixed ^ (mixed >> 15)) % buckets) + 1
-    return torch.where((first == PADDING) | (second == PADDING), 0, hashed)
 
 
 def trim_padding(tokens: Int[Tensor, "items tokens"]) -> Int[Tensor, "items used"]:
@@ -200,11 +181,8 @@ class _TrainedNetwork(Generic[Network]):
     @property
     def fingerprint(self) -> str:
         """A hash of settings, vocabulary and weights."""
-        state = self.network.state_dict()
-        weights = {
-            name: hashlib.sha256(state[name].cpu().contiguous().numpy().data).hexdigest() for name in state
-        }
-        return fingerprint_of([to_json(self.config), self.tokenizer.to_str(), weights])
+        weights = {name: as_array(weight) for name, weight in self.network.state_dict().items()}
+        return fingerprint(self.config, self.tokenizer, weights)
 
     def save(self, folder: Path) -> None:
         """Write weights, tokenizer and settings into a folder that exists."""
@@ -218,7 +196,8 @@ class _TrainedNetwork(Generic[Network]):
 
     def prepare_texts(self, texts: Sequence[str]) -> Int[Tensor, "items tokens"]:
         """Return token numbers, padded to the maximum length; they can be cached between epochs."""
-        return token_rows(self.tokenizer, texts, max_tokens=self.config.max_tokens)
+        rows = token_rows(self.tokenizer, texts, max_tokens=self.config.max_tokens)
+        return torch.from_numpy(rows)
 
 
 class SmallEncoder(_TrainedNetwork[SmallNetwork], BatchEncoder):
@@ -284,26 +263,13 @@ def load_small(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
     MissingExtra
         The kind is clip-ff or blip-ff, and transformers is not installed.
     """
-    missing = [name for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
-    if missing:
-        raise ArtifactMissing(
-            f"{folder} is not a trained small encoder: it lacks {', '.join(missing)}. "
-            "Train one with `genius train encoder`"
-        )
-    settings = read_json(folder / CONFIG_FILE)
-    try:
-        config = from_json(SmallEncoderConfig, settings)
-    except (TypeError, ValueError) as error:
-        raise ArtifactMismatch(
-            f"{folder / CONFIG_FILE} cannot be used ({error}); train the encoder again"
-        ) from None
+    _, config, tokenizer = opened = open_folder(folder)
     if config.is_joint:
         need_transformers()
-    tokenizer = read_tokenizer(folder / TOKENIZER_FILE)
     network = load_weights(
-        folder / WEIGHTS_FILE, lambda: _network(config, vocabulary=tokenizer.get_vocab_size())
+        opened.weights_file, lambda: _network(config, vocabulary=tokenizer.get_vocab_size())
     )
-    encoder = _assemble(config, network, tokenizer, spec=f"small:{folder}")
+    encoder = _assemble(config, network, tokenizer, spec=opened.spec)
     encoder.network.to(device).eval()
     return encoder
 

@@ -26,7 +26,8 @@ from transformers.models.blip.modeling_blip_text import BlipTextModel
 from genius_search.config import SmallEncoderConfig
 from genius_search.data.features import FeatureBatch
 from genius_search.encoders.descriptors import CELL_SIZE, CELLS, cells
-from genius_search.encoders.small import PADDING, EmbeddingNetwork, SmallNetwork, pair_rows, trim_padding
+from genius_search.encoders.small import EmbeddingNetwork, SmallNetwork, trim_padding
+from genius_search.encoders.small_texts import PADDING, pair_rows
 from genius_search.encoders.uniir import BERT_SETTINGS, T5_LAYERS, T5_SETTINGS, t5_layers
 
 LAYERS: Final = 2

@@ -414,7 +414,7 @@ def _rate_texts(
     if scale is None or request.parts or request.image is not None:
         return [None] * len(items)
     cosines = np.zeros(len(ranking.items), dtype=np.float32)
-    for part in np.unique(ranking.parts):
+    for part in set(ranking.parts.tolist()):
         own = ranking.parts == part
         if snapshot.vectors is None:
             vectors = model.ranker.vectors(snapshot.parts[part].table.ids[ranking.rows[own]])

@@ -49,8 +49,17 @@ def _number(manifest: Manifest, name: str, value: object, most: int) -> int:
     return value
 
 
-def read_arrays(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Read some of the weights in a file, floating point as 32 bits.
+def read_arrays(
+    file: Path, shapes: Mapping[str, tuple[int, ...]], *, others: bool = False
+) -> dict[str, np.ndarray]:
+    """Read weights from a file, floating point as 32 bits.
+
+    Parameters
+    ----------
+    shapes
+        names and shapes of the weights that the file must hold.
+    others
+        whether to read the other weights of the file too.
 
     Raises
     ------
@@ -60,10 +69,10 @@ def read_arrays(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, 
     arrays: dict[str, np.ndarray] = {}
     try:
         with safe_open(file, "np") as opened:
-            for name, shape in shapes.items():
+            for name in (*shapes, *(opened.keys() if others else ())):
                 array = opened.get_tensor(name)
-                if array.shape != shape:
-                    raise ValueError(f"{name} has the shape {array.shape}, not {shape}")  # noqa: TRY301
+                if array.shape != shapes.get(name, array.shape):
+                    raise ValueError(f"{name} has the shape {array.shape}, not {shapes[name]}")  # noqa: TRY301
                 is_float = np.issubdtype(array.dtype, np.floating)
                 arrays[name] = array.astype(np.float32, copy=False) if is_float else array
     except (OSError, ValueError, TypeError, SafetensorError) as error:

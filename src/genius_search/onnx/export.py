@@ -22,7 +22,8 @@ from genius_search.artifact import ArtifactWriter, Manifest, write_json
 from genius_search.encoders.base import Encoder
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE
 from genius_search.encoders.pretrained import ClipEncoder
-from genius_search.encoders.small import CONFIG_FILE, PADDING, TOKENIZER_FILE, SmallEncoder, SmallNetwork
+from genius_search.encoders.small import SmallEncoder, SmallNetwork
+from genius_search.encoders.small_texts import CONFIG_FILE, PADDING, TOKENIZER_FILE, StoredSmall
 from genius_search.encoders.uniir import ClipScoreFusion
 from genius_search.errors import UsageError, need_packages
 from genius_search.model import Genius
@@ -100,18 +101,18 @@ def export_onnx(model: Genius, folder: Path, *, int8: bool = False, progress: Pr
 
 def _write_encoder(encoder: Encoder, folder: Path, progress: Progress) -> dict[str, str | None]:
     """Write an encoder's towers and its reader; return its kind, or why it cannot be exported."""
-    match encoder:
-        case SmallEncoder():
-            write_small(encoder.network, encoder.dim, folder / "fp32")
+    match encoder.trained if isinstance(encoder, StoredSmall) else encoder:
+        case SmallEncoder() as small:
+            write_small(small.network, small.dim, folder / "fp32")
             (folder / READER).mkdir()
-            (folder / READER / TOKENIZER_FILE).write_text(encoder.tokenizer.to_str())
-            write_json(folder / READER / CONFIG_FILE, asdict(encoder.config))
+            (folder / READER / TOKENIZER_FILE).write_text(small.tokenizer.to_str())
+            write_json(folder / READER / CONFIG_FILE, asdict(small.config))
             return {"kind": "small", "why_not": None}
-        case ClipEncoder():
-            progress.say(f"tracing {encoder.spec}, which takes a minute or more")
-            write_towers(encoder, folder / "fp32")
-            copy_reader(encoder, folder / READER)
-            kind = "clip-sf" if isinstance(encoder, ClipScoreFusion) else "clip"
+        case ClipEncoder() as clip:
+            progress.say(f"tracing {clip.spec}, which takes a minute or more")
+            write_towers(clip, folder / "fp32")
+            copy_reader(clip, folder / READER)
+            kind = "clip-sf" if isinstance(clip, ClipScoreFusion) else "clip"
             return {"kind": kind, "why_not": None}
         case _ if encoder.spec.startswith("precomputed:"):
             reason = f"{encoder.spec} looks features up, and has no network"

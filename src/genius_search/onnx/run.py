@@ -23,14 +23,8 @@ from genius_search.encoders.pretrained import (
     load_image_processor,
     load_tokenizer,
 )
-from genius_search.encoders.small import (
-    CONFIG_FILE,
-    TOKENIZER_FILE,
-    SmallEncoder,
-    SmallNetwork,
-    pair_rows,
-    trim_padding,
-)
+from genius_search.encoders.small import SmallEncoder, SmallNetwork, trim_padding
+from genius_search.encoders.small_texts import CONFIG_FILE, TOKENIZER_FILE, pair_rows
 from genius_search.encoders.texts import read_tokenizer
 from genius_search.encoders.uniir import ClipScoreFusion
 from genius_search.errors import ArtifactMissing, UsageError, need_packages

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from genius_search.config import SmallEncoderConfig, from_json
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, describe
-from genius_search.encoders.small import create_small, load_small, pair_rows, train_tokenizer
+from genius_search.encoders.small import create_small, load_small, train_tokenizer
+from genius_search.encoders.small_texts import pair_rows
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
 KEY = ItemKey("candidate", "9:1")

@@ -1,0 +1,206 @@
+"""The small encoder's folder, and its text side in NumPy, which encodes queries without PyTorch."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
+
+import numpy as np
+from jaxtyping import Float32, Int32, Int64
+from tokenizers import Tokenizer
+
+from genius_search.artifact import fingerprint_of, read_json
+from genius_search.config import SmallEncoderConfig, from_json, to_json
+from genius_search.encoders.base import ImageInput, TextInput
+from genius_search.encoders.texts import cut_texts, read_tokenizer
+from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.nn.arrays import AnyArray
+from genius_search.nn.stored import read_arrays
+
+if TYPE_CHECKING:
+    from genius_search.encoders.small import SmallEncoder
+
+PADDING: Final = 0
+"""The token number that fills short rows and counts for nothing."""
+CONFIG_FILE: Final = "config.json"
+TOKENIZER_FILE: Final = "tokenizer.json"
+WEIGHTS_FILE: Final = "model.safetensors"
+FEW: Final = 16
+"""Up to this many texts, NumPy is quicker than PyTorch."""
+_MULTIPLIERS: Final = (1_000_003, 7_368_787)
+_ERF: Final = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+
+Numbers = TypeVar("Numbers")
+"""An array or a tensor of 64-bit integers."""
+
+
+class SmallFolder(NamedTuple):
+    """Settings and tokenizer of a trained small encoder."""
+
+    folder: Path
+    config: SmallEncoderConfig
+    tokenizer: Tokenizer
+
+    @property
+    def weights_file(self) -> Path:
+        """File of the weights."""
+        return self.folder / WEIGHTS_FILE
+
+    @property
+    def spec(self) -> str:
+        """``small:FOLDER``."""
+        return f"small:{self.folder}"
+
+
+def open_folder(folder: Path) -> SmallFolder:
+    """Read settings and tokenizer of a small encoder.
+
+    Raises
+    ------
+    ArtifactMissing
+        The folder or one of its three files does not exist.
+    ArtifactMismatch
+        A file is damaged.
+    """
+    missing = [name for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
+    if missing:
+        raise ArtifactMissing(
+            f"{folder} is not a trained small encoder: it lacks {', '.join(missing)}. "
+            "Train one with `genius train encoder`"
+        )
+    settings = read_json(folder / CONFIG_FILE)
+    try:
+        config = from_json(SmallEncoderConfig, settings)
+    except (TypeError, ValueError) as error:
+        raise ArtifactMismatch(
+            f"{folder / CONFIG_FILE} cannot be used ({error}); train the encoder again"
+        ) from None
+    return SmallFolder(folder, config, read_tokenizer(folder / TOKENIZER_FILE))
+
+
+def fingerprint(
+    config: SmallEncoderConfig, tokenizer: Tokenizer, weights: Mapping[str, Float32[np.ndarray, ...]]
+) -> str:
+    """Return a hash of settings, vocabulary and weights."""
+    hashes = {
+        name: hashlib.sha256(np.ascontiguousarray(one).data).hexdigest() for name, one in weights.items()
+    }
+    return fingerprint_of([to_json(config), tokenizer.to_str(), hashes])
+
+
+def token_rows(
+    tokenizer: Tokenizer, texts: Sequence[str], *, max_tokens: int
+) -> Int32[np.ndarray, "items tokens"]:
+    """Return the token numbers of texts, cut and padded to ``max_tokens``."""
+    rows = np.full((len(texts), max_tokens), PADDING, dtype=np.int32)
+    beginnings = cut_texts(texts, max_tokens=max_tokens)
+    for row, encoding in enumerate(tokenizer.encode_batch_fast(beginnings, add_special_tokens=False)):
+        ids = encoding.ids[:max_tokens]
+        rows[row, : len(ids)] = ids
+    return rows
+
+
+def pair_rows(tokens: Numbers, *, buckets: int) -> Numbers:
+    """Number the pairs of neighbouring tokens: 1 to ``buckets``, or 0 where either is padding."""
+    first, second = tokens[:, :-1], tokens[:, 1:]  # type: ignore[index]
+    mixed = first * _MULTIPLIERS[0] + second * _MULTIPLIERS[1]
+    hashed: Numbers = ((mixed ^ (mixed >> 15)) % buckets + 1) * ((first != PADDING) & (second != PADDING))
+    return hashed
+
+
+class StoredSmall:
+    """CLIP-SF or BLIP-SF in small, in a folder: a few texts are encoded in NumPy, all else in PyTorch.
+
+    Raises
+    ------
+    ArtifactMismatch
+        The file of the weights is damaged, or does not fit the settings beside it.
+    """
+
+    needs_pixels: bool = True
+
+    def __init__(self, opened: SmallFolder) -> None:
+        self._opened = opened
+        shapes = _shapes_of_text_weights(opened.config, opened.tokenizer.get_vocab_size())
+        self._weights = read_arrays(opened.weights_file, shapes, others=True)
+        self.spec = opened.spec
+        self.dim = opened.config.dim
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of settings, vocabulary and weights."""
+        return fingerprint(self._opened.config, self._opened.tokenizer, self._weights)
+
+    @cached_property
+    def trained(self) -> SmallEncoder:
+        """The encoder in PyTorch, on the CPU."""
+        from genius_search.encoders.small import load_small  # noqa: PLC0415  searching does not need it
+
+        return cast("SmallEncoder", load_small(self._opened.folder))  # joint encoders are opened otherwise
+
+    def image_features(self, images: Sequence[ImageInput]) -> AnyArray:
+        """Return the features of images."""
+        return self.trained.image_features(images)
+
+    def text_features(self, texts: Sequence[TextInput]) -> AnyArray:
+        """Return the features of texts, cut at the maximum length."""
+        if len(texts) > FEW:
+            return self.trained.text_features(texts)
+        config = self._opened.config
+        words = [text.text for text in texts]
+        rows = token_rows(self._opened.tokenizer, words, max_tokens=config.max_tokens)
+        tokens = rows.astype(np.int64)
+        pairs = pair_rows(tokens, buckets=config.pair_buckets)
+        totals = self._sums("words", tokens) + self._sums("pairs", pairs)
+        return self._tower(totals)
+
+    def _sums(
+        self, table: str, rows: Int64[np.ndarray, "texts places"]
+    ) -> Float32[np.ndarray, "texts width"]:
+        """Sum the rows of a table for each text; row 0 does not count."""
+        vectors = self._weights[f"{table}.weight"]
+        sums = [vectors[own[own != PADDING]].sum(axis=0) for own in rows]
+        return np.array(sums, dtype=np.float32).reshape(len(rows), vectors.shape[1])
+
+    def _tower(self, hidden: Float32[np.ndarray, "texts width"]) -> Float32[np.ndarray, "texts dim"]:
+        """Apply the three layers of the text tower, each after a layer norm, with GELU between them."""
+        for number in (0, 3, 6):
+            if number:
+                hidden = _gelu(hidden)
+            (gain, shift), (weight, bias) = (
+                [self._weights[f"text_tower.{layer}.{part}"] for part in ("weight", "bias")]
+                for layer in (number, number + 1)
+            )
+            centred = hidden - hidden.mean(axis=1, keepdims=True)
+            scale = np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + np.float32(1e-5))
+            hidden = (centred / scale * gain + shift) @ weight.T + bias
+        return hidden
+
+
+def _shapes_of_text_weights(config: SmallEncoderConfig, vocabulary: int) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of the weights that texts need."""
+    width = config.text_width
+    shapes: dict[str, tuple[int, ...]] = {
+        "words.weight": (vocabulary, width),
+        "pairs.weight": (config.pair_buckets + 1, width),
+    }
+    for number, outputs in ((0, width), (3, width), (6, config.dim)):
+        norm, linear = (f"text_tower.{layer}" for layer in (number, number + 1))
+        shapes |= {f"{norm}.weight": (width,), f"{norm}.bias": (width,)}
+        shapes |= {f"{linear}.weight": (outputs, width), f"{linear}.bias": (outputs,)}
+    return shapes
+
+
+def _gelu(hidden: Float32[np.ndarray, "texts width"]) -> Float32[np.ndarray, "texts width"]:
+    """Return x · Φ(x), with Φ to 1e-7.
+
+    Abramowitz and Stegun, "Handbook of mathematical functions", 7.1.26.
+    """
+    distance = np.abs(hidden) * np.float32(math.sqrt(0.5))
+    power = 1 / (1 + np.float32(0.3275911) * distance)
+    tail = np.polyval([*reversed(_ERF), 0.0], power.astype(np.float64)) * np.exp(-np.square(distance)) / 2
+    return np.asarray(hidden * np.where(hidden < 0, tail, 1 - tail), dtype=np.float32)
