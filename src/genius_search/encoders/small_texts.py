@@ -32,7 +32,7 @@ WEIGHTS_FILE: Final = "model.safetensors"
 FEW: Final = 16
 """Up to this many texts, NumPy is quicker than PyTorch."""
 _MULTIPLIERS: Final = (1_000_003, 7_368_787)
-_ERF: Final = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+_TAIL: Final = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 Numbers = TypeVar("Numbers")
 """An array or a tensor of 64-bit integers."""
@@ -202,5 +202,8 @@ def _gelu(hidden: Float32[np.ndarray, "texts width"]) -> Float32[np.ndarray, "te
     """
     distance = np.abs(hidden) * np.float32(math.sqrt(0.5))
     power = 1 / (1 + np.float32(0.3275911) * distance)
-    tail = np.polyval([*reversed(_ERF), 0.0], power.astype(np.float64)) * np.exp(-np.square(distance)) / 2
+    tail = np.zeros_like(power)
+    for factor in _TAIL:
+        tail = (tail + np.float32(factor)) * power
+    tail *= np.exp(-np.square(distance)) / 2
     return np.asarray(hidden * np.where(hidden < 0, tail, 1 - tail), dtype=np.float32)

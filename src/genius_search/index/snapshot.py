@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sqlite3
 import threading
 from collections import Counter
@@ -215,8 +216,10 @@ class Snapshot:
         found: dict[tuple[int, int], Item] = {}
         for number, segment in enumerate(self.segments):
             own = rows[parts == number].tolist()
+            home = str(segment.folder.parents[1])
             for row, item in zip(own, segment.items.get(own), strict=True):
-                image = None if item.image is None else str(segment.folder.parents[1] / item.image)
+                # a tenth of the time of a Path
+                image = None if item.image is None else os.path.join(home, item.image)  # noqa: PTH118
                 found[number, row] = item._replace(image=image)
         return [found[place] for place in zip(parts.tolist(), rows.tolist(), strict=True)]
 

@@ -15,7 +15,7 @@ from genius_search.data.mbeir import MBeir
 from genius_search.data.pairs import Pairs
 from genius_search.encoders.base import load_encoder
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE
-from genius_search.encoders.small import SmallNetwork, create_small
+from genius_search.encoders.small import SmallNetwork, create_small, load_small
 from genius_search.progress import Silent
 from genius_search.records import Modality, Query
 from genius_search.training.embed import TrainingRecords, embed_training
@@ -71,7 +71,7 @@ def test_the_loss_falls_and_the_saved_encoder_gives_the_features_that_were_writt
     losses = read_losses(place / "encoder")
     assert len(losses) == STEPS
     assert losses[-1] < losses[0]
-    encoder = load_encoder(f"small:{place / 'encoder'}")
+    encoder = load_small(place / "encoder")
     assert encoder.config.kind == kind
     embedded = embed_training(TrainingRecords(MBeir(trained.data)), encoder, tmp_path, progress=Silent())
     for written, anew in zip(result.features, embedded, strict=True):
