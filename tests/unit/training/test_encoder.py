@@ -13,7 +13,6 @@ from genius_search.config import MomentumConfig, SmallEncoderConfig, preset
 from genius_search.data.features import ABSENT, FeatureBatch, Shard
 from genius_search.data.mbeir import MBeir
 from genius_search.data.pairs import Pairs
-from genius_search.encoders.base import load_encoder
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE
 from genius_search.encoders.small import SmallNetwork, create_small, load_small
 from genius_search.progress import Silent
