@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
+import anyio.to_thread
 from fastapi import Request
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
@@ -62,15 +63,20 @@ async def _read_item(pictures: Pictures, item: NewItem) -> adding.NewItem:
     image = None if item.image is None else decode_base64(item.image)
     if image is not None:
         await pictures.decode(image)  # raises for images that the index could not read
-    contents = json.dumps([item.text, item.fields], sort_keys=True)
-    if item.fields is not None:
-        if _depth(item.fields) > limits.FIELDS_DEPTH:
-            raise Problem(422, f"fields: they are nested more than {limits.FIELDS_DEPTH} levels deep")
-        if len(json.dumps(item.fields)) > limits.FIELDS_BYTES:
-            raise Problem(422, f"fields: they have more than {limits.FIELDS_BYTES:,} bytes")
+    contents = await anyio.to_thread.run_sync(_check_contents, item)
     # Without an id, the item is named by a hash of its contents, so that sending it twice adds it once.
     derived = hashlib.sha256((image or b"") + contents.encode()).hexdigest()[:24]
     return adding.NewItem(item.id or derived, item.text, image, item.fields)
+
+
+def _check_contents(item: NewItem) -> str:
+    """Return the text and fields of an item as JSON; raise :class:`Problem` if the fields are too large."""
+    if item.fields is not None:
+        if len(json.dumps(item.fields)) > limits.FIELDS_BYTES:
+            raise Problem(422, f"fields: they have more than {limits.FIELDS_BYTES:,} bytes")
+        if _depth(item.fields) > limits.FIELDS_DEPTH:
+            raise Problem(422, f"fields: they are nested more than {limits.FIELDS_DEPTH} levels deep")
+    return json.dumps([item.text, item.fields], sort_keys=True)
 
 
 def _depth(value: Any) -> int:

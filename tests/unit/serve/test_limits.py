@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from genius_search.serve import limits
+from genius_search.serve import adding, limits
 from genius_search.serve.bodies import BodyLimits, check_values
 from genius_search.serve.guard import STREAM_PATH, Problem
+from genius_search.serve.pictures import Pictures
+from genius_search.serve.schemas import NewItem
 
 from .test_guard import is_problem
 
@@ -157,3 +160,18 @@ def test_what_is_in_memory_of_a_stream_counts_until_it_is_added(monkeypatch):
                     await limited(scope, chunks(), ignore)
 
     asyncio.run(scenario())
+
+
+def test_the_fields_of_an_item_are_read_beside_the_event_loop(monkeypatch):
+    """A single item may have 64 kB of them, and a request a thousand items."""
+    threads = []
+    check = adding._check_contents
+    monkeypatch.setattr(
+        adding, "_check_contents", lambda item: threads.append(threading.current_thread()) or check(item)
+    )
+
+    async def scenario():
+        return await adding._read_item(Pictures(), NewItem(text="x", fields={"a": 1}))
+
+    assert asyncio.run(scenario()).fields == {"a": 1}
+    assert threads[0] is not threading.current_thread()
