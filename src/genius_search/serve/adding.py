@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from genius_search.errors import BadImage
 from genius_search.index import adding
 from genius_search.serve import limits
-from genius_search.serve.bodies import check_values
+from genius_search.serve.bodies import PARSERS, check_values
 from genius_search.serve.engine import Engine, Overloaded
 from genius_search.serve.guard import STREAM_TYPE, Problem, Redact, respond
 from genius_search.serve.pictures import Pictures, decode_base64
@@ -63,7 +63,7 @@ async def _read_item(pictures: Pictures, item: NewItem) -> adding.NewItem:
     image = None if item.image is None else decode_base64(item.image)
     if image is not None:
         await pictures.decode(image)  # raises for images that the index could not read
-    contents = await anyio.to_thread.run_sync(_check_contents, item)
+    contents = await anyio.to_thread.run_sync(_check_contents, item, limiter=PARSERS)
     # Without an id, the item is named by a hash of its contents, so that sending it twice adds it once.
     derived = hashlib.sha256((image or b"") + contents.encode()).hexdigest()[:24]
     return adding.NewItem(item.id or derived, item.text, image, item.fields)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+import anyio
 import anyio.to_thread
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -18,6 +19,10 @@ from genius_search.serve.guard import ITEMS_PATH, READING_POSTS, STREAM_PATH, Pr
 
 PICTURE_PATHS: Final = READING_POSTS | {ITEMS_PATH}
 """Their bodies may contain pictures."""
+LARGE_BYTES: Final = 64 << 10
+"""JSON up to this size takes a millisecond or two, and is parsed at once."""
+PARSERS: Final = anyio.CapacityLimiter(2)
+"""Threads that parse JSON. More would not be faster, but keep Python from the searches."""
 
 
 class BodyLimits:
@@ -88,7 +93,7 @@ def _too_large(most: int) -> Problem:
 
 
 class JsonRoute(APIRoute):
-    """A route whose JSON body is parsed in a thread, if it has not too many values."""
+    """A route that parses JSON only if it has not too many values, and in a thread if it is large."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return a handler of requests."""
@@ -104,7 +109,9 @@ class _JsonRequest(Request):
     async def json(self) -> Any:
         body = await self.body()
         most = limits.ITEMS_VALUES if self.url.path == ITEMS_PATH else limits.VALUES
-        return await anyio.to_thread.run_sync(parse_json, body, most)
+        if len(body) <= LARGE_BYTES:
+            return parse_json(body, most)
+        return await anyio.to_thread.run_sync(parse_json, body, most, limiter=PARSERS)
 
 
 def parse_json(body: bytes, most_values: int) -> Any:

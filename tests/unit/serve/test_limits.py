@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from genius_search.serve import adding, limits
+from genius_search.serve import adding, bodies, limits
 from genius_search.serve.bodies import BodyLimits, check_values
 from genius_search.serve.guard import STREAM_PATH, Problem
 from genius_search.serve.pictures import Pictures
@@ -175,3 +175,40 @@ def test_the_fields_of_an_item_are_read_beside_the_event_loop(monkeypatch):
 
     assert asyncio.run(scenario()).fields == {"a": 1}
     assert threads[0] is not threading.current_thread()
+
+
+def test_few_large_bodies_are_parsed_at_a_time_and_small_ones_meanwhile(monkeypatch):
+    """Many threads that parse would keep the searches waiting."""
+    lock, running, most = threading.Lock(), [], []
+    has_begun, may_end = threading.Event(), threading.Event()
+    parse = bodies.parse_json
+
+    def slow(body, values):
+        if len(body) > bodies.LARGE_BYTES:
+            with lock:
+                running.append(1)
+                most.append(len(running))
+                if len(running) == 2:
+                    has_begun.set()
+            assert may_end.wait(60)
+            with lock:
+                running.pop()
+        return parse(body, values)
+
+    monkeypatch.setattr(bodies, "parse_json", slow)
+
+    async def read(body: bytes):
+        async def receive():
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        return await bodies._JsonRequest({**SCOPE, "server": ("localhost", 80)}, receive).json()
+
+    async def scenario():
+        large = [asyncio.create_task(read(b" " * 70_000 + b"1")) for _ in range(8)]
+        await asyncio.to_thread(has_begun.wait, 60)
+        assert await read(b"2") == 2
+        may_end.set()
+        assert await asyncio.gather(*large) == [1] * 8
+
+    asyncio.run(scenario())
+    assert max(most) == 2
