@@ -54,7 +54,7 @@ def test_axe_finds_nothing_serious(open_page, server, serious, scheme, width):
         page.wait_for_load_state("networkidle")
         assert (view, serious(page)) == (view, [])
     page.goto(f"{server.address}/?q=a+leaf")
-    for panel in ("With / without", "Instruction", "Filters", "Dials"):
+    for panel in ("With / without", "Instruction", "Filters", "Settings"):
         page.get_by_role("button", name=panel).click()
         assert (panel, serious(page)) == (panel, [])
     page.locator(".card .open").first.click()
@@ -103,7 +103,7 @@ def test_a_search_and_a_second_one_from_a_hit_need_no_mouse(page):
     assert focused(page).startswith("Hit 2: ")
     page.keyboard.press("Enter")
     sheet = page.get_by_role("dialog", name="Item")
-    expect(sheet.get_by_role("button", name="More like this")).to_be_visible()
+    expect(sheet.get_by_role("button", name="Similar")).to_be_visible()
     page.keyboard.press("Escape")
     expect(sheet).to_be_hidden()
     assert focused(page).startswith("Hit 2: ")

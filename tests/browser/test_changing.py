@@ -65,6 +65,7 @@ def test_an_item_that_cannot_be_read_is_left_out_with_the_reason_and_the_others_
     add(page, broken, whole)
     expect(page.locator("#added")).to_contain_text("1 item added")
     expect(page.locator("#added li")).to_contain_text(re.compile("broken.png: .+"))
+    expect(page.locator("#added .notice")).to_have_class("notice good")
 
 
 def test_a_file_that_is_neither_picture_nor_text_is_refused_at_once(page):

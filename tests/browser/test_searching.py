@@ -129,7 +129,7 @@ def test_more_like_this_finds_the_item_itself(page, items):
 def test_this_but_asks_for_the_words_that_differ(page):
     search(page, "a leaf")
     item_id = hits(page).first.get_attribute("data-id")
-    hits(page).first.get_by_role("button", name="But …").click()
+    hits(page).first.get_by_role("button", name="Like this, but …").click()
     expect(page.get_by_role("textbox", name="What to look for")).to_be_focused()
     with page.expect_request("**/v1/search") as sent:
         search(page, "in red")
@@ -204,7 +204,7 @@ def test_filters_that_nothing_passes_say_so_and_can_be_removed(page):
 
 def test_the_beam_is_a_dial_and_the_answer_says_how_it_was_searched(page):
     search(page, "a leaf")
-    page.get_by_role("button", name="Dials").click()
+    page.get_by_role("button", name="Settings").click()
     page.get_by_role("slider", name=re.compile("Beam")).focus()
     for beam in (10, 20, 50, 100):
         page.keyboard.press("ArrowRight")
@@ -217,9 +217,38 @@ def test_an_item_opens_from_the_side_and_back_closes_it(page):
     search(page, "a leaf")
     hits(page).nth(1).get_by_role("link").click()
     sheet = page.get_by_role("dialog", name="Item")
-    expect(sheet.get_by_role("button", name="More like this")).to_be_visible()
+    expect(sheet.get_by_role("button", name="Similar")).to_be_visible()
     assert "item" in address_query(page)
     page.go_back()
     expect(sheet).to_be_hidden()
     assert "item" not in address_query(page)
     expect(hits(page)).to_have_count(20)
+
+
+def test_hits_appear_as_one_types_and_back_leaves_them_in_one_step(page):
+    search(page, "a leaf")
+    first = hits(page).first.get_by_role("link").get_attribute("aria-label")
+    box = page.get_by_role("textbox", name="What to look for")
+    box.fill("")
+    for words in ("a red", "a red anchor"):
+        box.fill(words)
+        page.wait_for_url(lambda url, words=words: f"q={words.replace(' ', '+')}" in url)
+    expect(box).to_be_focused()
+    expect(page.locator("#results")).to_have_attribute("aria-busy", "false")
+    page.keyboard.press("Enter")
+    page.go_back()
+    expect(box).to_have_value("a leaf")
+    expect(hits(page).first.get_by_role("link")).to_have_attribute("aria-label", first)
+
+
+def test_the_original_of_a_picture_can_be_opened_and_downloaded(page, small_index, items):
+    item = items["image"][0]
+    page.goto(f"{page.url}?item={item['did']}")
+    sheet = page.get_by_role("dialog", name="Item")
+    with page.expect_download() as downloaded:
+        sheet.get_by_role("link", name="Download").click()
+    assert downloaded.value.path().read_bytes() == picture_of(small_index, item).read_bytes()
+    with page.expect_popup() as opened:
+        sheet.get_by_role("link", name="Open the original").click()
+    opened.value.wait_for_load_state()
+    assert "/v1/items/original" in opened.value.url

@@ -266,6 +266,24 @@ def _grey_converter(opened: Image.Image) -> Callable[[Image.Image], Image.Image]
     ).convert("RGB")
 
 
+def image_type(path: Path) -> str:
+    """Return the media type of a picture, such as ``image/jpeg``. Only its header is read.
+
+    Raises
+    ------
+    BadImage
+        The file is missing or no picture.
+    """
+    require_file(path)
+    with path.open("rb") as file:
+        try:
+            with _quiet():
+                kind = Image.open(file, formats=_FORMATS).get_format_mimetype()
+        except Exception as error:  # noqa: BLE001  as in _read
+            raise BadImage(path, _reason(file, error)) from None
+    return kind or "application/octet-stream"
+
+
 def read_photo_fields(path: Path) -> dict[str, str | float]:
     """Read when, with which camera and where a picture was taken. Only its header is read.
 

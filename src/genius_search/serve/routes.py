@@ -15,9 +15,11 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from genius_search.config import SearchConfig
+from genius_search.data.images import image_type
+from genius_search.errors import BadImage
 from genius_search.index.index import Index
 from genius_search.index.items import Item
 from genius_search.index.query import SearchPart, SearchRequest
@@ -313,6 +315,31 @@ async def get_picture(
     if not jpeg:
         return Response(status_code=304, headers=headers)
     return JpegResponse(jpeg, headers=headers)
+
+
+@router.get("/v1/items/original", response_class=FileResponse)
+async def get_original(service: ServiceDep, name: IndexDep, item_id: IdQuery) -> Response:
+    """Return the file of a picture as it is, with all that its EXIF data say."""
+
+    def look_up(index: Index) -> tuple[str, str] | None:
+        snapshot = index.snapshot
+        image = snapshot.item_at(snapshot.place_of(item_id)).image
+        return None if image is None else (image, image_type(pathlib.Path(image)))
+
+    try:
+        found = await service.engine.read(name, look_up)
+    except BadImage:
+        raise Problem(404, "the picture of this item is gone or cannot be read") from None
+    if found is None:
+        raise Problem(404, f"item {item_id[:80]!r} has no picture")
+    path, kind = found
+    return FileResponse(
+        path,
+        media_type=kind,
+        filename=pathlib.PurePosixPath(item_id).name,
+        content_disposition_type="inline",
+        headers={"Cache-Control": "private, no-cache"},
+    )
 
 
 @router.post("/v1/items", responses=problems(408, 413, 415, 507))

@@ -62,6 +62,23 @@ def test_a_picture_is_drawn_anew_small_and_without_exif(writable):
     assert changed.status_code == 200
 
 
+def test_the_original_of_a_picture_is_its_file(client, writable):
+    data = picture(size=(900, 600), kind="JPEG")
+    add(writable, {"id": "trip/photo.jpg", "image": b64(data)})
+    found = writable.get("/v1/items/original", params={"id": "trip/photo.jpg"})
+    assert (found.content, found.headers["content-type"]) == (data, "image/jpeg")
+    assert found.headers["content-disposition"] == 'inline; filename="photo.jpg"'
+    for name in ("1:1", "nobody"):
+        is_problem(client.get("/v1/items/original", params={"id": name}), 404)
+
+
+def test_no_other_file_than_a_picture_is_given_away(writable, tmp_path):
+    add(writable, {"id": "photo", "image": b64(picture())})
+    [stored] = tmp_path.rglob("pictures/*/*")
+    stored.write_text("secret")
+    is_problem(writable.get("/v1/items/original", params={"id": "photo"}), 404)
+
+
 def test_a_picture_that_is_not_there_or_too_large_to_draw_is_a_problem(client, writable):
     is_problem(client.get("/v1/items/picture", params={"id": "1:1"}), 404)
     is_problem(client.get("/v1/items/picture", params={"id": "nobody"}), 404)

@@ -177,7 +177,7 @@ function drawOutcome(sum, ids) {
   byId("added").replaceChildren(
     h(
       "div",
-      { class: sum.left_out.length ? "notice" : "notice good" },
+      { class: said ? "notice good" : "notice" },
       h("strong", {}, said || "Nothing was added"),
       sum.left_out.length > 0 && h("p", {}, `${items(sum.left_out.length)} left out:`),
       sum.left_out.length > 0 && h("ul", {}, sum.left_out.map((one) => h("li", {}, h("b", {}, one.id), `: ${one.reason}`))),

@@ -5,6 +5,7 @@ import { filtersPanel } from "./filters.js";
 import { chosen, current, go } from "./navigation.js";
 import { say, tell } from "./notices.js";
 import { picture, picturesIn } from "./pictures.js";
+import { isQuick } from "./results.js";
 import { keepPicture, pictureOf, START } from "./state.js";
 import { count, modalityNames } from "./words.js";
 
@@ -14,10 +15,24 @@ const BEAMS = [10, 20, 50, 100, 200, 500, 1000];
 const COUNTS = [10, 20, 50, 100];
 const RERANKS = [["", "Usual"], ["none", "None"], ["codes", "By codes"], ["embeddings", "By embeddings"]];
 const FEW_CHIPS = 6;
+const TYPING_MS = 250;
+const FEWEST_LETTERS = 3;
+let typing = 0;
+let typed = false;
 
 export function startComposer() {
   const form = byId("composer");
-  form.addEventListener("submit", (event) => (event.preventDefault(), search({})));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    clearTimeout(typing);
+    const isShown = typed && byId("text").value.trim() === current().text;
+    typed = false;
+    if (!isShown) search({});
+  });
+  byId("text").addEventListener("input", () => {
+    clearTimeout(typing);
+    if (isQuick() && !pictureOf(current())) typing = setTimeout(searchTyped, TYPING_MS);
+  });
   byId("file").addEventListener("change", (event) => (bring([...event.target.files]), (event.target.value = "")));
   for (const button of document.querySelectorAll(".panels button")) button.addEventListener("click", () => openPanel(button));
   document.addEventListener("paste", (event) => {
@@ -28,8 +43,18 @@ export function startComposer() {
 }
 
 /** Search with what the form says, and these changes. */
-function search(changes) {
-  go({ ...START, ...current(), view: "search", item: null, k: current().k, text: byId("text").value.trim(), ...changes });
+function search(changes, how = {}) {
+  if (!how.replace) typed = false;
+  return go({ ...START, ...current(), view: "search", item: null, k: current().k, text: byId("text").value.trim(), ...changes }, how);
+}
+
+/** Show hits as one types. What is typed in one go is one step of Back. */
+function searchTyped() {
+  const text = byId("text").value.trim();
+  if (byId("search").hidden || text.length < FEWEST_LETTERS || text === current().text) return;
+  const replace = typed;
+  search({}, { replace });
+  typed = true;
 }
 
 function bring(files) {
@@ -104,7 +129,7 @@ function openPanel(button, open = button.getAttribute("aria-expanded") !== "true
 export function fill(state) {
   const text = byId("text");
   if (document.activeElement !== text || text.value.trim() !== state.text) text.value = state.text;
-  text.placeholder = state.parts.length || pictureOf(state) ? "This, but …" : "Describe it, or drop a picture";
+  text.placeholder = state.parts.length || pictureOf(state) ? "Like this, but …" : "Describe it, or drop a picture";
   fillParts(state);
   fillModality(state);
   keepFocus(byId("panel-parts"), () => partsPanel(state));

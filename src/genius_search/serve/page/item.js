@@ -1,6 +1,6 @@
 // One item, from the side: its picture and words, what to do with it, and its path through the codes.
 
-import { ask } from "./api.js";
+import { ask, call, key } from "./api.js";
 import { face } from "./cards.js";
 import { compose, moreLike, thisBut } from "./composer.js";
 import { h, modal } from "./elements.js";
@@ -47,10 +47,15 @@ function draw(body, item, state) {
     h(
       "div",
       { class: "actions" },
-      h("button", { type: "button", class: "primary", onclick: then(moreLike) }, "More like this"),
-      h("button", { type: "button", onclick: then(thisBut) }, "This, but …"),
+      h("button", { type: "button", class: "primary", onclick: then(moreLike) }, "Similar"),
+      h("button", { type: "button", onclick: then(thisBut) }, "Like this, but …"),
       h("button", { type: "button", onclick: then((one) => compose(one, 1)) }, "With this"),
       h("button", { type: "button", onclick: then((one) => compose(one, -0.5)) }, "Without this"),
+    ),
+    h(
+      "div",
+      { class: "actions" },
+      item.image && [original(item, "Open the original", { target: "_blank" }), original(item, "Download", { download: fileName(item) })],
       chosen().writable && h("button", { type: "button", class: "danger", onclick: () => confirmDelete(item) }, "Delete"),
     ),
     fields.length ? h("dl", { class: "fields" }, fields.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))) : "",
@@ -59,6 +64,24 @@ function draw(body, item, state) {
   const path = body.querySelector(".path");
   if (state.view === "search" && asks(state)) explain(path, item, state);
   else plainPath(path, item);
+}
+
+const fileName = (item) => item.id.split("/").at(-1);
+
+/** A link to the file of a picture as it is; with a key it is fetched first, since a link cannot send one. */
+function original(item, label, attributes) {
+  const path = `/v1/items/original?${new URLSearchParams({ index: chosen().name, id: item.id })}`;
+  const fetchFirst = async (event) => {
+    if (!key.get() || event.target.href.startsWith("blob:")) return;
+    event.preventDefault();
+    try {
+      event.target.href = URL.createObjectURL(await (await call(path)).blob());
+      event.target.click();
+    } catch (problem) {
+      tell(problem);
+    }
+  };
+  return h("a", { class: "button", href: path, onclick: fetchFirst, "data-leaves": true, ...attributes }, label);
 }
 
 /** Close without going Back: what was asked for leads elsewhere. */

@@ -89,7 +89,7 @@ function askForKey(wasRefused) {
 /** Links within the page change what is shown; the browser keeps those that open a new tab. */
 function follow(event) {
   const link = event.target.closest("a[href^='/']");
-  if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  if (!link || "leaves" in link.dataset || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
   event.preventDefault();
   const state = current();
   const next = read(new URL(link.href), link.dataset.view ? null : { picture: state.picture });

@@ -11,7 +11,7 @@ const REMEDIES = {
   429: "It is asked again by itself.",
   500: "It is a fault of the server; its log says more.",
   503: "It comes back when it is started again.",
-  504: "A narrower beam answers sooner: see Dials.",
+  504: "A narrower beam answers sooner: see Settings.",
 };
 let countdown = 0;
 

@@ -2,8 +2,8 @@
 
 import { ask } from "./api.js";
 import { card } from "./cards.js";
-import { compose, moreLike, thisBut } from "./composer.js";
-import { byId, h, icon } from "./elements.js";
+import { moreLike, thisBut } from "./composer.js";
+import { byId, h } from "./elements.js";
 import { chosen, go } from "./navigation.js";
 import { say, tell } from "./notices.js";
 import { base64 } from "./pictures.js";
@@ -11,8 +11,13 @@ import { asks, pictureOf, START } from "./state.js";
 import { count, itemName, milliseconds, percent } from "./words.js";
 
 const MOST = 200;
+const QUICK_MS = 400;
 let running = null;
 let answered = { question: null };
+let lastTook = 0;
+
+/** Whether hits come quickly enough to be shown as one types. */
+export const isQuick = () => lastTook < QUICK_MS;
 
 /** The search as the server wants it. */
 export async function question(state) {
@@ -49,7 +54,8 @@ export async function showResults(state) {
   try {
     const answer = await ask("/v1/search", { method: "POST", json: asked, signal });
     answered = { question: spelt };
-    draw(place, answer, state, performance.now() - begun);
+    lastTook = performance.now() - begun;
+    draw(place, answer, state, lastTook);
   } catch (problem) {
     if (problem.name === "AbortError") return;
     answered = { question: null };
@@ -72,7 +78,7 @@ function draw(place, answer, state, roundTrip) {
     return;
   }
   const held = place.contains(document.activeElement) && (document.activeElement.closest(".card")?.dataset.id ?? "");
-  const list = h("ol", { class: isGood === false ? "grid doubtful" : "grid", "aria-label": "Hits, best first" }, hits.map((hit) => hitCard(hit, state)));
+  const list = h("ol", { class: gridClass(hits, isGood === false), "aria-label": "Hits, best first" }, hits.map((hit) => hitCard(hit, state)));
   const more = hits.length >= state.k && state.k < MOST && h("p", { class: "more" }, h("button", { type: "button", onclick: () => showMore(state) }, "Show more"));
   place.replaceChildren(
     ...[
@@ -84,6 +90,11 @@ function draw(place, answer, state, roundTrip) {
   );
   if (held !== false) (list.querySelector(`[data-id="${CSS.escape(held)}"] .open`) ?? list.querySelector(".open")).focus();
   say(isGood === false ? `No good match. ${found}, all doubtful.` : `${found}. The first: ${itemName(hits[0])}`);
+}
+
+/** Texts alone need width, not squares. */
+function gridClass(found, isDoubtful) {
+  return ["grid", found.every((item) => !item.image) && "texts", isDoubtful && "doubtful"].filter(Boolean).join(" ");
 }
 
 function noMatchWords(best, state) {
@@ -113,20 +124,16 @@ async function showMore(state) {
 function hitCard(hit, state) {
   const sure = hit.relevance === null ? null : percent(hit.relevance);
   const label = `Hit ${hit.rank}: ${itemName(hit)}${sure ? `, ${sure} relevant` : ""}`;
-  const rated = sure
-    ? h("span", { class: "sure", title: `relevance; score ${hit.score.toFixed(4)}` }, h("span", { class: "meter", "--share": hit.relevance }), sure)
-    : h("span", { class: "sure score", title: "score" }, hit.score.toFixed(3));
+  const rated = sure && h("span", { class: "sure", title: `relevance ${sure}` }, h("span", { class: "meter", "--share": hit.relevance }), sure);
   return card(
     hit,
     { label, state },
-    h("div", { class: "rating", "aria-hidden": "true" }, h("span", { class: "rank" }, hit.rank), rated),
     h(
       "div",
       { class: "acts" },
-      h("button", { type: "button", title: "More like this (M)", onclick: () => moreLike(hit) }, "Similar"),
-      h("button", { type: "button", title: "This, but … (B)", onclick: () => thisBut(hit) }, "But …"),
-      h("button", { type: "button", class: "icon", title: "Add to the query (+)", "aria-label": "Add to the query", onclick: () => compose(hit, 1) }, icon("plus")),
-      h("button", { type: "button", class: "icon", title: "Away from this (−)", "aria-label": "Away from this", onclick: () => compose(hit, -0.5) }, icon("minus")),
+      h("span", { class: "rating", "aria-hidden": "true", title: `score ${hit.score.toFixed(4)}` }, h("span", { class: "rank" }, hit.rank), rated),
+      h("button", { type: "button", title: "Similar (M)", onclick: () => moreLike(hit) }, "Similar"),
+      h("button", { type: "button", title: "Like this, but … (B)", onclick: () => thisBut(hit) }, "Like this, but …"),
     ),
   );
 }
@@ -154,7 +161,7 @@ async function showBeginning(state, signal) {
     }
     place.replaceChildren(
       h("div", { class: "taken" }, h("h2", {}, "Some of what is here"), h("p", { class: "fine" }, "Open one, drag one into the query, or describe something else.")),
-      h("ul", { class: "grid", "aria-label": "Examples" }, examples.map((item) => card(item, { state: { ...START, index: state.index } }))),
+      h("ul", { class: gridClass(examples, false), "aria-label": "Examples" }, examples.map((item) => card(item, { state: { ...START, index: state.index } }))),
     );
   } catch (problem) {
     tell(problem, () => showResults(state), place);
