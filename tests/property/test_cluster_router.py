@@ -185,7 +185,8 @@ def test_shards_answer_as_one_index(plain, tmp_path):
     for seed in range(plain.SOME_POOLS * 3):
         drawn = Drawn(plain, seed, tmp_path / str(seed))
         ranker = LookupRanker(drawn.tables)
-        shards = [Here(Shard.open(folder, ranker)) for folder in drawn.shard_folders]
+        opened = [Snapshot.open(folder) for folder in drawn.shard_folders]
+        shards = [Here(Shard(snapshot, ranker)) for snapshot in opened]
         router = Router(drawn.decoder, shards, depth=int(drawn.random.integers(1, 5)))
         for _ in range(4):
             config = drawn.config()
@@ -194,10 +195,11 @@ def test_shards_answer_as_one_index(plain, tmp_path):
             queries[:, 0] = np.arange(QUERIES)
             found = router.find(queries, evidence, asked, config)
             expected = drawn.expected(queries, evidence, asked, config)
-            for one, known in zip(found, expected, strict=True):
-                ids = [item.id for item, _ in one.found]
-                history = np.nan_to_num(one.log_probabilities).tolist()
-                assert (ids, one.scores.tolist(), history, one.touched) == known, (seed, config)
+            for (ranking, history), known in zip(found, expected, strict=True):
+                places = zip(ranking.parts.tolist(), ranking.items.tolist(), strict=True)
+                ids = [opened[part].segments[0].items.get([row])[0].id for part, row in places]
+                decoded = np.nan_to_num(history).tolist()
+                assert (ids, ranking.scores.tolist(), decoded, ranking.touched) == known, (seed, config)
                 nonempty += bool(ids)
     assert nonempty > 100
 
@@ -211,7 +213,8 @@ def test_a_batch_costs_each_shard_one_ranking_and_no_call_at_levels_held_by_the_
         and len(one.shard_folders) > 2
         and len(one.single.segments[0].dead) == 0
     )
-    shards = [Here(Shard.open(folder, LookupRanker(drawn.tables))) for folder in drawn.shard_folders]
+    ranker = LookupRanker(drawn.tables)
+    shards = [Here(Shard(Snapshot.open(folder), ranker)) for folder in drawn.shard_folders]
     router = Router(drawn.decoder, shards, depth=len(drawn.sizes))
     queries = quarters(drawn.random, QUERIES, DIM)
     config = SearchConfig(beam=120, rerank="codes", candidates=50)

@@ -116,9 +116,9 @@ class Build(DeviceOptions, JsonOption):
             from genius_search.cluster.run import LocalProcesses
 
             return LocalProcesses(self.local)
-        from genius_search.cluster.ray import RayTasks
+        from genius_search.cluster.ray import Ray
 
-        return RayTasks(self.address, cores=self.local)
+        return Ray(self.address, cores=self.local)
 
 
 @command

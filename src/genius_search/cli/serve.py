@@ -54,6 +54,12 @@ class Serve:
     queue: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 256
     """Searches that may wait; beyond that clients are told when to come back."""
 
+    address: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="")] = None
+    """Search the shards of clusters on this Ray cluster; local starts one here."""
+
+    replicas: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 1
+    """With --address: copies of each shard; if one dies, another answers."""
+
     device: str = "cpu"
     """Device of the model: cpu or cuda."""
 
@@ -80,8 +86,12 @@ class Serve:
         from genius_search.serve.keys import Keys
 
         keys = None if self.keys is None else Keys(self.keys)
-        with _bind(self.host, self.port) as bound:
-            return _serve(self, _open_indexes(self), keys, bound, began)
+        with contextlib.ExitStack() as stack:
+            bound = stack.enter_context(_bind(self.host, self.port))
+            indexes = _open_indexes(self)
+            if self.address is not None:
+                indexes = _place(self, indexes, stack)
+            return _serve(self, indexes, keys, bound, began)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +150,21 @@ def _open_indexes(command: Serve) -> dict[str, Index]:
         indexes[name] = index
         models[fingerprint] = index.model
     return indexes
+
+
+def _place(command: Serve, indexes: dict[str, Index], stack: contextlib.ExitStack) -> dict[str, Index]:
+    """Return the indexes with clusters placed on a Ray cluster, until the stack is closed."""
+    from genius_search.cluster.folder import Cluster
+    from genius_search.cluster.ray import Ray, place_shards
+
+    shards = sum(len(index.snapshot.segments) for index in indexes.values() if isinstance(index, Cluster))
+    stack.enter_context(Ray(command.address or "", cores=shards * command.replicas))
+    return {
+        name: place_shards(index.folder, index.model, copies=command.replicas)
+        if isinstance(index, Cluster)
+        else index
+        for name, index in indexes.items()
+    }
 
 
 def _serve(

@@ -145,6 +145,10 @@ class Cluster(Index):
             )
         return Cluster(folder, opened)
 
+    def reopen(self) -> Cluster:
+        """Return another handle of the same cluster, with the same model."""
+        return Cluster(self.folder, self.model)
+
     def _stamp(self) -> tuple[int, ...]:
         return tuple(
             number

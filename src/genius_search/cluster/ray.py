@@ -1,7 +1,8 @@
-"""Running the functions of a build on a Ray cluster; imported only where that is asked for.
+"""Building and searching on a Ray cluster; imported only where that is asked for.
 
-Ray places them, and repeats what a lost process or machine was doing. Every machine needs this package, and
-must see the cluster's folder and the pool under the same paths.
+Ray places the functions of a build, and the shards to be searched; it repeats what a lost process or machine
+was doing. Every machine needs this package, and must see the cluster's folder and the pool under the same
+paths.
 
 Ray listens on all addresses of a machine, so token authentication is on: every machine needs the token (`ray
 get-auth-token --generate`, or the environment variable RAY_AUTH_TOKEN). Usage statistics are off.
@@ -9,20 +10,33 @@ get-auth-token --generate`, or the environment variable RAY_AUTH_TOKEN). Usage s
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from genius_search.cluster.build import Work
+from genius_search.cluster.folder import SHARDS, Cluster
+from genius_search.cluster.routed import RoutedCluster, filled_shards
 from genius_search.cluster.run import MOST_DEATHS
-from genius_search.errors import UsageError
+from genius_search.cluster.shard import Shard
+from genius_search.errors import DeadlinePassed, UsageError
+from genius_search.model import Genius
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads both when it is imported
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 import ray
-from ray.exceptions import AuthenticationError, GetTimeoutError, RayTaskError, WorkerCrashedError
+from ray.exceptions import (
+    AuthenticationError,
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 LOCAL: Final = "local"
 """Address that starts Ray on this machine, for this build alone."""
@@ -34,8 +48,8 @@ WAITING: Final = 2
 """Functions that wait for each core, so that it need not wait for the driver."""
 
 
-class RayTasks:
-    """Runs the functions of a build on a Ray cluster, one for each core.
+class Ray:
+    """A connection to a Ray cluster, which runs the functions of a build, one for each core.
 
     Parameters
     ----------
@@ -54,7 +68,7 @@ class RayTasks:
         self._address = address
         self._cores = cores
 
-    def __enter__(self) -> RayTasks:  # noqa: PYI034  beartype cannot check Self
+    def __enter__(self) -> Ray:  # noqa: PYI034  beartype cannot check Self
         if self._address == LOCAL:
             ray.init(address=LOCAL, num_cpus=self._cores, include_dashboard=False, log_to_driver=False)
             return self
@@ -118,3 +132,102 @@ def _check_address(address: str) -> None:
         raise UsageError(
             f"nothing answers at {address} ({error}); `ray status` there says whether Ray runs"
         ) from None
+
+
+START_SECONDS: Final = 300.0
+"""Longest wait for the copies to open their shards."""
+CALL_SECONDS: Final = 10.0
+"""Longest wait for an answer of one copy of a shard."""
+ATTEMPTS: Final = 6
+"""How often a call is made, each time to another copy, before the shard counts as gone."""
+PAUSE_SECONDS: Final = 0.05
+"""Wait after the first failure; it doubles."""
+
+log = logging.getLogger(__name__)
+
+
+class _Copy:
+    """A copy of a shard in a process of its own, which Ray starts again if it dies."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self._shard = Shard.open(folder, Genius.open(model))
+
+    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of the shard."""
+        return getattr(self._shard, method)(*arguments)
+
+
+class RayShard:
+    """A shard with copies; a call that a dying copy does not answer is made again to another one."""
+
+    def __init__(self, name: str, copies: Sequence[Any]) -> None:
+        self.name = name
+        self.copies = copies
+        self._turn = itertools.count()
+
+    def submit(self, method: str, *arguments: Any) -> RayAnswer:
+        """Begin to call a method."""
+        return RayAnswer(self, method, arguments)
+
+    def begin(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Begin to call a method of the copy whose turn it is."""
+        return self.copies[next(self._turn) % len(self.copies)].call.remote(method, arguments)
+
+
+class RayAnswer:
+    """An answer of a shard that may not be there yet."""
+
+    def __init__(self, shard: RayShard, method: str, arguments: tuple[Any, ...]) -> None:
+        self._shard = shard
+        self._call = (method, arguments)
+        self._pending = shard.begin(method, arguments)
+
+    def result(self) -> Any:
+        """Wait for the answer, and return it.
+
+        Raises
+        ------
+        DeadlinePassed
+            No copy of the shard answers.
+        """
+        for attempt in range(ATTEMPTS):
+            try:
+                return ray.get(self._pending, timeout=CALL_SECONDS)
+            except RayTaskError as error:
+                raise error.cause from None  # the shard's own error
+            except (RayActorError, GetTimeoutError) as error:
+                log.warning("shard %s: %s, asked again", self._shard.name, type(error).__name__)
+                time.sleep(PAUSE_SECONDS * 2**attempt)
+                self._pending = self._shard.begin(*self._call)
+        raise DeadlinePassed(
+            f"no copy of shard {self._shard.name} answers; `ray status` lists the machines that are left"
+        )
+
+
+def place_shards(folder: Path, model: Genius, *, copies: int) -> RoutedCluster:
+    """Place copies of every shard on the Ray cluster that is connected, and return the cluster to search.
+
+    Raises
+    ------
+    UsageError
+        ``copies`` is below 1, or a shard cannot be opened where it was placed.
+    """
+    if copies < 1:
+        raise UsageError(f"--replicas is {copies}, expected 1 or more")
+    folder = folder.resolve()
+    Cluster.open_folder(folder, model=model)  # what is wrong is said here
+    remote = ray.remote(num_cpus=1, max_restarts=-1, scheduling_strategy="SPREAD")(_Copy)
+    shards = [
+        RayShard(
+            name, [remote.remote(folder / SHARDS / name, str(model.folder.resolve())) for _ in range(copies)]
+        )
+        for name in filled_shards(folder)
+    ]
+    started = [copy.call.remote("top", (1,)) for shard in shards for copy in shard.copies]
+    ready, waiting = ray.wait(started, num_returns=len(started), timeout=START_SECONDS)
+    if waiting:
+        raise UsageError(
+            f"only {len(ready)} of {len(started)} copies of shards started within {START_SECONDS:g} seconds; "
+            "each needs a core: give fewer --replicas, or more machines"
+        )
+    return RoutedCluster(folder, model, shards)

@@ -19,10 +19,11 @@ from jaxtyping import Bool, Float32, Int64
 from genius_search.cluster.shard import RankRequest, ShardChildren, ShardRanking, Top
 from genius_search.config import SearchConfig
 from genius_search.index.filters import Filter
-from genius_search.index.items import Item
 from genius_search.search.beam import BeamSearch, Frontier
 from genius_search.search.beams import topk
 from genius_search.search.decoder import Decoder
+from genius_search.search.fast import Found
+from genius_search.search.rank import Ranking
 from genius_search.search.table import Children, IdTable
 
 DEPTH: Final = 4
@@ -55,19 +56,6 @@ class Asked(NamedTuple):
     allowed: Filter | None = None
 
 
-class Routed(NamedTuple):
-    """The hits of one query, best first."""
-
-    shards: Int64[np.ndarray, " hits"]
-    scores: Float32[np.ndarray, " hits"]
-    log_probabilities: Float32[np.ndarray, "hits levels"]
-    """Log-probabilities of the codes of each hit's beam; NaN for levels that were not decoded."""
-    found: list[tuple[Item, list[int]]]
-    """Item and ID of each hit."""
-    touched: int
-    """Number of items under all beams."""
-
-
 class Ranges(NamedTuple):
     """Those of some ranges of rows that a shard holds, or holds in part."""
 
@@ -94,9 +82,7 @@ class Router:
         self.shards = shards
         self.depth = min(depth, len(decoder.sizes))
         tops: list[Top] = [one.result() for one in [shard.submit("top", self.depth) for shard in shards]]
-        self.num_items = sum(top.num_items for top in tops)
         self.has_deleted = any(top.has_deleted for top in tops)
-        self.field_names = frozenset().union(*(top.field_names for top in tops))
         self._offsets = np.cumsum([0, *(top.num_rows for top in tops)])
         first = np.concatenate([top.first + start for top, start in zip(tops, self._offsets, strict=False)])
         codes = np.concatenate([top.codes.astype(np.int16) for top in tops])
@@ -120,8 +106,8 @@ class Router:
         evidence: Float32[np.ndarray, "queries dim"],
         asked: Sequence[Asked],
         config: SearchConfig,
-    ) -> list[Routed]:
-        """Find the best items for each query of a batch.
+    ) -> list[Found]:
+        """Find the best items for each query of a batch; shards are the parts of the rankings.
 
         Parameters
         ----------
@@ -129,8 +115,7 @@ class Router:
             the queries in the space of the stored embeddings.
         """
         if not len(self):
-            nothing = np.zeros(0, dtype=np.float32)
-            return [Routed(np.zeros(0, np.int64), nothing, nothing[:, None], [], 0) for _ in asked]
+            return [_nothing(len(self.decoder.sizes)) for _ in asked]
         if self.has_deleted:
             asked = [one._replace(allowed=one.allowed or Filter()) for one in asked]
         beams = _Search(self, config, asked).run(torch.from_numpy(queries))
@@ -164,11 +149,10 @@ class Router:
         history: Float32[np.ndarray, "beams levels"],
         k: int,
         config: SearchConfig,
-    ) -> Routed:
+    ) -> Found:
         """Merge the rankings of shards, each with its hits' beams; ties are in the order of one index."""
         if not rankings:
-            nothing = np.zeros(0, dtype=np.float32)
-            return Routed(np.zeros(0, np.int64), nothing, history[:0], [], 0)
+            return _nothing(history.shape[1])
         shards = np.repeat([shard for shard, _, _ in rankings], [len(one.scores) for _, _, one in rankings])
         place = np.concatenate([np.arange(len(one.scores)) for _, _, one in rankings])
         beams = np.concatenate([own for _, own, _ in rankings])
@@ -179,30 +163,11 @@ class Router:
         if config.rerank == "embeddings" and config.shortlist:
             best = best[: max(k, config.shortlist)]
             best = best[topk(scores[best], k)]
-            found = self._fetch(rankings, shards, place, best)
-        else:
-            best = best[:k]
-            by_place = [item for _, _, one in rankings for item in one.found]
-            found = [by_place[number] for number in best.tolist()]
-        return Routed(shards[best], scores[best], history[beams[best]], found, touched)
-
-    def _fetch(
-        self,
-        rankings: Sequence[tuple[int, Int64[np.ndarray, " _"], ShardRanking]],
-        shards: Int64[np.ndarray, " hits"],
-        place: Int64[np.ndarray, " hits"],
-        best: Int64[np.ndarray, " kept"],
-    ) -> list[tuple[Item, list[int]]]:
-        """Return the chosen hits' items and IDs, which the ranking of a shortlist leaves out."""
-        calls = []
-        for shard, _, ranking in rankings:
-            own = np.flatnonzero(shards[best] == shard)
-            if len(own):
-                rows = place[best[own]]
-                call = self.shards[shard].submit("items", ranking.items[rows], ranking.rows[rows])
-                calls.append((own.tolist(), call))
-        found = {number: item for own, call in calls for number, item in zip(own, call.result(), strict=True)}
-        return [found[number] for number in range(len(best))]
+        best = best[:k]
+        items = np.concatenate([one.items for _, _, one in rankings])
+        rows = np.concatenate([one.rows for _, _, one in rankings])
+        ranking = Ranking(shards[best], items[best], rows[best], scores[best], beams[best], touched)
+        return Found(ranking, history[beams[best]])
 
     def split(
         self, low: Int64[np.ndarray, " ranges"], high: Int64[np.ndarray, " ranges"]
@@ -249,6 +214,11 @@ class Router:
         parent, code, first, last = self._top.children(level, *rows)
         first, last = self._first[first], self._first[last]
         return ShardChildren(which[parent], code, first, last, last - first)
+
+
+def _nothing(levels: int) -> Found:
+    none, scores = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
+    return Found(Ranking(none, none, none, scores, none, 0), np.zeros((0, levels), dtype=np.float32))
 
 
 def _join(found: Sequence[ShardChildren]) -> ShardChildren:

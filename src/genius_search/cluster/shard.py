@@ -13,8 +13,8 @@ from jaxtyping import Float32, Int64, Integer
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.index.filters import Filter
-from genius_search.index.items import Item
 from genius_search.index.snapshot import MAX_FILTERS, Snapshot
+from genius_search.model import Genius
 from genius_search.nn.arrays import AnyArray, as_floats
 from genius_search.search.beams import Beams
 from genius_search.search.rank import CodeRanker, Evidence, by_embeddings, rank_items
@@ -26,13 +26,10 @@ class Top(NamedTuple):
 
     num_rows: int
     """Number of IDs in the shard."""
-    num_items: int
     first: Int64[np.ndarray, " prefixes"]
     """First row of each prefix, ascending."""
     codes: Integer[np.ndarray, "prefixes depth"]
     has_deleted: bool
-    field_names: frozenset[str]
-    """Fields of the items, as :func:`genius_search.index.items.spell_path` spells them."""
 
 
 class ShardChildren(NamedTuple):
@@ -71,8 +68,6 @@ class ShardRanking(NamedTuple):
     items: Int64[np.ndarray, " hits"]
     rows: Int64[np.ndarray, " hits"]
     touched: int
-    found: list[tuple[Item, list[int]]]
-    """Item and ID of each hit; empty with a shortlist, of which only some will be hits."""
 
 
 class LookupRanker(CodeRanker):
@@ -109,28 +104,20 @@ class Shard:
         self._allowed: dict[Filter, Allowed] = {}
 
     @staticmethod
-    def open(folder: Path, ranker: CodeRanker) -> Shard:
+    def open(folder: Path, model: Genius) -> Shard:
         """Open a shard of a cluster."""
-        return Shard(Snapshot.open(folder), ranker)
+        tables = model.ids.scheme.tables()
+        return Shard(Snapshot.open(folder), model.ranker if tables is None else LookupRanker(tables))
 
     def top(self, depth: int) -> Top:
         """Return the prefixes of ``depth`` codes."""
         if not self._parts:
             nothing = np.zeros((0, depth), dtype=np.int16)
-            return Top(
-                0, 0, nothing[:, 0].astype(np.int64), nothing, has_deleted=False, field_names=frozenset()
-            )
+            return Top(0, nothing[:, 0].astype(np.int64), nothing, has_deleted=False)
         table = self._parts[0].table
         first = np.sort(np.concatenate([[0], table.starts[: table.level_bounds[depth]]])).astype(np.int64)
-        segment = self._snapshot.segments[0]
-        return Top(
-            len(table),
-            segment.num_alive,
-            first,
-            np.asarray(table.ids[first, :depth]),
-            has_deleted=self._parts[0].alive is not None,
-            field_names=frozenset(segment.items.field_names),
-        )
+        codes = np.asarray(table.ids[first, :depth])
+        return Top(len(table), first, codes, has_deleted=self._parts[0].alive is not None)
 
     def children(
         self,
@@ -179,15 +166,7 @@ class Shard:
         scores = found.scores
         if is_listed:
             scores = by_embeddings(self._parts, found, request.evidence, evidence, config)
-        items = [] if is_listed else self.items(found.items, found.rows)
-        return ShardRanking(scores, found.scores, found.beams, found.items, found.rows, found.touched, items)
-
-    def items(
-        self, items: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]
-    ) -> list[tuple[Item, list[int]]]:
-        """Return items with their IDs."""
-        found = self._snapshot.items(np.zeros(len(items), dtype=np.int64), items)
-        return list(zip(found, self._parts[0].table.ids[rows].tolist(), strict=True))
+        return ShardRanking(scores, found.scores, found.beams, found.items, found.rows, found.touched)
 
     def _restrict(self, wanted: Filter) -> Allowed | None:
         """Return the items that a filter allows, and that are not deleted."""

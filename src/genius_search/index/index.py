@@ -591,6 +591,10 @@ class Index:
         relevance = hits[0].relevance
         return None if relevance is None else relevance >= 0.5
 
+    def reopen(self) -> Index:
+        """Return another handle of the same index, with the same model."""
+        return Index(self.folder, self.model)
+
     def _stamp(self) -> tuple[int, ...]:
         """Return a stamp that every change of the index replaces."""
         return manifest_stamp(self.folder)

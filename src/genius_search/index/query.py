@@ -363,16 +363,21 @@ def _search(
         )
         for query in queries
     ]
-    answers = find(
-        lambda: model.decoder,
-        model.fast,
-        snapshot.parts,
-        np.stack([query.embedding for query in queries]),
-        wanted,
-        config,
-        evidence=evidence_of(model, snapshot),
-        embeddings=[query.evidence for query in queries],
-    )
+    embeddings = np.stack([query.embedding for query in queries])
+    evidence = [query.evidence for query in queries]
+    if snapshot.search is not None:
+        answers = snapshot.search(embeddings, evidence, wanted, config)
+    else:
+        answers = find(
+            lambda: model.decoder,
+            model.fast,
+            snapshot.parts,
+            embeddings,
+            wanted,
+            config,
+            evidence=evidence_of(model, snapshot),
+            embeddings=evidence,
+        )
     results = []
     num_levels = model.num_levels  # hits show the codes without the columns stored after them
     for query, (found, log_probabilities) in zip(queries, answers, strict=True):

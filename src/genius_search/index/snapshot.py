@@ -34,8 +34,14 @@ from genius_search.records import Modality
 from genius_search.search.table import Allowed, Part, Restriction
 
 if TYPE_CHECKING:  # opening an index does not rank
+    from collections.abc import Callable
+
+    from genius_search.config import SearchConfig
+    from genius_search.search.fast import Found, Wanted
     from genius_search.search.rank import Vectors
     from genius_search.search.tree import CodeTree, SharedPrefixes
+
+    RemoteSearch = Callable[[np.ndarray, Sequence[np.ndarray], Sequence[Wanted], SearchConfig], list[Found]]
 
 MAX_FILTERS: Final = 16
 """Number of filters whose results are cached, at about 1.2 bytes an item each."""
@@ -64,6 +70,8 @@ class Snapshot:
         self.segments = segments
         self.is_verified = False
         """True once every file of this state was compared with its checksum."""
+        self.search: RemoteSearch | None = None
+        """Finds the hits of query embeddings, with the vectors to re-rank by, if that is done elsewhere."""
         self._restrictions: dict[Filter, Restriction] = {}
         self._caching = threading.Lock()
         self._shared: dict[int, SharedPrefixes] = {}
@@ -185,7 +193,7 @@ class Snapshot:
         """
         known = self._restrictions.get(wanted)
         if known is None:
-            self._check_fields(wanted)
+            self.check_fields(wanted)
             allowed = []
             for segment in self.segments:
                 mask = np.zeros(segment.table.num_items, dtype=bool)
@@ -199,7 +207,7 @@ class Snapshot:
                 self._restrictions[wanted] = known
         return known
 
-    def _check_fields(self, wanted: Filter) -> None:
+    def check_fields(self, wanted: Filter) -> None:
         """Refuse conditions on fields that no item has."""
         names = set().union(*(segment.items.field_names for segment in self.segments))
         for condition in wanted.conditions:

@@ -524,7 +524,7 @@ class Engine:
             max_size=MAX_WRITTEN, wait_ms=settings.write_wait_ms, max_waiting=MAX_UNWRITTEN
         )
         self._writers = {
-            name: IndexWriter(name, type(index)(index.folder, index.model), write_limits, self.metrics)
+            name: IndexWriter(name, index.reopen(), write_limits, self.metrics)
             for name, index in self.indexes.items()
         }
         self._batchers: dict[str, list[Batcher[Any, Any, Any]]] = {

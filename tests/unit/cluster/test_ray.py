@@ -11,15 +11,19 @@ from pathlib import Path
 import pytest
 
 from genius_search.cluster.build import Settings, build_cluster
-from genius_search.errors import BadData, UsageError
+from genius_search.cluster.folder import Cluster
+from genius_search.config import SearchConfig
+from genius_search.errors import BadData, DeadlinePassed, UsageError
+from genius_search.index.query import SearchRequest
 
-RayTasks = pytest.importorskip("genius_search.cluster.ray", reason="needs Ray").RayTasks
+module = pytest.importorskip("genius_search.cluster.ray", reason="needs Ray")
+Ray, place_shards, ray = module.Ray, module.place_shards, module.ray
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
 
 @pytest.fixture(scope="module")
 def tasks():
-    with RayTasks("local", cores=2) as started:
+    with Ray("local", cores=2) as started:
         yield started
 
 
@@ -59,7 +63,7 @@ def test_ray_builds_what_one_process_builds(tasks, trained, tmp_path):
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:x"])
 def test_an_address_without_a_port_is_refused(address):
-    with pytest.raises(UsageError, match="HOST:PORT"), RayTasks(address):
+    with pytest.raises(UsageError, match="HOST:PORT"), Ray(address):
         pass
 
 
@@ -67,5 +71,46 @@ def test_an_address_where_nothing_answers_is_said_at_once():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(UsageError, match="nothing answers"), RayTasks(f"127.0.0.1:{port}"):
+    with pytest.raises(UsageError, match="nothing answers"), Ray(f"127.0.0.1:{port}"):
         pass
+
+
+@pytest.fixture(scope="module")
+def built(trained, tmp_path_factory) -> Path:
+    """A cluster of sixty texts in two shards."""
+    folder = tmp_path_factory.mktemp("served")
+    rows = ({"id": str(number), "text": f"text {number}", "price": number} for number in range(60))
+    (folder / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = Settings(
+        str(folder / "pool.jsonl"), model=str(trained.model), shards=2, rows=30, embeddings="fused"
+    )
+    build_cluster(folder / "X", given)
+    return folder / "X"
+
+
+def test_placed_shards_answer_as_one_index_also_while_a_copy_is_killed(tasks, built, caplog):
+    here = Cluster.open_folder(built)
+    placed = place_shards(built, here.model, copies=1)
+    requests = [
+        SearchRequest(text=f"text {number}", k=7, where=["price>9"] if number % 2 else ())
+        for number in range(6)
+    ]
+    config = SearchConfig(rerank="codes", candidates=20, beam=5)
+    expected = here.search_many(requests, config=config)
+
+    def check():
+        for found, known in zip(placed.search_many(requests, config=config), expected, strict=True):
+            assert [hit.id for hit in found] == [hit.id for hit in known]
+            assert [hit.text for hit in found] == [hit.text for hit in known]
+            assert [hit.score for hit in found] == pytest.approx([hit.score for hit in known], abs=1e-5)
+
+    check()
+    (copy,) = placed._router.shards[1].copies
+    ray.kill(copy, no_restart=False)
+    check()
+    assert any("asked again" in record.message for record in caplog.records)
+    with pytest.raises(UsageError, match="no item"):
+        placed.search("a text", where=["colour=red"])
+    ray.kill(copy)
+    with pytest.raises(DeadlinePassed, match="000001"):
+        placed.search_many(requests, config=config)
