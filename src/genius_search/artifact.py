@@ -18,12 +18,14 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
@@ -410,6 +412,8 @@ def _read_manifest(folder: Path, kind: str) -> Manifest:
 
 def acquire(folder: Path) -> FileLock:
     """Lock a folder for writing. A process may hold one several times; a killed process holds none."""
+    from filelock import FileLock, Timeout  # noqa: PLC0415  readers need none
+
     lock = FileLock(folder.parent / f".{folder.name}.lock", thread_local=False, is_singleton=True)
     try:
         lock.acquire(timeout=LOCK_SECONDS)

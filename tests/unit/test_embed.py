@@ -334,6 +334,22 @@ def test_queries_in_memory_get_what_rows_would(tmp_path, pictures):
         features_of(Encoder(), [*contents, Content(None, "", ItemKey("query", ""))])
 
 
+def test_what_several_queries_have_is_encoded_once():
+    picture, key = Image.new("RGB", (4, 4), "red"), ItemKey("query", "7")
+    encoder = Encoder()
+    asked = []
+    given = (("image_features", encoder.image_features), ("text_features", encoder.text_features))
+    for name, encode in given:
+        setattr(encoder, name, lambda items, encode=encode: asked.append(len(items)) or encode(items))
+    contents = [Content(picture, text, key) for text in ("1", "2", "1", "")]
+    together = features_of(encoder, contents)
+    assert asked == [1, 2]
+    for row, content in enumerate(contents):
+        alone = features_of(Encoder(), [content])
+        np.testing.assert_array_equal(together.image[row], alone.image[0])
+        np.testing.assert_array_equal(together.text[row], alone.text[0])
+
+
 def test_shards_that_another_writer_took_away_are_an_error_and_never_a_folder_without_them(tmp_path):
     class Overtaken(Encoder):
         def text_features(self, texts):

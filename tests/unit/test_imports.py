@@ -77,3 +77,10 @@ def test_opening_and_searching_from_python(index):
 def test_the_command_search(index):
     code = f"from genius_search.cli import main; assert main(['search', {str(index)!r}, 'red anchor']) == 0"
     check(loaded_by(code), 9_000)
+
+
+def test_a_trained_index_of_the_small_encoder(trained, tmp_path):
+    pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
+    Index.create(tmp_path / "i", model=trained.model, pool=pool)
+    code = f"from genius_search.cli import main; assert main(['search', {str(tmp_path / 'i')!r}, 'a red bag']) == 0"
+    check(loaded_by(code), 9_200)

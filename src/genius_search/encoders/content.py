@@ -39,6 +39,8 @@ class ContentFeatures(NamedTuple):
 def features_of(encoder: Encoder, contents: Sequence[Content]) -> ContentFeatures:
     """Compute features of queries or candidates in memory, all images and all texts in one batch each.
 
+    An image or a text that several of them have is encoded once.
+
     Raises
     ------
     BadData
@@ -52,12 +54,14 @@ def features_of(encoder: Encoder, contents: Sequence[Content]) -> ContentFeature
         both = [JointInput(image, text, key, image is not None) for image, text, key in contents]
         features.text[:] = as_floats(encoder.joint_features(both))
         return features
-    pictures = [ImageInput(image, key) for image, _, key in contents if image is not None]
-    words = [TextInput(text, key) for _, text, key in contents if text]
+    pictures = {(id(image), key): ImageInput(image, key) for image, _, key in contents if image is not None}
+    words = {(text, key): TextInput(text, key) for _, text, key in contents if text}
     if pictures:
-        features.image[[image is not None for image, _, _ in contents]] = as_floats(
-            encoder.image_features(pictures)
-        )
+        vectors = dict(zip(pictures, as_floats(encoder.image_features([*pictures.values()])), strict=True))
+        for own, (image, _, key) in zip(features.image, contents, strict=True):
+            own[:] = vectors.get((id(image), key), 0)
     if words:
-        features.text[[bool(text) for _, text, _ in contents]] = as_floats(encoder.text_features(words))
+        found = dict(zip(words, as_floats(encoder.text_features([*words.values()])), strict=True))
+        for own, (_, text, key) in zip(features.text, contents, strict=True):
+            own[:] = found.get((text, key), 0)
     return features

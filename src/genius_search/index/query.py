@@ -290,7 +290,12 @@ def encode_queries(
                 if part.id is not None
             ]
         )
-    contents = [_content(model, snapshot, *pair) for pair in parts if pair[1].id is None]
+    images = _open_images([part for _, part in parts])
+    contents = [
+        Content(images.get(id(part.image)), _text(model, snapshot, request, part), ItemKey("query", ""))
+        for request, part in parts
+        if part.id is None
+    ]
     encoded = iter(_encode(model, contents, is_raw=is_raw))
     queries = []
     for (number, request), (level0, restriction) in zip(
@@ -457,19 +462,25 @@ def _constraint(model: Genius, snapshot: Snapshot, request: SearchRequest) -> Co
     )
 
 
-def _content(model: Genius, snapshot: Snapshot, request: SearchRequest, part: SearchPart) -> Content:
-    """Return the image and text of one part, as the encoder reads them."""
-    image = None
-    if part.image is not None:
-        from genius_search.data.images import SHORTEST_SIDE, as_image  # noqa: PLC0415  for images only
+def _open_images(parts: Sequence[SearchPart]) -> dict[int, Image.Image]:
+    """Open the image of each part, by the identity of what was given; the same is opened once."""
+    given = {id(part.image): part.image for part in parts if part.image is not None}
+    if not given:
+        return {}
+    from genius_search.data.images import SHORTEST_SIDE, as_image  # noqa: PLC0415  for images only
 
-        image = as_image(part.image, shortest_side=SHORTEST_SIDE)
+    return {key: as_image(image, shortest_side=SHORTEST_SIDE) for key, image in given.items()}
+
+
+def _text(model: Genius, snapshot: Snapshot, request: SearchRequest, part: SearchPart) -> str:
+    """Return the instruction and text of one part, as the encoder reads them."""
     instruction = request.instruction
     if not instruction:
-        query = Modality.of(has_image=image is not None, has_text=bool(part.text and part.text.strip()))
+        has_text = bool(part.text and part.text.strip())
+        query = Modality.of(has_image=part.image is not None, has_text=has_text)
         wanted = snapshot.modalities[0] if request.modality is None else Modality(request.modality)
         instruction = model.instruction_for(query, wanted)
-    return Content(image, instructed(instruction, part.text), ItemKey("query", ""))
+    return instructed(instruction, part.text)
 
 
 def _encode(

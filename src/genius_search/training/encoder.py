@@ -21,13 +21,13 @@ from genius_search.data.pairs import Batch, Pairs
 from genius_search.embed import transform
 from genius_search.encoders.base import ImageInput, TextInput
 from genius_search.encoders.small import (
-    PADDING,
     AnySmallEncoder,
     EmbeddingNetwork,
     SmallNetwork,
     create_small,
     load_small,
 )
+from genius_search.encoders.small_texts import PADDING
 from genius_search.nn import parallel
 from genius_search.nn.losses import contrastive_loss, word_loss
 from genius_search.progress import Progress
