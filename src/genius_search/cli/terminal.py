@@ -39,8 +39,8 @@ def escape_controls(text: str) -> str:
 class TerminalProgress:
     """Progress bars on a terminal, occasional lines elsewhere. NO_COLOR is respected."""
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet)
         self._bars: Progress | None = None
         self._stage = ""
         self._total = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -13,6 +15,22 @@ from genius_search.config import EncoderConfig, FitConfig, GeneratorConfig, Pres
 
 if TYPE_CHECKING:
     from genius_search.training.embed import TrainingRecords
+
+
+@contextmanager
+def report_progress() -> Iterator[TerminalProgress]:
+    """Join the processes that ``torchrun`` started, if it did; only the first one prints."""
+    from genius_search.errors import GeniusError
+    from genius_search.nn import parallel
+
+    with parallel.join_ranks():
+        try:
+            with TerminalProgress(quiet=parallel.rank() > 0) as progress:
+                yield progress
+        except GeniusError as error:
+            if parallel.rank():
+                raise SystemExit(error.exit_code) from None
+            raise
 
 
 @command
@@ -68,7 +86,7 @@ class Fit(DeviceOptions, TrainingOptions):
         from genius_search.data.mbeir import MBeir
         from genius_search.training.fit import fit
 
-        with TerminalProgress() as progress:
+        with report_progress() as progress:
             model = fit(
                 MBeir(self.data),
                 self.encoder,
@@ -104,7 +122,7 @@ class Embed(DeviceOptions, TrainingOptions):
                 "`small` has no weights yet: train it with `genius train encoder`, which embeds too"
             )
         encoder = load_encoder(absolute_spec(self.encoder), download=self.download, device=self.device)
-        with TerminalProgress() as progress, replace_model(self.out) as folder:
+        with report_progress() as progress, replace_model(self.out) as folder:
             embed_training(self._records(), encoder, folder / "features", progress=progress)
             self._say_next(progress, folder, "quantizer")
 
@@ -133,7 +151,7 @@ class TrainEncoder(StageOptions):
         from genius_search.training.encoder import train_encoder
         from genius_search.training.fit import replace_model
 
-        with TerminalProgress() as progress, replace_model(self.out) as folder:
+        with report_progress() as progress, replace_model(self.out) as folder:
             train_encoder(self._records(), folder, self.settings, progress=progress, device=self.device)
             self._say_next(progress, folder, "quantizer")
 
@@ -155,7 +173,7 @@ class TrainQuantizer(StageOptions):
         from genius_search.training.fit import reopen_embedded, replace_model
         from genius_search.training.quantizer import train_quantizer
 
-        with TerminalProgress() as progress, replace_model(self.out) as folder:
+        with report_progress() as progress, replace_model(self.out) as folder:
             features = reopen_embedded(folder, home=self.out, device=self.device).features
             pairs = Pairs(self._records().lines(), *features)
             train_quantizer(pairs, folder / "quantizer", self.settings, progress=progress, device=self.device)
@@ -182,7 +200,7 @@ class TrainGenerator(StageOptions):
         from genius_search.nn.quantizer import load_quantizer
         from genius_search.training.fit import fit_generator, reopen_embedded, replace_model
 
-        with TerminalProgress() as progress:
+        with report_progress() as progress:
             with replace_model(self.out) as folder:
                 encoder, features = reopen_embedded(folder, home=self.out, device=self.device)
                 records = self._records()

@@ -1,9 +1,12 @@
-"""Distributed training over several ranks, and device checks."""
+"""Training over several processes (ranks), and device checks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +16,42 @@ from torch import Tensor, nn
 from genius_search.errors import UsageError
 
 Rows = TypeVar("Rows", Tensor, np.ndarray)
+Value = TypeVar("Value")
+
+LONGEST_STEP: Final = timedelta(minutes=10)
+"""After which a rank that is lost is noticed."""
+LONGEST_WAIT: Final = timedelta(days=7)
+"""For the first rank, which embeds and writes while the others wait."""
+_waiting: dist.ProcessGroup | None = None
+"""The group of all ranks in which :func:`wait` waits so long."""
+
+
+@contextmanager
+def join_ranks() -> Iterator[None]:
+    """Join the processes that ``torchrun`` started, if it started this one.
+
+    The device ``cuda`` is then the GPU with this process's number on its machine.
+    """
+    if not dist.is_torchelastic_launched():
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    global _waiting  # noqa: PLW0603  like PyTorch's own default group
+    store, rank, size = next(dist.rendezvous("env://"))
+    if os.environ["GROUP_WORLD_SIZE"] == "1":
+        # torchrun keeps its store when it starts the processes again, and in it the addresses of those that
+        # have gone. Several machines count their attempts apart; there, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+        # makes torchrun begin a new store.
+        store = dist.PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LONGEST_STEP)
+    _waiting = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+    try:
+        yield
+    finally:
+        _waiting = None
+        dist.destroy_process_group()
 
 
 def num_ranks() -> int:
@@ -23,6 +62,38 @@ def num_ranks() -> int:
 def rank() -> int:
     """Return the rank of this process."""
     return dist.get_rank() if num_ranks() > 1 else 0
+
+
+def share(value: Value) -> Value:
+    """Return the value of the first rank on all ranks."""
+    if num_ranks() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def wait() -> None:
+    """Wait until all ranks are here."""
+    if num_ranks() > 1:
+        dist.barrier(_waiting)
+
+
+def in_turn(work: Callable[[], Value]) -> Value:
+    """Run something on one rank after the other: the first writes a folder, and the others open it."""
+    for _ in range(rank()):
+        wait()
+    value = work()
+    for _ in range(rank(), num_ranks()):
+        wait()
+    return value
+
+
+def copy_from_first(module: nn.Module) -> None:
+    """Replace parameters and buffers by those of the first rank."""
+    if num_ranks() > 1:
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, 0)
 
 
 def own_rows(batch: Rows) -> Rows:
@@ -77,10 +148,21 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Replace each gradient by its mean over all ranks."""
     if num_ranks() == 1:
         return
-    for parameter in parameters:
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= num_ranks()
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= num_ranks()
+    for gradient, mean in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))
+
+
+def average_measures(measures: Mapping[str, Tensor | float]) -> dict[str, float]:
+    """Return measures as numbers: tensors as their means over all ranks, numbers as they are."""
+    tensors = {name: value for name, value in measures.items() if isinstance(value, Tensor)}
+    means = torch.stack([value.detach().float() for value in tensors.values()])
+    sum_over_ranks([means])
+    numbers = dict(zip(tensors, (means / num_ranks()).tolist(), strict=True))
+    return {name: numbers[name] if name in numbers else float(value) for name, value in measures.items()}
 
 
 def usable(device: str) -> str:

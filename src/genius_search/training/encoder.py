@@ -19,7 +19,7 @@ from genius_search.config import EncoderConfig, checked, to_json
 from genius_search.data.features import ABSENT, FeatureBatch, Features, Shard
 from genius_search.data.pairs import Batch, Pairs
 from genius_search.embed import transform
-from genius_search.encoders.base import ImageInput, TextInput
+from genius_search.encoders.base import Encoder, ImageInput, TextInput
 from genius_search.encoders.small import (
     AnySmallEncoder,
     EmbeddingNetwork,
@@ -32,7 +32,7 @@ from genius_search.nn import parallel
 from genius_search.nn.losses import contrastive_loss, word_loss
 from genius_search.progress import Progress
 from genius_search.training.embed import Embedded, TrainingFeatures, TrainingRecords, embed_training
-from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
+from genius_search.training.loop import Stage, Step, StepResult, num_steps, random_for, train
 
 KIND: Final = "encoder"
 FORWARD_BATCH: Final = 2048
@@ -162,18 +162,21 @@ def train_encoder(
     if not config.network.has_momentum:
         del settings["momentum"]
     home, prepared_folder = folder / "encoder", folder / "prepared"
-    writer = ArtifactWriter(home, kind=KIND, config=settings, inputs={"records": records.fingerprint})
+    stage = Stage(home, kind=KIND, config=settings, inputs={"records": records.fingerprint})
     torch.manual_seed(config.training.seed)
-    done = writer.finished() is not None
-    if done:
+
+    def embed(encoder: Encoder, target: Path) -> TrainingFeatures:
+        return parallel.in_turn(lambda: embed_training(records, encoder, target, progress=progress))
+
+    if stage.is_finished:
         encoder = load_small(home, device=device)
         if not prepared_folder.exists():  # a finished model keeps only the features
-            return Embedded(encoder, embed_training(records, encoder, folder / "features", progress=progress))
+            return Embedded(encoder, embed(encoder, folder / "features"))
     else:
         progress.say("learning the words of the training texts")
         encoder = create_small(config.network, records.all_texts(), seed=config.training.seed)
-    prepared = embed_training(records, _Preparation(encoder), prepared_folder, progress=progress)
-    if not done:
+    prepared = embed(_Preparation(encoder), prepared_folder)
+    if not stage.is_finished:
         pairs = Pairs(records.lines(), *prepared)
         module, take_step = _training(encoder.network.to(device), pairs, config)
         train(
@@ -181,14 +184,20 @@ def train_encoder(
             take_step,
             total=num_steps(len(pairs), config.training),
             config=config.training,
-            folder=writer.path,
+            folder=stage.path,
             progress=progress,
             name="train encoder",
         )
-        encoder.save(writer.path)
-        writer.finish()
+
+        def write(writer: ArtifactWriter) -> None:
+            encoder.save(writer.path)
+            writer.finish()
+
+        stage.write(write)
         encoder = load_small(home, device=device)
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def embed_prepared() -> TrainingFeatures:
         queries, candidates = (
             transform(
                 source,
@@ -199,7 +208,9 @@ def train_encoder(
             )
             for source in prepared
         )
-    return Embedded(encoder, TrainingFeatures(queries, candidates))
+        return TrainingFeatures(queries, candidates)
+
+    return Embedded(encoder, parallel.in_turn(embed_prepared))
 
 
 def _training(

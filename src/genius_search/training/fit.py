@@ -29,6 +29,7 @@ from genius_search.data.pairs import Pairs
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.model import MODEL_FILE, Genius, KnownInstruction
+from genius_search.nn import parallel
 from genius_search.nn.ids import (
     KIND,
     RESIDUAL,
@@ -40,7 +41,6 @@ from genius_search.nn.ids import (
     residual_ids,
     write_ids,
 )
-from genius_search.nn.parallel import usable
 from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
 from genius_search.progress import Progress
 from genius_search.records import candidate_number
@@ -104,7 +104,10 @@ def _fit(
     else:
         opened = load_encoder(absolute_spec(encoder), download=download, device=device)
         records = TrainingRecords(data)
-        embedded = Embedded(opened, embed_training(records, opened, folder / "features", progress=progress))
+        features = parallel.in_turn(
+            lambda: embed_training(records, opened, folder / "features", progress=progress)
+        )
+        embedded = Embedded(opened, features)
     pairs = Pairs(records.lines(), *embedded.features)
     quantizer = train_quantizer(
         pairs, folder / "quantizer", config.quantizer, progress=progress, device=device
@@ -124,6 +127,17 @@ def _fit(
 
 @contextmanager
 def replace_model(folder: Path) -> Iterator[Path]:
+    """Yield the folder to train in, as :func:`_replace_model` does; ranks beyond the first get its path."""
+    if parallel.rank():
+        yield parallel.share(folder)
+    else:
+        with _replace_model(folder) as work:
+            yield parallel.share(work)
+    parallel.wait()
+
+
+@contextmanager
+def _replace_model(folder: Path) -> Iterator[Path]:
     """Yield the folder to train in; a finished model stays as it is until its successor is complete.
 
     Without a finished model, that is the folder itself. Otherwise it is one beside it, with the parts that
@@ -244,7 +258,9 @@ def fit_generator(
         pairs, quantizer, folder / "generator", config, ids=scheme, progress=progress, device=device
     )
     instructions = known_instructions(records.data.instructions)
-    model = Genius.finish(folder, encoder, quantizer, generator, instructions, scheme)
+    model = parallel.in_turn(
+        lambda: Genius.finish(folder, encoder, quantizer, generator, instructions, scheme)
+    )
     shutil.rmtree(folder / "prepared", ignore_errors=True)
     if scheme.manifest is None:
         shutil.rmtree(folder / "ids", ignore_errors=True)
@@ -271,6 +287,8 @@ def train_ids(
     scheme = find_part("id_schemes", name, SCHEMES)
     if name == RESIDUAL:
         return residual_ids(quantizer.quantizer)
+    if parallel.num_ranks() > 1:
+        raise UsageError(f"--ids {name} trains in one process; start it without torchrun")
     writer = ArtifactWriter(
         folder,
         kind=KIND,
@@ -304,7 +322,7 @@ def train_ids(
 
 def check_output(data: MBeir, folder: Path, device: str) -> None:
     """Raise an error if training cannot begin, before anything is written."""
-    usable(device)
+    parallel.usable(device)
     check_folder(folder)
     if not data.training_queries():
         raise BadData(f"{data.root} has no training queries: neither query/union_train nor query/train")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,7 +26,7 @@ from genius_search.nn.generator import (
 from genius_search.nn.ids import TrainedIds, apply_scheme, residual_ids
 from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
 from genius_search.progress import Progress
-from genius_search.training.loop import Step, StepResult, num_steps, train
+from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 
 
 def train_generator(
@@ -53,8 +55,8 @@ def train_generator(
     inputs = {**pairs.fingerprints, "quantizer": quantizer.manifest.fingerprint}
     if ids is not None and ids.manifest is not None:
         inputs["ids"] = ids.manifest.fingerprint
-    writer = ArtifactWriter(folder, kind=KIND, config=to_json(config), inputs=inputs)
-    if writer.finished() is not None:
+    stage = Stage(folder, kind=KIND, config=to_json(config), inputs=inputs)
+    if stage.is_finished:
         return load_generator(folder, device=device)
     training = config.training
     torch.manual_seed(training.seed)
@@ -63,22 +65,30 @@ def train_generator(
     if tables is not None:
         generator.start_codes(tables, generator=torch.Generator().manual_seed(training.seed))
     progress.say("fusing the training features")
-    query_embeddings = fuse(quantizer.quantizer, pairs.queries)
-    encoded = apply_scheme(scheme, encode(quantizer.quantizer, pairs.candidates), pairs.candidates.ids)
-    candidate_embeddings, codes = encoded.embeddings.half(), encoded.codes
+    fused = stage.path / "fused"
+    if parallel.rank() == 0:
+        fused.mkdir(exist_ok=True)
+        np.save(fused / "queries.npy", fuse(quantizer.quantizer, pairs.queries).numpy())
+        encoded = apply_scheme(scheme, encode(quantizer.quantizer, pairs.candidates), pairs.candidates.ids)
+        np.save(fused / "candidates.npy", encoded.embeddings.half().numpy())
+        np.save(fused / "codes.npy", encoded.codes.numpy())
+        del encoded
+    parallel.wait()
+    # Mapped: all processes of a machine share the memory.
+    queries, candidates, codes = (
+        np.load(fused / f"{name}.npy", mmap_mode="r") for name in ("queries", "candidates", "codes")
+    )
 
     def take_step(step: Step) -> StepResult:
         batch = pairs.draw(step.number, training.batch_size, seed=training.seed)
-        chosen = torch.from_numpy(batch.candidate_rows)
         mixed = augment(
-            query_embeddings[torch.from_numpy(batch.query_rows)].float(),
-            candidate_embeddings[chosen].float(),
+            torch.from_numpy(queries[batch.query_rows]).float(),
+            torch.from_numpy(candidates[batch.candidate_rows]).float(),
             config,
             step.generator,
         )
-        losses = generator.loss(
-            parallel.own_rows(mixed).to(device), parallel.own_rows(codes[chosen]).to(device)
-        )
+        own_codes = torch.from_numpy(codes[parallel.own_rows(batch.candidate_rows)])
+        losses = generator.loss(parallel.own_rows(mixed).to(device), own_codes.to(device))
         by_level = {f"level_{level}": value for level, value in enumerate(losses.detach())}
         return StepResult(losses.mean(), by_level)
 
@@ -87,11 +97,17 @@ def train_generator(
         take_step,
         total=num_steps(len(pairs), training),
         config=training,
-        folder=writer.path,
+        folder=stage.path,
         progress=progress,
         name="train generator",
     )
-    return write_generator(writer, generator, dim=dim)
+
+    def write(writer: ArtifactWriter) -> None:
+        shutil.rmtree(fused)
+        write_generator(writer, generator, dim=dim)
+
+    stage.write(write)
+    return load_generator(folder, device=device)
 
 
 def augment(

@@ -11,15 +11,16 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Final, NamedTuple, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 import torch
 from torch import Tensor, nn
 
-from genius_search.artifact import CHECKPOINT, sync, write_atomically
+from genius_search.artifact import CHECKPOINT, ArtifactWriter, sync, write_atomically
 from genius_search.config import TrainingConfig
-from genius_search.errors import TrainingFailed
+from genius_search.errors import TrainingFailed, UsageError
 from genius_search.nn import parallel
 from genius_search.progress import Progress
 
@@ -40,6 +41,27 @@ class StepResult(NamedTuple):
 
     loss: Tensor
     measures: Mapping[str, Tensor | float]
+
+
+class Stage:
+    """The folder of a stage: the first rank writes it, the others wait for it."""
+
+    def __init__(
+        self, folder: Path, *, kind: str, config: Mapping[str, Any], inputs: Mapping[str, str]
+    ) -> None:
+        is_first = parallel.rank() == 0
+        self._writer = ArtifactWriter(folder, kind=kind, config=config, inputs=inputs) if is_first else None
+        done = self._writer is not None and self._writer.finished() is not None
+        self.is_finished = parallel.share(done)
+        """Whether the folder is complete and was made by this very plan."""
+        self.path = parallel.share(self._writer.path if self._writer else folder)
+        """Folder of what is not finished yet."""
+
+    def write(self, write: Callable[[ArtifactWriter], object]) -> None:
+        """Let the first rank write the results and finish the folder."""
+        if self._writer is not None:
+            write(self._writer)
+        parallel.wait()
 
 
 def random_for(seed: int, step: int) -> torch.Generator:
@@ -74,19 +96,30 @@ def train(
 ) -> None:
     """Run ``take_step`` until ``total`` steps are done; ``folder`` receives the checkpoint and the log.
 
+    On several ranks, each takes its share of every batch. Losses and gradients are means over ranks.
+
     Raises
     ------
+    UsageError
+        a batch cannot be divided evenly among the ranks.
     TrainingFailed
         the loss is no longer finite.
     """
+    if config.batch_size % parallel.num_ranks():
+        raise UsageError(
+            f"{name}: a batch of {config.batch_size} cannot be divided evenly among {parallel.num_ranks()} "
+            "processes; change the number of processes, or training.batch-size"
+        )
     optimizer = _optimizer(module, config)
     begun = _resume(module, optimizer, folder)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     device = parameters[0].device
+    parallel.copy_from_first(module)
+    is_first = parallel.rank() == 0
     progress.begin(name, total)
     saved = time.monotonic()
     module.train()
-    with _open_log(folder, begun) as log:
+    with _open_log(folder, begun) if is_first else nullcontext() as log:
         for index in range(begun, total):
             torch.manual_seed((config.seed * 7_919 + index) % 2**63)  # dropout
             rate = learning_rate_at(index, total, config)
@@ -94,10 +127,10 @@ def train(
                 group["lr"] = rate
             with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
                 result = take_step(Step(index, random_for(config.seed, index)))
-            loss = float(result.loss.detach())
-            if not math.isfinite(loss):
+            measures = parallel.average_measures({"loss": result.loss, **result.measures})
+            if not math.isfinite(measures["loss"]):
                 raise TrainingFailed(
-                    f"{name}: the loss is {loss} at step {index}. Lower the learning rate "
+                    f"{name}: the loss is {measures['loss']} at step {index}. Lower the learning rate "
                     f"({config.learning_rate}) or look for features that are not finite"
                 )
             optimizer.zero_grad(set_to_none=True)
@@ -106,8 +139,7 @@ def train(
             if config.clip_norm:
                 nn.utils.clip_grad_norm_(parameters, config.clip_norm)
             optimizer.step()
-            measures = {"loss": loss, **{key: float(value) for key, value in result.measures.items()}}
-            if parallel.rank() == 0:
+            if log is not None:
                 log.write(json.dumps({"step": index, "learning_rate": rate, **measures}) + "\n")
                 progress.advance(index + 1, measures)
                 if time.monotonic() - saved >= config.checkpoint_seconds and index + 1 < total:

@@ -28,7 +28,7 @@ from genius_search.nn.quantizer import (
     write_quantizer,
 )
 from genius_search.progress import Progress
-from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
+from genius_search.training.loop import Stage, Step, StepResult, num_steps, random_for, train
 
 HEALTH_SAMPLE: Final = 4_096
 """Candidates whose IDs are examined during training; all are when it has ended."""
@@ -51,8 +51,8 @@ def train_quantizer(
         the codebooks collapsed.
     """
     config = checked(config)
-    writer = ArtifactWriter(folder, kind=KIND, config=to_json(config), inputs=pairs.fingerprints)
-    if writer.finished() is not None:
+    stage = Stage(folder, kind=KIND, config=to_json(config), inputs=pairs.fingerprints)
+    if stage.is_finished:
         return load_quantizer(folder, device=device)
     torch.manual_seed(config.training.seed)
     quantizer = make_quantizer(pairs.candidates.dim, config).to(device)
@@ -62,13 +62,18 @@ def train_quantizer(
         QuantizerStep(quantizer, pairs, total, progress),
         total=total,
         config=config.training,
-        folder=writer.path,
+        folder=stage.path,
         progress=progress,
         name="train quantizer",
     )
-    health = settle(quantizer, pairs.candidates)
-    progress.say(f"IDs: {health.verdict}")
-    return write_quantizer(writer, quantizer, health)
+
+    def write(writer: ArtifactWriter) -> None:
+        health = settle(quantizer, pairs.candidates)
+        progress.say(f"IDs: {health.verdict}")
+        write_quantizer(writer, quantizer, health)
+
+    stage.write(write)
+    return load_quantizer(folder, device=device)
 
 
 def settle(quantizer: Quantizer, candidates: Features) -> Health:
@@ -164,6 +169,7 @@ class QuantizerStep:
             batch_size=size,
             generator=random_for(seed, -1 - step),
         )
+        parallel.copy_from_first(self.quantizer)
 
     def _check(self, step: int) -> dict[str, float]:
         """Measure the health of a sample's IDs, and stop if the codebooks collapsed."""
