@@ -165,8 +165,9 @@ class EncoderConfig:
 
     # Deviation 31: the paper's encoder learns from pairs alone.
     word_weight: NonNegative = _added(0.0)
-    """Weight of a second loss: an image predicts the words of the texts that it is paired with. So single
-    words and short queries are learned from whole captions. Only for the kind clip-sf."""
+    """Weight of two more losses: an image predicts the words of the texts that it is paired with, and a few
+    of its words find it. So single words and short queries are learned from whole captions. Only for the kind
+    clip-sf."""
 
     training: TrainingConfig = TrainingConfig(
         epochs=6.0, batch_size=1024, learning_rate=6e-3, warmup_steps=50, weight_decay=0.05, beta2=0.98
@@ -488,7 +489,7 @@ _TINY = FitConfig(
 
 # Deviation 7: small and base follow a slower average and revive fewer codes than the released code.
 _SMALL = FitConfig(
-    encoder=EncoderConfig(word_weight=1.0, training=replace(EncoderConfig.training, epochs=9.0)),
+    encoder=EncoderConfig(word_weight=1.0, training=replace(EncoderConfig.training, epochs=12.0)),
     quantizer=QuantizerConfig(
         levels=12,
         codebook_size=256,

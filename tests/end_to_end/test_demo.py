@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import re
+import shlex
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from genius_search.config import preset
+from genius_search.data.mbeir import MBeir, read_pool
+from genius_search.index.index import Index
 from genius_search.lab import short_queries
 from genius_search.lab.demo import demo
 from genius_search.lab.settings import METHODS
@@ -58,3 +65,55 @@ def test_running_the_demo_again_changes_nothing_but_the_page(small_demo):
     after = demo(out, **SIZE, progress=Silent(), settings=preset("tiny"))
     assert (out / "model" / "model.json").read_bytes() == kept
     assert after.rows == before.rows
+
+
+@pytest.fixture(scope="module")
+def full_demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("full")
+    return out, demo(out, progress=Silent())
+
+
+def readme_searches():
+    """The words, image and modality of every search of the demo that the README shows."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for line in re.findall(r"^\$ genius search demo/catalogue\.index (.*)$", readme, re.MULTILINE):
+        parser = argparse.ArgumentParser()
+        parser.add_argument("text", nargs="?")
+        for flag in ("--image", "--modality", "-k"):
+            parser.add_argument(flag)
+        yield parser.parse_args(shlex.split(line))
+
+
+def products_of(data):
+    return {one.did: json.loads(one.source)["product"] for one in read_pool(data.global_pool("test"))}
+
+
+@pytest.mark.slow
+def test_what_the_readme_searches_for_comes_first(full_demo):
+    out, result = full_demo
+    products = products_of(MBeir(out / "catalogue"))
+    index = Index.open(result.index_folder)
+    searches = list(readme_searches())
+    assert any(one.image for one in searches)
+    assert any(one.text for one in searches)
+    for one in searches:
+        image = one.image and out / Path(one.image).relative_to("demo")
+        first = products[index.search(one.text, image=image, modality=one.modality, k=1)[0].id]
+        if one.text:
+            assert all(first[name] in one.text for name in ("fill", "colour", "shape")), (one.text, first)
+        else:
+            (shown,) = (
+                products[hit.did]
+                for hit in read_pool(MBeir(out / "catalogue").global_pool("test"))
+                if hit.image and image == out / "catalogue" / hit.image
+            )
+            assert first == shown
+
+
+@pytest.mark.slow
+def test_few_words_find_their_pictures(full_demo):
+    _, result = full_demo
+    found = {kind.name: kind.measures["generative+codes"] for kind in result.short_queries}
+    assert found["one word"]["R@5"] > 0.8
+    assert found["three words"]["R@5"] > 0.8
+    assert found["full caption"]["R@1"] > 0.9

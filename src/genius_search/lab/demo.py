@@ -32,7 +32,7 @@ SETTINGS: Final = dataclasses.replace(
     preset("small"),
     quantizer=dataclasses.replace(
         preset("small").quantizer,
-        training=dataclasses.replace(preset("small").quantizer.training, epochs=4.0),
+        training=dataclasses.replace(preset("small").quantizer.training, epochs=3.0),
     ),
     generator=dataclasses.replace(
         preset("small").generator,

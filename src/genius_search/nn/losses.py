@@ -1,4 +1,4 @@
-"""Losses of stages 0 and 1 (paper, equations 2 and 8), and one that teaches an encoder single words."""
+"""Losses of stages 0 and 1 (paper, equations 2 and 8), and two that teach an encoder words."""
 
 from __future__ import annotations
 
@@ -65,6 +65,28 @@ def word_loss(
     with torch.autocast(images.device.type, enabled=False):
         logits = images @ words.T / temperature + counts.log()
     return -(shares * logits.log_softmax(dim=1)).sum() / present.any(dim=1).sum().clamp(min=1)
+
+
+def phrase_loss(
+    phrases: Float[Tensor, "phrases dim"],
+    images: Float[Tensor, "images dim"],
+    relevant: Bool[Tensor, "phrases images"],
+    *,
+    temperature: float,
+) -> Float[Tensor, ""]:
+    """Compute the cross-entropy of finding the images that a phrase fits, each of them equally.
+
+    Parameters
+    ----------
+    phrases, images
+        unit vectors.
+    relevant
+        true if the phrase fits the image; every phrase must fit one.
+    """
+    with torch.autocast(images.device.type, enabled=False):
+        logits = phrases @ images.T / temperature
+    shares = F.normalize(relevant.float(), p=1, dim=1)
+    return -(shares * logits.log_softmax(dim=1)).sum() / max(1, len(phrases))
 
 
 def alignment_loss(

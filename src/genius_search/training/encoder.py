@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from genius_search.artifact import ArtifactWriter, fingerprint_of
 from genius_search.config import EncoderConfig, checked, to_json
 from genius_search.data.features import ABSENT, FeatureBatch, Features, Shard
+from genius_search.data.mbeir import Instructions
 from genius_search.data.pairs import Batch, Pairs
 from genius_search.embed import transform
 from genius_search.encoders.base import Encoder, ImageInput, TextInput
@@ -29,13 +30,20 @@ from genius_search.encoders.small import (
 )
 from genius_search.encoders.small_texts import PADDING
 from genius_search.nn import parallel
-from genius_search.nn.losses import contrastive_loss, word_loss
+from genius_search.nn.losses import contrastive_loss, phrase_loss, word_loss
 from genius_search.progress import Progress
+from genius_search.records import Modality, format_text
 from genius_search.training.embed import Embedded, TrainingFeatures, TrainingRecords, embed_training
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, random_for, train
 
 KIND: Final = "encoder"
 FORWARD_BATCH: Final = 2048
+NUM_PHRASES: Final = 512
+"""Phrases drawn from a batch, at most."""
+MOST_WORDS: Final = 4
+"""Words of a phrase, at most."""
+PHRASE_SHARE: Final = 0.5
+"""Weight of the loss of phrases, as a share of that of words."""
 WORD_TEMPERATURE: Final = 0.1
 """Divides the cosines of images and words, of which many are right at once."""
 NO_CANDIDATE: Final = -1
@@ -47,6 +55,63 @@ class Views(NamedTuple):
 
     queries: Float[Tensor, "batch dim"]
     candidates: Float[Tensor, "batch dim"]
+
+
+class WordQueries(NamedTuple):
+    """The instructions that go before a word in a query for images, as tokens; one of them is empty."""
+
+    instructions: Int64[Tensor, "instructions tokens"]
+    stop: int
+    """Token of the full stop, with which every query ends."""
+
+    @staticmethod
+    def of(encoder: AnySmallEncoder, instructions: Instructions) -> WordQueries:
+        """Read the instructions of text queries that want an image."""
+        texts = [
+            format_text(text)
+            for key, row in instructions.rows.items()
+            if key.query is Modality.TEXT and key.candidate is not Modality.TEXT
+            for text in row
+        ]
+        *rows, stop = encoder.prepare_texts(["", *texts, "."]).long()
+        return WordQueries(torch.stack(rows), int(stop[0]))
+
+    def write(
+        self, words: Int64[Tensor, "queries words"], generator: torch.Generator
+    ) -> Int64[Tensor, "queries tokens"]:
+        """Return queries of these words, of which there may be fewer, with instructions drawn at random."""
+        chosen = torch.randint(len(self.instructions), words.shape[:1], generator=generator)
+        rows = F.pad(self.instructions[chosen], (0, words.shape[1] + 1))
+        ends = (rows != PADDING).sum(dim=1, keepdim=True)
+        rows.scatter_(1, ends + torch.arange(words.shape[1]), words)
+        ends = (rows != PADDING).sum(dim=1, keepdim=True)
+        return rows.scatter_(1, ends, self.stop)
+
+
+class Phrases(NamedTuple):
+    """Some words of images, and the images of the batch that have all of them."""
+
+    words: Int64[Tensor, "phrases most"]
+    """Columns of the batch's words; -1 after the last."""
+    relevant: Bool[Tensor, "phrases images"]
+
+    @staticmethod
+    def draw(present: Bool[Tensor, "images words"], generator: torch.Generator) -> Phrases:
+        """Draw up to ``NUM_PHRASES`` images and 1 to ``MOST_WORDS`` words of each, in any order.
+
+        A word is drawn in proportion to one over the square root of the number of its images.
+        """
+        with_words = present.any(dim=1).nonzero().squeeze(1)
+        drawn = with_words[torch.randperm(len(with_words), generator=generator)[:NUM_PHRASES]]
+        own = present[drawn]
+        # Weighted sampling without replacement (Efraimidis and Spirakis, 2006), in logarithms.
+        keys = torch.rand(own.shape, generator=generator).log() * present.sum(dim=0).sqrt()
+        most = min(MOST_WORDS, own.shape[1])
+        words = keys.masked_fill(~own, float("-inf")).topk(most, dim=1).indices
+        sizes = torch.randint(1, MOST_WORDS + 1, (len(drawn), 1), generator=generator)
+        unused = torch.arange(most) >= sizes.minimum(own.sum(dim=1, keepdim=True))
+        relevant = (present.T[words] | unused[:, :, None]).all(dim=1)
+        return Phrases(words.masked_fill(unused, -1), relevant)
 
 
 class MomentumPair(nn.Module):
@@ -178,7 +243,8 @@ def train_encoder(
     prepared = embed(_Preparation(encoder), prepared_folder)
     if not stage.is_finished:
         pairs = Pairs(records.lines(), *prepared)
-        module, take_step = _training(encoder.network.to(device), pairs, config)
+        word_queries = WordQueries.of(encoder, records.data.instructions)
+        module, take_step = _training(encoder.network.to(device), pairs, config, word_queries)
         train(
             module,
             take_step,
@@ -214,7 +280,7 @@ def train_encoder(
 
 
 def _training(
-    network: EmbeddingNetwork, pairs: Pairs, config: EncoderConfig
+    network: EmbeddingNetwork, pairs: Pairs, config: EncoderConfig, word_queries: WordQueries
 ) -> tuple[nn.Module, Callable[[Step], StepResult]]:
     """Return the module to optimise, and the step: contrastive (equation 2) or with a slow copy (BLIP)."""
     training = config.training
@@ -234,7 +300,7 @@ def _training(
     def contrastive(step: Step) -> StepResult:
         batch = draw(step)
         if config.word_weight and isinstance(network, SmallNetwork):
-            return _learn_words(network, pairs, batch, config)
+            return _learn_words(network, pairs, batch, config, word_queries, step.generator)
         return StepResult(_contrast(views(network, batch), batch, config), {})
 
     if not config.network.has_momentum:
@@ -279,26 +345,41 @@ def _contrast(both: Views, batch: Batch, config: EncoderConfig) -> Tensor:
     )
 
 
-def _learn_words(network: SmallNetwork, pairs: Pairs, batch: Batch, config: EncoderConfig) -> StepResult:
-    """Return the contrastive loss plus the weighted loss of the words of images."""
+def _learn_words(
+    network: SmallNetwork,
+    pairs: Pairs,
+    batch: Batch,
+    config: EncoderConfig,
+    word_queries: WordQueries,
+    generator: torch.Generator,
+) -> StepResult:
+    """Return the contrastive loss, plus the weighted losses of the words of images and of phrases."""
     device = network.device
     queries = pairs.queries.gather(parallel.own_rows(batch.query_rows))
     candidates = pairs.candidates.gather(parallel.own_rows(batch.candidate_rows))
-    images, views = [], []
+    pictures, views = [], []
     for items in (queries, candidates):
         image, text = network.towers(items)
-        images.append(image[items.has_image.to(device)])
+        pictures.append(image[items.has_image.to(device)])
         views.append(parallel.gather(F.normalize(image + text, dim=-1)))
     contrastive = _contrast(Views(*views), batch, config)
     words, present = words_of_images(queries, candidates)
-    predicted = word_loss(
-        F.normalize(torch.cat(images), dim=-1),
-        F.normalize(network.text(F.pad(words[:, None], (0, 1)).to(device)), dim=-1),
-        present.to(device),
-        temperature=WORD_TEMPERATURE,
+    phrases = Phrases.draw(present, generator)
+    images = F.normalize(torch.cat(pictures), dim=-1)
+
+    def embed(tokens: Tensor) -> Tensor:
+        return F.normalize(network.text(word_queries.write(tokens, generator).to(device)), dim=-1)
+
+    of_words = word_loss(images, embed(words[:, None]), present.to(device), temperature=WORD_TEMPERATURE)
+    of_phrases = phrase_loss(
+        embed(F.pad(words, (0, 1), value=PADDING)[phrases.words]),
+        images,
+        phrases.relevant.to(device),
+        temperature=config.temperature,
     )
-    measures = {"contrastive": contrastive.detach(), "words": predicted.detach()}
-    return StepResult(contrastive + config.word_weight * predicted, measures)
+    measures = {"contrastive": contrastive, "words": of_words, "phrases": of_phrases}
+    loss = contrastive + config.word_weight * (of_words + PHRASE_SHARE * of_phrases)
+    return StepResult(loss, {name: value.detach() for name, value in measures.items()})
 
 
 def words_of_images(

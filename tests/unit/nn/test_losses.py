@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from genius_search.nn.losses import alignment_loss, contrastive_loss, word_loss
+from genius_search.nn.losses import alignment_loss, contrastive_loss, phrase_loss, word_loss
 
 TEMPERATURE = 0.07
 
@@ -101,3 +101,13 @@ def test_the_word_loss_is_the_weighted_cross_entropy_of_a_loop(images, words, se
 def test_the_word_loss_of_images_without_words_is_zero():
     nothing = torch.zeros(3, 0, dtype=torch.bool)
     assert float(word_loss(torch.ones(3, 4), torch.zeros(0, 4), nothing, temperature=0.1)) == 0.0
+
+
+def test_the_phrase_loss_is_the_mean_over_the_images_that_a_phrase_fits():
+    random = torch.Generator().manual_seed(0)
+    phrases, images = (F.normalize(torch.randn(size, 4, generator=random), dim=-1) for size in (2, 3))
+    relevant = torch.tensor([[True, False, True], [False, True, False]])
+    logs = (phrases @ images.T / TEMPERATURE).log_softmax(dim=1)
+    expected = -((logs[0, 0] + logs[0, 2]) / 2 + logs[1, 1]) / 2
+    torch.testing.assert_close(phrase_loss(phrases, images, relevant, temperature=TEMPERATURE), expected)
+    assert float(phrase_loss(phrases[:0], images, relevant[:0], temperature=TEMPERATURE)) == 0.0

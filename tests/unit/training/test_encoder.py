@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +12,22 @@ from torch.nn import functional as F
 
 from genius_search.config import MomentumConfig, SmallEncoderConfig, preset
 from genius_search.data.features import ABSENT, FeatureBatch, Shard
-from genius_search.data.mbeir import MBeir
+from genius_search.data.mbeir import InstructionKey, Instructions, MBeir
 from genius_search.data.pairs import Pairs
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE
 from genius_search.encoders.small import SmallNetwork, create_small, load_small
 from genius_search.progress import Silent
-from genius_search.records import Modality, Query
+from genius_search.records import Modality, Query, format_text, instructed
 from genius_search.training.embed import TrainingRecords, embed_training
-from genius_search.training.encoder import _training, embed_shard, train_encoder, words_of_images
+from genius_search.training.encoder import (
+    MOST_WORDS,
+    Phrases,
+    WordQueries,
+    _training,
+    embed_shard,
+    train_encoder,
+    words_of_images,
+)
 from genius_search.training.loop import Step
 
 STEPS = 4
@@ -109,6 +118,39 @@ def test_words_go_with_the_images_that_they_describe():
     assert present.tolist() == [[True, True, False], [False, False, True]]
 
 
+def test_a_word_becomes_a_query_like_those_of_a_search():
+    instructions = Instructions(
+        Path("instructions"),
+        {
+            InstructionKey(1, Modality.TEXT, Modality.IMAGE): ("find a picture",),
+            InstructionKey(1, Modality.IMAGE, Modality.IMAGE): ("find another",),
+        },
+    )
+    texts = [instructed("find a picture", "kite"), format_text("kite"), "find another"] * 2
+    encoder = create_small(settings_of("clip-sf").network, texts, seed=0)
+    (kite,) = (row[0] for row in encoder.prepare_texts(["kite"]).long())
+    written = WordQueries.of(encoder, instructions).write(
+        kite.repeat(50, 1), torch.Generator().manual_seed(0)
+    )
+    expected = [instructed("find a picture", "kite"), "kite."]
+    read = {tuple(row[row != 0].tolist()) for row in written}
+    assert read == {tuple(row[row != 0].tolist()) for row in encoder.prepare_texts(expected)}
+
+
+def test_phrases_are_words_of_an_image_and_fit_all_images_that_have_them():
+    random = torch.Generator().manual_seed(3)
+    present = torch.rand(30, 9, generator=random) < 0.4
+    present[4] = False
+    words, relevant = Phrases.draw(present, random)
+    assert len(words) == int(present.any(dim=1).sum())
+    for row, fits in zip(words.tolist(), relevant.tolist(), strict=True):
+        own = [word for word in row if word >= 0]
+        assert 1 <= len(set(own)) == len(own) <= MOST_WORDS
+        assert fits == present[:, own].all(dim=1).tolist()
+        assert any(fits)
+    assert {sum(word >= 0 for word in row) for row in words.tolist()} >= {1, 2, 3}
+
+
 def test_single_words_are_learned_from_whole_captions(make_features):
     """The name is faint in a picture, and its other two words are enough to find it."""
     random = np.random.default_rng(0)
@@ -124,6 +166,7 @@ def test_single_words_are_learned_from_whole_captions(make_features):
     candidates = make_features(numbers, pictures[:400], nothing, dim=DESCRIPTOR_SIZE)
     lines = [Query(f"0:{number}", Modality.TEXT, "a caption", None, (f"0:{number}",)) for number in numbers]
     pairs = Pairs(lines, queries, candidates)
+    queries_of_words = WordQueries(torch.zeros(1, 3, dtype=torch.int64), 49)
     found = {}
     for weight in (0.0, 1.0):
         config = replace(
@@ -133,7 +176,7 @@ def test_single_words_are_learned_from_whole_captions(make_features):
         )
         torch.manual_seed(0)
         network = SmallNetwork(config.network, vocabulary=257)
-        _, take_step = _training(network, pairs, config)
+        _, take_step = _training(network, pairs, config, queries_of_words)
         optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
         for number in range(80):
             optimizer.zero_grad()
@@ -141,7 +184,7 @@ def test_single_words_are_learned_from_whole_captions(make_features):
             optimizer.step()
         with torch.no_grad():
             names = F.normalize(
-                network.text(torch.arange(1, 17)[:, None].repeat(1, 2) * torch.tensor([1, 0])), dim=-1
+                network.text(queries_of_words.write(torch.arange(1, 17)[:, None], torch.Generator())), dim=-1
             )
             images = F.normalize(network.image(torch.from_numpy(pictures[400:])), dim=-1)
         first = tokens[400:, 0][(names @ images.T).topk(5).indices.numpy()]
