@@ -62,5 +62,5 @@ class Demo(JsonOption):
             print(f"{search.task}: {search.instruction} {search.query_text or 'a picture'}{picture}")
             print(f"    found {best.id}, {mark}: {best.text or 'a picture'}")
         print(f"\nOpen {result.page} to see them all. Then try:")
-        query = "a striped green umbrella with a mint background, in a ring"
+        query = "a striped green umbrella"
         print(f'  genius search {result.index_folder} "{query}" --modality image')
