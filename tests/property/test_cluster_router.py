@@ -79,7 +79,7 @@ class Drawn:
             writer.create(MANIFEST, items, arrays)
         self.shard_folders = self.split(folder, int(random.integers(1, 6)))
         if random.random() < 0.4:
-            gone = [item.id for item in items if random.random() < 0.3]
+            gone = [item.id for item in items[1:] if random.random() < 0.3]
             for place in [folder / "single", *self.shard_folders]:
                 with one_writer(place) as writer:
                     writer.delete(gone)
