@@ -462,7 +462,6 @@ def preset(name: str) -> FitConfig:
 _TINY = FitConfig(
     encoder=EncoderConfig(
         network=SmallEncoderConfig(dim=48, vocabulary=1024, pair_buckets=1024, text_width=64, image_width=96),
-        word_weight=1.0,
         training=TrainingConfig(batch_size=128, learning_rate=6e-3, epochs=3.0, weight_decay=0.05),
     ),
     quantizer=QuantizerConfig(
