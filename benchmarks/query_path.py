@@ -12,14 +12,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import faiss
 import numpy as np
 import torch
 
-from genius_search.config import SearchConfig
+from genius_search.config import usual_search
 from genius_search.data.features import FeatureBatch
 from genius_search.index.index import Index
 from genius_search.index.query import evidence_of
@@ -30,7 +32,8 @@ from genius_search.search.fast import NumpySearch, Wanted
 from genius_search.search.find import find, quick_search
 from genius_search.search.table import Allowed, Part
 
-ALLOWED = 0.01
+SHARES = (0.5, 0.1, 0.01, 0.001)
+"""Of the items that filters allow."""
 K = 10
 BATCH = 64
 Search = Callable[[torch.Tensor], list[np.ndarray]]
@@ -81,13 +84,20 @@ def our_methods(index: Index, allowed: np.ndarray | None) -> dict[str, Search]:
     routers = {"geometry": (model.router, quick_search(model.ranker))}
     if model.has_generator:
         routers["generator"] = (model.decoder, model.fast)
+    usual = usual_search(snapshot.num_alive)
+    configs = [usual, replace(usual, candidates=10**9)]
+    if allowed is None:
+        configs.insert(1, replace(usual, beam=50, candidates=1000, shortlist=0))
     methods: dict[str, Search] = {}
     for name, (decoder, compiled) in routers.items():
         assert isinstance(compiled, CompiledSearch), "compile the search first"
-        ways = {"general": None, "NumPy": NumpySearch(model.ranker, compiled.generator), "compiled": compiled}
-        for beam, candidates, rerank in ((10, 1500, "codes"), (50, 1000, "codes"), (50, 1000, "embeddings")):
-            config = SearchConfig(beam=beam, candidates=candidates, rerank=rerank)
-            for way, fast in ways.items():
+        ways = {"compiled": compiled}
+        if allowed is None:
+            ways |= {"general": None, "NumPy": NumpySearch(model.ranker, compiled.generator)}
+        for config in (replace(config, rerank=by) for by in ("codes", "embeddings") for config in configs):
+            for way, fast in (
+                ways.items() if config.candidates == usual.candidates else [("compiled", compiled)]
+            ):
 
                 def search(
                     queries: torch.Tensor, decoder=decoder, fast=fast, config=config
@@ -105,8 +115,9 @@ def our_methods(index: Index, allowed: np.ndarray | None) -> dict[str, Search]:
                     )
                     return [one.ranking.items for one in found]
 
-                by = "codes" if rerank == "codes" else f"{snapshot.manifest.embedding_type} embeddings"
-                methods[f"{name}, {way}, beam {beam}, {candidates:,} candidates, by {by}"] = search
+                by = "codes" if config.rerank == "codes" else f"{snapshot.manifest.embedding_type} embeddings"
+                setting = f"beam {config.beam}, {config.candidates:,} candidates"
+                methods[f"{name}, {way}, {setting if config.candidates < 10**9 else 'all'}, by {by}"] = search
     return methods
 
 
@@ -114,7 +125,7 @@ def faiss_methods(data: Data, allowed: np.ndarray | None) -> dict[str, Search]:
     """Return the usual indexes with the efforts that are tried."""
     vectors = np.ascontiguousarray(data.items, dtype=np.float32)
     selector = None if allowed is None else faiss.IDSelectorBatch(np.flatnonzero(allowed))
-    efforts = (16, 32) if allowed is None else (32, 256)
+    efforts = (16, 32) if allowed is None else (32, 64, 128, 256)
     methods: dict[str, Search] = {}
 
     def search(queries: torch.Tensor, index, parameters) -> list[np.ndarray]:
@@ -151,7 +162,7 @@ def report(data: Data, methods: dict[str, Search], allowed: np.ndarray | None) -
     )
     rival = times["faiss HNSW32, efSearch 32"].cpu_ms
     exact = [set(own[:5]) for own in methods["faiss Flat"](queries)]
-    title = "all items" if allowed is None else f"{allowed.sum():,} allowed items ({ALLOWED:.0%})"
+    title = "all items" if allowed is None else f"{allowed.sum():,} allowed items ({allowed.mean():.1%})"
     print(
         f"\n### {title}\n\n| method | R@1 | R@5 | of exact's top 5 | alone, CPU-µs | × HNSW32 (32) | of 64, CPU-µs |"
     )
@@ -168,14 +179,45 @@ def report(data: Data, methods: dict[str, Search], allowed: np.ndarray | None) -
         )
 
 
+def report_parts(data: Data, index: Index) -> None:
+    """Print how much of a query's time by codes the library takes, and how much the Python around it."""
+    model, snapshot = index.model, index.snapshot
+    fast = quick_search(model.ranker)
+    queries = data.queries.numpy()
+    config = usual_search(snapshot.num_alive)
+    evidence, wanted = evidence_of(model, snapshot), [Wanted(config.beam, K)]
+
+    def search(number: int) -> None:
+        own = queries[number : number + 1]
+        find(
+            lambda: model.router,
+            fast,
+            snapshot.parts,
+            own,
+            wanted,
+            config,
+            evidence=evidence,
+            embeddings=list(own),
+        )
+
+    whole = time_queries({"find": search}, 200)["find"].cpu_ms
+    library = fast._library  # noqa: SLF001
+    fast._library = SimpleNamespace(search=lambda *_: 1)  # noqa: SLF001  what the last search left is read again
+    rest = time_queries({"find": search}, 200)["find"].cpu_ms
+    fast._library = library  # noqa: SLF001
+    print(f"\nGeometry by codes: {1000 * whole:.0f} CPU-µs, of which Python {1000 * rest:.0f}.")
+
+
 def main() -> None:
     """Measure and print."""
     use_one_thread()
     index = Index.open(sys.argv[2])
     data = Data(Path(sys.argv[1]), index.model, int(sys.argv[3]) if len(sys.argv) > 3 else 1000)
     print(f"{describe_machine()}; {len(data.items):,} items, {len(data.queries):,} queries")
-    some = np.random.default_rng(0).random(len(data.items)) < ALLOWED
-    for allowed in (None, some):
+    report(data, our_methods(index, None) | faiss_methods(data, None), None)
+    report_parts(data, index)
+    for share in SHARES:
+        allowed = np.random.default_rng(0).random(len(data.items)) < share
         report(data, our_methods(index, allowed) | faiss_methods(data, allowed), allowed)
 
 

@@ -775,12 +775,12 @@ static int add_items(const Part *part, int64_t number, const Leaf *leaf, int64_t
   return 1;
 }
 
-/* Count the allowed items of an ID, or of the rows up to ``end`` if all are allowed. */
+/* Count the allowed items of an ID that has some, or of the rows up to ``end`` if all are allowed. */
 static int64_t count_items(const Part *part, int64_t row, int64_t end) {
   const Table *table = part->table;
   int64_t low = table->bucket_starts[row], high = table->bucket_starts[end], count = 0;
   if (low < 0 || low > high || high > table->num_items) return DAMAGED;
-  if (!part->allowed) return high - low;
+  if (!part->allowed || high - low == 1) return high - low;
   for (int64_t place = low; place < high; place++) {
     int64_t item = table->items[place];
     if (item < 0 || item >= table->num_items) return DAMAGED;
@@ -965,7 +965,7 @@ static inline __attribute__((always_inline)) int scan_id(Scan *scan, const Part 
   if (scan->tables) {
     score = base + sum_codes(scan->tables, id + scan->shared, n);
     if (table->columns > scan->levels) score -= find_costs(scan->request, id + scan->levels);
-    if (score <= scan->best.limit - scan->margin) return 1;
+    if (score < scan->best.limit - scan->margin) return 1;
     if (score > scan->best.limit) {
       scan->best.scores[scan->best.count++] = score;
       if (scan->best.count == MANY + 2 * scan->best.k) raise(&scan->best);
@@ -1017,7 +1017,7 @@ static int multiply_kept(const Model *m, Work *w, const float *query, int64_t sh
   const Leaf *kept = w->kept.at;
   uint64_t *known = w->known.at;
   for (int64_t i = 0; i < w->num_kept; i++) {
-    if (kept[i].score <= above || kept[i].score > up_to) continue;
+    if (kept[i].score < above || kept[i].score > up_to) continue;
     const Table *table = w->parts[kept[i].part].table;
     const uint8_t *id = table->ids + kept[i].row * table->columns;
     for (int64_t l = shared; l < m->levels; l++) {
@@ -1136,7 +1136,7 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
       if (status < 0) return status;
     } else if (kept[i].score > up_to) {
       offer(&best, INFINITY, kept[i].part, kept[i].row, kept[i].beam);
-    } else if (!(kept[i].score <= above)) {
+    } else if (!(kept[i].score < above)) {
       const Table *table = w->parts[kept[i].part].table;
       const uint8_t *id = table->ids + kept[i].row * table->columns;
       float score = ((float *)w->total.at)[kept[i].beam];
