@@ -124,7 +124,7 @@ def report(data: Flickr8k, count: int, folder: Path) -> None:
         for config in configs
     }
     methods["all by codes"] = lambda own: search(own, dataclasses.replace(usual, candidates=10**9))
-    index = faiss.index_factory(vectors.shape[1], f"IVF{1 << round(np.log2(4 * count**0.5))},PQ16x8np")
+    index = faiss.index_factory(vectors.shape[1], f"IVF{1 << round(np.log2(count**0.5))},PQ16x8np")
     index.cp.min_points_per_centroid = 1
     index.train(vectors[np.random.default_rng(0).permutation(count)[:MAX_SAMPLE]])
     index.add(vectors)
