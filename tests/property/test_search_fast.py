@@ -221,7 +221,7 @@ def test_more_hits_than_there_are_items_take_no_memory(plain, make):
 def test_a_query_without_direction_finds_as_many(plain, make):
     drawn = Drawn(plain, 101_804)
     drawn.queries = torch.zeros_like(drawn.queries)
-    assert_same(drawn, drawn.find(make(drawn.decoder, drawn.evidence.codes)), drawn.find(), "zero")
+    assert_same(drawn, drawn.find(make(drawn.network, drawn.evidence.codes)), drawn.find(), "zero")
 
 
 def test_threads_search_at_the_same_time(plain, make):
