@@ -39,12 +39,13 @@ def join_ranks() -> Iterator[None]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     global _waiting  # noqa: PLW0603  like PyTorch's own default group
-    store, rank, size = next(dist.rendezvous("env://"))
+    store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     if os.environ["GROUP_WORLD_SIZE"] == "1":
         # torchrun keeps its store when it starts the processes again, and in it the addresses of those that
         # have gone. Several machines count their attempts apart; there, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
         # makes torchrun begin a new store.
-        store = dist.PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        store = dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LONGEST_STEP)
     _waiting = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
     try:

@@ -314,16 +314,19 @@ class _SmallTowers(SmallNetwork):
 
     device: torch.device = torch.device("cpu")
 
-    def __init__(self, config: SmallEncoderConfig, towers: _Towers) -> None:
+    def __init__(self, config: SmallEncoderConfig, graphs: _Towers) -> None:
         nn.Module.__init__(self)
-        self.dim, self.pair_buckets, self.towers = config.dim, config.pair_buckets, towers
+        self.dim, self.pair_buckets, self._graphs = config.dim, config.pair_buckets, graphs
 
     def image(self, descriptors: Float[Tensor, "items pixels"]) -> Float[Tensor, "items dim"]:
-        return self.towers.image(descriptors=descriptors)
+        features: Tensor = self._graphs.image(descriptors=descriptors)
+        return features
 
     def text(self, tokens: Int[Tensor, "items tokens"]) -> Float[Tensor, "items dim"]:
         tokens = trim_padding(tokens)
-        return self.towers.text(tokens=tokens, pairs=pair_rows(tokens, buckets=self.pair_buckets))
+        pairs = pair_rows(tokens, buckets=self.pair_buckets)
+        features: Tensor = self._graphs.text(tokens=tokens, pairs=pairs)
+        return features
 
 
 def _open_small(folder: Path, towers: _Towers) -> SmallEncoder:

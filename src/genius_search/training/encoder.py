@@ -355,12 +355,12 @@ def _learn_words(
 ) -> StepResult:
     """Return the contrastive loss, plus the weighted losses of the words of images and of phrases."""
     device = network.device
-    queries = pairs.queries.gather(parallel.own_rows(batch.query_rows))
-    candidates = pairs.candidates.gather(parallel.own_rows(batch.candidate_rows))
+    queries = pairs.queries.gather(batch.query_rows)
+    candidates = pairs.candidates.gather(batch.candidate_rows)
     pictures, views = [], []
     for items in (queries, candidates):
-        image, text = network.towers(items)
-        pictures.append(image[items.has_image.to(device)])
+        image, text = network.towers(FeatureBatch(*map(parallel.own_rows, items)))
+        pictures.append(parallel.gather(image)[items.has_image.to(device)])
         views.append(parallel.gather(F.normalize(image + text, dim=-1)))
     contrastive = _contrast(Views(*views), batch, config)
     words, present = words_of_images(queries, candidates)
