@@ -816,7 +816,7 @@ static float find_kth(float *x, int64_t n, int64_t k) { /* move the k best to th
 }
 
 static void raise(Limit *limit) {
-  if (limit->count < limit->k) return;
+  if (!limit->k || limit->count < limit->k) return;
   limit->limit = find_kth(limit->scores, limit->count, limit->k);
   limit->count = limit->k;
 }
