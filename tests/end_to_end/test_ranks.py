@@ -23,31 +23,12 @@ SETTINGS = (
 )
 
 
-def start(data: Path, out: Path, *, ranks: int) -> subprocess.Popen:
-    torchrun = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(ranks),
-        "--max-restarts",
-        "3",
-    ]
-    run = torchrun if ranks > 1 else []
+def start(data: Path, out: Path, *, ranks: int, restarts: int = 0) -> subprocess.Popen:
+    options = f"--standalone --nproc-per-node {ranks} --max-restarts {restarts}"
+    torchrun = ["-m", "torch.distributed.run", *options.split()] if ranks > 1 else []
+    fit = ["-m", "genius_search", "fit", data, "--encoder", "small", "--out", out, *SETTINGS]
     return subprocess.Popen(  # noqa: S603
-        [
-            sys.executable,
-            *run,
-            "-m",
-            "genius_search",
-            "fit",
-            data,
-            "--encoder",
-            "small",
-            "--out",
-            out,
-            *SETTINGS,
-        ],
+        [sys.executable, *torchrun, *fit],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         stderr=subprocess.PIPE,
         text=True,
@@ -92,7 +73,7 @@ def test_the_model_of_two_processes_is_whole(fitted):
 
 
 def test_a_killed_process_changes_no_weight(fitted, trained, tmp_path):
-    process = start(trained.data, tmp_path / "killed", ranks=2)
+    process = start(trained.data, tmp_path / "killed", ranks=2, restarts=3)
     log = tmp_path / "killed" / ".quantizer.partial" / "metrics.jsonl"
     while not (log.exists() and log.read_text().count("\n") > 40):
         assert process.poll() is None, finish(process)

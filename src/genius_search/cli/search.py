@@ -199,7 +199,8 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
             raise UsageError("--candidates needs --rerank codes or embeddings, which rank the candidates")
         if self.shortlist and config.rerank != "embeddings":
             raise UsageError("--shortlist needs --rerank embeddings: it limits how many are compared")
-        if self.generator_weight and config.rerank != "codes" and not config.shortlist:
+        ranks_by_codes = config.rerank == "codes" or (config.rerank == "embeddings" and config.shortlist)
+        if self.generator_weight and not ranks_by_codes:
             raise UsageError(
                 "--generator-weight needs --rerank codes, or --shortlist: it is added to scores by codes"
             )

@@ -250,7 +250,10 @@ def test_a_change_during_another_waits_or_is_refused(index, capsys):
         (["--shortlist", 100], "--rerank embeddings"),
         (["--shortlist", 100, "--rerank", "codes"], "--rerank embeddings"),
         (["--generator-weight", 0.1, "--rerank", "none"], "--rerank codes, or --shortlist"),
-        (["--generator-weight", 0.1, "--rerank", "embeddings"], "--rerank codes, or --shortlist"),
+        (
+            ["--generator-weight", 0.1, "--rerank", "embeddings", "--shortlist", 0],
+            "--rerank codes, or --shortlist",
+        ),
         (["--density-weight", 0.1, "--rerank", "none"], "--rerank codes or embeddings"),
     ],
 )
