@@ -43,24 +43,24 @@ class Shot(NamedTuple):
 
 
 SHOTS = (
-    Shot("page-light", "/?q=a+striped+pink+pie+chart+with+a+lavender+backdrop&find=image", ".rating"),
+    Shot("page-light", "/?q=a+striped+green+umbrella+with+a+mint+background,+in+a+ring&find=image", ".rating"),
     Shot(
         "page-dark",
-        "/?q=a+striped+pink+pie+chart+with+a+lavender+backdrop&find=image&part=-0.5*text:a+frame",
+        "/?q=a+striped+green+umbrella+with+a+mint+background,+in+a+ring&find=image&part=-0.5*text:a+frame",
         ".rating",
         scheme="dark",
         open=(".panels [aria-controls=panel-filters]",),
     ),
     Shot(
         "page-phone",
-        "/?q=a+striped+pink+pie+chart+with+a+lavender+backdrop&find=image",
+        "/?q=a+striped+green+umbrella+with+a+mint+background,+in+a+ring&find=image",
         ".rating",
         size=PHONE,
     ),
     Shot("page-explorer", "/?view=explore&prefix=0", ".branches"),
     Shot(
         "page-path",
-        "/?q=a+striped+pink+pie+chart+with+a+lavender+backdrop&find=image",
+        "/?q=a+striped+green+umbrella+with+a+mint+background,+in+a+ring&find=image",
         ".rating",
         open=(".card .open", ".levels li:nth-child(2) summary"),
         show=".path",
