@@ -79,8 +79,11 @@ def test_axe_finds_nothing_serious_while_an_answer_is_awaited(open_page, server,
         expect(waiting).to_have_count(0)
         return found
 
-    page.get_by_role("textbox", name="What to look for").fill("a ring")
-    assert while_waiting("**/v1/search", lambda: page.keyboard.press("Enter")) == []
+    def search() -> None:
+        page.get_by_role("textbox", name="What to look for").fill("a ring")
+        page.keyboard.press("Enter")
+
+    assert while_waiting("**/v1/search", search) == []
     assert while_waiting("**/v1/explain", page.locator(".card .open").first.click) == []
     page.keyboard.press("Escape")
     assert while_waiting("**/v1/codes?*", page.get_by_role("link", name="Explore").click) == []
