@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from genius_search.cluster.cuts import choose_cuts, row_of
-from genius_search.cluster.router import Asked, Router
+from genius_search.cluster.router import RoutedQuery, Router
 from genius_search.cluster.shard import LookupRanker, Shard
 from genius_search.config import SearchConfig
 from genius_search.index.filters import Filter
@@ -133,7 +133,7 @@ class Drawn:
             allowed = conditions[int(self.random.integers(0, 4))] if self.random.random() < 0.6 else None
             if allowed is not None and allowed.match is None and not self.has_prices:
                 allowed = None
-            found.append(Asked(max(config.beam, k), k, frozenset(codes.tolist()), allowed))
+            found.append(RoutedQuery(max(config.beam, k), k, frozenset(codes.tolist()), allowed))
         return found
 
     @property
@@ -218,9 +218,9 @@ def test_a_batch_costs_each_shard_one_ranking_and_no_call_at_levels_held_by_the_
     router = Router(drawn.decoder, shards, depth=len(drawn.sizes))
     queries = quarters(drawn.random, QUERIES, DIM)
     config = SearchConfig(beam=120, rerank="codes", candidates=50)
-    router.find(queries, queries, [Asked(120, 120)] * QUERIES, config)
+    router.find(queries, queries, [RoutedQuery(120, 120)] * QUERIES, config)
     assert all(shard.calls == ["top", "rank"] for shard in shards)
-    filtered = [Asked(120, 5, frozenset(), Filter.parse([], "text"))] * QUERIES
+    filtered = [RoutedQuery(120, 5, frozenset(), Filter.parse([], "text"))] * QUERIES
     router.find(queries, queries, filtered, config)
     deepest = len(drawn.sizes) + 1  # the first level is looked at once more, before anything is decoded
     assert all(shard.calls.count("children") <= deepest for shard in shards)

@@ -324,7 +324,11 @@ def choose_encoder(pool: Path, *, captions: bool, download: bool) -> tuple[str, 
         f"no encoder is named, and {suggestion.description}, which suits this pool, is not on this "
         "machine. Add --download to fetch it, or name one: --encoder clip:FOLDER, siglip:FOLDER or "
         "text:FOLDER, or a trained --model"
-        + (". For English texts `pip install wordllama model2vec` needs no download" if only_texts else "")
+        + (
+            ". For English texts `pip install 'genius-search[words]'` brings one that needs no download"
+            if only_texts
+            else ""
+        )
     )
 
 

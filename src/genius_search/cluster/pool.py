@@ -24,7 +24,7 @@ from genius_search.data.features import LeftOut
 from genius_search.data.folder import CAPTION_LISTS, read_folder
 from genius_search.data.images import IMAGE_SUFFIXES
 from genius_search.data.mbeir import parse_candidate, write_json_lines
-from genius_search.errors import BadData, MissingExtra
+from genius_search.errors import BadData, need_packages
 from genius_search.index.adding import Pool, check_item, pictures_root, to_item
 from genius_search.index.items import Item
 from genius_search.index.writer import picture_name
@@ -156,10 +156,9 @@ def open_file(file: str) -> Any:
 
 
 def _parquet(file: Any) -> Any:
-    try:
-        from pyarrow.parquet import ParquetFile  # noqa: PLC0415  an optional dependency
-    except ModuleNotFoundError:
-        raise MissingExtra("Parquet files need pyarrow: pip install 'genius-search[cluster]'") from None
+    need_packages("Parquet files need", "pyarrow")
+    from pyarrow.parquet import ParquetFile  # noqa: PLC0415  an optional dependency
+
     return ParquetFile(file)
 
 

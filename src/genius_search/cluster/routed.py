@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from genius_search.cluster.folder import Cluster, read_cluster
-from genius_search.cluster.router import Asked, RemoteShard, Router
+from genius_search.cluster.router import RemoteShard, RoutedQuery, Router
 from genius_search.config import SearchConfig
 from genius_search.index.filters import Filter
 from genius_search.index.snapshot import Snapshot
@@ -47,10 +47,11 @@ class RoutedSnapshot(Snapshot):
         wanted: Sequence[Wanted],
         config: SearchConfig,
     ) -> list[Found]:
-        asked = [
-            Asked(one.width, one.k, one.level0, getattr(one.restriction, "wanted", None)) for one in wanted
+        routed = [
+            RoutedQuery(one.width, one.k, one.level0, getattr(one.restriction, "wanted", None))
+            for one in wanted
         ]
-        return self._router.find(queries, np.stack(evidence), asked, config)
+        return self._router.find(queries, np.stack(evidence), routed, config)
 
 
 class RoutedCluster(Cluster):

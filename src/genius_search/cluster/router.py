@@ -46,7 +46,7 @@ class RemoteShard(Protocol):
         """Begin to call a method."""
 
 
-class Asked(NamedTuple):
+class RoutedQuery(NamedTuple):
     """A query's beam width, number of hits, and conditions."""
 
     width: int
@@ -104,7 +104,7 @@ class Router:
         self,
         queries: Float32[np.ndarray, "queries dim"],
         evidence: Float32[np.ndarray, "queries dim"],
-        asked: Sequence[Asked],
+        routed: Sequence[RoutedQuery],
         config: SearchConfig,
     ) -> list[Found]:
         """Find the best items for each query of a batch; shards are the parts of the rankings.
@@ -115,13 +115,13 @@ class Router:
             the queries in the space of the stored embeddings.
         """
         if not len(self):
-            return [_nothing(len(self.decoder.sizes)) for _ in asked]
+            return [_nothing(len(self.decoder.sizes)) for _ in routed]
         if self.has_deleted:
-            asked = [one._replace(allowed=one.allowed or Filter()) for one in asked]
-        beams = _Search(self, config, asked).run(torch.from_numpy(queries))
+            routed = [one._replace(allowed=one.allowed or Filter()) for one in routed]
+        beams = _Search(self, config, routed).run(torch.from_numpy(queries))
         requests: list[list[RankRequest]] = [[] for _ in self.shards]
         places: list[list[tuple[int, np.ndarray]]] = [[] for _ in self.shards]
-        for number, one in enumerate(asked):
+        for number, one in enumerate(routed):
             for own in self.split(beams.low[number, :, 0], beams.high[number, :, 0]):
                 history = beams.log_probabilities[number, own.which]
                 request = RankRequest(
@@ -134,13 +134,13 @@ class Router:
             for number, given in enumerate(requests)
             if given
         ]
-        rankings: list[list[tuple[int, np.ndarray, ShardRanking]]] = [[] for _ in asked]
+        rankings: list[list[tuple[int, np.ndarray, ShardRanking]]] = [[] for _ in routed]
         for shard, call in calls:
             for (number, which), ranking in zip(places[shard], call.result(), strict=True):
                 rankings[number].append((shard, which[ranking.beams], ranking))
         return [
             self._merge(rankings[number], beams.log_probabilities[number], one.k, config)
-            for number, one in enumerate(asked)
+            for number, one in enumerate(routed)
         ]
 
     def _merge(
@@ -238,14 +238,14 @@ def _join(found: Sequence[ShardChildren]) -> ShardChildren:
 class _Search(BeamSearch):
     """Beam search for one batch of queries over the shards of a router, whose rows are those of one table."""
 
-    def __init__(self, router: Router, config: SearchConfig, asked: Sequence[Asked]) -> None:
-        widths = np.array([one.width for one in asked], dtype=np.int64)
-        super().__init__(router.decoder, [], config, [one.level0 for one in asked], None, widths)
+    def __init__(self, router: Router, config: SearchConfig, routed: Sequence[RoutedQuery]) -> None:
+        widths = np.array([one.width for one in routed], dtype=np.int64)
+        super().__init__(router.decoder, [], config, [one.level0 for one in routed], None, widths)
         self.sizes = [len(router)]
         self._router = router
-        self._filters = list(dict.fromkeys(one.allowed for one in asked if one.allowed is not None))
-        numbers = {wanted: number for number, wanted in enumerate(self._filters)}
-        self._chosen = np.array([-1 if one.allowed is None else numbers[one.allowed] for one in asked])
+        self._filters = list(dict.fromkeys(one.allowed for one in routed if one.allowed is not None))
+        numbers = {one: number for number, one in enumerate(self._filters)}
+        self._chosen = np.array([-1 if one.allowed is None else numbers[one.allowed] for one in routed])
         self.is_restricted = bool(self._filters)
         self._keys = self._counts = np.zeros(0, dtype=np.int64)
 

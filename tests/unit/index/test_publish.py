@@ -153,7 +153,7 @@ def with_picture(folder: Path, path: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("path", ["/home/you/x.png", "../x.png", "pictures/../../x.png", "pictures/ab/x"])
+@pytest.mark.parametrize("path", ["/elsewhere/x.png", "../x.png", "pictures/../../x.png", "pictures/ab/x"])
 def test_no_path_of_a_machine_leaves_it_and_none_is_accepted(tmp_path, path):
     index = with_picture(tmp_path / "index", path)
     with pytest.raises(ArtifactMismatch, match="on the machine that published it"):
