@@ -29,7 +29,14 @@ demo: $(VENV)/run  ## Draw a catalogue, train, index, search; leaves demo/index.
 	$(BIN)/genius demo --out $(OUT)
 
 test: $(VENV)/dev  ## Run the tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 8 -m 'not slow and not gpu'
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 8 -m 'not slow and not gpu and not ray'
+
+$(VENV)/ray: $(VENV)/dev
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[cluster]'
+	@touch $@
+
+test-ray: $(VENV)/ray  ## Run the tests on three Ray nodes, on loopback addresses
+	$(BIN)/python -m pytest --durations 10 -m ray tests/ray
 
 check: $(VENV)/dev  ## Lint, types, layers, tests
 	$(BIN)/ruff format --check src tests
@@ -64,4 +71,4 @@ dist: $(VENV)/dist  ## Build the source archive and the wheel, in dist/
 clean:  ## Remove what the demo and the builds made
 	rm -rf $(OUT) dist site
 
-.PHONY: help setup demo test check docs site dist clean
+.PHONY: help setup demo test test-ray check docs site dist clean

@@ -27,10 +27,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from PIL import Image
+from PIL import ExifTags, Image
 from serve import COMMAND, megabytes
 
 MOST_SECONDS = 1.0
@@ -44,7 +45,9 @@ HEAD = "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
 Attack = Callable[[str, float], Counter[str]]
 
 
-def send_repeatedly(url: str, seconds: float, path: str, bodies: list[bytes]) -> Counter[str]:
+def send_repeatedly(
+    url: str, seconds: float, path: str, bodies: list[bytes], kind: str = "application/json"
+) -> Counter[str]:
     """Send bodies from many clients at once, again and again; return how often each status was answered."""
     until = time.monotonic() + seconds
 
@@ -55,7 +58,7 @@ def send_repeatedly(url: str, seconds: float, path: str, bodies: list[bytes]) ->
                 if time.monotonic() > until:
                     return seen
                 try:
-                    answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+                    answer = client.post(path, content=body, headers={"Content-Type": kind})
                     seen[str(answer.status_code)] += 1
                 except httpx.HTTPError as error:
                     seen[type(error).__name__] += 1
@@ -130,15 +133,48 @@ def unfinished_lines(url: str, seconds: float) -> Counter[str]:
 
 def finished_lines(url: str, seconds: float) -> Counter[str]:
     line = json.dumps({"id": "x", "image": base64.b64encode(bytes(15 << 20)).decode()}).encode() + b"\n"
-    return send_repeatedly(url, seconds, "/v1/items/stream", [line])
+    return send_repeatedly(url, seconds, "/v1/items/stream", [line], "application/x-ndjson")
+
+
+def saved(mode: str, size: tuple[int, int], kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, kind, **options)
+    return file.getvalue()
+
+
+def in_three_scans(side: int) -> bytes:
+    """Make a grey JPEG whose colours come one after the other, so that all of it is kept while it is read."""
+
+    def segment(kind: int, data: bytes) -> bytes:
+        return bytes([0xFF, kind]) + (len(data) + 2).to_bytes(2) + data
+
+    frame = b"\x08" + 2 * side.to_bytes(2) + b"\x03" + b"".join(bytes([one, 0x11, 0]) for one in (1, 2, 3))
+    tables = [segment(0xC4, bytes([kind, 1, *[0] * 15, 0])) for kind in (0x00, 0x10)]
+    zeros = bytes((-(-side // 8)) ** 2 // 4 + 1)
+    scans = [segment(0xDA, bytes([1, one, 0, 0, 63, 0])) + zeros for one in (1, 2, 3)]
+    head = segment(0xDB, bytes([0] + [1] * 64)) + segment(0xC0, frame)
+    return b"\xff\xd8" + head + b"".join(tables + scans) + b"\xff\xd9"
 
 
 def large_pictures(url: str, seconds: float) -> Counter[str]:
-    bodies = []
-    for mode in ("RGB", "RGBA", "I;16"):
-        file = io.BytesIO()
-        Image.new(mode, (4_990, 4_990)).save(file, "PNG", compress_level=9)
-        bodies.append(json.dumps({"image": base64.b64encode(file.getvalue()).decode()}).encode())
+    """Pictures of nearly as many pixels as are allowed for their format, and some of more."""
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    whole, half = (4_990, 4_990), (3_200, 3_200)
+    pictures = [
+        saved("RGB", whole, "PNG"),
+        saved("RGBA", whole, "PNG", exif=turned),
+        saved("I;16", whole, "PNG"),
+        saved("RGB", (256, 97_000), "PNG"),
+        saved("RGBA", half, "WEBP"),
+        saved("RGB", whole, "WEBP"),
+        saved("RGB", (3_600, 3_600), "AVIF", speed=10),
+        saved("CMYK", (4_600, 4_600), "JPEG", progressive=True),
+        saved("RGB", whole, "TIFF", compression="tiff_lzw"),
+        in_three_scans(4_990),
+        in_three_scans(13_000),
+    ]
+    bodies = [json.dumps({"image": base64.b64encode(one).decode()}).encode() for one in pictures]
     return send_repeatedly(url, seconds, "/v1/search", bodies)
 
 

@@ -25,12 +25,12 @@ from pathlib import Path
 
 import numpy as np
 
-from genius_search.config import preset
 from genius_search.data.mbeir import MBeir, read_candidates, read_queries
 from genius_search.encoders.base import load_encoder
 from genius_search.model import Genius
 from genius_search.nn.generator import load_generator
 from genius_search.nn.quantizer import load_quantizer
+from genius_search.presets import preset
 from genius_search.progress import Silent
 from genius_search.records import candidate_number, query_number
 from genius_search.training.fit import fit

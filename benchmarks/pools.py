@@ -27,7 +27,7 @@ from genius_search.progress import Silent
 from genius_search.search.compiled import CompiledSearch, open_library
 from genius_search.search.fast import Wanted
 from genius_search.search.rank import CodeRanker
-from genius_search.search.table import IdTable, Part
+from genius_search.search.table import IdTable, SearchSegment
 from genius_search.training.codebooks import MAX_SAMPLE, draw_ids, fit_codebooks
 
 K = 10
@@ -102,13 +102,13 @@ def report(data: Flickr8k, count: int, folder: Path) -> None:
     """Measure and print one pool's table."""
     vectors, queries = data.items(count), data.queries
     ids, tables = encode(vectors, folder)
-    parts = [Part(IdTable.build(ids, np.zeros(count)))]
+    segments = [SearchSegment(IdTable.build(ids, np.zeros(count)))]
     library = open_library()
     assert library is not None, "compile the search first"
     fast = CompiledSearch(CodeRanker([torch.from_numpy(table) for table in tables]), library)
 
     def search(own: np.ndarray, config: SearchConfig) -> list[np.ndarray]:
-        found = fast.search(parts, own, [Wanted(config.beam, K)] * len(own), config)
+        found = fast.search(segments, own, [Wanted(config.beam, K)] * len(own), config)
         return [one.ranking.items for one in found]
 
     usual = usual_search(count)

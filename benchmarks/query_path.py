@@ -30,7 +30,7 @@ from genius_search.model import Genius
 from genius_search.search.compiled import CompiledSearch
 from genius_search.search.fast import NumpySearch, Wanted
 from genius_search.search.find import find, quick_search
-from genius_search.search.table import Allowed, Part
+from genius_search.search.table import Allowed, SearchSegment
 
 SHARES = (0.5, 0.1, 0.01, 0.001)
 """Of the items that filters allow."""
@@ -77,9 +77,9 @@ def text_batch(features: np.ndarray) -> FeatureBatch:
 def our_methods(index: Index, allowed: np.ndarray | None) -> dict[str, Search]:
     """Return each router in each implementation; by codes, and by the stored embeddings."""
     model, snapshot = index.model, index.snapshot
-    [part] = snapshot.parts
+    [segment] = snapshot.segments
     if allowed is not None:
-        part = Part(part.table, Allowed.of(part.table, allowed))
+        segment = SearchSegment(segment.table, Allowed.of(segment.table, allowed))
     evidence = evidence_of(model, snapshot)
     routers = {"geometry": (model.router, quick_search(model.ranker))}
     if model.has_generator:
@@ -106,7 +106,7 @@ def our_methods(index: Index, allowed: np.ndarray | None) -> dict[str, Search]:
                     found = find(
                         lambda: decoder,
                         fast,
-                        [part],
+                        [segment],
                         queries.numpy(),
                         wanted,
                         config,
@@ -192,7 +192,7 @@ def report_parts(data: Data, index: Index) -> None:
         find(
             lambda: model.router,
             fast,
-            snapshot.parts,
+            snapshot.segments,
             own,
             wanted,
             config,

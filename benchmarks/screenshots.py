@@ -43,7 +43,9 @@ class Shot(NamedTuple):
 
 
 SHOTS = (
-    Shot("page-light", "/?q=a+striped+green+umbrella+with+a+mint+background,+in+a+ring&find=image", ".rating"),
+    Shot(
+        "page-light", "/?q=a+striped+green+umbrella+with+a+mint+background,+in+a+ring&find=image", ".rating"
+    ),
     Shot(
         "page-dark",
         "/?q=a+striped+green+umbrella+with+a+mint+background,+in+a+ring&find=image&part=-0.5*text:a+frame",

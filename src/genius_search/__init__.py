@@ -12,13 +12,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from genius_search.config import FitConfig, SearchConfig, preset
+    from genius_search.config import SearchConfig
     from genius_search.errors import GeniusError
     from genius_search.index.adding import NewItem
     from genius_search.index.filters import Filter
     from genius_search.index.index import Index
     from genius_search.index.query import Hits, SearchHit, SearchPart, SearchRequest
     from genius_search.model import Genius
+    from genius_search.presets import FitConfig, preset
     from genius_search.records import Candidate, Modality, Query
 
 __version__ = "0.2.0"
@@ -44,7 +45,7 @@ __all__ = [
 _HOMES = {
     "Candidate": "genius_search.records",
     "Filter": "genius_search.index.filters",
-    "FitConfig": "genius_search.config",
+    "FitConfig": "genius_search.presets",
     "Genius": "genius_search.model",
     "GeniusError": "genius_search.errors",
     "Hits": "genius_search.index.query",
@@ -56,7 +57,7 @@ _HOMES = {
     "SearchHit": "genius_search.index.query",
     "SearchPart": "genius_search.index.query",
     "SearchRequest": "genius_search.index.query",
-    "preset": "genius_search.config",
+    "preset": "genius_search.presets",
 }
 
 

@@ -1,44 +1,24 @@
-"""Durable writing: files and folders appear complete or not at all, also after a power failure.
+"""Artifacts: the folders of finished stages (features, quantizer, generator, codes), opened for reading.
 
-:func:`write_atomically` replaces a file, :func:`new_folder` makes a folder, :func:`put_in_place` replaces
-one, and :class:`ArtifactWriter` fills the folder of a stage (features, quantizer, generator, codes), whose
-manifest records settings, inputs and a checksum of every file. Each fsyncs the files first, then what names
-them, then the parent folder.
+The manifest of an artifact records its settings, its inputs and a checksum of every file.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
-import os
-import shutil
-import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-
-if TYPE_CHECKING:
-    from filelock import FileLock
+from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
 """Version of every folder's layout; newer ones are refused."""
-CHECKPOINT: Final = "checkpoint.pt"
-"""Training state in an unfinished folder; removed when it is finished."""
-FULL_BYTES: Final = 1 << 20
-"""A disk with less room than this is full."""
-LOCK_SECONDS: Final = 1.0
-"""How long to wait for another writer: one that finds its folder finished holds it for a moment only."""
 MAX_JSON_BYTES: Final = 1 << 25
 """Largest manifest or settings file that is read; one of 8 million training rows takes about 1 MB."""
-_PLAN: Final = "plan.json"
 _UNSIGNED: Final = ("fingerprint", "notes")
 
 
@@ -82,125 +62,11 @@ def read_json(path: Path) -> Any:
         raise ArtifactMismatch(f"{path} is damaged: it is not valid JSON ({error})") from None
 
 
-def sync(*paths: Path) -> None:
-    """Wait until files, or the names that folders list, have reached the disk; skip missing ones."""
-    for path in paths:
-        # A folder may be writable without being readable.
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
-
-def sync_tree(folder: Path) -> None:
-    """Wait until a folder and everything in it have reached the disk."""
-    sync(*(path for path in folder.rglob("*") if path.is_file() or path.is_dir()), folder)
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder and its parents if they do not exist; their names have reached the disk on return."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    sync(*(path.parent for path in new))
-
-
-@contextmanager
-def write_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; the file written there replaces it when the block ends.
-
-    A reader sees the old file or the new one. If the block raises, the old file stays.
-
-    >>> with write_atomically(Path("notes.txt")) as temporary:  # doctest: +SKIP
-    ...     temporary.write_text("complete or not at all")
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with translate_full_disk(path.parent):
-            yield temporary
-        sync(temporary)
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    sync(path.parent)
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Replace a file's contents in one step."""
-    with write_atomically(path) as temporary:
-        temporary.write_bytes(data)
-
-
-def write_json(path: Path, value: object) -> None:
-    """Replace a JSON file in one step."""
-    write_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder beside ``folder`` that takes its place when the block ends.
-
-    The place must be free or an empty folder by then. If the block raises, nothing is left.
-    """
-    partial = folder.parent / f".{folder.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    make_folder(partial)
-    try:
-        with translate_full_disk(partial):
-            yield partial
-        sync_tree(partial)
-        if folder.is_dir():
-            folder.rmdir()
-        partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    sync(folder.parent)
-
-
-def put_in_place(partial: Path, folder: Path) -> None:
-    """Let a folder that has reached the disk replace another one, if there is one.
-
-    Whenever the machine stops, the old folder or the new one is there, or :func:`recover` finds the old one.
-    """
-    recover(folder)
-    old = _old_name(folder)
-    if old.exists():
-        shutil.rmtree(old)
-    while True:
-        if folder.exists():
-            folder.rename(old)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
-        else:  # otherwise a reader has recovered the old one meanwhile
-            break
-    sync(folder.parent)
-    if old.exists():
-        shutil.rmtree(old)
-
-
 def recover(folder: Path) -> None:
     """Put an old folder back if a process was killed in :func:`put_in_place` between the two renames."""
-    old = _old_name(folder)
+    old = old_name(folder)
     if not folder.exists() and old.is_dir():
         old.rename(folder)
-
-
-@contextmanager
-def translate_full_disk(folder: Path) -> Iterator[None]:
-    """Raise :class:`OSError` (ENOSPC) where a library meets a full disk and raises an error of its own."""
-    try:
-        yield
-    except Exception as error:
-        if getattr(error, "errno", None) is None and shutil.disk_usage(folder).free < FULL_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
-        raise
 
 
 class FileFact(BaseModel):
@@ -236,117 +102,6 @@ class Manifest(BaseModel):
     """SHA-256 over settings, inputs, facts and the contents of all files."""
 
 
-class ArtifactWriter:
-    """Fills the folder of a stage; opened again with the same plan, it finds what a killed run had written.
-
-    From its creation until it is finished or garbage collected, no other process can write the same folder.
-
-    Raises
-    ------
-    UsageError
-        the folder holds something that GENIUS did not make, or another process is writing it.
-
-    >>> writer = ArtifactWriter(Path("quantizer"), kind="quantizer", config={}, inputs={})  # doctest: +SKIP
-    >>> (writer.path / "weights.safetensors").write_bytes(...)  # doctest: +SKIP
-    >>> writer.finish()  # doctest: +SKIP
-    """
-
-    def __init__(
-        self, folder: Path, *, kind: str, config: Mapping[str, Any], inputs: Mapping[str, str]
-    ) -> None:
-        self.folder = folder
-        self.kind = kind
-        self.config = config
-        self.inputs = inputs
-        self.path = folder.parent / f".{folder.name}.partial"
-        """Folder to write to until the artifact is finished."""
-        plan = {"format": FORMAT, "kind": kind, "config": dict(config), "inputs": dict(inputs)}
-        self.plan_fingerprint = fingerprint_of(plan)
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
-            raise UsageError(
-                f"{folder} holds something that genius did not make; move it away, or choose another place"
-            )
-        make_folder(folder.parent)
-        self._release = weakref.finalize(self, release, acquire(folder))
-        plan_file = self.path / _PLAN
-        try:
-            is_same = json.loads(plan_file.read_text())["fingerprint"] == self.plan_fingerprint
-        except (OSError, ValueError, KeyError):
-            is_same = False
-        if self.path.exists() and not is_same:
-            shutil.rmtree(self.path)
-        self.path.mkdir(parents=True, exist_ok=True)
-        if not is_same:
-            write_json(plan_file, {"fingerprint": self.plan_fingerprint})
-
-    def finish(
-        self,
-        *,
-        facts: Mapping[str, Any] | None = None,
-        notes: Mapping[str, Any] | None = None,
-        scratch: tuple[str, ...] = (),
-    ) -> Manifest:
-        """Write the manifest, put the folder in its place, and remove scratch files.
-
-        Parameters
-        ----------
-        facts
-            anything a reader needs beside the files.
-        notes
-            information that is not part of the folder's identity, such as paths on this machine.
-        scratch
-            files and folders to remove. They go last: until the folder is in its place, a killed run needs
-            them to go on. Checkpoints are always removed.
-        """
-        scratch = tuple(f"{name}{end}" for name in (_PLAN, CHECKPOINT, *scratch) for end in ("", ".tmp"))
-        files = [
-            path
-            for path in sorted(self.path.rglob("*"))
-            if path.is_file()
-            and path.relative_to(self.path).parts[0] not in (*scratch, MANIFEST, f"{MANIFEST}.tmp")
-        ]
-        sync_tree(self.path)
-        body = {
-            "format": FORMAT,
-            "kind": self.kind,
-            "plan": self.plan_fingerprint,
-            "config": dict(self.config),
-            "inputs": dict(self.inputs),
-            "facts": dict(facts or {}),
-            "files": {
-                path.relative_to(self.path).as_posix(): {
-                    "bytes": path.stat().st_size,
-                    "sha256": file_fingerprint(path),
-                }
-                for path in files
-            },
-        }
-        signed = {**body, "fingerprint": fingerprint_of(body), "notes": dict(notes or {})}
-        write_json(self.path / MANIFEST, signed)
-        put_in_place(self.path, self.folder)
-        for name in scratch:
-            target = self.folder / name
-            if target.is_dir():
-                shutil.rmtree(target)
-            else:
-                target.unlink(missing_ok=True)
-        manifest = open_artifact(self.folder, kind=self.kind)
-        self._release()
-        return manifest
-
-    def finished(self) -> Manifest | None:
-        """Return the folder's manifest if the folder is complete and was made by this very plan."""
-        try:
-            manifest = open_artifact(self.folder, kind=self.kind)
-        except (ArtifactMissing, ArtifactMismatch):
-            return None
-        if manifest.plan != self.plan_fingerprint:
-            return None
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._release()
-        return manifest
-
-
 def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
     """Read a finished folder's manifest and check its files: their sizes, with ``verify`` their contents.
 
@@ -373,13 +128,6 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
         if verify and file_fingerprint(file) != fact.sha256:
             raise ArtifactMismatch(f"{folder} is damaged: the contents of {name} have changed")
     return manifest
-
-
-def copy_artifact(source: Path, target: Path) -> None:
-    """Copy a finished folder: the files that its manifest names, and no others."""
-    for name in (*read_json(source / MANIFEST)["files"], MANIFEST):
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, target / name)
 
 
 def _read_manifest(folder: Path, kind: str) -> Manifest:
@@ -410,27 +158,6 @@ def _read_manifest(folder: Path, kind: str) -> Manifest:
     raise ArtifactMismatch(f"{path} is damaged ({problem}); make the {kind} again")
 
 
-def acquire(folder: Path) -> FileLock:
-    """Lock a folder for writing. A process may hold one several times; a killed process holds none."""
-    from filelock import FileLock, Timeout  # noqa: PLC0415  readers need none
-
-    lock = FileLock(folder.parent / f".{folder.name}.lock", thread_local=False, is_singleton=True)
-    try:
-        lock.acquire(timeout=LOCK_SECONDS)
-    except Timeout:
-        raise UsageError(f"another process is writing {folder}; wait for it") from None
-    return lock
-
-
-def release(lock: FileLock) -> None:
-    """Unlock a folder; the lock file is removed first, while no other process can have acquired it."""
-    try:
-        if lock.lock_counter == 1:
-            with contextlib.suppress(OSError):
-                Path(lock.lock_file).unlink(missing_ok=True)
-    finally:
-        lock.release()
-
-
-def _old_name(folder: Path) -> Path:
+def old_name(folder: Path) -> Path:
+    """Return where the old folder waits while another one replaces it."""
     return folder.parent / f".{folder.name}.old"

@@ -1,11 +1,11 @@
-"""Settings of training and search, and the presets of `genius fit`."""
+"""Settings of networks, of the training of one stage, and of search."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -19,7 +19,7 @@ Level0 = Literal["learned", "assigned", "classifier", "none"]
 Settings = TypeVar("Settings")
 
 
-def _added(default: object) -> Any:
+def added_in_0_2(default: object) -> Any:
     """Declare a setting that version 0.1 lacked; its default is not stored, so that old folders match."""
     return dataclasses.field(default=default, metadata={"stored": False})
 
@@ -39,11 +39,11 @@ class SmallEncoderConfig:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    kind: EncoderKind = _added("clip-sf")
+    kind: EncoderKind = added_in_0_2("clip-sf")
     """Which of UniIR's four architectures to imitate. -sf gives image and text features, to be summed; -ff
     gives one vector from layers over the tokens of both, a baseline. blip- trains with a momentum copy."""
 
-    count_padding: bool = _added(default=False)
+    count_padding: bool = added_in_0_2(default=False)
     """Only for -ff: attend to padding, missing images and missing texts, as the authors' code does (except
     that blip-ff never attends to padding)."""
 
@@ -64,6 +64,9 @@ class SmallEncoderConfig:
 
     image_width: Size = 512
     """Width of the layers that read pictures."""
+
+    outlines: bool = added_in_0_2(default=False)
+    """Describe the outlines of pictures too, so that patterns hide shapes less."""
 
     def __post_init__(self) -> None:
         if self.count_padding and not self.is_joint:
@@ -132,56 +135,12 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MomentumConfig:
-    """Training of the blip kinds with a momentum copy of the network (M-BEIR, section 3.5)."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    # The authors use 0.995 and 57,960 pairs, for runs of many thousands of steps.
-    decay: Momentum = 0.95
-    """Decay of the moving average that the copy follows."""
-
-    queue: Count = 4096
-    """Number of pairs from earlier batches to contrast with."""
-
-    softness: Share = 0.4
-    """Weight of the copy's similarities in the targets; it grows from 0 during the first epoch."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-    """The encoder trained from scratch (paper, equation 2); pretrained ones need no training."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    network: SmallEncoderConfig = SmallEncoderConfig()
-    """Kind and sizes."""
-
-    momentum: MomentumConfig = MomentumConfig()
-    """Only for the kinds blip-sf and blip-ff."""
-
-    temperature: Positive = 0.05
-    """Divides the cosines in the contrastive loss."""
-
-    # Deviation 31: the paper's encoder learns from pairs alone.
-    word_weight: NonNegative = _added(0.0)
-    """Weight of two more losses: an image predicts the words of the texts that it is paired with, and a few
-    of its words find it. So single words and short queries are learned from whole captions. Only for the kind
-    clip-sf."""
-
-    training: TrainingConfig = TrainingConfig(
-        epochs=6.0, batch_size=1024, learning_rate=6e-3, warmup_steps=50, weight_decay=0.05, beta2=0.98
-    )
-    """Training settings."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class FusionConfig:
     """Fusion of image and text features into one embedding (paper, section 4.2.1)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    kind: Literal["network", "sum"] = _added("network")
+    kind: Literal["network", "sum"] = added_in_0_2("network")
     """A trained network, or the sum of the normalised features, which needs no training."""
 
     hidden: Count = 2560
@@ -202,7 +161,7 @@ class QuantizerConfig:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    kind: str = _added("residual")
+    kind: str = added_in_0_2("residual")
     """residual, or the name of an entry point of the group genius_search.quantizers."""
 
     levels: Annotated[int, Ge(1), Le(64)] = 8
@@ -277,7 +236,7 @@ class GeneratorConfig:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    kind: str = _added("t5")
+    kind: str = added_in_0_2("t5")
     """t5, or the name of an entry point of the group genius_search.generators."""
 
     layers: Annotated[int, Ge(1), Le(256)] = 6
@@ -324,26 +283,6 @@ class GeneratorConfig:
     """Training settings."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FitConfig:
-    """Settings of ``genius fit``; a preset provides them, flags override them."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    ids: str = _added("residual")
-    """IDs of items: residual (the quantizer's codes), or the name of an entry point of the group
-    genius_search.id_schemes."""
-
-    encoder: EncoderConfig = EncoderConfig()
-    """Stage 0; only for the encoder `small`."""
-
-    quantizer: QuantizerConfig = QuantizerConfig()
-    """Stage 1."""
-
-    generator: GeneratorConfig = GeneratorConfig()
-    """Stage 2."""
-
-
 def _also(name: str, old: str) -> Any:
     """Let settings that are read from a file use the name that a field had until version 0.1."""
     return Field(validation_alias=AliasChoices(name, old))
@@ -372,6 +311,10 @@ class SearchConfig:
     candidates: Annotated[Natural, Le(10**9), _also("candidates", "leaves")] = 0
     """With re-ranking: stop decoding once at most this many IDs (or the beam width, if larger) lie under the
     beams, and rank them all."""
+
+    router: Literal["generator", "geometry"] = "generator"
+    """With re-ranking: find candidates by the generator, or without it, by the distances between the query
+    and the code vectors. The order of generated IDs and ``generator_weight`` need the generator."""
 
     shortlist: Annotated[Natural, Le(10**9)] = 0
     """With stored embeddings: compare only this many items, the best by codes; 0 means all."""
@@ -446,136 +389,4 @@ def _first_problem(error: ValidationError) -> str:
     return f"setting {where} = {problem.get('input')!r}: {problem['msg'].lower()}"
 
 
-PresetName = Literal["tiny", "small", "base", "paper", "reference"]
-
-
-def preset(name: str) -> FitConfig:
-    """Return a preset: ``tiny`` (tests), ``small`` (laptops), ``base``, ``paper`` or ``reference``.
-
-    ``paper`` follows the paper's text, ``reference`` the authors' released code where they differ.
-    """
-    if name not in PRESETS:
-        raise UsageError(f"preset {name!r} is not one of {', '.join(PRESETS)}")
-    return PRESETS[name]
-
-
-_TINY = FitConfig(
-    encoder=EncoderConfig(
-        network=SmallEncoderConfig(dim=48, vocabulary=1024, pair_buckets=1024, text_width=64, image_width=96),
-        training=TrainingConfig(batch_size=128, learning_rate=6e-3, epochs=3.0, weight_decay=0.05),
-    ),
-    quantizer=QuantizerConfig(
-        levels=3,
-        codebook_size=32,
-        level0="assigned",
-        contrastive="both",
-        fusion=FusionConfig(hidden=64),
-        training=TrainingConfig(batch_size=128, learning_rate=1e-3, epochs=2.0),
-    ),
-    generator=GeneratorConfig(
-        layers=1,
-        width=64,
-        feedforward=128,
-        heads=2,
-        head_width=32,
-        prefixes=4,
-        dropout=0.0,
-        softmax="level",
-        plain_share=0.5,
-        training=TrainingConfig(batch_size=128, learning_rate=2e-3, epochs=3.0),
-    ),
-)
-
-# Deviation 7: small and base follow a slower average and revive fewer codes than the released code.
-_SMALL = FitConfig(
-    encoder=EncoderConfig(word_weight=1.0, training=replace(EncoderConfig.training, epochs=12.0)),
-    quantizer=QuantizerConfig(
-        levels=12,
-        codebook_size=256,
-        level0="assigned",
-        contrastive="both",
-        temperature=0.05,
-        decay=0.98,
-        dead_below=0.25,
-        kmeans_samples=8192,
-        codebook_start=100,
-        encoding_beam=8,
-        fusion=FusionConfig(hidden=384, dropout=0.4, start="sum"),
-        training=TrainingConfig(batch_size=512, learning_rate=1e-3, epochs=6.0),
-    ),
-    generator=GeneratorConfig(
-        layers=1,
-        width=128,
-        feedforward=256,
-        heads=4,
-        head_width=32,
-        prefixes=4,
-        dropout=0.1,
-        softmax="level",
-        guide="geometry",
-        plain_share=0.5,
-        training=TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=6.0, warmup_steps=50),
-    ),
-)
-
-_BASE = FitConfig(
-    encoder=EncoderConfig(
-        network=SmallEncoderConfig(dim=256, text_width=512, image_width=1024),
-        word_weight=1.0,
-        training=TrainingConfig(
-            epochs=20.0,
-            batch_size=1024,
-            learning_rate=3e-3,
-            warmup_steps=100,
-            weight_decay=0.05,
-            beta2=0.98,
-        ),
-    ),
-    quantizer=replace(
-        _SMALL.quantizer,
-        kmeans_samples=32768,
-        fusion=replace(_SMALL.quantizer.fusion, hidden=1024),
-        training=TrainingConfig(batch_size=1024, learning_rate=5e-4, epochs=20.0),
-    ),
-    generator=replace(
-        _SMALL.generator,
-        layers=3,
-        width=256,
-        feedforward=1024,
-        head_width=64,
-        prefixes=16,
-        training=TrainingConfig(batch_size=1024, learning_rate=1e-3, epochs=30.0, warmup_steps=200),
-    ),
-)
-
-_REFERENCE = FitConfig(
-    quantizer=QuantizerConfig(
-        gradient="per-level",
-        contrastive="both",
-        kmeans_iterations=1000,
-        training=TrainingConfig(
-            epochs=21.0, batch_size=8000, epsilon=1e-6, weight_decay=0.2, final_share=0.1, precision="bf16"
-        ),
-    ),
-    generator=GeneratorConfig(
-        augmentation="reference",
-        training=TrainingConfig(
-            epochs=31.0,
-            batch_size=1024,
-            beta2=0.98,
-            epsilon=1e-6,
-            weight_decay=1e-4,
-            warmup_steps=500,
-            precision="bf16",
-        ),
-    ),
-)
-
-PRESETS: Final = {
-    "tiny": _TINY,
-    "small": _SMALL,
-    "base": _BASE,
-    "paper": FitConfig(),
-    "reference": _REFERENCE,
-}
 """Settings by the name of their preset."""

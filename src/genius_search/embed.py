@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Shaped
 from PIL import Image
 
-from genius_search.artifact import ArtifactWriter
 from genius_search.data.features import (
     ABSENT,
     KIND,
@@ -38,6 +37,7 @@ from genius_search.errors import ArtifactMismatch, BadData, BadImage
 from genius_search.nn.arrays import AnyArray, as_array
 from genius_search.progress import Progress
 from genius_search.records import Modality
+from genius_search.writing import ArtifactWriter
 
 Item = TypeVar("Item")
 AnyEncoder = TypeVar("AnyEncoder", bound=Encoder)

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genius_search.artifact import ArtifactWriter, fingerprint_of, new_folder
+from genius_search.artifact import fingerprint_of
 from genius_search.embed import embed
-from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import UsageError
 from genius_search.index.adding import feature_rows, open_pool, stamp_of
+from genius_search.index.refit import carry_encoder
 from genius_search.model import MODEL_FILE, Genius
 from genius_search.nn.codebooks import KIND as QUANTIZER
 from genius_search.nn.folded import KIND as GENERATOR
@@ -32,6 +32,7 @@ from genius_search.nn.quantizer import Quantizer, encode, fuse, write_quantizer
 from genius_search.progress import Progress
 from genius_search.training.codebooks import draw_ids
 from genius_search.training.fit import check_folder
+from genius_search.writing import ArtifactWriter
 
 BATCH: Final = 2048
 """Items in a step of the moving average."""
@@ -110,7 +111,7 @@ def refit(
         inputs = {"generator": old.fingerprint, "quantizer": ours.manifest.fingerprint}
         writer = ArtifactWriter(folder / "generator", kind=GENERATOR, config=old.config, inputs=inputs)
         decoder = write_generator(writer, generator, dim=model.dim)
-    made = Genius.finish(folder, _encoder(model, folder), ours, decoder, model.instructions)
+    made = Genius.finish(folder, carry_encoder(model, folder), ours, decoder, model.instructions)
     shutil.rmtree(folder / FEATURES)
     return Refitted(made, before, after)
 
@@ -135,16 +136,3 @@ def _follow(
             )
             quantizer.follow(found, generator=generator)
         progress.advance(done, {})
-
-
-def _encoder(model: Genius, folder: Path) -> Encoder:
-    """Return the model's encoder; one inside the model's folder is copied."""
-    kind, _, place = model.encoder.spec.partition(":")
-    inside = Path(place)
-    if kind not in ("small", "uniir") or not inside.resolve().is_relative_to(model.folder.resolve()):
-        return model.encoder
-    target = folder / inside.resolve().relative_to(model.folder.resolve())
-    shutil.rmtree(target, ignore_errors=True)  # of an interrupted run
-    with new_folder(target) as partial:
-        shutil.copytree(inside, partial, dirs_exist_ok=True)
-    return load_encoder(f"{kind}:{target}", device=str(model.quantizer.device))

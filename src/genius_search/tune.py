@@ -1,4 +1,4 @@
-"""``genius tune``: choose beam, candidates and generator weight for an index by validation queries."""
+"""``genius tune``: choose an index's router, beam, candidates and generator weight by validation queries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.config import Count, Natural, NonNegative, SearchConfig, checked
-from genius_search.data.mbeir import MBeir, read_judgements
+from genius_search.data.mbeir import MBeir, read_judgements, read_queries
 from genius_search.embed_mbeir import embed_queries
 from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
@@ -27,6 +27,7 @@ from genius_search.index.settings import Tuned
 from genius_search.index.snapshot import Snapshot
 from genius_search.nn.columns import decode_densities
 from genius_search.progress import Progress
+from genius_search.records import TASKS, Modality, Query
 from genius_search.search.exact import append_bias, append_one, exact_search
 from genius_search.search.fast import Wanted
 from genius_search.search.find import find
@@ -48,6 +49,9 @@ class ValidationQueries(NamedTuple):
     """Embeddings in the space that items are ordered in."""
     right: list[frozenset[tuple[int, int]]]
     """Segment and row of each right answer."""
+    queries: list[Query]
+    wanted: list[Modality]
+    """Modality of each query's right answers."""
     left_out: int
     """Queries whose right answers are not in the index."""
 
@@ -95,7 +99,7 @@ def validation_queries(
         no query has one.
     """
     is_raw = rerank == "embeddings" and index.snapshot.manifest.embeddings == "raw"
-    fused, evidence, right = [], [], []
+    fused, evidence, right, queries, wanted = [], [], [], [], []
     left_out = 0
     with tempfile.TemporaryDirectory() as folder:
         for row in data.rows(config.split, names=config.rows):
@@ -104,6 +108,7 @@ def validation_queries(
                 index.model.encoder,
                 row,
                 Path(folder),
+                instructions="hashed" if index.model.instructions else "none",
                 max_queries=config.queries,
                 seed=config.seed,
                 progress=progress,
@@ -112,6 +117,7 @@ def validation_queries(
             in_evidence = F.normalize(features.total(), dim=-1) if is_raw else embeddings
             judged = read_judgements(row, qids)
             positives = [[did for did, grade in judged[qid].items() if grade > 0] for qid in qids]
+            by_id = {query.qid: query for query in read_queries(row.queries)}
             places = _places(index.snapshot, [did for own in positives for did in own])
             for number, own in enumerate(positives):
                 found = frozenset(places[did] for did in own if did in places)
@@ -119,6 +125,8 @@ def validation_queries(
                     left_out += 1
                     continue
                 right.append(found)
+                queries.append(by_id[qids[number]])
+                wanted.append(TASKS[row.task_id][1])
                 fused.append(embeddings[number])
                 evidence.append(in_evidence[number])
     if not right:
@@ -129,7 +137,7 @@ def validation_queries(
         )
     if left_out:
         progress.say(f"{left_out:,} queries are left out: their right answers are not in the index")
-    return ValidationQueries(torch.stack(fused), torch.stack(evidence), right, left_out)
+    return ValidationQueries(torch.stack(fused), torch.stack(evidence), right, queries, wanted, left_out)
 
 
 def _places(snapshot: Snapshot, dids: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -147,28 +155,29 @@ def _places(snapshot: Snapshot, dids: Sequence[str]) -> dict[str, tuple[int, int
 
 
 def is_found(
-    right: frozenset[tuple[int, int]], parts: Int64[np.ndarray, " hits"], items: Int64[np.ndarray, " hits"]
+    right: frozenset[tuple[int, int]], segments: Int64[np.ndarray, " hits"], items: Int64[np.ndarray, " hits"]
 ) -> bool:
     """Return whether a right answer is among the first hits."""
-    return not right.isdisjoint(zip(parts[:FIRST].tolist(), items[:FIRST].tolist(), strict=True))
+    return not right.isdisjoint(zip(segments[:FIRST].tolist(), items[:FIRST].tolist(), strict=True))
 
 
 def exhaustive_recall(index: Index, queries: ValidationQueries, config: SearchConfig) -> float:
     """Return R@5 when all items are ordered by the evidence: the ceiling of any beam."""
     snapshot = index.snapshot
     if config.rerank == "codes":
-        beams, evidence = all_ids(snapshot.parts, 1), Evidence(index.model.ranker)
+        beams, evidence = all_ids(snapshot.search_segments, 1), Evidence(index.model.ranker)
         rankings = [
-            rank_items(snapshot.parts, beams, 0, query, config=config, evidence=evidence, k=FIRST)
+            rank_items(snapshot.search_segments, beams, 0, query, config=config, evidence=evidence, k=FIRST)
             for query in queries.evidence
         ]
         found = [
-            is_found(right, one.parts, one.items) for right, one in zip(queries.right, rankings, strict=True)
+            is_found(right, one.segments, one.items)
+            for right, one in zip(queries.right, rankings, strict=True)
         ]
         return sum(found) / len(found)
     with_density = bool(config.density_weight) and snapshot.manifest.embeddings == "fused"
     wanted = append_one(queries.evidence) if with_density else queries.evidence
-    scores, parts, items = [], [], []
+    scores, segments, items = [], [], []
     for number, (segment, vectors) in enumerate(zip(snapshot.segments, snapshot.vectors or (), strict=True)):
         alive = segment.alive()
         rows = np.arange(segment.table.num_items) if alive is None else alive.nonzero()[0]
@@ -181,12 +190,12 @@ def exhaustive_recall(index: Index, queries: ValidationQueries, config: SearchCo
             read = _with_costs(vectors, density, config)
         best = exact_search(wanted, lambda own: read(rows[own]), len(rows), k=FIRST)  # noqa: B023  called at once
         scores.append(best.scores)
-        parts.append(np.full_like(best.items, number))
+        segments.append(np.full_like(best.items, number))
         items.append(rows[best.items])
     order = np.argsort(-np.concatenate(scores, axis=1), axis=1, kind="stable")[:, :FIRST]
-    first_parts = np.take_along_axis(np.concatenate(parts, axis=1), order, 1)
+    first_segments = np.take_along_axis(np.concatenate(segments, axis=1), order, 1)
     first_items = np.take_along_axis(np.concatenate(items, axis=1), order, 1)
-    return sum(map(is_found, queries.right, first_parts, first_items)) / len(order)
+    return sum(map(is_found, queries.right, first_segments, first_items)) / len(order)
 
 
 def _with_costs(vectors: Vectors, density: Float32[np.ndarray, " items"], config: SearchConfig) -> Vectors:
@@ -247,7 +256,7 @@ class TuneResult(NamedTuple):
 
     best: Tuned
     tried: list[Trial]
-    """One for each beam and leaf budget, with the generator weight that was chosen."""
+    """One for each router, beam and leaf budget; the generator's with the weight that was chosen."""
     ceiling: float
     """R@5 of ordering all items by the evidence."""
     left_out: int
@@ -285,11 +294,13 @@ def tune(index: Index, data: MBeir, config: TuneConfig, *, progress: Progress) -
     trials = _measure(index, queries, config, ceiling, progress)
     recalls: dict[float, float] = {}
     for one in trials:
-        weight = one.search.generator_weight
-        recalls[weight] = recalls.get(weight, 0.0) + one.recall
+        if one.search.router == "generator":
+            weight = one.search.generator_weight
+            recalls[weight] = recalls.get(weight, 0.0) + one.recall
     weight = max(recalls, key=lambda weight: (recalls[weight], -weight))
     tried = sorted(
-        (one for one in trials if one.search.generator_weight == weight), key=lambda one: one.cpu_ms
+        (one for one in trials if one.search.router == "geometry" or one.search.generator_weight == weight),
+        key=lambda one: one.cpu_ms,
     )
     best = _choose(tried, config)
     tuned = Tuned(
@@ -325,6 +336,9 @@ def _measure(
         for route in (*grid, usual)
         for weight in weights
     }
+    if index.model.has_generator:
+        geometry = [dataclasses.replace(route, router="geometry") for route in (*grid, usual)]
+        sums |= {route: np.zeros(3) for route in geometry if not index.model.uses_generator(route)}
     batches = list(queries.batches(config.batch))
     progress.begin("tune", len(batches) + 1)
     for turn, own in enumerate([batches[0], *batches]):
@@ -333,9 +347,9 @@ def _measure(
         for setting in sums:
             began = time.process_time()
             answers = find(
-                lambda: index.model.decoder,
-                index.model.fast,
-                snapshot.parts,
+                lambda: index.model.decoder_for(setting),  # noqa: B023  called at once
+                index.model.fast_for(setting),
+                snapshot.search_segments,
                 embeddings,
                 [Wanted(max(setting.beam, K), K)] * len(right),
                 setting,
@@ -345,7 +359,7 @@ def _measure(
             seconds = time.process_time() - began
             rankings = [answer.ranking for answer in answers]
             hits = sum(
-                is_found(wanted, one.parts, one.items) for wanted, one in zip(right, rankings, strict=True)
+                is_found(wanted, one.segments, one.items) for wanted, one in zip(right, rankings, strict=True)
             )
             if turn:
                 sums[setting] += (hits, sum(one.touched for one in rankings), seconds)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from genius_search.config import preset
 from genius_search.data.mbeir import MBeir, read_pool
 from genius_search.index.index import Index
 from genius_search.lab import short_queries
 from genius_search.lab.demo import demo
 from genius_search.lab.settings import METHODS
+from genius_search.presets import preset
 from genius_search.progress import Silent
 from genius_search.records import TASKS
 
@@ -48,6 +48,25 @@ def test_the_demo_leaves_one_page_that_shows_every_search(small_demo):
         for hit in search.hits:
             assert hit.id in page
             assert len(hit.codes) >= len(hit.log_probabilities)
+
+
+def test_the_page_shows_queries_and_the_stage_while_training_goes_on(tmp_path):
+    pages = []
+
+    class Watching(Silent):
+        def advance(self, done, measures):
+            pages.append((tmp_path / "index.html").read_text())
+
+    demo(tmp_path, **SIZE, progress=Watching(), settings=preset("tiny"))
+    HTMLParser().feed(pages[0])
+    for page in (pages[0], pages[-1]):
+        assert page.count("<img") > 10
+        assert 'http-equiv="refresh"' in page
+        assert "GENIUS is learning" in page
+        assert "No right answer" not in page
+        assert "Nothing was found" not in page
+    assert len({page.partition("<dt>now</dt>")[2][:60] for page in pages}) > 3
+    assert "refresh" not in (tmp_path / "index.html").read_text()
 
 
 def test_the_demo_measures_short_queries(small_demo):

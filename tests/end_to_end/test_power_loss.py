@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,11 +15,15 @@ from pathlib import Path
 import pytest
 
 from genius_search.artifact import open_artifact
-from genius_search.config import preset
+from genius_search.cluster.build import Settings, build_cluster
+from genius_search.cluster.folder import PARTS, read_cluster, verify_cluster
 from genius_search.data.mbeir import MBeir
-from genius_search.errors import ArtifactError
+from genius_search.errors import ArtifactError, ArtifactMissing
+from genius_search.index.index import Index
+from genius_search.index.verify import verify
 from genius_search.model import Genius
 from genius_search.model.publish import check_model
+from genius_search.presets import preset
 from genius_search.progress import Silent
 from genius_search.refit import refit
 from genius_search.serve.keys import add_key, read_keys
@@ -32,13 +38,17 @@ def run(*words: object) -> None:
 
 
 @contextmanager
-def mounted(image: Path, place: Path, *options: str) -> Iterator[Path]:
-    place.mkdir(exist_ok=True)
-    run("mount", "-o", ",".join(("loop", *options)), image, place)
+def mounted(image: Path, *options: str) -> Iterator[Path]:
+    """Mount an image outside pytest's folders: if a killed run leaves it there, they can still be removed."""
+    place = Path(tempfile.mkdtemp(prefix="genius-disk-"))
     try:
-        yield place
+        run("mount", "-o", ",".join(("loop", *options)), image, place)
+        try:
+            yield place
+        finally:
+            run("umount", place)
     finally:
-        run("umount", place)
+        place.rmdir()
 
 
 class Disk:
@@ -72,7 +82,7 @@ class Disk:
 
     def after(self, copy: Path) -> Iterator[Path]:
         """Mount a copy, which repairs the file system as a restart would."""
-        return mounted(copy, copy.with_suffix(""))
+        return mounted(copy)
 
 
 @pytest.fixture
@@ -82,7 +92,7 @@ def disk(tmp_path) -> Iterator[Disk]:
         file.truncate(IMAGE_BYTES)
     try:
         run("mkfs.ext4", "-q", image)
-        with mounted(image, tmp_path / "disk", "commit=300") as folder:
+        with mounted(image, "commit=300") as folder:
             yield Disk(image, folder)
     except (OSError, subprocess.CalledProcessError) as error:
         if not isinstance(error, subprocess.CalledProcessError) or error.cmd[0] not in TOOLS:
@@ -148,3 +158,91 @@ def test_a_model_that_is_refitted_and_a_key_that_is_printed_are_there(disk, trai
                 assert [key.name for key in read_keys(place / "keys")] == ["me"]
     assert set(found) == {None, made}
     assert found[-1] == made
+
+
+def texts(number: int) -> list[dict[str, str]]:
+    return [{"id": f"{number} {place}", "text": f"a kite {number} {place}"} for place in range(5)]
+
+
+@pytest.mark.slow
+def test_keys_that_are_printed_and_items_that_are_added_or_deleted_stay(disk, trained, monkeypatch):
+    model = Genius.open(trained.model)
+    index, _ = Index.create(disk.folder / "index", model=model, pool=texts(0))
+    alive = {one["id"] for one in texts(0)}
+    states: list[tuple[set[str], set[str]]] = []
+    with disk.failing_at_each_rename(monkeypatch):
+        disk.copies.clear()
+        for number in range(1, 4):
+            for change in ("add", "delete", "key"):
+                before = set(alive), {f"k{one}" for one in range(1, number)}
+                if change == "add":
+                    index.add_items(texts(number))
+                    alive |= {one["id"] for one in texts(number)}
+                elif change == "delete":
+                    index.delete(f"{number} 0")
+                    alive.discard(f"{number} 0")
+                else:
+                    add_key(disk.folder / "keys", name=f"k{number}", scope="read")
+                disk.fail()
+                after = set(alive), {f"k{one}" for one in range(1, number + (change == "key"))}
+                states += [before] * (len(disk.copies) - len(states) - 1) + [after]
+        states.append(states[-1])
+    del index
+    gc.collect()  # closes its files
+    for number, (copy, (ids, names)) in enumerate(zip(disk.copies, states, strict=True)):
+        allowed = [ids, *(later[0] for later in states[number:] if later[0] != ids)][:2]
+        with disk.after(copy) as place:
+            verify(place / "index")
+            found = set(Index.open(place / "index", model=model).snapshot.ids())
+            gc.collect()
+            assert found in allowed
+            keys = {key.name for key in read_keys(place / "keys")} if (place / "keys").exists() else set()
+            assert names <= keys
+
+
+def build(disk: Disk, trained) -> Settings:
+    pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
+    settings = Settings(str(pool), model=str(trained.model), shards=3, rows=90)
+    build_cluster(disk.folder / "X", settings)
+    return settings
+
+
+def states_of_cluster(disk: Disk) -> list[int | None]:
+    """Verify everything that has its name in each copy; return the numbers of items, None without a cluster."""
+    found: list[int | None] = []
+    for copy in disk.copies:
+        with disk.after(copy) as place:
+            for one in (place / "X" / PARTS).glob("[0-9]*"):
+                verify(one)
+            try:
+                found.append(read_cluster(place / "X").items)
+            except ArtifactMissing:
+                found.append(None)
+            else:
+                verify_cluster(place / "X")
+    return found
+
+
+@pytest.mark.slow
+def test_a_cluster_is_there_whole_or_not_at_all_and_its_build_can_go_on(disk, trained, monkeypatch):
+    with disk.failing_at_each_rename(monkeypatch):
+        settings = build(disk, trained)
+    items = read_cluster(disk.folder / "X").items
+    found = states_of_cluster(disk)
+    assert set(found) == {None, items}
+    assert found == sorted(found, key=[None, items].index)
+    assert found[-1] == items
+    last = disk.copies[found.index(items) - 1]
+    with disk.after(last) as place:
+        assert build_cluster(place / "X", settings).items == items
+        verify_cluster(place / "X")
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_synced_is_lost(disk, trained, monkeypatch):
+    """The control of the test above."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    with disk.failing_at_each_rename(monkeypatch):
+        build(disk, trained)
+    with pytest.raises((ArtifactError, AssertionError)):
+        assert states_of_cluster(disk)[-1] is not None

@@ -39,7 +39,7 @@ from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Silent
 from genius_search.search.beam import search
 from genius_search.search.decoder import T5Decoder
-from genius_search.search.table import IdTable, Part
+from genius_search.search.table import IdTable, SearchSegment
 
 WIDTHS = (1, 10, 50)
 CLOSE = 2e-4
@@ -99,8 +99,8 @@ def write_published(reference: Reference, folder: Path) -> Files:
     quantizer: dict[str, Tensor] = {}
     generator: dict[str, Tensor] = {}
     for name in reference.shapes:
-        part = generator if name.startswith(("id_generator.", "embed_projector.")) else quantizer
-        part[name] = reference.tensor(name)
+        segment = generator if name.startswith(("id_generator.", "embed_projector.")) else quantizer
+        segment[name] = reference.tensor(name)
     for name in [name for name in quantizer if name.endswith("_codebook.embed")]:
         counts = quantizer[name.removesuffix("embed") + "cluster_size"]
         quantizer[name + "_avg"] = quantizer[name] * counts[..., None]
@@ -187,7 +187,7 @@ def measure(reference: Reference, model: Genius) -> Measured:
     table = IdTable.build(pool, np.zeros(len(pool)))
     for width in WIDTHS:
         config = SearchConfig(beam=width, scores="vocabulary")
-        beams = search(T5Decoder(generator), [Part(table)], reference.numbers("z"), config)
+        beams = search(T5Decoder(generator), [SearchSegment(table)], reference.numbers("z"), config)
         expected = reference.golden[f"score{width}"]
         different = (table.ids[beams.low[:, :, 0]] != reference.golden[f"beam{width}"]).any(axis=2)
         gaps = np.abs(expected[:, :, None] - expected[:, None, :]) + np.eye(width)

@@ -21,7 +21,7 @@ from genius_search.nn.generator import Generator
 from genius_search.search.beam import search
 from genius_search.search.beams import Beams
 from genius_search.search.decoder import T5Decoder
-from genius_search.search.table import Allowed, IdTable, Part
+from genius_search.search.table import Allowed, IdTable, SearchSegment
 
 QUERIES = 10
 CASES = int(os.environ.get("GENIUS_CASES", "600"))
@@ -115,25 +115,25 @@ class Pool(NamedTuple):
 
     codes: list[np.ndarray]
     alive: list[np.ndarray | None]
-    parts: list[Part]
+    segments: list[SearchSegment]
 
     @staticmethod
     def of(codes: Sequence[np.ndarray], alive: Sequence[np.ndarray | None] | None = None) -> Pool:
         """Build the tables."""
         alive = alive or [None] * len(codes)
-        parts = []
+        segments = []
         for own, living in zip(codes, alive, strict=True):
             table = IdTable.build(own, np.linspace(0, 1, len(own), dtype=np.float32))
-            parts.append(Part(table, None if living is None else Allowed.of(table, living)))
-        return Pool(list(codes), list(alive), parts)
+            segments.append(SearchSegment(table, None if living is None else Allowed.of(table, living)))
+        return Pool(list(codes), list(alive), segments)
 
     def restricted(self, masks: Sequence[np.ndarray | None] | None) -> tuple[Allowed | None, ...] | None:
         """What a query with these masks may find."""
         if masks is None:
             return None
         return tuple(
-            None if mask is None else Allowed.of(part.table, mask)
-            for part, mask in zip(self.parts, masks, strict=True)
+            None if mask is None else Allowed.of(segment.table, mask)
+            for segment, mask in zip(self.segments, masks, strict=True)
         )
 
     def ids(
@@ -154,9 +154,9 @@ class Pool(NamedTuple):
         found = []
         for beam in np.flatnonzero(beams.filled()[query]):
             rows = [
-                (part.table, low, high)
-                for part, low, high in zip(
-                    self.parts, beams.low[query, beam], beams.high[query, beam], strict=True
+                (segment.table, low, high)
+                for segment, low, high in zip(
+                    self.segments, beams.low[query, beam], beams.high[query, beam], strict=True
                 )
                 if high > low
             ]
@@ -186,7 +186,7 @@ class Case(NamedTuple):
             "widths": self.widths,
             **changes,
         }
-        return search(decoder, self.pool.parts, self.queries, self.config, **asked)
+        return search(decoder, self.pool.segments, self.queries, self.config, **asked)
 
     def only(self, query: int) -> Case:
         """One of its queries alone."""
@@ -375,7 +375,7 @@ class ExactDecoder:
         """Log-probabilities of all codes after a prefix."""
         key = (query, *prefix)
         if key not in self._drawn:
-            random = np.random.default_rng([self.seed, *(1 + part for part in key)])
+            random = np.random.default_rng([self.seed, *(1 + segment for segment in key)])
             drawn = (-random.integers(0, 6, self.sizes[len(prefix)]) / 4).astype(np.float32)
             drawn[random.random(len(drawn)) < self.impossible] = -np.inf
             self._drawn[key] = drawn

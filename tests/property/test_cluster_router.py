@@ -146,7 +146,7 @@ class Drawn:
         restrictions = [None if one.allowed is None else snapshot.restriction(one.allowed) for one in asked]
         beams = search(
             self.decoder,
-            snapshot.parts,
+            snapshot.search_segments,
             torch.from_numpy(queries),
             config,
             level0=[one.level0 for one in asked],
@@ -158,7 +158,7 @@ class Drawn:
         for number, one in enumerate(asked):
             vector = evidence[number] if config.rerank == "embeddings" else queries[number]
             ranking = rank_items(
-                snapshot.parts,
+                snapshot.search_segments,
                 beams,
                 number,
                 vector,
@@ -168,7 +168,7 @@ class Drawn:
                 restriction=restrictions[number],
                 for_codes=queries[number],
             )
-            ids = [item.id for item in snapshot.items(ranking.parts, ranking.items)]
+            ids = [item.id for item in snapshot.items(ranking.segments, ranking.items)]
             history = beams.log_probabilities[number, ranking.beams]
             found.append((ids, ranking.scores.tolist(), np.nan_to_num(history).tolist(), ranking.touched))
         return found
@@ -196,8 +196,9 @@ def test_shards_answer_as_one_index(plain, tmp_path):
             found = router.find(queries, evidence, asked, config)
             expected = drawn.expected(queries, evidence, asked, config)
             for (ranking, history), known in zip(found, expected, strict=True):
-                places = zip(ranking.parts.tolist(), ranking.items.tolist(), strict=True)
-                ids = [opened[part].segments[0].items.get([row])[0].id for part, row in places]
+                segments = [segment for snapshot in opened for segment in snapshot.segments]
+                places = zip(ranking.segments.tolist(), ranking.items.tolist(), strict=True)
+                ids = [segments[part].items.get([row])[0].id for part, row in places]
                 decoded = np.nan_to_num(history).tolist()
                 assert (ids, ranking.scores.tolist(), decoded, ranking.touched) == known, (seed, config)
                 nonempty += bool(ids)

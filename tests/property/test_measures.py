@@ -33,20 +33,24 @@ def judged_runs(draw, *, tie_free: bool = False):
 
 def plain(qrels, run):
     """The definitions, word for word."""
-    total = dict.fromkeys([*(f"R@{k}" for k in KS), *(f"recall@{k}" for k in KS), "MRR", "nDCG@10"], 0.0)
+    always = ["recall@100", "MRR", "R-precision", "nDCG@10", "nDCG@50"]
+    total = dict.fromkeys([*(f"R@{k}" for k in KS), *(f"recall@{k}" for k in KS), *always], 0.0)
     for qid, judged in qrels.items():
         gains = [judged.get(hit.did, 0) for hit in run.hits[qid]]
         for k in KS:
             total[f"R@{k}"] += float(any(gains[:k]))
+        for k in (*KS, 100):
             total[f"recall@{k}"] += sum(gain > 0 for gain in gains[:k]) / len(judged)
         total["MRR"] += next((1 / rank for rank, gain in enumerate(gains, 1) if gain), 0.0)
         ideal = sorted(judged.values(), reverse=True)
-        total["nDCG@10"] += discounted(gains) / discounted(ideal)
+        total["R-precision"] += sum(gain > 0 for gain in gains[: len(judged)]) / len(judged)
+        for k in (10, 50):
+            total[f"nDCG@{k}"] += discounted(gains, k) / discounted(ideal, k)
     return {name: value / len(qrels) for name, value in total.items()}
 
 
-def discounted(gains):
-    return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains[:10], 1))
+def discounted(gains, k):
+    return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains[:k], 1))
 
 
 @given(judged=judged_runs())

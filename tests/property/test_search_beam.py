@@ -40,7 +40,7 @@ def test_a_filtered_search_finds_what_filtering_everything_afterwards_would_keep
         case = plain.draw_case(seed, model.generator.sizes, scores=("level", "vocabulary")[seed % 2], beam=50)
         filtered = case.search(model.decoder, widths=None)
         unlimited = plain.SearchConfig(beam=1000, scores=case.config.scores)
-        everything = plain.search(model.decoder, case.pool.parts, case.queries, unlimited)
+        everything = plain.search(model.decoder, case.pool.segments, case.queries, unlimited)
         for query in range(len(case.queries)):
             kept = [found for found in case.pool.found(everything, query) if found.id in case.ids(query)]
             assert plain.agrees(case.pool.found(filtered, query), kept[:50]), (seed, query)
@@ -59,7 +59,7 @@ def test_a_restriction_finds_what_a_table_of_the_allowed_items_alone_would_give(
             )
             alone = plain.search(
                 decoder,
-                remaining.parts,
+                remaining.segments,
                 case.queries[query : query + 1],
                 case.config,
                 level0=case.level0 and case.level0[query : query + 1],
@@ -78,8 +78,8 @@ def test_a_query_finds_the_same_alone_and_in_any_company(plain):
         for query in range(len(case.queries)):
             alone = case.only(query).search(decoder)
             width = alone.low.shape[1]
-            for whole, part in zip(together, alone, strict=True):
-                np.testing.assert_array_equal(whole[query, :width], part[0])
+            for whole, segment in zip(together, alone, strict=True):
+                np.testing.assert_array_equal(whole[query, :width], segment[0])
             assert not together.filled()[query, width:].any()
 
 

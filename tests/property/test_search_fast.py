@@ -19,7 +19,7 @@ from genius_search.search.fast import NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.find import find, quick_search
 from genius_search.search.native.build import build, find_compilers
 from genius_search.search.rank import CodeRanker, Evidence
-from genius_search.search.table import Allowed, IdTable, Part
+from genius_search.search.table import Allowed, IdTable, SearchSegment
 
 
 @pytest.fixture(scope="session")
@@ -88,13 +88,13 @@ class Drawn:
             if self.network.guide is not None:
                 self.decoder = GuidedDecoder(self.decoder, self.network.guide)
         self.queries = torch.from_numpy(np.asarray(draw((len(self.case.queries), plain.DIM)), np.float32))
-        self.parts = self.case.pool.parts
+        self.segments = self.case.pool.segments
         if random.random() < 0.5:
             self.is_exact = False
             powers = 7 ** np.arange(len(self.sizes))
             costs = [(codes @ powers)[:, None] * [1, 3] % 256 for codes in self.case.pool.codes]
-            self.parts = [
-                Part(table, None if alive is None else Allowed.of(table, alive))
+            self.segments = [
+                SearchSegment(table, None if alive is None else Allowed.of(table, alive))
                 for table, alive in (
                     (
                         IdTable.build(np.concatenate([codes, cost], axis=1), np.linspace(0, 1, len(codes))),
@@ -123,15 +123,15 @@ class Drawn:
         if masks is None:
             return None
         return tuple(
-            None if mask is None else Allowed.of(part.table, mask)
-            for part, mask in zip(self.parts, masks, strict=True)
+            None if mask is None else Allowed.of(segment.table, mask)
+            for segment, mask in zip(self.segments, masks, strict=True)
         )
 
     def find(self, fast=None):
         return find(
             lambda: self.decoder,
             fast,
-            self.parts,
+            self.segments,
             self.queries.numpy(),
             self.wanted,
             self.case.config,
@@ -161,7 +161,7 @@ def assert_same(drawn: Drawn, found, expected, note: object) -> None:
             for mine, theirs in zip((*one[:3], one.beams), (*other[:3], other.beams), strict=True):
                 np.testing.assert_array_equal(mine, theirs, err_msg=note)
         mine, theirs = (
-            {(part, item): place for place, (part, item) in enumerate(zip(*hits[:2], strict=True))}
+            {(segment, item): place for place, (segment, item) in enumerate(zip(*hits[:2], strict=True))}
             for hits in (one, other)
         )
         for hit in mine.keys() | theirs.keys():
@@ -179,7 +179,7 @@ def test_hits_are_those_of_the_general_search(plain, make):
     for seed in range(plain.POOLS):
         drawn = Drawn(plain, seed)
         fast = make(drawn.network, drawn.evidence.codes)
-        assert fast.covers(drawn.parts, drawn.case.config)
+        assert fast.covers(drawn.segments, drawn.case.config)
         assert_same(drawn, drawn.find(fast), drawn.find(), seed)
 
 
@@ -194,14 +194,14 @@ def test_numpy_leaves_large_batches_to_pytorch_and_the_library_does_not(plain, m
     fast = make(drawn.network, drawn.evidence.codes)
     asked = []
     monkeypatch.setattr(
-        fast, "search", lambda parts, queries, wanted, config: asked.append(len(queries)) or []
+        fast, "search", lambda segments, queries, wanted, config: asked.append(len(queries)) or []
     )
     drawn.queries = drawn.queries[:1].repeat(17, 1)
     drawn.wanted = drawn.wanted[:1] * 17
     found = find(
         lambda: drawn.decoder,
         fast,
-        drawn.parts,
+        drawn.segments,
         drawn.queries.numpy(),
         drawn.wanted,
         SearchConfig(rerank="codes"),
@@ -254,7 +254,7 @@ def test_a_generator_of_one_block_finds_the_same(plain, make, guide, head):
     for seed in range(plain.SOME_POOLS):
         drawn = Drawn(plain, seed, generator=config)
         fast = make(drawn.network, drawn.evidence.codes)
-        assert fast.covers(drawn.parts, drawn.case.config)
+        assert fast.covers(drawn.segments, drawn.case.config)
         assert_same(drawn, drawn.find(fast), drawn.find(), seed)
 
 
@@ -271,15 +271,15 @@ def test_what_the_quick_search_does_not_know_is_left_to_the_general_one(plain):
     drawn = Drawn(plain, 1)
     ranker, config = drawn.evidence.codes, dataclasses.replace(drawn.case.config, rerank="codes")
     fast = quick(drawn.network, ranker)
-    assert fast.covers(drawn.parts, config)
-    assert not fast.covers(drawn.parts, dataclasses.replace(config, rerank="none"))
-    assert not fast.covers(drawn.parts, dataclasses.replace(config, scores="children"))
+    assert fast.covers(drawn.segments, config)
+    assert not fast.covers(drawn.segments, dataclasses.replace(config, rerank="none"))
+    assert not fast.covers(drawn.segments, dataclasses.replace(config, scores="children"))
     wide = IdTable.build(np.array([[300]]), np.zeros(1))
-    assert not fast.covers([*drawn.parts, Part(wide)], config)
+    assert not fast.covers([*drawn.segments, SearchSegment(wide)], config)
     deep = network_of(dataclasses.replace(SMALL, layers=2), plain.DIM, drawn.tables, 0)
     assert quick(deep, ranker) is None
     generated = quick(network_of(SMALL, plain.DIM, drawn.tables, 0), ranker)
-    assert not generated.covers(drawn.parts, dataclasses.replace(config, scores="vocabulary"))
+    assert not generated.covers(drawn.segments, dataclasses.replace(config, scores="vocabulary"))
     others = CodeRanker([table + 1 for table in drawn.tables])
     guided = network_of(dataclasses.replace(SMALL, guide="geometry"), plain.DIM, drawn.tables, 0)
     assert quick(guided, ranker) is not None
@@ -292,17 +292,19 @@ def test_large_pools_are_searched_alike(make):
     codes = np.concatenate(
         [random.integers(0, 64, (20_000, 4)), random.integers(0, 256, (20_000, 2))], axis=1
     )
-    parts = [Part(IdTable.build(own, np.zeros(len(own)))) for own in (codes[:15_000], codes[15_000:])]
+    segments = [
+        SearchSegment(IdTable.build(own, np.zeros(len(own)))) for own in (codes[:15_000], codes[15_000:])
+    ]
     ranker = CodeRanker(tables)
-    for number_of_parts in (1, 2):
+    for num_segments in (1, 2):
         drawn = Drawn.__new__(Drawn)
         drawn.decoder, drawn.network = GeometricDecoder(tables), None
-        drawn.parts = parts[:number_of_parts]
+        drawn.segments = segments[:num_segments]
         drawn.evidence, drawn.is_exact = Evidence(ranker), False
         drawn.queries = torch.from_numpy(random.integers(-9, 10, (16, 8)).astype(np.float32))
         drawn.wanted = [Wanted(width, 10) for width in (1, 5, 10, 50) * 4]
         drawn.case = type("Case", (), {"config": SearchConfig(rerank="codes", candidates=500)})
-        assert_same(drawn, drawn.find(make(drawn.network, ranker)), drawn.find(), number_of_parts)
+        assert_same(drawn, drawn.find(make(drawn.network, ranker)), drawn.find(), num_segments)
 
 
 def test_damaged_tables_are_refused(compiled):
@@ -321,7 +323,7 @@ def test_damaged_tables_are_refused(compiled):
         array[random.integers(0, array.size, 5)] = random.integers(-limit, limit, 5).astype(array.dtype)
         query = random.standard_normal((1, 3)).astype(np.float32)
         try:
-            (found,) = fast.search([Part(table)], query, [Wanted(2, 30)], config)
+            (found,) = fast.search([SearchSegment(table)], query, [Wanted(2, 30)], config)
         except LookupError:
             refused += 1
         else:
@@ -338,14 +340,14 @@ def test_stored_bytes_are_compared_as_the_vectors_they_stand_for(make, shortlist
     codes = np.stack([random.integers(0, size, 5000) for size in (3, 64, 64)], axis=1)
     costs = random.integers(0, 256, (5000, 2))
     table = IdTable.build(np.concatenate([codes, costs * (codes[:, 1:2] % 2)], axis=1), np.zeros(5000))
-    parts = [Part(table), Part(table, Allowed.of(table, random.random(5000) < 0.5))]
+    segments = [SearchSegment(table), SearchSegment(table, Allowed.of(table, random.random(5000) < 0.5))]
     stored = [
         ByteVectors(
             random.integers(-127, 128, (5000, 40)).astype(np.int8), random.random(5000).astype(np.float16)
         )
-        for _ in parts
+        for _ in segments
     ]
-    densities = [random.integers(0, 256, 5000).astype(np.uint8) for _ in parts]
+    densities = [random.integers(0, 256, 5000).astype(np.uint8) for _ in segments]
     ranker = CodeRanker(tables)
     fast = make(None, ranker)
     queries = random.standard_normal((8, 40)).astype(np.float32)
@@ -358,14 +360,16 @@ def test_stored_bytes_are_compared_as_the_vectors_they_stand_for(make, shortlist
         for k in (1, 10, 100):
             wanted = [Wanted(max(k, 10), k)] * 8
             given = {"evidence": evidence, "embeddings": list(others)}
-            expected = find(lambda: GeometricDecoder(tables), None, parts, queries, wanted, config, **given)
-            assert type(fast) is NumpySearch or fast.comparison(parts, list(others), evidence, config)
+            expected = find(
+                lambda: GeometricDecoder(tables), None, segments, queries, wanted, config, **given
+            )
+            assert type(fast) is NumpySearch or fast.comparison(segments, list(others), evidence, config)
             for own, other in zip(
-                find(lambda: None, fast, parts, queries, wanted, config, **given), expected, strict=True
+                find(lambda: None, fast, segments, queries, wanted, config, **given), expected, strict=True
             ):
                 np.testing.assert_allclose(own.ranking.scores, other.ranking.scores, rtol=1e-4, atol=5e-2)
-                same = set(zip(own.ranking.parts, own.ranking.items, strict=True)) & set(
-                    zip(other.ranking.parts, other.ranking.items, strict=True)
+                same = set(zip(own.ranking.segments, own.ranking.items, strict=True)) & set(
+                    zip(other.ranking.segments, other.ranking.items, strict=True)
                 )
                 assert len(same) > 0.97 * k - 1
                 assert own.ranking.touched == other.ranking.touched

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genius_search.index.filters import Filter
-from genius_search.index.items import Item, ItemStore, write_items
+from genius_search.index.items import Item, ItemStore
+from genius_search.index.segment_writer import write_items
 from genius_search.records import Modality
 
 CHARACTERS = st.characters(exclude_categories=("Cs",))
@@ -66,8 +67,8 @@ def satisfies(source: str | None, path: tuple[str, ...], how: str, wanted: list[
         have = json.loads(source or "null")
     except ValueError:
         return False
-    for part in path:
-        have = have.get(part) if isinstance(have, dict) else None
+    for segment in path:
+        have = have.get(segment) if isinstance(have, dict) else None
     return any(
         fits(one, how, want) for one in (have if isinstance(have, list) else [have]) for want in wanted
     )
@@ -177,8 +178,8 @@ def has(text: str, phrase: str, *, star: bool) -> bool:
     places = [have[place : place + len(want)] for place in range(len(have))]
     if not star:
         return want in places
-    full = (part for part in places if len(part) == len(want))
-    return any(part[:-1] == want[:-1] and part[-1].startswith(want[-1]) for part in full)
+    full = (segment for segment in places if len(segment) == len(want))
+    return any(segment[:-1] == want[:-1] and segment[-1].startswith(want[-1]) for segment in full)
 
 
 PHRASES = st.sampled_from(

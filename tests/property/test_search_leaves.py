@@ -10,9 +10,9 @@ from genius_search.search.rank import CodeRanker, Evidence, rank_items
 def leaves(case, beams, query: int) -> set[tuple[int, int]]:
     """Part and row of every ID under the beams of a query."""
     return {
-        (part, row)
+        (segment, row)
         for low, high in zip(beams.low[query], beams.high[query], strict=True)
-        for part, (first, last) in enumerate(zip(low.tolist(), high.tolist(), strict=True))
+        for segment, (first, last) in enumerate(zip(low.tolist(), high.tolist(), strict=True))
         for row in range(first, last)
     }
 
@@ -22,12 +22,12 @@ def allowed_leaves(case, beams, query: int) -> set[tuple[int, int]]:
     seen = case.pool.ids(case.masks[query])
     mine = case.masks[query] or case.pool.alive
     found = set()
-    for part, row in leaves(case, beams, query):
-        table = case.pool.parts[part].table
+    for segment, row in leaves(case, beams, query):
+        table = case.pool.segments[segment].table
         items = table.bucket(row)
-        if mine[part] is None or mine[part][items].any():
+        if mine[segment] is None or mine[segment][items].any():
             assert tuple(table.ids[row].tolist()) in seen
-            found.add((part, row))
+            found.add((segment, row))
     return found
 
 
@@ -69,8 +69,8 @@ def test_a_budget_for_the_whole_pool_finds_the_whole_pool_and_decodes_nothing(pl
         assert decoder.num_rows == 0
         for query in range(len(case.queries)):
             ids = {
-                tuple(case.pool.parts[part].table.ids[row].tolist())
-                for part, row in allowed_leaves(case, beams, query)
+                tuple(case.pool.segments[segment].table.ids[row].tolist())
+                for segment, row in allowed_leaves(case, beams, query)
             }
             assert ids == case.ids(query)
 
@@ -100,7 +100,7 @@ def test_what_lies_under_the_beams_is_ordered_as_by_brute_force(plain, rerank, s
             asked = torch.from_numpy(random.integers(-2, 3, 3)).float()
             k = int(random.integers(1, 30))
             answer = rank_items(
-                case.pool.parts,
+                case.pool.segments,
                 beams,
                 query,
                 asked,
@@ -111,17 +111,19 @@ def test_what_lies_under_the_beams_is_ordered_as_by_brute_force(plain, rerank, s
             )
             entries = []
             masks = case.masks[query] or case.pool.alive
-            for part, row in sorted(allowed_leaves(case, beams, query)):
-                table = case.pool.parts[part].table
+            for segment, row in sorted(allowed_leaves(case, beams, query)):
+                table = case.pool.segments[segment].table
                 by_codes = float(
                     asked @ sum(tables[level][code] for level, code in enumerate(table.ids[row].tolist()))
                 )
                 entries += [
-                    (part, item, row, by_codes, float(asked.numpy() @ stored[part][item]))
+                    (segment, item, row, by_codes, float(asked.numpy() @ stored[segment][item]))
                     for item in table.bucket(row).tolist()
-                    if masks[part] is None or masks[part][item]
+                    if masks[segment] is None or masks[segment][item]
                 ]
-            given = list(zip(answer.parts.tolist(), answer.items.tolist(), answer.rows.tolist(), strict=True))
+            given = list(
+                zip(answer.segments.tolist(), answer.items.tolist(), answer.rows.tolist(), strict=True)
+            )
             mine = {entry[:3]: entry[3:] for entry in entries}
             assert answer.touched == len(entries)
             assert len(set(given)) == len(given)

@@ -44,7 +44,7 @@ def test_the_children_of_every_prefix_equal_a_brute_force(drawn):
         low = np.array([rows[0] for rows in ranges])
         high = np.array([rows[-1] + 1 for rows in ranges])
         children = table.children(level, low, high)
-        assert list(zip(*(part.tolist() for part in children), strict=True)) == expected
+        assert list(zip(*(segment.tolist() for segment in children), strict=True)) == expected
 
 
 @given(coded_items(), st.data())

@@ -13,7 +13,7 @@ def sought(plain, case, model, query, codes):
     level0 = frozenset() if case.level0 is None else case.level0[query]
     return Target(
         model.decoder,
-        CodeTree(case.pool.parts),
+        CodeTree(case.pool.segments),
         case.queries[query : query + 1],
         codes,
         level0,

@@ -17,12 +17,12 @@ def pools(plain):
         sizes = plain.sizes_of(seed % plain.NUM_MODELS)
         pool = plain.draw_pool(random, sizes)
         living = {
-            (part, row): tuple(codes[row].tolist())
-            for part, (codes, alive) in enumerate(zip(pool.codes, pool.alive, strict=True))
+            (segment, row): tuple(codes[row].tolist())
+            for segment, (codes, alive) in enumerate(zip(pool.codes, pool.alive, strict=True))
             for row in range(len(codes))
             if alive is None or alive[row]
         }
-        yield CodeTree(pool.parts), sizes, living
+        yield CodeTree(pool.segments), sizes, living
 
 
 def prefixes(sizes, living) -> Counter:
@@ -67,7 +67,7 @@ def test_examples_are_different_living_items_below_the_prefix(plain):
         together = Ranges(*(np.concatenate(column) for column in zip(*found, strict=True)))
         for most in (0, 1, 3, 100):
             picked = tree.pick(together, most)
-            places = list(zip(picked.parts.tolist(), picked.rows.tolist(), strict=True))
+            places = list(zip(picked.segments.tolist(), picked.rows.tolist(), strict=True))
             for number, prefix in enumerate(below):
                 own = [place for place, owner in zip(places, picked.owner, strict=True) if owner == number]
                 count = sum(id_[: len(prefix)] == prefix for id_ in living.values())
@@ -83,8 +83,8 @@ def test_shared_prefixes_are_those_of_several_living_items_the_largest_first(pla
             found = tree.shared_prefixes(depth)
             ids = []
             for low, high in zip(*found.ranges, strict=True):
-                part = int(np.flatnonzero(high > low)[0])
-                ids.append(tuple(tree.parts[part].table.ids[low[part], :depth].tolist()))
+                segment = int(np.flatnonzero(high > low)[0])
+                ids.append(tuple(tree.segments[segment].table.ids[low[segment], :depth].tolist()))
             assert list(zip((-found.items).tolist(), ids, strict=True)) == expected
 
 

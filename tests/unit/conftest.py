@@ -5,6 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +20,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from genius_search.artifact import ArtifactWriter
 from genius_search.data.features import ABSENT, Features, Shard, write_shard
 from genius_search.data.pairs import Pairs
 from genius_search.records import Modality, Query, candidate_number, query_number
+from genius_search.writing import ArtifactWriter
 
 DIM = 16
 
@@ -312,3 +316,42 @@ def disk(monkeypatch):
     monkeypatch.setattr(Path, "rename", moved(rename))
     monkeypatch.setattr(Path, "replace", moved(replace))
     return events
+
+
+_FILE_OPERATIONS = frozenset(
+    {"os.rename", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir", "sqlite3.connect"}
+)
+
+
+def _killed_at(number: int, work: Callable[[], object]) -> bool:
+    """Do the work in a process that is killed at its ``number``-th file operation; False if it finishes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child runs no other thread
+        child = os.fork()
+    if child == 0:
+        left = number
+
+        def count(event: str, _: object) -> None:
+            nonlocal left
+            if event in _FILE_OPERATIONS:
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            sys.addaudithook(count)
+            work()
+        except BaseException:  # noqa: BLE001  the child must not go on as a second pytest
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return True
+    assert os.waitstatus_to_exitcode(status) == 0
+    return False
+
+
+@pytest.fixture
+def killed_at():
+    """A function that does work in a process that is killed at a file operation."""
+    return _killed_at

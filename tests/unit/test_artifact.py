@@ -14,19 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from genius_search import artifact
-from genius_search.artifact import (
-    ArtifactWriter,
-    fingerprint_of,
-    new_folder,
-    open_artifact,
-    put_in_place,
-    read_json,
-    recover,
-    write_atomically,
-    write_file,
-)
+from genius_search import artifact, writing
+from genius_search.artifact import fingerprint_of, open_artifact, read_json, recover
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.writing import ArtifactWriter, new_folder, put_in_place, write_atomically, write_file
 
 KIND = "thing"
 
@@ -339,7 +330,7 @@ def test_a_reader_that_recovers_a_folder_meanwhile_does_not_stop_its_writer(tmp_
 @pytest.mark.parametrize("write", [write_atomically, new_folder])
 def test_a_full_disk_is_said_whatever_a_library_calls_it(tmp_path, monkeypatch, write):
     for full, expected in ((1 << 62, OSError), (0, RuntimeError)):
-        monkeypatch.setattr(artifact, "FULL_BYTES", full)
+        monkeypatch.setattr(writing, "FULL_BYTES", full)
         with pytest.raises(expected) as failed, write(tmp_path / "x"):
             raise RuntimeError("unexpected pos 576 vs 534")
         assert getattr(failed.value, "errno", None) == (errno.ENOSPC if full else None)
@@ -372,7 +363,7 @@ def test_a_folder_that_genius_did_not_make_is_never_replaced(tmp_path):
 _HOLD = """
 import sys
 from pathlib import Path
-from genius_search.artifact import ArtifactWriter
+from genius_search.writing import ArtifactWriter
 
 writer = ArtifactWriter(Path(sys.argv[1]), kind="thing", config={"version": "new"}, inputs={"from": "x"})
 (writer.path / "shard").write_text("theirs")
@@ -382,7 +373,7 @@ sys.stdin.read()
 
 
 def test_two_processes_never_fill_one_folder_and_a_killed_one_holds_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(artifact, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(writing, "LOCK_SECONDS", 0.0)
     command = [sys.executable, "-c", _HOLD, str(tmp_path / "a")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:  # noqa: S603
         assert other.stdout.readline() == b"writing\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genius_search.calibrate import CalibrateConfig, Cases, calibrate, fit
+from genius_search.calibrate import CalibrateConfig, Cases, calibrate, common_words, fit, shorten
 from genius_search.cli import main
 from genius_search.config import SearchConfig, checked
 from genius_search.data.mbeir import MBeir
@@ -20,6 +20,7 @@ from genius_search.index.index import Index
 from genius_search.index.settings import hit_features
 from genius_search.model import Genius
 from genius_search.progress import Silent
+from genius_search.tune import ValidationConfig, validation_queries
 
 
 def drawn_cases(*, queries: int, contrast: float, seed: int = 0) -> Cases:
@@ -150,3 +151,53 @@ def test_the_command_keeps_it_and_draws_a_figure(index, trained, tmp_path, capsy
     assert beside["figure"]["acceptance"]["coverage"][-1] == pytest.approx(1)
     for wrong in ("figure.gif", tmp_path / "nowhere" / "figure.png"):
         assert main([str(word) for word in (*words, "--figure", wrong)]) == 2
+
+
+def test_each_kind_of_query_and_each_length_has_its_own_scale(index, trained, monkeypatch):
+    monkeypatch.setattr("genius_search.calibrate.FEWEST_QUERIES", 4)
+    calibration = found(index, trained).calibration
+    kinds = {(one.query, one.item, one.words) for one in calibration.kinds}
+    assert {("text", "image", words) for words in (1, 2, 3)} <= kinds
+    assert any(words == 4 for _, _, words in kinds)
+    assert "a" in calibration.common_words
+    index.keep_calibration(calibration)
+    again = Index.open(index.folder, model=trained.model)
+    assert again.calibration == calibration
+    for text, words in (("a square", 1), ("a red square", 2), ("a red dotted square", 3)):
+        (hit,) = again.search(text, modality="image", k=1)
+        (scale,) = (
+            one for one in calibration.kinds if (one.query, one.item, one.words) == ("text", "image", words)
+        )
+        hits = again.search(text, modality="image", k=10)
+        scores = np.array([one.score for one in hits], dtype=np.float32)
+        assert scale.probabilities(scores)[0] == pytest.approx(hit.probability)
+        assert (hit.relevance >= 0.5) is (hit.probability >= scale.threshold)
+
+
+def test_short_queries_are_right_where_all_their_words_are(index, trained):
+    data, snapshot = MBeir(trained.data), index.snapshot
+    queries = validation_queries(
+        index, data, ValidationConfig(split="test"), rerank="codes", progress=Silent()
+    )
+    common = common_words(query.text for query in queries.queries if query.text)
+    short = shorten(index.model, snapshot, queries, common, index.settings, seed=0, progress=Silent())
+    kinds = {one.kind for one in short}
+    assert {(kind.item, kind.words) for kind in kinds} >= {("text", 1), ("text", 2), ("image", 1)}
+    assert all(kind.query == "text" and kind.words < 4 for kind in kinds)
+    assert all(one.right for one in short)
+    for one in short:
+        if one.among is not None:
+            assert one.kind.item == "image"
+            assert one.right <= one.among < {(0, row) for row in range(snapshot.num_alive)}
+
+
+def test_queries_are_measured_with_the_instruction_that_a_search_uses(index, trained):
+    def embeddings():
+        config = ValidationConfig(split="test", queries=1)
+        return validation_queries(
+            index, MBeir(trained.data), config, rerank="codes", progress=Silent()
+        ).fused.numpy()
+
+    with_instructions = embeddings()
+    index.model.instructions = ()
+    assert not np.allclose(embeddings(), with_instructions)

@@ -11,21 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.config import (
-    EncoderConfig,
-    FitConfig,
     FusionConfig,
     GeneratorConfig,
-    PresetName,
     QuantizerConfig,
     SearchConfig,
     SmallEncoderConfig,
     TrainingConfig,
     checked,
     from_json,
-    preset,
     to_json,
 )
 from genius_search.errors import UsageError
+from genius_search.presets import EncoderConfig, FitConfig, PresetName, preset
 
 counts = st.integers(1, 10_000)
 positive = st.floats(1e-12, 1e6)

@@ -159,7 +159,7 @@ def test_the_container_copies_what_there_is_and_runs_a_command_that_can_be_parse
 
 
 def test_parsing_notices_what_does_not_exist():
-    wrong = [["serch", "x"], ["search", "x", "--colour", "red"], ["fit", "x", "--encoder", "small"]]
+    wrong = [["serch", "x"], ["search", "x", "--colour", "red"], ["embed", "x", "--encoder", "small"]]
     assert None not in json.loads(python("-c", PARSE, input=json.dumps(wrong)))
 
 

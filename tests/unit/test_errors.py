@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from genius_search import errors
-from genius_search.artifact import ArtifactWriter, open_artifact
+from genius_search.artifact import open_artifact
 from genius_search.config import TrainingConfig
 from genius_search.data.images import open_image
 from genius_search.data.mbeir import MBeir, read_candidates
@@ -21,6 +21,7 @@ from genius_search.index.index import Index
 from genius_search.progress import Silent
 from genius_search.records import parse_id
 from genius_search.training.loop import StepResult, train
+from genius_search.writing import ArtifactWriter
 
 
 def asks_for_something_unknown(folder: Path) -> None:
@@ -87,8 +88,8 @@ PATHS: list[tuple[type[errors.GeniusError], Callable[[Path], None]]] = [
 ]
 ROOTS = {errors.GeniusError, errors.ArtifactError}
 """Only ever raised as one of their children."""
-TIMED = {errors.DeadlinePassed}
-"""Raised in the tests of filters and of the service."""
+TIMED = {errors.DeadlinePassed, errors.SnapshotGone}
+"""Raised in the tests of filters, of the service and of clusters."""
 EXIT_CODES = {
     errors.UsageError: 2,
     errors.MissingExtra: 2,
@@ -120,7 +121,9 @@ def test_no_error_class_is_forgotten():
 
 def test_the_roots_are_never_raised_themselves():
     sources = Path(errors.__file__).parent.rglob("*.py")
-    raised = {name for source in sources for name in re.findall(r"(?:raise|return) (\w+)\(", source.read_text())}
+    raised = {
+        name for source in sources for name in re.findall(r"(?:raise|return) (\w+)\(", source.read_text())
+    }
     assert raised.isdisjoint(root.__name__ for root in ROOTS)
     assert {kind.__name__ for kind, _ in PATHS} <= raised | {"BadImage"}
 

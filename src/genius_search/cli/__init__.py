@@ -8,6 +8,7 @@ import errno
 import functools
 import importlib
 import inspect
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
@@ -16,8 +17,8 @@ from typing import Annotated, Any, Final, Protocol, get_type_hints, runtime_chec
 import tyro
 
 from genius_search import __version__
-from genius_search.config import preset
 from genius_search.errors import EXTRAS, GeniusError, MissingExtra, UsageError, missing_extra
+from genius_search.presets import preset
 
 COMMANDS: Final[dict[str, dict[str, str]]] = {
     "Search": {
@@ -42,6 +43,10 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
     "Cluster": {
         "cluster build": "genius_search.cli.cluster:Build",
         "cluster info": "genius_search.cli.cluster:Info",
+        "cluster add": "genius_search.cli.cluster:Add",
+        "cluster delete": "genius_search.cli.cluster:Delete",
+        "cluster rebalance": "genius_search.cli.cluster:Rebalance",
+        "cluster compact": "genius_search.cli.cluster:Compact",
         "cluster verify": "genius_search.cli.cluster:Verify",
         "cluster plan": "genius_search.cli.cluster:Plan",
     },
@@ -182,7 +187,7 @@ def _preset_default(kind: type[Command], arguments: Sequence[str]) -> Any:
     if choose is None:
         return None
     name = "small"
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in itertools.pairwise([*arguments, ""]):
         if word == "--preset":
             name = following
         elif word.startswith("--preset="):

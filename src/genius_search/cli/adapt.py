@@ -68,6 +68,7 @@ class Tune(ValidationOptions):
         rows = [
             (
                 "→" if one.search == best.search else "",
+                one.search.router if index.model.has_generator else "geometry",
                 f"{one.search.beam:,}",
                 f"{one.search.candidates:,}" if one.search.candidates else "all levels",
                 f"{one.touched:,.0f}",
@@ -77,7 +78,7 @@ class Tune(ValidationOptions):
             )
             for one in found.tried
         ]
-        print_table(("", "beam", "candidates", "items ranked", "R@5", "share", "CPU-ms"), rows)
+        print_table(("", "router", "beam", "candidates", "items ranked", "R@5", "share", "CPU-ms"), rows)
         print(
             f"{best.queries:,} queries of {best.data}; all {best.items:,} items ranked by "
             f"{best.search.rerank}: R@5 {found.ceiling:.3f}, to which the shares refer; "
@@ -123,7 +124,7 @@ class Calibrate(ValidationOptions):
                 index.keep_calibration(found.calibration, wait_seconds=self.wait)
         facts = to_dict(found.calibration)
         if self.figure is not None:
-            from genius_search.artifact import write_json
+            from genius_search.writing import write_json
 
             draw_reliability(found.held_out, self.figure, threshold=found.calibration.threshold)
             write_json(
@@ -135,11 +136,29 @@ class Calibrate(ValidationOptions):
             self._print(found)
 
     def _print(self, found: Calibrated) -> None:
+        from genius_search.index.settings import MANY_WORDS
+
         fitted, measured = found.calibration, found.calibration.held_out
         rows = [
             (f"{one.predicted:.2f}", f"{one.observed:.2f}", f"{one.queries:,.0f}") for one in measured.bins
         ]
         print_table(("probability", "right", "queries"), rows)
+        print_table(
+            ("kind", "words", "queries", "error", "good", "right", "refused"),
+            [
+                (
+                    f"{one.query} → {one.item}",
+                    f"{one.words}" if one.words < MANY_WORDS else f"{MANY_WORDS}+",
+                    f"{one.held_out.queries:,}",
+                    f"{one.held_out.error:.3f}",
+                    f"{one.held_out.coverage:.0%}",
+                    f"{one.held_out.precision:.0%}" if one.held_out.coverage else "",
+                    f"{one.held_out.refused:.0%}",
+                )
+                for one in fitted.kinds
+            ],
+            left=("kind",),
+        )
         if fitted.threshold is None:
             matched = (
                 f"No probability is high enough for {fitted.wanted_precision:.0%} right first hits, so no "
@@ -251,8 +270,8 @@ def draw_reliability(cases: Predictions, path: Path, *, threshold: float | None)
     import numpy as np
     from matplotlib.figure import Figure
 
-    from genius_search.artifact import write_file
     from genius_search.calibrate import accept, calibration_error, reliability
+    from genius_search.writing import write_file
 
     ink, blue, vermilion = "#33302b", "#0072B2", "#D55E00"
     figure = Figure(figsize=(10, 4.6), dpi=160, layout="constrained")

@@ -13,6 +13,7 @@ from genius_search.cli.options import (
     DeviceOptions,
     JsonOption,
     OptionalFolder,
+    WaitOption,
     Words,
     command,
 )
@@ -28,6 +29,7 @@ from genius_search.cluster.plan import PlanSettings
 
 if TYPE_CHECKING:
     from genius_search.cluster.build import Runner
+    from genius_search.cluster.folder import Cluster
 
 
 @command
@@ -119,6 +121,105 @@ class Build(DeviceOptions, JsonOption):
         from genius_search.cluster.ray import Ray
 
         return Ray(self.address, cores=self.local)
+
+
+@command
+class OpenClusterOptions(DeviceOptions, ClusterArgument):
+    """A command that opens a cluster with its model."""
+
+    model: OptionalFolder = None
+    """Folder of the model; needed only if it was moved."""
+
+    def open_cluster(self) -> Cluster:
+        """Open the cluster with its model."""
+        from genius_search.cluster.folder import Cluster
+
+        return Cluster.open_folder(self.cluster, model=self.model, device=self.device, download=self.download)
+
+
+@command
+class Add(WaitOption, OpenClusterOptions, JsonOption):
+    """Add items to a cluster, each to the shard of its ID; unchanged items are skipped.
+
+    An item with a known id replaces the old one, whichever shard that is in. Run the same command again after
+    an interruption: what is there already is unchanged.
+    """
+
+    pool: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="POOL")]
+    """Anything that `genius cluster build` takes."""
+
+    no_captions: bool = False
+    """Ignore texts beside pictures of a folder."""
+
+    def run(self) -> None:
+        """Add the items."""
+        from genius_search.cli.index import report_added
+
+        with TerminalProgress() as progress:
+            added = self.open_cluster().add(
+                self.pool, captions=not self.no_captions, progress=progress, wait_seconds=self.wait
+            )
+            report_added(progress, added, as_json=self.json)
+
+
+@command
+class Delete(WaitOption, JsonOption, ClusterArgument):
+    """Delete items from a cluster by their ids, whichever shard they are in; no model is needed.
+
+    Exit status 3 if the cluster had none of them.
+    """
+
+    ids: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[ID ...]")] = ()
+    """Ids of the items, as `genius search` prints them."""
+
+    ids_from: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """File with one more id on each line; - is stdin."""
+
+    def run(self) -> int:
+        """Delete the items."""
+        from genius_search.cli.index import gather_ids, report_deleted
+        from genius_search.cluster.writer import one_cluster_writer
+
+        ids = gather_ids(self.ids, self.ids_from)
+        with one_cluster_writer(self.cluster, wait_seconds=self.wait) as writer:
+            return report_deleted(writer.delete(ids), as_json=self.json)
+
+
+@command
+class Rebalance(WaitOption, ClusterArgument):
+    """Cut the IDs anew into shards of about the same size, without deleted items; no model is needed.
+
+    Searches go on meanwhile. New shards are written beside the old ones, which takes the room of a second
+    copy. Nothing is done where the largest shard has at most 1.2 times the mean.
+    """
+
+    shards: int | None = None
+    """Number of shards. Default: as many as there are."""
+
+    def run(self) -> None:
+        """Rebalance the cluster."""
+        from genius_search.cluster.folder import read_cluster
+        from genius_search.cluster.writer import one_cluster_writer
+
+        with (
+            TerminalProgress() as progress,
+            one_cluster_writer(self.cluster, wait_seconds=self.wait) as writer,
+        ):
+            is_changed = writer.rebalance(self.shards, progress=progress)
+            sizes = ", ".join(f"{shard.items:,}" for shard in read_cluster(self.cluster).shards)
+            progress.say(f"{'now' if is_changed else 'even already'}: {sizes} items")
+
+
+@command
+class Compact(WaitOption, ClusterArgument):
+    """Free the space of deleted items and merge the segments of each shard; no model is needed."""
+
+    def run(self) -> None:
+        """Compact the cluster."""
+        from genius_search.cluster.writer import one_cluster_writer
+
+        with one_cluster_writer(self.cluster, wait_seconds=self.wait) as writer:
+            writer.compact()
 
 
 @command

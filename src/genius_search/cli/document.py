@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any, Final, get_args
 
 from genius_search.cli import all_commands, run, summary
-from genius_search.config import PresetName, preset
+from genius_search.presets import PresetName, preset
 
 WIDTH: Final = 80
 """Columns of the captured help."""

@@ -23,7 +23,10 @@ from genius_search.cli.terminal import TerminalProgress, format_bytes, print_fac
 from genius_search.errors import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from genius_search.index.verify import IndexInfo
+    from genius_search.index.writer import Deleted
 
 
 @command
@@ -85,7 +88,7 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
                 download=download,
                 progress=progress,
             )
-            _report_added(progress, added, as_json=self.json)
+            report_added(progress, added, as_json=self.json)
             progress.say_next("genius", "search", self.index, "what you look for")
 
 
@@ -109,7 +112,7 @@ class Add(WaitOption, OpenIndexOptions, JsonOption):
             added = index.add(
                 self.pool, captions=not self.no_captions, progress=progress, wait_seconds=self.wait
             )
-            _report_added(progress, added, as_json=self.json)
+            report_added(progress, added, as_json=self.json)
             if index.has_outgrown:
                 progress.say(
                     "the index has grown by more than a half since its codebooks were fitted; "
@@ -133,7 +136,7 @@ class Sync(WaitOption, OpenIndexOptions, JsonOption):
             added, deleted = self.open_index().sync(
                 self.pool, captions=not self.no_captions, progress=progress, wait_seconds=self.wait
             )
-            _report_added(progress, added, deleted, as_json=self.json)
+            report_added(progress, added, deleted, as_json=self.json)
 
 
 @command
@@ -166,23 +169,34 @@ class Delete(WaitOption, JsonOption, IndexArgument):
 
     def run(self) -> int:
         """Delete the items."""
-        from genius_search.errors import UsageError
         from genius_search.index.store import read_manifest
         from genius_search.index.writer import one_writer
 
-        ids = [*self.ids, *(_read_ids(self.ids_from) if self.ids_from is not None else ())]
-        if not ids:
-            raise UsageError("no ids: name the items to delete, or give a file of ids with --ids-from")
+        ids = gather_ids(self.ids, self.ids_from)
         read_manifest(self.index)
         with one_writer(self.index, wait_seconds=self.wait) as writer:
-            done = writer.delete(ids)
-        if self.json:
-            print_json({"deleted": done.deleted, "missing": done.missing})
-        else:
-            for missing in done.missing:
-                print_text(f"not in the index: {missing}", error=True)
-            print(f"{plural(done.deleted, 'item')} deleted", file=sys.stderr)
-        return 0 if done.deleted else 3
+            return report_deleted(writer.delete(ids), as_json=self.json)
+
+
+def gather_ids(ids: Sequence[str], ids_from: str | None) -> list[str]:
+    """Return the ids of a command that deletes items."""
+    from genius_search.errors import UsageError
+
+    found = [*ids, *(_read_ids(ids_from) if ids_from is not None else ())]
+    if not found:
+        raise UsageError("no ids: name the items to delete, or give a file of ids with --ids-from")
+    return found
+
+
+def report_deleted(done: Deleted, *, as_json: bool) -> int:
+    """Print what was deleted, and return the exit status."""
+    if as_json:
+        print_json({"deleted": done.deleted, "missing": done.missing})
+    else:
+        for missing in done.missing:
+            print_text(f"not in the index: {missing}", error=True)
+        print(f"{plural(done.deleted, 'item')} deleted", file=sys.stderr)
+    return 0 if done.deleted else 3
 
 
 @command
@@ -249,11 +263,12 @@ def _readable(info: IndexInfo) -> dict[str, object]:
     if info.tuned is not None:
         tuned, search = info.tuned, info.tuned.search
         decoded = f"{search.candidates:,} candidates" if search.candidates else "all levels"
+        by_geometry = "without the generator, " if search.router == "geometry" else ""
         mixed = f" + {search.generator_weight:g} × log-probability" if search.generator_weight else ""
         searched_with = (
-            f"beam {search.beam}, {decoded}, ranked by {search.rerank}{mixed}; tuned for {tuned.wish} on "
-            f"{tuned.data} when it had {tuned.items:,} items: {tuned.share:.1%} of the recall of ranking "
-            f"everything, {tuned.cpu_ms:.2g} CPU-ms per query"
+            f"{by_geometry}beam {search.beam}, {decoded}, ranked by {search.rerank}{mixed}; tuned for "
+            f"{tuned.wish} on {tuned.data} when it had {tuned.items:,} items: {tuned.share:.1%} of the "
+            f"recall of ranking everything, {tuned.cpu_ms:.2g} CPU-ms per query"
         )
     facts: dict[str, object] = {
         "index": info.folder,
@@ -332,7 +347,7 @@ def choose_encoder(pool: Path, *, captions: bool, download: bool) -> tuple[str, 
     )
 
 
-def _report_added(
+def report_added(
     progress: TerminalProgress, added: Any, deleted: int | None = None, *, as_json: bool
 ) -> None:
     """Say what was added and deleted, and every file that was left out with its reason."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Rerank = Literal["none", "codes", "embeddings"]
 Scores = Literal["level", "vocabulary", "children"]
+Router = Literal["generator", "geometry"]
 PICTURE_LINES: Final = 12
 """Height of a picture in the terminal."""
 PICTURE_PIXELS: Final = 512
@@ -69,20 +70,27 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     match: Words = None
     """Search only items whose text contains these words; "a phrase" in double quotes, prefix*."""
 
+    hybrid: Literal["auto", "off"] = "auto"
+    """Put the few items first whose text or file name has the query's words with digits, such as IMG_2034."""
+
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
     """Number of hits."""
 
     beam: OptionalInt = None
-    """IDs kept at each level, at least -k: a wider beam finds more and takes longer. Default: 50."""
+    """IDs kept at each level, at least -k. Default: 10."""
 
     rerank: Annotated[
         Rerank | None, tyro.conf.arg(metavar="{none,codes,embeddings}", help_behavior_hint="")
     ] = None
     """Rank by the generator's probability, by the codes' vectors, or by stored embeddings. Default: codes."""
 
+    router: Annotated[Router | None, tyro.conf.arg(metavar="{generator,geometry}", help_behavior_hint="")] = (
+        None
+    )
+    """With --rerank: what finds candidates. Default: generator."""
+
     candidates: OptionalInt = None
-    """With --rerank: stop decoding once the beams cover at most this many IDs. Default: 1000; 0 decodes all
-    levels."""
+    """With --rerank: stop decoding at this many IDs. Default: a tenth of the items, from 1000; 0: never."""
 
     shortlist: OptionalInt = None
     """With --rerank embeddings: compare only this many hits, the best by codes. Default: 0, all."""
@@ -91,14 +99,12 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     """With --rerank codes, or a shortlist: weight of the generator's log-probability. Default: 0."""
 
     density_weight: OptionalFloat = None
-    """With --rerank: weight of the density around an item, so that items close to everything rank lower.
-    Default: 0.3."""
+    """With --rerank: how much lower items close to everything rank. Default: 0.3."""
 
     scores: Annotated[
         Scores | None, tyro.conf.arg(metavar="{level,vocabulary,children}", help_behavior_hint="")
     ] = None
-    """Normalise the generator's scores over a level's codes (the default), over its whole vocabulary, or over
-    the codes that exist at that point."""
+    """Normalise the generator's scores over a level's codes (default), its vocabulary, or the codes there."""
 
     codes: bool = False
     """Show the ID of each hit too."""
@@ -132,6 +138,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
             modality=self.modality,
             where=self.where,
             match=self.match,
+            hybrid=self.hybrid,
             k=self.k,
             config=config,
         )
@@ -203,6 +210,11 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
         if self.generator_weight and not ranks_by_codes:
             raise UsageError(
                 "--generator-weight needs --rerank codes, or --shortlist: it is added to scores by codes"
+            )
+        if self.router == "geometry" and (config.rerank == "none" or config.generator_weight):
+            raise UsageError(
+                "--router geometry does without the generator, whose log-probabilities --rerank none and "
+                "--generator-weight need"
             )
         if self.density_weight and config.rerank == "none":
             raise UsageError("--density-weight needs --rerank codes or embeddings: it corrects their scores")

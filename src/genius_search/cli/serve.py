@@ -159,8 +159,7 @@ def _place(command: Serve, indexes: dict[str, Index], stack: contextlib.ExitStac
     from genius_search.cluster.folder import Cluster
     from genius_search.cluster.ray import Ray, place_shards
 
-    shards = sum(len(index.snapshot.segments) for index in indexes.values() if isinstance(index, Cluster))
-    stack.enter_context(Ray(command.address or "", cores=shards * command.replicas))
+    stack.enter_context(Ray(command.address or ""))
     return {
         name: place_shards(index.folder, index.model, copies=command.replicas)
         if isinstance(index, Cluster)
@@ -174,7 +173,7 @@ def _serve(
 ) -> int:
     from genius_search.serve.app import create_app
     from genius_search.serve.engine import Engine, EngineSettings
-    from genius_search.serve.server import Server, server_config
+    from genius_search.serve.server import Server, return_freed_memory, server_config
 
     class AnnouncingServer(Server):
         """Announces when it is ready, and exits normally when it is interrupted."""
@@ -199,6 +198,7 @@ def _serve(
                     f"{names} at {address} after {seconds:.1f} s; Ctrl-C ends it", file=sys.stderr, flush=True
                 )
 
+    return_freed_memory()
     settings = EngineSettings(
         torch_threads=command.threads, max_batch=command.max_batch, max_queue=command.queue
     )

@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
-from genius_search.cli.options import DataArgument, DeviceOptions, command
-from genius_search.cli.terminal import TerminalProgress
-from genius_search.config import EncoderConfig, FitConfig, GeneratorConfig, PresetName, QuantizerConfig
+from genius_search.cli.options import (
+    DataArgument,
+    DeviceOptions,
+    OptionalFolder,
+    WaitOption,
+    command,
+)
+from genius_search.cli.terminal import TerminalProgress, print_table
+from genius_search.config import GeneratorConfig, QuantizerConfig
+from genius_search.presets import EncoderConfig, FitConfig, PresetName
 
 if TYPE_CHECKING:
     from genius_search.training.embed import TrainingRecords
@@ -64,17 +71,34 @@ class TrainingOptions:
 
 
 @command
-class Fit(DeviceOptions, TrainingOptions):
-    """Train a model on a data set in M-BEIR's layout: encoder, quantizer, generator, in one go.
+class Fit(DeviceOptions, WaitOption):
+    """Train a model on a data set in M-BEIR's layout, or on an index that was created with an encoder.
 
-    If interrupted, run it again to continue. With other settings, only the stages that depend on them are
-    trained again.
+    A data set needs --encoder and --out: encoder, quantizer and generator are trained in one go. With
+    --index, fusion and generator are trained on pairs of queries and items, and replace the model of the
+    index if they find more of the pairs held out. If interrupted, run it again to continue. With other
+    settings, only the stages that depend on them are trained again.
     """
 
     settings_of: ClassVar = staticmethod(lambda settings: settings)
 
-    encoder: str
+    data: Annotated[
+        Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")
+    ] = None
+    """Folder of the data set. With --index, also a .jsonl file of queries, {"text": ..., "id": ITEM}; by
+    default the captions of its pictures."""
+
+    encoder: Annotated[str | None, tyro.conf.arg(metavar="SPEC", help_behavior_hint="")] = None
     """small (trains one), small:FOLDER, clip:NAME-or-folder, uniir:FOLDER, precomputed:PATH, text:FOLDER."""
+
+    out: OptionalFolder = None
+    """Folder of the model."""
+
+    index: OptionalFolder = None
+    """Folder of an index, to train on instead of writing a model."""
+
+    force: bool = False
+    """With --index, replace the model even if the new one finds no more."""
 
     preset: PresetName = "small"
     """Settings to start from: tiny for tests, small for laptops, base, paper, reference (released code)."""
@@ -84,8 +108,18 @@ class Fit(DeviceOptions, TrainingOptions):
     def run(self) -> None:
         """Train all stages."""
         from genius_search.data.mbeir import MBeir
+        from genius_search.errors import UsageError
         from genius_search.training.fit import fit
 
+        if self.index is not None:
+            if self.out is not None or self.encoder is not None:
+                raise UsageError(
+                    "--index trains on an index, which has an encoder: leave out --encoder and --out"
+                )
+            self._fit_index(self.index)
+            return
+        if self.data is None or self.out is None or self.encoder is None:
+            raise UsageError("give a data set with --encoder and --out, or an index with --index")
         with report_progress() as progress:
             model = fit(
                 MBeir(self.data),
@@ -98,6 +132,39 @@ class Fit(DeviceOptions, TrainingOptions):
             )
             progress.say(f"model {model.fingerprint[:12]} is in {self.out}")
             progress.say_next("genius", "evaluate", self.data, "--model", self.out)
+
+    def _fit_index(self, folder: Path) -> None:
+        from genius_search.errors import plural
+        from genius_search.index.index import Index
+
+        with TerminalProgress() as progress:
+            index = Index.open(folder, download=self.download)
+            fitted = index.fit(
+                self.data,
+                config=self.settings,
+                force=self.force,
+                device=self.device,
+                progress=progress,
+                wait_seconds=self.wait,
+            )
+        rows = [
+            (name, f"{recall.at_1:.3f}", f"{recall.at_5:.3f}")
+            for name, recall in (("before", fitted.before), ("after", fitted.after))
+        ]
+        print_table(("model", "R@1", "R@5"), rows, left=("model",))
+        left_out = (
+            f", {fitted.left_out:,} left out because the index lacks their items" if fitted.left_out else ""
+        )
+        print(
+            f"{plural(fitted.pairs, 'pair')}{left_out}; the table is of {fitted.measured:,} that were not "
+            "trained on. "
+            + (
+                f"{folder} has the new model."
+                if fitted.kept
+                else "The new model finds no more, so the index is as it was; --force replaces its model "
+                "all the same."
+            )
+        )
 
 
 @command

@@ -13,9 +13,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import shutil
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -27,17 +25,8 @@ from filelock import FileLock, Timeout
 from jaxtyping import Int64, UInt64
 from pydantic import BaseModel, ConfigDict
 
-from genius_search.artifact import (
-    file_fingerprint,
-    fingerprint_of,
-    make_folder,
-    read_json,
-    sync,
-    sync_tree,
-    write_atomically,
-    write_json,
-)
-from genius_search.cluster.cuts import choose_cuts, row_of
+from genius_search.artifact import fingerprint_of, read_json
+from genius_search.cluster.cuts import choose_cuts, row_of, sample_ids
 from genius_search.cluster.folder import (
     LEFT_OUT,
     MODEL,
@@ -45,6 +34,7 @@ from genius_search.cluster.folder import (
     SHARDS,
     ClusterManifest,
     ShardEntry,
+    attempt,
     numbered,
     read_cluster,
     write_cluster,
@@ -68,14 +58,13 @@ from genius_search.index.store import (
     ItemArrays,
     Segment,
     StoredEmbeddings,
-    read_manifest,
 )
-from genius_search.index.writer import RESERVE, Piece, one_writer
+from genius_search.index.writer import Piece, one_writer
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
-from genius_search.search.table import IdTable
 from genius_search.training.codebooks import MAX_SAMPLE
 from genius_search.training.fit import absolute_spec
+from genius_search.writing import make_folder, write_atomically, write_json
 
 BUILD: Final = ".build"
 PLAN: Final = "plan.json"
@@ -87,8 +76,6 @@ ROWS: Final = 100_000
 """Rows of a partition, unless another number is given."""
 ROWS_OF_TAR: Final = 10_000
 """Guess of the samples in a tar file, which would have to be read to count them."""
-SAMPLED_IDS: Final = 1 << 20
-"""IDs that say where shards begin."""
 SAMPLED_PARTITIONS: Final = 256
 """Most partitions that codebooks are fitted to items of."""
 HASHES_AT_ONCE: Final = 50_000_000
@@ -188,10 +175,7 @@ def _build(folder: Path, settings: Settings, run: Runner, progress: Progress) ->
     index = _read_index(folder)
     entries = []
     for number, first in enumerate([(), *cuts]):
-        place = folder / SHARDS / numbered(number)
-        items = read_manifest(place).num_items
-        checksum = file_fingerprint(place / CURRENT)
-        entries.append(ShardEntry(name=place.name, first=tuple(first), items=items, manifest=checksum))
+        entries.append(ShardEntry.of(folder / SHARDS / numbered(number), first))
     write_cluster(
         folder,
         ClusterManifest(
@@ -216,8 +200,8 @@ def _run_missing(
     progress.begin(stage, len(missing))
     for done, _ in enumerate(run(work, folder, missing), start=1):
         progress.advance(done, {})
-    for attempt in (folder / kind).glob(".*"):  # of processes that were killed
-        shutil.rmtree(attempt)
+    for killed in (folder / kind).glob(".*"):  # of processes that were killed
+        shutil.rmtree(killed)
 
 
 def run_here(work: Work, folder: Path, numbers: Sequence[int]) -> Iterator[int]:
@@ -332,31 +316,12 @@ def _open_model(folder: str, device: str) -> Genius:
     return Genius.open(folder, device=device)
 
 
-@contextlib.contextmanager
-def _attempt(place: Path) -> Iterator[Path]:
-    """Yield a folder that takes its place when the block ends, unless another attempt was quicker."""
-    attempt = place.with_name(f".{place.name}.{socket.gethostname()}.{os.getpid()}")
-    shutil.rmtree(attempt, ignore_errors=True)
-    attempt.mkdir()
-    try:
-        yield attempt
-        (attempt / RESERVE).unlink(missing_ok=True)
-        sync_tree(attempt)
-        attempt.rename(place)
-        sync(place.parent)
-    except OSError:
-        if not place.exists():
-            raise
-    finally:
-        shutil.rmtree(attempt, ignore_errors=True)
-
-
 def encode_partition(folder: Path, number: int) -> None:
     """Encode a partition, and write it as an index whose rows are in the order of their IDs."""
     plan, manifest = _read_plan(folder), _read_index(folder)
     model = _open_model(manifest.model, plan.device)
     pool = open_partition(plan.partitions[number], folder)
-    with _attempt(folder / PARTS / numbered(number)) as attempt, one_writer(attempt) as writer:
+    with attempt(folder / PARTS / numbered(number)) as draft, one_writer(draft) as writer:
         result = Added()
         items: list[Item] = []
         arrays: list[ItemArrays] = []
@@ -371,8 +336,8 @@ def encode_partition(folder: Path, number: int) -> None:
             writer.create(manifest, items, joined.take(order))
         else:
             writer.create_batches(manifest, [])
-        np.save(attempt / HASHES, _hash([item.id for item in items]))
-        write_json(attempt / LEFT_OUT, [[one.file, one.reason] for one in [*pool.left_out, *result.left_out]])
+        np.save(draft / HASHES, _hash([item.id for item in items]))
+        write_json(draft / LEFT_OUT, [[one.file, one.reason] for one in [*pool.left_out, *result.left_out]])
 
 
 def _distinct(pool: Pool, file: str) -> Iterator[Item]:
@@ -442,18 +407,10 @@ def _save_array(path: Path, array: np.ndarray) -> None:
 
 def _sample_cuts(folder: Path, plan: Plan) -> list[list[int]]:
     """Choose where shards begin, by IDs that are evenly spaced in every part."""
-    parts = range(len(plan.partitions))
-    items = sum(read_manifest(folder / PARTS / numbered(part)).num_items for part in parts)
-    step = 1 + items // SAMPLED_IDS
-    sample = []
-    for segment in (_part(folder, part) for part in parts):
-        if segment is not None:
-            table = segment.table
-            wanted = np.arange(0, table.num_items, step)
-            rows = np.searchsorted(table.bucket_starts, wanted, side="right") - 1
-            sample.append(table.ids[rows].astype(np.int16))
-    codes = np.concatenate(sample or [np.zeros((0, 1), np.int16)])
-    return [list(cut) for cut in choose_cuts(IdTable.build(codes, np.zeros(len(codes))), plan.shards)]
+    opened = [_part(folder, part) for part in range(len(plan.partitions))]
+    tables = [(segment.table, None) for segment in opened if segment is not None]
+    sample = sample_ids(tables, sum(table.num_items for table, _ in tables))
+    return [list(cut) for cut in choose_cuts(sample, plan.shards)]
 
 
 def write_shard(folder: Path, number: int) -> None:
@@ -473,7 +430,7 @@ def write_shard(folder: Path, number: int) -> None:
                 dead = np.sort(duplicates[duplicates[:, 0] == part, 1])
                 yield Piece(segment._replace(dead=dead), *map(int, table.bucket_starts[list(rows)]))
 
-    with _attempt(folder / SHARDS / numbered(number)) as attempt, one_writer(attempt) as writer:
+    with attempt(folder / SHARDS / numbered(number)) as draft, one_writer(draft) as writer:
         writer.create_from(_read_index(folder), pieces())
 
 

@@ -2,12 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
+from jaxtyping import Bool, Int64, Integer
 
 from genius_search.errors import UsageError
 from genius_search.search.table import IdTable
+
+SAMPLED_IDS: Final = 1 << 20
+"""IDs that say where shards begin."""
+
+
+def sample_ids(tables: Iterable[tuple[IdTable, Bool[np.ndarray, " _"] | None]], num_items: int) -> IdTable:
+    """Return a table of IDs that are evenly spaced in every given one.
+
+    Parameters
+    ----------
+    tables
+        each with a mask of the items that count, or None if all do.
+    num_items
+        number of items that count in all tables.
+    """
+    step = 1 + num_items // SAMPLED_IDS
+    sample = [np.zeros((0, 1), np.int16)]
+    for table, mask in tables:
+        if mask is None:
+            wanted = np.arange(0, table.num_items, step)
+        else:
+            wanted = np.flatnonzero(mask[table.items])[::step]
+        rows = np.searchsorted(table.bucket_starts, wanted, side="right") - 1
+        sample.append(table.ids[rows].astype(np.int16))
+    codes = np.concatenate(sample[1:] or sample)
+    return IdTable.build(codes, np.zeros(len(codes)))
+
+
+def place_ids(
+    codes: Integer[np.ndarray, "ids columns"], cuts: Sequence[Sequence[int]]
+) -> Int64[np.ndarray, " ids"]:
+    """Return the shard of each ID; ``cuts`` are the prefixes at which the shards after the first begin."""
+    shards = np.zeros(len(codes), dtype=np.int64)
+    for cut in cuts:
+        is_below = np.zeros(len(codes), dtype=bool)
+        is_equal = ~is_below
+        for level, code in enumerate(cut):
+            is_below |= is_equal & (codes[:, level] < code)
+            is_equal &= codes[:, level] == code
+        shards += ~is_below
+    return shards
 
 
 def choose_cuts(table: IdTable, shards: int, *, slack: float = 0.02) -> list[tuple[int, ...]]:

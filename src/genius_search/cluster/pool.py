@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import os
+import sys
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -19,7 +20,7 @@ from typing import IO, Any, Final, NamedTuple, cast
 
 import fsspec
 
-from genius_search.artifact import make_folder, write_json
+from genius_search.artifact import read_json
 from genius_search.data.features import LeftOut
 from genius_search.data.folder import CAPTION_LISTS, read_folder
 from genius_search.data.images import IMAGE_SUFFIXES
@@ -29,6 +30,7 @@ from genius_search.index.adding import Pool, check_item, pictures_root, to_item
 from genius_search.index.items import Item
 from genius_search.index.writer import picture_name
 from genius_search.records import Candidate, Modality
+from genius_search.writing import make_folder, write_json
 
 SUFFIXES: Final = (".jsonl", ".parquet", ".tar")
 TEXTS: Final = ("text", "caption", "txt")
@@ -174,6 +176,24 @@ def open_partition(partition: Partition, folder: Path) -> Pool:
         partition.rows or 0,
         left_out,
         has_files=partition.has_files,
+    )
+
+
+def open_partitions(pool: str, folder: Path, scratch: Path, *, captions: bool = True) -> Pool:
+    """Open all items of a pool; see :func:`split_pool` and :func:`open_partition`."""
+    opened = [
+        open_partition(one, folder) for one in split_pool(pool, sys.maxsize, scratch, captions=captions)
+    ]
+    of_folder = scratch / LEFT_OUT_OF_FOLDER
+    left_out = [LeftOut(-1, *one) for one in read_json(of_folder)] if of_folder.exists() else []
+
+    def items() -> Iterator[Item]:
+        for one in opened:
+            yield from one.items()
+            left_out.extend(one.left_out)
+
+    return Pool(
+        items, sum(one.expected for one in opened), left_out, has_files=any(one.has_files for one in opened)
     )
 
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from genius_search.cluster.build import Work
-from genius_search.cluster.folder import SHARDS, Cluster
-from genius_search.cluster.routed import RoutedCluster, filled_shards
+from genius_search.cluster.folder import Cluster, read_cluster
+from genius_search.cluster.routed import RoutedCluster, ShardHealth
 from genius_search.cluster.run import MOST_DEATHS
-from genius_search.cluster.shard import Shard
+from genius_search.cluster.shard import ShardStates, shard_ranker
 from genius_search.errors import DeadlinePassed, UsageError
 from genius_search.model import Genius
 
@@ -138,10 +138,11 @@ START_SECONDS: Final = 300.0
 """Longest wait for the copies to open their shards."""
 CALL_SECONDS: Final = 10.0
 """Longest wait for an answer of one copy of a shard."""
-ATTEMPTS: Final = 6
-"""How often a call is made, each time to another copy, before the shard counts as gone."""
+PATIENCE: Final = 60.0
+"""Seconds in which a call is made again, each time to another copy, before the shard counts as gone."""
 PAUSE_SECONDS: Final = 0.05
 """Wait after the first failure; it doubles."""
+LONGEST_PAUSE: Final = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -149,29 +150,33 @@ log = logging.getLogger(__name__)
 class _Copy:
     """A copy of a shard in a process of its own, which Ray starts again if it dies."""
 
-    def __init__(self, folder: Path, model: str) -> None:
-        self._shard = Shard.open(folder, Genius.open(model))
+    def __init__(self, cluster: Path, name: str, model: str) -> None:
+        self._states = ShardStates(cluster, name, shard_ranker(Genius.open(model)))
 
-    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method of the shard."""
-        return getattr(self._shard, method)(*arguments)
+    def call(self, method: str, generation: int, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of a state of the shard."""
+        return self._states.call(method, generation, arguments)
 
 
 class RayShard:
     """A shard with copies; a call that a dying copy does not answer is made again to another one."""
 
-    def __init__(self, name: str, copies: Sequence[Any]) -> None:
+    def __init__(self, name: str, copies: Sequence[Any], *, patience: float = PATIENCE) -> None:
         self.name = name
         self.copies = copies
+        self.patience = patience
+        self.health = ShardHealth(len(copies))
         self._turn = itertools.count()
 
     def submit(self, method: str, *arguments: Any) -> RayAnswer:
-        """Begin to call a method."""
+        """Begin to call a method; the first argument is the generation of the shard."""
         return RayAnswer(self, method, arguments)
 
-    def begin(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Begin to call a method of the copy whose turn it is."""
-        return self.copies[next(self._turn) % len(self.copies)].call.remote(method, arguments)
+    def begin(self, method: str, arguments: tuple[Any, ...]) -> tuple[int, Any]:
+        """Begin to call a method of the copy whose turn it is; return its number, and the pending answer."""
+        number = next(self._turn) % len(self.copies)
+        generation, *rest = arguments
+        return number, self.copies[number].call.remote(method, generation, tuple(rest))
 
 
 class RayAnswer:
@@ -180,7 +185,7 @@ class RayAnswer:
     def __init__(self, shard: RayShard, method: str, arguments: tuple[Any, ...]) -> None:
         self._shard = shard
         self._call = (method, arguments)
-        self._pending = shard.begin(method, arguments)
+        self._copy, self._pending = shard.begin(method, arguments)
 
     def result(self) -> Any:
         """Wait for the answer, and return it.
@@ -190,22 +195,38 @@ class RayAnswer:
         DeadlinePassed
             No copy of the shard answers.
         """
-        for attempt in range(ATTEMPTS):
+        health = self._shard.health
+        began = time.monotonic()
+        pause = PAUSE_SECONDS
+        while True:
             try:
-                return ray.get(self._pending, timeout=CALL_SECONDS)
+                answer = ray.get(self._pending, timeout=CALL_SECONDS)
             except RayTaskError as error:
+                health.answered(self._copy)
                 raise error.cause from None  # the shard's own error
             except (RayActorError, GetTimeoutError) as error:
+                health.failed(self._copy)
                 log.warning("shard %s: %s, asked again", self._shard.name, type(error).__name__)
-                time.sleep(PAUSE_SECONDS * 2**attempt)
-                self._pending = self._shard.begin(*self._call)
+                if time.monotonic() - began > self._shard.patience:
+                    break
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                self._copy, self._pending = self._shard.begin(*self._call)
+            else:
+                health.answered(self._copy)
+                return answer
         raise DeadlinePassed(
             f"no copy of shard {self._shard.name} answers; `ray status` lists the machines that are left"
         )
 
 
-def place_shards(folder: Path, model: Genius, *, copies: int) -> RoutedCluster:
+def place_shards(folder: Path, model: Genius, *, copies: int, patience: float = PATIENCE) -> RoutedCluster:
     """Place copies of every shard on the Ray cluster that is connected, and return the cluster to search.
+
+    Parameters
+    ----------
+    patience
+        seconds after which a shard without an answering copy counts as gone.
 
     Raises
     ------
@@ -216,18 +237,20 @@ def place_shards(folder: Path, model: Genius, *, copies: int) -> RoutedCluster:
         raise UsageError(f"--replicas is {copies}, expected 1 or more")
     folder = folder.resolve()
     Cluster.open_folder(folder, model=model)  # what is wrong is said here
-    remote = ray.remote(num_cpus=1, max_restarts=-1, scheduling_strategy="SPREAD")(_Copy)
-    shards = [
-        RayShard(
-            name, [remote.remote(folder / SHARDS / name, str(model.folder.resolve())) for _ in range(copies)]
-        )
-        for name in filled_shards(folder)
-    ]
-    started = [copy.call.remote("top", (1,)) for shard in shards for copy in shard.copies]
+    # A copy occupies no core while it waits, so that those of new shards start beside the old ones.
+    remote = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy="SPREAD")(_Copy)
+    place_of_model = str(model.folder.resolve())
+
+    def place(name: str) -> RayShard:
+        placed = [remote.remote(folder, name, place_of_model) for _ in range(copies)]
+        return RayShard(name, placed, patience=patience)
+
+    shards = {shard.name: place(shard.name) for shard in read_cluster(folder).shards}
+    started = [copy.__ray_ready__.remote() for shard in shards.values() for copy in shard.copies]
     ready, waiting = ray.wait(started, num_returns=len(started), timeout=START_SECONDS)
     if waiting:
         raise UsageError(
             f"only {len(ready)} of {len(started)} copies of shards started within {START_SECONDS:g} seconds; "
-            "each needs a core: give fewer --replicas, or more machines"
+            "`ray status` lists the machines"
         )
-    return RoutedCluster(folder, model, shards)
+    return RoutedCluster(folder, model, lambda name: shards.pop(name, None) or place(name))

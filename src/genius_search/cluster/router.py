@@ -9,12 +9,11 @@ level, and one for the ranking, and finds what one index of all items finds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Float32, Int64
 
 from genius_search.cluster.shard import RankRequest, ShardChildren, ShardRanking, Top
 from genius_search.config import SearchConfig
@@ -28,6 +27,7 @@ from genius_search.search.table import Children, IdTable
 
 DEPTH: Final = 4
 """Levels of the IDs that a router has."""
+NOWHERE: Final = int(np.iinfo(np.int64).max)
 
 
 @runtime_checkable
@@ -61,13 +61,16 @@ class Ranges(NamedTuple):
 
     shard: int
     which: Int64[np.ndarray, " here"]
-    low: Int64[np.ndarray, " here"]
-    """First row in the shard."""
-    high: Int64[np.ndarray, " here"]
+    low: Int64[np.ndarray, "here segments"]
+    """First row in each segment of the shard."""
+    high: Int64[np.ndarray, "here segments"]
 
 
 class Router:
     """Searches shards as one index.
+
+    The first segments of all shards, one after the other, are one table that is divided among the shards; the
+    second segments are another, and so on. A prefix is a range of rows in each of these tables.
 
     Parameters
     ----------
@@ -75,29 +78,70 @@ class Router:
         in the order of their IDs.
     depth
         levels of the IDs that are held here.
+    tops
+        what the shards answer to ``top(depth)``, if it is known.
     """
 
-    def __init__(self, decoder: Decoder, shards: Sequence[RemoteShard], *, depth: int = DEPTH) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        shards: Sequence[RemoteShard],
+        *,
+        depth: int = DEPTH,
+        tops: Sequence[Sequence[Top]] | None = None,
+    ) -> None:
         self.decoder = decoder
         self.shards = shards
         self.depth = min(depth, len(decoder.sizes))
-        tops: list[Top] = [one.result() for one in [shard.submit("top", self.depth) for shard in shards]]
-        self.has_deleted = any(top.has_deleted for top in tops)
-        self._offsets = np.cumsum([0, *(top.num_rows for top in tops)])
-        first = np.concatenate([top.first + start for top, start in zip(tops, self._offsets, strict=False)])
-        codes = np.concatenate([top.codes.astype(np.int16) for top in tops])
-        # Building a table drops repeated prefixes, of a prefix that begins in one shard and ends in the next.
-        self._top = IdTable.build(codes, np.zeros(len(codes)))
-        self._first = np.append(first[self._top.bucket_starts[:-1]], self._offsets[-1])
+        if tops is None:
+            tops = [one.result() for one in [shard.submit("top", self.depth) for shard in shards]]
+        self.has_deleted = any(top.alive is not None for own in tops for top in own)
+        self._num_segments = [len(own) for own in tops]
+        self._segments_before = np.cumsum([0, *self._num_segments])
+        tables = [
+            [own[number] if number < len(own) else None for own in tops]
+            for number in range(max(self._num_segments, default=0))
+        ]
+        self._offsets = np.array(
+            [np.cumsum([0, *(0 if top is None else top.num_rows for top in own)]) for own in tables],
+            dtype=np.int64,
+        ).reshape(len(tables), len(shards) + 1)
+        codes = [np.zeros((0, self.depth), dtype=np.int16)]
+        codes += [top.codes.astype(np.int16) for own in tables for top in own if top is not None]
+        # Building a table joins equal prefixes of several segments.
+        self._top = IdTable.build(np.concatenate(codes), np.zeros(sum(map(len, codes))))
+        rows = np.split(self._top.rows(), np.cumsum([len(one) for one in codes[1:]])[:-1])
+        self._first = np.zeros((len(self._top) + 1, len(tables)), dtype=np.int64)
+        self._alive = np.zeros(len(self._top) + 1, dtype=np.int64)
+        place = 0
+        for number, own in enumerate(tables):
+            filled = [top for top in own if top is not None]
+            starts = [
+                start for start, top in zip(self._offsets[number], own, strict=False) if top is not None
+            ]
+            own_rows = np.concatenate(rows[place : place + len(filled)])
+            place += len(filled)
+            first = np.concatenate([top.first + start for top, start in zip(filled, starts, strict=True)])
+            alive = [np.append(top.first, top.num_rows) if top.alive is None else top.alive for top in filled]
+            before = np.cumsum([0, *(one[-1] for one in alive)])
+            counts = np.concatenate([one[:-1] + start for one, start in zip(alive, before, strict=False)])
+            at = own_rows.searchsorted(np.arange(len(self._top) + 1))
+            self._first[:, number] = np.append(first, self._offsets[number, -1])[at]
+            self._alive += np.append(counts, before[-1])[at]
 
     def __len__(self) -> int:
-        """Return the number of IDs."""
-        return int(self._offsets[-1])
+        """Return the number of IDs; one in several segments counts in each."""
+        return int(self._offsets[:, -1].sum())
 
     @property
     def nbytes(self) -> int:
         """Size of the first levels in bytes."""
-        return self._top.nbytes + int(self._first.nbytes)
+        return self._top.nbytes + int(self._first.nbytes + self._alive.nbytes)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Lengths of the columns of a range: number of IDs, prefixes held here, rows of each table."""
+        return [len(self), len(self._top), *self._offsets[:, -1].tolist()]
 
     @torch.inference_mode()
     def find(
@@ -107,7 +151,7 @@ class Router:
         routed: Sequence[RoutedQuery],
         config: SearchConfig,
     ) -> list[Found]:
-        """Find the best items for each query of a batch; shards are the parts of the rankings.
+        """Find the best items for each query of a batch; segments of the rankings are those of all shards.
 
         Parameters
         ----------
@@ -122,7 +166,7 @@ class Router:
         requests: list[list[RankRequest]] = [[] for _ in self.shards]
         places: list[list[tuple[int, np.ndarray]]] = [[] for _ in self.shards]
         for number, one in enumerate(routed):
-            for own in self.split(beams.low[number, :, 0], beams.high[number, :, 0]):
+            for own in self.split(beams.low[number, :, 2:], beams.high[number, :, 2:]):
                 history = beams.log_probabilities[number, own.which]
                 request = RankRequest(
                     own.low, own.high, history, queries[number], evidence[number], one.k, one.allowed
@@ -164,56 +208,74 @@ class Router:
             best = best[: max(k, config.shortlist)]
             best = best[topk(scores[best], k)]
         best = best[:k]
+        segments = np.concatenate([self._segments_before[shard] + one.segments for shard, _, one in rankings])
         items = np.concatenate([one.items for _, _, one in rankings])
         rows = np.concatenate([one.rows for _, _, one in rankings])
-        ranking = Ranking(shards[best], items[best], rows[best], scores[best], beams[best], touched)
+        ranking = Ranking(segments[best], items[best], rows[best], scores[best], beams[best], touched)
         return Found(ranking, history[beams[best]])
 
     def split(
-        self, low: Int64[np.ndarray, " ranges"], high: Int64[np.ndarray, " ranges"]
+        self, low: Int64[np.ndarray, "ranges tables"], high: Int64[np.ndarray, "ranges tables"]
     ) -> Iterator[Ranges]:
         """Yield, for each shard that holds any of some ranges of rows, those that it holds."""
-        for shard, (start, stop) in enumerate(pairwise(self._offsets.tolist())):
-            own_low, own_high = np.maximum(low, start), np.minimum(high, stop)
-            here = np.flatnonzero(own_high > own_low)
+        for shard, count in enumerate(self._num_segments):
+            start, stop = self._offsets[:count, shard], self._offsets[:count, shard + 1]
+            own_low, own_high = np.maximum(low[:, :count], start), np.minimum(high[:, :count], stop)
+            is_filled = own_high > own_low
+            here = np.flatnonzero(is_filled.any(axis=1))
             if len(here):
-                yield Ranges(shard, here, own_low[here] - start, own_high[here] - start)
+                own_low, own_high = ((one - start) * is_filled for one in (own_low, own_high))
+                yield Ranges(shard, here, own_low[here], own_high[here])
 
     def children(
         self,
         level: int,
-        low: Int64[np.ndarray, " prefixes"],
-        high: Int64[np.ndarray, " prefixes"],
+        low: Int64[np.ndarray, "prefixes columns"],
+        high: Int64[np.ndarray, "prefixes columns"],
         filters: Sequence[Filter],
         chosen: Int64[np.ndarray, " prefixes"],
     ) -> ShardChildren:
-        """Return the children of prefixes with the numbers of allowed IDs; see :meth:`Shard.children`."""
-        is_here = (chosen < 0) & (level < self.depth)
-        found = [self._children_here(level, low, high, np.flatnonzero(is_here & (high > low)))]
+        """Return the children of prefixes with the numbers of allowed IDs; see :meth:`Shard.children`.
+
+        The columns are prefixes held here, and rows of each table.
+        """
+        is_plain = np.array([*(one == Filter() for one in filters), True])[chosen]  # -1 is the last
+        is_here = is_plain & (level < self.depth)
+        found = []
+        if is_here.any():
+            found = [self._children_here(level, low[:, 0], high[:, 0], np.flatnonzero(is_here))]
         there = np.flatnonzero(~is_here)
         calls = []
-        for own in self.split(low[there], high[there]):
+        for own in self.split(low[there, 1:], high[there, 1:]):
             which = there[own.which]
             call = self.shards[own.shard].submit("children", level, own.low, own.high, filters, chosen[which])
             calls.append((own.shard, which, call))
         for shard, which, call in calls:
             given: ShardChildren = call.result()
-            start = self._offsets[shard]
-            found.append(
-                given._replace(parent=which[given.parent], low=given.low + start, high=given.high + start)
+            count = self._num_segments[shard]
+            ranges = np.zeros((2, len(given.parent), low.shape[1]), dtype=np.int64)
+            start = self._offsets[:count, shard]
+            ranges[:, :, 1 : count + 1] = (np.stack([given.low, given.high]) + start) * (
+                given.high > given.low
             )
-        return _join(found)
+            found.append(given._replace(parent=which[given.parent], low=ranges[0], high=ranges[1]))
+        if not found:
+            nothing = np.zeros(0, dtype=np.int64)
+            return ShardChildren(nothing, nothing, low[:0], high[:0], nothing)
+        return _join(found) if calls else found[0]
 
     def _children_here(
-        self, level: int, low: np.ndarray, high: np.ndarray, which: Int64[np.ndarray, " prefixes"]
+        self,
+        level: int,
+        low: Int64[np.ndarray, " prefixes"],
+        high: Int64[np.ndarray, " prefixes"],
+        which: Int64[np.ndarray, " here"],
     ) -> ShardChildren:
-        if not len(which):
-            nothing = np.zeros(0, dtype=np.int64)
-            return ShardChildren(nothing, nothing, nothing, nothing, nothing)
-        rows = [np.searchsorted(self._first, bound[which]) for bound in (low, high)]
-        parent, code, first, last = self._top.children(level, *rows)
-        first, last = self._first[first], self._first[last]
-        return ShardChildren(which[parent], code, first, last, last - first)
+        parent, code, first, last = self._top.children(level, low[which], high[which])
+        own_low, own_high = (
+            np.concatenate([one[:, None], self._first[one]], axis=1) for one in (first, last)
+        )
+        return ShardChildren(which[parent], code, own_low, own_high, self._alive[last] - self._alive[first])
 
 
 def _nothing(levels: int) -> Found:
@@ -226,50 +288,50 @@ def _join(found: Sequence[ShardChildren]) -> ShardChildren:
     joined = ShardChildren(*map(np.concatenate, zip(*found, strict=True)))
     if not len(joined.parent):
         return joined
-    order = np.lexsort((joined.low, joined.code, joined.parent))
+    order = np.lexsort((joined.code, joined.parent))
     parent, code, low, high, count = (one[order] for one in joined)
     is_new = np.ones(len(parent), dtype=bool)
     is_new[1:] = (parent[1:] != parent[:-1]) | (code[1:] != code[:-1])
-    is_last = np.append(is_new[1:], True)
-    counts = np.add.reduceat(count, np.flatnonzero(is_new))
-    return ShardChildren(parent[is_new], code[is_new], low[is_new], high[is_last], counts)
+    groups = np.flatnonzero(is_new)
+    low = np.minimum.reduceat(np.where(high > low, low, NOWHERE), groups)
+    high = np.maximum.reduceat(high, groups)
+    return ShardChildren(
+        parent[groups], code[groups], np.minimum(low, high), high, np.add.reduceat(count, groups)
+    )
 
 
 class _Search(BeamSearch):
-    """Beam search for one batch of queries over the shards of a router, whose rows are those of one table."""
+    """Beam search for one batch of queries over the shards of a router.
+
+    The first column of a range is as wide as the number of allowed IDs in it.
+    """
 
     def __init__(self, router: Router, config: SearchConfig, routed: Sequence[RoutedQuery]) -> None:
         widths = np.array([one.width for one in routed], dtype=np.int64)
         super().__init__(router.decoder, [], config, [one.level0 for one in routed], None, widths)
-        self.sizes = [len(router)]
+        self.sizes = router.sizes
         self._router = router
         self._filters = list(dict.fromkeys(one.allowed for one in routed if one.allowed is not None))
         numbers = {one: number for number, one in enumerate(self._filters)}
         self._chosen = np.array([-1 if one.allowed is None else numbers[one.allowed] for one in routed])
         self.is_restricted = bool(self._filters)
-        self._keys = self._counts = np.zeros(0, dtype=np.int64)
 
     def find_children(self, frontier: Frontier, level: int) -> Children:
-        low, high = (bound[:, 0] for bound in frontier.ranges())
+        low, high = (bound[:, 1:] for bound in frontier.ranges())
         chosen = self._chosen[frontier.queries.repeat(frontier.width)]
         found = self._router.children(level, low, high, self._filters, chosen)
-        keys, first = np.unique(self._key(chosen[found.parent], found.low), return_index=True)
-        self._keys, self._counts = keys, found.num_allowed[first]
-        return Children(found.parent, found.code, found.low[:, None], found.high[:, None])
+        count = found.num_allowed[:, None]
+        return Children(
+            found.parent,
+            found.code,
+            np.concatenate([np.zeros_like(count), found.low], axis=1),
+            np.concatenate([count, found.high], axis=1),
+        )
 
     def count(
         self,
-        low: Int64[np.ndarray, "prefixes parts"],
-        high: Int64[np.ndarray, "prefixes parts"],
-        query: Int64[np.ndarray, " prefixes"],
+        low: Int64[np.ndarray, "prefixes columns"],
+        high: Int64[np.ndarray, "prefixes columns"],
+        query: Int64[np.ndarray, " prefixes"],  # noqa: ARG002  children come with their counts
     ) -> Int64[np.ndarray, " prefixes"]:
-        counts: np.ndarray = (high - low).sum(axis=1)
-        restricted: Bool[np.ndarray, " prefixes"] = (self._chosen[query] >= 0) & (counts > 0)
-        if restricted.any():  # only the children that were found last are counted
-            keys = self._key(self._chosen[query[restricted]], low[restricted, 0])
-            counts[restricted] = self._counts[np.searchsorted(self._keys, keys)]
-        return counts
-
-    def _key(self, chosen: np.ndarray, low: np.ndarray) -> Int64[np.ndarray, " prefixes"]:
-        """Return a number for each filter and first row; prefixes of one length differ in it."""
-        return np.asarray((chosen + 1) * (len(self._router) + 1) + low)
+        return np.asarray(high[:, 0] - low[:, 0])

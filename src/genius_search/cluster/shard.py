@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int64, Integer
 
+from genius_search.cluster.folder import SHARDS, read_cluster, shard_manifest
 from genius_search.config import SearchConfig
-from genius_search.errors import UsageError
+from genius_search.errors import ArtifactError, SnapshotGone
 from genius_search.index.filters import Filter
-from genius_search.index.snapshot import MAX_FILTERS, Snapshot
+from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
 from genius_search.nn.arrays import AnyArray, as_floats
 from genius_search.search.beams import Beams
 from genius_search.search.rank import CodeRanker, Evidence, by_embeddings, rank_items
-from genius_search.search.table import Allowed
+from genius_search.search.table import Restriction, children_in_segments, count_ids
+
+KEPT_STATES: Final = 4
+"""States of a shard that are kept open."""
+ATTEMPTS: Final = 8
+"""How often a state is looked for that is not there yet."""
+PAUSE_SECONDS: Final = 0.05
 
 
 class Top(NamedTuple):
-    """The prefixes of one length in a shard."""
+    """The prefixes of one length in a segment."""
 
     num_rows: int
-    """Number of IDs in the shard."""
+    """Number of IDs in the segment."""
     first: Int64[np.ndarray, " prefixes"]
     """First row of each prefix, ascending."""
     codes: Integer[np.ndarray, "prefixes depth"]
-    has_deleted: bool
+    alive: Int64[np.ndarray, " bounds"] | None
+    """Number of IDs with items before each prefix, and in all; None if no item is deleted."""
 
 
 class ShardChildren(NamedTuple):
@@ -37,16 +47,16 @@ class ShardChildren(NamedTuple):
 
     parent: Int64[np.ndarray, " children"]
     code: Int64[np.ndarray, " children"]
-    low: Int64[np.ndarray, " children"]
-    high: Int64[np.ndarray, " children"]
+    low: Int64[np.ndarray, "children segments"]
+    high: Int64[np.ndarray, "children segments"]
     num_allowed: Int64[np.ndarray, " children"]
 
 
 class RankRequest(NamedTuple):
     """The beams of one query that lie in a shard."""
 
-    low: Int64[np.ndarray, " beams"]
-    high: Int64[np.ndarray, " beams"]
+    low: Int64[np.ndarray, "beams segments"]
+    high: Int64[np.ndarray, "beams segments"]
     log_probabilities: Float32[np.ndarray, "beams levels"]
     embedding: Float32[np.ndarray, " dim"]
     """The query in the space of the codes."""
@@ -65,6 +75,7 @@ class ShardRanking(NamedTuple):
     """Scores that a shortlist is made by; without one, those of the ranking."""
     beams: Int64[np.ndarray, " hits"]
     """Position of each item's beam among those of the request."""
+    segments: Int64[np.ndarray, " hits"]
     items: Int64[np.ndarray, " hits"]
     rows: Int64[np.ndarray, " hits"]
     touched: int
@@ -82,12 +93,18 @@ class LookupRanker(CodeRanker):
     ) -> Float32[np.ndarray, " ids"]:
         """Score IDs by their distance to a query; see :meth:`CodeRanker.scores`."""
         products = self._vectors @ as_floats(query)
-        found: np.ndarray = products[self._places(ids)].sum(axis=1)
+        found: np.ndarray = products[self._positions(ids)].sum(axis=1)
         return np.asarray(found - self.costs(ids, density_weight=density_weight))
 
 
+def shard_ranker(model: Genius) -> CodeRanker:
+    """Return what scores the IDs of a model in shards."""
+    tables = model.ids.scheme.tables()
+    return model.ranker if tables is None else LookupRanker(tables)
+
+
 class Shard:
-    """A shard of at most one segment.
+    """A state of a shard.
 
     Parameters
     ----------
@@ -96,47 +113,33 @@ class Shard:
     """
 
     def __init__(self, snapshot: Snapshot, ranker: CodeRanker) -> None:
-        if len(snapshot.segments) > 1:
-            raise UsageError(f"{snapshot.folder} has several segments; `genius index compact` merges them")
         self._snapshot = snapshot
         self._ranker = ranker
-        self._parts = list(snapshot.parts)
-        self._allowed: dict[Filter, Allowed] = {}
+        self._segments = list(snapshot.search_segments)
 
-    @staticmethod
-    def open(folder: Path, model: Genius) -> Shard:
-        """Open a shard of a cluster."""
-        tables = model.ids.scheme.tables()
-        return Shard(Snapshot.open(folder), model.ranker if tables is None else LookupRanker(tables))
-
-    def top(self, depth: int) -> Top:
-        """Return the prefixes of ``depth`` codes."""
-        if not self._parts:
-            nothing = np.zeros((0, depth), dtype=np.int16)
-            return Top(0, nothing[:, 0].astype(np.int64), nothing, has_deleted=False)
-        table = self._parts[0].table
-        first = np.sort(np.concatenate([[0], table.starts[: table.level_bounds[depth]]])).astype(np.int64)
-        codes = np.asarray(table.ids[first, :depth])
-        return Top(len(table), first, codes, has_deleted=self._parts[0].alive is not None)
+    def top(self, depth: int) -> list[Top]:
+        """Return the prefixes of ``depth`` codes in each segment."""
+        tops = []
+        for table, alive in self._segments:
+            first = np.sort(np.concatenate([[0], table.starts[: table.level_bounds[depth]]])).astype(np.int64)
+            bounds = np.append(first, len(table))
+            counts = None if alive is None else alive.ids.count(np.zeros_like(bounds), bounds)
+            tops.append(Top(len(table), first, np.asarray(table.ids[first, :depth]), counts))
+        return tops
 
     def children(
         self,
         level: int,
-        low: Int64[np.ndarray, " prefixes"],
-        high: Int64[np.ndarray, " prefixes"],
+        low: Int64[np.ndarray, "prefixes segments"],
+        high: Int64[np.ndarray, "prefixes segments"],
         filters: Sequence[Filter],
         chosen: Int64[np.ndarray, " prefixes"],
     ) -> ShardChildren:
         """Return the children of prefixes; ``chosen`` is the filter of each, −1 if it has none."""
-        children = self._parts[0].table.children(level, low, high)
-        count = children.high - children.low
-        owner = chosen[children.parent]
-        for number in np.unique(owner[owner >= 0]).tolist():
-            own = owner == number
-            allowed = self._restrict(filters[number])
-            if allowed is not None:
-                count[own] = allowed.ids.count(children.low[own], children.high[own])
-        return ShardChildren(*children, count)
+        children = children_in_segments(self._segments, level, low, high)
+        restrictions = [self._restrict(one) for one in filters]
+        counts = count_ids(children.low, children.high, [*restrictions, None], chosen[children.parent])
+        return ShardChildren(*children, counts)
 
     def rank(self, requests: Sequence[RankRequest], config: SearchConfig) -> list[ShardRanking]:
         """Rank the items under the beams of several queries."""
@@ -147,14 +150,12 @@ class Shard:
         evidence = Evidence(
             self._ranker, snapshot.vectors, snapshot.manifest.embeddings == "raw", snapshot.densities
         )
-        allowed = None if request.allowed is None else (self._restrict(request.allowed),)
-        beams = Beams(
-            request.low[None, :, None], request.high[None, :, None], request.log_probabilities[None]
-        )
+        allowed = None if request.allowed is None else self._restrict(request.allowed)
+        beams = Beams(request.low[None], request.high[None], request.log_probabilities[None])
         is_listed = config.rerank == "embeddings" and config.shortlist > 0
         first = dataclasses.replace(config, rerank="codes", shortlist=0) if is_listed else config
         found = rank_items(
-            self._parts,
+            self._segments,
             beams,
             0,
             request.evidence if config.rerank == "embeddings" and not is_listed else request.embedding,
@@ -165,19 +166,60 @@ class Shard:
         )
         scores = found.scores
         if is_listed:
-            scores = by_embeddings(self._parts, found, request.evidence, evidence, config)
-        return ShardRanking(scores, found.scores, found.beams, found.items, found.rows, found.touched)
+            scores = by_embeddings(self._segments, found, request.evidence, evidence, config)
+        return ShardRanking(
+            scores, found.scores, found.beams, found.segments, found.items, found.rows, found.touched
+        )
 
-    def _restrict(self, wanted: Filter) -> Allowed | None:
+    def _restrict(self, wanted: Filter) -> Restriction:
         """Return the items that a filter allows, and that are not deleted."""
         if wanted == Filter():
-            return self._parts[0].alive
-        if wanted not in self._allowed:
-            segment = self._snapshot.segments[0]
-            mask = np.zeros(segment.table.num_items, dtype=bool)
-            mask[segment.items.matching(wanted)] = True
-            mask[segment.dead] = False
-            if len(self._allowed) >= MAX_FILTERS:
-                self._allowed.pop(next(iter(self._allowed)))
-            self._allowed[wanted] = Allowed.of(segment.table, mask)
-        return self._allowed[wanted]
+            return tuple(segment.alive for segment in self._segments)
+        return self._snapshot.restriction(wanted, is_checked=True)
+
+
+class ShardStates:
+    """The last states of a shard that were asked for.
+
+    Parameters
+    ----------
+    cluster
+        folder of the cluster.
+    ranker
+        see :func:`shard_ranker`.
+    """
+
+    def __init__(self, cluster: Path, name: str, ranker: CodeRanker) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._ranker = ranker
+        self._states: dict[int, Shard] = {}
+
+    def call(self, method: str, generation: int, arguments: Sequence[Any]) -> Any:
+        """Call a method of a state.
+
+        Raises
+        ------
+        SnapshotGone
+            The state is not open here, and its files are not there any more.
+        """
+        if generation not in self._states:
+            self._states[generation] = Shard(self._open(generation), self._ranker)
+            for old in sorted(self._states)[:-KEPT_STATES]:
+                del self._states[old]
+        return getattr(self._states[generation], method)(*arguments)
+
+    def _open(self, generation: int) -> Snapshot:
+        for attempt in range(ATTEMPTS):
+            entry = next((one for one in read_cluster(self._cluster).shards if one.name == self._name), None)
+            if entry is None or entry.generation > generation:
+                raise SnapshotGone(f"shard {self._name} is not in its generation {generation} any more")
+            if entry.generation == generation:
+                try:
+                    place = self._cluster / SHARDS / self._name
+                    return Snapshot.load(place, shard_manifest(self._cluster, entry))
+                except (ArtifactError, OSError, sqlite3.Error):
+                    if attempt == ATTEMPTS - 1:
+                        raise
+            time.sleep(PAUSE_SECONDS * attempt)  # a shared folder may show a change late
+        raise SnapshotGone(f"shard {self._name} is not in its generation {generation} yet")

@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from genius_search.artifact import first_problem, new_folder
+from genius_search.artifact import first_problem
 from genius_search.data.mbeir import (
     InstructionRow,
     Layout,
@@ -27,6 +27,7 @@ from genius_search.data.mbeir import (
 )
 from genius_search.errors import BadData, UsageError
 from genius_search.records import QUERY_CAP, Candidate, Modality, Query
+from genius_search.writing import new_folder
 
 CAPTIONS_PER_IMAGE: Final = 5
 

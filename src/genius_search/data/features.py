@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int8, Int16, Int64, Shaped
 from torch import Tensor
 
-from genius_search.artifact import Manifest, new_folder, open_artifact
+from genius_search.artifact import Manifest, open_artifact
 from genius_search.errors import ArtifactMismatch, BadData
+from genius_search.writing import new_folder
 
 KIND: Final = "features"
 ABSENT: Final = -1

@@ -9,6 +9,7 @@ import contextlib
 import io
 import math
 import re
+import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,13 +21,33 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float64
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import (
+    BITSPERSAMPLE,
+    IMAGELENGTH,
+    IMAGEWIDTH,
+    ROWSPERSTRIP,
+    TILELENGTH,
+    TILEWIDTH,
+    TiffImageFile,
+)
 
 from genius_search.errors import BadImage
 
 SHORTEST_SIDE: Final = 256
 """Images are decoded at no less than this size in pixels, at which M-BEIR stores them (deviation 22)."""
 MAX_PIXELS: Final = 50_000_000
-"""Pictures that would decode to more pixels than this are refused (150 MB as RGB)."""
+"""Pictures that would decode to more pixels than this are refused (200 MB as RGB)."""
+MAX_SIDE: Final = 100_000
+"""Longer pictures are refused."""
+MAX_RATIO: Final = 32
+"""The longer side of a reduced picture is at most so many times the wanted shortest side."""
+MOST_BYTES_PER_PIXEL: Final = 7
+"""Pictures are refused whose decoding takes more than so many bytes for each pixel that is allowed."""
+MAX_TAG_VALUES: Final = 200_000
+"""Numbers in a tag of a TIFF, such as the places of its strips, of which Pillow makes Python objects."""
+MAX_EXIF_BYTES: Final = 1 << 20
+"""Larger EXIF data is ignored."""
 STRIP_PIXELS: Final = 1 << 20
 """Pixels that are converted at a time."""
 
@@ -62,6 +83,13 @@ IMAGE_SUFFIXES: Final = frozenset(
 )
 """Usual endings of the files that :func:`open_image` reads."""
 
+_DECODER_BYTES: Final = {"WEBP": 16, "AVIF": 13, "HEIF": 7}
+"""Bytes per pixel of decoders that make several copies of a picture; measured with Pillow 13."""
+
+_BYTES_IN_TIFF: Final = frozenset({1, 2, 6, 7})
+"""Types of tags that are not lists of numbers: bytes, text, signed bytes and anything else."""
+_MORE_TAGS: Final = frozenset({ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo, ExifTags.IFD.Interop})
+
 _SIGNATURES: Final = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG": "PNG",
@@ -75,6 +103,35 @@ _SIGNATURES: Final = {
 _HEIF_STARTS: Final = frozenset({b"ftypheic", b"ftypheix", b"ftypmif1"})
 
 _WARNINGS_LOCK = threading.Lock()
+
+
+class _Budget:
+    """An amount of memory that threads share. Who wants more than is left waits, and the next behind him.
+
+    Who wants more than all of it gets it alone.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = self._left = size
+        self._turn = threading.Lock()
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def hold(self, wanted: int) -> Iterator[None]:
+        wanted = min(wanted, self._size)
+        with self._turn, self._changed:
+            self._changed.wait_for(lambda: self._left >= wanted)
+            self._left -= wanted
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left += wanted
+                self._changed.notify_all()
+
+
+_DECODING: Final = _Budget(100 << 20)
+"""Memory of pictures that are decoded at the same time."""
 
 
 class TooManyPixels(BadImage):
@@ -97,7 +154,8 @@ def open_image(path: Path, *, max_pixels: int = MAX_PIXELS, shortest_side: int |
     shortest_side
         read the image at a half, a quarter or an eighth of its size if its shorter side keeps at least this
         many pixels. A JPEG is decoded so, in a fraction of the time and memory: a 100-megapixel photograph
-        can be read even if its full size would be refused.
+        can be read even if its full size would be refused. The longer side is halved further, until it has at
+        most :data:`MAX_RATIO` times as many.
 
     Raises
     ------
@@ -175,6 +233,7 @@ def _read(
     path: Path, file: io.BufferedReader | io.BytesIO, max_pixels: int, shortest_side: int | None
 ) -> Image.Image:
     try:
+        _check_tags(path, file)
         with _quiet():
             opened = Image.open(file, formats=_FORMATS)
         with opened:
@@ -187,6 +246,36 @@ def _read(
         raise BadImage(path, _reason(file, error)) from None
 
 
+def _check_tags(path: Path, file: io.BufferedReader | io.BytesIO) -> None:
+    """Raise :class:`BadImage` for a TIFF with more than :data:`MAX_TAG_VALUES` numbers in a tag."""
+    start = file.read(16)
+    file.seek(0)
+    if start[:2] not in (b"II", b"MM"):
+        return
+    order = "<" if start[:2] == b"II" else ">"
+    entry, address = ("HHQQ", "Q") if 43 in start[2:4] else ("HHII", "I")
+    count = "Q" if address == "Q" else "H"
+
+    def check(place: int, *, is_first: bool) -> None:
+        file.seek(place)
+        (entries,) = struct.unpack(order + count, file.read(struct.calcsize(order + count)))
+        size = struct.calcsize(order + entry)
+        for tag, kind, values, value in struct.iter_unpack(order + entry, file.read(entries * size)):
+            if kind not in _BYTES_IN_TIFF and values > MAX_TAG_VALUES:
+                most = f"at most {MAX_TAG_VALUES:,} are allowed"
+                raise BadImage(path, f"tag {tag} of this TIFF has {values:,} values; {most}. Save it again")
+            if tag in _MORE_TAGS and is_first:
+                check(value, is_first=False)
+
+    with contextlib.suppress(struct.error, OverflowError):  # damaged: Pillow will say what is wrong
+        check(*struct.unpack_from(order + address, start, struct.calcsize(address)), is_first=True)
+    file.seek(0)
+
+
+def _read_exif(opened: Image.Image) -> Image.Exif:
+    return Image.Exif() if len(opened.info.get("exif", b"")) > MAX_EXIF_BYTES else opened.getexif()
+
+
 def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int | None) -> Image.Image:
     full_size = opened.size
     if shortest_side is not None:
@@ -195,30 +284,98 @@ def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int
     if shortest_side is not None and opened.size == full_size:
         while factor < 8 and min(full_size) >= 2 * factor * shortest_side:
             factor *= 2
-    # A progressive JPEG is held in memory at full size before it can be reduced.
-    width, height = full_size if "progressive" in opened.info else opened.size
+    factors = factor, factor
+    if shortest_side is not None:
+        factors = (
+            _at_most(opened.width, factor, shortest_side),
+            _at_most(opened.height, factor, shortest_side),
+        )
+    # A JPEG in several scans is held in memory at full size before it can be reduced.
+    in_scans = isinstance(opened, JpegImageFile) and _has_several_scans(opened)
+    width, height = full_size if in_scans else opened.size
     if width * height > max_pixels:
         raise TooManyPixels(path, _too_large(full_size, max_pixels))
+    if max(full_size) > MAX_SIDE:
+        raise TooManyPixels(path, f"is {max(full_size):,} pixels long; at most {MAX_SIDE:,} are allowed")
     if opened.mode == "LAB":
         raise BadImage(path, "its colours are stored as Lab, which is not supported; save it as RGB")
-    if opened.format == "TIFF":
-        with _quiet():  # its decoder reads tags while it decodes, and warns about them
+    needed = _decoding_bytes(opened, full_size if in_scans else (0, 0))
+    if needed > MOST_BYTES_PER_PIXEL * max_pixels:
+        raise TooManyPixels(path, _takes_too_much(opened, full_size, needed, max_pixels))
+    with _DECODING.hold(needed + 4 * math.prod(opened.size) // math.prod(factors)):
+        if opened.format == "TIFF":
+            with _quiet():  # its decoder reads tags while it decodes, and warns about them
+                opened.load()
+        else:
             opened.load()
-    else:
-        opened.load()
-    with _quiet(), contextlib.suppress(Exception):  # Pillow raises nearly anything on damaged EXIF data
-        ImageOps.exif_transpose(opened, in_place=True)
-    return _to_rgb(opened, factor)
+        whole = _to_rgb(opened, factors)
+        with _quiet(), contextlib.suppress(Exception):  # Pillow raises nearly anything on damaged EXIF data
+            whole.getexif()[ExifTags.Base.Orientation] = _read_exif(opened)[ExifTags.Base.Orientation]
+        opened.close()  # frees its pixels
+    ImageOps.exif_transpose(whole, in_place=True)
+    return whole
 
 
-def _to_rgb(opened: Image.Image, factor: int = 1) -> Image.Image:
+def _at_most(side: int, factor: int, shortest_side: int) -> int:
+    """Double a factor until a side divided by it is at most :data:`MAX_RATIO` times the shortest."""
+    while side > MAX_RATIO * shortest_side * factor:
+        factor *= 2
+    return factor
+
+
+def _has_several_scans(opened: JpegImageFile) -> bool:
+    """Return whether a JPEG is progressive, or its first scan has only some of its colours."""
+    file = opened.fp
+    if "progressive" in opened.info or file is None:
+        return True
+    before = file.tell()
+    try:
+        file.seek(2)
+        while True:
+            while file.read(1) not in (b"\xff", b""):
+                pass
+            kind = b"\xff"
+            while kind == b"\xff":
+                kind = file.read(1)
+            if not kind:
+                return True
+            if kind[0] in (0x00, 0x01, *range(0xD0, 0xD9)):  # without a length
+                continue
+            length = int.from_bytes(file.read(2))
+            if kind[0] == 0xDA:  # start of scan
+                return file.read(1)[:1] != bytes([len(opened.getbands())])
+            file.seek(max(0, length - 2), io.SEEK_CUR)
+    finally:
+        file.seek(before)
+
+
+def _decoding_bytes(opened: Image.Image, in_scans: tuple[int, int]) -> int:
+    """Estimate the memory that decoding takes; ``in_scans`` is the full size of a JPEG in several scans."""
+    width, height = opened.size
+    each = 1 if opened.mode in ("1", "L", "P") else 2 if opened.mode.startswith("I;16") else 4
+    each = _DECODER_BYTES.get(opened.format or "", each)
+    total = width * height * each
+    total += 2 * len(opened.getbands()) * in_scans[0] * in_scans[1]  # coefficients
+    if isinstance(opened, TiffImageFile):  # read by tiles or strips, of which one is in memory; then turned
+        tags = opened.tag_v2
+        width, height = tags[IMAGEWIDTH], tags[IMAGELENGTH]
+        area = width * min(height, tags.get(ROWSPERSTRIP, height))
+        if TILEWIDTH in tags:
+            area = tags[TILEWIDTH] * tags[TILELENGTH]
+        total += area * sum(tags.get(BITSPERSAMPLE, (1,))) // 8
+        total += 4 * width * height if tags.get(ExifTags.Base.Orientation, 1) != 1 else 0
+    return total
+
+
+def _to_rgb(opened: Image.Image, factors: tuple[int, int] = (1, 1)) -> Image.Image:
     """Convert to RGB and divide the size, strip by strip, so that only the result is added to the memory."""
     convert = _converter(opened)
     width, height = opened.size
-    whole = Image.new("RGB", (-(-width // factor), -(-height // factor)))
-    rows = max(1, STRIP_PIXELS // (width * factor)) * factor
+    across, down = factors
+    whole = Image.new("RGB", (-(-width // across), -(-height // down)))
+    rows = max(1, STRIP_PIXELS // (width * down)) * down
     for top, strip in _strips(opened, rows):
-        whole.paste(convert(strip).reduce(factor), (0, top // factor))
+        whole.paste(convert(strip).reduce(factors), (0, top // down))
     return whole
 
 
@@ -294,10 +451,11 @@ def read_photo_fields(path: Path) -> dict[str, str | float]:
     """
     fields: dict[str, str | float | None] = {}
     with contextlib.suppress(Exception), path.open("rb") as file, _quiet():
+        _check_tags(path, file)
         opened = Image.open(file, formats=_FORMATS)
         if opened.format == "PNG" and "exif" not in opened.info:
             return {}  # Pillow would decode the picture to look behind it
-        exif = opened.getexif()
+        exif = _read_exif(opened)
         fields["camera"] = _camera(exif)
         fields["taken"] = _taken(exif.get_ifd(ExifTags.IFD.Exif))
         place = exif.get_ifd(ExifTags.IFD.GPSInfo)
@@ -372,6 +530,14 @@ def _too_large(size: tuple[int, int] | None, max_pixels: int) -> str:
     return (
         f"is {width:,} x {height:,} = {width * height:,} pixels; at most {max_pixels:,} are allowed. "
         "Make it smaller"
+    )
+
+
+def _takes_too_much(opened: Image.Image, size: tuple[int, int], needed: int, max_pixels: int) -> str:
+    most = f"at most {MOST_BYTES_PER_PIXEL * max_pixels / 1e6:,.0f} MB are allowed"
+    return (
+        f"is {size[0]:,} x {size[1]:,} pixels, and decoding this {opened.format} takes "
+        f"{needed / 1e6:,.0f} MB; {most}. Make it smaller, or save it as JPEG"
     )
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TextIO, TypeVar
 
-from genius_search.artifact import write_atomically
 from genius_search.errors import BadData, BadRecord, UsageError
 from genius_search.records import TASKS, Candidate, Modality, Query, candidate_number, parse_id, query_number
+from genius_search.writing import write_atomically
 
 Record = TypeVar("Record")
 

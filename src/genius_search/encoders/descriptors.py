@@ -19,6 +19,7 @@ ORIENTATIONS: Final = 9
 """Directions an edge can run in, over half a turn."""
 _COLOUR_BITS: Final = 2  # of red, green and blue each, in the colour histogram
 _GRIDS: Final = (8, 4)
+_BLUR: Final = 7  # pixels of the box that blurs, twice; stripes and dots vanish and outlines stay
 _THUMBNAIL: Final = 8
 _MARGIN: Final = SIDE // 8
 _BATCH: Final = 16  # few enough that the steps between stay in a core's cache
@@ -26,42 +27,63 @@ _BATCH: Final = 16  # few enough that the steps between stay in a core's cache
 DESCRIPTOR_SIZE: Final = (
     sum(grid * grid * ORIENTATIONS for grid in _GRIDS) + _THUMBNAIL * _THUMBNAIL * 3 + 2 * 8**_COLOUR_BITS
 )
-"""Numbers per image."""
+"""Numbers per image, without outlines."""
+OUTLINE_SIZE: Final = _GRIDS[0] ** 2 * ORIENTATIONS
+"""Numbers per image that describe its outlines."""
 CELLS: Final = _GRIDS[-1] ** 2
 """Cells of the coarser grid; each is a token of feature fusion, as a patch is of a ViT."""
 CELL_SIZE: Final = (DESCRIPTOR_SIZE - 2 * 8**_COLOUR_BITS) // CELLS
-"""Numbers per cell: all but the histograms, which describe the whole image."""
+"""Numbers per cell, without outlines: all but the histograms, which describe the whole image."""
 
 
-def describe(images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
-    """Describe images by their edges and colours; each part has a root mean square near 1."""
+def descriptor_size(*, outlines: bool) -> int:
+    """Return how many numbers describe an image."""
+    return DESCRIPTOR_SIZE + outlines * OUTLINE_SIZE
+
+
+def describe(images: Sequence[Image.Image], *, outlines: bool = False) -> Float[Tensor, "items pixels"]:
+    """Describe images by their edges and colours; each part has a root mean square near 1.
+
+    Parameters
+    ----------
+    outlines
+        describe the edges of the blurred image too. Without its stripes and dots, the shape is clearer.
+    """
     if not images:
-        return torch.zeros(0, DESCRIPTOR_SIZE)
+        return torch.zeros(0, descriptor_size(outlines=outlines))
     return torch.cat(
-        [_describe_batch(images[start : start + _BATCH]) for start in range(0, len(images), _BATCH)]
+        [
+            _describe_batch(images[start : start + _BATCH], outlines=outlines)
+            for start in range(0, len(images), _BATCH)
+        ]
     )
 
 
 def cells(descriptors: Float[Tensor, "items pixels"]) -> Float[Tensor, "items cells numbers"]:
     """Split descriptions by cell, row by row, leaving out the histograms.
 
-    A cell has the edges of its four quarters and its own, and its four spots of the thumbnail.
+    A cell has the edges of its four quarters and its own, its four spots of the thumbnail, and, if they are
+    described, the outlines of its quarters.
     """
     fine, coarse = _GRIDS
     sizes = [ORIENTATIONS * fine * fine, ORIENTATIONS * coarse * coarse, 3 * _THUMBNAIL * _THUMBNAIL]
-    parts = descriptors[:, : sum(sizes)].split(sizes, dim=1)
+    parts = [*descriptors[:, : sum(sizes)].split(sizes, dim=1)]
+    sides = [fine, coarse, _THUMBNAIL]
+    if descriptors.shape[1] > DESCRIPTOR_SIZE:
+        parts.append(descriptors[:, DESCRIPTOR_SIZE:])
+        sides.append(fine)
     return torch.cat(
         [
             planes.view(len(planes), -1, coarse, side // coarse, coarse, side // coarse)
             .permute(0, 2, 4, 1, 3, 5)
             .reshape(len(planes), CELLS, -1)
-            for planes, side in zip(parts, (fine, coarse, _THUMBNAIL), strict=True)
+            for planes, side in zip(parts, sides, strict=True)
         ],
         dim=2,
     )
 
 
-def _describe_batch(images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
+def _describe_batch(images: Sequence[Image.Image], *, outlines: bool) -> Float[Tensor, "items pixels"]:
     squares = [
         rgb
         if rgb.size == (SIDE, SIDE)
@@ -71,11 +93,18 @@ def _describe_batch(images: Sequence[Image.Image]) -> Float[Tensor, "items pixel
     stacked = torch.from_numpy(np.stack([np.asarray(square, dtype=np.uint8) for square in squares]))
     colours = stacked.permute(0, 3, 1, 2).contiguous().float().div_(255)
     thumbnail = F.avg_pool2d(colours, SIDE // _THUMBNAIL).flatten(1).sub_(0.5).mul_(3)
-    return torch.cat([*_edges(colours), thumbnail, *_histograms(stacked)], dim=1)
+    parts = [*_edges(colours, _GRIDS), thumbnail, *_histograms(stacked)]
+    if outlines:
+        for _ in range(2):
+            colours = F.avg_pool2d(colours, _BLUR, 1, _BLUR // 2, count_include_pad=False)
+        parts += _edges(colours, _GRIDS[:1])
+    return torch.cat(parts, dim=1)
 
 
-def _edges(colours: Float[Tensor, "items 3 side side"]) -> list[Float[Tensor, "items _"]]:
-    """Return histograms of edge directions in overlapping cells, at two scales.
+def _edges(
+    colours: Float[Tensor, "items 3 side side"], grids: Sequence[int]
+) -> list[Float[Tensor, "items _"]]:
+    """Return histograms of edge directions in the overlapping cells of each grid.
 
     The slopes of the three colours are combined by their structure tensor (Di Zenzo, 1986), so that red on
     green of the same brightness has an edge. Its angle covers half a turn: an edge from dark to bright and
@@ -104,7 +133,7 @@ def _edges(colours: Float[Tensor, "items 3 side side"]) -> list[Float[Tensor, "i
     planes[:, 0] += planes[:, -1]
     planes = planes[:, :-1].contiguous()
     histograms = []
-    for grid in _GRIDS:
+    for grid in grids:
         stride = fine // grid
         pooled = F.avg_pool2d(planes, 2 * stride - 1, stride, padding=(2 * stride - 2) // 2)
         # Square roots, then one scale for the whole image: faint images look like strong ones.

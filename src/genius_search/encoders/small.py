@@ -37,7 +37,7 @@ from genius_search.encoders.base import (
     need_transformers,
 )
 from genius_search.encoders.batches import BatchEncoder, BatchJointEncoder, decoded_images
-from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, describe
+from genius_search.encoders.descriptors import describe, descriptor_size
 from genius_search.encoders.small_texts import (
     CONFIG_FILE,
     PADDING,
@@ -99,7 +99,8 @@ class SmallNetwork(EmbeddingNetwork):
         super().__init__()
         self.pair_buckets = config.pair_buckets
         self.dim = config.dim
-        self.image_tower = _tower(DESCRIPTOR_SIZE, config.image_width, config.dim)
+        self.num_descriptors = descriptor_size(outlines=config.outlines)
+        self.image_tower = _tower(self.num_descriptors, config.image_width, config.dim)
         self.words = nn.Embedding(vocabulary, config.text_width)
         self.pairs = nn.Embedding(config.pair_buckets + 1, config.text_width)
         self.text_tower = _tower(config.text_width, config.text_width, config.dim)
@@ -192,7 +193,7 @@ class _TrainedNetwork(Generic[Network]):
 
     def prepare_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
         """Describe images; this part never changes and can be cached between epochs."""
-        return describe(images)
+        return describe(images, outlines=self.config.outlines)
 
     def prepare_texts(self, texts: Sequence[str]) -> Int[Tensor, "items tokens"]:
         """Return token numbers, padded to the maximum length; they can be cached between epochs."""
@@ -224,8 +225,9 @@ class SmallJointEncoder(_TrainedNetwork[EmbeddingNetwork], BatchJointEncoder):
         """Return the vectors of a batch of items."""
         has_image = torch.tensor([item.has_image for item in items])
         images = decoded_images([ImageInput(item.image, item.key) for item in items if item.has_image])
-        descriptors = torch.zeros(len(items), DESCRIPTOR_SIZE)
-        descriptors[has_image] = self.prepare_images(images)
+        described = self.prepare_images(images)
+        descriptors = torch.zeros(len(items), described.shape[1])
+        descriptors[has_image] = described
         tokens = self.prepare_texts([item.text for item in items])
         has_text = torch.tensor([bool(item.text) for item in items])
         return self.network.embedding(FeatureBatch(descriptors, tokens.float(), has_image, has_text))

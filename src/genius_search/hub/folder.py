@@ -11,9 +11,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from genius_search.artifact import put_in_place, recover, sync_tree
+from genius_search.artifact import recover
 from genius_search.errors import UsageError
 from genius_search.hub.access import translate_os_errors
+from genius_search.writing import put_in_place, sync_tree
 
 
 @contextmanager

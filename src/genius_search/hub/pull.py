@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple
 
-from genius_search.artifact import put_in_place, sync_tree
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.hub.access import (
     COMMIT,
@@ -28,6 +27,7 @@ from genius_search.hub.access import (
 )
 from genius_search.hub.checkpoints import CHECKPOINTS, Checkpoint
 from genius_search.hub.folder import claim_folder
+from genius_search.writing import put_in_place, sync_tree
 
 Kind = Literal["model", "index", "encoder", "original"]
 

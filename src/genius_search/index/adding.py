@@ -19,7 +19,7 @@ import PIL.Image
 from jaxtyping import Int8, Int64
 from torch.nn import functional as F
 
-from genius_search.artifact import fingerprint_of, make_folder, write_atomically
+from genius_search.artifact import fingerprint_of
 from genius_search.data.features import FeatureBatch, LeftOut
 from genius_search.data.folder import FolderScan, read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, read_photo_fields, require_file
@@ -34,6 +34,7 @@ from genius_search.model import Genius
 from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.progress import Progress, Silent
 from genius_search.records import Candidate, Modality, candidate_number, format_text
+from genius_search.writing import make_folder, write_atomically
 
 CHUNK: Final = 4096
 """Maximum number of items that are encoded together."""
@@ -253,6 +254,8 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
         try:
             data = None if new.image is None else picture_bytes(new.image)
             item = _to_item(new, data)
+            if item.image is not None:
+                item = item._replace(image=writer.pictures_at + item.image)
         except (BadData, BadImage) as error:
             given.append(getattr(error, "reason", str(error)))
             continue
@@ -263,7 +266,7 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
     known = writer.snapshot.stamps(list(last))
     changed = [item for item in last.values() if known.get(item.id) != stamp_of(item)]
     result = Added()
-    with keep_pictures(writer.folder, [pictures[item.image] for item in changed if item.image]):
+    with keep_pictures(writer, {item.image: pictures[item.image] for item in changed if item.image}):
         pool = Pool(partial(iter, changed), len(changed))
         writer.add_batches(encode_items(writer, model, pool, result, save=False))
     unreadable = {changed[entry.id].id: entry.reason for entry in result.left_out}

@@ -226,22 +226,24 @@ def explain(
     UnknownItem
         The item is not in the index.
     """
-    place = snapshot.place_of(item_id)
+    location = snapshot.locate(item_id)
     num_levels = model.num_levels
-    codes = tuple(snapshot.id_at(place)[:num_levels].tolist())
-    allowed = None if query.restriction is None else query.restriction[place.part]
-    is_allowed = (allowed is None or bool(allowed.items[place.row])) and (
+    codes = tuple(snapshot.id_at(location)[:num_levels].tolist())
+    allowed = None if query.restriction is None else query.restriction[location.segment]
+    is_allowed = (allowed is None or bool(allowed.items[location.row])) and (
         not query.level0 or codes[0] in query.level0
     )
     request = query.request
     width = max(request.beam or config.beam, request.k)
     embedding = torch.from_numpy(query.embedding[None])
-    target = Target(model.decoder, snapshot.tree, embedding, codes, query.level0, query.restriction)
+    target = Target(
+        model.decoder_for(config), snapshot.tree, embedding, codes, query.level0, query.restriction
+    )
     steps = score_path(target, config.scores)
     traced = trace(target, config, width)
     lost_at = traced.lost_at
     found = rank_items(
-        snapshot.parts,
+        snapshot.search_segments,
         traced.beams,
         0,
         query.evidence,
@@ -251,9 +253,9 @@ def explain(
         restriction=query.restriction,
         for_codes=query.embedding,
     )
-    there = np.flatnonzero((found.parts == place.part) & (found.items == place.row))
+    there = np.flatnonzero((found.segments == location.segment) & (found.items == location.row))
     return Explanation(
-        item=snapshot.item_at(place),
+        item=snapshot.item_at(location),
         codes=codes,
         is_allowed=is_allowed,
         rank=1 + int(there[0]) if len(there) else None,
@@ -310,6 +312,6 @@ def _examples(snapshot: Snapshot, tree: CodeTree, ranges: Ranges, most: int) -> 
     """Return some items below each prefix."""
     picked = tree.pick(ranges, most)
     found: list[list[Item]] = [[] for _ in range(len(ranges.low))]
-    for owner, item in zip(picked.owner.tolist(), snapshot.items(picked.parts, picked.rows), strict=True):
+    for owner, item in zip(picked.owner.tolist(), snapshot.items(picked.segments, picked.rows), strict=True):
         found[owner].append(item)
     return found

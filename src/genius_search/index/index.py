@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from genius_search.config import SearchConfig
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, SnapshotGone, UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.query import (
     Hits,
     SearchHit,
     SearchPart,
     SearchRequest,
+    default_settings,
     encode_queries,
     search_encoded,
 )
@@ -27,11 +29,19 @@ from genius_search.progress import Progress, Silent
 from genius_search.records import Modality
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from genius_search.index.adding import Added, GivenPool, ItemOutcome, NewItem
     from genius_search.index.explain import CodeNode, Explanation, SharedPage
-    from genius_search.index.query import Picture
+    from genius_search.index.fit import Fitted
+    from genius_search.index.query import Hybrid, Picture
     from genius_search.index.verify import IndexInfo, Verified
-    from genius_search.index.writer import Deleted
+    from genius_search.index.writer import Deleted, Writer
+    from genius_search.presets import FitConfig
+
+
+ATTEMPTS: Final = 5
+"""How often a search is begun anew because the state of the index is gone."""
 
 
 class _Opened(NamedTuple):
@@ -250,7 +260,6 @@ class Index:
             The pool is a list; :meth:`add_items` adds items from memory.
         """
         from genius_search.index.adding import add_pool, open_pool
-        from genius_search.index.writer import one_writer
 
         if not isinstance(pool, str | Path):
             raise UsageError(
@@ -258,7 +267,7 @@ class Index:
                 "memory, each with an id"
             )
         items = open_pool(Path(pool), captions=captions)
-        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+        with self._one_writer(wait_seconds) as writer:
             return add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
 
     def sync(
@@ -283,13 +292,12 @@ class Index:
             The pool is a single picture or text.
         """
         from genius_search.index.adding import add_pool, open_pool
-        from genius_search.index.writer import one_writer
 
         if Path(pool).is_file() and Path(pool).suffix != ".jsonl":
             raise UsageError(f"{pool} is one file, and all other items would be deleted; add it instead")
         items = open_pool(Path(pool), captions=captions)
         present = {item.id for item in items.items()}
-        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+        with self._one_writer(wait_seconds) as writer:
             added = add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
             gone = [item_id for item_id in writer.snapshot.ids() if item_id not in present]
             return added, writer.delete(gone).deleted if gone else 0
@@ -306,24 +314,21 @@ class Index:
         >>> index.add_items([NewItem("kite", "a red kite", photo, {"price": 12})])  # doctest: +SKIP
         """
         from genius_search.index.adding import add_new_items, read_new_item
-        from genius_search.index.writer import one_writer
 
         given = [read_new_item(item) for item in items]
-        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+        with self._one_writer(wait_seconds) as writer:
             return add_new_items(writer, self._model_for(writer.snapshot), given)
 
     def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = 0.0) -> Deleted:
         """Delete one or several items; unknown ids are returned."""
-        from genius_search.index.writer import one_writer
-
-        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+        with self._one_writer(wait_seconds) as writer:
             return writer.delete([item_ids] if isinstance(item_ids, str) else item_ids)
 
     def compact(self, *, wait_seconds: float = 0.0) -> None:
         """Merge all segments into one and free the space of deleted items, in bounded memory."""
-        from genius_search.index.writer import one_writer, remove_work
+        from genius_search.index.writer import remove_work
 
-        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+        with self._one_writer(wait_seconds) as writer:
             writer.compact()
             remove_work(self.folder)
 
@@ -344,6 +349,58 @@ class Index:
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             refit_index(writer, self._model_for(writer.snapshot), progress=progress or Silent())
         self.current()
+
+    def fit(
+        self,
+        pairs: str | Path | None = None,
+        *,
+        config: FitConfig | None = None,
+        force: bool = False,
+        device: str = "cpu",
+        progress: Progress | None = None,
+        wait_seconds: float = 0.0,
+    ) -> Fitted:
+        """Train fusion and a generator on an index that was created with an encoder, and replace its model.
+
+        Items keep their ids and fields, and get new IDs; settings of `genius tune` and `genius calibrate` are
+        removed. Searches go on meanwhile. A tenth of the pairs is held out: unless the new model finds more
+        of their answers than the old one, nothing changes.
+
+        Parameters
+        ----------
+        pairs
+            Queries with right answers: a ``.jsonl`` file with ``text`` or ``image`` and ``id`` on each line,
+            or a data set in M-BEIR's layout. By default the captions of the index's own pictures.
+        config
+            Settings of the training; by default the preset ``small``.
+        force
+            Replace the model in any case.
+        device
+            Where the training runs.
+
+        Raises
+        ------
+        UsageError
+            The index was created with a trained model.
+        BadData
+            There are too few pairs.
+        """
+        from genius_search.index.fit import fit_index
+        from genius_search.index.writer import one_writer
+        from genius_search.presets import preset
+
+        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+            fitted = fit_index(
+                writer,
+                self._model_for(writer.snapshot),
+                None if pairs is None else Path(pairs),
+                config or preset("small"),
+                force=force,
+                device=device,
+                progress=progress or Silent(),
+            )
+        self.current()
+        return fitted
 
     @property
     def has_outgrown(self) -> bool:
@@ -370,10 +427,12 @@ class Index:
         *,
         image: Picture | None = None,
         parts: Sequence[SearchPart] = (),
+        combine: Literal["sum", "any"] = "sum",
         instruction: str | None = None,
         modality: Modality | str | None = None,
         where: Filter | Sequence[str] | Mapping[str, object] = (),
         match: str | None = None,
+        hybrid: Hybrid | str = "auto",
         k: int = 10,
         beam: int | None = None,
         config: SearchConfig | None = None,
@@ -385,18 +444,24 @@ class Index:
         parts
             Texts, images and items of the index with weights, which may be negative:
             ``[SearchPart(id="7"), SearchPart(text="in red"), SearchPart(text="a logo", weight=-0.5)]``.
+        combine
+            ``sum`` searches for the weighted sum of the parts. ``any`` searches for each part by itself and
+            interleaves the hits, as for a text that names alternatives: "a dog or a red car".
         instruction
             A description of the wanted results. By default the model's training instruction for this kind of
             query and the wanted modality, if it has one.
         modality
             Return only items of this modality: ``image``, ``text`` or ``image-text``. By default the
             instruction decides. Without one too, each modality is searched, and the hits are merged by
-            probability if the index is calibrated, otherwise by rank: the best of each modality come first.
+            relevance if the index is calibrated, otherwise by rank: the best of each modality come first.
         where
             Conditions on the items' fields, all of which must hold: ``["price<20", "brand=acme"]`` or
             ``{"brand": "acme"}``; see :meth:`genius_search.index.filters.Filter.parse`.
         match
             Words that the items' texts must contain.
+        hybrid
+            ``auto`` puts items first whose text or file name contains the query's words with digits
+            (IMG_2034, a product code), if these are at most ten items; ``off`` does not.
         beam
             Beam width, at least ``k``, instead of the configured one.
         config
@@ -406,10 +471,12 @@ class Index:
             text=text,
             image=image,
             parts=tuple(parts),
+            combine=combine,
             instruction=instruction,
             modality=modality,
             where=where,
             match=match,
+            hybrid=hybrid,
             k=k,
             beam=beam,
         )
@@ -420,9 +487,12 @@ class Index:
     ) -> list[Hits]:
         """Search for several requests in one batch; return the hits of each. Faster than one by one."""
         config = config or self.settings
-        model, snapshot = self.current()
-        queries = encode_queries(model, snapshot, requests, config)
-        return [Hits(result.hits) for result in search_encoded(model, snapshot, queries, config)]
+        for _ in range(ATTEMPTS):
+            model, snapshot = self.current()
+            queries = encode_queries(model, snapshot, requests, config)
+            with contextlib.suppress(SnapshotGone):
+                return [Hits(result.hits) for result in search_encoded(model, snapshot, queries, config)]
+        raise SnapshotGone(f"{self.folder} changes faster than it can be searched; try again")
 
     def explain(
         self,
@@ -431,6 +501,7 @@ class Index:
         *,
         image: Picture | None = None,
         parts: Sequence[SearchPart] = (),
+        combine: Literal["sum", "any"] = "sum",
         instruction: str | None = None,
         modality: Modality | str | None = None,
         where: Filter | Sequence[str] | Mapping[str, object] = (),
@@ -450,6 +521,7 @@ class Index:
             text=text,
             image=image,
             parts=tuple(parts),
+            combine=combine,
             instruction=instruction,
             modality=modality,
             where=where,
@@ -462,16 +534,20 @@ class Index:
     def explain_request(
         self, item_id: str, request: SearchRequest, *, config: SearchConfig | None = None
     ) -> Explanation:
-        """Explain why a request finds an item or does not; see :meth:`explain`."""
+        """Explain why a request finds an item or does not; see :meth:`explain`.
+
+        If the request has alternatives, the one that ranks the item best is explained.
+        """
         from genius_search.index.explain import explain
 
         config = config or self.settings
         model, snapshot = self.current()
-        item = snapshot.item_at(snapshot.place_of(item_id))  # an unknown item is an error before encoding
+        item = snapshot.item_at(snapshot.locate(item_id))  # an unknown item is an error before encoding
         queries = encode_queries(model, snapshot, [request], config)
-        query = next((one for one in queries if one.request.modality is item.modality), queries[0])
+        own = [one for one in queries if one.request.modality is item.modality] or queries[:1]
         with diagnose_corruption(snapshot):
-            return explain(model, snapshot, query, item_id, config)
+            explained = [explain(model, snapshot, query, item_id, config) for query in own]
+        return min(explained, key=lambda one: math.inf if one.rank is None else one.rank)
 
     def tree(self, prefix: Sequence[int] = (), *, examples: int = 4, most_children: int = 64) -> CodeNode:
         """Describe a prefix of IDs: the number of items below it, and the codes that follow.
@@ -546,16 +622,11 @@ class Index:
     def settings(self) -> SearchConfig:
         """The default search settings, to be changed with ``dataclasses.replace``.
 
-        These are the settings chosen by `genius tune`, or :func:`genius_search.config.usual_search`; without
-        a generator, hits are ranked by fused embeddings if the index stores them.
+        These are the settings chosen by `genius tune`, or :func:`genius_search.config.usual_search`; with a
+        model of its own, or without a generator, hits are ranked by fused embeddings if the index stores
+        them.
         """
-        manifest = self.snapshot.manifest
-        if manifest.tuned is not None:
-            return manifest.tuned.search
-        usual = self.model.usual_search(self.snapshot.num_alive)
-        if not self.model.has_generator and manifest.embeddings == "fused":
-            return dataclasses.replace(usual, rerank="embeddings")
-        return usual
+        return default_settings(*self.current())
 
     def keep_settings(self, tuned: Tuned, *, wait_seconds: float = 0.0) -> None:
         """Store default search settings with the index."""
@@ -577,23 +648,29 @@ class Index:
             writer.calibrate(calibration)
 
     def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
-        """Return whether the first hit is a good match: its probability reaches the calibrated threshold.
+        """Return whether the first hit is a good match: its relevance is at least 0.5.
 
-        The threshold is set by `genius calibrate --precision`. An index that is not calibrated asks for a
-        relevance of 0.5. Without hits the result is False. It is None if the relevance is not known.
+        Without hits the result is False. It is None if the relevance is not known, or if a calibration found
+        no probability from which enough hits are right (`genius calibrate --precision`).
         """
         manifest = self.cached_snapshot.manifest
         calibration = manifest.calibration
+        has_threshold = calibration is not None and calibration.threshold is not None
         if not hits:
-            return False if manifest.relevance or (calibration and calibration.threshold) else None
-        if (best := hits[0].probability) is not None and calibration is not None:
-            return None if calibration.threshold is None else calibration.is_good(best)
-        relevance = hits[0].relevance
-        return None if relevance is None else relevance >= 0.5
+            return False if manifest.relevance or has_threshold else None
+        if hits[0].relevance is None or (hits[0].probability is not None and not has_threshold):
+            return None
+        return hits[0].relevance >= 0.5
 
     def reopen(self) -> Index:
         """Return another handle of the same index, with the same model."""
         return Index(self.folder, self.model)
+
+    def _one_writer(self, wait_seconds: float) -> AbstractContextManager[Writer]:
+        """Lock the index for changes of its items."""
+        from genius_search.index.writer import one_writer
+
+        return one_writer(self.folder, wait_seconds=wait_seconds)
 
     def _stamp(self) -> tuple[int, ...]:
         """Return a stamp that every change of the index replaces."""

@@ -5,19 +5,15 @@ A store is written once and never changed, so that reading needs no locks betwee
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import math
-import os
 import re
 import sqlite3
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,18 +21,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from genius_search.errors import ArtifactMismatch, BadData, DeadlinePassed, UsageError
-from genius_search.index.filters import Condition, Filter, full_text_query, number_of
+from genius_search.errors import ArtifactMismatch, DeadlinePassed, UsageError
+from genius_search.index.filters import Condition, Filter, full_text_query
 from genius_search.records import Modality
 
 ITEMS_FILE: Final = "items.sqlite"
-SETTINGS: Final = (  # the file is used only when it is complete
-    "page_size = 8192",
-    "journal_mode = OFF",
-    "synchronous = OFF",
-    "locking_mode = EXCLUSIVE",
-    "cache_size = -65536",
-)
 ITEMS: Final = (
     "CREATE TABLE items (row INTEGER PRIMARY KEY, item_id TEXT NOT NULL, modality TEXT NOT NULL, "
     "text TEXT, image TEXT, source TEXT, stamp TEXT)"
@@ -100,119 +89,6 @@ class Item(NamedTuple):
         except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
-
-
-def write_items(folder: Path, items: Iterable[Item]) -> int:
-    """Write items in the order of their rows, with the indexes for filters; return their number.
-
-    Memory stays below 150 MB for any number of items.
-
-    Raises
-    ------
-    BadData
-        Two items have the same id, or an item cannot be stored.
-    OSError
-        The disk is full.
-    """
-    path = folder / ITEMS_FILE
-    path.unlink(missing_ok=True)
-    counts: Counter[str] = Counter()
-    try:
-        with closing(sqlite3.connect(path, isolation_level=None)) as database:
-            for setting in SETTINGS:
-                database.execute(f"PRAGMA {setting}")
-            database.execute("BEGIN")
-            database.execute(ITEMS)
-            database.execute(MODALITIES)
-            database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", _entries(items, counts))
-            database.executemany("INSERT INTO modalities VALUES (?, ?)", counts.items())
-            database.execute("COMMIT")
-            _index_ids(database)
-            try:
-                for statement in FULL_TEXT:
-                    database.execute(statement)
-            except sqlite3.OperationalError as error:  # without full text everything but match works
-                if "no such module" not in str(error):
-                    raise
-            index_fields(database, database.execute("SELECT row, source FROM items WHERE source <> ''"))
-        with path.open("r+b") as file:
-            os.fsync(file.fileno())
-    except BaseException as error:
-        path.unlink(missing_ok=True)
-        if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
-        if isinstance(error, UnicodeEncodeError):
-            text = str(error.object)[:80]
-            raise BadData(f"an item contains a lone surrogate (half a character): {text!r}") from None
-        raise
-    return counts.total()
-
-
-def _entries(items: Iterable[Item], counts: Counter[str]) -> Iterator[tuple[int | str | None, ...]]:
-    for row, item in enumerate(items):
-        modality = item.modality.mbeir
-        counts[modality] += 1
-        if "\0" in item.id:
-            raise BadData(f"the id {item.id!r} holds a NUL character; rename the item")
-        yield row, item.id, modality, item.text, item.image, item.source, item.stamp
-
-
-def _index_ids(database: sqlite3.Connection) -> None:
-    try:
-        database.execute(ITEM_IDS)
-    except sqlite3.IntegrityError:
-        query = "SELECT item_id FROM items GROUP BY item_id HAVING COUNT(*) > 1 LIMIT 1"
-        twice = database.execute(query).fetchone()[0]
-        raise BadData(f"two items have the id {twice!r}; ids must be unique") from None
-
-
-def index_fields(database: sqlite3.Connection, sources: Iterable[tuple[int, str]]) -> None:
-    """Write the fields of items to indexed tables for filters."""
-    names: dict[str, int] = {}
-    database.execute(FIELD_NAMES)
-    database.execute("CREATE TEMP TABLE unsorted (kind, name, value, row)")
-    with contextlib.suppress(sqlite3.OperationalError):  # in memory no transaction is needed
-        database.execute("BEGIN")
-    database.executemany("INSERT INTO unsorted VALUES (?, ?, ?, ?)", _field_values(sources, names))
-    database.executemany("INSERT INTO field_names VALUES (?, ?)", names.items())
-    for kind in KINDS:
-        database.execute(FIELDS[kind])
-        database.execute(
-            f"INSERT OR IGNORE INTO field_{kind} SELECT name, value, row FROM unsorted "  # noqa: S608
-            f"WHERE kind = '{kind}' ORDER BY name, value, row"
-        )
-    database.execute("COMMIT")
-    database.execute("DROP TABLE unsorted")
-
-
-def _field_values(
-    sources: Iterable[tuple[int, str]], names: dict[str, int]
-) -> Iterator[tuple[str, int, Any, int]]:
-    """Yield kind, field, value and row of each value, as :class:`Condition` describes them."""
-    for row, source in sources:
-        for path, value in _flatten(Item("", Modality.TEXT, source=source).fields, ()):
-            name = names.setdefault(spell_path(path), len(names))
-            for one in value if isinstance(value, list) else [value]:
-                match one:
-                    case bool():
-                        yield TRUTH, name, one, row
-                    case int() | float():
-                        number = one if isinstance(one, float) or one in INT64 else float(one)
-                        if not math.isnan(number):
-                            yield NUMBER, name, number, row
-                    case str():
-                        yield TEXT, name, one.encode(errors="replace").decode(), row
-                        if (spelled := number_of(one)) is not None:
-                            yield NUMBER, name, spelled, row
-                        if one.lower() in ("true", "false"):
-                            yield TRUTH, name, one.lower() == "true", row
-
-
-def _flatten(fields: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for name, value in fields.items():
-        yield (*above, name), value
-        if isinstance(value, dict):
-            yield from _flatten(value, (*above, name))
 
 
 def spell_path(path: Sequence[str]) -> str:
@@ -354,6 +230,8 @@ class ItemStore:
         """The tables of fields in memory, if they are not in the file."""
         if self.has_fields:
             return None
+        from genius_search.index.segment_writer import index_fields  # noqa: PLC0415  for stores of 0.1
+
         connection = self._connect(":memory:")
         sources = self._query("SELECT row, source FROM items WHERE source <> ''")
         index_fields(connection.database, sources)

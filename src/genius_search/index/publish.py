@@ -10,13 +10,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from genius_search.artifact import copy_artifact
 from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
 from genius_search.hub.access import is_repository_name
 from genius_search.hub.card import index_card
 from genius_search.hub.folder import write_folder
 from genius_search.hub.push import check_license
 from genius_search.index.items import ITEMS_FILE, Item
+from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
@@ -28,11 +28,11 @@ from genius_search.index.store import (
     check_segment,
     read_deleted,
     read_manifest,
-    write_manifest,
 )
 from genius_search.index.verify import verify
 from genius_search.index.writer import PICTURES, RESERVE, one_writer
 from genius_search.model.publish import check_model, save_model
+from genius_search.writing import copy_artifact
 
 OBSOLETE: Final = (f"{SEGMENTS}/*", f"{DELETED}/*")
 """Files of a repository that are obsolete when an index is published again."""

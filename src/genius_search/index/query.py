@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from jaxtyping import Float32
@@ -17,6 +18,7 @@ from genius_search.config import SearchConfig
 from genius_search.encoders.base import ItemKey
 from genius_search.encoders.content import Content, features_of
 from genius_search.errors import UsageError, need_packages
+from genius_search.index.alternatives import split_alternatives
 from genius_search.index.filters import Filter
 from genius_search.index.items import Item
 from genius_search.index.settings import DEPTH
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
     Picture: TypeAlias = str | Path | bytes | Image.Image | np.ndarray
     """A picture: a file, its bytes, a Pillow image, or an array of uint8 of shape (height, width, 3)."""
 
+MOST_EXACT: Final = 10
+"""Numbers that more items contain do not single one out."""
+EXACT_WORD: Final = re.compile(r"\S*\d\S*")
+Hybrid: TypeAlias = Literal["auto", "off"]
 MAX_HITS: Final = 10**9
 """Hits or beams that a request may ask for."""
 MIN_LENGTH: Final = 1e-4
@@ -52,6 +58,18 @@ class SearchPart:
     """An item of the index, instead of a text and an image."""
     weight: float = 1.0
     """Negative weights search away from this part."""
+
+    def check(self, combine: Literal["sum", "any"]) -> None:
+        """Check the part of a request; see :meth:`SearchRequest.check`."""
+        if (self.id is None) is not _has_content(self):
+            raise UsageError("a part of a query needs a text, an image, or both; or else an item")
+        if not math.isfinite(self.weight):
+            raise UsageError(f"the weight of a part is {self.weight}, it must be a finite number")
+        if combine == "any" and self.weight != 1:
+            raise UsageError(
+                f"the weight of a part is {self.weight}, but with combine='any' each part is searched for by "
+                "itself and weights have no effect; leave the weight out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +89,11 @@ class SearchRequest:
     parts: tuple[SearchPart, ...] = ()
     """Weighted parts ("this picture, in red, less of that"). The query is the weighted sum of their
     embeddings, scaled to unit length. ``text`` and ``image`` form one more part of weight 1."""
+    combine: Literal["sum", "any"] = "sum"
+    """``any`` searches for each part by itself instead of their sum, and interleaves the hits: the best of
+    each part, the second of each, and so on. A text that clearly names alternatives ("a dog or a red car") is
+    searched for in the same way, as a whole and by its alternatives
+    (:func:`genius_search.index.alternatives.split_alternatives`)."""
     instruction: str | None = None
     """A description of the wanted results; by default the model's own for this kind of query and result."""
     modality: Modality | str | None = None
@@ -80,6 +103,9 @@ class SearchRequest:
     """Conditions on the items' fields, as :meth:`Filter.parse` takes them."""
     match: str | None = None
     """Words that the items' texts must contain."""
+    hybrid: Hybrid | str = "auto"
+    """``auto`` puts items first whose text or file name contains the query's words with digits (IMG_2034, a
+    product code), if these are at most ten items; ``off`` does not."""
     k: int = 10
     """Number of hits."""
     beam: int | None = None
@@ -105,18 +131,35 @@ class SearchRequest:
         own = SearchPart(text=self.text, image=self.image)
         return (own, *self.parts) if _has_content(own) else self.parts
 
+    def alternatives(self) -> list[SearchRequest]:
+        """Return the requests that are searched for by themselves: one, unless there are alternatives."""
+        if self.combine == "any":
+            return [
+                dataclasses.replace(
+                    self, text=one.text, image=one.image, parts=() if one.id is None else (one,)
+                )
+                for one in self.all_parts()
+            ]
+        if self.text is None or self.image is not None or self.parts:
+            return [self]
+        return [self, *(dataclasses.replace(self, text=text) for text in split_alternatives(self.text))]
+
     def check(self) -> None:
         """Check everything that can be checked without the index.
 
         Raises
         ------
         UsageError
-            The request is empty, ``k`` or ``beam`` is below 1 or above a billion, a weight is not finite, or
-            a text contains invalid Unicode.
+            The request is empty, ``k`` or ``beam`` is below 1 or above a billion, a weight is not finite or
+            has no effect, or a text contains invalid Unicode.
         """
         for name, number in (("k", self.k), ("beam", self.beam)):
             if number is not None and not 1 <= number <= MAX_HITS:
                 raise UsageError(f"{name} is {number}, it must be at least 1 and at most {MAX_HITS}")
+        if self.combine not in ("sum", "any"):
+            raise UsageError(f"combine is {self.combine!r}, expected 'sum' or 'any'")
+        if self.hybrid not in get_args(Hybrid):
+            raise UsageError(f"hybrid is {self.hybrid!r}, it must be auto or off")
         parts = self.all_parts()
         texts = [*(("text", part.text) for part in parts), ("instruction", self.instruction)]
         for name, words in texts:
@@ -129,10 +172,7 @@ class SearchRequest:
         if not parts:
             raise UsageError("a query needs a text, an image, or both")
         for part in parts:
-            if (part.id is None) is not _has_content(part):
-                raise UsageError("a part of a query needs a text, an image, or both; or else an item")
-            if not math.isfinite(part.weight):
-                raise UsageError(f"the weight of a part is {part.weight}, it must be a finite number")
+            part.check(self.combine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +200,8 @@ class SearchHit:
     """Probability that the hit is relevant, if `genius calibrate` calibrated the index for these settings.
     None for queries with ``parts``."""
     relevance: float | None = None
-    """How well the item matches, from 0 to 1; from 0.5 on it is a match. The probability if there is one;
+    """How well the item matches, from 0 to 1; from 0.5 on it is a match. If there is a probability, how it
+    compares with the least of a good match (:meth:`~genius_search.index.settings.Scale.relevance`);
     otherwise, for a text found by a text, how its cosine compares with those of related texts
     (:class:`~genius_search.index.settings.Relevance`). None where neither is known."""
 
@@ -216,6 +257,8 @@ class EncodedQuery(NamedTuple):
     request: SearchRequest
     number: int
     """Position of the request; the queries of one request follow one another."""
+    alternative: int
+    """Position of the alternative in its request; its queries, one a modality, follow one another."""
     level0: frozenset[int]
     """Allowed codes at level 0; empty means any."""
     restriction: Restriction | None
@@ -252,7 +295,8 @@ def encode_queries(
 ) -> list[EncodedQuery]:
     """Encode requests, with all images in one batch and all texts in another.
 
-    A request with neither modality nor instruction becomes a query for each modality of the index.
+    A request becomes a query for each of its alternatives (:meth:`SearchRequest.alternatives`), and without
+    modality and instruction for each modality of the index.
 
     Parameters
     ----------
@@ -270,16 +314,19 @@ def encode_queries(
     if not snapshot.segments:
         nothing = np.zeros(model.dim, dtype=np.float32)
         return [
-            EncodedQuery(request, number, frozenset(), None, nothing, nothing)
+            EncodedQuery(request, number, 0, frozenset(), None, nothing, nothing)
             for number, request in enumerate(requests)
         ]
     constraints = constraints or [find_constraints(model, snapshot, request) for request in requests]
     single = [
-        (number, one)
+        (number, alternative, one, constraint)
         for number, request in enumerate(requests)
-        for one in split_by_modality(model, snapshot, request)
+        for alternative, asked in enumerate(request.alternatives())
+        for one, constraint in zip(
+            split_by_modality(model, snapshot, asked), constraints[number], strict=True
+        )
     ]
-    requests = [request for _, request in single]
+    requests = [request for _, _, request, _ in single]
     is_raw = snapshot.manifest.embeddings == "raw" and config.rerank == "embeddings"
     parts = [(request, part) for request in requests for part in request.all_parts()]
     with diagnose_corruption(snapshot):
@@ -298,12 +345,10 @@ def encode_queries(
     ]
     encoded = iter(_encode(model, contents, is_raw=is_raw))
     queries = []
-    for (number, request), (level0, restriction) in zip(
-        single, chain.from_iterable(constraints), strict=True
-    ):
+    for number, alternative, request, (level0, restriction) in single:
         vectors = [next(encoded if part.id is None else from_items) for part in request.all_parts()]
         fused, evidence = _weighted_sum([part.weight for part in request.all_parts()], np.stack(vectors))
-        queries.append(EncodedQuery(request, number, level0, restriction, fused, evidence))
+        queries.append(EncodedQuery(request, number, alternative, level0, restriction, fused, evidence))
     return queries
 
 
@@ -324,32 +369,110 @@ def search_encoded(
     """Search for encoded queries in one batch, and return the result of each request.
 
     A query's beam is at least as wide as its ``k``. The hits of a request that became several queries are
-    merged (:func:`merge`).
+    merged: those of its modalities (:func:`merge`), then those of its alternatives (:func:`interleave`).
+    Items that contain the query's numbers come first (:func:`_put_exact_first`).
     """
     if not queries or not snapshot.segments:
         return [SearchResult([], 0) for _ in queries]
     with diagnose_corruption(snapshot):
         found = zip(queries, _search(model, snapshot, queries, config), strict=True)
-        return [
-            merge([result for _, result in group], k)
-            for (_, k), group in groupby(found, key=lambda pair: (pair[0].number, pair[0].request.k))
-        ]
+        results = []
+        for _, group in groupby(found, key=lambda pair: pair[0].number):
+            alternatives = []
+            for (_, k), pairs in groupby(group, key=lambda pair: (pair[0].alternative, pair[0].request.k)):
+                own, by_modality = zip(*pairs, strict=True)
+                merged = merge(by_modality, k)
+                alternatives.append(_put_exact_first(model, snapshot, own, merged, config))
+            results.append(interleave(alternatives, k))
+        return results
+
+
+def _put_exact_first(
+    model: Genius,
+    snapshot: Snapshot,
+    queries: Sequence[EncodedQuery],
+    result: SearchResult,
+    config: SearchConfig,
+) -> SearchResult:
+    """Put items whose text contains the query's words with digits first, or files of that name.
+
+    Encoders hardly tell numbers, codes and names like IMG_2034 apart. If more than :data:`MOST_EXACT` items
+    contain them, or none does, nothing changes.
+
+    Parameters
+    ----------
+    queries
+        one for each modality that is searched.
+    """
+    request = queries[0].request
+    for filter_ in _exact_filters(request):
+        own = []
+        try:
+            for query in queries:
+                wanted = dataclasses.replace(query.request, where=filter_, match=None, k=MOST_EXACT + 1)
+                level0, restriction = _constraint(model, snapshot, wanted)
+                own.append(query._replace(request=wanted, level0=level0, restriction=restriction))
+        except UsageError:  # without full-text search, or names of files
+            continue
+        exact = merge(_search(model, snapshot, own, config), MOST_EXACT + 1).hits
+        if not 0 < len(exact) <= MOST_EXACT:
+            continue
+        if len(EXACT_WORD.findall(request.text or "")) == len((request.text or "").split()):
+            exact = [dataclasses.replace(hit, probability=None, relevance=1.0) for hit in exact]
+        ids = {hit.id for hit in exact}
+        hits = [*exact, *(hit for hit in result.hits if hit.id not in ids)][: request.k]
+        ranked = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(hits, start=1)]
+        return SearchResult(ranked, result.touched)
+    return result
+
+
+def _exact_filters(request: SearchRequest) -> Iterator[Filter]:
+    """Yield filters for the words with digits of a request: texts that have all of them, files so named."""
+    words = EXACT_WORD.findall(request.text or "")
+    if request.hybrid == "off" or request.image is not None or request.parts:
+        return
+    if not 1 <= len(words) <= MOST_EXACT:
+        return
+    phrases = " ".join('"{}"'.format(word.replace('"', " ")) for word in words)
+    yield dataclasses.replace(request.filter, match=f"{request.filter.match or ''} {phrases}".strip())
+    stems = [re.sub(r"\.[^\W\d]\w{1,4}$", "", word.rpartition("/")[2]) for word in words]
+    names = {" ".join(re.findall(r"[^\W_]+", stem)) for stem in stems}
+    spelled = {form for name in names for form in (name, name.upper(), name.lower())}
+    named = Filter.parse({"name": sorted(spelled)}).conditions
+    yield dataclasses.replace(request.filter, conditions=(*request.filter.conditions, *named))
 
 
 def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
     """Merge the hits of several modalities into one list of ``k``.
 
-    They are ordered by probability if the index is calibrated, otherwise by reciprocal rank: the first hit of
+    They are ordered by relevance if the index is calibrated, otherwise by reciprocal rank: the first hit of
     each modality, the second of each, and so on, in the order of their scores.
     """
     if len(results) == 1:
         return results[0]
     hits = [hit for result in results for hit in result.hits]
     if all(hit.probability is not None for hit in hits):
-        hits.sort(key=lambda hit: (-(hit.probability or 0), hit.rank, -hit.score))
+        hits.sort(key=lambda hit: (-(hit.relevance or 0), hit.rank, -hit.score))
     else:
         hits.sort(key=lambda hit: (hit.rank, -hit.score))
     ranked = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(hits[:k], start=1)]
+    return SearchResult(ranked, sum(result.touched for result in results))
+
+
+def interleave(results: Sequence[SearchResult], k: int) -> SearchResult:
+    """Merge the hits of alternatives into one list of ``k``: the first of each, then the second of each.
+
+    An item that several find has the best of its places.
+    """
+    if len(results) == 1:
+        return results[0]
+    in_turn = (hit for hits in zip_longest(*(one.hits for one in results)) for hit in hits if hit is not None)
+    best: dict[str, SearchHit] = {}
+    for hit in in_turn:
+        best.setdefault(hit.id, hit)
+    ranked = [
+        dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(list(best.values())[:k], start=1)
+    ]
     return SearchResult(ranked, sum(result.touched for result in results))
 
 
@@ -374,9 +497,9 @@ def _search(
         answers = snapshot.search(embeddings, evidence, wanted, config)
     else:
         answers = find(
-            lambda: model.decoder,
-            model.fast,
-            snapshot.parts,
+            lambda: model.decoder_for(config),
+            model.fast_for(config),
+            snapshot.search_segments,
             embeddings,
             wanted,
             config,
@@ -386,31 +509,39 @@ def _search(
     results = []
     num_levels = model.num_levels  # hits show the codes without the columns stored after them
     for query, (found, log_probabilities) in zip(queries, answers, strict=True):
-        probabilities = None
-        if calibration is not None and not query.request.parts:
-            probabilities = calibration.probabilities(found.scores).tolist()
-        ranking = found.take(slice(query.request.k))
-        found_at = zip(ranking.parts.tolist(), ranking.rows.tolist(), strict=True)
-        codes = [snapshot.parts[part].table.ids[row, :num_levels].tolist() for part, row in found_at]
+        request = query.request
+        ranking = found.take(slice(request.k))
+        locations = zip(ranking.segments.tolist(), ranking.rows.tolist(), strict=True)
+        codes = [
+            snapshot.search_segments[segment].table.ids[row, :num_levels].tolist()
+            for segment, row in locations
+        ]
         scores = ranking.scores.tolist()
         decoded = log_probabilities.tolist()
-        items = snapshot.items(ranking.parts, ranking.items)
-        relevance = probabilities or _rate_texts(model, snapshot, query, ranking, items)
+        items = snapshot.items(ranking.segments, ranking.items)
+        probabilities: list[float] | None = None
+        if calibration is None or request.parts or not items:
+            relevance = _rate_texts(model, snapshot, query, ranking, items)
+        else:
+            has_image, modality = request.image is not None, items[0].modality
+            scale = calibration.scale(request.text, has_image=has_image, item=modality)
+            likely = scale.probabilities(found.scores)
+            probabilities, relevance = likely.tolist(), scale.relevance(likely).tolist()
         hits = [
             SearchHit(
-                rank=place + 1,
+                rank=number + 1,
                 id=item.id,
-                score=scores[place],
+                score=scores[number],
                 modality=item.modality,
                 text=item.text,
                 image=item.image,
                 fields=item.fields,
-                codes=tuple(codes[place]),
-                log_probabilities=tuple(one for one in decoded[place] if not math.isnan(one)),
-                probability=None if probabilities is None else probabilities[place],
-                relevance=relevance[place],
+                codes=tuple(codes[number]),
+                log_probabilities=tuple(one for one in decoded[number] if not math.isnan(one)),
+                probability=None if probabilities is None else probabilities[number],
+                relevance=relevance[number],
             )
-            for place, item in enumerate(items)
+            for number, item in enumerate(items)
         ]
         results.append(SearchResult(hits, ranking.touched))
     return results
@@ -424,15 +555,26 @@ def _rate_texts(
     if scale is None or request.parts or request.image is not None:
         return [None] * len(items)
     cosines = np.zeros(len(ranking.items), dtype=np.float32)
-    for part in set(ranking.parts.tolist()):
-        own = ranking.parts == part
+    for segment in set(ranking.segments.tolist()):
+        own = ranking.segments == segment
         if snapshot.vectors is None:
-            vectors = model.ranker.vectors(snapshot.parts[part].table.ids[ranking.rows[own]])
+            vectors = model.ranker.vectors(snapshot.search_segments[segment].table.ids[ranking.rows[own]])
         else:
-            vectors = as_floats(snapshot.vectors[part](ranking.items[own]))
+            vectors = as_floats(snapshot.vectors[segment](ranking.items[own]))
         cosines[own] = normalize(vectors) @ query.embedding
     rated = scale.rate(cosines, snapshot.num_alive).tolist()
     return [rate if item.modality is Modality.TEXT else None for rate, item in zip(rated, items, strict=True)]
+
+
+def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
+    """Return the search settings of an index; see :attr:`genius_search.index.index.Index.settings`."""
+    manifest = snapshot.manifest
+    if manifest.tuned is not None:
+        return manifest.tuned.search
+    usual = model.usual_search(snapshot.num_alive)
+    if manifest.embeddings == "fused" and (manifest.has_own_model or not model.has_generator):
+        return dataclasses.replace(usual, rerank="embeddings")
+    return usual
 
 
 def evidence_of(model: Genius, snapshot: Snapshot) -> Evidence:
@@ -498,11 +640,11 @@ def _item_vectors(
     model: Genius, snapshot: Snapshot, item_id: str, *, is_raw: bool
 ) -> Float32[np.ndarray, "2 dim"]:
     """Return the two vectors of an item: its stored embedding, or the vector of its ID."""
-    place = snapshot.place_of(item_id)
-    of_codes = normalize(model.ranker.vectors(snapshot.id_at(place)[None]))[0]
+    location = snapshot.locate(item_id)
+    of_codes = normalize(model.ranker.vectors(snapshot.id_at(location)[None]))[0]
     if snapshot.vectors is None:
         return np.stack([of_codes, of_codes])
-    stored = as_floats(snapshot.vectors[place.part](np.array([place.row])))[0]
+    stored = as_floats(snapshot.vectors[location.segment](np.array([location.row])))[0]
     if snapshot.manifest.embeddings == "fused":
         return np.stack([stored, stored])
     return np.stack([of_codes, stored if is_raw else of_codes])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
 from genius_search.data.features import FeatureBatch
+from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import UsageError
 from genius_search.index.adding import CHUNK, Batch, encode_batch
 from genius_search.index.snapshot import Snapshot
@@ -19,6 +21,7 @@ from genius_search.index.writer import Writer, alive_items
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.training.codebooks import FITTED, MAX_SAMPLE, fit_codebooks
+from genius_search.writing import new_folder
 
 GROWTH: Final = 1.5
 """A refit is suggested when an index has this many times the items that its codebooks were fitted to."""
@@ -33,7 +36,7 @@ def has_outgrown(model: Genius, snapshot: Snapshot) -> bool:
 def refit_index(writer: Writer, model: Genius, *, seed: int = 0, progress: Progress) -> None:
     """Fit the codebooks to the items of an index, and give all items new IDs in one step.
 
-    Nothing is encoded. Search settings and calibration, which belong to the old IDs, are removed.
+    Nothing is encoded. Generator, search settings and calibration, which belong to the old IDs, are removed.
 
     Raises
     ------
@@ -68,10 +71,11 @@ def refit_index(writer: Writer, model: Genius, *, seed: int = 0, progress: Progr
         folder / "quantizer",
         items=total,
         inputs={"quantizer": model.quantizer_manifest.fingerprint},
+        fused_by=model.quantizer,
         seed=seed,
         progress=progress,
     )
-    fitted = Genius.finish(folder, model.encoder, quantizer, None, model.instructions)
+    fitted = Genius.finish(folder, carry_encoder(model, folder), quantizer, None, model.instructions)
     before = writer.folder / manifest.model
     writer.replace_items(
         manifest.replace(model=name, model_fingerprint=fitted.fingerprint, tuned=None, calibration=None),
@@ -112,3 +116,16 @@ def _alive_rows(segment: Segment) -> np.ndarray:
 def _modalities(segment: Segment, rows: np.ndarray) -> np.ndarray:
     """Return the modality code of items, which is the first code of their IDs."""
     return np.asarray(segment.table.ids[segment.table.rows()[rows], 0], dtype=np.int8)
+
+
+def carry_encoder(model: Genius, folder: Path) -> Encoder:
+    """Return the encoder for a new model in a folder; one inside the old model's folder is copied to it."""
+    kind, _, place = model.encoder.spec.partition(":")
+    inside = Path(place)
+    if not inside.exists() or not inside.resolve().is_relative_to(model.folder.resolve()):
+        return model.encoder
+    target = folder / inside.resolve().relative_to(model.folder.resolve())
+    shutil.rmtree(target, ignore_errors=True)  # of an interrupted run
+    with new_folder(target) as partial:
+        shutil.copytree(inside, partial, dirs_exist_ok=True)
+    return load_encoder(f"{kind}:{target}", device=model.device)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Float64
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from genius_search.config import SearchConfig
+from genius_search.records import Modality
 
 DEPTH: Final = 10
 """Number of best hits that a hit is compared with, including itself."""
+WORD: Final = re.compile(r"\w+")
+MANY_WORDS: Final = 4
+"""Queries of this many words and more are of one kind."""
 STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Stored = TypeVar("Stored", "Tuned", "Calibration")
 
@@ -123,13 +129,11 @@ class Relevance:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Calibration:
-    """Calibration of hits' scores to probabilities, with its measurements."""
+class Scale:
+    """Log-odds of a hit as a sum of weighted features, fitted to some queries."""
 
     __pydantic_config__ = STRICT
 
-    search: SearchConfig
-    """Search settings of the calibrated hits."""
     intercept: float
     weights: Weights
     alone: tuple[float, float]
@@ -139,20 +143,8 @@ class Calibration:
     """The smallest and largest log-odds in the data; predictions are clipped to them."""
     threshold: float | None
     """Probability from which the first hit is a good match; None if no threshold reached the precision."""
-    wanted_precision: float
-    """Requested share of relevant first hits above the threshold."""
-    absent: float
-    """Assumed share of queries without relevant items in the index."""
-    data: str
     queries: int
     """Number of queries for fitting."""
-    items: int
-    """Items in the index at that time."""
-    held_out: Outcome
-
-    def applies_to(self, config: SearchConfig) -> bool:
-        """Return whether the calibration is valid for searches with these settings."""
-        return _score_settings(config) == _score_settings(self.search)
 
     def probabilities(self, scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, " hits"]:
         """Return the probabilities of one query's hits.
@@ -162,12 +154,85 @@ class Calibration:
         scores
             Best first; at least :data:`DEPTH` of them if that many were found.
         """
-        log_odds = self.intercept + hit_features(scores, self.alone) @ self.weights.array
+        return self.of_features(hit_features(scores, self.alone))
+
+    def of_features(self, features: Float64[np.ndarray, "hits 4"]) -> Float64[np.ndarray, " hits"]:
+        """Return the probabilities of hits with these features."""
+        log_odds = self.intercept + features @ self.weights.array
         return np.asarray(1 / (1 + np.exp(-np.clip(log_odds, self.lowest, self.highest))))
 
-    def is_good(self, probability: float) -> bool:
-        """Return whether a first hit with this probability is a good match."""
-        return self.threshold is not None and probability >= self.threshold
+    def relevance(self, probabilities: Float64[np.ndarray, " hits"]) -> Float64[np.ndarray, " hits"]:
+        """Shift the log-odds of probabilities so that the threshold becomes one half."""
+        if self.threshold is None:
+            return probabilities
+        odds = probabilities / (1 - probabilities) * (1 - self.threshold) / self.threshold
+        return np.asarray(odds / (1 + odds))
+
+
+class QueryKind(NamedTuple):
+    """Queries and items whose scores can be compared."""
+
+    query: Modality
+    item: Modality
+    words: int
+    """Words of the query, at most :data:`MANY_WORDS`, which queries with an image have too."""
+
+    @staticmethod
+    def of(text: str | None, *, has_image: bool, item: Modality, common: Collection[str] = ()) -> QueryKind:
+        """Return the kind of a query that looks for items of a modality; ``common`` words do not count."""
+        words = WORD.findall((text or "").lower())
+        modality = Modality.of(has_image=has_image, has_text=bool((text or "").strip()))
+        count = sum(word not in common for word in words)
+        return QueryKind(modality, item, MANY_WORDS if has_image else max(1, min(count, MANY_WORDS)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KindScale(Scale):
+    """The scale of one kind of query and item."""
+
+    __pydantic_config__ = STRICT
+
+    query: str
+    """Modality of the queries."""
+    item: str
+    """Modality of the items."""
+    words: int
+    """Words of the queries (:class:`QueryKind`)."""
+    held_out: Outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration(Scale):
+    """Calibration of hits' scores to probabilities, with its measurements.
+
+    Its own scale is that of all labelled queries; it counts where ``kinds`` has none for such a query.
+    """
+
+    __pydantic_config__ = STRICT
+
+    search: SearchConfig
+    """Search settings of the calibrated hits."""
+    wanted_precision: float
+    """Requested share of relevant first hits above the threshold."""
+    absent: float
+    """Assumed share of queries without relevant items in the index."""
+    data: str
+    items: int
+    """Items in the index at that time."""
+    held_out: Outcome
+    kinds: tuple[KindScale, ...] = ()
+    common_words: tuple[str, ...] = ()
+    """Words that are not counted where a query's kind is chosen."""
+
+    def applies_to(self, config: SearchConfig) -> bool:
+        """Return whether the calibration is valid for searches with these settings."""
+        return _score_settings(config) == _score_settings(self.search)
+
+    def scale(self, text: str | None, *, has_image: bool, item: Modality) -> Scale:
+        """Return the scale of a query's kind, with the closest number of words, if there is any."""
+        kind = QueryKind.of(text, has_image=has_image, item=item, common=self.common_words)
+        alike = [one for one in self.kinds if (one.query, one.item) == (kind.query, kind.item)]
+        return min(alike, key=lambda one: abs(one.words - kind.words), default=self)
 
 
 def hit_features(

@@ -31,7 +31,7 @@ from genius_search.index.store import (
     read_manifest,
 )
 from genius_search.records import Modality
-from genius_search.search.table import Allowed, Part, Restriction
+from genius_search.search.table import Allowed, Restriction, SearchSegment
 
 if TYPE_CHECKING:  # opening an index does not rank
     from collections.abc import Callable
@@ -53,10 +53,10 @@ class UnknownItem(UsageError, LookupError):
     """A requested item is not in the index."""
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Position of an item: its segment and row."""
 
-    part: int
+    segment: int
     """Number of the segment."""
     row: int
 
@@ -133,17 +133,19 @@ class Snapshot:
             yield from (item.id for row, item in enumerate(segment.items.all()) if row not in dead)
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def search_segments(self) -> list[SearchSegment]:
         """The segments' ID tables, with the items that are not deleted."""
         alive = [(segment.table, segment.alive()) for segment in self.segments]
-        return [Part(table, None if mask is None else Allowed.of(table, mask)) for table, mask in alive]
+        return [
+            SearchSegment(table, None if mask is None else Allowed.of(table, mask)) for table, mask in alive
+        ]
 
     @cached_property
     def tree(self) -> CodeTree:
         """The tree of its codes."""
         from genius_search.search.tree import CodeTree  # noqa: PLC0415  searching does not need it
 
-        return CodeTree(self.parts)
+        return CodeTree(self.search_segments)
 
     def shared(self, depth: int) -> SharedPrefixes:
         """Return the prefixes of ``depth`` codes that several items share; the result is cached."""
@@ -181,8 +183,15 @@ class Snapshot:
             counts.subtract(Counter(item.modality for item in segment.items.get(segment.dead.tolist())))
         return {modality: count for modality, count in counts.items() if count}
 
-    def restriction(self, wanted: Filter, *, deadline: float = math.inf) -> Restriction:
+    def restriction(
+        self, wanted: Filter, *, deadline: float = math.inf, is_checked: bool = False
+    ) -> Restriction:
         """Return the items that a filter allows; the results of the last filters are cached.
+
+        Parameters
+        ----------
+        is_checked
+            whether its fields are known to be those of some item.
 
         Raises
         ------
@@ -193,7 +202,8 @@ class Snapshot:
         """
         known = self._restrictions.get(wanted)
         if known is None:
-            self.check_fields(wanted)
+            if not is_checked:
+                self.check_fields(wanted)
             allowed = []
             for segment in self.segments:
                 mask = np.zeros(segment.table.num_items, dtype=bool)
@@ -219,19 +229,19 @@ class Snapshot:
                     + (f"the fields are {known}" if shown else "none has any field")
                 )
 
-    def items(self, parts: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]) -> list[Item]:
+    def items(self, segments: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]) -> list[Item]:
         """Return items by segment and row, in this order, with absolute image paths."""
         found: dict[tuple[int, int], Item] = {}
         for number, segment in enumerate(self.segments):
-            own = rows[parts == number].tolist()
+            own = rows[segments == number].tolist()
             home = str(segment.folder.parents[1])
             for row, item in zip(own, segment.items.get(own), strict=True):
                 # a tenth of the time of a Path
                 image = None if item.image is None else os.path.join(home, item.image)  # noqa: PTH118
                 found[number, row] = item._replace(image=image)
-        return [found[place] for place in zip(parts.tolist(), rows.tolist(), strict=True)]
+        return [found[location] for location in zip(segments.tolist(), rows.tolist(), strict=True)]
 
-    def place_of(self, item_id: str) -> Place:
+    def locate(self, item_id: str) -> Location:
         """Return where an item is stored.
 
         Raises
@@ -242,17 +252,17 @@ class Snapshot:
         for number, segment in enumerate(self.segments):
             for row in segment.items.rows_by_id([item_id]).values():
                 if not segment.is_dead(np.array([row])).any():
-                    return Place(number, row)
+                    return Location(number, row)
         raise UnknownItem(f"there is no item {item_id!r} in this index")
 
-    def item_at(self, place: Place) -> Item:
-        """Return the item at a place."""
-        return self.items(np.array([place.part]), np.array([place.row]))[0]
+    def item_at(self, location: Location) -> Item:
+        """Return the item at a location."""
+        return self.items(np.array([location.segment]), np.array([location.row]))[0]
 
-    def id_at(self, place: Place) -> Integer[np.ndarray, " columns"]:
-        """Return the ID of the item at a place: its codes, then its norm and density."""
-        table = self.segments[place.part].table
-        (listed,) = np.flatnonzero(table.items == place.row)
+    def id_at(self, location: Location) -> Integer[np.ndarray, " columns"]:
+        """Return the ID of the item at a location: its codes, then its norm and density."""
+        table = self.segments[location.segment].table
+        (listed,) = np.flatnonzero(table.items == location.row)
         return np.asarray(table.ids[np.searchsorted(table.bucket_starts, listed, side="right") - 1])
 
     def stamps(self, item_ids: Sequence[str]) -> dict[str, str | None]:

@@ -5,54 +5,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import re
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float16, Float32, Int8, Int16, Int64, Shaped, UInt8
+from jaxtyping import Bool, Float16, Float32, Int8, Int16, Int64, UInt8
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from genius_search.artifact import (
-    MANIFEST,
-    file_fingerprint,
-    fingerprint_of,
-    open_artifact,
-    read_json,
-    write_atomically,
-)
+from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of, open_artifact, read_json
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.items import ITEMS_FILE, ItemStore
 from genius_search.index.settings import Calibration, Relevance, Tuned, to_dict
-from genius_search.search.arrays import GrowingArray, open_array, save_array
+from genius_search.search.arrays import open_array
 from genius_search.search.table import IdTable
 
 EmbeddingType: TypeAlias = Literal["float16", "int8"]
 """The number type of stored embeddings."""
-ROWS_AT_ONCE: Final = 8192
-"""Number of embeddings that are written together."""
-LARGEST: Final = 127
-
-
-class Quantized(NamedTuple):
-    """Vectors as integers: a vector is ``values`` times its ``scales``."""
-
-    values: Int8[np.ndarray, "rows dim"]
-    scales: Float16[np.ndarray, " rows"]
-
-
-def quantize(embeddings: Float16[np.ndarray, "rows dim"]) -> Quantized:
-    """Quantize vectors to 8-bit integers, scaling the largest component of each to ±127."""
-    vectors = embeddings.astype(np.float32)
-    largest = np.abs(vectors).max(axis=1, initial=0)
-    scales = (largest / LARGEST).astype(np.float16)
-    divisor = np.where(scales > 0, scales, 1).astype(np.float32)
-    values = np.rint(vectors / divisor[:, None]).clip(-LARGEST, LARGEST)
-    return Quantized(values.astype(np.int8), scales)
 
 
 KIND: Final = "segment"
@@ -157,72 +128,6 @@ class Segment(NamedTuple):
         if self.scales is not None:
             found *= self.scales[rows, None].astype(np.float32)
         return found
-
-
-class ArraysWriter:
-    """Writes the arrays of a segment from batches of items. Embeddings go to disk at once.
-
-    >>> with closing(ArraysWriter(folder, "float16")) as writer:  # doctest: +SKIP
-    ...     writer.append(arrays)
-    ...     writer.finish()
-    """
-
-    def __init__(self, folder: Path, kind: EmbeddingType) -> None:
-        self._folder = folder
-        self._kind = kind
-        self._codes: list[np.ndarray] = []
-        self._code_cosine: list[np.ndarray] = []
-        self._densities: list[np.ndarray | None] = []
-        self._embeddings: GrowingArray | None = None
-        self._scales: GrowingArray | None = None
-
-    def append(self, arrays: ItemArrays) -> None:
-        """Add new items."""
-        self._codes.append(arrays.codes)
-        self._code_cosine.append(arrays.code_cosine)
-        self._densities.append(arrays.densities)
-        if arrays.embeddings is not None:
-            for start in range(0, len(arrays.embeddings), ROWS_AT_ONCE):
-                block = arrays.embeddings[start : start + ROWS_AT_ONCE]
-                self._write(*(quantize(block) if self._kind == "int8" else (block, None)))
-
-    def append_segment(self, segment: Segment, first: int = 0, last: int | None = None) -> None:
-        """Add the items of a segment, or of its rows ``first`` to before ``last``, that are not deleted."""
-        kept = np.arange(first, segment.table.num_items if last is None else last)
-        kept = kept[~segment.is_dead(kept)]
-        self._codes.append(segment.table.ids[segment.table.rows()[kept]])
-        self._code_cosine.append(segment.code_cosine[kept])
-        self._densities.append(None if segment.densities is None else segment.densities[kept])
-        if segment.embeddings is not None:
-            for start in range(0, len(kept), ROWS_AT_ONCE):
-                rows = kept[start : start + ROWS_AT_ONCE]
-                self._write(
-                    segment.embeddings[rows], None if segment.scales is None else segment.scales[rows]
-                )
-
-    def finish(self) -> None:
-        """Build the ID table and write the remaining arrays."""
-        code_cosine = np.concatenate(self._code_cosine)
-        IdTable.build(np.concatenate(self._codes), code_cosine).save(self._folder)
-        save_array(self._folder / CODE_COSINE, code_cosine)
-        densities = [known for known in self._densities if known is not None]
-        if len(densities) == len(self._densities):
-            save_array(self._folder / DENSITIES, np.concatenate(densities))
-
-    def close(self) -> None:
-        """Close the files."""
-        for file in (self._embeddings, self._scales):
-            if file is not None:
-                file.close()
-
-    def _write(self, values: Shaped[np.ndarray, "rows dim"], scales: np.ndarray | None) -> None:
-        if self._embeddings is None:
-            self._embeddings = GrowingArray(self._folder / EMBEDDINGS, values.dtype, values.shape[1])
-            if scales is not None:
-                self._scales = GrowingArray(self._folder / SCALES, np.float16)
-        self._embeddings.append(values)
-        if self._scales is not None and scales is not None:
-            self._scales.append(scales)
 
 
 def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> Segment:
@@ -389,18 +294,6 @@ class IndexManifest(BaseModel):
     def replace(self, **changes: Any) -> IndexManifest:
         """Return a copy with some entries changed."""
         return self.model_copy(update=changes)
-
-
-def write_manifest(folder: Path, manifest: IndexManifest) -> None:
-    """Make this the state of the index, in one step.
-
-    Its time is that of this call: the file system's clock may tick so rarely that two changes share a time.
-    """
-    body = {**manifest.body, "checksum": fingerprint_of(manifest.body)}
-    now = time.time_ns()
-    with write_atomically(folder / CURRENT) as temporary:
-        temporary.write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.utime(temporary, ns=(now, now))
 
 
 def read_manifest(folder: Path) -> IndexManifest:

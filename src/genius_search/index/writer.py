@@ -19,15 +19,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 from filelock import FileLock, Timeout
 from jaxtyping import Int64
 
-from genius_search.artifact import MANIFEST, ArtifactWriter, file_fingerprint, make_folder, sync, write_file
+from genius_search.artifact import MANIFEST, file_fingerprint
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, BadData, UsageError
-from genius_search.index.items import Item, write_items
+from genius_search.index.items import Item
+from genius_search.index.segment_writer import ArraysWriter, write_items, write_manifest
 from genius_search.index.settings import Calibration, Tuned
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
@@ -42,7 +43,6 @@ from genius_search.index.store import (
     REMEDY,
     SEGMENTS,
     WORK,
-    ArraysWriter,
     IndexManifest,
     ItemArrays,
     Segment,
@@ -50,9 +50,9 @@ from genius_search.index.store import (
     check_deleted,
     check_segment,
     read_manifest,
-    write_manifest,
 )
 from genius_search.search.arrays import save_array
+from genius_search.writing import ArtifactWriter, make_folder, sync, write_file
 
 _UNFINISHED: Final = re.compile(r"\.[0-9]{6,}\.(partial|old|lock|gone)")
 """Names that an interrupted writer may leave beside segments."""
@@ -110,19 +110,20 @@ def store_picture(folder: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def keep_pictures(folder: Path, pictures: Iterable[bytes]) -> Iterator[None]:
-    """Store images in an index before the block that adds their items; remove them again if it fails."""
-    generation = read_manifest(folder).generation
+def keep_pictures(writer: Writer, pictures: Mapping[str, bytes]) -> Iterator[None]:
+    """Store images, by path, in an index before the block that adds their items; remove them if it fails."""
+    generation = writer.generation
     new: list[Path] = []
     try:
-        for data in pictures:
-            place = folder / picture_name(data)
+        for name, data in pictures.items():
+            place = writer.folder / name
             if not place.exists():
                 new.append(place)
-                store_picture(folder, data)
+                make_folder(place.parent)
+                write_file(place, data)
         yield
     except BaseException:
-        if read_manifest(folder).generation == generation:
+        if writer.generation == generation:
             for place in new:
                 place.unlink(missing_ok=True)
         raise
@@ -253,10 +254,29 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
     ArtifactMismatch
         The index is damaged; nothing is changed.
     """
+    if os.path.lexists(folder / CLUSTER):
+        raise UsageError(
+            f"{folder} is an index in shards, which this cannot change; see `genius cluster --help`"
+        )
+    if NAME.fullmatch(folder.name) and os.path.lexists(folder.absolute().parents[1] / CLUSTER):
+        raise UsageError(f"{folder} is a shard; change its cluster, {folder.absolute().parents[1]}")
+    with writing_lock(folder, wait_seconds=wait_seconds):
+        writer = Writer(folder)
+        try:
+            if (folder / CURRENT).exists():
+                remove_leftovers(folder, read_manifest(folder).segments)
+            yield writer
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError, ArtifactError):
+                keep_reserve(folder)
+
+
+@contextlib.contextmanager
+def writing_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
+    """Lock a folder for writing; raises like :func:`one_writer`."""
     if not wait_seconds >= 0:
         raise UsageError(f"wait for {wait_seconds} seconds: give 0 or more (inf waits as long as it takes)")
-    if os.path.lexists(folder / CLUSTER):
-        raise UsageError(f"{folder} is an index in shards, which cannot be changed in place; build it again")
     lock = FileLock(folder / LOCK)
     try:
         make_folder(folder)
@@ -276,15 +296,9 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
         raise UsageError(
             f"{folder} cannot be a folder ({error.strerror}); choose another place for the index"
         ) from None
-    writer = Writer(folder)
     try:
-        if (folder / CURRENT).exists():
-            remove_leftovers(folder, read_manifest(folder).segments)
-        yield writer
+        yield
     finally:
-        writer.close()
-        with contextlib.suppress(OSError, ArtifactError):
-            keep_reserve(folder)
         lock.release()
 
 
@@ -304,6 +318,9 @@ class Writer:
     ...     writer.delete(["old.jpg"])
     """
 
+    pictures_at: ClassVar[str] = ""
+    """What leads from the folder of the index to the one whose ``pictures`` new ones are stored in."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._snapshot: Snapshot | None = None
@@ -312,6 +329,11 @@ class Writer:
     def close(self) -> None:
         """Refuse further changes."""
         self._is_open = False
+
+    @property
+    def generation(self) -> int:
+        """Number of changes on disk so far."""
+        return read_manifest(self.folder).generation
 
     @property
     def snapshot(self) -> Snapshot:
@@ -385,11 +407,19 @@ class Writer:
         return 0 if new is None else new.items
 
     def replace_items(
-        self, manifest: IndexManifest, batches: Iterable[tuple[Iterable[Item], ItemArrays]]
+        self,
+        manifest: IndexManifest,
+        batches: Iterable[tuple[Iterable[Item], ItemArrays]],
+        *,
+        accept: Callable[[Snapshot], bool] | None = None,
     ) -> None:
-        """Replace all items, and the model and settings by those of a manifest, in one step."""
+        """Replace all items, and the model and settings by those of a manifest, in one step.
+
+        ``accept`` is called with the new state before it becomes that of the index; if it returns False,
+        nothing changes.
+        """
         self._check_open()
-        self._add(Snapshot(manifest, ()), batches)
+        self._add(Snapshot(manifest, ()), batches, accept)
 
     def delete(self, item_ids: Iterable[str]) -> Deleted:
         """Delete items; compaction frees their space."""
@@ -459,7 +489,15 @@ class Writer:
             reserve.unlink()
             change()
 
-    def _add(self, snapshot: Snapshot, batches: Iterable[tuple[Iterable[Item], ItemArrays]]) -> Changed:
+    def _add(
+        self,
+        snapshot: Snapshot,
+        batches: Iterable[tuple[Iterable[Item], ItemArrays]],
+        accept: Callable[[Snapshot], bool] | None = None,
+        *,
+        replaced: Sequence[str] | None = None,
+    ) -> Changed:
+        """Add items; delete those with the same ids, or with the ids ``replaced``."""
         segments = snapshot.segments
         ids: list[str] = []
         gone: dict[str, Int64[np.ndarray, " rows"]] = {}
@@ -494,7 +532,10 @@ class Writer:
                 yield item
             kept = _num_kept(segments, len(ids))
             self._check_contents(snapshot.manifest.segments[kept:])
-            gone.update((segment.name, _alive_rows(segment, ids)[1]) for segment in segments)
+            gone.update(
+                (segment.name, _alive_rows(segment, ids if replaced is None else replaced)[1])
+                for segment in segments
+            )
             rest = [
                 segment._replace(dead=np.union1d(segment.dead, gone[segment.name]))
                 for segment in segments[kept:]
@@ -502,7 +543,7 @@ class Writer:
             yield from _merge(writer, map(Piece, rest))
 
         new = self._write_segment(snapshot, all_items)
-        self._commit(snapshot, kept=kept, gone=gone, new=new)
+        self._commit(snapshot, kept=kept, gone=gone, new=new, accept=accept)
         return Changed(len(ids), sum(map(len, gone.values())))
 
     def _write_segment(
@@ -543,8 +584,12 @@ class Writer:
         kept: int,
         gone: Mapping[str, Int64[np.ndarray, " rows"]],
         new: SegmentEntry | None,
+        accept: Callable[[Snapshot], bool] | None = None,
     ) -> None:
-        """Commit a new state: the first ``kept`` segments without the deleted rows, and the new segment."""
+        """Commit a new state: the first ``kept`` segments without the deleted rows, and the new segment.
+
+        If ``accept`` is given and returns False for it, the new segment is removed again.
+        """
         self._check_open()
         generation = snapshot.manifest.generation + 1
         entries = []
@@ -557,8 +602,15 @@ class Writer:
         sync(self.folder / SEGMENTS, self.folder)
         self._snapshot = None  # first, because what follows may fail on either side of the change
         manifest = snapshot.manifest.replace(generation=generation, segments=tuple(entries))
+        if accept is not None and not accept(Snapshot.load(self.folder, manifest)):
+            remove_leftovers(self.folder, snapshot.manifest.segments)
+            return
+        self._publish(manifest)
+
+    def _publish(self, manifest: IndexManifest) -> None:
+        """Make a state whose files are on disk the current one."""
         write_manifest(self.folder, manifest)
-        remove_leftovers(self.folder, entries)
+        remove_leftovers(self.folder, manifest.segments)
 
     def _without_rows(
         self, generation: int, segment: Segment, entry: SegmentEntry, rows: Int64[np.ndarray, " rows"]

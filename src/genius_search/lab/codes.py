@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from genius_search.artifact import ArtifactWriter, write_json
 from genius_search.data.features import Features
 from genius_search.index.adding import encode_batch
 from genius_search.index.store import ItemArrays, StoredEmbeddings
@@ -22,6 +21,7 @@ from genius_search.model import Genius
 from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.nn.health import Health, examine
 from genius_search.progress import Progress
+from genius_search.writing import ArtifactWriter, write_json
 
 KIND: Final = "codes"
 COLUMNS: Final = (

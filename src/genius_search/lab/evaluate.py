@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from torch.nn import functional as F
 
-from genius_search.artifact import open_artifact, write_json
+from genius_search.artifact import open_artifact
 from genius_search.config import SearchConfig, checked, from_json
 from genius_search.data import features as features_on_disk
 from genius_search.data.features import Features
@@ -32,6 +32,7 @@ from genius_search.model import Genius
 from genius_search.nn.health import Health
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, did_of, task_name
+from genius_search.writing import write_json
 
 CANDIDATES: Final = "candidates"
 """Folder of the union's candidates; that of a local pool has the pool's name behind it."""

@@ -23,10 +23,10 @@ from genius_search.records import candidate_number, did_of
 from genius_search.search.beam import search
 from genius_search.search.exact import append_bias, append_one, exact_search
 from genius_search.search.rank import Evidence, rank_items
-from genius_search.search.table import IdTable, Part
+from genius_search.search.table import IdTable, SearchSegment
 
-DEPTH: Final = 50
-"""Hits kept for each query."""
+DEPTH: Final = 100
+"""Hits kept for each query; as deep as recall is measured."""
 SEARCH_BATCH: Final = 64
 
 
@@ -262,7 +262,7 @@ def _search(
     depth: int,
 ) -> list[MethodHits]:
     """Search by beams and order the items found by each method."""
-    parts = [Part(pool.table)]
+    segments = [SearchSegment(pool.table)]
     densities = None if pool.densities is None else [pool.densities]
     evidence = {
         False: Evidence(model.ranker, [pool.fused], densities=densities),
@@ -275,14 +275,14 @@ def _search(
     for start in range(0, len(queries.qids), SEARCH_BATCH):
         fused = queries.fused[start : start + SEARCH_BATCH]
         beams = {
-            (by, config): search(model.router if by == "geometry" else model.decoder, parts, fused, config)
+            (by, config): search(model.router if by == "geometry" else model.decoder, segments, fused, config)
             for by, config in set(shared.values())
         }
         for query in range(len(fused)):
             for method in methods:
                 is_raw = BEAM_METHODS[method].is_raw
                 ranked = rank_items(
-                    parts,
+                    segments,
                     beams[shared[method]],
                     query,
                     queries.raw[start + query] if is_raw else fused[query],

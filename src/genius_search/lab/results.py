@@ -55,7 +55,7 @@ class ResultRow:
     headline_k: int
     """The papers' cut-off for this row: 10 for Fashion200K and FashionIQ, else 5."""
     measures: Mapping[str, float]
-    """``R@5``, ``recall@5``, ``MRR``, ``nDCG@10``, …"""
+    """``R@5``, ``recall@5``, ``MRR``, ``R-precision``, ``nDCG@10``, …"""
     bytes_per_item: float
     """Bytes that the method keeps of each candidate."""
     candidates_touched: float

@@ -15,18 +15,20 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import ir_measures
 import numpy as np
-from ir_measures import RR, R, Success, nDCG
+from ir_measures import RR, R, Rprec, Success, nDCG
 from jaxtyping import Float32
 
-from genius_search.artifact import write_file
 from genius_search.data.mbeir import bad_record, numbered_lines
 from genius_search.errors import BadData, UsageError
 from genius_search.records import did_of, qid_of
+from genius_search.writing import write_file
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """Query id -> candidate id -> relevance; above 0 is a right answer."""
 TREC_COLUMNS: Final = "qid Q0 did rank score name"
-NDCG_DEPTH: Final = 10
+NDCG_DEPTHS: Final = (10, 50)
+RECALL_DEPTH: Final = 100
+"""Depth of the recall that is always measured."""
 NUM_NAMED: Final = 5
 """Ids that an error names at most."""
 
@@ -261,7 +263,8 @@ class Measures:
     means: Mapping[str, float]
     """``R@k``: share of queries with any right answer in the first k (M-BEIR's). ``recall@k``: share of a
     query's right answers that are in the first k. ``MRR``: one over the rank of the first right answer, over
-    the whole ranking. ``nDCG@10``: normalised discounted gain of the first 10."""
+    the whole ranking. ``R-precision``: share of right answers among the first as many as there are right
+    answers. ``nDCG@k``: normalised discounted gain of the first k."""
     short_rankings: int
     """Rankings with fewer hits than the largest k (a beam can find fewer); they are measured unchanged."""
     per_query: Mapping[str, Mapping[str, float]]
@@ -309,9 +312,10 @@ def evaluate(
         )
     names = {
         **{Success @ k: f"R@{k}" for k in ks},
-        **{R @ k: f"recall@{k}" for k in ks},
+        **{R @ k: f"recall@{k}" for k in (*ks, RECALL_DEPTH)},
         RR: "MRR",
-        nDCG @ NDCG_DEPTH: f"nDCG@{NDCG_DEPTH}",
+        Rprec: "R-precision",
+        **{nDCG @ k: f"nDCG@{k}" for k in NDCG_DEPTHS},
     }
     by_rank = {
         qid: {hit.did: float(len(ranking) - place) for place, hit in enumerate(ranking)}

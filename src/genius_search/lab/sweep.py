@@ -26,10 +26,11 @@ from typing import Annotated, Final, Literal, NamedTuple
 from annotated_types import Ge
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from genius_search.artifact import file_fingerprint, fingerprint_of, write_json
+from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import BadData, UsageError
 from genius_search.progress import Progress
+from genius_search.writing import write_json
 
 MODEL_FOLDER: Final = "model"
 EVALUATION: Final = "evaluation"

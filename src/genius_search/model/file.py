@@ -8,7 +8,7 @@ from typing import Final
 
 from pydantic import BaseModel, StrictInt, ValidationError
 
-from genius_search.artifact import fingerprint_of, first_problem, read_json, recover, write_json
+from genius_search.artifact import fingerprint_of, first_problem, read_json, recover
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
 MODEL_FILE: Final = "model.json"
@@ -74,6 +74,8 @@ class ModelFile(BaseModel, frozen=True, extra="allow"):
 
     def write(self, folder: Path) -> None:
         """Write the file into a folder."""
+        from genius_search.writing import write_json  # noqa: PLC0415  opening a model writes nothing
+
         write_json(folder / MODEL_FILE, self.model_dump(exclude_none=True))
 
 

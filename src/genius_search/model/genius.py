@@ -181,7 +181,7 @@ class Genius:
         """Finish a model by writing the ``model.json`` of its parts; the generator may be missing."""
         kind, _, place = encoder.spec.partition(":")
         spec, home = encoder.spec, folder.resolve()
-        if kind in ("small", "uniir") and Path(place).resolve().is_relative_to(home):
+        if Path(place).exists() and Path(place).resolve().is_relative_to(home):
             spec = f"{kind}:./{Path(place).resolve().relative_to(home)}"  # so that the folder can be moved
         scheme = None
         if ids is not None and ids.manifest is not None:
@@ -339,13 +339,31 @@ class Genius:
 
         return GeometricDecoder(self.ids.scheme.tables() or self.quantizer.tables())
 
+    def uses_generator(self, config: SearchConfig) -> bool:
+        """Return whether a search with these settings asks the generator."""
+        needs = config.rerank == "none" or config.generator_weight > 0 or self._scheme.tables() is None
+        return self.has_generator and (config.router == "generator" or needs)
+
+    def decoder_for(self, config: SearchConfig) -> Decoder:
+        """Return :attr:`decoder`, or :attr:`router` if the settings do without the generator."""
+        return self.decoder if self.uses_generator(config) else self.router
+
+    def fast_for(self, config: SearchConfig) -> NumpySearch | None:
+        """Return a quicker search with the results of :meth:`decoder_for`, if there is one."""
+        return self.fast if self.uses_generator(config) else self._fast_router
+
+    @cached_property
+    def _fast_router(self) -> NumpySearch | None:
+        """A quicker search with the results of :attr:`router`."""
+        return None if self._scheme.tables() is None else quick_search(self.ranker)
+
     @cached_property
     def fast(self) -> NumpySearch | None:
         """A quicker search with the results of :attr:`decoder`; None if there is none for this model."""
         if self._scheme.tables() is None:
             return None
         if self._generator is None:
-            return quick_search(self.ranker)
+            return self._fast_router
         folded = None if self.device != "cpu" else self._generator.folded
         if folded is None:
             return None
@@ -483,7 +501,7 @@ class _NoRanker(CodeRanker):
         super().__init__([np.zeros((1, 1))] * num_levels)
         self._name = name
 
-    def _places(self, ids: Integer[np.ndarray, "ids columns"]) -> NoReturn:  # noqa: ARG002
+    def _positions(self, ids: Integer[np.ndarray, "ids columns"]) -> NoReturn:  # noqa: ARG002
         raise UsageError(
             f"IDs of the scheme {self._name!r} have no code vectors to order results by; search with "
             "rerank none, or make the index with stored embeddings and search with rerank embeddings"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from genius_search import __version__
-from genius_search.artifact import MANIFEST, Manifest, copy_artifact, open_artifact, read_json, write_json
+from genius_search.artifact import MANIFEST, Manifest, open_artifact, read_json
 from genius_search.config import QuantizerConfig, from_json
 from genius_search.encoders.pretrained import check_files
 from genius_search.encoders.static import WORDLLAMA, is_static
@@ -22,6 +22,7 @@ from genius_search.hub.folder import write_folder
 from genius_search.hub.push import check_license
 from genius_search.model.file import FORMAT, MODEL_FILE, PARTS, read_model_file
 from genius_search.records import NUM_MODALITIES
+from genius_search.writing import copy_artifact, write_json
 
 CONFIG_FILE: Final = "config.json"
 """For the hub and other libraries; this package reads ``model.json``."""

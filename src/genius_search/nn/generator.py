@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.artifact import ArtifactWriter, Manifest, open_artifact
+from genius_search.artifact import Manifest, open_artifact
 from genius_search.config import GeneratorConfig
 from genius_search.nn.arrays import as_floats
 from genius_search.nn.folded import (
@@ -33,6 +33,7 @@ from genius_search.nn.folded import (
 from genius_search.nn.stored import dim_of, settings_of, sizes_of
 from genius_search.nn.weights import load_weights, write_weights
 from genius_search.registry import find_part
+from genius_search.writing import ArtifactWriter
 
 CODE_ROW_STD: Final = 2.08
 """Initial scale of code rows: the released code's 100 x nn.Linear of a unit vector at width 768."""

@@ -30,7 +30,7 @@ from jaxtyping import Float, Int16, Int64, Integer
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.artifact import ArtifactWriter, Manifest, open_artifact
+from genius_search.artifact import Manifest, open_artifact
 from genius_search.config import TrainingConfig
 from genius_search.errors import ArtifactMismatch
 from genius_search.nn.columns import NUM_EXTRA_COLUMNS
@@ -38,6 +38,7 @@ from genius_search.nn.density import NormAndDensity
 from genius_search.nn.quantizer import EncodedItems, Quantizer
 from genius_search.progress import Progress
 from genius_search.registry import find_part
+from genius_search.writing import ArtifactWriter
 
 if TYPE_CHECKING:
     from genius_search.data.pairs import Pairs

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, Int16
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.artifact import ArtifactWriter, Manifest, open_artifact
+from genius_search.artifact import Manifest, open_artifact
 from genius_search.config import QuantizerConfig
 from genius_search.data.features import Features
 from genius_search.nn import parallel
@@ -30,6 +30,7 @@ from genius_search.nn.stored import dim_of, settings_of
 from genius_search.nn.weights import load_weights, write_weights
 from genius_search.records import NUM_MODALITIES
 from genius_search.registry import find_part
+from genius_search.writing import ArtifactWriter
 
 if TYPE_CHECKING:
     from genius_search.nn.health import Health

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from genius_search.artifact import translate_full_disk
 from genius_search.errors import ArtifactMismatch
 from genius_search.nn.stored import unfit
+from genius_search.writing import translate_full_disk
 
 Network = TypeVar("Network", bound=nn.Module)
 

@@ -18,9 +18,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from genius_search.artifact import ArtifactWriter, Manifest, write_json
+from genius_search.artifact import Manifest
 from genius_search.encoders.base import Encoder
-from genius_search.encoders.descriptors import DESCRIPTOR_SIZE
 from genius_search.encoders.pretrained import ClipEncoder
 from genius_search.encoders.small import SmallEncoder, SmallNetwork
 from genius_search.encoders.small_texts import CONFIG_FILE, PADDING, TOKENIZER_FILE, StoredSmall
@@ -45,6 +44,7 @@ from genius_search.onnx.run import (
     level_file,
 )
 from genius_search.progress import Progress
+from genius_search.writing import ArtifactWriter, write_json
 
 OPSET: Final = 20
 IR_VERSION: Final = 10
@@ -397,7 +397,7 @@ def write_fusion(fusion: nn.Module, dim: int, folder: Path) -> None:
 def write_small(network: SmallNetwork, dim: int, folder: Path) -> None:
     """Write both towers of a small encoder; tokenizing and describing images stay outside."""
     graph = Graph("image tower")
-    descriptors = graph.input("descriptors", ["items", DESCRIPTOR_SIZE])
+    descriptors = graph.input("descriptors", ["items", network.num_descriptors])
     graph.output("features", apply_layers(graph, descriptors, network.image_tower), ["items", dim])
     graph.save(folder / IMAGE)
 

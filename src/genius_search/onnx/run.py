@@ -35,7 +35,7 @@ from genius_search.nn.generator import Guide
 from genius_search.nn.weights import load_weights
 from genius_search.search.beam import search
 from genius_search.search.decoder import Decoder, DecoderStep, GuidedDecoder
-from genius_search.search.table import IdTable, Part
+from genius_search.search.table import IdTable, SearchSegment
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -407,7 +407,7 @@ def compare_decoders(
     """
     if not len(queries):
         raise UsageError("there are no queries to compare decoders by")
-    parts = [Part(table)]
+    parts = [SearchSegment(table)]
     batches = queries.split(BATCH)
     found: dict[str, list[np.ndarray]] = {name: [] for name in decoders}
     seconds = dict.fromkeys(decoders, 0.0)

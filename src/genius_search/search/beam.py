@@ -1,8 +1,9 @@
 """Beam search over the IDs of a pool (paper, section 4.4).
 
 The generator predicts an ID code by code. At each level, every query keeps its most probable prefixes: its
-beams. A prefix is a range of rows in the table of each part, so the codes that can follow it, and the number
-of IDs under each, are found by binary search. All queries of a batch are decoded together, level by level.
+beams. A prefix is a range of rows in the table of each segment, so the codes that can follow it, and the
+number of IDs under each, are found by binary search. All queries of a batch are decoded together, level by
+level.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from genius_search.config import SearchConfig
 from genius_search.search.beams import Beams, topk
 from genius_search.search.decoder import Decoder, DecoderState
-from genius_search.search.table import Children, Part, Restriction, children_in_parts, count_ids
+from genius_search.search.table import Children, Restriction, SearchSegment, children_in_segments, count_ids
 
 MAX_READ_AHEAD: Final = 4
 """Level-0 codes that the decoder reads before their probabilities are known; there are three modalities."""
@@ -28,7 +29,7 @@ MAX_READ_AHEAD: Final = 4
 @torch.inference_mode()
 def search(
     decoder: Decoder,
-    parts: Sequence[Part],
+    segments: Sequence[SearchSegment],
     queries: Float[Tensor, "queries dim"],
     config: SearchConfig,
     *,
@@ -36,7 +37,7 @@ def search(
     restrictions: Sequence[Restriction | None] | None = None,
     widths: Sequence[int] | None = None,
 ) -> Beams:
-    """Find the ``config.beam`` most probable IDs of all parts for each query.
+    """Find the ``config.beam`` most probable IDs of all segments for each query.
 
     Fewer are returned if fewer exist; duplicates never are (deviation 16). Ties are broken by the order of
     the parents, then by code, so the result does not depend on the batch.
@@ -58,7 +59,7 @@ def search(
         beam width of each query, instead of ``config.beam``.
     """
     beam_widths = np.full(len(queries), config.beam) if widths is None else np.asarray(widths, dtype=np.int64)
-    return BeamSearch(decoder, parts, config, level0, restrictions, beam_widths).run(queries)
+    return BeamSearch(decoder, segments, config, level0, restrictions, beam_widths).run(queries)
 
 
 class BeamSearch:
@@ -67,19 +68,19 @@ class BeamSearch:
     def __init__(
         self,
         decoder: Decoder,
-        parts: Sequence[Part],
+        segments: Sequence[SearchSegment],
         config: SearchConfig,
         level0: Sequence[frozenset[int]] | None,
         restrictions: Sequence[Restriction | None] | None,
         widths: Int64[np.ndarray, " queries"],
     ) -> None:
         self.decoder = decoder
-        self.parts = parts
-        self.sizes = [len(part.table) for part in parts]
+        self.segments = segments
+        self.sizes = [len(segment.table) for segment in segments]
         self.scores = config.scores
         self.level0 = None if level0 is None or not any(level0) else level0
         self.is_reranked = config.rerank != "none"
-        alive: Restriction = tuple(part.alive for part in parts)
+        alive: Restriction = tuple(segment.alive for segment in segments)
         default = alive if any(allowed is not None for allowed in alive) else None
         given = [None] * len(widths) if restrictions is None else restrictions
         self.restrictions = [default if own is None else own for own in given]
@@ -111,11 +112,11 @@ class BeamSearch:
             none_finished = len(unfinished) == len(frontier.queries)
             if not none_finished:
                 frontier = frontier.take(unfinished)
-                frontier = frontier.places(slice(int(self.widths[frontier.queries].max())))
-            places = torch.from_numpy(frontier.rows).to(device)
-            state = state.select(None if none_finished else torch.from_numpy(unfinished).to(device), places)
+                frontier = frontier.slots(slice(int(self.widths[frontier.queries].max())))
+            slots = torch.from_numpy(frontier.rows).to(device)
+            state = state.select(None if none_finished else torch.from_numpy(unfinished).to(device), slots)
             if ahead.shape[1]:
-                hidden, ahead = ahead[places.ravel(), 0], ahead[:, 1:]
+                hidden, ahead = ahead[slots.ravel(), 0], ahead[:, 1:]
             else:
                 tokens = frontier.codes[:, :, level : level + 1].reshape(-1, 1)
                 step = self.decoder.advance(state, torch.from_numpy(tokens).to(device))
@@ -179,8 +180,8 @@ class BeamSearch:
         return codes, rows, most
 
     def find_children(self, frontier: Frontier, level: int) -> Children:
-        """Return the children of the prefixes of all places, allowed or not."""
-        return children_in_parts(self.parts, level, *frontier.ranges())
+        """Return the children of the prefixes of all slots, allowed or not."""
+        return children_in_segments(self.segments, level, *frontier.ranges())
 
     def _children(self, frontier: Frontier, level: int) -> Children:
         """Return the children with at least one allowed ID."""
@@ -201,8 +202,8 @@ class BeamSearch:
 
     def count(
         self,
-        low: Int64[np.ndarray, "prefixes parts"],
-        high: Int64[np.ndarray, "prefixes parts"],
+        low: Int64[np.ndarray, "prefixes segments"],
+        high: Int64[np.ndarray, "prefixes segments"],
         query: Int64[np.ndarray, " prefixes"],
     ) -> Int64[np.ndarray, " prefixes"]:
         """Count the allowed IDs under each prefix."""
@@ -259,7 +260,7 @@ class BeamSearch:
             chosen = choose_all(frontier.owners(children), len(numbers))
             frontier = frontier.extend(children, chosen, None, later)
             child = np.zeros(frontier.rows.shape, dtype=np.int64)
-            child[chosen.query, chosen.place] = chosen.child
+            child[chosen.query, chosen.slot] = chosen.child
             passed = [*(earlier.ravel()[frontier.rows] for earlier in passed), child]
             later_children.append(children)
             rows = rows.ravel()[frontier.rows]
@@ -278,7 +279,7 @@ class BeamSearch:
         for number, query in enumerate(frontier.queries):
             # Ties are broken by the scores of the level before, as in decoding level by level.
             order = np.lexsort([scores[number] for scores in negated])[: num_possible[number]]
-            self.finished[query] = frontier.take(np.array([number])).places(order)
+            self.finished[query] = frontier.take(np.array([number])).slots(order)
 
     def _read_rest(
         self,
@@ -287,14 +288,14 @@ class BeamSearch:
         rows: Int64[np.ndarray, "settled beams"],
         state: DecoderState,
         ahead: Tensor,
-    ) -> Float[Tensor, "places later width"]:
+    ) -> Float[Tensor, "slots later width"]:
         """Read the remaining codes of IDs; return the hidden states that predict each later level."""
-        places = torch.from_numpy(rows).to(self.decoder.device)
-        hidden = ahead[places.ravel()]
+        slots = torch.from_numpy(rows).to(self.decoder.device)
+        hidden = ahead[slots.ravel()]
         tokens = frontier.codes[:, :, state.level - 1 : self.num_levels - 1].reshape(rows.size, -1)
         if not tokens.shape[1]:
             return hidden
-        chosen = state.select(torch.from_numpy(numbers).to(self.decoder.device), places)
+        chosen = state.select(torch.from_numpy(numbers).to(self.decoder.device), slots)
         step = self.decoder.advance(chosen, torch.from_numpy(tokens).to(self.decoder.device))
         return torch.cat([hidden, step.hidden], dim=1)
 
@@ -313,17 +314,17 @@ class BeamSearch:
 
 
 class Frontier(NamedTuple):
-    """Current beams of the unfinished queries; every query has the same number of places, some unused."""
+    """Current beams of the unfinished queries; every query has the same number of slots, some unused."""
 
     queries: Int64[np.ndarray, " active"]
     """Positions of the queries in the batch."""
-    low: Int64[np.ndarray, "active beams parts"]
-    """First row of each prefix in each part; an unused place has an empty range in every part."""
-    high: Int64[np.ndarray, "active beams parts"]
+    low: Int64[np.ndarray, "active beams segments"]
+    """First row of each prefix in each segment; an unused slot has an empty range in every segment."""
+    high: Int64[np.ndarray, "active beams segments"]
     codes: Int64[np.ndarray, "active beams levels"]
     """Codes so far."""
     history: Float32[np.ndarray, "active beams levels"]
-    """Log-probability of each code; −inf in unused places, NaN for later levels."""
+    """Log-probability of each code; −inf in unused slots, NaN for later levels."""
     total: Float32[np.ndarray, "active beams"]
     """Score of each beam: the sum of its log-probabilities."""
     rows: Int64[np.ndarray, "active beams"]
@@ -345,23 +346,23 @@ class Frontier(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Number of places per query."""
+        """Number of slots per query."""
         return int(self.low.shape[1])
 
     def take(self, chosen: Int64[np.ndarray, " queries"]) -> Frontier:
         """Return the chosen queries."""
         return Frontier(*(values[chosen] for values in self))
 
-    def places(self, chosen: Int64[np.ndarray, " beams"] | slice) -> Frontier:
-        """Return the chosen places of every query, in this order."""
+    def slots(self, chosen: Int64[np.ndarray, " beams"] | slice) -> Frontier:
+        """Return the chosen slots of every query, in this order."""
         return Frontier(self.queries, *(values[:, chosen] for values in self[1:]))
 
     def is_filled(self) -> Bool[np.ndarray, "active beams"]:
-        """Return a mask of the used places."""
+        """Return a mask of the used slots."""
         return np.asarray((self.high > self.low).any(axis=2))
 
-    def ranges(self) -> tuple[Int64[np.ndarray, "places parts"], Int64[np.ndarray, "places parts"]]:
-        """Return the row ranges of all places, query after query."""
+    def ranges(self) -> tuple[Int64[np.ndarray, "slots segments"], Int64[np.ndarray, "slots segments"]]:
+        """Return the row ranges of all slots, query after query."""
         return self.low.reshape(-1, self.low.shape[2]), self.high.reshape(-1, self.high.shape[2])
 
     def owners(self, children: Children) -> Int64[np.ndarray, " children"]:
@@ -377,7 +378,7 @@ class Frontier(NamedTuple):
         rows: Int64[np.ndarray, " children"] | None = None,
         rows_per_query: int | None = None,
     ) -> Frontier:
-        """Advance by one level: put the chosen children in their places.
+        """Advance by one level: put the chosen children in their slots.
 
         Parameters
         ----------
@@ -385,18 +386,18 @@ class Frontier(NamedTuple):
             log-probability of each child; None leaves the score as it is.
         rows, rows_per_query
             row of the decoder's state that predicted each child, and the number of rows per query; by default
-            the place of the child's parent.
+            the slot of the child's parent.
         """
         rows = children.parent if rows is None else rows
         count = len(self.queries)
-        width = max(1, int(chosen.place.max(initial=0)) + 1)
-        place = chosen.query * width + chosen.place
-        is_full = len(place) == count * width
+        width = max(1, int(chosen.slot.max(initial=0)) + 1)
+        slot = chosen.query * width + chosen.slot
+        is_full = len(slot) == count * width
 
         def placed(values: np.ndarray, empty: float = 0.0) -> np.ndarray:
             if not is_full:
                 spread = np.full((count * width, *values.shape[1:]), empty, dtype=values.dtype)
-                spread[place] = values
+                spread[slot] = values
                 values = spread
             return values.reshape(count, width, *values.shape[1:])
 
@@ -408,7 +409,7 @@ class Frontier(NamedTuple):
         if gained is not None:
             history[:, level] = gained[chosen.child]
             total += gained[chosen.child]
-        first = (rows_per_query or self.width) * np.arange(count)  # row of unused places
+        first = (rows_per_query or self.width) * np.arange(count)  # row of unused slots
         return Frontier(
             self.queries,
             placed(children.low[chosen.child]),
@@ -421,11 +422,11 @@ class Frontier(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Children that are kept, each with its place among the beams of its query."""
+    """Children that are kept, each with its slot among the beams of its query."""
 
     query: Int64[np.ndarray, " chosen"]
     """Position among the active queries."""
-    place: Int64[np.ndarray, " chosen"]
+    slot: Int64[np.ndarray, " chosen"]
     child: Int64[np.ndarray, " chosen"]
 
 

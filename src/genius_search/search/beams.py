@@ -12,11 +12,11 @@ class Beams(NamedTuple):
     """Final beams of each query, best first.
 
     A beam is an ID if all levels were decoded, otherwise a prefix, as a range of rows in the table of each
-    part. The range of an unused beam is empty in every part.
+    segment. The range of an unused beam is empty in every segment.
     """
 
-    low: Int64[np.ndarray, "queries beams parts"]
-    high: Int64[np.ndarray, "queries beams parts"]
+    low: Int64[np.ndarray, "queries beams segments"]
+    high: Int64[np.ndarray, "queries beams segments"]
     log_probabilities: Float32[np.ndarray, "queries beams levels"]
     """Log-probability of each code; −inf for unused beams, NaN for levels that were not decoded."""
 
@@ -29,7 +29,7 @@ class Beams(NamedTuple):
         return np.asarray(np.nansum(self.log_probabilities, axis=2, dtype=np.float32))
 
 
-def topk(scores: Float32[np.ndarray, " scores"], k: int) -> Int64[np.ndarray, " places"]:
+def topk(scores: Float32[np.ndarray, " scores"], k: int) -> Int64[np.ndarray, " rows"]:
     """Return the positions of the ``k`` highest scores, or of all if there are fewer, highest first.
 
     Unlike ``torch.topk``, equal scores keep their order.

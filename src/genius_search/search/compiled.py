@@ -26,7 +26,7 @@ from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.native.build import FOLDER, VARIANTS, library
 from genius_search.search.rank import CodeRanker, Evidence, Ranking
-from genius_search.search.table import Allowed, IdTable, Part, RankedBits, Restriction
+from genius_search.search.table import Allowed, IdTable, RankedBits, Restriction, SearchSegment
 
 CODES: Final = 256
 """Largest number of codes at a level, and the length of a level's row in all tables."""
@@ -42,7 +42,7 @@ LARGEST_BYTE: Final = 127
 QUERIES_A_THREAD: Final = 16
 """Fewest queries that a further thread is started for."""
 HIT: Final = np.dtype(
-    [*((name, "i8") for name in ("part", "item", "row", "beam")), ("score", "f4"), ("", "f4")]
+    [*((name, "i8") for name in ("segment", "item", "row", "beam")), ("score", "f4"), ("", "f4")]
 )
 
 
@@ -78,7 +78,7 @@ class _Work(ctypes.Structure):
     _fields_ = tuple(_fields(ctypes.c_void_p, "hits decoded results"))
 
 
-_PART: Final = struct.Struct("7P")
+_SEGMENT: Final = struct.Struct("7P")
 _REQUEST: Final = struct.Struct("5q32s3f4x")
 _RESULT: Final = struct.Struct("2q")
 
@@ -116,7 +116,7 @@ class CompiledSearch(NumpySearch):
 
     def search(
         self,
-        parts: Sequence[Part],
+        segments: Sequence[SearchSegment],
         queries: Float32[np.ndarray, "queries dim"],
         wanted: Sequence[Wanted],
         config: SearchConfig,
@@ -128,12 +128,12 @@ class CompiledSearch(NumpySearch):
         """
         threads = min(count_cores(), len(wanted) // QUERIES_A_THREAD)
         if threads <= 1:
-            return self._search_in_turn(parts, queries, wanted, config, compared)
+            return self._search_in_turn(segments, queries, wanted, config, compared)
         bounds = [len(wanted) * number // threads for number in range(threads + 1)]
 
         def search_some(low: int, high: int) -> list[Found]:
             own = compared and compared._replace(queries=compared.queries[low:high])
-            return self._search_in_turn(parts, queries[low:high], wanted[low:high], config, own)
+            return self._search_in_turn(segments, queries[low:high], wanted[low:high], config, own)
 
         with ThreadPoolExecutor(threads) as executor:
             found = executor.map(search_some, bounds[:-1], bounds[1:])
@@ -141,7 +141,7 @@ class CompiledSearch(NumpySearch):
 
     def comparison(
         self,
-        parts: Sequence[Part],
+        segments: Sequence[SearchSegment],
         embeddings: Sequence[Float32[np.ndarray, " dim"]],
         evidence: Evidence,
         config: SearchConfig,
@@ -152,34 +152,34 @@ class CompiledSearch(NumpySearch):
             return None
         vectors = [one for one in evidence.embeddings or () if isinstance(one, ByteVectors)]
         dim = self._tables[0].shape[1]
-        if len(vectors) < len(parts) or any(
-            not one.fits(part.table.num_items, dim) for one, part in zip(vectors, parts, strict=True)
+        if len(vectors) < len(segments) or any(
+            not one.fits(segment.table.num_items, dim) for one, segment in zip(vectors, segments, strict=True)
         ):
             return None
         return Compared(np.stack(embeddings), vectors, evidence.densities if has_costs else None)
 
     def _search_in_turn(
         self,
-        parts: Sequence[Part],
+        segments: Sequence[SearchSegment],
         queries: Float32[np.ndarray, "queries dim"],
         wanted: Sequence[Wanted],
         config: SearchConfig,
         compared: Compared | None,
     ) -> list[Found]:
         """Search for queries one after the other, in one call of the library."""
-        num_items = sum(part.table.num_items for part in parts)
+        num_items = sum(segment.table.num_items for segment in segments)
         density_step = config.density_weight / DENSITY_STEPS
         given: dict[int, int] = {}
-        all_parts: list[bytes] = []
+        all_segments: list[bytes] = []
         requests = []
         for width, k, level0, restriction in wanted:
-            place = given.setdefault(id(restriction), len(all_parts))
-            if place == len(all_parts):
-                all_parts += _give_parts(parts, restriction, compared)
+            position = given.setdefault(id(restriction), len(all_segments))
+            if position == len(all_segments):
+                all_segments += _give_segments(segments, restriction, compared)
             best = k if compared is None else config.shortlist and max(k, config.shortlist)
             requests.append(
                 _REQUEST.pack(
-                    place,
+                    position,
                     width,
                     config.candidates,
                     min(best, num_items),  # there is memory for each of them
@@ -200,8 +200,8 @@ class CompiledSearch(NumpySearch):
         try:
             status = self._library.search(
                 self._given_model,
-                b"".join(all_parts),
-                len(parts),
+                b"".join(all_segments),
+                len(segments),
                 b"".join(requests),
                 np.asarray(queries, dtype=np.float32).tobytes(),
                 None if compared is None else np.asarray(compared.queries, dtype=np.float32).tobytes(),
@@ -222,9 +222,9 @@ class Compared(NamedTuple):
 
     queries: Float32[np.ndarray, "queries dim"]
     vectors: Sequence[ByteVectors]
-    """Of each part."""
+    """Of each segment."""
     densities: Sequence[UInt8[np.ndarray, " items"]] | None
-    """Of each part; None: not subtracted."""
+    """Of each segment; None: not subtracted."""
 
 
 _works: Final[list[_Work]] = []
@@ -345,22 +345,24 @@ def _give_codes(level0: frozenset[int]) -> bytes:
     return bits.to_bytes(CODES // 8, "little")
 
 
-def _give_parts(
-    parts: Sequence[Part], restriction: Restriction | None, compared: Compared | None
+def _give_segments(
+    segments: Sequence[SearchSegment], restriction: Restriction | None, compared: Compared | None
 ) -> list[bytes]:
-    """Return the library's view of the parts, of their allowed items, and of their embeddings."""
-    allowed = (part.alive for part in parts) if restriction is None else restriction
-    embeddings = [(0, 0, 0)] * len(parts)
+    """Return the library's view of the segments, of their allowed items, and of their embeddings."""
+    allowed = (segment.alive for segment in segments) if restriction is None else restriction
+    embeddings = [(0, 0, 0)] * len(segments)
     if compared is not None:
-        none: list[None] = [None] * len(parts)
+        none: list[None] = [None] * len(segments)
         densities = none if compared.densities is None else compared.densities
         embeddings = [
             (*vectors.addresses, 0 if own is None else own.ctypes.data)
             for vectors, own in zip(compared.vectors, densities, strict=True)
         ]
     return [
-        _PART.pack(_give_table(part.table), *((0, 0, 0) if own is None else _give_allowed(own)), *vectors)
-        for part, own, vectors in zip(parts, allowed, embeddings, strict=True)
+        _SEGMENT.pack(
+            _give_table(segment.table), *((0, 0, 0) if own is None else _give_allowed(own)), *vectors
+        )
+        for segment, own, vectors in zip(segments, allowed, embeddings, strict=True)
     ]
 
 
@@ -424,7 +426,7 @@ def _read(work: _Work, num_queries: int, num_levels: int) -> list[Found]:
     found, start = [], 0
     for num_hits, touched in results:
         own = hits[start : start + num_hits]
-        ranking = Ranking(own["part"], own["item"], own["row"], own["score"], own["beam"], touched)
+        ranking = Ranking(own["segment"], own["item"], own["row"], own["score"], own["beam"], touched)
         found.append(Found(ranking, decoded[start : start + num_hits]))
         start += num_hits
     return found

@@ -18,7 +18,7 @@ from genius_search.config import SearchConfig
 from genius_search.nn.folded import EPSILON, Combination, OneBlock
 from genius_search.search.beams import Beams, topk
 from genius_search.search.rank import CodeRanker, Ranking, ids_under, items_of, table_rows
-from genius_search.search.table import Part, Restriction, children_in_parts, count_ids
+from genius_search.search.table import Restriction, SearchSegment, children_in_segments, count_ids
 
 
 class Wanted(NamedTuple):
@@ -120,66 +120,71 @@ class NumpySearch:
         self._offsets = np.array([0, *accumulate(map(len, self._tables))][:-1])
         self._halves = [np.square(table).sum(axis=1) / 2 for table in self._tables]
 
-    def covers(self, parts: Sequence[Part], config: SearchConfig) -> bool:
+    def covers(self, segments: Sequence[SearchSegment], config: SearchConfig) -> bool:
         """Return whether this search knows such settings and tables."""
         return (
             config.rerank != "none"
             and (config.scores == "level" or (config.scores == "vocabulary" and self.generator is None))
-            and all(part.table.ids.dtype == np.uint8 and part.table.items.dtype == np.int32 for part in parts)
+            and all(
+                segment.table.ids.dtype == np.uint8 and segment.table.items.dtype == np.int32
+                for segment in segments
+            )
         )
 
     @np.errstate(invalid="ignore")  # products of small matrices may compute with what lies beside them
     def search(
         self,
-        parts: Sequence[Part],
+        segments: Sequence[SearchSegment],
         queries: Float32[np.ndarray, "queries dim"],
         wanted: Sequence[Wanted],
         config: SearchConfig,
     ) -> list[Found]:
         """Find the best items by codes for each query; with ``k`` 0, list all items under the beams."""
-        return [self._search(parts, query, one, config) for query, one in zip(queries, wanted, strict=True)]
+        return [
+            self._search(segments, query, one, config) for query, one in zip(queries, wanted, strict=True)
+        ]
 
     def _search(
         self,
-        parts: Sequence[Part],
+        segments: Sequence[SearchSegment],
         query: Float32[np.ndarray, " dim"],
         wanted: Wanted,
         config: SearchConfig,
     ) -> Found:
-        restriction = wanted.restriction or tuple(part.alive for part in parts)
-        beams = self._find_beams(parts, query, wanted, config.candidates, restriction)
+        restriction = wanted.restriction or tuple(segment.alive for segment in segments)
+        beams = self._find_beams(segments, query, wanted, config.candidates, restriction)
         ids = ids_under(beams, 0, restriction)
         if not wanted.k:
-            ranking = items_of(parts, ids, np.zeros(len(ids.row), dtype=np.float32), restriction)
+            ranking = items_of(segments, ids, np.zeros(len(ids.row), dtype=np.float32), restriction)
             return Found(ranking, beams.log_probabilities[0, ranking.beams])
-        rows = table_rows(parts, ids)
+        rows = table_rows(segments, ids)
         products = self._vectors @ query
         scores = products.take(rows[:, : len(self._tables)] + self._offsets).sum(axis=1)
         scores -= self._ranker.costs(rows, density_weight=config.density_weight)
         if config.generator_weight:
             scores += config.generator_weight * beams.scores()[0][ids.beam]
-        ranking = items_of(parts, ids, scores, restriction)
+        ranking = items_of(segments, ids, scores, restriction)
         ranking = ranking.take(topk(ranking.scores, wanted.k))
         return Found(ranking, beams.log_probabilities[0, ranking.beams])
 
     def _find_beams(
         self,
-        parts: Sequence[Part],
+        segments: Sequence[SearchSegment],
         query: Float32[np.ndarray, " dim"],
         wanted: Wanted,
         candidates: int,
         restriction: Restriction,
     ) -> Beams:
         budget = max(wanted.width, candidates)
-        low = np.zeros((1, len(parts)), dtype=np.int64)
-        high = np.array([[len(part.table) for part in parts]], dtype=np.int64)
+        low = np.zeros((1, len(segments)), dtype=np.int64)
+        high = np.array([[len(segment.table) for segment in segments]], dtype=np.int64)
         total = np.zeros(1, dtype=np.float32)
         history = np.full((1, len(self._tables)), np.nan, dtype=np.float32)
         residuals = query[None]
         codes = np.zeros((1, 0), dtype=np.int64)
         sides = None
         for level, table in enumerate(self._tables):
-            children = children_in_parts(parts, level, low, high)
+            children = children_in_segments(segments, level, low, high)
             if level == 0 and wanted.level0:
                 children = children.take(np.flatnonzero(np.isin(children.code, list(wanted.level0))))
             counts = count_ids(

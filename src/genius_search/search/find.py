@@ -14,7 +14,7 @@ from genius_search.search.beams import topk
 from genius_search.search.compiled import CODES, MAX_LEVELS, CompiledSearch, open_library
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, by_embeddings, rank_items
-from genius_search.search.table import Part
+from genius_search.search.table import SearchSegment
 
 if TYPE_CHECKING:  # most searches need no decoder in PyTorch
     from genius_search.search.decoder import Decoder
@@ -39,7 +39,7 @@ def quick_search(ranker: CodeRanker, generator: NumpyGenerator | None = None) ->
 def find(
     decoder: Callable[[], Decoder],
     fast: NumpySearch | None,
-    parts: Sequence[Part],
+    segments: Sequence[SearchSegment],
     queries: Float32[np.ndarray, "queries dim"],
     wanted: Sequence[Wanted],
     config: SearchConfig,
@@ -63,22 +63,22 @@ def find(
     UsageError
         The data that the re-ranking needs is not available.
     """
-    if fast is None or len(queries) > fast.most_queries or not fast.covers(parts, config):
-        return _find_generally(decoder(), parts, queries, wanted, config, evidence, embeddings)
+    if fast is None or len(queries) > fast.most_queries or not fast.covers(segments, config):
+        return _find_generally(decoder(), segments, queries, wanted, config, evidence, embeddings)
     if config.rerank == "codes":
-        return fast.search(parts, queries, wanted, config)
+        return fast.search(segments, queries, wanted, config)
     if evidence.embeddings is None:
         raise UsageError(NO_EMBEDDINGS)
     if isinstance(fast, CompiledSearch):
-        compared = fast.comparison(parts, embeddings, evidence, config)
+        compared = fast.comparison(segments, embeddings, evidence, config)
         if compared is not None:
-            return fast.search(parts, queries, wanted, config, compared)
+            return fast.search(segments, queries, wanted, config, compared)
     listed = [one._replace(k=config.shortlist and max(one.k, config.shortlist)) for one in wanted]
     results = []
     for found, one, vector in zip(
-        fast.search(parts, queries, listed, config), wanted, embeddings, strict=True
+        fast.search(segments, queries, listed, config), wanted, embeddings, strict=True
     ):
-        scores = by_embeddings(parts, found.ranking, vector, evidence, config)
+        scores = by_embeddings(segments, found.ranking, vector, evidence, config)
         best = topk(scores, one.k)
         ranking = found.ranking._replace(scores=scores).take(best)
         results.append(Found(ranking, found.log_probabilities[best]))
@@ -87,7 +87,7 @@ def find(
 
 def _find_generally(
     decoder: Decoder,
-    parts: Sequence[Part],
+    segments: Sequence[SearchSegment],
     queries: Float32[np.ndarray, "queries dim"],
     wanted: Sequence[Wanted],
     config: SearchConfig,
@@ -100,7 +100,7 @@ def _find_generally(
 
     beams = search(
         decoder,
-        parts,
+        segments,
         torch.from_numpy(queries),
         config,
         level0=[one.level0 for one in wanted],
@@ -110,7 +110,7 @@ def _find_generally(
     found = []
     for number, (one, vector) in enumerate(zip(wanted, embeddings, strict=True)):
         ranking = rank_items(
-            parts,
+            segments,
             beams,
             number,
             vector,

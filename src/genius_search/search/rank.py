@@ -14,7 +14,7 @@ from genius_search.errors import UsageError
 from genius_search.nn.arrays import AnyArray, as_floats
 from genius_search.nn.columns import decode_densities, decode_half_norms
 from genius_search.search.beams import Beams, topk
-from genius_search.search.table import Part, Restriction, expand_ranges
+from genius_search.search.table import Restriction, SearchSegment, expand_ranges
 
 NO_EMBEDDINGS: Final = "this index stores no embeddings; rank by codes, or create it with --embeddings fused"
 FEW: Final = 4
@@ -46,9 +46,9 @@ class CodeRanker:
 
     def vectors(self, ids: Integer[np.ndarray, "ids columns"]) -> Float32[np.ndarray, "ids dim"]:
         """Return the vectors of IDs: the sums of their code vectors."""
-        places = self._places(ids)
-        vectors = self._vectors[places[:, 0]]
-        for column in places.T[1:]:
+        positions = self._positions(ids)
+        vectors = self._vectors[positions[:, 0]]
+        for column in positions.T[1:]:
             vectors += self._vectors[column]
         return np.asarray(vectors)
 
@@ -64,9 +64,9 @@ class CodeRanker:
         The score is the inner product minus half the squared norm, which ranks IDs by Euclidean distance,
         minus ``density_weight`` times the density.
         """
-        places, query = self._places(ids), as_floats(query)
-        if places.size * FEW > len(self._vectors):
-            scores: np.ndarray = (self._vectors @ query)[places].sum(axis=1)
+        positions, query = self._positions(ids), as_floats(query)
+        if positions.size * FEW > len(self._vectors):
+            scores: np.ndarray = (self._vectors @ query)[positions].sum(axis=1)
         else:  # for a few IDs, products with all code vectors would cost more
             scores = self.vectors(ids) @ query
         scores -= self.costs(ids, density_weight=density_weight)
@@ -88,7 +88,7 @@ class CodeRanker:
             return np.zeros(len(ids), dtype=np.float32)
         return decode_densities(ids[:, num_levels + 1])
 
-    def _places(self, ids: Integer[np.ndarray, "ids columns"]) -> Int64[np.ndarray, "ids levels"]:
+    def _positions(self, ids: Integer[np.ndarray, "ids columns"]) -> Int64[np.ndarray, "ids levels"]:
         """Return the positions of the codes among the vectors of all levels."""
         return np.asarray(ids[:, : len(self._offsets)] + self._offsets)
 
@@ -96,12 +96,12 @@ class CodeRanker:
 class Ranking(NamedTuple):
     """Ranked items of one query, best first."""
 
-    parts: Int64[np.ndarray, " hits"]
-    """Part of each item."""
+    segments: Int64[np.ndarray, " hits"]
+    """Segment of each item."""
     items: Int64[np.ndarray, " hits"]
-    """Row of each item in its part."""
+    """Row of each item in its segment."""
     rows: Int64[np.ndarray, " hits"]
-    """Row of each item's ID in the table of its part."""
+    """Row of each item's ID in the table of its segment."""
     scores: Float32[np.ndarray, " hits"]
     """In descending order."""
     beams: Int64[np.ndarray, " hits"]
@@ -112,7 +112,7 @@ class Ranking(NamedTuple):
     def take(self, chosen: Int64[np.ndarray, " kept"] | slice) -> Ranking:
         """Return the chosen hits."""
         return Ranking(
-            self.parts[chosen],
+            self.segments[chosen],
             self.items[chosen],
             self.rows[chosen],
             self.scores[chosen],
@@ -122,7 +122,7 @@ class Ranking(NamedTuple):
 
 
 Vectors = Callable[[Int64[np.ndarray, " items"]], AnyArray]
-"""Function that returns the unit embeddings of item rows of a part."""
+"""Function that returns the unit embeddings of item rows of a segment."""
 
 
 class Evidence(NamedTuple):
@@ -130,15 +130,15 @@ class Evidence(NamedTuple):
 
     codes: CodeRanker | None = None
     embeddings: Sequence[Vectors] | None = None
-    """Stored embeddings, one function for each part."""
+    """Stored embeddings, one function for each segment."""
     is_raw: bool = False
     """Whether the embeddings are the encoder's features instead of the fused embeddings."""
     densities: Sequence[UInt8[np.ndarray, " items"]] | None = None
-    """Densities of the items of each part. If unknown, the less exact densities of their IDs are used."""
+    """Densities of the items of each segment. If unknown, the less exact densities of their IDs are used."""
 
 
 def rank_items(
-    parts: Sequence[Part],
+    segments: Sequence[SearchSegment],
     beams: Beams,
     query: int,
     embedding: AnyArray,
@@ -178,7 +178,7 @@ def rank_items(
     """
     if config.rerank == "embeddings" and evidence.embeddings is None:
         raise UsageError(NO_EMBEDDINGS)
-    restriction = restriction or tuple(part.alive for part in parts)
+    restriction = restriction or tuple(segment.alive for segment in segments)
     ids = ids_under(beams, query, restriction)
     scores: np.ndarray = np.zeros(len(ids.row), dtype=np.float32)
     if config.rerank == "none":
@@ -187,22 +187,22 @@ def rank_items(
         if evidence.codes is None:
             raise UsageError("ranking by codes needs the model's codebooks")
         own = embedding if config.rerank == "codes" or for_codes is None else for_codes
-        rows = table_rows(parts, ids)
+        rows = table_rows(segments, ids)
         scores = evidence.codes.scores(own, rows, density_weight=config.density_weight)
         if config.generator_weight:
             scores = scores + config.generator_weight * _log_probabilities(beams, query)[ids.beam]
-    ranking = items_of(parts, ids, scores, restriction)
+    ranking = items_of(segments, ids, scores, restriction)
     if config.rerank == "embeddings":
         if config.shortlist:
             ranking = ranking.take(topk(ranking.scores, max(k, config.shortlist)))
-        ranking = ranking._replace(scores=by_embeddings(parts, ranking, embedding, evidence, config))
+        ranking = ranking._replace(scores=by_embeddings(segments, ranking, embedding, evidence, config))
     return ranking.take(topk(ranking.scores, k))
 
 
 class _Ids(NamedTuple):
     """IDs under the beams of one query, in the order of the beams."""
 
-    part: Int64[np.ndarray, " ids"]
+    segment: Int64[np.ndarray, " ids"]
     row: Int64[np.ndarray, " ids"]
     beam: Int64[np.ndarray, " ids"]
 
@@ -214,70 +214,78 @@ def _log_probabilities(beams: Beams, query: int) -> Float32[np.ndarray, " beams"
 
 def ids_under(beams: Beams, query: int, restriction: Restriction) -> _Ids:
     """List the allowed IDs under the beams."""
-    by_part = []
+    by_segment = []
     for number, allowed in enumerate(restriction):
         low, high = beams.low[query, :, number], beams.high[query, :, number]
         beam, row = expand_ranges(low, high) if allowed is None else allowed.ids.inside(low, high)
-        by_part.append(_Ids(np.full(len(row), number), row, beam))
-    if len(by_part) == 1:
-        return by_part[0]
-    ids = _Ids(*(np.concatenate(columns) for columns in zip(*by_part, strict=True)))
+        by_segment.append(_Ids(np.full(len(row), number), row, beam))
+    if len(by_segment) == 1:
+        return by_segment[0]
+    ids = _Ids(*(np.concatenate(columns) for columns in zip(*by_segment, strict=True)))
     order = ids.beam.argsort(kind="stable")
     return _Ids(*(values[order] for values in ids))
 
 
-def table_rows(parts: Sequence[Part], ids: _Ids) -> Integer[np.ndarray, "ids columns"]:
+def table_rows(segments: Sequence[SearchSegment], ids: _Ids) -> Integer[np.ndarray, "ids columns"]:
     """Read the IDs from their tables: codes, then half norm and density if they are stored."""
-    rows = np.empty((len(ids.row), parts[0].table.num_levels), dtype=np.int16)
-    for number, part in enumerate(parts):
-        in_part = ids.part == number if len(parts) > 1 else slice(None)
-        rows[in_part] = part.table.ids[ids.row[in_part]]
+    rows = np.empty((len(ids.row), segments[0].table.num_levels), dtype=np.int16)
+    for number, segment in enumerate(segments):
+        in_segment = ids.segment == number if len(segments) > 1 else slice(None)
+        rows[in_segment] = segment.table.ids[ids.row[in_segment]]
     return rows
 
 
-def items_of(parts: Sequence[Part], ids: _Ids, scores: np.ndarray, restriction: Restriction) -> Ranking:
+def items_of(
+    segments: Sequence[SearchSegment], ids: _Ids, scores: np.ndarray, restriction: Restriction
+) -> Ranking:
     """List the allowed items of IDs in the order of the beams, with the scores of their IDs."""
-    by_part = []
-    for number, (part, allowed) in enumerate(zip(parts, restriction, strict=True)):
-        in_part = np.flatnonzero(ids.part == number)
-        items, owner = part.table.buckets(ids.row[in_part])
-        owner = in_part[owner]
+    by_segment = []
+    for number, (segment, allowed) in enumerate(zip(segments, restriction, strict=True)):
+        in_segment = np.flatnonzero(ids.segment == number)
+        items, owner = segment.table.buckets(ids.row[in_segment])
+        owner = in_segment[owner]
         if allowed is not None:
             kept = np.flatnonzero(allowed.items[items])
             items, owner = items[kept], owner[kept]
-        by_part.append((np.full(len(items), number), items, ids.row[owner], scores[owner], ids.beam[owner]))
-    part_of, items, rows, item_scores, beams = (
-        np.concatenate(column) for column in zip(*by_part, strict=True)
+        by_segment.append(
+            (np.full(len(items), number), items, ids.row[owner], scores[owner], ids.beam[owner])
+        )
+    segment_of, items, rows, item_scores, beams = (
+        np.concatenate(column) for column in zip(*by_segment, strict=True)
     )
-    ranking = Ranking(part_of, items, rows, item_scores, beams, touched=len(items))
-    return ranking if len(parts) == 1 else ranking.take(ranking.beams.argsort(kind="stable"))
+    ranking = Ranking(segment_of, items, rows, item_scores, beams, touched=len(items))
+    return ranking if len(segments) == 1 else ranking.take(ranking.beams.argsort(kind="stable"))
 
 
 def by_embeddings(
-    parts: Sequence[Part], ranking: Ranking, embedding: AnyArray, evidence: Evidence, config: SearchConfig
+    segments: Sequence[SearchSegment],
+    ranking: Ranking,
+    embedding: AnyArray,
+    evidence: Evidence,
+    config: SearchConfig,
 ) -> Float32[np.ndarray, " hits"]:
     """Return the cosines between the items' embeddings and the query's, minus the weighted densities."""
     scores = np.empty(len(ranking.items), dtype=np.float32)
     query = as_floats(embedding)
     for number, vectors in enumerate(evidence.embeddings or ()):
-        in_part = np.flatnonzero(ranking.parts == number)
-        items = ranking.items[in_part]
-        scores[in_part] = as_floats(vectors(items)) @ query
+        in_segment = np.flatnonzero(ranking.segments == number)
+        items = ranking.items[in_segment]
+        scores[in_segment] = as_floats(vectors(items)) @ query
         if config.density_weight and not evidence.is_raw:
             densities: Float32[np.ndarray, " items"] | float = 0.0
             if evidence.densities is not None:
                 densities = decode_densities(evidence.densities[number][items])
             elif evidence.codes is not None:
-                densities = evidence.codes.densities(parts[number].table.ids[ranking.rows[in_part]])
-            scores[in_part] -= np.float32(config.density_weight) * densities
+                densities = evidence.codes.densities(segments[number].table.ids[ranking.rows[in_segment]])
+            scores[in_segment] -= np.float32(config.density_weight) * densities
     return scores
 
 
-def all_ids(parts: Sequence[Part], num_queries: int) -> Beams:
+def all_ids(segments: Sequence[SearchSegment], num_queries: int) -> Beams:
     """Return beams that cover all IDs without decoding: one per query.
 
     Ranked by codes, they give the upper bound of a search that decodes and then re-ranks by codes.
     """
-    sizes = np.array([len(part.table) for part in parts], dtype=np.int64)
-    low = np.zeros((num_queries, 1, len(parts)), dtype=np.int64)
+    sizes = np.array([len(segment.table) for segment in segments], dtype=np.int64)
+    low = np.zeros((num_queries, 1, len(segments)), dtype=np.int64)
     return Beams(low, low + sizes, np.zeros((num_queries, 1, 0), dtype=np.float32))

@@ -32,9 +32,9 @@ class Children(NamedTuple):
     """Position of the parent among the given prefixes."""
     code: Int64[np.ndarray, " children"]
     low: Int64[np.ndarray, "children ..."]
-    """First table row with the prefix; with several parts, one column per part."""
+    """First table row with the prefix; with several segments, one column per segment."""
     high: Int64[np.ndarray, "children ..."]
-    """One past the last row; equal to ``low`` in a part without the prefix."""
+    """One past the last row; equal to ``low`` in a segment without the prefix."""
 
     def take(self, chosen: np.ndarray) -> Children:
         """Return the chosen children."""
@@ -197,9 +197,11 @@ class IdTable:
         if not len(parent):
             return Children(parent, child_high, child_high, child_high)
         begins = ends - counts
-        place = np.arange(-1, len(parent) - 1)
-        place += (first - begins).take(parent)
-        child_low = starts.take(place, mode="clip").astype(np.int64) if len(starts) else np.empty_like(parent)
+        position = np.arange(-1, len(parent) - 1)
+        position += (first - begins).take(parent)
+        child_low = (
+            starts.take(position, mode="clip").astype(np.int64) if len(starts) else np.empty_like(parent)
+        )
         filled = counts.nonzero()[0]
         child_low[begins[filled]] = low[filled]
         child_high[:-1] = child_low[1:]
@@ -214,8 +216,8 @@ class IdTable:
     def buckets(self, rows: Int64[np.ndarray, " rows"]) -> Buckets:
         """Return the items of several IDs."""
         begins = self.bucket_starts.take(rows).astype(np.int64)
-        owner, place = expand_ranges(begins, self.bucket_starts.take(rows + 1).astype(np.int64))
-        return Buckets(self.items.take(place).astype(np.int64), owner)
+        owner, position = expand_ranges(begins, self.bucket_starts.take(rows + 1).astype(np.int64))
+        return Buckets(self.items.take(position).astype(np.int64), owner)
 
     def rows(self) -> Int64[np.ndarray, " items"]:
         """Return the table row of each item's ID. Reads the whole table."""
@@ -280,8 +282,10 @@ class RankedBits:
         words = expand_ranges(first, np.where(high > low, ((high - 1) >> 6) + 1, first))
         bits = self.words[words.row]
         filled = bits.nonzero()[0]
-        place, bit = np.unpackbits(bits[filled].view(np.uint8), bitorder="little").reshape(-1, WORD).nonzero()
-        word = filled[place]
+        position, bit = (
+            np.unpackbits(bits[filled].view(np.uint8), bitorder="little").reshape(-1, WORD).nonzero()
+        )
+        word = filled[position]
         owner, row = words.owner[word], words.row[word] * WORD + bit
         kept = ((row >= low[owner]) & (row < high[owner])).nonzero()[0]
         return Rows(owner[kept], row[kept])
@@ -310,7 +314,7 @@ class Allowed(NamedTuple):
         return Allowed(items, RankedBits(by_id))
 
 
-class Part(NamedTuple):
+class SearchSegment(NamedTuple):
     """One of several tables that are searched together: a segment of an index."""
 
     table: IdTable
@@ -319,48 +323,49 @@ class Part(NamedTuple):
 
 
 Restriction = tuple[Allowed | None, ...]
-"""The items of each part that a query may return; None allows all of them."""
+"""The items of each segment that a query may return; None allows all of them."""
 
 
-def children_in_parts(
-    parts: Sequence[Part],
+def children_in_segments(
+    segments: Sequence[SearchSegment],
     level: int,
-    low: Int64[np.ndarray, "prefixes parts"],
-    high: Int64[np.ndarray, "prefixes parts"],
+    low: Int64[np.ndarray, "prefixes segments"],
+    high: Int64[np.ndarray, "prefixes segments"],
 ) -> Children:
-    """Return the codes that continue prefixes at ``level`` in any of the parts."""
-    by_part = [
-        part.table.children(level, low[:, number], high[:, number]) for number, part in enumerate(parts)
+    """Return the codes that continue prefixes at ``level`` in any of the segments."""
+    by_segment = [
+        segment.table.children(level, low[:, number], high[:, number])
+        for number, segment in enumerate(segments)
     ]
-    if len(by_part) == 1:
-        parent, code, only_low, only_high = by_part[0]
+    if len(by_segment) == 1:
+        parent, code, only_low, only_high = by_segment[0]
         return Children(parent, code, only_low[:, None], only_high[:, None])
-    span = 1 + max((int(children.code.max(initial=0)) for children in by_part), default=0)
-    keys = np.concatenate([children.parent * span + children.code for children in by_part])
-    order = keys.argsort(kind="stable")  # fast, since the keys of each part are sorted already
+    span = 1 + max((int(children.code.max(initial=0)) for children in by_segment), default=0)
+    keys = np.concatenate([children.parent * span + children.code for children in by_segment])
+    order = keys.argsort(kind="stable")  # fast, since the keys of each segment are sorted already
     keys = keys[order]
     is_new = np.diff(keys, prepend=-1) > 0
-    place = np.empty_like(order)
-    place[order] = is_new.cumsum() - 1
+    position = np.empty_like(order)
+    position[order] = is_new.cumsum() - 1
     keys = keys[is_new]
-    merged_low = np.zeros((len(keys), len(parts)), dtype=np.int64)
+    merged_low = np.zeros((len(keys), len(segments)), dtype=np.int64)
     merged_high = np.zeros_like(merged_low)
     start = 0
-    for number, children in enumerate(by_part):
+    for number, children in enumerate(by_segment):
         stop = start + len(children.parent)
-        merged_low[place[start:stop], number] = children.low
-        merged_high[place[start:stop], number] = children.high
+        merged_low[position[start:stop], number] = children.low
+        merged_high[position[start:stop], number] = children.high
         start = stop
     return Children(keys // span, keys % span, merged_low, merged_high)
 
 
 def count_ids(
-    low: Int64[np.ndarray, "prefixes parts"],
-    high: Int64[np.ndarray, "prefixes parts"],
+    low: Int64[np.ndarray, "prefixes segments"],
+    high: Int64[np.ndarray, "prefixes segments"],
     restrictions: Sequence[Restriction | None],
     owner: Int64[np.ndarray, " prefixes"],
 ) -> Int64[np.ndarray, " prefixes"]:
-    """Count the allowed IDs under each prefix. An ID that occurs in several parts counts once in each.
+    """Count the allowed IDs under each prefix. An ID that occurs in several segments counts once in each.
 
     ``restrictions[owner]`` is the restriction of a prefix. Queries with the same one are counted together.
     """

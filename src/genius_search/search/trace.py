@@ -140,7 +140,7 @@ class _TracingSearch(BeamSearch):
     def __init__(self, target: Target, config: SearchConfig, width: int) -> None:
         super().__init__(
             target.decoder,
-            target.tree.parts,
+            target.tree.segments,
             config,
             [target.level0],
             [target.restriction],
@@ -159,11 +159,13 @@ class _TracingSearch(BeamSearch):
         level = len(self.seen)
         written = frontier.codes.reshape(-1, self.num_levels)[children.parent]
         is_own = (written[:, :level] == self.codes[:level]).all(axis=1) & (children.code == self.codes[level])
-        for place in np.flatnonzero(is_own).tolist():  # one, or none if no item below it is allowed
-            self.seen.append(Seen(_rank(scores, place), len(scores), bool((chosen.child == place).any())))
+        for position in np.flatnonzero(is_own).tolist():  # one, or none if no item below it is allowed
+            self.seen.append(
+                Seen(_rank(scores, position), len(scores), bool((chosen.child == position).any()))
+            )
         return chosen
 
 
-def _rank(scores: Float32[np.ndarray, " scores"], place: int) -> int:
+def _rank(scores: Float32[np.ndarray, " scores"], position: int) -> int:
     """Return the rank of one score, from 1; earlier ones win ties."""
-    return 1 + int((scores > scores[place]).sum() + (scores[:place] == scores[place]).sum())
+    return 1 + int((scores > scores[position]).sum() + (scores[:position] == scores[position]).sum())

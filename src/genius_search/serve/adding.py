@@ -128,12 +128,14 @@ async def _batches(
     async for chunk in _with_last_newline(chunks):
         *ends, rest = chunk.split(b"\n")
         for end in ends:
-            line = bytes(begun + end)
-            begun.clear()
+            begun += end
             number += 1
+            line = bytes(begun)
+            begun.clear()
             if line.strip():
                 batch.append(_parse(line, number))
                 num_bytes += len(line)
+            del line  # it may have 20 MB, and the batch is added next
             if len(batch) >= BATCH_ITEMS or num_bytes >= BATCH_BYTES:
                 yield batch
                 batch, num_bytes = [], 0

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import httpx
 
@@ -96,10 +96,12 @@ class Client:
         *,
         image: Picture | None = None,
         parts: Sequence[SearchPart] = (),
+        combine: Literal["sum", "any"] | None = None,
         instruction: str | None = None,
         modality: str | None = None,
         where: Sequence[str] = (),
         match: str | None = None,
+        hybrid: str | None = None,
         k: int = 10,
         beam: int | None = None,
         rerank: Rerank | None = None,
@@ -108,8 +110,9 @@ class Client:
     ) -> SearchResult:
         """Search; the parameters are those of :class:`genius_search.serve.schemas.SearchBody`."""
         query = self._query(
-            text, image, parts, where, instruction=instruction, modality=modality, match=match, k=k,
-            beam=beam, rerank=rerank, candidates=candidates, deadline_ms=deadline_ms,
+            text, image, parts, where, combine=combine, instruction=instruction, modality=modality,
+            match=match, hybrid=hybrid, k=k, beam=beam, rerank=rerank, candidates=candidates,
+            deadline_ms=deadline_ms,
         )  # fmt: skip
         return SearchResult.model_validate_json(self._request("POST", "/v1/search", json=query))
 

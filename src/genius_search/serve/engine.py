@@ -24,8 +24,9 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
+from genius_search.cluster.routed import RoutedCluster
 from genius_search.config import SearchConfig
-from genius_search.errors import ArtifactError, DeadlinePassed, GeniusError
+from genius_search.errors import ArtifactError, DeadlinePassed, GeniusError, SnapshotGone
 from genius_search.index.adding import ItemOutcome, NewItem
 from genius_search.index.index import Index
 from genius_search.index.query import (
@@ -41,7 +42,7 @@ from genius_search.index.query import (
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.writer import DISK_FULL, Deleted, HeldByAnother, NotWritable
 from genius_search.model import Genius
-from genius_search.serve.metrics import Metrics
+from genius_search.serve.metrics import Metrics, ShardCollector
 from genius_search.serve.schemas import Timing
 
 Kind = TypeVar("Kind", bound=Hashable)
@@ -532,6 +533,12 @@ class Engine:
             "read": [self._reads, self._slow_reads],
             "write": [writer.changes for writer in self._writers.values()],
         }
+        self.shard_health = {
+            name: index.health for name, index in self.indexes.items() if isinstance(index, RoutedCluster)
+        }
+        """The health of the shards of each index that is searched elsewhere."""
+        if self.shard_health:
+            self.metrics.registry.register(ShardCollector(self.shard_health))
         for queue, batchers in self._batchers.items():
             self.metrics.queue_length.labels(queue).set_function(partial(_num_waiting, batchers))
 
@@ -616,8 +623,18 @@ class Engine:
 
     def _search_together(self, kind: _Kind, requests: Sequence[_Constrained]) -> list[_Searched]:
         name, config, state = kind
+        index = self.indexes[name]
+        try:
+            return self._search_state(state or _State(*index.current()), requests, config)
+        except SnapshotGone:
+            anew = [(request, None) for request, _ in requests]
+            return self._search_state(_State(*index.current()), anew, config)
+
+    def _search_state(
+        self, state: _State, requests: Sequence[_Constrained], config: SearchConfig
+    ) -> list[_Searched]:
+        model, snapshot = state
         began = time.perf_counter()
-        model, snapshot = state or self.indexes[name].current()
         constraints = [
             find_constraints(model, snapshot, request) if known is None else known
             for request, known in requests

@@ -17,8 +17,8 @@ from typing import Final, Literal, NamedTuple, cast, get_args
 
 from filelock import FileLock
 
-from genius_search.artifact import write_file
 from genius_search.errors import BadData, UsageError
+from genius_search.writing import write_file
 
 Scope = Literal["read", "write"]
 

@@ -23,7 +23,8 @@ PICTURE_BYTES: Final = 16 << 20
 PICTURE_CHARACTERS: Final = 4 * -(-PICTURE_BYTES // 3) + 100
 """Length of an image in base64, including the prefix of a data: URL."""
 PICTURE_PIXELS: Final = 25_000_000
-"""Pixels of a decoded image. Large JPEGs are decoded at an eighth of their size, so they may have more."""
+"""Pixels of a decoded image. Large JPEGs are decoded at an eighth of their size, so they may have more; WebP,
+AVIF and progressive JPEGs take more memory, and may have fewer."""
 LINE_BYTES: Final = PICTURE_CHARACTERS + (1 << 20)
 """In a line of a stream."""
 TEXT_CHARACTERS: Final = 10_000

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from genius_search.cluster.routed import ShardHealth
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """Values of the label ``method``; clients could send any number of others."""
@@ -63,3 +70,37 @@ class Metrics:
         self.deleted_items = Gauge(
             "genius_deleted_items", "Deleted items not yet compacted away", ("index",), registry=registry
         )
+
+
+class ShardCollector(Collector):
+    """Metrics of the shards of clusters that are searched elsewhere.
+
+    Parameters
+    ----------
+    clusters
+        a function for each index, by name, that returns the health of its shards.
+    """
+
+    def __init__(self, clusters: Mapping[str, Callable[[], Mapping[str, ShardHealth]]]) -> None:
+        self._clusters = clusters
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the current values."""
+        labels = ("index", "shard")
+        copies = GaugeMetricFamily("genius_shard_copies", "Copies of a shard", labels=labels)
+        answering = GaugeMetricFamily(
+            "genius_shard_copies_answering", "Copies whose last call was answered", labels=labels
+        )
+        calls = CounterMetricFamily("genius_shard_calls", "Answered calls to a shard", labels=labels)
+        failures = CounterMetricFamily(
+            "genius_shard_failures",
+            "Calls that a copy did not answer",
+            labels=labels,
+        )
+        for index, read in self._clusters.items():
+            for shard, health in read().items():
+                copies.add_metric((index, shard), health.copies)
+                answering.add_metric((index, shard), health.answering)
+                calls.add_metric((index, shard), health.calls)
+                failures.add_metric((index, shard), health.failures)
+        yield from (copies, answering, calls, failures)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import anyio.to_thread
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from genius_search.data.images import SHORTEST_SIDE, encode_jpeg, open_image, read_image
 from genius_search.errors import BadImage
@@ -20,10 +20,14 @@ from genius_search.serve import limits
 from genius_search.serve.engine import Overloaded
 from genius_search.serve.guard import Problem
 
+PngImagePlugin.MAX_TEXT_MEMORY = (
+    4 << 20
+)  # of texts in a picture; 64 MB by default, each up to four times in memory
+
 Result = TypeVar("Result")
 
 THREADS: Final = 2
-"""Images decoded at a time; each may take 100 MB."""
+"""Images decoded at a time, as far as their memory allows it (:mod:`genius_search.data.images`)."""
 MAX_WAITING: Final = 256
 THUMBNAILS_KEPT: Final = 1024
 QUALITY: Final = 85

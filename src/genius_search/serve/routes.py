@@ -22,7 +22,7 @@ from genius_search.data.images import image_type
 from genius_search.errors import BadImage
 from genius_search.index.index import Index
 from genius_search.index.items import Item
-from genius_search.index.query import SearchPart, SearchRequest
+from genius_search.index.query import SearchPart, SearchRequest, default_settings
 from genius_search.serve import limits, schemas
 from genius_search.serve.adding import Acknowledgements, acknowledge, add
 from genius_search.serve.bodies import JsonRoute
@@ -153,7 +153,7 @@ def search_config(index: Index, body: schemas.SearchBody) -> SearchConfig:
     """
     snapshot = index.cached_snapshot  # opening a new state would block the event loop
     manifest = snapshot.manifest
-    usual = index.model.usual_search(snapshot.num_alive) if manifest.tuned is None else manifest.tuned.search
+    usual = default_settings(index.model, snapshot)
     config = dataclasses.replace(
         usual,
         rerank=usual.rerank if body.rerank is None else body.rerank,
@@ -173,7 +173,7 @@ async def search_request(request: Request, pictures: Pictures, body: schemas.Sea
         if image is None:
             return None
         decoded = await pictures.decode(decode_base64(image))
-        request.state.hold_more(3 * decoded.width * decoded.height)
+        request.state.hold_more(4 * decoded.width * decoded.height)
         return decoded
 
     parts = [
@@ -184,10 +184,12 @@ async def search_request(request: Request, pictures: Pictures, body: schemas.Sea
         text=body.text,
         image=await decode(body.image),
         parts=tuple(parts),
+        combine=body.combine,
         instruction=body.instruction,
         modality=body.modality,
         where=body.where,
         match=body.match,
+        hybrid=body.hybrid,
         k=body.k,
         beam=body.beam,
         deadline=request.state.began + body.deadline_ms / 1000,
@@ -274,9 +276,9 @@ async def get_item(service: ServiceDep, name: IndexDep, item_id: IdQuery) -> sch
 
     def look_up(index: Index) -> schemas.Item:
         snapshot = index.snapshot
-        place = snapshot.place_of(item_id)
-        item = snapshot.item_at(place)
-        codes = snapshot.id_at(place)[: index.model.num_levels].tolist()
+        location = snapshot.locate(item_id)
+        item = snapshot.item_at(location)
+        codes = snapshot.id_at(location)[: index.model.num_levels].tolist()
         return show(schemas.Item, {**item._asdict(), "fields": item.fields, "codes": codes}, name)
 
     return await service.engine.read(name, look_up)
@@ -304,7 +306,7 @@ async def get_picture(
 
     def look_up(index: Index) -> Item:
         snapshot = index.snapshot
-        return snapshot.item_at(snapshot.place_of(item_id))
+        return snapshot.item_at(snapshot.locate(item_id))
 
     item = await service.engine.read(name, look_up)
     if item.image is None:
@@ -323,7 +325,7 @@ async def get_original(service: ServiceDep, name: IndexDep, item_id: IdQuery) ->
 
     def look_up(index: Index) -> tuple[str, str] | None:
         snapshot = index.snapshot
-        image = snapshot.item_at(snapshot.place_of(item_id)).image
+        image = snapshot.item_at(snapshot.locate(item_id)).image
         return None if image is None else (image, image_type(pathlib.Path(image)))
 
     try:
@@ -409,9 +411,9 @@ async def _describe(request: Request, service: Service, name: str) -> schemas.In
 
 
 @open_router.get("/healthz")
-async def healthz() -> schemas.Health:
-    """Respond with 200 while the process is alive."""
-    return schemas.Health()
+async def healthz(service: ServiceDep) -> schemas.Health:
+    """Respond with 200 while the process is alive; count the shards of clusters, and those that are gone."""
+    return _describe_health(service)
 
 
 @open_router.get("/readyz", responses=problems(503))
@@ -419,7 +421,12 @@ async def readyz(service: ServiceDep) -> schemas.Health:
     """Respond with 503 while the server starts or shuts down."""
     if not service.engine.is_ready:
         raise Problem(503, "the server is starting or shutting down")
-    return schemas.Health()
+    return _describe_health(service)
+
+
+def _describe_health(service: ServiceDep) -> schemas.Health:
+    found = [one for read in service.engine.shard_health.values() for one in read().values()]
+    return schemas.Health(shards=len(found), silent_shards=sum(one.answering == 0 for one in found))
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

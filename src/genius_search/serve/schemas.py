@@ -119,6 +119,9 @@ class SearchBody(RequestBody):
         description="The query is their weighted sum: an item and a text for 'this, but red', an item alone "
         "for 'more like this'. text and image form one more part of weight 1.",
     )
+    combine: Literal["sum", "any"] = Field(
+        "sum", description="any: search for each part by itself and interleave the hits."
+    )
     instruction: Text | None = Field(None, description="Description of the wanted results.")
     modality: FoundModality | None = Field(None, description="Find only items of this modality.")
     where: list[Condition] = Field(
@@ -128,6 +131,11 @@ class SearchBody(RequestBody):
         examples=[["price<20", "colour in red,blue"]],
     )
     match: Condition | None = Field(None, description="Words that the text of an item contains.")
+    hybrid: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto puts items first whose text or file name has the query's words with digits, if "
+        "they are at most ten.",
+    )
     k: int = Field(10, ge=1, le=limits.HITS, description="Number of hits.")
     beam: int | None = Field(None, ge=1, le=limits.BEAM, description="IDs kept at each level.")
     rerank: Rerank | None = Field(None, description="What orders the hits.")
@@ -237,8 +245,8 @@ class Hit(Item):
     )
     relevance: float | None = Field(
         default=None,
-        description="From 0 to 1, a match from 0.5 on: the probability, or how similar the encoder finds "
-        "related texts; null if neither is known.",
+        description="From 0 to 1, a match from 0.5 on: how the probability compares with the threshold, "
+        "or the cosine with those of related texts; null if neither is known.",
     )
 
 
@@ -400,6 +408,8 @@ class Health(ResponseBody):
     """State of the server."""
 
     status: Literal["ok"] = "ok"
+    shards: int = Field(default=0, description="Shards that are searched elsewhere.")
+    silent_shards: int = Field(default=0, description="Those of which no copy answered its last call.")
 
 
 class InvalidField(ResponseBody):

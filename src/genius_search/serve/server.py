@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import logging
 import os
 import time
@@ -20,6 +22,9 @@ READ_BYTES: Final = 64 << 10
 """Read from a connection at a time; several times as much is held for each."""
 LOG_SECONDS: Final = 10.0
 """What clients can cause is logged at most this often."""
+KEPT_BYTES: Final = 4 << 20
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Settings of glibc's ``mallopt``."""
 
 
 class Connection(H11Protocol):
@@ -98,11 +103,23 @@ def max_connections() -> int:
     return min(limits.CONNECTIONS, files // 2)
 
 
+def return_freed_memory() -> None:
+    """Let glibc return freed blocks to the system at once if they are as large as those of pictures.
+
+    By default it learns to keep blocks of up to 32 MB, for each thread that ever decoded a picture.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+        mallopt(M_TRIM_THRESHOLD, 2 * KEPT_BYTES)
+
+
 def server_config(app: Any) -> uvicorn.Config:
     """Return the settings of a server of an application."""
     config = uvicorn.Config(
         app,
         http=Connection,
+        loop="asyncio",  # connections use its transports; uvloop's, if installed, have no such limits
         backlog=BACKLOG,
         access_log=False,
         log_level="warning",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +12,6 @@ import torch
 from jaxtyping import Float, Int, Int8, Int64
 from torch import Tensor
 
-from genius_search.artifact import ArtifactWriter
 from genius_search.config import FusionConfig, QuantizerConfig, to_json
 from genius_search.data.features import Features
 from genius_search.nn.codebooks import KIND
@@ -27,6 +27,7 @@ from genius_search.nn.quantizer import (
 )
 from genius_search.progress import Progress
 from genius_search.records import NUM_MODALITIES
+from genius_search.writing import ArtifactWriter
 
 LEVELS: Final = 12
 MAX_CODES: Final = 256
@@ -59,6 +60,7 @@ def fit_codebooks(
     *,
     items: int,
     inputs: Mapping[str, str],
+    fused_by: Quantizer | None = None,
     seed: int = 0,
     progress: Progress,
 ) -> TrainedQuantizer:
@@ -79,6 +81,8 @@ def fit_codebooks(
         number of items in the pool.
     inputs
         fingerprints of what the embeddings depend on.
+    fused_by
+        the quantizer whose fusion gave the embeddings, and which the new one gets; by default a sum.
     """
     config = QuantizerConfig(
         levels=LEVELS,
@@ -88,15 +92,16 @@ def fit_codebooks(
         kmeans_iterations=15,
         fusion=FusionConfig(kind="sum"),
     )
+    final = config if fused_by is None else replace(config, fusion=fused_by.config.fusion)
     writer = ArtifactWriter(
         folder,
         kind=KIND,
-        config=to_json(config),
+        config=to_json(final),
         inputs={**inputs, FITTED: str(items), "seed": str(seed)},
     )
     if writer.finished() is not None:
         return load_quantizer(folder)
-    quantizer = make_quantizer(embeddings.shape[1], config)
+    quantizer = make_quantizer(embeddings.shape[1], config)  # its sum leaves unit vectors as they are
     codes = torch.from_numpy(modalities.astype(np.int64))
     _fit(quantizer, embeddings, codes, torch.Generator().manual_seed(seed), progress)
     encoded = quantizer.encode_items(torch.zeros_like(embeddings), embeddings, codes)
@@ -108,6 +113,8 @@ def fit_codebooks(
         sizes=quantizer.sizes,
         has_modality_level=True,
     )
+    if fused_by is not None:
+        quantizer.config, quantizer.fusion = final, fused_by.fusion
     return write_quantizer(writer, quantizer, health)
 
 

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.artifact import ArtifactWriter, fingerprint_of
-from genius_search.config import EncoderConfig, checked, to_json
+from genius_search.artifact import fingerprint_of
+from genius_search.config import checked, to_json
 from genius_search.data.features import ABSENT, FeatureBatch, Features, Shard
 from genius_search.data.mbeir import Instructions
 from genius_search.data.pairs import Batch, Pairs
@@ -31,10 +31,12 @@ from genius_search.encoders.small import (
 from genius_search.encoders.small_texts import PADDING
 from genius_search.nn import parallel
 from genius_search.nn.losses import contrastive_loss, phrase_loss, word_loss
+from genius_search.presets import EncoderConfig
 from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
 from genius_search.training.embed import Embedded, TrainingFeatures, TrainingRecords, embed_training
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, random_for, train
+from genius_search.writing import ArtifactWriter
 
 KIND: Final = "encoder"
 FORWARD_BATCH: Final = 2048
@@ -419,7 +421,13 @@ class _Preparation:
     def __init__(self, encoder: AnySmallEncoder) -> None:
         self._encoder = encoder
         self.dim = 0
-        self.fingerprint = fingerprint_of([encoder.config.max_tokens, encoder.tokenizer.to_str()])
+        self.fingerprint = fingerprint_of(
+            [
+                encoder.config.max_tokens,
+                encoder.tokenizer.to_str(),
+                *(["outlines"] if encoder.config.outlines else []),
+            ]
+        )
 
     def image_features(self, images: Sequence[ImageInput]) -> Shaped[Tensor, "items pixels"]:
         return self._encoder.prepare_images([item.image for item in images if item.image is not None])

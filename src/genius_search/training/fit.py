@@ -13,16 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from genius_search.artifact import (
-    ArtifactWriter,
-    acquire,
-    new_folder,
-    put_in_place,
-    recover,
-    release,
-    sync_tree,
-)
-from genius_search.config import FitConfig, GeneratorConfig, TrainingConfig, checked, to_json
+from genius_search.artifact import recover
+from genius_search.config import GeneratorConfig, TrainingConfig, checked, to_json
 from genius_search.data.features import Features
 from genius_search.data.mbeir import Instructions, MBeir, read_pool
 from genius_search.data.pairs import Pairs
@@ -42,6 +34,7 @@ from genius_search.nn.ids import (
     write_ids,
 )
 from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
+from genius_search.presets import FitConfig
 from genius_search.progress import Progress
 from genius_search.records import candidate_number
 from genius_search.registry import find_part
@@ -49,6 +42,7 @@ from genius_search.training.embed import Embedded, TrainingFeatures, TrainingRec
 from genius_search.training.encoder import train_encoder
 from genius_search.training.generator import train_generator
 from genius_search.training.quantizer import train_quantizer
+from genius_search.writing import ArtifactWriter, acquire, new_folder, put_in_place, release, sync_tree
 
 FOLDERS: Final = ("encoder", "features", "prepared", "quantizer", "ids", "generator", "evaluation")
 """Contents of a model's folder beside ``model.json``."""

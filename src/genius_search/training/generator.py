@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.artifact import ArtifactWriter
 from genius_search.config import GeneratorConfig, checked, to_json
 from genius_search.data.pairs import Pairs
 from genius_search.nn import parallel
@@ -27,6 +26,7 @@ from genius_search.nn.ids import TrainedIds, apply_scheme, residual_ids
 from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
 from genius_search.progress import Progress
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
+from genius_search.writing import ArtifactWriter
 
 
 def train_generator(

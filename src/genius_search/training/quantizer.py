@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.artifact import ArtifactWriter
 from genius_search.config import QuantizerConfig, checked, to_json
 from genius_search.data.features import Features
 from genius_search.data.pairs import Pairs
@@ -29,6 +28,7 @@ from genius_search.nn.quantizer import (
 )
 from genius_search.progress import Progress
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, random_for, train
+from genius_search.writing import ArtifactWriter
 
 HEALTH_SAMPLE: Final = 4_096
 """Candidates whose IDs are examined during training; all are when it has ended."""

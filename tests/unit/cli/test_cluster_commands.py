@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,16 +49,37 @@ def test_a_cluster_is_served_beside_indexes(built):
     assert indexes["X"].snapshot.num_alive == 12
 
 
-def test_the_service_answers_for_a_cluster(built):
-    engine = Engine({"X": open_index(built)}, EngineSettings())
+def test_the_service_answers_for_a_cluster_and_changes_it(built, tmp_path):
+    engine = Engine({"X": open_index(shutil.copytree(built, tmp_path / "X"))}, EngineSettings())
     with TestClient(create_app(engine), base_url="http://localhost") as client:
         found = client.post("/v1/search", json={"text": "text 3", "k": 4})
         assert found.status_code == 200, found.text
         assert len(found.json()["hits"]) == 4
-        item = {"items": [{"id": "new", "text": "a new text"}]}
-        refused = client.post("/v1/items", json=item)
-        assert refused.status_code >= 400
+        item = {"items": [{"id": "new", "text": "a new text"}, {"id": "item 3", "text": "another"}]}
+        added = client.post("/v1/items", json=item)
+        assert added.status_code == 200, added.text
+        assert client.get("/v1/indexes/X").json()["items"] == 13
+        found = client.post("/v1/search", json={"text": "a new text", "k": 13})
+        assert "new" in [hit["id"] for hit in found.json()["hits"]]
+        assert client.delete("/v1/items", params={"id": "new"}).json()["deleted"] == 1
         assert client.get("/v1/indexes/X").json()["items"] == 12
+
+
+def test_items_are_added_deleted_and_shards_rebalanced(built, tmp_path, capsys):
+    folder = shutil.copytree(built, tmp_path / "X")
+    pool = tmp_path / "more.jsonl"
+    pool.write_text("".join(json.dumps({"id": f"m{n}", "text": f"more {n}"}) + "\n" for n in range(9)))
+    assert run_json(capsys, "cluster", "add", folder, pool)["added"] == 9
+    found = run_json(capsys, "cluster", "delete", folder, "m1", "item 2", "nothing")
+    assert (found["deleted"], found["missing"]) == (2, ["nothing"])
+    run(capsys, "cluster", "delete", folder, "nothing", status=3)
+    run(capsys, "cluster", "rebalance", folder, "--shards", "3")
+    _, err = run(capsys, "cluster", "rebalance", folder)
+    assert "even already" in err
+    run(capsys, "cluster", "compact", folder)
+    found = run_json(capsys, "cluster", "info", folder)
+    assert (found["items"], len(found["shards"])) == (19, 3)
+    assert run_json(capsys, "cluster", "verify", folder)["deleted"] == 0
 
 
 @pytest.mark.parametrize("words", [("index", "info"), ("index", "delete"), ("index", "compact")])

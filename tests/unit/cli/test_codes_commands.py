@@ -72,7 +72,7 @@ def test_copies_in_another_segment_collide_and_deleted_items_do_not(index, train
     assert found["items"] == sum(group["items"] for group in found["groups"])
     codes = {tuple(group["codes"]) for group in found["groups"]}
     for number, is_shared in ((0, True), (1, False), (2, True)):  # the original of the second was deleted
-        kept = index.snapshot.id_at(index.snapshot.place_of(f"77:{number}"))
+        kept = index.snapshot.id_at(index.snapshot.locate(f"77:{number}"))
         own = tuple(kept[: index.model.quantizer.num_levels].tolist())
         assert index.tree(own).items >= 1 + is_shared
         assert (own in codes) is (index.tree(own).items > 1)

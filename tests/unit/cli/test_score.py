@@ -52,8 +52,11 @@ def test_any_run_is_measured_against_any_qrels(files, capsys):
             "R@5": 1.0,
             "recall@1": 0.5,
             "recall@5": 0.75,
+            "recall@100": 0.75,
             "MRR": 0.75,
+            "R-precision": 0.75,
             "nDCG@10": pytest.approx((1 + 0.63093 / (1 + 0.63093)) / 2, abs=1e-5),
+            "nDCG@50": pytest.approx((1 + 0.63093 / (1 + 0.63093)) / 2, abs=1e-5),
         },
     }
 
@@ -61,10 +64,13 @@ def test_any_run_is_measured_against_any_qrels(files, capsys):
 def test_measures_are_on_stdout_and_remarks_on_stderr(files, capsys):
     out, err = score(capsys, *files, "--ks", "1")
     assert out.splitlines() == [
-        "R@1        0.5000",
-        "recall@1   0.5000",
-        "MRR        0.7500",
-        "nDCG@10    0.6934",
+        "R@1         0.5000",
+        "recall@1    0.5000",
+        "recall@100  0.7500",
+        "MRR         0.7500",
+        "R-precision 0.7500",
+        "nDCG@10     0.6934",
+        "nDCG@50     0.6934",
     ]
     assert err.splitlines() == ["run bm25: 2 queries"]
 

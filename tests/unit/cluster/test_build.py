@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from genius_search.artifact import fingerprint_of, read_json
 from genius_search.cluster.build import Settings, build_cluster, encode_partition, run_here
 from genius_search.cluster.cuts import choose_cuts, row_of
 from genius_search.cluster.folder import (
@@ -25,10 +26,11 @@ from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.query import SearchRequest
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import read_manifest
+from genius_search.index.store import CLUSTER, read_manifest
 from genius_search.index.verify import verify
 from genius_search.index.writer import one_writer
 from genius_search.search.table import IdTable
+from genius_search.writing import write_json
 
 
 def settings(pool, trained, **changes) -> Settings:
@@ -230,22 +232,12 @@ def test_a_cluster_made_with_an_encoder_has_a_model_of_its_own(trained, tmp_path
     assert read_manifest(tmp_path / "moved" / "shards" / "000000").embeddings == "fused"
 
 
-def test_a_cluster_cannot_be_changed_in_place(cluster):
+def test_what_is_for_one_index_is_refused(cluster):
     with pytest.raises(UsageError, match="shards"):
-        cluster.delete("1:1")
-    with pytest.raises(UsageError, match="shards"):
-        cluster.compact()
-
-
-def test_a_change_of_a_shard_is_seen_by_readers_and_by_verify(pool, trained, tmp_path):
-    build_cluster(tmp_path / "X", settings(pool, trained))
-    cluster = Cluster.open_folder(tmp_path / "X")
-    gone = next(cluster.snapshot.ids())
-    with one_writer(tmp_path / "X" / "shards" / "000000") as writer:
-        writer.delete([gone])
-    assert gone not in set(cluster.snapshot.ids())
-    with pytest.raises(ArtifactMismatch, match="000000"):
-        verify_cluster(tmp_path / "X")
+        cluster.refit()
+    shard = cluster.folder / "shards" / "000000"
+    with pytest.raises(UsageError, match="change its cluster"), one_writer(shard):
+        pass
 
 
 def test_damage_is_named(pool, trained, tmp_path):
@@ -309,3 +301,32 @@ def test_cuts_share_items_evenly_and_never_split_an_id(seed):
 def test_fewer_ids_than_shards_make_fewer_shards(trained, tmp_path):
     pool = text_rows(tmp_path / "pool.jsonl", ["a"])
     assert len(build_cluster(tmp_path / "X", settings(pool, trained, shards=5)).shards) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body.update(shards=[]),
+        lambda body: body["shards"].reverse(),
+        lambda body: body["shards"].append(body["shards"][0]),
+        lambda body: body["shards"][1].update(first=body["shards"][2]["first"]),
+        lambda body: body["shards"][1].update(name=body["shards"][0]["name"]),
+        lambda body: body["shards"][1].update(name="0" * 5_000),
+        lambda body: body["shards"][1].update(name="../shards"),
+        lambda body: body["shards"][1].update(first=[10**30]),
+        lambda body: body["shards"][1].update(first=[-1]),
+        lambda body: body["shards"][2].update(first=[1] * 1_000),
+        lambda body: body["shards"][0].update(generation=-1),
+        lambda body: body.update(partitions=10**3_000),
+        lambda body: body.update(pool="x" * (17 << 20)),
+    ],
+)
+@pytest.mark.parametrize("use", [open_index, verify_cluster, describe_cluster])
+def test_a_manifest_that_was_made_up_is_refused_before_a_shard_is_opened(built, tmp_path, change, use):
+    shutil.copytree(built, tmp_path / "X", ignore=shutil.ignore_patterns("shards"))
+    body = read_json(built / CLUSTER)
+    del body["checksum"]
+    change(body)
+    write_json(tmp_path / "X" / CLUSTER, {**body, "checksum": fingerprint_of(body)})
+    with pytest.raises(ArtifactMismatch, match="damaged"):
+        use(tmp_path / "X")

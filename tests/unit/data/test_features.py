@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius_search.artifact import ArtifactWriter
 from genius_search.data.features import FeatureBatch, Features, LeftOut, Shard, write_shard
 from genius_search.errors import ArtifactMismatch, BadData
+from genius_search.writing import ArtifactWriter
 
 DIM = 4
 

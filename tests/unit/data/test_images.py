@@ -361,5 +361,5 @@ def test_a_large_picture_is_converted_with_little_more_memory_than_its_result(tm
 
 def test_a_picture_is_reduced_as_long_as_its_shorter_side_is_long_enough(tmp_path):
     Image.new("RGB", (900, 520), "red").save(tmp_path / "x.png")
-    sizes = [open_image(tmp_path / "x.png", shortest_side=side).size for side in (None, 521, 260, 130, 1)]
+    sizes = [open_image(tmp_path / "x.png", shortest_side=side).size for side in (None, 521, 260, 130, 4)]
     assert sizes == [(900, 520), (900, 520), (450, 260), (225, 130), (113, 65)]

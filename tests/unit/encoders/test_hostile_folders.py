@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from genius_search.artifact import ArtifactWriter
 from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, SmallEncoderConfig, to_json
 from genius_search.encoders import small
 from genius_search.encoders.base import ItemKey, TextInput, load_encoder
@@ -18,6 +17,7 @@ from genius_search.encoders.texts import CHARACTERS_PER_TOKEN, check_tokenizer, 
 from genius_search.errors import ArtifactMismatch
 from genius_search.nn.generator import Generator, load_generator, write_generator
 from genius_search.nn.quantizer import Quantizer, load_quantizer, write_quantizer
+from genius_search.writing import ArtifactWriter
 
 KERNEL = {"attn_implementation": "somebody/kernel"}
 DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}

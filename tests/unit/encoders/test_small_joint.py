@@ -22,6 +22,7 @@ from genius_search.encoders.descriptors import (
     CELLS,
     DESCRIPTOR_SIZE,
     ORIENTATIONS,
+    OUTLINE_SIZE,
     cells,
     describe,
 )
@@ -223,3 +224,14 @@ def test_cells_hold_what_lies_in_them_from_left_to_right_and_down():
     colours = slice(5 * ORIENTATIONS, None)
     changed = (plain[0, :, colours] != marked[0, :, colours]).any(dim=1)
     assert changed.nonzero().flatten().tolist() == [7]
+
+
+def test_cells_with_outlines_have_those_of_their_quarters_too():
+    picture = Image.new("RGB", (64, 64), (90, 120, 30))
+    picture.paste((200, 30, 30), (48, 16, 64, 32))
+    described = describe([picture], outlines=True)
+    found = cells(described)
+    assert torch.equal(found[:, :, :CELL_SIZE], cells(described[:, :DESCRIPTOR_SIZE]))
+    outlines = found[0, :, CELL_SIZE:]
+    assert outlines.shape == (CELLS, OUTLINE_SIZE // CELLS)
+    assert outlines.square().sum(dim=1).argmax() == 7

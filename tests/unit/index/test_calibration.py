@@ -119,9 +119,3 @@ def test_what_is_no_calibration_is_refused(odd):
 )
 def test_it_applies_to_hits_that_are_ordered_alike(changed, applies):
     assert CALIBRATION.applies_to(dataclasses.replace(CALIBRATION.search, **changed)) is applies
-
-
-def test_nothing_is_good_without_a_threshold():
-    assert CALIBRATION.is_good(0.5)
-    assert not CALIBRATION.is_good(0.49)
-    assert not dataclasses.replace(CALIBRATION, threshold=None).is_good(1.0)

@@ -22,8 +22,9 @@ from genius_search.index import verify as verify_module
 from genius_search.index.adding import Added
 from genius_search.index.index import Index
 from genius_search.index.items import ItemStore
+from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import read_manifest, write_manifest
+from genius_search.index.store import read_manifest
 from genius_search.index.writer import Deleted, one_writer
 from genius_search.model import Genius
 from genius_search.records import Modality

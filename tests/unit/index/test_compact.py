@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genius_search.index import store as store_module
-from genius_search.index.items import Item, write_items
-from genius_search.index.store import NOTHING, ArraysWriter, EmbeddingType, ItemArrays, Segment, load_segment
+from genius_search.index import segment_writer
+from genius_search.index.items import Item
+from genius_search.index.segment_writer import ArraysWriter, write_items
+from genius_search.index.store import NOTHING, EmbeddingType, ItemArrays, Segment, load_segment
 from genius_search.index.writer import alive_items
 from genius_search.records import Modality
 from genius_search.search.table import IdTable
@@ -19,7 +20,7 @@ from genius_search.search.table import IdTable
 @pytest.fixture(autouse=True)
 def _hurried(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(store_module, "ROWS_AT_ONCE", 7)  # many blocks
+    monkeypatch.setattr(segment_writer, "ROWS_AT_ONCE", 7)  # many blocks
 
 
 def drawn(count: int, seed: int, *, stored: bool = True) -> tuple[list[Item], ItemArrays]:

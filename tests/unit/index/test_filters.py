@@ -11,7 +11,8 @@ import pytest
 from genius_search.errors import DeadlinePassed, UsageError
 from genius_search.index import items
 from genius_search.index.filters import Condition, Filter, Value, full_text_query
-from genius_search.index.items import ITEMS_FILE, Item, ItemStore, write_items
+from genius_search.index.items import ITEMS_FILE, Item, ItemStore
+from genius_search.index.segment_writer import write_items
 from genius_search.records import Modality
 
 BAG = Item(

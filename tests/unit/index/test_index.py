@@ -18,7 +18,8 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, Bad
 from genius_search.index import query as query_module
 from genius_search.index.index import Index
 from genius_search.index.query import SearchHit
-from genius_search.index.store import read_manifest, write_manifest
+from genius_search.index.segment_writer import write_manifest
+from genius_search.index.store import read_manifest
 from genius_search.model import Genius
 from genius_search.nn.arrays import as_floats, normalize
 from genius_search.records import Candidate, Modality, format_text, instructed

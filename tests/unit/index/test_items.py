@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.index import items as items_module
+from genius_search.index import segment_writer
 from genius_search.index.filters import Filter
-from genius_search.index.items import ITEMS_FILE, Item, ItemStore, write_items
+from genius_search.index.items import ITEMS_FILE, Item, ItemStore
+from genius_search.index.segment_writer import write_items
 from genius_search.records import Modality
 
 TEXTS = st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
@@ -161,7 +163,7 @@ def test_several_threads_may_read_at_once(tmp_path):
 
 
 def test_a_full_disk_is_told_as_such(tmp_path, monkeypatch):
-    monkeypatch.setattr(items_module, "SETTINGS", (*items_module.SETTINGS, "max_page_count = 20"))
+    monkeypatch.setattr(segment_writer, "SETTINGS", (*segment_writer.SETTINGS, "max_page_count = 20"))
     with pytest.raises(OSError, match="No space left") as error:
         write_items(tmp_path, (Item(str(number), Modality.TEXT, "x" * 9000) for number in range(50)))
     assert error.value.errno == errno.ENOSPC

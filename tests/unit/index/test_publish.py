@@ -17,14 +17,9 @@ from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissin
 from genius_search.hub.card import index_card
 from genius_search.index.items import ITEMS_FILE, Item
 from genius_search.index.publish import check_index, save_index
+from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import (
-    IndexManifest,
-    ItemArrays,
-    StoredEmbeddings,
-    read_manifest,
-    write_manifest,
-)
+from genius_search.index.store import IndexManifest, ItemArrays, StoredEmbeddings, read_manifest
 from genius_search.index.verify import _check_items, verify
 from genius_search.index.writer import one_writer
 from genius_search.records import Modality
@@ -190,7 +185,7 @@ def test_an_index_that_changes_while_it_is_saved_is_saved_as_it_was_or_as_it_is(
                 writer.compact()
         copy(source, target)
 
-    monkeypatch.setattr("genius_search.artifact.shutil.copyfile", disturbed)
+    monkeypatch.setattr("genius_search.writing.shutil.copyfile", disturbed)
     saved = save_index(index, tmp_path / "saved")
     assert len(calls) > 3
     assert contents(saved) == contents(index) != before

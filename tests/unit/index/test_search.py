@@ -9,16 +9,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.index import Index
-from genius_search.index.query import SearchHit, SearchRequest, SearchResult, merge
+from genius_search.index.query import (
+    SearchHit,
+    SearchRequest,
+    SearchResult,
+    encode_queries,
+    evidence_of,
+    merge,
+)
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
 from genius_search.records import Modality
+from genius_search.search.beam import search
+from genius_search.search.rank import rank_items
 
 WIDE = SearchConfig(beam=500)
 COLOURS = ("red", "green", "blue", "white", "black")
@@ -174,6 +184,44 @@ def test_many_requests_together_are_answered_as_one_by_one(index, pool, config):
     assert [len(found) for found in together] == [10, 3, 7, 37, 0, 2, 4, 4]
 
 
+def test_without_the_generator_candidates_are_found_by_distance(index, model, monkeypatch):
+    usual = SearchConfig(beam=2, rerank="codes", candidates=6)
+    geometric = dataclasses.replace(usual, router="geometry")
+    words = ["a red kite", "a blue clock", "a white umbrella"]
+    requests = [SearchRequest(text=text, modality="text", k=2) for text in words]
+    queries = encode_queries(model, index.snapshot, requests, usual)
+    beams = search(
+        model.router,
+        index.snapshot.search_segments,
+        torch.from_numpy(np.stack([query.embedding for query in queries])),
+        geometric,
+        level0=[query.level0 for query in queries],
+    )
+    expected = [
+        rank_items(
+            index.snapshot.search_segments,
+            beams,
+            number,
+            query.embedding,
+            config=geometric,
+            evidence=evidence_of(model, index.snapshot),
+            k=2,
+        )
+        for number, query in enumerate(queries)
+    ]
+    monkeypatch.setattr(Genius, "fast", property(lambda _: pytest.fail("the generator was asked")))
+    monkeypatch.setattr(Genius, "decoder", Genius.fast)
+    for hits, ranking in zip(index.search_many(requests, config=geometric), expected, strict=True):
+        assert [hit.score for hit in hits] == pytest.approx(ranking.scores.tolist(), abs=1e-4)
+    for config in (
+        usual,
+        dataclasses.replace(geometric, rerank="none"),
+        dataclasses.replace(geometric, generator_weight=0.1),
+    ):
+        with pytest.raises(pytest.fail.Exception):
+            index.search("a red kite", config=config)
+
+
 def test_no_request_has_no_answer(index):
     assert index.search_many([]) == []
 
@@ -215,7 +263,7 @@ def test_a_shortlist_of_raw_embeddings_is_made_by_the_codes_as_they_rank(model, 
 @pytest.mark.parametrize("kind", ["fused", "raw"])
 def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, pool, tmp_path, kind):
     made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings=kind)
-    (table,) = (part.table for part in made.snapshot.parts)
+    (table,) = (part.table for part in made.snapshot.search_segments)
     levels = model.quantizer.num_levels
     of_ids = {tuple(row[:levels]): row[levels + 1] / 255 for row in table.ids.tolist()}
     of_items = made.snapshot.densities
@@ -235,7 +283,7 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, 
         for name in plain.keys() & other.keys():
             density = of_ids[plain[name].codes]
             if rerank == "embeddings" and of_items is not None:
-                density = of_items[0][made.snapshot.place_of(name).row] / 255
+                density = of_items[0][made.snapshot.locate(name).row] / 255
             taken = 0.25 * density if is_corrected else 0.0
             assert other[name].score == pytest.approx(plain[name].score - taken, abs=1e-5)
             assert len(other[name].codes) == levels
@@ -290,10 +338,13 @@ def test_without_modality_and_instruction_each_modality_is_searched(model, pool,
     assert found.rank == 1
 
 
-def test_merged_hits_are_ordered_by_probability_where_it_is_known(model, pool, tmp_path):
+def test_merged_hits_are_ordered_by_relevance_where_the_index_is_calibrated(model, pool, tmp_path):
     made, _ = Index.create(tmp_path / "index", model=model, pool=pool)
     lists = [
-        [dataclasses.replace(hit, probability=chance) for hit, chance in zip(hits, chances, strict=True)]
+        [
+            dataclasses.replace(hit, probability=chance, relevance=chance)
+            for hit, chance in zip(hits, chances, strict=True)
+        ]
         for hits, chances in (
             (made.search("a red kite", modality="image", k=2), (0.9, 0.8)),
             (made.search("a red kite", modality="text", k=2), (0.5, 0.1)),

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.index import store as store_module
-from genius_search.index.items import Item, write_items
-from genius_search.index.store import NOTHING, ArraysWriter, EmbeddingType, ItemArrays, load_segment, quantize
+from genius_search.index import segment_writer
+from genius_search.index.items import Item
+from genius_search.index.segment_writer import ArraysWriter, quantize, write_items
+from genius_search.index.store import NOTHING, EmbeddingType, ItemArrays, load_segment
 from genius_search.records import Modality
 
 
@@ -37,7 +38,7 @@ def fill(folder: Path, items: list[Item], given_arrays: ItemArrays, kind: Embedd
 
 @pytest.mark.parametrize("kind", ["float16", "int8"])
 def test_a_segment_comes_back_as_it_was_written(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(store_module, "ROWS_AT_ONCE", 7)  # several blocks
+    monkeypatch.setattr(segment_writer, "ROWS_AT_ONCE", 7)  # several blocks
     items, given_arrays = new(30)
     fill(tmp_path, items, given_arrays, kind)
     segment = load_segment(tmp_path, "000001", NOTHING)

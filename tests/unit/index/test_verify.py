@@ -14,14 +14,9 @@ from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index import verify as verify_module
 from genius_search.index.items import Item
+from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import (
-    CURRENT,
-    IndexManifest,
-    ItemArrays,
-    read_manifest,
-    write_manifest,
-)
+from genius_search.index.store import CURRENT, IndexManifest, ItemArrays, read_manifest
 from genius_search.index.verify import Verified, verify
 from genius_search.index.writer import one_writer
 from genius_search.records import Modality

@@ -6,12 +6,10 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -24,16 +22,9 @@ from genius_search.artifact import fingerprint_of
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.index import writer as live
 from genius_search.index.items import Item
+from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import (
-    CURRENT,
-    FORMAT,
-    OLDEST_FORMAT,
-    IndexManifest,
-    ItemArrays,
-    read_manifest,
-    write_manifest,
-)
+from genius_search.index.store import CURRENT, FORMAT, OLDEST_FORMAT, IndexManifest, ItemArrays, read_manifest
 from genius_search.index.verify import verify
 from genius_search.index.writer import MAX_SEGMENTS, Changed, Writer, one_writer
 from genius_search.records import Modality
@@ -270,39 +261,6 @@ def test_a_second_writer_is_refused_or_waits(tmp_path):
         writer.delete(["a"])
 
 
-def killed_at(number: int, work: Callable[[], object]) -> bool:
-    """Do the work in a process that is killed at its ``number``-th file operation; False if it finishes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the child runs no other thread
-        child = os.fork()
-    if child == 0:
-        left = number
-
-        def count(event: str, _: object) -> None:
-            nonlocal left
-            if event in _FILE_OPERATIONS:
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        try:
-            sys.addaudithook(count)
-            work()
-        except BaseException:  # noqa: BLE001  the child must not go on as a second pytest
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return True
-    assert os.waitstatus_to_exitcode(status) == 0
-    return False
-
-
-_FILE_OPERATIONS = frozenset(
-    {"os.rename", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir", "sqlite3.connect"}
-)
-
-
 def delete(writer: Writer) -> object:
     return writer.delete(["old 3", "old 4", "old 45", "new 2"])
 
@@ -312,7 +270,9 @@ def add(writer: Writer) -> object:
 
 
 @pytest.mark.parametrize("work", [add, delete, Writer.compact])
-def test_a_writer_killed_at_any_change_of_files_leaves_the_old_state_or_the_new_one(tmp_path, work):
+def test_a_writer_killed_at_any_change_of_files_leaves_the_old_state_or_the_new_one(
+    tmp_path, work, killed_at
+):
     template = make(tmp_path / "template", {f"old {number}": number for number in range(10)})
     with one_writer(template) as writer:
         writer.add(*given_items({f"new {number}": number for number in range(3)}))
@@ -346,7 +306,7 @@ def test_a_writer_killed_at_any_change_of_files_leaves_the_old_state_or_the_new_
     assert set(seen) == {"old", "new"}
 
 
-def test_the_first_writer_killed_at_any_change_of_files_leaves_no_index_or_a_whole_one(tmp_path):
+def test_the_first_writer_killed_at_any_change_of_files_leaves_no_index_or_a_whole_one(tmp_path, killed_at):
     for number in range(1, 1_000):
         folder = tmp_path / str(number)
         if not killed_at(number, lambda folder=folder: make(folder, {"a": 1, "b": 2})):
@@ -544,7 +504,7 @@ def test_a_disk_that_is_full_when_a_segment_begins_leaves_nothing_behind(tmp_pat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("genius_search.artifact.write_json", full)
+        patch.setattr("genius_search.writing.write_json", full)
         with pytest.raises(OSError, match="No space left"):
             make_bigger(tmp_path)
     assert present_names(tmp_path) == before
@@ -592,17 +552,22 @@ def test_an_index_on_a_full_disk_frees_its_own_room(small_disk):
 
 def test_pictures_of_an_add_that_fails_are_removed_unless_it_was_committed(tmp_path, monkeypatch):
     make(tmp_path, {"a": 1})
-    kept = live.picture_name(b"kept")
-    with live.keep_pictures(tmp_path, [b"kept"]):
+    kept, new = ({live.picture_name(data): data} for data in (b"kept", b"new"))
+    with one_writer(tmp_path) as writer, live.keep_pictures(writer, kept):
         pass
-    with pytest.raises(OSError, match="failed"), live.keep_pictures(tmp_path, [b"kept", b"new"]):
+    with (
+        one_writer(tmp_path) as writer,
+        pytest.raises(OSError, match="failed"),
+        live.keep_pictures(writer, kept | new),
+    ):
         raise OSError("failed")
-    assert [path for path in (tmp_path / "pictures").rglob("*") if path.is_file()] == [tmp_path / kept]
+    stored = [path for path in (tmp_path / "pictures").rglob("*") if path.is_file()]
+    assert stored == [tmp_path / name for name in kept]
     monkeypatch.setattr(live, "remove_leftovers", failing_after_commit(tmp_path))
     with pytest.raises(OSError, match="failed"), one_writer(tmp_path) as writer:  # noqa: SIM117
-        with live.keep_pictures(tmp_path, [b"new"]):
+        with live.keep_pictures(writer, new):
             writer.add(*given_items({"b": 2}))
-    assert (tmp_path / live.picture_name(b"new")).exists()
+    assert all((tmp_path / name).exists() for name in new)
 
 
 @pytest.mark.parametrize("code", live.READ_ONLY)

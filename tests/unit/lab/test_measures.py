@@ -25,10 +25,13 @@ def test_measures_worked_out_by_hand():
     assert [found.means[f"recall@{k}"] for k in (1, 2, 5)] == [0.0, 0.25, 0.5]
     assert found.means["MRR"] == 0.25
     gain = (1 / math.log2(3) + 1 / math.log2(4)) / (1 + 1 / math.log2(3))
-    assert found.means["nDCG@10"] == pytest.approx(gain / 2)
+    assert found.means["nDCG@10"] == found.means["nDCG@50"] == pytest.approx(gain / 2)
+    assert found.means["R-precision"] == 0.25
+    assert found.means["recall@100"] == 0.5
     assert found.short_rankings == 2
     assert found.per_query["9:1"]["recall@2"] == 0.5
-    assert list(found.means) == ["R@1", "R@2", "R@5", "recall@1", "recall@2", "recall@5", "MRR", "nDCG@10"]
+    always = ["recall@100", "MRR", "R-precision", "nDCG@10", "nDCG@50"]
+    assert list(found.means) == ["R@1", "R@2", "R@5", "recall@1", "recall@2", "recall@5", *always]
     assert found.means["R@5"] == 0.5
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from genius_search.artifact import ArtifactWriter
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.model import Genius
 from genius_search.model.publish import check_model, save_model
+from genius_search.writing import ArtifactWriter
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_a_failure_leaves_the_saved_model_as_it_was(copied, trained, monkeypatch
     def full(*_):
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr("genius_search.artifact.shutil.copyfile", full)
+    monkeypatch.setattr("genius_search.writing.shutil.copyfile", full)
     with pytest.raises(UsageError, match="No space"):
         save_model(trained.model, copied, license="mit")
     assert {entry.name for entry in copied.parent.iterdir()} == {copied.name}

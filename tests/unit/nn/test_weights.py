@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from genius_search import artifact
+from genius_search import writing
 from genius_search.nn import weights
 from genius_search.nn.weights import write_weights
 
@@ -62,7 +62,7 @@ def test_a_full_disk_is_said(tmp_path, monkeypatch):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(weights, "save_file", fail)
-    monkeypatch.setattr(artifact, "FULL_BYTES", 1 << 62)
+    monkeypatch.setattr(writing, "FULL_BYTES", 1 << 62)
     with pytest.raises(OSError, match="No space left") as failed:
         write_weights(tmp_path / "a.safetensors", {"a": torch.ones(2)})
     assert failed.value.errno == errno.ENOSPC

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from genius_search.artifact import ArtifactWriter
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, UsageError
 from genius_search.nn.generator import Generator
@@ -12,7 +11,8 @@ from genius_search.onnx.export import write_decoder
 from genius_search.onnx.run import KIND, OnnxDecoder, Session
 from genius_search.search.beam import search
 from genius_search.search.decoder import T5Decoder
-from genius_search.search.table import IdTable, Part
+from genius_search.search.table import IdTable, SearchSegment
+from genius_search.writing import ArtifactWriter
 
 SIZES = (3, 12, 9, 20)
 DIM = 24
@@ -94,8 +94,8 @@ def test_beam_search_finds_with_it_what_it_finds_with_pytorch(both):
     codes = np.stack([random.integers(0, size, 400) for size in SIZES], axis=1)
     table = IdTable.build(codes, np.zeros(400, dtype=np.float32))
     queries, _ = drawn(5)
-    expected = search(T5Decoder(generator), [Part(table)], queries, SearchConfig(beam=10))
-    found = search(decoder, [Part(table)], queries, SearchConfig(beam=10))
+    expected = search(T5Decoder(generator), [SearchSegment(table)], queries, SearchConfig(beam=10))
+    found = search(decoder, [SearchSegment(table)], queries, SearchConfig(beam=10))
     np.testing.assert_array_equal(found.low, expected.low)
     np.testing.assert_allclose(found.scores(), expected.scores(), atol=1e-4)
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
-from genius_search.artifact import ArtifactWriter
 from genius_search.encoders.base import ImageInput, ItemKey, TextInput
 from genius_search.encoders.pretrained import ClipEncoder
 from genius_search.errors import MissingExtra, UsageError
 from genius_search.onnx import export as traced
 from genius_search.onnx.export import copy_reader, write_towers
 from genius_search.onnx.run import KIND, READER, OnnxQueryEncoder
+from genius_search.writing import ArtifactWriter
 
 KEY = ItemKey("query", "1:1")
 

@@ -9,7 +9,7 @@ from genius_search.nn.generator import Generator
 from genius_search.search.beam import Frontier, choose_all, choose_best, search
 from genius_search.search.beams import Beams, topk
 from genius_search.search.decoder import T5Decoder
-from genius_search.search.table import Allowed, Children, IdTable, Part
+from genius_search.search.table import Allowed, Children, IdTable, SearchSegment
 
 SIZES = (3, 4, 4)
 
@@ -44,7 +44,7 @@ def queries_of(count: int) -> torch.Tensor:
     return torch.randn(count, 6, generator=torch.Generator().manual_seed(count))
 
 
-EVERYTHING = Part(table_of([[a, b, c] for a in range(3) for b in range(4) for c in range(4)]))
+EVERYTHING = SearchSegment(table_of([[a, b, c] for a in range(3) for b in range(4) for c in range(4)]))
 RERANKS = ["none", "codes"]
 
 
@@ -71,15 +71,15 @@ def test_the_same_query_finds_the_same_twice_in_one_batch_and_in_the_next(decode
 
 
 def test_a_pool_smaller_than_the_beam_gives_each_id_once(decoder):
-    parts = [Part(table_of([[0, 1, 2], [2, 1, 0], [2, 1, 0]]))]
-    beams = search(decoder, parts, queries_of(2), SearchConfig())
+    segments = [SearchSegment(table_of([[0, 1, 2], [2, 1, 0], [2, 1, 0]]))]
+    beams = search(decoder, segments, queries_of(2), SearchConfig())
     assert [sorted(rows) for rows in rows_of(beams)] == [[0, 1], [0, 1]]
 
 
 def test_queries_of_one_batch_may_find_different_numbers_of_ids(decoder):
-    parts = [Part(table_of([[0, 0, 0], [1, 0, 0], [1, 0, 1], [1, 2, 1]]))]
+    segments = [SearchSegment(table_of([[0, 0, 0], [1, 0, 0], [1, 0, 1], [1, 2, 1]]))]
     level0 = [frozenset({0}), frozenset({1}), frozenset({2}), frozenset()]
-    beams = search(decoder, parts, queries_of(4), SearchConfig(beam=10), level0=level0)
+    beams = search(decoder, segments, queries_of(4), SearchConfig(beam=10), level0=level0)
     assert [sorted(rows) for rows in rows_of(beams)] == [[0], [1, 2, 3], [], [0, 1, 2, 3]]
     assert np.isneginf(beams.scores()[~beams.filled()]).all()
     assert np.isfinite(beams.scores()[beams.filled()]).all()
@@ -97,15 +97,18 @@ def test_each_query_may_have_a_width_of_its_own(decoder, rerank):
 @pytest.mark.parametrize("rerank", RERANKS)
 def test_an_empty_pool_finds_nothing(decoder, rerank):
     config = SearchConfig(beam=5, rerank=rerank)
-    for parts in ([Part(table_of([]))], [Part(table_of([])), Part(table_of([]))]):
-        assert not search(decoder, parts, queries_of(2), config).filled().any()
+    for segments in (
+        [SearchSegment(table_of([]))],
+        [SearchSegment(table_of([])), SearchSegment(table_of([]))],
+    ):
+        assert not search(decoder, segments, queries_of(2), config).filled().any()
 
 
 @pytest.mark.parametrize("rerank", RERANKS)
 def test_where_everything_was_deleted_nothing_is_found(decoder, rerank):
     table = EVERYTHING.table
-    part = Part(table, Allowed.of(table, np.zeros(table.num_items, dtype=bool)))
-    assert not search(decoder, [part], queries_of(2), SearchConfig(rerank=rerank)).filled().any()
+    segment = SearchSegment(table, Allowed.of(table, np.zeros(table.num_items, dtype=bool)))
+    assert not search(decoder, [segment], queries_of(2), SearchConfig(rerank=rerank)).filled().any()
 
 
 @pytest.mark.parametrize("rerank", RERANKS)
@@ -116,17 +119,17 @@ def test_no_queries_have_no_beams(decoder, rerank):
 
 def test_what_a_query_may_find_replaces_what_is_alive(decoder):
     table = table_of([[0, 0, 0], [1, 0, 0], [2, 0, 0]])
-    part = Part(table, Allowed.of(table, np.array([True, True, False])))
+    segment = SearchSegment(table, Allowed.of(table, np.array([True, True, False])))
     own = (Allowed.of(table, np.array([False, True, False])),)
-    beams = search(decoder, [part], queries_of(2), SearchConfig(), restrictions=[None, own])
+    beams = search(decoder, [segment], queries_of(2), SearchConfig(), restrictions=[None, own])
     assert [sorted(rows) for rows in rows_of(beams)] == [[0, 1], [1]]
 
 
 @pytest.mark.parametrize("codes", [[[2, 1, 0]], [[2, 1, 0], [2, 1, 3]], [[2, 0, 0], [2, 1, 3], [2, 3, 1]]])
 def test_a_modality_that_leaves_no_choice_is_scored_like_any_other(decoder, generator, codes):
-    parts = [Part(table_of([*codes, [0, 0, 0]]))]
-    free = search(decoder, parts, queries_of(2), SearchConfig())
-    forced = search(decoder, parts, queries_of(2), SearchConfig(), level0=[frozenset({2})] * 2)
+    segments = [SearchSegment(table_of([*codes, [0, 0, 0]]))]
+    free = search(decoder, segments, queries_of(2), SearchConfig())
+    forced = search(decoder, segments, queries_of(2), SearchConfig(), level0=[frozenset({2})] * 2)
     for query in range(2):
         scores = dict(zip(rows_of(free)[query], free.log_probabilities[query], strict=True))
         assert len(rows_of(forced)[query]) == len(codes)
@@ -135,8 +138,8 @@ def test_a_modality_that_leaves_no_choice_is_scored_like_any_other(decoder, gene
 
 
 def test_codes_without_a_choice_add_nothing_when_only_those_that_exist_count(decoder):
-    parts = [Part(table_of([[0, 1, 2], [0, 3, 1], [0, 3, 2]]))]
-    beams = search(decoder, parts, queries_of(3), SearchConfig(scores="children"))
+    segments = [SearchSegment(table_of([[0, 1, 2], [0, 3, 1], [0, 3, 2]]))]
+    beams = search(decoder, segments, queries_of(3), SearchConfig(scores="children"))
     total = np.exp(beams.scores()).sum(axis=1)
     np.testing.assert_allclose(total, 1, atol=1e-5)
     assert (beams.log_probabilities[:, :, 0] == 0).all()
@@ -157,9 +160,9 @@ def test_a_leaf_stop_leaves_levels_unsaid(decoder):
 
 
 def test_scores_are_the_sums_over_the_levels_that_were_decoded():
-    parts = np.array([[[-1, -2], [-3, np.nan], [-np.inf, -np.inf]]], dtype=np.float32)
+    segments = np.array([[[-1, -2], [-3, np.nan], [-np.inf, -np.inf]]], dtype=np.float32)
     rows = np.array([[[0, 1], [2, 2], [0, 0]]])
-    beams = Beams(rows, rows + np.array([[[1, 0], [0, 5], [0, 0]]]), parts)
+    beams = Beams(rows, rows + np.array([[[1, 0], [0, 5], [0, 0]]]), segments)
     assert beams.scores().tolist() == [[-3.0, -3.0, -np.inf]]
     assert beams.filled().tolist() == [[True, True, False]]
 
@@ -168,17 +171,17 @@ OWNER = np.array([0, 0, 0, 2, 2])
 SCORES = np.array([-3, -1, -3, -np.inf, -5], dtype=np.float32)
 
 
-def test_the_best_of_each_query_come_in_their_places_and_the_impossible_nowhere():
+def test_the_best_of_each_query_come_in_their_slots_and_the_impossible_nowhere():
     chosen = choose_best(OWNER, SCORES, np.array([2, 9, 9]))
     assert chosen.query.tolist() == [0, 0, 2]
-    assert chosen.place.tolist() == [0, 1, 0]
+    assert chosen.slot.tolist() == [0, 1, 0]
     assert chosen.child.tolist() == [1, 0, 4]
 
 
 def test_everything_keeps_its_order():
     chosen = choose_all(OWNER, 3)
     assert chosen.query.tolist() == OWNER.tolist()
-    assert chosen.place.tolist() == [0, 1, 2, 0, 1]
+    assert chosen.slot.tolist() == [0, 1, 2, 0, 1]
     assert chosen.child.tolist() == [0, 1, 2, 3, 4]
 
 
@@ -201,7 +204,7 @@ def test_a_frontier_grows_by_a_level_and_knows_where_each_place_came_from():
     )
     second = frontier.take(np.array([1]))
     assert (second.queries.tolist(), second.low.shape) == ([1], (1, 2, 1))
-    turned = frontier.places(np.array([1, 0]))
+    turned = frontier.slots(np.array([1, 0]))
     assert turned.total.tolist() == [[-2, -1], [-np.inf, -4]]
 
 

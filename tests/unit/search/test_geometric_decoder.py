@@ -20,7 +20,7 @@ from genius_search.search.decoder import (
     GeometricDecoder,
     GeometricState,
 )
-from genius_search.search.table import Allowed, IdTable, Part
+from genius_search.search.table import Allowed, IdTable, SearchSegment
 
 SIZES = (3, 5, 4)
 DIM = 6
@@ -39,7 +39,7 @@ class Drawn:
         self.codes = np.stack([random.integers(0, size, items) for size in sizes], axis=1)
         self.queries = torch.from_numpy(random.standard_normal((queries, DIM)).astype(np.float32))
         self.decoder = GeometricDecoder(self.tables)
-        self.part = part_of(self.codes)
+        self.segment = part_of(self.codes)
 
     def vector(self, prefix: tuple[int, ...]) -> torch.Tensor:
         return sum(table[code] for table, code in zip(self.tables, prefix, strict=False))
@@ -50,16 +50,16 @@ class Drawn:
         return float((asked.square().sum() - (asked - self.vector(prefix)).square().sum()) / 2)
 
 
-def part_of(codes: np.ndarray) -> Part:
-    return Part(IdTable.build(codes, np.zeros(len(codes), dtype=np.float32)))
+def part_of(codes: np.ndarray) -> SearchSegment:
+    return SearchSegment(IdTable.build(codes, np.zeros(len(codes), dtype=np.float32)))
 
 
-def found(parts: list[Part], beams: Beams, query: int) -> list[tuple[int, ...]]:
+def found(segments: list[SearchSegment], beams: Beams, query: int) -> list[tuple[int, ...]]:
     """The IDs under the beams of a query, beam after beam."""
     rows = [
-        (part.table.ids[low:high].tolist(), beam)
+        (segment.table.ids[low:high].tolist(), beam)
         for beam in range(beams.low.shape[1])
-        for part, low, high in zip(parts, beams.low[query, beam], beams.high[query, beam], strict=True)
+        for segment, low, high in zip(segments, beams.low[query, beam], beams.high[query, beam], strict=True)
     ]
     ids = [tuple(row) for under, _ in rows for row in under]
     return list(dict.fromkeys(ids))
@@ -179,13 +179,13 @@ def test_training_further_changes_nothing():
 )
 def test_a_beam_without_limit_orders_all_ids_by_their_distance(sizes, items, cut, seed):
     drawn = Drawn(seed, sizes, items)
-    parts = [part_of(codes) for codes in (drawn.codes[:cut], drawn.codes[cut:])]
+    segments = [part_of(codes) for codes in (drawn.codes[:cut], drawn.codes[cut:])]
     everything = {tuple(row) for row in drawn.codes.tolist()}
     # Too narrow to be settled, so that level after level is decoded; then wide enough to be settled at once.
     for beam in (len(everything), 1000):
-        beams = search(drawn.decoder, parts, drawn.queries, SearchConfig(beam=beam))
+        beams = search(drawn.decoder, segments, drawn.queries, SearchConfig(beam=beam))
         for query in range(len(drawn.queries)):
-            ids = found(parts, beams, query)
+            ids = found(segments, beams, query)
             scores = beams.scores()[query][beams.filled()[query]]
             assert set(ids) == everything
             expected = [drawn.nearness(query, id_) for id_ in ids]
@@ -204,7 +204,10 @@ def test_a_narrow_beam_keeps_the_nearest_continuations_of_what_it_kept(sizes, be
     drawn = Drawn(seed, sizes, items=60)
     everything = {tuple(row) for row in drawn.codes.tolist()}
     beams = search(
-        drawn.decoder, [drawn.part], drawn.queries, SearchConfig(beam=beam, rerank="codes", candidates=leaves)
+        drawn.decoder,
+        [drawn.segment],
+        drawn.queries,
+        SearchConfig(beam=beam, rerank="codes", candidates=leaves),
     )
     for query in range(len(drawn.queries)):
         kept: set[tuple[int, ...]] = {()}
@@ -219,18 +222,18 @@ def test_a_narrow_beam_keeps_the_nearest_continuations_of_what_it_kept(sizes, be
             paid = np.cumsum([leaves_under[prefix] for prefix in longer]) <= max(beam, leaves)
             kept = set(longer[: max(beam, int(paid.sum()))])
             left = {id_ for id_ in left if id_[: level + 1] in kept}
-        assert set(found([drawn.part], beams, query)) == left
+        assert set(found([drawn.segment], beams, query)) == left
 
 
 def test_modalities_filters_and_deletions_hold_as_for_any_decoder():
     drawn = Drawn(3, items=50)
     alive = np.arange(50) % 3 > 0
     wanted = np.arange(50) % 2 > 0
-    table = drawn.part.table
-    part = Part(table, Allowed.of(table, alive))
+    table = drawn.segment.table
+    segment = SearchSegment(table, Allowed.of(table, alive))
     beams = search(
         drawn.decoder,
-        [part],
+        [segment],
         drawn.queries,
         SearchConfig(),
         level0=[frozenset({2}), frozenset(), frozenset({0, 1}), frozenset()],
@@ -240,11 +243,11 @@ def test_modalities_filters_and_deletions_hold_as_for_any_decoder():
         [((2,), alive), ((0, 1, 2), wanted), ((0, 1), alive), ((0, 1, 2), alive)]
     ):
         expected = {tuple(row) for row in drawn.codes[items].tolist() if row[0] in codes}
-        assert set(found([part], beams, query)) == expected
+        assert set(found([segment], beams, query)) == expected
 
 
 def test_no_queries_and_no_items_find_nothing():
     drawn = Drawn()
-    assert len(search(drawn.decoder, [drawn.part], drawn.queries[:0], SearchConfig()).low) == 0
+    assert len(search(drawn.decoder, [drawn.segment], drawn.queries[:0], SearchConfig()).low) == 0
     empty = part_of(np.zeros((0, 3), dtype=np.int64))
     assert not search(drawn.decoder, [empty], drawn.queries, SearchConfig()).filled().any()

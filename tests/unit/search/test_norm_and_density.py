@@ -16,7 +16,7 @@ from genius_search.search.beam import search
 from genius_search.search.decoder import GeometricDecoder, T5Decoder
 from genius_search.search.exact import append_bias, append_one, exact_search
 from genius_search.search.rank import CodeRanker, Evidence, Ranking, all_ids, rank_items
-from genius_search.search.table import Allowed, IdTable, Part
+from genius_search.search.table import Allowed, IdTable, SearchSegment
 
 SIZES = (3, 6, 5)
 DIM = 6
@@ -75,8 +75,8 @@ def all_ranked(table: IdTable, query: torch.Tensor, evidence: Evidence, **settin
         torch.manual_seed(0)
         decoder = GeometricDecoder([torch.randn(size, DIM) for size in SIZES])
     config = SearchConfig(beam=len(table), **settings)
-    beams = search(decoder, [Part(table)], query[None], config)
-    return rank_items([Part(table)], beams, 0, query, config=config, evidence=evidence, k=ITEMS)
+    beams = search(decoder, [SearchSegment(table)], query[None], config)
+    return rank_items([SearchSegment(table)], beams, 0, query, config=config, evidence=evidence, k=ITEMS)
 
 
 def test_marks_never_tell_equal_ids_apart(codes, marked):
@@ -152,8 +152,8 @@ def test_fused_embeddings_are_corrected_by_their_own_density_where_that_is_known
     cosines = (embeddings @ queries[0]).numpy()
     expected = cosines - DENSITY_WEIGHT * known / np.float32(255)
     whole = rank_items(
-        [Part(first), Part(second)],
-        all_ids([Part(first), Part(second)], 1),
+        [SearchSegment(first), SearchSegment(second)],
+        all_ids([SearchSegment(first), SearchSegment(second)], 1),
         0,
         queries[0],
         config=SearchConfig(rerank="embeddings", density_weight=DENSITY_WEIGHT),
@@ -167,17 +167,17 @@ def test_fused_embeddings_are_corrected_by_their_own_density_where_that_is_known
         ),
         k=len(marked),
     )
-    found = whole.items + 40 * whole.parts
+    found = whole.items + 40 * whole.segments
     np.testing.assert_allclose(whole.scores, expected[found], atol=1e-6)
     assert found.tolist() == np.argsort(-expected, kind="stable").tolist()
 
 
 def test_the_generators_own_order_knows_no_hubness(marked, queries, decoders):
-    part = Part(built(marked))
-    beams = search(decoders[0], [part], queries, SearchConfig(beam=9))
+    segment = SearchSegment(built(marked))
+    beams = search(decoders[0], [segment], queries, SearchConfig(beam=9))
     found = [
         rank_items(
-            [part],
+            [segment],
             beams,
             0,
             queries[0],
@@ -213,10 +213,12 @@ def test_no_decoder_sees_the_marks(codes, marked, queries, decoders, rerank, bea
     for decoder in decoders:
         found = []
         for items in (codes.numpy(), marked):
-            parts = [Part(built(items[:70])), Part(built(items[70:]))]
+            segments = [SearchSegment(built(items[:70])), SearchSegment(built(items[70:]))]
             mask = np.arange(70) % 3 > 0
-            restriction = (Allowed.of(parts[0].table, mask), None) if is_restricted else None
-            found.append(search(decoder, parts, queries, config, restrictions=[restriction] * len(queries)))
+            restriction = (Allowed.of(segments[0].table, mask), None) if is_restricted else None
+            found.append(
+                search(decoder, segments, queries, config, restrictions=[restriction] * len(queries))
+            )
         plain, whole = found
         assert np.array_equal(plain.low, whole.low)
         assert np.array_equal(plain.high, whole.high)

@@ -11,7 +11,7 @@ from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.search.beams import Beams
 from genius_search.search.rank import CodeRanker, Evidence, Ranking, rank_items
-from genius_search.search.table import Allowed, IdTable, Part
+from genius_search.search.table import Allowed, IdTable, SearchSegment
 
 SIZES = (2, 4, 3)
 DIM = 6
@@ -28,17 +28,17 @@ def tables(random) -> list[torch.Tensor]:
 
 
 @pytest.fixture
-def part() -> Part:
+def segment() -> SearchSegment:
     """IDs 0 (items 2, 0), 1 (item 1), 2 (items 4, 3)."""
     codes = np.array([[0, 1, 1], [0, 2, 0], [0, 1, 1], [1, 0, 2], [1, 0, 2]])
-    return Part(IdTable.build(codes, np.array([0.2, 0.5, 0.9, 0.3, 0.4], dtype=np.float32)))
+    return SearchSegment(IdTable.build(codes, np.array([0.2, 0.5, 0.9, 0.3, 0.4], dtype=np.float32)))
 
 
 @pytest.fixture
-def other() -> Part:
-    """IDs 0 (items 0, 2), which is the first of ``part``, and 1 (item 1), which is new."""
+def other() -> SearchSegment:
+    """IDs 0 (items 0, 2), which is the first of ``segment``, and 1 (item 1), which is new."""
     codes = np.array([[0, 1, 1], [1, 3, 0], [0, 1, 1]])
-    return Part(IdTable.build(codes, np.array([0.8, 0.1, 0.7], dtype=np.float32)))
+    return SearchSegment(IdTable.build(codes, np.array([0.8, 0.1, 0.7], dtype=np.float32)))
 
 
 def beams_of(ranges: list[list[tuple[int, int]]], scores: list[float]) -> Beams:
@@ -49,10 +49,17 @@ def beams_of(ranges: list[list[tuple[int, int]]], scores: list[float]) -> Beams:
 
 
 def ranked(
-    parts: list[Part], beams: Beams, *, k=10, query=None, evidence=None, restriction=None, **config
+    segments: list[SearchSegment],
+    beams: Beams,
+    *,
+    k=10,
+    query=None,
+    evidence=None,
+    restriction=None,
+    **config,
 ) -> Ranking:
     return rank_items(
-        parts,
+        segments,
         beams,
         0,
         torch.zeros(DIM) if query is None else query,
@@ -67,10 +74,10 @@ def rows_of(stored: np.ndarray) -> Callable[[np.ndarray], torch.Tensor]:
     return lambda items: torch.from_numpy(stored[items]).float()
 
 
-def only(part: Part, items: list[int]) -> Allowed:
-    mask = np.zeros(part.table.num_items, dtype=bool)
+def only(segment: SearchSegment, items: list[int]) -> Allowed:
+    mask = np.zeros(segment.table.num_items, dtype=bool)
     mask[items] = True
-    return Allowed.of(part.table, mask)
+    return Allowed.of(segment.table, mask)
 
 
 BEAMS = beams_of([[(2, 3)], [(0, 1)], [(1, 2)]], [-1.0, -2.0, -3.0])
@@ -78,42 +85,42 @@ PREFIXES = beams_of([[(2, 3)], [(0, 2)]], [-1.0, -2.0])
 SHARED = beams_of([[(0, 0), (1, 2)], [(0, 1), (0, 1)], [(2, 3), (1, 1)]], [-1.0, -2.0, -3.0])
 
 
-def test_without_re_ranking_the_generators_order_stays_and_the_typical_come_first_inside_an_id(part):
-    answer = ranked([part], BEAMS)
+def test_without_re_ranking_the_generators_order_stays_and_the_typical_come_first_inside_an_id(segment):
+    answer = ranked([segment], BEAMS)
     assert answer.items.tolist() == [4, 3, 2, 0, 1]
     assert answer.rows.tolist() == [2, 2, 0, 0, 1]
     assert answer.scores.tolist() == [-1.0, -1.0, -2.0, -2.0, -3.0]
     assert answer.beams.tolist() == [0, 0, 1, 1, 2]
-    assert answer.parts.tolist() == [0] * 5
+    assert answer.segments.tolist() == [0] * 5
     assert answer.touched == 5
 
 
-def test_items_of_an_id_in_several_parts_stand_together_part_after_part(part, other):
-    answer = ranked([part, other], SHARED)
-    assert answer.parts.tolist() == [1, 0, 0, 1, 1, 0, 0]
+def test_items_of_an_id_in_several_parts_stand_together_part_after_part(segment, other):
+    answer = ranked([segment, other], SHARED)
+    assert answer.segments.tolist() == [1, 0, 0, 1, 1, 0, 0]
     assert answer.items.tolist() == [1, 2, 0, 0, 2, 4, 3]
     assert answer.rows.tolist() == [1, 0, 0, 0, 0, 2, 2]
     assert answer.beams.tolist() == [0, 1, 1, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("beams", [BEAMS, PREFIXES])
-def test_re_ranking_by_codes_orders_the_ids_anew_and_keeps_the_typical_first(part, tables, random, beams):
+def test_re_ranking_by_codes_orders_the_ids_anew_and_keeps_the_typical_first(segment, tables, random, beams):
     query = torch.randn(DIM, generator=random)
     ranker = CodeRanker(tables)
-    answer = ranked([part], beams, query=query, rerank="codes", evidence=Evidence(codes=ranker))
-    by_id = ranker.scores(query, part.table.ids)
-    expected = [item for row in np.argsort(-by_id) for item in part.table.bucket(int(row)).tolist()]
+    answer = ranked([segment], beams, query=query, rerank="codes", evidence=Evidence(codes=ranker))
+    by_id = ranker.scores(query, segment.table.ids)
+    expected = [item for row in np.argsort(-by_id) for item in segment.table.bucket(int(row)).tolist()]
     assert answer.items.tolist() == expected
     assert (np.diff(answer.scores) <= 0).all()
     for row, beam in zip(answer.rows, answer.beams, strict=True):
         assert beams.low[0, beam, 0] <= row < beams.high[0, beam, 0]
 
 
-def test_codes_score_an_id_alike_in_every_part(part, other, tables, random):
+def test_codes_score_an_id_alike_in_every_part(segment, other, tables, random):
     query = torch.randn(DIM, generator=random)
     evidence = Evidence(codes=CodeRanker(tables))
-    answer = ranked([part, other], SHARED, query=query, rerank="codes", evidence=evidence)
-    both = [part.table, other.table]
+    answer = ranked([segment, other], SHARED, query=query, rerank="codes", evidence=evidence)
+    both = [segment.table, other.table]
     expected = {
         tuple(table.ids[row].tolist()): float(
             query @ sum(tables[level][code] for level, code in enumerate(table.ids[row]))
@@ -121,11 +128,11 @@ def test_codes_score_an_id_alike_in_every_part(part, other, tables, random):
         for table in both
         for row in range(len(table))
     }
-    for number, row, score in zip(answer.parts, answer.rows, answer.scores, strict=True):
+    for number, row, score in zip(answer.segments, answer.rows, answer.scores, strict=True):
         assert score == pytest.approx(expected[tuple(both[number].ids[row].tolist())], abs=1e-5)
     assert sorted(answer.beams.tolist()) == [0, 1, 1, 1, 1, 2, 2]
     shared = np.flatnonzero(answer.beams == 1)
-    assert list(zip(answer.parts[shared], answer.items[shared], strict=True)) == [
+    assert list(zip(answer.segments[shared], answer.items[shared], strict=True)) == [
         (0, 2),
         (0, 0),
         (1, 0),
@@ -134,31 +141,31 @@ def test_codes_score_an_id_alike_in_every_part(part, other, tables, random):
 
 
 @pytest.mark.parametrize("beams", [BEAMS, PREFIXES])
-def test_re_ranking_by_embeddings_orders_every_item_by_its_own(part, random, beams):
+def test_re_ranking_by_embeddings_orders_every_item_by_its_own(segment, random, beams):
     stored = F.normalize(torch.randn(5, DIM, generator=random), dim=1).half().numpy()
     query = F.normalize(torch.randn(DIM, generator=random), dim=0)
     evidence = Evidence(embeddings=[rows_of(stored)])
-    answer = ranked([part], beams, query=query, rerank="embeddings", evidence=evidence)
+    answer = ranked([segment], beams, query=query, rerank="embeddings", evidence=evidence)
     cosines = stored.astype(np.float32) @ query.numpy()
     assert answer.items.tolist() == np.argsort(-cosines).tolist()
     np.testing.assert_allclose(answer.scores, np.sort(cosines)[::-1], atol=1e-6)
 
 
-def test_each_part_is_compared_by_its_own_embeddings(part, other):
+def test_each_part_is_compared_by_its_own_embeddings(segment, other):
     first, second = np.zeros((5, DIM), dtype=np.float32), np.zeros((3, DIM), dtype=np.float32)
     first[:, 0], second[:, 0] = [0.5, 0.1, 0.4, 0.3, 0.2], [0.45, 0.9, 0.15]
     answer = ranked(
-        [part, other],
+        [segment, other],
         SHARED,
         query=torch.eye(DIM)[0],
         rerank="embeddings",
         evidence=Evidence(embeddings=[rows_of(first), rows_of(second)]),
     )
-    hits = list(zip(answer.parts.tolist(), answer.items.tolist(), strict=True))
+    hits = list(zip(answer.segments.tolist(), answer.items.tolist(), strict=True))
     assert hits == [(1, 1), (0, 0), (1, 0), (0, 2), (0, 3), (0, 4), (1, 2)]
 
 
-def test_a_short_list_is_chosen_by_codes_and_ordered_by_embeddings(part, tables, random):
+def test_a_short_list_is_chosen_by_codes_and_ordered_by_embeddings(segment, tables, random):
     query = torch.randn(DIM, generator=random)
     ranker = CodeRanker(tables)
     stored = torch.randn(5, DIM, generator=random).numpy()
@@ -169,7 +176,7 @@ def test_a_short_list_is_chosen_by_codes_and_ordered_by_embeddings(part, tables,
         return torch.from_numpy(stored[items])
 
     answer = ranked(
-        [part],
+        [segment],
         BEAMS,
         query=query,
         k=2,
@@ -178,7 +185,7 @@ def test_a_short_list_is_chosen_by_codes_and_ordered_by_embeddings(part, tables,
         evidence=Evidence(ranker, [vectors]),
     )
     by_codes = (
-        ranked([part], BEAMS, query=query, rerank="codes", evidence=Evidence(ranker)).items[:3].tolist()
+        ranked([segment], BEAMS, query=query, rerank="codes", evidence=Evidence(ranker)).items[:3].tolist()
     )
     assert sorted(compared) == sorted(by_codes)
     best = sorted(by_codes, key=lambda item: -float(stored[item] @ query.numpy()))
@@ -186,137 +193,139 @@ def test_a_short_list_is_chosen_by_codes_and_ordered_by_embeddings(part, tables,
     assert answer.touched == 5
 
 
-def test_a_short_list_has_room_for_all_hits_that_are_asked_for(part, tables, random):
+def test_a_short_list_has_room_for_all_hits_that_are_asked_for(segment, tables, random):
     evidence = Evidence(CodeRanker(tables), [lambda items: torch.zeros(len(items), DIM)])
     query = torch.randn(DIM, generator=random)
-    answer = ranked([part], BEAMS, query=query, k=4, rerank="embeddings", shortlist=1, evidence=evidence)
+    answer = ranked([segment], BEAMS, query=query, k=4, rerank="embeddings", shortlist=1, evidence=evidence)
     assert len(answer.items) == 4
 
 
 @pytest.mark.parametrize("beams", [BEAMS, PREFIXES])
 @pytest.mark.parametrize("generator_weight", [0.0, 0.3, 2.0])
 def test_mixed_in_the_probability_of_the_beam_is_added_to_what_the_codes_say(
-    part, tables, random, beams, generator_weight
+    segment, tables, random, beams, generator_weight
 ):
     query = torch.randn(DIM, generator=random)
     ranker = CodeRanker(tables)
     answer = ranked(
-        [part],
+        [segment],
         beams,
         query=query,
         rerank="codes",
         generator_weight=generator_weight,
         evidence=Evidence(ranker),
     )
-    by_codes = ranker.scores(query, part.table.ids)
+    by_codes = ranker.scores(query, segment.table.ids)
     for row, beam, score in zip(answer.rows, answer.beams, answer.scores, strict=True):
         assert score == pytest.approx(by_codes[row] + generator_weight * beams.scores()[0, beam], abs=1e-5)
     assert len(answer.items) == 5
     assert (np.diff(answer.scores) <= 0).all()
 
 
-def test_much_of_the_probability_mixed_in_restores_the_generators_order(part, tables):
-    best_by_generator = part.table.ids[2].tolist()
+def test_much_of_the_probability_mixed_in_restores_the_generators_order(segment, tables):
+    best_by_generator = segment.table.ids[2].tolist()
     away = -sum(table[code] for table, code in zip(tables, best_by_generator, strict=True))
     asked = {"query": away, "rerank": "codes", "evidence": Evidence(CodeRanker(tables))}
-    assert ranked([part], BEAMS, **asked).rows.tolist() != ranked([part], BEAMS).rows.tolist()
+    assert ranked([segment], BEAMS, **asked).rows.tolist() != ranked([segment], BEAMS).rows.tolist()
     assert (
-        ranked([part], BEAMS, **asked, generator_weight=1000.0).rows.tolist()
-        == ranked([part], BEAMS).rows.tolist()
+        ranked([segment], BEAMS, **asked, generator_weight=1000.0).rows.tolist()
+        == ranked([segment], BEAMS).rows.tolist()
     )
 
 
-def test_levels_that_were_not_decoded_add_nothing(part, tables, random):
+def test_levels_that_were_not_decoded_add_nothing(segment, tables, random):
     query = torch.randn(DIM, generator=random)
     asked = {"query": query, "rerank": "codes", "evidence": Evidence(CodeRanker(tables))}
     gained = np.array([[[-1.0, np.nan, np.nan], [-2.0, np.nan, np.nan]]], dtype=np.float32)
     stopped = PREFIXES._replace(log_probabilities=gained)
     for hit, other in zip(
-        ranked([part], stopped, **asked, generator_weight=0.5),
-        ranked([part], PREFIXES, **asked, generator_weight=0.5),
+        ranked([segment], stopped, **asked, generator_weight=0.5),
+        ranked([segment], PREFIXES, **asked, generator_weight=0.5),
         strict=True,
     ):
         np.testing.assert_array_equal(hit, other)
     settled = PREFIXES._replace(log_probabilities=np.full_like(gained, np.nan))
     for hit, other in zip(
-        ranked([part], settled, **asked, generator_weight=0.5), ranked([part], settled, **asked), strict=True
+        ranked([segment], settled, **asked, generator_weight=0.5),
+        ranked([segment], settled, **asked),
+        strict=True,
     ):
         np.testing.assert_array_equal(hit, other)
 
 
-def test_a_short_list_is_chosen_by_the_mixed_score(part, tables, random):
+def test_a_short_list_is_chosen_by_the_mixed_score(segment, tables, random):
     stored = torch.randn(5, DIM, generator=random)
-    best_by_generator = part.table.ids[2].tolist()
+    best_by_generator = segment.table.ids[2].tolist()
     away = -sum(table[code] for table, code in zip(tables, best_by_generator, strict=True))
     evidence = Evidence(CodeRanker(tables), [rows_of(stored.numpy())])
     asked = {"query": away, "evidence": evidence, "rerank": "embeddings", "shortlist": 2, "k": 2}
-    listed = ranked([part], BEAMS, **asked, generator_weight=1000.0)
+    listed = ranked([segment], BEAMS, **asked, generator_weight=1000.0)
     assert sorted(listed.items.tolist()) == [3, 4]
-    assert sorted(ranked([part], BEAMS, **asked).items.tolist()) != [3, 4]
+    assert sorted(ranked([segment], BEAMS, **asked).items.tolist()) != [3, 4]
     np.testing.assert_allclose(listed.scores, (stored @ away)[listed.items], atol=1e-5)
 
 
 @pytest.mark.parametrize("rerank", ["none", "embeddings"])
-def test_nothing_is_mixed_in_where_codes_do_not_rank(part, tables, random, rerank):
+def test_nothing_is_mixed_in_where_codes_do_not_rank(segment, tables, random, rerank):
     query = torch.randn(DIM, generator=random)
     evidence = Evidence(CodeRanker(tables), [rows_of(torch.randn(5, DIM, generator=random).numpy())])
     asked = {"query": query, "rerank": rerank, "evidence": evidence}
-    plain, mixed = ranked([part], BEAMS, **asked), ranked([part], BEAMS, **asked, generator_weight=3.0)
+    plain, mixed = ranked([segment], BEAMS, **asked), ranked([segment], BEAMS, **asked, generator_weight=3.0)
     assert plain.scores.tolist() == mixed.scores.tolist()
     assert plain.items.tolist() == mixed.items.tolist()
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
 @pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
-def test_k_cuts_after_the_ordering_and_touched_still_counts_every_item(part, tables, random, rerank, k):
+def test_k_cuts_after_the_ordering_and_touched_still_counts_every_item(segment, tables, random, rerank, k):
     query = torch.randn(DIM, generator=random)
     stored = rows_of(torch.randn(5, DIM, generator=random).numpy())
     asked = {"query": query, "rerank": rerank, "evidence": Evidence(CodeRanker(tables), [stored])}
-    whole, cut = ranked([part], BEAMS, **asked), ranked([part], BEAMS, k=k, **asked)
+    whole, cut = ranked([segment], BEAMS, **asked), ranked([segment], BEAMS, k=k, **asked)
     for values, few in zip(whole[:-1], cut[:-1], strict=True):
         assert few.tolist() == values[:k].tolist()
     assert whole.touched == cut.touched == 5
 
 
 @pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
-def test_equal_scores_keep_the_order_of_the_beams(part, tables, rerank):
+def test_equal_scores_keep_the_order_of_the_beams(segment, tables, rerank):
     evidence = Evidence(CodeRanker(tables), [rows_of(np.zeros((5, DIM), dtype=np.float32))])
     level = beams_of([[(2, 3)], [(0, 1)], [(1, 2)]], [-1.0, -1.0, -1.0])
-    answer = ranked([part], level, rerank=rerank, evidence=evidence)
+    answer = ranked([segment], level, rerank=rerank, evidence=evidence)
     assert answer.items.tolist() == [4, 3, 2, 0, 1]
 
 
 @pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
-def test_of_an_id_that_is_shared_only_the_items_that_may_be_found_are(part, other, tables, rerank):
+def test_of_an_id_that_is_shared_only_the_items_that_may_be_found_are(segment, other, tables, rerank):
     stored = [rows_of(np.zeros((count, DIM), dtype=np.float32)) for count in (5, 3)]
     evidence = Evidence(CodeRanker(tables), stored)
-    restriction = (only(part, [0, 3]), None)
-    answer = ranked([part, other], SHARED, rerank=rerank, evidence=evidence, restriction=restriction)
-    hits = list(zip(answer.parts.tolist(), answer.items.tolist(), strict=True))
+    restriction = (only(segment, [0, 3]), None)
+    answer = ranked([segment, other], SHARED, rerank=rerank, evidence=evidence, restriction=restriction)
+    hits = list(zip(answer.segments.tolist(), answer.items.tolist(), strict=True))
     assert hits == [(1, 1), (0, 0), (1, 0), (1, 2), (0, 3)]
     assert answer.touched == 5
 
 
-def test_deleted_items_are_not_listed_unless_a_restriction_says_otherwise(part):
-    table = part.table
-    living = Part(table, only(part, [0, 1]))
+def test_deleted_items_are_not_listed_unless_a_restriction_says_otherwise(segment):
+    table = segment.table
+    living = SearchSegment(table, only(segment, [0, 1]))
     assert ranked([living], BEAMS).items.tolist() == [0, 1]
-    assert ranked([living], BEAMS, restriction=(only(part, [1]),)).items.tolist() == [1]
+    assert ranked([living], BEAMS, restriction=(only(segment, [1]),)).items.tolist() == [1]
 
 
-def test_only_the_items_under_the_beams_are_touched(part):
+def test_only_the_items_under_the_beams_are_touched(segment):
     some = beams_of([[(1, 2)], [(0, 0)], [(0, 0)]], [-1.0, -np.inf, -np.inf])
-    answer = ranked([part], some)
+    answer = ranked([segment], some)
     assert (answer.items.tolist(), answer.touched) == ([1], 1)
 
 
 @pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
 @pytest.mark.parametrize("shortlist", [0, 2])
-def test_a_query_that_found_no_id_has_an_empty_answer(part, other, tables, rerank, shortlist):
+def test_a_query_that_found_no_id_has_an_empty_answer(segment, other, tables, rerank, shortlist):
     nothing = beams_of([[(0, 0), (0, 0)]] * 2, [-np.inf, -np.inf])
     stored = rows_of(np.zeros((5, DIM), dtype=np.float16))
     answer = ranked(
-        [part, other],
+        [segment, other],
         nothing,
         rerank=rerank,
         shortlist=shortlist,
@@ -334,15 +343,15 @@ def test_a_query_that_found_no_id_has_an_empty_answer(part, other, tables, reran
         ({"rerank": "embeddings", "shortlist": 3}, "--embeddings fused"),
     ],
 )
-def test_re_ranking_without_its_evidence_is_refused_with_advice(part, config, advice):
+def test_re_ranking_without_its_evidence_is_refused_with_advice(segment, config, advice):
     with pytest.raises(UsageError, match=advice):
-        ranked([part], BEAMS, **config)
+        ranked([segment], BEAMS, **config)
 
 
-def test_a_short_list_without_codebooks_is_refused_with_advice(part):
+def test_a_short_list_without_codebooks_is_refused_with_advice(segment):
     with pytest.raises(UsageError, match="codebooks"):
         ranked(
-            [part],
+            [segment],
             BEAMS,
             rerank="embeddings",
             shortlist=3,

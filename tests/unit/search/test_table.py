@@ -11,9 +11,9 @@ from genius_search.search.table import (
     LARGEST_CODE,
     Allowed,
     IdTable,
-    Part,
     RankedBits,
-    children_in_parts,
+    SearchSegment,
+    children_in_segments,
     count_ids,
     expand_ranges,
 )
@@ -38,7 +38,7 @@ def test_one_item_is_a_table_of_one_id():
     table = table_of([[2, 0, 7]])
     assert (len(table), table.num_levels, table.num_items, table.nbytes) == (1, 3, 1, 3)
     children = table.children(1, np.array([0]), np.array([1]))
-    assert [part.tolist() for part in children] == [[0], [0], [0], [1]]
+    assert [segment.tolist() for segment in children] == [[0], [0], [0], [1]]
     assert table.bucket(0).tolist() == [0]
 
 
@@ -68,8 +68,8 @@ def test_a_table_of_nothing_has_no_children_and_can_be_saved(tmp_path):
     for table in (empty, IdTable.open(tmp_path)):
         children = table.children(0, np.array([0]), np.array([0]))
         assert len(table) == table.num_items == 0
-        assert all(len(part) == 0 for part in children)
-        assert all(len(part) == 0 for part in table.buckets(np.zeros(0, dtype=np.int64)))
+        assert all(len(segment) == 0 for segment in children)
+        assert all(len(segment) == 0 for segment in table.buckets(np.zeros(0, dtype=np.int64)))
 
 
 def test_a_code_takes_a_byte_and_the_place_of_an_id_four(tmp_path):
@@ -221,27 +221,27 @@ def test_of_an_empty_table_nothing_may_be_found():
     assert allowed.ids.count(np.array([0]), np.array([0])).tolist() == [0]
 
 
-def part_of(ids: list[tuple[int, ...]]) -> Part:
+def part_of(ids: list[tuple[int, ...]]) -> SearchSegment:
     codes = np.array(ids, dtype=np.int64).reshape(len(ids), -1 if ids else 2)
-    return Part(IdTable.build(codes, np.zeros(len(ids), dtype=np.float32)))
+    return SearchSegment(IdTable.build(codes, np.zeros(len(ids), dtype=np.float32)))
 
 
 FIRST = [(0, 1), (0, 4), (2, 0)]
 SECOND = [(0, 4), (1, 1), (2, 3)]
 
 
-def roots(parts: list[Part]) -> tuple[np.ndarray, np.ndarray]:
-    high = np.array([[len(part.table) for part in parts]])
+def roots(segments: list[SearchSegment]) -> tuple[np.ndarray, np.ndarray]:
+    high = np.array([[len(segment.table) for segment in segments]])
     return np.zeros_like(high), high
 
 
 def test_parts_continue_a_prefix_together_each_with_its_own_rows():
-    parts = [part_of(FIRST), part_of(SECOND)]
-    level0 = children_in_parts(parts, 0, *roots(parts))
+    segments = [part_of(FIRST), part_of(SECOND)]
+    level0 = children_in_segments(segments, 0, *roots(segments))
     assert level0.parent.tolist() == [0, 0, 0]
     assert level0.code.tolist() == [0, 1, 2]
     assert (level0.high - level0.low).tolist() == [[2, 1], [0, 1], [1, 1]]
-    level1 = children_in_parts(parts, 1, level0.low, level0.high)
+    level1 = children_in_segments(segments, 1, level0.low, level0.high)
     assert list(zip(level1.parent.tolist(), level1.code.tolist(), strict=True)) == [
         (0, 1),
         (0, 4),
@@ -250,36 +250,36 @@ def test_parts_continue_a_prefix_together_each_with_its_own_rows():
         (2, 3),
     ]
     assert (level1.high - level1.low).tolist() == [[1, 0], [1, 1], [0, 1], [1, 0], [0, 1]]
-    assert [parts[0].table.ids[low].tolist() for low, _ in level1.low[[0, 1, 3]]] == [
+    assert [segments[0].table.ids[low].tolist() for low, _ in level1.low[[0, 1, 3]]] == [
         list(id_) for id_ in FIRST
     ]
-    assert [parts[1].table.ids[low].tolist() for _, low in level1.low[[1, 2, 4]]] == [
+    assert [segments[1].table.ids[low].tolist() for _, low in level1.low[[1, 2, 4]]] == [
         list(id_) for id_ in SECOND
     ]
 
 
 @pytest.mark.parametrize("ids", [[FIRST], [FIRST, FIRST], [FIRST, []], [[], FIRST, []]])
 def test_parts_that_add_nothing_change_nothing(ids):
-    parts = [part_of(own) for own in ids]
-    alone = children_in_parts([part_of(FIRST)], 0, *roots([part_of(FIRST)]))
-    together = children_in_parts(parts, 0, *roots(parts))
+    segments = [part_of(own) for own in ids]
+    alone = children_in_segments([part_of(FIRST)], 0, *roots([part_of(FIRST)]))
+    together = children_in_segments(segments, 0, *roots(segments))
     assert together.parent.tolist() == alone.parent.tolist()
     assert together.code.tolist() == alone.code.tolist()
 
 
 def test_prefixes_that_are_empty_in_every_part_have_no_continuations():
-    parts = [part_of(FIRST), part_of([])]
+    segments = [part_of(FIRST), part_of([])]
     nothing = np.zeros((3, 2), dtype=np.int64)
-    found = children_in_parts(parts, 1, nothing, nothing)
+    found = children_in_segments(segments, 1, nothing, nothing)
     assert (found.parent.tolist(), found.low.shape) == ([], (0, 2))
 
 
 def test_ids_are_counted_under_the_restriction_of_the_query_that_asks():
-    parts = [part_of(FIRST), part_of(SECOND)]
-    level0 = children_in_parts(parts, 0, *roots(parts))
+    segments = [part_of(FIRST), part_of(SECOND)]
+    level0 = children_in_segments(segments, 0, *roots(segments))
     low, high = np.tile(level0.low, (3, 1)), np.tile(level0.high, (3, 1))
-    first = Allowed.of(parts[0].table, np.array([True, False, False]))
-    restrictions = [None, (first, None), (first, Allowed.of(parts[1].table, np.zeros(3, dtype=bool)))]
+    first = Allowed.of(segments[0].table, np.array([True, False, False]))
+    restrictions = [None, (first, None), (first, Allowed.of(segments[1].table, np.zeros(3, dtype=bool)))]
     owner = np.repeat([2, 0, 1], 3)
     assert count_ids(low, high, restrictions, owner).tolist() == [1, 0, 0, 3, 1, 2, 2, 1, 1]
     assert count_ids(low[:3], high[:3], [], owner[:3]).tolist() == [3, 1, 2]

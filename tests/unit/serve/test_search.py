@@ -17,11 +17,12 @@ from genius_search import SearchPart
 from genius_search.config import SearchConfig
 from genius_search.errors import DeadlinePassed
 from genius_search.index import items
+from genius_search.index.index import Index
 from genius_search.index.query import SearchRequest
 from genius_search.serve import limits
 from genius_search.serve.routes import cancel_on_disconnect
 
-from .conftest import picture
+from .conftest import picture, serving
 from .test_guard import is_problem
 
 
@@ -96,6 +97,28 @@ def test_parts_are_composed_with_their_weights(client, index):
     )
     assert [hit["id"] for hit in found] == [hit.id for hit in expected]
     is_problem(post(client, parts=[{"id": "nobody"}]), 404)
+
+
+def test_parts_can_be_alternatives(client, index):
+    parts = [SearchPart(text="a red kite"), SearchPart(text="a blue clock")]
+    expected = index.search(parts=parts, combine="any", modality="text", k=4)
+    body = {"parts": [{"text": part.text} for part in parts], "combine": "any", "modality": "text", "k": 4}
+    assert [hit["id"] for hit in post(client, **body).json()["hits"]] == [hit.id for hit in expected]
+
+
+def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_folder, tmp_path):
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    for number, words in enumerate(
+        ("red ground", "green ground", "blue ground", "red a", "green a", "blue a")
+    ):
+        (pool / f"{number}.txt").write_text(words)
+    index, _ = Index.create(tmp_path / "index", pool=pool, encoder=f"clip:{clip_folder}")
+    assert index.settings.rerank == "embeddings"
+    with serving(index) as running:
+        hits = post(running, text="green ground").json()["hits"]
+    expected = index.search("green ground")
+    assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-6)
 
 
 @pytest.mark.parametrize(

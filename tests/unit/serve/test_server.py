@@ -135,3 +135,8 @@ def test_a_line_is_logged_once_in_a_while(caplog):
         logger.warning("number %d", number)
     logger.warning("another line")
     assert [record.getMessage() for record in caplog.records] == ["number 0", "another line"]
+
+
+def test_the_loop_is_that_of_python_also_where_another_is_installed():
+    """Connections limit what they read by an attribute that transports of uvloop do not have."""
+    assert server_config(None).loop == "asyncio"

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.config import MomentumConfig, SmallEncoderConfig, preset
+from genius_search.config import SmallEncoderConfig
 from genius_search.data.features import ABSENT, FeatureBatch, Shard
 from genius_search.data.mbeir import InstructionKey, Instructions, MBeir
 from genius_search.data.pairs import Pairs
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE
 from genius_search.encoders.small import SmallNetwork, create_small, load_small
+from genius_search.presets import MomentumConfig, preset
 from genius_search.progress import Silent
 from genius_search.records import Modality, Query, format_text, instructed
 from genius_search.training.embed import TrainingRecords, embed_training

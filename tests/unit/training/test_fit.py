@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from genius_search.cli import main
-from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import ArtifactMissing, TrainingFailed, UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
+from genius_search.presets import preset
 from genius_search.training import quantizer as stage
 from genius_search.training.embed import TrainingRecords, embed_training
 from genius_search.training.fit import fit, reopen_embedded, replace_model

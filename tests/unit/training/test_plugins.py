@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from genius_search import registry
-from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.nn.ids import IdScheme
+from genius_search.presets import preset
 from genius_search.progress import Silent
 from genius_search.training.fit import fit
 

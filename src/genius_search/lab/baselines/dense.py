@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple, get_args
 import numpy as np
 from torch.nn import functional as F
 
-from genius_search.artifact import write_json
 from genius_search.config import checked
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import UsageError
@@ -29,6 +28,7 @@ from genius_search.lab.results import ResultRow, to_json
 from genius_search.lab.settings import DenseConfig, DenseKind, EvaluationConfig
 from genius_search.progress import Progress
 from genius_search.training.embed import Embedded
+from genius_search.writing import write_json
 
 ENCODING_BEAM: Final = 4
 """Codes that the residual quantizer tries side by side at each level of an item."""

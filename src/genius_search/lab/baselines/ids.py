@@ -22,7 +22,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.artifact import write_json
 from genius_search.errors import BadData, UsageError
 from genius_search.lab.settings import IdKind
 from genius_search.nn.ids import Candidates, IdScheme, ResidualIds, TrainingSet
@@ -31,6 +30,7 @@ from genius_search.nn.quantizer import Codebook, Quantizer, assign, kmeans
 from genius_search.nn.weights import write_weights
 from genius_search.records import did_of
 from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
+from genius_search.writing import write_json
 
 BATCH: Final = 4096
 WEIGHTS: Final = "ids.safetensors"

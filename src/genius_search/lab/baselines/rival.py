@@ -19,7 +19,7 @@ from jaxtyping import Float, Int64
 from safetensors.torch import load_file
 from torch import Tensor
 
-from genius_search.artifact import ArtifactWriter, Manifest, make_folder, open_artifact, write_json
+from genius_search.artifact import Manifest, open_artifact
 from genius_search.config import GeneratorConfig, SearchConfig, checked, from_json, to_json
 from genius_search.data import features as features_on_disk
 from genius_search.data.features import Features
@@ -43,10 +43,11 @@ from genius_search.records import candidate_number
 from genius_search.search.beam import search as beam_search
 from genius_search.search.decoder import T5Decoder
 from genius_search.search.rank import Evidence, Ranking, rank_items
-from genius_search.search.table import IdTable, Part
+from genius_search.search.table import IdTable, SearchSegment
 from genius_search.training.embed import TrainingFeatures, TrainingRecords, embed_training
 from genius_search.training.generator import augment
 from genius_search.training.loop import Step, StepResult, num_steps, train
+from genius_search.writing import ArtifactWriter, make_folder, write_json
 
 KIND: Final = "id-baseline"
 GENERATOR: Final = "generator.safetensors"
@@ -115,11 +116,13 @@ class Rival:
         ``queries`` are the model's fused embeddings.
         """
         config = SearchConfig(beam=beam)
-        parts, decoder = [Part(index.table)], T5Decoder(self.generator)
+        tables, decoder = [SearchSegment(index.table)], T5Decoder(self.generator)
         for batch in queries.split(SEARCH_BATCH):
-            beams = beam_search(decoder, parts, batch, config)
+            beams = beam_search(decoder, tables, batch, config)
             for query in range(len(batch)):
-                found = rank_items(parts, beams, query, batch[query], config=config, evidence=Evidence(), k=k)
+                found = rank_items(
+                    tables, beams, query, batch[query], config=config, evidence=Evidence(), k=k
+                )
                 yield found._replace(items=index.items[found.items])
 
 

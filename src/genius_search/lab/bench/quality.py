@@ -40,7 +40,7 @@ from genius_search.search.beams import Beams
 from genius_search.search.decoder import Decoder
 from genius_search.search.exact import append_bias, append_one, exact_search
 from genius_search.search.rank import Evidence, all_ids, rank_items
-from genius_search.search.table import IdTable, Part
+from genius_search.search.table import IdTable, SearchSegment
 
 MEAN: Final = "mean"
 """Stands for a task where all tasks count the same."""
@@ -172,7 +172,7 @@ class EvalPool:
         self.model = model
         self.candidates = candidates
         self.table: IdTable = candidates.table
-        self.parts = [Part(self.table)]
+        self.segments = [SearchSegment(self.table)]
         self.raw = candidates.raw(slice(None))
         self.fused = candidates.fused(slice(None))
         self.decoders: dict[str, Decoder] = {GENERATOR: model.decoder, GEOMETRY: model.router}
@@ -216,7 +216,7 @@ class EvalPool:
     def rank(self, beams: Beams, queries: Float[Tensor, "queries dim"], config: SearchConfig) -> Answered:
         """Order the items under beams."""
         answers = [
-            rank_items(self.parts, beams, number, query, config=config, evidence=self.evidence, k=HITS)
+            rank_items(self.segments, beams, number, query, config=config, evidence=self.evidence, k=HITS)
             for number, query in enumerate(queries)
         ]
         return Answered([answer.items for answer in answers], sum(answer.touched for answer in answers))
@@ -361,7 +361,7 @@ def routed(pool: EvalPool, settings: QualitySettings) -> Iterator[Way]:
     mixed = (SearchConfig(rerank="codes", generator_weight=weight),) if weight else ()
     everything = {"code_bytes": pool.code_bytes, "stored_bytes": pool.stored_bytes, "order": "codes"}
     yield Way(
-        lambda batch: all_ids(pool.parts, len(batch.qids)),
+        lambda batch: all_ids(pool.segments, len(batch.qids)),
         {"exact-codes": (everything, lambda beams, batch: pool.rank(beams, batch.fused, codes))},
     )
     yield by_beam(pool, GENERATOR, PAPER_BEAM, 0, (SearchConfig(rerank="none"), codes, embeddings))
@@ -391,7 +391,7 @@ def by_beam(pool: EvalPool, router: str, beam: int, leaves: int, orders: tuple[S
         }
         methods[f"{name} {ORDERS[order.rerank]}{mixed}"] = (facts, partial(_rank_batch, pool, order))
     return Way(
-        lambda batch: search(pool.decoders[router], pool.parts, batch.fused, config),
+        lambda batch: search(pool.decoders[router], pool.segments, batch.fused, config),
         methods,
     )
 
@@ -403,7 +403,7 @@ def _rank_batch(pool: EvalPool, order: SearchConfig, beams: Beams, batch: RowQue
 def cut_to_budget(beams: Beams, leaves: int) -> Beams:
     """Return the best prefixes, as many as hold so many IDs; of the last one only the IDs that come first.
 
-    For one part: leaves are cut in the order of its table.
+    For one segment: leaves are cut in the order of its table.
     """
     sizes = (beams.high - beams.low)[:, :, 0]
     before = sizes.cumsum(axis=1) - sizes
@@ -601,12 +601,12 @@ class Prefixes:
         starts = is_first.nonzero()[0]
         self.levels = levels
         self.bounds: Int64[np.ndarray, " fences"] = np.append(starts, len(ids))
-        self.part = Part(IdTable.build(codes[starts], np.zeros(len(starts), dtype=np.float16)))
+        self.segment = SearchSegment(IdTable.build(codes[starts], np.zeros(len(starts), dtype=np.float16)))
 
     def best(self, decoder: Decoder, queries: Float[Tensor, "queries dim"], count: int) -> Beams:
         """Return the best prefixes of each query, as ranges of the whole table."""
         config = SearchConfig(beam=count)
-        found = search(cast("Decoder", PrefixDecoder(decoder, self.levels)), [self.part], queries, config)
+        found = search(cast("Decoder", PrefixDecoder(decoder, self.levels)), [self.segment], queries, config)
         low = self.bounds[found.low]
         high = np.where(found.high > found.low, self.bounds[found.low + 1], low)
         return Beams(low, high, found.log_probabilities)

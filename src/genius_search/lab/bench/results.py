@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from genius_search.artifact import write_file, write_json
 from genius_search.errors import UsageError
 from genius_search.lab.table import Table
+from genius_search.writing import write_file, write_json
 
 Row = dict[str, Any]
 """One measurement."""

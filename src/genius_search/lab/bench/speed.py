@@ -41,7 +41,7 @@ from genius_search.progress import Progress
 from genius_search.search.beam import search
 from genius_search.search.beams import Beams
 from genius_search.search.rank import Evidence, rank_items
-from genius_search.search.table import IdTable, Part
+from genius_search.search.table import IdTable, SearchSegment
 
 HITS: Final = 50
 FULL: Final = "full search"
@@ -199,12 +199,12 @@ def _table_facts(ids: IdTable) -> Row:
 
 
 def _our_method(name: str, searcher: Searcher, ids: IdTable, config: SearchConfig) -> Method:
-    parts, evidence = [Part(ids)], Evidence(searcher.ranker)
+    segments, evidence = [SearchSegment(ids)], Evidence(searcher.ranker)
 
     def answer(queries: Queries) -> Found:
-        beams = search(searcher.decoder, parts, queries, config)
+        beams = search(searcher.decoder, segments, queries, config)
         return [
-            rank_items(parts, beams, number, query, config=config, evidence=evidence, k=HITS).items
+            rank_items(segments, beams, number, query, config=config, evidence=evidence, k=HITS).items
             for number, query in enumerate(queries)
         ]
 
@@ -228,7 +228,7 @@ def _generate_methods(bench: _Bench, searcher: Searcher, ids: IdTable, queries: 
     if settings.compared:
         ours, theirs = [], []
         for some in queries[: settings.compared].split(settings.batch):
-            ours += rankings_of(ids, search(searcher.decoder, [Part(ids)], some, config))
+            ours += rankings_of(ids, search(searcher.decoder, [SearchSegment(ids)], some, config))
             generated = hf.search(some, beam=settings.beam)
             theirs += [
                 Ranking(codes[np.isfinite(scores)], scores[np.isfinite(scores)])

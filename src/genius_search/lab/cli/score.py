@@ -75,7 +75,7 @@ class Score(JsonOption):
             )
         else:
             for measure, value in found.means.items():
-                print(f"{measure:<10} {value:.4f}")
+                print(f"{measure:<11} {value:.4f}")
         with TerminalProgress() as progress:
             progress.say(f"run {ranked.name}: {found.queries} queries")
             if absent:

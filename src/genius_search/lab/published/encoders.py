@@ -29,7 +29,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
-from genius_search.artifact import ArtifactWriter, file_fingerprint, fingerprint_of, write_json
+from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.config import EncoderKind
 from genius_search.encoders.clip_tokens import END, START, VOCABULARY, stored_tokenizer
 from genius_search.encoders.texts import read_tokenizer
@@ -57,6 +57,7 @@ from genius_search.lab.published.checkpoint import (
 )
 from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress
+from genius_search.writing import ArtifactWriter, write_json
 
 Shapes = dict[str, tuple[int, ...]]
 

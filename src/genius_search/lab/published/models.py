@@ -21,15 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genius_search.artifact import (
-    ArtifactWriter,
-    file_fingerprint,
-    fingerprint_of,
-    make_folder,
-    open_artifact,
-    write_json,
-)
-from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, checked, preset, to_json
+from genius_search.artifact import file_fingerprint, fingerprint_of, open_artifact
+from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, checked, to_json
 from genius_search.data.features import Features
 from genius_search.data.mbeir import Instructions, MBeir, read_candidates
 from genius_search.embed import embed
@@ -51,10 +44,12 @@ from genius_search.nn.generator import Generator, TrainedGenerator, load_generat
 from genius_search.nn.health import LOW_PURITY, Health
 from genius_search.nn.parallel import usable
 from genius_search.nn.quantizer import Quantizer, TrainedQuantizer, load_quantizer, write_quantizer
+from genius_search.presets import preset
 from genius_search.progress import Progress
 from genius_search.records import Candidate, Modality
 from genius_search.training.fit import absolute_spec, known_instructions, relocate, replace_model
 from genius_search.training.quantizer import settle
+from genius_search.writing import ArtifactWriter, make_folder, write_json
 
 Config = TypeVar("Config", QuantizerConfig, GeneratorConfig)
 

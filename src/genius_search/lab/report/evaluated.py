@@ -292,11 +292,11 @@ def read_benchmark(folder: Path) -> Benchmark | None:
 
 def _read_row(found: Mapping[str, Any]) -> ResultRow:
     names = {field.name for field in fields(ResultRow)} - {"headline_k", "measures"}
-    prefixes = ("R@", "recall@", "nDCG@")
+    prefixes = ("R@", "recall@", "MRR", "R-precision", "nDCG@")
     return ResultRow(
         **{name: found[name] for name in names},
         headline_k=int(found["headline"].removeprefix("R@")),
-        measures={name: found[name] for name in found if name == "MRR" or name.startswith(prefixes)},
+        measures={name: found[name] for name in found if name.startswith(prefixes)},
     )
 
 

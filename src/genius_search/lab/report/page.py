@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from genius_search.artifact import write_file
 from genius_search.index.query import SearchHit
 from genius_search.lab.results import FIRST, HEADLINE, ResultRow, averages, in_order
+from genius_search.writing import write_file
 
 SIDE_BY_SIDE: Final = {
     "generative": "generative",
@@ -55,6 +55,7 @@ def write_page(
     facts: Mapping[str, str],
     rows: Sequence[ResultRow],
     searches: Sequence[ShownSearch],
+    refresh: int | None = None,
 ) -> None:
     """Write the page as one HTML file that needs nothing else.
 
@@ -64,6 +65,8 @@ def write_page(
         numbers and names to know before the results.
     rows
         the results of an evaluation; none leaves the scores out.
+    refresh
+        seconds after which a browser reads the page again, if it is not final.
     """
     ordered = in_order(rows)
     tasks: dict[str, list[ShownSearch]] = {}
@@ -90,6 +93,7 @@ def write_page(
             "subtitle": subtitle,
             "facts": facts,
             "searches": searches,
+            "refresh": refresh,
             "tasks": tasks,
             "first": FIRST,
             "headline": HEADLINE,

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import torch
 
-from genius_search.artifact import write_file
 from genius_search.data.mbeir import MBeir, read_qrels
 from genius_search.errors import BadData, UsageError
 from genius_search.lab.report import figures, tables
@@ -33,6 +32,7 @@ from genius_search.lab.table import Cell, Estimate, Table
 from genius_search.nn.quantizer import load_quantizer
 from genius_search.progress import Progress
 from genius_search.records import Modality, did_of
+from genius_search.writing import write_file
 
 DOCUMENT: Final = "report.md"
 NO_CONTRASTIVE: Final = "no-contrastive"

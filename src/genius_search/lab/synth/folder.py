@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from genius_search.artifact import write_json
 from genius_search.errors import UsageError
+from genius_search.writing import write_json
 
 
 def draw_once(
@@ -38,7 +38,7 @@ def draw_once(
             f"{out} is not empty and does not hold this {kind} ({settings}); give another folder, or remove "
             "this one"
         )
-    # Not `artifact.new_folder`, which waits for the disk at every file: these can be drawn again.
+    # Not `writing.new_folder`, which waits for the disk at every file: these can be drawn again.
     partial = out.parent / f".{out.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     counts = draw(partial)

@@ -11,7 +11,6 @@ import pytest
 
 from genius_search import Index
 from genius_search.cli import main
-from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
 from genius_search.data.pairs import Pairs
 from genius_search.errors import UsageError
@@ -20,6 +19,7 @@ from genius_search.lab.evaluate import evaluate
 from genius_search.lab.settings import EvaluationConfig
 from genius_search.model import Genius
 from genius_search.nn.quantizer import load_quantizer
+from genius_search.presets import preset
 from genius_search.progress import Silent
 from genius_search.training.embed import TrainingRecords
 from genius_search.training.fit import fit_generator, reopen_embedded

@@ -9,7 +9,7 @@ from genius_search.lab.baselines.generate import NOTHING, HfGenerate
 from genius_search.nn.generator import Generator
 from genius_search.search.beam import search
 from genius_search.search.decoder import T5Decoder
-from genius_search.search.table import IdTable, Part
+from genius_search.search.table import IdTable, SearchSegment
 
 DIM = 5
 TOLERANCE = 1e-4
@@ -48,7 +48,7 @@ def test_it_ranks_as_our_search_does_with_scores_over_the_vocabulary(
     generator, table, queries = build(sizes, num_items, layers, head, seed)
     theirs = HfGenerate(generator, table.ids).search(queries, beam=beam)
     config = SearchConfig(beam=beam, scores="vocabulary")
-    ours = search(T5Decoder(generator), [Part(table)], queries, config)
+    ours = search(T5Decoder(generator), [SearchSegment(table)], queries, config)
     for query in range(len(queries)):
         filled = ours.filled()[query]
         expected, count = ours.scores()[query][filled], int(filled.sum())

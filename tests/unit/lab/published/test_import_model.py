@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from genius_search.artifact import ArtifactWriter
 from genius_search.cli import main
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir
@@ -17,6 +16,7 @@ from genius_search.lab.published.models import import_genius
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.records import Modality
+from genius_search.writing import ArtifactWriter
 
 DIM = 6
 IMAGE, TEXT = torch.eye(DIM)[:2]

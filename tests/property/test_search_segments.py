@@ -8,7 +8,7 @@ import torch
 def split(random: np.random.Generator, codes: np.ndarray, count: int) -> list[np.ndarray]:
     """The items in so many parts, in any proportion, some of them empty."""
     owner = random.integers(0, random.integers(1, count + 1), len(codes))
-    return [codes[owner == part] for part in range(count)]
+    return [codes[owner == segment] for segment in range(count)]
 
 
 @pytest.mark.parametrize("scores", ["level", "vocabulary", "children"])
@@ -19,13 +19,13 @@ def test_searching_segments_finds_what_searching_the_merged_table_finds(plain, s
         merged = plain.Pool.of(
             [np.stack([random.integers(0, size, 60) for size in model.generator.sizes], axis=1)]
         )
-        parts = plain.Pool.of(split(random, merged.codes[0], int(random.integers(1, 5))))
+        segments = plain.Pool.of(split(random, merged.codes[0], int(random.integers(1, 5))))
         queries = torch.from_numpy(random.standard_normal((4, plain.DIM)).astype(np.float32))
         config = plain.SearchConfig(beam=int(random.integers(1, 20)), scores=scores)
-        whole = plain.search(model.decoder, merged.parts, queries, config)
-        split_up = plain.search(model.decoder, parts.parts, queries, config)
+        whole = plain.search(model.decoder, merged.segments, queries, config)
+        split_up = plain.search(model.decoder, segments.segments, queries, config)
         for query in range(len(queries)):
-            assert plain.agrees(parts.found(split_up, query), merged.found(whole, query)), (seed, query)
+            assert plain.agrees(segments.found(split_up, query), merged.found(whole, query)), (seed, query)
 
 
 def test_without_rounding_segments_and_the_merged_table_agree_to_the_letter(plain):
@@ -33,11 +33,11 @@ def test_without_rounding_segments_and_the_merged_table_agree_to_the_letter(plai
         random = np.random.default_rng(seed)
         sizes = plain.sizes_of(seed % plain.NUM_MODELS)
         merged = plain.Pool.of([np.stack([random.integers(0, size, 60) for size in sizes], axis=1)])
-        parts = plain.Pool.of(split(random, merged.codes[0], int(random.integers(1, 5))))
+        segments = plain.Pool.of(split(random, merged.codes[0], int(random.integers(1, 5))))
         decoder = plain.ExactDecoder(sizes, seed, impossible=0.1)
         queries = torch.arange(6.0)[:, None].repeat(1, plain.DIM)
         config = plain.SearchConfig(beam=int(random.integers(1, 20)))
-        whole = plain.search(decoder, merged.parts, queries, config)
-        split_up = plain.search(decoder, parts.parts, queries, config)
+        whole = plain.search(decoder, merged.segments, queries, config)
+        split_up = plain.search(decoder, segments.segments, queries, config)
         for query in range(len(queries)):
-            assert parts.found(split_up, query) == merged.found(whole, query), (seed, query)
+            assert segments.found(split_up, query) == merged.found(whole, query), (seed, query)

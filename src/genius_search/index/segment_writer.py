@@ -1,0 +1,275 @@
+"""Writing the files of a segment, which never change afterwards, and the manifest of an index."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float16, Int8, Shaped
+
+from genius_search.artifact import fingerprint_of
+from genius_search.errors import BadData
+from genius_search.index.filters import number_of
+from genius_search.index.items import (
+    FIELD_NAMES,
+    FIELDS,
+    FULL_TEXT,
+    INT64,
+    ITEM_IDS,
+    ITEMS,
+    ITEMS_FILE,
+    KINDS,
+    MODALITIES,
+    NUMBER,
+    TEXT,
+    TRUTH,
+    Item,
+    spell_path,
+)
+from genius_search.index.store import (
+    CODE_COSINE,
+    CURRENT,
+    DENSITIES,
+    EMBEDDINGS,
+    SCALES,
+    EmbeddingType,
+    IndexManifest,
+    ItemArrays,
+    Segment,
+)
+from genius_search.records import Modality
+from genius_search.search.arrays import GrowingArray, save_array
+from genius_search.search.table import IdTable
+from genius_search.writing import write_atomically
+
+ROWS_AT_ONCE: Final = 8192
+"""Number of embeddings that are written together."""
+LARGEST: Final = 127
+
+
+class Quantized(NamedTuple):
+    """Vectors as integers: a vector is ``values`` times its ``scales``."""
+
+    values: Int8[np.ndarray, "rows dim"]
+    scales: Float16[np.ndarray, " rows"]
+
+
+def quantize(embeddings: Float16[np.ndarray, "rows dim"]) -> Quantized:
+    """Quantize vectors to 8-bit integers, scaling the largest component of each to ±127."""
+    vectors = embeddings.astype(np.float32)
+    largest = np.abs(vectors).max(axis=1, initial=0)
+    scales = (largest / LARGEST).astype(np.float16)
+    divisor = np.where(scales > 0, scales, 1).astype(np.float32)
+    values = np.rint(vectors / divisor[:, None]).clip(-LARGEST, LARGEST)
+    return Quantized(values.astype(np.int8), scales)
+
+
+class ArraysWriter:
+    """Writes the arrays of a segment from batches of items. Embeddings go to disk at once.
+
+    >>> with closing(ArraysWriter(folder, "float16")) as writer:  # doctest: +SKIP
+    ...     writer.append(arrays)
+    ...     writer.finish()
+    """
+
+    def __init__(self, folder: Path, kind: EmbeddingType) -> None:
+        self._folder = folder
+        self._kind = kind
+        self._codes: list[np.ndarray] = []
+        self._code_cosine: list[np.ndarray] = []
+        self._densities: list[np.ndarray | None] = []
+        self._embeddings: GrowingArray | None = None
+        self._scales: GrowingArray | None = None
+
+    def append(self, arrays: ItemArrays) -> None:
+        """Add new items."""
+        self._codes.append(arrays.codes)
+        self._code_cosine.append(arrays.code_cosine)
+        self._densities.append(arrays.densities)
+        if arrays.embeddings is not None:
+            for start in range(0, len(arrays.embeddings), ROWS_AT_ONCE):
+                block = arrays.embeddings[start : start + ROWS_AT_ONCE]
+                self._write(*(quantize(block) if self._kind == "int8" else (block, None)))
+
+    def append_segment(self, segment: Segment, first: int = 0, last: int | None = None) -> None:
+        """Add the items of a segment, or of its rows ``first`` to before ``last``, that are not deleted."""
+        kept = np.arange(first, segment.table.num_items if last is None else last)
+        kept = kept[~segment.is_dead(kept)]
+        self._codes.append(segment.table.ids[segment.table.rows()[kept]])
+        self._code_cosine.append(segment.code_cosine[kept])
+        self._densities.append(None if segment.densities is None else segment.densities[kept])
+        if segment.embeddings is not None:
+            for start in range(0, len(kept), ROWS_AT_ONCE):
+                rows = kept[start : start + ROWS_AT_ONCE]
+                self._write(
+                    segment.embeddings[rows], None if segment.scales is None else segment.scales[rows]
+                )
+
+    def finish(self) -> None:
+        """Build the ID table and write the remaining arrays."""
+        code_cosine = np.concatenate(self._code_cosine)
+        IdTable.build(np.concatenate(self._codes), code_cosine).save(self._folder)
+        save_array(self._folder / CODE_COSINE, code_cosine)
+        densities = [known for known in self._densities if known is not None]
+        if len(densities) == len(self._densities):
+            save_array(self._folder / DENSITIES, np.concatenate(densities))
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in (self._embeddings, self._scales):
+            if file is not None:
+                file.close()
+
+    def _write(self, values: Shaped[np.ndarray, "rows dim"], scales: np.ndarray | None) -> None:
+        if self._embeddings is None:
+            self._embeddings = GrowingArray(self._folder / EMBEDDINGS, values.dtype, values.shape[1])
+            if scales is not None:
+                self._scales = GrowingArray(self._folder / SCALES, np.float16)
+        self._embeddings.append(values)
+        if self._scales is not None and scales is not None:
+            self._scales.append(scales)
+
+
+def write_manifest(folder: Path, manifest: IndexManifest) -> None:
+    """Make this the state of the index, in one step.
+
+    Its time is that of this call: the file system's clock may tick so rarely that two changes share a time.
+    """
+    body = {**manifest.body, "checksum": fingerprint_of(manifest.body)}
+    now = time.time_ns()
+    with write_atomically(folder / CURRENT) as temporary:
+        temporary.write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.utime(temporary, ns=(now, now))
+
+
+SETTINGS: Final = (  # the file is used only when it is complete
+    "page_size = 8192",
+    "journal_mode = OFF",
+    "synchronous = OFF",
+    "locking_mode = EXCLUSIVE",
+    "cache_size = -65536",
+)
+
+
+def write_items(folder: Path, items: Iterable[Item]) -> int:
+    """Write items in the order of their rows, with the indexes for filters; return their number.
+
+    Memory stays below 150 MB for any number of items.
+
+    Raises
+    ------
+    BadData
+        Two items have the same id, or an item cannot be stored.
+    OSError
+        The disk is full.
+    """
+    path = folder / ITEMS_FILE
+    path.unlink(missing_ok=True)
+    counts: Counter[str] = Counter()
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            for setting in SETTINGS:
+                database.execute(f"PRAGMA {setting}")
+            database.execute("BEGIN")
+            database.execute(ITEMS)
+            database.execute(MODALITIES)
+            database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", _entries(items, counts))
+            database.executemany("INSERT INTO modalities VALUES (?, ?)", counts.items())
+            database.execute("COMMIT")
+            _index_ids(database)
+            try:
+                for statement in FULL_TEXT:
+                    database.execute(statement)
+            except sqlite3.OperationalError as error:  # without full text everything but match works
+                if "no such module" not in str(error):
+                    raise
+            index_fields(database, database.execute("SELECT row, source FROM items WHERE source <> ''"))
+        with path.open("r+b") as file:
+            os.fsync(file.fileno())
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
+        if isinstance(error, UnicodeEncodeError):
+            text = str(error.object)[:80]
+            raise BadData(f"an item contains a lone surrogate (half a character): {text!r}") from None
+        raise
+    return counts.total()
+
+
+def _entries(items: Iterable[Item], counts: Counter[str]) -> Iterator[tuple[int | str | None, ...]]:
+    for row, item in enumerate(items):
+        modality = item.modality.mbeir
+        counts[modality] += 1
+        if "\0" in item.id:
+            raise BadData(f"the id {item.id!r} holds a NUL character; rename the item")
+        yield row, item.id, modality, item.text, item.image, item.source, item.stamp
+
+
+def _index_ids(database: sqlite3.Connection) -> None:
+    try:
+        database.execute(ITEM_IDS)
+    except sqlite3.IntegrityError:
+        query = "SELECT item_id FROM items GROUP BY item_id HAVING COUNT(*) > 1 LIMIT 1"
+        twice = database.execute(query).fetchone()[0]
+        raise BadData(f"two items have the id {twice!r}; ids must be unique") from None
+
+
+def index_fields(database: sqlite3.Connection, sources: Iterable[tuple[int, str]]) -> None:
+    """Write the fields of items to indexed tables for filters."""
+    names: dict[str, int] = {}
+    database.execute(FIELD_NAMES)
+    database.execute("CREATE TEMP TABLE unsorted (kind, name, value, row)")
+    with contextlib.suppress(sqlite3.OperationalError):  # in memory no transaction is needed
+        database.execute("BEGIN")
+    database.executemany("INSERT INTO unsorted VALUES (?, ?, ?, ?)", _field_values(sources, names))
+    database.executemany("INSERT INTO field_names VALUES (?, ?)", names.items())
+    for kind in KINDS:
+        database.execute(FIELDS[kind])
+        database.execute(
+            f"INSERT OR IGNORE INTO field_{kind} SELECT name, value, row FROM unsorted "  # noqa: S608
+            f"WHERE kind = '{kind}' ORDER BY name, value, row"
+        )
+    database.execute("COMMIT")
+    database.execute("DROP TABLE unsorted")
+
+
+def _field_values(
+    sources: Iterable[tuple[int, str]], names: dict[str, int]
+) -> Iterator[tuple[str, int, Any, int]]:
+    """Yield kind, field, value and row of each value, as :class:`Condition` describes them."""
+    for row, source in sources:
+        for path, value in _flatten(Item("", Modality.TEXT, source=source).fields, ()):
+            name = names.setdefault(spell_path(path), len(names))
+            for one in value if isinstance(value, list) else [value]:
+                match one:
+                    case bool():
+                        yield TRUTH, name, one, row
+                    case int() | float():
+                        number = one if isinstance(one, float) or one in INT64 else float(one)
+                        if not math.isnan(number):
+                            yield NUMBER, name, number, row
+                    case str():
+                        yield TEXT, name, one.encode(errors="replace").decode(), row
+                        if (spelled := number_of(one)) is not None:
+                            yield NUMBER, name, spelled, row
+                        if one.lower() in ("true", "false"):
+                            yield TRUTH, name, one.lower() == "true", row
+
+
+def _flatten(fields: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in fields.items():
+        yield (*above, name), value
+        if isinstance(value, dict):
+            yield from _flatten(value, (*above, name))

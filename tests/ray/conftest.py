@@ -1,0 +1,198 @@
+"""Three nodes of a Ray cluster on loopback addresses, each with processes that can be killed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HEAD = "127.0.0.2"
+WORKERS = ("127.0.0.3", "127.0.0.4")
+START_SECONDS = 240.0
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.ray)
+
+
+def free_port(host: str) -> int:
+    with socket.socket() as free:
+        free.bind((host, 0))
+        return int(free.getsockname()[1])
+
+
+def children_of(process: int) -> list[int]:
+    """Return the processes that a process started, and those that these started."""
+    parents: dict[int, list[int]] = {}
+    for place in Path("/proc").iterdir():
+        if place.name.isdecimal():
+            try:
+                parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            parents.setdefault(parent, []).append(int(place.name))
+    found, left = [], [process]
+    while left:
+        new = parents.get(left.pop(), [])
+        found += new
+        left += new
+    return found
+
+
+def command_of(process: int) -> str:
+    try:
+        return (Path("/proc") / str(process) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+class Node:
+    """A node of a Ray cluster; its processes are children of one that blocks."""
+
+    def __init__(self, cluster: RayCluster, address: str) -> None:
+        words = ["start", "--block", "--disable-usage-stats", "--num-cpus=2", f"--node-ip-address={address}"]
+        if address == HEAD:
+            words += [
+                *("--head", f"--port={cluster.port}", "--include-dashboard=false"),
+                f"--temp-dir={cluster.folder / 'ray'}",
+                f"--ray-client-server-port={free_port(HEAD)}",
+            ]
+        else:
+            words += [f"--address={HEAD}:{cluster.port}"]
+        self.address = address
+        with (cluster.folder / f"{address}.log").open("w") as log:
+            self.process = subprocess.Popen(  # noqa: S603  our own words
+                [Path(sys.executable).with_name("ray"), *words],
+                env=cluster.environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def processes(self, name: str) -> list[int]:
+        """Return the processes of the node whose command line contains a name."""
+        return [child for child in children_of(self.process.pid) if name in command_of(child)]
+
+    def kill(self) -> None:
+        """Kill all processes of the node at once."""
+        for process in [self.process.pid, *children_of(self.process.pid)]:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+
+
+class RayCluster:
+    """A Ray cluster with a head and workers; the token is not in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port(HEAD)
+        self.environment = {
+            **os.environ,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        self.nodes: dict[str, Node] = {}
+
+    def start(self) -> None:
+        """Start all nodes."""
+        self.nodes[HEAD] = Node(self, HEAD)
+        self._wait(self._can_connect)
+        for count, address in enumerate(WORKERS, start=2):
+            self.nodes[address] = Node(self, address)
+            self.wait_for_nodes(count)
+
+    @property
+    def address(self) -> str:
+        return f"{HEAD}:{self.port}"
+
+    def restart(self, address: str) -> None:
+        """Start a node anew at an address whose node was killed."""
+        self.nodes[address] = Node(self, address)
+        self.wait_for_nodes(1 + len(WORKERS))
+
+    def wait_for_nodes(self, count: int) -> None:
+        """Wait until so many nodes are alive; start those again that gave up because the machine is busy."""
+
+        def is_so() -> bool:
+            for address, node in self.nodes.items():
+                if address != HEAD and node.process.poll() is not None:
+                    node.kill()
+                    self.nodes[address] = Node(self, address)
+            return self._alive() == count
+
+        self._wait(is_so)
+
+    def genius(self, *words: object) -> subprocess.Popen[str]:
+        """Start a command."""
+        return subprocess.Popen(  # noqa: S603  our own words
+            [sys.executable, "-m", "genius_search", *map(str, words)],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def stop(self) -> None:
+        for node in self.nodes.values():
+            node.kill()
+
+    def _can_connect(self) -> bool:
+        try:
+            socket.create_connection((HEAD, self.port), 1).close()
+        except OSError:
+            return False
+        return True
+
+    def _alive(self) -> int:
+        script = (
+            "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR'); "
+            "print('alive', sum(node['Alive'] for node in ray.nodes()))"
+        )
+        found = subprocess.run(  # noqa: S603  our own words
+            [sys.executable, "-c", script, self.address],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            check=False,
+        )
+        _, _, count = found.stdout.rpartition("alive ")
+        return int(count) if count.strip().isdecimal() else 0
+
+    def _wait(self, is_so) -> None:
+        until = time.monotonic() + START_SECONDS
+        while not is_so():
+            if time.monotonic() > until:
+                logs = "".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
+                pytest.fail(f"the nodes did not start:\n{logs}")
+            time.sleep(0.5)
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[RayCluster]:
+    """Three nodes; a test that kills one starts it again."""
+    pytest.importorskip("ray", reason="needs Ray: pip install 'genius-search[cluster]'")
+    folder = Path(tempfile.mkdtemp(prefix="genius-"))  # Ray's sockets need short paths
+    cluster = RayCluster(folder)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,216 @@
+"""Small files whose pictures would take much memory or time."""
+
+import io
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+
+import pytest
+from PIL import Image, ImageOps, features
+
+from genius_search.data import images
+from genius_search.data.images import TooManyPixels, read_image, read_photo_fields
+from genius_search.errors import BadImage
+
+SERVICE = {"max_pixels": 25_000_000, "shortest_side": 256}
+
+
+def saved(mode: str, size: tuple[int, int], kind: str, **options) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, kind, **options)
+    return file.getvalue()
+
+
+def in_scans(side: int, components: int = 3) -> bytes:
+    """A grey JPEG that is not progressive and whose colours come one after the other."""
+
+    def segment(kind: int, data: bytes) -> bytes:
+        return bytes([0xFF, kind]) + (len(data) + 2).to_bytes(2) + data
+
+    numbers = range(1, components + 1)
+    frame = struct.pack(">BHHB", 8, side, side, components) + b"".join(bytes([n, 0x11, 0]) for n in numbers)
+    tables = [segment(0xC4, bytes([kind, 1, *[0] * 15, 0])) for kind in (0x00, 0x10)]
+    zeros = bytes((-(-side // 8)) ** 2 // 4 + 1)
+    scans = [segment(0xDA, bytes([1, n, 0, 0, 63, 0])) + zeros for n in numbers]
+    head = segment(0xE1, b"a \xff\xda in a comment") + segment(0xDB, bytes([0] + [1] * 64))
+    return b"\xff\xd8" + head + segment(0xC0, frame) + b"".join(tables + scans) + b"\xff\xd9"
+
+
+def tiff(tags: list[tuple[int, int, int, int]], before: bytes = b"") -> bytes:
+    """A TIFF with tags (number, type, count, value), after other data from byte 8 on."""
+    before += b"\0" * (len(before) % 2)
+    entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
+    return (
+        b"II*\0"
+        + struct.pack("<I", 8 + len(before))
+        + before
+        + struct.pack("<H", len(tags))
+        + entries
+        + bytes(4)
+    )
+
+
+def of_size(width: int, height: int) -> list[tuple[int, int, int, int]]:
+    return [(256, 4, 1, width), (257, 4, 1, height), (258, 3, 1, 8), (262, 3, 1, 1), (277, 3, 1, 1)]
+
+
+def test_a_jpeg_in_several_scans_counts_whole_since_it_is_held_whole():
+    side = 5_200
+    with pytest.raises(TooManyPixels):
+        read_image(in_scans(side), name="x", **SERVICE)
+    assert read_image(in_scans(640), name="x", **SERVICE).size == (320, 320)
+    whole = saved("RGB", (side, side), "JPEG")
+    assert read_image(whole, name="x", **SERVICE).size == (650, 650)
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "AVIF"])
+def test_formats_whose_decoders_make_copies_may_have_fewer_pixels(kind):
+    if not features.check(kind.lower()):
+        pytest.skip(f"this Pillow has no {kind}")
+    limits = {"max_pixels": 60_000, "shortest_side": 64}
+    assert read_image(saved("RGB", (140, 140), kind), name="x", **limits).size == (70, 70)
+    with pytest.raises(TooManyPixels, match=rf"decoding this {kind} takes .* at most 0 MB"):
+        read_image(saved("RGB", (240, 240), kind), name="x", **limits)
+    assert read_image(saved("RGB", (240, 240), "PNG"), name="x", **limits).size == (120, 120)
+
+
+def test_the_tiles_of_a_tiff_count_however_small_the_picture_is():
+    data = zlib.compress(bytes(300 * 300))
+    tags = [*of_size(300, 300), (259, 3, 1, 8), (324, 4, 1, 8), (325, 4, 1, len(data))]
+    with pytest.raises(TooManyPixels, match="256 MB"):
+        read_image(tiff([*tags, (322, 4, 1, 16_000), (323, 4, 1, 16_000)], data), name="x", **SERVICE)
+    small = tiff([*tags, (322, 4, 1, 304), (323, 4, 1, 304)], zlib.compress(bytes(304 * 304)))
+    assert read_image(small, name="x", **SERVICE).size == (300, 300)
+
+
+@pytest.mark.parametrize("tag", [273, 258])
+def test_a_tiff_with_a_tag_of_very_many_numbers_is_refused_before_they_are_made(tag):
+    many = 250_000
+    data = tiff([*of_size(30, 30), (tag, 4, many, 8)], bytes(4 * many))
+    with pytest.raises(BadImage, match=f"tag {tag} of this TIFF has 250,000 values"):
+        read_image(data, name="x")
+    nested = struct.pack("<H", 1) + struct.pack("<HHII", 0x829A, 4, many, 30) + bytes(4 + 4 * many)
+    with pytest.raises(BadImage, match="values"):
+        read_image(tiff([*of_size(30, 30), (0x8769, 4, 1, 8)], nested), name="x")
+
+
+@pytest.mark.parametrize("place", [8, 10**6, 2**32 - 1])
+def test_a_tiff_whose_tags_are_elsewhere_or_go_in_a_circle_is_refused(place):
+    circle = tiff([(0x8769, 4, 1, 8)] * 3)
+    for data in (b"II*\0" + struct.pack("<I", place) + circle[8:], b"MM\0+" + struct.pack(">Q", place)):
+        with pytest.raises(BadImage):
+            read_image(data, name="x")
+
+
+def test_a_very_long_picture_is_squeezed_and_an_absurdly_long_one_refused():
+    image = read_image(saved("RGB", (256, 60_000), "PNG"), name="x", **SERVICE)
+    assert image.width == 256
+    assert 4_096 <= image.height <= 8_192
+    with pytest.raises(TooManyPixels, match="200,000 pixels long"):
+        read_image(saved("1", (1, 200_000), "PNG"), name="x", **SERVICE)
+
+
+def test_large_exif_data_is_ignored(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x010F] = "Kodak"
+    assert read_image(saved("RGB", (40, 20), "PNG", exif=exif), name="x").size == (20, 40)
+    exif[0x9286] = b"x" * (2 << 20)
+    for kind in ("PNG", "WEBP"):
+        (tmp_path / "x").write_bytes(saved("RGB", (40, 20), kind, exif=exif))
+        assert read_image((tmp_path / "x").read_bytes(), name="x").size == (40, 20)
+        assert read_photo_fields(tmp_path / "x") == {}
+
+
+def test_a_turned_picture_is_turned_after_it_is_made_smaller(monkeypatch):
+    turned = []
+
+    def turn(image, *, in_place, original=ImageOps.exif_transpose):
+        turned.append(image.size)
+        original(image, in_place=in_place)
+
+    monkeypatch.setattr(ImageOps, "exif_transpose", turn)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = saved("RGB", (2_000, 1_000), "PNG", exif=exif)
+    assert read_image(data, name="x", shortest_side=100).size == (125, 250)
+    assert turned == [(250, 125)]
+
+
+def test_pictures_that_together_take_too_much_are_decoded_one_after_the_other(monkeypatch):
+    running: list[int] = []
+    at_most = 0
+    together = threading.Barrier(2)
+    original = images._to_rgb
+
+    def slow(*arguments):
+        nonlocal at_most
+        running.append(1)
+        at_most = max(at_most, len(running))
+        try:
+            together.wait(0.3 if limit else 30)
+        except threading.BrokenBarrierError:
+            together.reset()
+        running.pop()
+        return original(*arguments)
+
+    def read():
+        assert read_image(data, name="x").size == (100, 100)
+
+    data = saved("RGB", (100, 100), "PNG")
+    monkeypatch.setattr(images, "_to_rgb", slow)
+    for limit, expected in ((100_000, 1), (0, 2)):
+        monkeypatch.setattr(images, "_DECODING", images._Budget(limit or 1_000_000))
+        at_most = 0
+        threads = [threading.Thread(target=read) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert at_most == expected
+
+
+def test_the_service_limits_the_texts_of_a_png():
+    from genius_search.serve import pictures  # noqa: F401, PLC0415
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    text = zlib.compress("\U0001f600".encode() + b"a" * 1_000_000)
+    texts = b"".join(chunk(b"iTXt", b"k%d\0\1\0\0\0" % number + text) for number in range(10))
+    plain = saved("L", (30, 30), "PNG")
+    with pytest.raises(BadImage, match="text"):
+        read_image(plain[:33] + texts + plain[33:], name="x")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_server_returns_the_memory_of_pictures():
+    script = """
+import io, threading
+from PIL import Image
+from genius_search.data.images import read_image
+from genius_search.serve.server import return_freed_memory
+
+def now():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1])
+
+def read():
+    for _ in range(2):
+        read_image(data, name="x", shortest_side=256)
+
+return_freed_memory()
+file = io.BytesIO()
+Image.new("RGBA", (3_000, 3_000)).save(file, "PNG", compress_level=1)
+data = file.getvalue()
+before = now()
+threads = [threading.Thread(target=read) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(now() - before)
+"""
+    kept = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)  # noqa: S603
+    assert int(kept.stdout) < 24_000

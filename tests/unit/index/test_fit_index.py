@@ -1,0 +1,253 @@
+"""Training on indexes that were created with an encoder alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from genius_search.cli import main
+from genius_search.errors import BadData, UsageError
+from genius_search.index.fit import _read_captions
+from genius_search.index.index import Index
+from genius_search.presets import preset
+
+ITEMS, SIGNAL, DIM = 400, 6, 24
+TINY = preset("tiny")
+SETTINGS = replace(
+    TINY,
+    quantizer=replace(
+        TINY.quantizer, training=replace(TINY.quantizer.training, epochs=30.0, learning_rate=3e-3)
+    ),
+)
+
+
+def line(**entries):
+    return json.dumps(entries) + "\n"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Queries and items that agree in a few numbers, and differ in louder ones, which training can ignore."""
+    root = tmp_path_factory.mktemp("data")
+    random = np.random.default_rng(0)
+    signal = random.normal(size=(ITEMS, SIGNAL))
+    for name in ("query", "candidate"):
+        noise = 1.2 * random.normal(size=(ITEMS, DIM - SIGNAL))
+        features = np.concatenate([signal, noise], axis=1)
+        features /= np.linalg.norm(features, axis=1, keepdims=True)
+        (root / "features").mkdir(exist_ok=True)
+        np.save(root / "features" / f"{name}_text_features.npy", features.astype(np.float32))
+    pool, queries = (
+        root / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl",
+        root / "query" / "train",
+    )
+    pool.parent.mkdir(parents=True)
+    queries.mkdir(parents=True)
+    pool.write_text(
+        "".join(
+            line(did=f"9:{n}", modality="text", txt=f"item {n}", img_path=None, src_content=f'{{"n": {n}}}')
+            for n in range(1, ITEMS + 1)
+        )
+    )
+    (queries / "mbeir_x_train.jsonl").write_text(
+        "".join(
+            line(
+                qid=f"9:{n}",
+                query_txt=f"query {n}",
+                query_img_path=None,
+                query_modality="text",
+                query_src_content=None,
+                pos_cand_list=[f"9:{n}"],
+                neg_cand_list=[],
+                task_id=1,
+            )
+            for n in range(1, ITEMS + 1)
+        )
+    )
+    return root
+
+
+def create(data, folder):
+    pool = data / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl"
+    index, _ = Index.create(folder, pool=pool, encoder=f"precomputed:{data / 'features'}")
+    return index
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Pictures with five captions each."""
+    folder = tmp_path_factory.mktemp("pictures")
+    random = np.random.default_rng(0)
+    with (folder / "captions.jsonl").open("w") as file:
+        for n in range(30):
+            picture = Image.fromarray(random.integers(0, 256, (20, 24, 3), dtype=np.uint8))
+            picture.save(folder / f"{n}.png")
+            file.write(line(image=f"{n}.png", captions=[f"a red anchor {n} {other}" for other in "abcde"]))
+    return folder
+
+
+def test_training_replaces_the_model_of_an_index_in_place(data, tmp_path):
+    index = create(data, tmp_path / "i")
+    index.delete(["9:7"])
+    reader = Index.open(tmp_path / "i")
+    fitted = index.fit(data, config=SETTINGS)
+    assert fitted.kept
+    assert fitted.after.at_5 > fitted.before.at_5 + 0.1
+    assert (fitted.pairs, fitted.left_out, fitted.measured) == (ITEMS - 1, 1, 40)
+    for handle in (index, reader, Index.open(tmp_path / "i")):
+        assert handle.settings.rerank == "embeddings"
+        assert handle.model.has_generator
+        assert handle.snapshot.num_alive == ITEMS - 1
+        [item] = [one for one in handle.snapshot.segments[0].items.all() if one.id == "9:8"]
+        assert (item.text, item.fields) == ("item 8", {"n": 8})
+    assert index.verify().items == ITEMS - 1
+    assert sorted(path.name for path in (tmp_path / "i").glob("model*")) == ["model-3"]
+    assert not (tmp_path / "i" / ".work").exists()
+
+
+def test_codebooks_that_follow_a_trained_index_keep_its_fusion(data, tmp_path):
+    index = create(data, tmp_path / "i")
+    index.fit(data, config=SETTINGS, force=True)
+    fusion = {name: value.clone() for name, value in index.model.quantizer.fusion.state_dict().items()}
+    index.refit()
+    assert not index.model.has_generator
+    for name, value in Index.open(tmp_path / "i").model.quantizer.fusion.state_dict().items():
+        assert value.equal(fusion[name])
+
+
+def test_a_worse_model_changes_nothing_unless_forced(data, tmp_path):
+    index = create(data, tmp_path / "i")
+    index.fit(data, config=SETTINGS)
+    before = (tmp_path / "i" / "index.json").read_bytes()
+    untrained = replace(
+        TINY,
+        quantizer=replace(TINY.quantizer, fusion=replace(TINY.quantizer.fusion, kind="sum")),
+        generator=replace(TINY.generator, training=replace(TINY.generator.training, max_steps=1)),
+    )
+    fitted = index.fit(data, config=untrained)
+    assert not fitted.kept
+    assert fitted.after.at_5 < fitted.before.at_5
+    assert (tmp_path / "i" / "index.json").read_bytes() == before
+    assert len(list((tmp_path / "i" / "segments").iterdir())) == 1
+    assert index.verify().items == ITEMS
+    assert index.fit(data, config=untrained, force=True).kept
+
+
+@pytest.mark.parametrize("fails", ["put_in_place", "_commit", "write_manifest"])
+def test_training_that_dies_leaves_the_old_model(data, tmp_path, monkeypatch, fails):
+    index = create(data, tmp_path / "i")
+    old = index.model.fingerprint
+    where = {
+        "put_in_place": "genius_search.index.fit.put_in_place",
+        "_commit": "genius_search.index.writer.Writer._commit",
+        "write_manifest": "genius_search.index.writer.write_manifest",
+    }[fails]
+    with monkeypatch.context() as patch:
+        patch.setattr(where, None)
+        with pytest.raises(TypeError):
+            index.fit(data, config=SETTINGS, force=True)
+    opened = Index.open(tmp_path / "i")
+    assert opened.model.fingerprint == old
+    assert opened.verify().items == ITEMS
+    assert opened.fit(data, config=SETTINGS, force=True).kept
+    assert [path.name for path in (tmp_path / "i").glob("model*")] == ["model-2"]
+
+
+def test_captions_of_pictures_are_pairs(pictures, clip_folder, tmp_path):
+    index, _ = Index.create(tmp_path / "i", pool=pictures, encoder=f"clip:{clip_folder}")
+    pairs = _read_captions(index.snapshot, 0)
+    assert len(pairs) == 120
+    assert (pairs[0].text, pairs[0].items) == ("a red anchor 0 b", ("0.png",))
+    fitted = index.fit(config=TINY, force=True)
+    assert (fitted.pairs, fitted.measured) == (120, 20)
+    assert index.search("a red anchor 3 a", k=30)
+    assert index.verify().items == 30
+
+
+def test_words_of_a_picture_with_one_caption_are_its_query(pictures, clip_folder, tmp_path):
+    (tmp_path / "p").mkdir()
+    Image.new("RGB", (20, 20)).save(tmp_path / "p" / "1.png")
+    (tmp_path / "p" / "1.txt").write_text("a green anchor on red ground")
+    (tmp_path / "p" / "note.txt").write_text("no picture")
+    index, _ = Index.create(tmp_path / "i", pool=tmp_path / "p", encoder=f"clip:{clip_folder}")
+    [pair] = _read_captions(index.snapshot, 0)
+    words = iter(["a", "green", "anchor", "on", "red", "ground"])
+    assert len(pair.text.split()) == 3
+    assert all(word in words for word in pair.text.split())  # in their order
+
+
+def test_a_log_of_queries_is_pairs(pictures, clip_folder, tmp_path, capsys):
+    Index.create(tmp_path / "i", pool=pictures, encoder=f"clip:{clip_folder}")
+    log = tmp_path / "log.jsonl"
+    log.write_text(
+        "".join(line(text=f"red anchor {n % 30}", id=f"{n % 30}.png") for n in range(90))
+        + "".join(line(image=str(pictures / f"{n}.png"), id=[f"{n}.png", "gone.png"]) for n in range(20))
+        + line(text="nothing", id="gone.png")
+    )
+    arguments = ["fit", str(log), "--index", str(tmp_path / "i"), "--preset", "tiny", "--force"]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "110 pairs, 1 left out" in said
+    assert "has the new model" in said
+    assert main(["search", str(tmp_path / "i"), "red anchor 3"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "fact"),
+    [
+        ('{"text": "a"}', "needs an id"),
+        ('{"id": "1.png"}', "needs a text"),
+        ('{"id": "1.png", "image": 3}', "needs a text"),
+        (
+            '{"id": "1.png", "text": "a"}\n{"id": "x", "text": "b"}',
+            r"1 pair for .*1 more name items.*at least 100",
+        ),
+    ],
+)
+def test_pairs_that_cannot_be_used_are_refused(pictures, clip_folder, tmp_path, written, fact):
+    index, _ = Index.create(tmp_path / "i", pool=pictures, encoder=f"clip:{clip_folder}")
+    (tmp_path / "log.jsonl").write_text(written + "\n")
+    with pytest.raises(BadData, match=fact):
+        index.fit(tmp_path / "log.jsonl")
+
+
+def test_queries_without_ids_have_no_precomputed_features(data, tmp_path):
+    index = create(data, tmp_path / "i")
+    with pytest.raises(UsageError, match="looked up by id"):
+        index.fit()
+
+
+def test_queries_are_told_apart_by_an_encoder_of_texts(sentence_folder, tmp_path):
+    with (tmp_path / "pool.jsonl").open("w") as pool, (tmp_path / "log.jsonl").open("w") as log:
+        for n in range(1, 101):
+            words = " ".join(["red", "green", "anchor", "ground"][n // 4**place % 4] for place in range(4))
+            pool.write(line(did=f"9:{n}", modality="text", txt=words, img_path=None))
+            log.write(line(text=words, id=f"9:{n}"))
+    index, _ = Index.create(tmp_path / "i", pool=tmp_path / "pool.jsonl", encoder=f"text:{sentence_folder}")
+    assert index.fit(tmp_path / "log.jsonl", config=TINY).before.at_5 > 0.5
+
+
+def test_an_index_without_captions_says_what_pairs_would_be(sentence_folder, tmp_path):
+    (tmp_path / "a.txt").write_text("a red anchor")
+    index, _ = Index.create(tmp_path / "i", pool=tmp_path / "a.txt", encoder=f"text:{sentence_folder}")
+    with pytest.raises(BadData, match=r"0 pairs.*pictures with captions, a \.jsonl file"):
+        index.fit()
+
+
+def test_an_index_of_a_trained_model_is_not_trained_on(trained, tmp_path):
+    pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
+    index, _ = Index.create(tmp_path / "i", pool=pool, model=trained.model)
+    with pytest.raises(UsageError, match="trained model"):
+        index.fit(trained.data)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["fit"], ["fit", "data", "--out", "m"], ["fit", "--index", "i", "--encoder", "small"]]
+)
+def test_the_command_trains_a_model_or_an_index(arguments, capsys):
+    assert main(arguments) == 2
+    assert "--index" in capsys.readouterr().err
