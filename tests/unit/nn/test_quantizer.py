@@ -25,7 +25,9 @@ def make(seed=0, **settings):
     config = QuantizerConfig(
         **{"levels": 3, "codebook_size": 7, "fusion": FusionConfig(hidden=4), **settings}
     )
-    quantizer = Quantizer(DIM, config)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # for the classifier
+        quantizer = Quantizer(DIM, config)
     random = seeded(seed)
     books = {id(book): book for book in quantizer.codebooks}
     for level, book in enumerate(books.values()):
