@@ -90,6 +90,12 @@ def reads_images(encoder: Encoder) -> bool:
     return bool(getattr(encoder, "reads_images", True))
 
 
+def knows_words(encoder: Encoder, text: str) -> bool:
+    """Return whether an encoder knows any word of a text; only those with ``knows_words`` can tell."""
+    knows = getattr(encoder, "knows_words", None)
+    return knows is None or knows(text)
+
+
 @runtime_checkable
 class JointEncoder(Encoder, Protocol):
     """An encoder that reads image and text together and returns one vector for both.

@@ -44,6 +44,7 @@ from genius_search.encoders.small_texts import (
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     fingerprint,
+    knows_words,
     open_folder,
     pair_rows,
     token_rows,
@@ -184,6 +185,10 @@ class _TrainedNetwork(Generic[Network]):
         """A hash of settings, vocabulary and weights."""
         weights = {name: as_array(weight) for name, weight in self.network.state_dict().items()}
         return fingerprint(self.config, self.tokenizer, weights)
+
+    def knows_words(self, text: str) -> bool:
+        """Return whether the training texts had words like those of a text."""
+        return knows_words(self.tokenizer, text)
 
     def save(self, folder: Path) -> None:
         """Write weights, tokenizer and settings into a folder that exists."""

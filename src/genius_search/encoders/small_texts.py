@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
@@ -31,6 +33,10 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 WEIGHTS_FILE: Final = "model.safetensors"
 FEW: Final = 16
 """Up to this many texts, NumPy is quicker than PyTorch."""
+KNOWN_BYTES: Final = 2
+"""Bytes per token of words like those of the training texts; other words fall into single letters."""
+SOME_TOKENS: Final = 64
+"""Tokens at the beginning of a text by which its words are judged."""
 _MULTIPLIERS: Final = (1_000_003, 7_368_787)
 _TAIL: Final = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
@@ -104,6 +110,18 @@ def token_rows(
     return rows
 
 
+def knows_words(tokenizer: Tokenizer, text: str) -> bool:
+    """Return whether a text has words like those that a vocabulary was learned from.
+
+    One of its words is a token, or its words are made of tokens that have several bytes.
+    """
+    words = re.findall(r"\w+|[^\w\s]+", cut_texts([text], max_tokens=SOME_TOKENS)[0])
+    encoded = tokenizer.encode_batch(words, add_special_tokens=False)
+    tokens = [encoding.tokens for encoding in encoded]  # written with a character for each byte
+    count, length = sum(map(len, tokens)), sum(map(len, chain.from_iterable(tokens)))
+    return length >= KNOWN_BYTES * count or any(len(one) == 1 and len(one[0]) > 1 for one in tokens)
+
+
 def pair_rows(tokens: Numbers, *, buckets: int) -> Numbers:
     """Number the pairs of neighbouring tokens: 1 to ``buckets``, or 0 where either is padding."""
     first, second = tokens[:, :-1], tokens[:, 1:]  # type: ignore[index]
@@ -157,6 +175,10 @@ class StoredSmall:
         pairs = pair_rows(tokens, buckets=config.pair_buckets)
         totals = self._sums("words", tokens) + self._sums("pairs", pairs)
         return self._tower(totals)
+
+    def knows_words(self, text: str) -> bool:
+        """Return whether the training texts had words like those of a text."""
+        return knows_words(self._opened.tokenizer, text)
 
     def _sums(
         self, table: str, rows: Int64[np.ndarray, "texts places"]

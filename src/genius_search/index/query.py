@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from genius_search.config import SearchConfig
-from genius_search.encoders.base import ItemKey
+from genius_search.encoders.base import ItemKey, knows_words
 from genius_search.encoders.content import Content, features_of
 from genius_search.errors import UsageError, need_packages
 from genius_search.index.alternatives import split_alternatives
@@ -203,7 +203,8 @@ class SearchHit:
     """How well the item matches, from 0 to 1; from 0.5 on it is a match. If there is a probability, how it
     compares with the least of a good match (:meth:`~genius_search.index.settings.Scale.relevance`);
     otherwise, for a text found by a text, how its cosine compares with those of related texts
-    (:class:`~genius_search.index.settings.Relevance`). None where neither is known."""
+    (:class:`~genius_search.index.settings.Relevance`). 0 if the encoder knows no word of the query
+    (:func:`~genius_search.encoders.base.knows_words`). None where nothing is known."""
 
     def _repr_html_(self) -> str:
         """Show the hit with its picture in a notebook."""
@@ -527,6 +528,9 @@ def _search(
             scale = calibration.scale(request.text, has_image=has_image, item=modality)
             likely = scale.probabilities(found.scores)
             probabilities, relevance = likely.tolist(), scale.relevance(likely).tolist()
+        if not _is_understood(model, request):
+            probabilities = probabilities and [0.0] * len(items)
+            relevance = [0.0] * len(items)
         hits = [
             SearchHit(
                 rank=number + 1,
@@ -545,6 +549,13 @@ def _search(
         ]
         results.append(SearchResult(hits, ranking.touched))
     return results
+
+
+def _is_understood(model: Genius, request: SearchRequest) -> bool:
+    """Return whether the encoder knows any word of a request that is a text alone."""
+    if request.image is not None or request.parts or not request.text:
+        return True
+    return knows_words(model.encoder, request.text)
 
 
 def _rate_texts(

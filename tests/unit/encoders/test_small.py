@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from torch.nn import functional as F
 
 from genius_search.config import SmallEncoderConfig, from_json
-from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
+from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput, knows_words, load_encoder
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, OUTLINE_SIZE, describe
 from genius_search.encoders.small import create_small, load_small, train_tokenizer
 from genius_search.encoders.small_texts import pair_rows
@@ -129,6 +129,20 @@ def test_any_text_has_a_finite_feature(encoder, text):
 def test_words_never_seen_are_told_apart(encoder):
     features = encoder.text_features(texts_of(["zebra", "giraffe"]))
     assert not torch.allclose(features[0], features[1], atol=1e-3)
+
+
+@pytest.mark.parametrize("text", ["red", "a RED bar", "greenish", "bar xqzv", "red?!", "", " "])
+def test_words_of_the_training_texts_are_known(encoder, tmp_path, text):
+    encoder.save(tmp_path)
+    assert knows_words(encoder, text)
+    assert knows_words(load_encoder(f"small:{tmp_path}"), text)
+
+
+@pytest.mark.parametrize("text", ["xqzv", "Xqzv kjw pfft", "日本", "🦒", "IMG_2034"])
+def test_words_never_seen_are_not_known(encoder, tmp_path, text):
+    encoder.save(tmp_path)
+    assert not knows_words(encoder, text)
+    assert not knows_words(load_encoder(f"small:{tmp_path}"), text)
 
 
 def test_texts_are_cut_at_the_longest_allowed(encoder):

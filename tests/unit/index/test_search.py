@@ -18,6 +18,7 @@ from genius_search.index.filters import Filter
 from genius_search.index.index import Index
 from genius_search.index.query import (
     SearchHit,
+    SearchPart,
     SearchRequest,
     SearchResult,
     encode_queries,
@@ -354,3 +355,16 @@ def test_merged_hits_are_ordered_by_relevance_where_the_index_is_calibrated(mode
     assert [hit.probability for hit in merged.hits] == [0.9, 0.8, 0.5]
     assert [hit.rank for hit in merged.hits] == [1, 2, 3]
     assert merged.touched == 14
+
+
+def test_a_query_without_a_known_word_has_no_good_match(index):
+    hits = index.search("xqzv pfftk", k=3)
+    assert [hit.relevance for hit in hits] == [0, 0, 0]
+    assert index.good_match(hits) is False
+    picture = Image.new("RGB", (32, 32), "red")
+    for known in (
+        index.search("a red xqzv"),
+        index.search("xqzv", image=picture),
+        index.search(parts=[SearchPart(image=picture), SearchPart(text="xqzv")]),
+    ):
+        assert {hit.relevance for hit in known} == {None}
