@@ -113,13 +113,13 @@ def token_rows(
 def knows_words(tokenizer: Tokenizer, text: str) -> bool:
     """Return whether a text has words like those that a vocabulary was learned from.
 
-    One of its words is a token, or its words are made of tokens that have several bytes.
+    One of its words of three letters or more is a token, or its tokens have several bytes on average.
     """
     words = re.findall(r"\w+|[^\w\s]+", cut_texts([text], max_tokens=SOME_TOKENS)[0])
     encoded = tokenizer.encode_batch(words, add_special_tokens=False)
     tokens = [encoding.tokens for encoding in encoded]  # written with a character for each byte
     count, length = sum(map(len, tokens)), sum(map(len, chain.from_iterable(tokens)))
-    return length >= KNOWN_BYTES * count or any(len(one) == 1 and len(one[0]) > 1 for one in tokens)
+    return length >= KNOWN_BYTES * count or any(len(one) == 1 and len(one[0]) > KNOWN_BYTES for one in tokens)
 
 
 def pair_rows(tokens: Numbers, *, buckets: int) -> Numbers:
