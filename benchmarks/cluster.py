@@ -90,7 +90,7 @@ def cut(index: Index, table: IdTable, count: int, counts: Counter[str]) -> Route
         snapshot = Snapshot(index.snapshot.manifest.replace(embeddings="none", segments=()), ())
         snapshot.__dict__["search_segments"] = [SearchSegment(slice_table(table, low, high), None)]
         shards.append(CountedShard(Shard(snapshot, shard_ranker(index.model)), counts))
-    return Router(index.model.decoder, shards, depth=DEPTH)
+    return Router(shards, depth=DEPTH)
 
 
 def invent(table: IdTable, items: int, random: np.random.Generator) -> np.ndarray:
@@ -174,7 +174,7 @@ def count_calls(
             counts.clear()
             for start in range(0, len(queries), size):
                 some = slice(start, start + size)
-                router.find(vectors[some], vectors[some], routed[some], config)
+                router.find(index.model.decoder, vectors[some], vectors[some], routed[some], config)
             calls = (counts["children"] + counts["rank"]) / len(requests)
             print(
                 f"| {count} | {router.nbytes / 2**20:.1f} | {size} | {calls:.2f} | "
@@ -187,7 +187,7 @@ def main() -> None:
     """Print the tables."""
     folder, texts, *sizes = sys.argv[1:]
     use_one_thread()
-    cluster = Cluster.open_folder(folder)
+    cluster = Cluster.open(folder)
     place = Path(folder).with_suffix(".single")
     if not place.exists():
         snapshot = cluster.snapshot

@@ -89,7 +89,7 @@ def built(trained, tmp_path_factory) -> Path:
 
 
 def test_placed_shards_answer_as_one_index_also_while_a_copy_is_killed(tasks, built, caplog):
-    here = Cluster.open_folder(built)
+    here = Cluster.open(built)
     placed = place_shards(built, here.model, copies=1)
     requests = [
         SearchRequest(text=f"text {number}", k=7, where=["price>9"] if number % 2 else ())

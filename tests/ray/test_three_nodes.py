@@ -185,7 +185,7 @@ def test_no_query_fails_while_a_copy_a_node_and_a_router_are_killed_or_the_clust
 ):
     folder = Path(shutil.copytree(local, tmp_path / "X"))
     requests = [SearchRequest(text=text, k=10) for text in QUERIES]
-    here = Cluster.open_folder(folder)
+    here = Cluster.open(folder)
     expected = {
         text: [(hit.id, round(hit.score, 4)) for hit in hits]
         for text, hits in zip(QUERIES, here.search_many(requests), strict=True)

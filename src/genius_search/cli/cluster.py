@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from genius_search.cli.index import Deletion, report_added
 from genius_search.cli.options import (
     DeviceOptions,
     JsonOption,
@@ -134,7 +135,7 @@ class OpenClusterOptions(DeviceOptions, ClusterArgument):
         """Open the cluster with its model."""
         from genius_search.cluster.folder import Cluster
 
-        return Cluster.open_folder(self.cluster, model=self.model, device=self.device, download=self.download)
+        return Cluster.open(self.cluster, model=self.model, device=self.device, download=self.download)
 
 
 @command
@@ -153,8 +154,6 @@ class Add(WaitOption, OpenClusterOptions, JsonOption):
 
     def run(self) -> None:
         """Add the items."""
-        from genius_search.cli.index import report_added
-
         with TerminalProgress() as progress:
             added = self.open_cluster().add(
                 self.pool, captions=not self.no_captions, progress=progress, wait_seconds=self.wait
@@ -163,26 +162,17 @@ class Add(WaitOption, OpenClusterOptions, JsonOption):
 
 
 @command
-class Delete(WaitOption, JsonOption, ClusterArgument):
+class Delete(Deletion, ClusterArgument):
     """Delete items from a cluster by their ids, whichever shard they are in; no model is needed.
 
     Exit status 3 if the cluster had none of them.
     """
 
-    ids: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[ID ...]")] = ()
-    """Ids of the items, as `genius search` prints them."""
-
-    ids_from: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """File with one more id on each line; - is stdin."""
-
     def run(self) -> int:
         """Delete the items."""
-        from genius_search.cli.index import gather_ids, report_deleted
         from genius_search.cluster.writer import one_cluster_writer
 
-        ids = gather_ids(self.ids, self.ids_from)
-        with one_cluster_writer(self.cluster, wait_seconds=self.wait) as writer:
-            return report_deleted(writer.delete(ids), as_json=self.json)
+        return self.delete(one_cluster_writer, self.cluster)
 
 
 @command

@@ -23,10 +23,11 @@ from genius_search.cli.terminal import TerminalProgress, format_bytes, print_fac
 from genius_search.errors import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from genius_search.index.verify import IndexInfo
-    from genius_search.index.writer import Deleted
+    from genius_search.index.writer import Writer
 
 
 @command
@@ -155,11 +156,8 @@ class Refit(WaitOption, OpenIndexOptions):
 
 
 @command
-class Delete(WaitOption, JsonOption, IndexArgument):
-    """Delete items from an index by their ids; no model is needed.
-
-    Exit status 3 if the index had none of them.
-    """
+class Deletion(WaitOption, JsonOption):
+    """A command that deletes items; exit status 3 if there are none of them."""
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[ID ...]")] = ()
     """Ids of the items, as `genius search` prints them."""
@@ -167,36 +165,38 @@ class Delete(WaitOption, JsonOption, IndexArgument):
     ids_from: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """File with one more id on each line; - is stdin."""
 
+    def delete(self, one_writer: Callable[..., AbstractContextManager[Writer]], folder: Path) -> int:
+        """Delete the items with the writer of a folder, and print what was deleted; return the status."""
+        from genius_search.errors import UsageError
+
+        ids = [*self.ids, *(_read_ids(self.ids_from) if self.ids_from is not None else ())]
+        if not ids:
+            raise UsageError("no ids: name the items to delete, or give a file of ids with --ids-from")
+        with one_writer(folder, wait_seconds=self.wait) as writer:
+            done = writer.delete(ids)
+        if self.json:
+            print_json({"deleted": done.deleted, "missing": done.missing})
+        else:
+            for missing in done.missing:
+                print_text(f"not in the index: {missing}", error=True)
+            print(f"{plural(done.deleted, 'item')} deleted", file=sys.stderr)
+        return 0 if done.deleted else 3
+
+
+@command
+class Delete(Deletion, IndexArgument):
+    """Delete items from an index by their ids; no model is needed.
+
+    Exit status 3 if the index had none of them.
+    """
+
     def run(self) -> int:
         """Delete the items."""
         from genius_search.index.store import read_manifest
         from genius_search.index.writer import one_writer
 
-        ids = gather_ids(self.ids, self.ids_from)
         read_manifest(self.index)
-        with one_writer(self.index, wait_seconds=self.wait) as writer:
-            return report_deleted(writer.delete(ids), as_json=self.json)
-
-
-def gather_ids(ids: Sequence[str], ids_from: str | None) -> list[str]:
-    """Return the ids of a command that deletes items."""
-    from genius_search.errors import UsageError
-
-    found = [*ids, *(_read_ids(ids_from) if ids_from is not None else ())]
-    if not found:
-        raise UsageError("no ids: name the items to delete, or give a file of ids with --ids-from")
-    return found
-
-
-def report_deleted(done: Deleted, *, as_json: bool) -> int:
-    """Print what was deleted, and return the exit status."""
-    if as_json:
-        print_json({"deleted": done.deleted, "missing": done.missing})
-    else:
-        for missing in done.missing:
-            print_text(f"not in the index: {missing}", error=True)
-        print(f"{plural(done.deleted, 'item')} deleted", file=sys.stderr)
-    return 0 if done.deleted else 3
+        return self.delete(one_writer, self.index)
 
 
 @command

@@ -26,7 +26,7 @@ from jaxtyping import Int64, UInt64
 from pydantic import BaseModel, ConfigDict
 
 from genius_search.artifact import fingerprint_of, read_json
-from genius_search.cluster.cuts import choose_cuts, row_of, sample_ids
+from genius_search.cluster.cuts import choose_cuts, sample_ids
 from genius_search.cluster.folder import (
     LEFT_OUT,
     MODEL,
@@ -38,6 +38,7 @@ from genius_search.cluster.folder import (
     numbered,
     read_cluster,
     write_cluster,
+    write_range,
 )
 from genius_search.cluster.pool import LEFT_OUT_OF_FOLDER, Partition, open_partition, split_pool
 from genius_search.data.features import LeftOut
@@ -59,7 +60,7 @@ from genius_search.index.store import (
     Segment,
     StoredEmbeddings,
 )
-from genius_search.index.writer import Piece, one_writer
+from genius_search.index.writer import one_writer
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
 from genius_search.training.codebooks import MAX_SAMPLE
@@ -419,19 +420,14 @@ def write_shard(folder: Path, number: int) -> None:
     duplicates = np.load(folder / BUILD / DUPLICATES)
     first = cuts[number - 1] if number else []
     stop = cuts[number] if number < len(cuts) else None
-    parts = len(_read_plan(folder).partitions)
 
-    def pieces() -> Iterator[Piece]:
-        for part in range(parts):
+    def segments() -> Iterator[Segment]:
+        for part in range(len(_read_plan(folder).partitions)):
             segment = _part(folder, part)
             if segment is not None:
-                table = segment.table
-                rows = (row_of(table, first), len(table) if stop is None else row_of(table, stop))
-                dead = np.sort(duplicates[duplicates[:, 0] == part, 1])
-                yield Piece(segment._replace(dead=dead), *map(int, table.bucket_starts[list(rows)]))
+                yield segment._replace(dead=np.sort(duplicates[duplicates[:, 0] == part, 1]))
 
-    with attempt(folder / SHARDS / numbered(number)) as draft, one_writer(draft) as writer:
-        writer.create_from(_read_index(folder), pieces())
+    write_range(folder / SHARDS / numbered(number), _read_index(folder), segments(), first, stop)
 
 
 def _left_out(folder: Path, parts: int) -> Iterator[dict[str, str]]:

@@ -22,22 +22,23 @@ import socket
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, TypeAlias
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from genius_search.artifact import fingerprint_of, first_problem, read_json
 from genius_search.cluster.cuts import row_of
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing
-from genius_search.index.index import Index
+from genius_search.index.index import Index, manifest_stamp
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import CLUSTER, IndexManifest, SegmentEntry, read_manifest
+from genius_search.index.store import CLUSTER, IndexManifest, Segment, SegmentEntry, read_manifest
 from genius_search.index.verify import Verified, check_own_model, verify
-from genius_search.index.writer import RESERVE
+from genius_search.index.writer import RESERVE, Piece, one_writer
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
 from genius_search.writing import sync, sync_tree, write_atomically
@@ -185,6 +186,33 @@ def attempt(place: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def write_range(
+    place: Path,
+    manifest: IndexManifest,
+    segments: Iterable[Segment],
+    first: Sequence[int],
+    stop: Sequence[int] | None,
+) -> None:
+    """Write a shard: the items of some segments whose IDs lie from one prefix to before another."""
+    with attempt(place) as draft, one_writer(draft) as writer:
+        writer.create_from(manifest, (_piece(segment, first, stop) for segment in segments))
+
+
+def _piece(segment: Segment, first: Sequence[int], stop: Sequence[int] | None) -> Piece:
+    """Return the items whose IDs lie in a range; only the rows from the first to the last are read."""
+    table = segment.table
+    bounds = [row_of(table, first), len(table) if stop is None else row_of(table, stop)]
+    begin, end = table.bucket_starts[bounds].tolist()
+    rows = table.items[begin:end]
+    if not len(rows):
+        return Piece(segment, 0, 0)
+    low, high = int(rows.min()), int(rows.max()) + 1
+    is_left_out = np.ones(high - low, dtype=bool)
+    is_left_out[rows - low] = False
+    is_left_out[segment.dead[(segment.dead >= low) & (segment.dead < high)] - low] = True
+    return Piece(segment._replace(dead=low + np.flatnonzero(is_left_out)), low, high)
+
+
 def read_cluster(folder: Path) -> ClusterManifest:
     """Read ``cluster.json``.
 
@@ -218,36 +246,11 @@ def read_cluster(folder: Path) -> ClusterManifest:
 class Cluster(Index):
     """The shards of a cluster, opened on one machine, and searched and changed as one index.
 
-    >>> cluster = Cluster.open_folder("X")  # doctest: +SKIP
+    >>> cluster = Cluster.open("X")  # doctest: +SKIP
     >>> cluster.search("a red bag", k=3)  # doctest: +SKIP
     >>> cluster.add("more.parquet")  # doctest: +SKIP
     >>> cluster.rebalance()  # doctest: +SKIP
     """
-
-    @staticmethod
-    def open_folder(
-        folder: str | Path,
-        *,
-        model: str | Path | Genius | None = None,
-        device: str = "cpu",
-        download: bool = False,
-    ) -> Cluster:
-        """Open a cluster; raises like :meth:`Index.open`."""
-        folder = Path(folder)
-        manifest = read_cluster(folder)
-        if model is None:
-            model = manifest.locate_model(folder)
-            if not Path(model).exists():
-                raise ArtifactMissing(
-                    f"the model of {folder} is not at {model} any more; say where with --model"
-                )
-        opened = model if isinstance(model, Genius) else Genius.open(model, device=device, download=download)
-        if opened.fingerprint != manifest.model_fingerprint:
-            raise ArtifactMismatch(
-                f"{folder} was built with another model than {opened.folder} (fingerprint "
-                f"{manifest.model_fingerprint[:12]}, not {opened.fingerprint[:12]}); give the right --model"
-            )
-        return Cluster(folder, opened)
 
     def reopen(self) -> Cluster:
         """Return another handle of the same cluster, with the same model."""
@@ -296,13 +299,13 @@ class Cluster(Index):
 
         return one_cluster_writer(self.folder, wait_seconds=wait_seconds)
 
+    @staticmethod
+    def _named_model(folder: Path) -> tuple[str, str]:
+        manifest = read_cluster(folder)
+        return manifest.locate_model(folder), manifest.model_fingerprint
+
     def _stamp(self) -> tuple[int, ...]:
-        try:
-            status = (self.folder / CLUSTER).stat()
-        except OSError:
-            read_cluster(self.folder)  # raises a more helpful error
-            raise
-        return status.st_ino, status.st_mtime_ns, status.st_size
+        return manifest_stamp(self.folder, CLUSTER, read_cluster)
 
     def _read(self) -> Snapshot:
         return open_state(self.folder)[1]
@@ -317,8 +320,8 @@ def open_index(
     folder: Path, *, model: str | Path | Genius | None = None, device: str = "cpu", download: bool = False
 ) -> Index:
     """Open an index, or a cluster as an index."""
-    opening = Cluster.open_folder if is_cluster(folder) else Index.open
-    return opening(folder, model=model, device=device, download=download)
+    kind = Cluster if is_cluster(folder) else Index
+    return kind.open(folder, model=model, device=device, download=download)
 
 
 def fingerprint_at(folder: Path) -> str:

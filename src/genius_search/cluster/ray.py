@@ -236,7 +236,7 @@ def place_shards(folder: Path, model: Genius, *, copies: int, patience: float = 
     if copies < 1:
         raise UsageError(f"--replicas is {copies}, expected 1 or more")
     folder = folder.resolve()
-    Cluster.open_folder(folder, model=model)  # what is wrong is said here
+    Cluster.open(folder, model=model)  # what is wrong is said here
     # A copy occupies no core while it waits, so that those of new shards start beside the old ones.
     remote = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy="SPREAD")(_Copy)
     place_of_model = str(model.folder.resolve())

@@ -20,6 +20,7 @@ from genius_search.errors import SnapshotGone
 from genius_search.index.filters import Filter
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
+from genius_search.search.decoder import Decoder
 from genius_search.search.fast import Found, Wanted
 from genius_search.search.table import Restriction
 
@@ -84,10 +85,13 @@ class AtGeneration(NamedTuple):
 class RoutedSnapshot(Snapshot):
     """A state of a cluster that is searched by a router."""
 
-    def __init__(self, opened: Snapshot, router: Router) -> None:
+    def __init__(
+        self, opened: Snapshot, router: Router, decoder_for: Callable[[SearchConfig], Decoder]
+    ) -> None:
         super().__init__(opened.manifest, opened.segments)
         self.search = self._search
         self._router = router
+        self._decoder_for = decoder_for
 
     def restriction(
         self,
@@ -114,7 +118,7 @@ class RoutedSnapshot(Snapshot):
             RoutedQuery(one.width, one.k, one.level0, getattr(one.restriction, "wanted", None))
             for one in wanted
         ]
-        return self._router.find(queries, np.stack(evidence), routed, config)
+        return self._router.find(self._decoder_for(config), queries, np.stack(evidence), routed, config)
 
 
 class RoutedCluster(Cluster):
@@ -126,7 +130,8 @@ class RoutedCluster(Cluster):
 
     def __init__(self, folder: Path, model: Genius, place: PlaceShard) -> None:
         self._place = place
-        self._decoder = model.decoder
+        self._decoder_for = model.decoder_for
+        self._depth = min(DEPTH, model.num_levels)
         self.shards: dict[str, PlacedShard] = {
             shard.name: place(shard.name) for shard in read_cluster(folder).shards
         }
@@ -167,9 +172,8 @@ class RoutedCluster(Cluster):
             cluster, opened = open_state(self.folder)
             shards = [AtGeneration(self.shards[one.name], one.generation) for one in cluster.shards]
             keys = [(shard.name, shard.generation) for shard in cluster.shards]
-            depth = min(DEPTH, len(self._decoder.sizes))
             asked = {
-                key: shard.submit("top", depth)
+                key: shard.submit("top", self._depth)
                 for key, shard in zip(keys, shards, strict=True)
                 if key not in self._tops
             }
@@ -179,4 +183,5 @@ class RoutedCluster(Cluster):
                 continue
             self._tops = {key: known[key] for key in keys}
             self.shards = {one.name: self.shards[one.name] for one in cluster.shards}
-            return RoutedSnapshot(opened, Router(self._decoder, shards, tops=list(self._tops.values())))
+            router = Router(shards, depth=self._depth, tops=list(self._tops.values()))
+            return RoutedSnapshot(opened, router, self._decoder_for)

@@ -77,24 +77,22 @@ class Router:
     shards
         in the order of their IDs.
     depth
-        levels of the IDs that are held here.
+        levels of the IDs that are held here, at most as many as there are.
     tops
         what the shards answer to ``top(depth)``, if it is known.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
         shards: Sequence[RemoteShard],
         *,
         depth: int = DEPTH,
         tops: Sequence[Sequence[Top]] | None = None,
     ) -> None:
-        self.decoder = decoder
         self.shards = shards
-        self.depth = min(depth, len(decoder.sizes))
+        self.depth = depth
         if tops is None:
-            tops = [one.result() for one in [shard.submit("top", self.depth) for shard in shards]]
+            tops = [one.result() for one in [shard.submit("top", depth) for shard in shards]]
         self.has_deleted = any(top.alive is not None for own in tops for top in own)
         self._num_segments = [len(own) for own in tops]
         self._segments_before = np.cumsum([0, *self._num_segments])
@@ -146,6 +144,7 @@ class Router:
     @torch.inference_mode()
     def find(
         self,
+        decoder: Decoder,
         queries: Float32[np.ndarray, "queries dim"],
         evidence: Float32[np.ndarray, "queries dim"],
         routed: Sequence[RoutedQuery],
@@ -159,10 +158,10 @@ class Router:
             the queries in the space of the stored embeddings.
         """
         if not len(self):
-            return [_nothing(len(self.decoder.sizes)) for _ in routed]
+            return [_nothing(len(decoder.sizes)) for _ in routed]
         if self.has_deleted:
             routed = [one._replace(allowed=one.allowed or Filter()) for one in routed]
-        beams = _Search(self, config, routed).run(torch.from_numpy(queries))
+        beams = _Search(self, decoder, config, routed).run(torch.from_numpy(queries))
         requests: list[list[RankRequest]] = [[] for _ in self.shards]
         places: list[list[tuple[int, np.ndarray]]] = [[] for _ in self.shards]
         for number, one in enumerate(routed):
@@ -306,9 +305,11 @@ class _Search(BeamSearch):
     The first column of a range is as wide as the number of allowed IDs in it.
     """
 
-    def __init__(self, router: Router, config: SearchConfig, routed: Sequence[RoutedQuery]) -> None:
+    def __init__(
+        self, router: Router, decoder: Decoder, config: SearchConfig, routed: Sequence[RoutedQuery]
+    ) -> None:
         widths = np.array([one.width for one in routed], dtype=np.int64)
-        super().__init__(router.decoder, [], config, [one.level0 for one in routed], None, widths)
+        super().__init__(decoder, [], config, [one.level0 for one in routed], None, widths)
         self.sizes = router.sizes
         self._router = router
         self._filters = list(dict.fromkeys(one.allowed for one in routed if one.allowed is not None))

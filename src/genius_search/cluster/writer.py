@@ -17,33 +17,31 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from genius_search.cluster.cuts import choose_cuts, place_ids, row_of, sample_ids
+from genius_search.cluster.cuts import choose_cuts, place_ids, sample_ids
 from genius_search.cluster.folder import (
     PARTS,
     SHARDS,
     ClusterManifest,
     ShardEntry,
-    attempt,
     numbered,
     open_state,
     read_cluster,
     shard_manifest,
     write_cluster,
+    write_range,
 )
 from genius_search.errors import ArtifactError, BadData
 from genius_search.index.items import Item
 from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import NAME, IndexManifest, ItemArrays, Segment, check_deleted, read_manifest
+from genius_search.index.store import NAME, IndexManifest, ItemArrays, check_deleted, read_manifest
 from genius_search.index.writer import (
     DISK_FULL,
     RESERVE,
     Changed,
     Deleted,
-    Piece,
     Writer,
     keep_reserve,
-    one_writer,
     remove_leftovers,
     writing_lock,
 )
@@ -226,8 +224,7 @@ class ClusterWriter(Writer):
         progress.begin("write shards", len(cuts) + 1)
         for number, (first, stop) in enumerate(itertools.pairwise([(), *cuts, None])):
             place = self._cluster / SHARDS / numbered(next_number + number)
-            with attempt(place) as folder, one_writer(folder) as writer:
-                writer.create_from(base, _pieces(segments, first or (), stop))
+            write_range(place, base, segments, first or (), stop)
             entries.append(ShardEntry.of(place, first or ()))
             progress.advance(number + 1, {})
         self._snapshot = None
@@ -262,19 +259,6 @@ class ClusterWriter(Writer):
         write_cluster(self._cluster, self._manifest)
         for writer in self._shards:
             writer.finish()
-
-
-def _pieces(segments: Iterable[Segment], first: Sequence[int], stop: Sequence[int] | None) -> Iterator[Piece]:
-    """Yield the items with IDs from a prefix to before another."""
-    for segment in segments:
-        table = segment.table
-        rows = [row_of(table, first), len(table) if stop is None else row_of(table, stop)]
-        begin, end = table.bucket_starts[rows].tolist()
-        if end > begin:
-            is_dead = np.ones(table.num_items, dtype=bool)
-            is_dead[table.items[begin:end]] = False
-            is_dead[segment.dead] = True
-            yield Piece(segment._replace(dead=np.flatnonzero(is_dead)))
 
 
 @contextlib.contextmanager

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, SnapshotGone, UsageError
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from genius_search.presets import FitConfig
 
 
+OneOrMany = TypeVar("OneOrMany", bound="Index")
 ATTEMPTS: Final = 5
 """How often a search is begun anew because the state of the index is gone."""
 
@@ -141,14 +142,15 @@ class Index:
         )
         return Index(folder, opened), added
 
-    @staticmethod
-    def open(
+    @classmethod
+    def open(  # noqa: PYI019  beartype cannot check Self
+        cls: type[OneOrMany],
         folder: str | Path,
         *,
         model: str | Path | Genius | None = None,
         device: str = "cpu",
         download: bool = False,
-    ) -> Index:
+    ) -> OneOrMany:
         """Open an index.
 
         Parameters
@@ -167,18 +169,18 @@ class Index:
             The model is not the one that assigned the IDs.
         """
         folder = Path(folder)
-        manifest = read_manifest(folder)
+        named, fingerprint = cls._named_model(folder)
         if model is None:
-            model = manifest.locate_model(folder)
-            _check_model_exists(folder, model)
+            _check_model_exists(folder, named)
+            model = named
         opened = model if isinstance(model, Genius) else Genius.open(model, device=device, download=download)
-        if opened.fingerprint != manifest.model_fingerprint:
+        if opened.fingerprint != fingerprint:
             raise ArtifactMismatch(
                 f"{folder} was made with another model than {opened.folder} (fingerprint "
-                f"{manifest.model_fingerprint[:12]}, not {opened.fingerprint[:12]}); IDs of one model mean "
-                "nothing to another: create the index again, or give the right --model"
+                f"{fingerprint[:12]}, not {opened.fingerprint[:12]}); IDs of one model mean nothing to "
+                "another: create the index again, or give the right --model"
             )
-        return Index(folder, opened)
+        return cls(folder, opened)
 
     @staticmethod
     def from_pretrained(
@@ -672,6 +674,12 @@ class Index:
 
         return one_writer(self.folder, wait_seconds=wait_seconds)
 
+    @staticmethod
+    def _named_model(folder: Path) -> tuple[str, str]:
+        """Return the place and the fingerprint of the model that an index names."""
+        manifest = read_manifest(folder)
+        return manifest.locate_model(folder), manifest.model_fingerprint
+
     def _stamp(self) -> tuple[int, ...]:
         """Return a stamp that every change of the index replaces."""
         return manifest_stamp(self.folder)
@@ -723,11 +731,13 @@ def _check_model_exists(folder: Path, model: str) -> None:
         )
 
 
-def manifest_stamp(folder: Path) -> tuple[int, int, int]:
+def manifest_stamp(
+    folder: Path, name: str = CURRENT, read: Callable[[Path], object] = read_manifest
+) -> tuple[int, int, int]:
     """Return a stamp of the manifest file, which every change of the index replaces."""
     try:
-        status = (folder / CURRENT).stat()
+        status = (folder / name).stat()
     except OSError:
-        read_manifest(folder)  # raises a more helpful error
+        read(folder)  # raises a more helpful error
         raise
     return status.st_ino, status.st_mtime_ns, status.st_size

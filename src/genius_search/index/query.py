@@ -413,9 +413,9 @@ def _put_exact_first(
                 wanted = dataclasses.replace(query.request, where=filter_, match=None, k=MOST_EXACT + 1)
                 level0, restriction = _constraint(model, snapshot, wanted)
                 own.append(query._replace(request=wanted, level0=level0, restriction=restriction))
+            exact = merge(_search(model, snapshot, own, config), MOST_EXACT + 1).hits
         except UsageError:  # without full-text search, or names of files
             continue
-        exact = merge(_search(model, snapshot, own, config), MOST_EXACT + 1).hits
         if not 0 < len(exact) <= MOST_EXACT:
             continue
         if len(EXACT_WORD.findall(request.text or "")) == len((request.text or "").split()):

@@ -64,7 +64,7 @@ def built(pool, trained, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def cluster(built, model) -> Cluster:
-    return Cluster.open_folder(built, model=model)
+    return Cluster.open(built, model=model)
 
 
 def rows_of(snapshot: Snapshot) -> list[tuple]:
@@ -160,8 +160,8 @@ def test_a_build_killed_after_its_manifest_only_cleans_up(built, pool, trained, 
 
 def test_partitions_of_another_size_make_the_same_shards(built, pool, trained, tmp_path):
     build_cluster(tmp_path / "X", settings(pool, trained, rows=1000))
-    assert rows_of(Cluster.open_folder(tmp_path / "X", model=trained.model).snapshot) == rows_of(
-        Cluster.open_folder(built, model=trained.model).snapshot
+    assert rows_of(Cluster.open(tmp_path / "X", model=trained.model).snapshot) == rows_of(
+        Cluster.open(built, model=trained.model).snapshot
     )
 
 
@@ -203,7 +203,7 @@ def test_an_id_that_occurs_twice_counts_once_and_is_listed(trained, tmp_path):
     assert built.left_out == 3
     listed = [json.loads(line) for line in (tmp_path / "X" / "left-out.jsonl").read_text().splitlines()]
     assert {one["reason"] for one in listed} == {"its id occurred before"}
-    cluster = Cluster.open_folder(tmp_path / "X")
+    cluster = Cluster.open(tmp_path / "X")
     assert sorted(cluster.snapshot.ids()) == ["a", "b", "c", "d", "e"]
 
 

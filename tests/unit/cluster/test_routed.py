@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import threading
@@ -15,7 +16,8 @@ from genius_search.cluster.folder import Cluster, read_cluster
 from genius_search.cluster.routed import RoutedCluster, ShardHealth
 from genius_search.cluster.shard import ShardStates, shard_ranker
 from genius_search.config import SearchConfig
-from genius_search.errors import SnapshotGone
+from genius_search.errors import SnapshotGone, UsageError
+from genius_search.index.items import ItemStore
 from genius_search.index.query import SearchRequest, encode_queries, search_encoded
 from genius_search.serve.app import create_app
 from genius_search.serve.engine import Engine, EngineSettings
@@ -59,7 +61,7 @@ def template(trained, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def here(template, model, tmp_path) -> Cluster:
-    return Cluster.open_folder(Path(shutil.copytree(template, tmp_path / "X")), model=model)
+    return Cluster.open(Path(shutil.copytree(template, tmp_path / "X")), model=model)
 
 
 @pytest.fixture
@@ -93,6 +95,27 @@ def test_a_shard_that_lost_its_state_is_asked_about_the_current_one(here, routed
     current = RoutedCluster.current
     monkeypatch.setattr(RoutedCluster, "current", lambda self: next(stale, None) or current(self))
     assert answers(routed) == known
+
+
+def test_numbers_are_looked_up_only_where_there_is_full_text_search(here, routed, monkeypatch):
+    (found,) = routed.search_many([SearchRequest(text="kite 7", k=5)], config=CONFIG)
+    assert [hit.id for hit in found] == [hit.id for hit in here.search("kite 7", k=5, config=CONFIG)]
+    assert found[0].id == "7"
+
+    def lacks(_):
+        raise UsageError("this SQLite lacks full-text search")
+
+    monkeypatch.setattr(ItemStore, "_check_full_text", lacks)
+    given = {"k": 5, "config": CONFIG}
+    assert routed.search("kite 9", **given) == routed.search("kite 9", hybrid="off", **given)
+
+
+def test_settings_choose_the_router(here, routed):
+    geometry = dataclasses.replace(CONFIG, router="geometry", candidates=5)
+    found, expected = (index.search_many(REQUESTS, config=geometry) for index in (routed, here))
+    assert [[hit.id for hit in hits] for hits in found] == [[hit.id for hit in hits] for hits in expected]
+    for mine, theirs in zip(found[0], expected[0], strict=True):
+        assert mine.log_probabilities == pytest.approx(theirs.log_probabilities, abs=1e-5)
 
 
 def test_searches_go_on_while_new_shards_are_placed(here):

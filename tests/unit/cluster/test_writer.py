@@ -31,7 +31,7 @@ def template(trained, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("template")
     pool = text_rows(folder / "pool.jsonl", {f"{n}": f"text {n}" for n in range(40)})
     build_cluster(folder / "X", Settings(str(pool), model=str(trained.model), shards=3, rows=20))
-    cluster = Cluster.open_folder(folder / "X")
+    cluster = Cluster.open(folder / "X")
     cluster.add_items([{"id": f"new {n}", "text": f"a kite {n}"} for n in range(3)])
     cluster.delete(["3", "17", "31"])
     return folder / "X"
@@ -39,7 +39,7 @@ def template(trained, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def cluster(template, model, tmp_path) -> Cluster:
-    return Cluster.open_folder(Path(shutil.copytree(template, tmp_path / "X")), model=model)
+    return Cluster.open(Path(shutil.copytree(template, tmp_path / "X")), model=model)
 
 
 def found(folder: Path) -> dict[str, str | None]:
