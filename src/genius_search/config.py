@@ -313,8 +313,9 @@ class SearchConfig:
     beams, and rank them all."""
 
     router: Literal["generator", "geometry"] = "generator"
-    """With re-ranking: find candidates by the generator, or without it, by the distances between the query
-    and the code vectors. The order of generated IDs and ``generator_weight`` need the generator."""
+    """With re-ranking: find candidates by the generator, or by the distances between the query and the code
+    vectors. IDs without code vectors, the order of generated IDs and ``generator_weight`` need the generator.
+    """
 
     shortlist: Annotated[Natural, Le(10**9)] = 0
     """With stored embeddings: compare only this many items, the best by codes; 0 means all."""
@@ -329,9 +330,9 @@ class SearchConfig:
     embeddings, because items in dense regions are near every query. Has no effect on raw embeddings."""
 
 
-USUAL_SEARCH: Final = SearchConfig(beam=10, rerank="codes", candidates=1000, shortlist=200)
-"""Default settings of a small index that was not tuned: decode until at most 1000 candidates are left, then
-rank them by codes. The defaults of :class:`SearchConfig` are the paper's."""
+USUAL_SEARCH: Final = SearchConfig(beam=10, rerank="codes", router="geometry", candidates=1000, shortlist=200)
+"""Default settings of a small index that was not tuned: follow the nearest codes until at most 1000
+candidates are left, then rank them by codes. The defaults of :class:`SearchConfig` are the paper's."""
 ITEMS_PER_CANDIDATE: Final = 10
 MOST_CANDIDATES: Final = 100_000
 

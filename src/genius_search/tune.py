@@ -256,7 +256,8 @@ class TuneResult(NamedTuple):
 
     best: Tuned
     tried: list[Trial]
-    """One for each router, beam and leaf budget; the generator's with the weight that was chosen."""
+    """One for each router, beam and leaf budget; the generator's, if there is one, with the weight that was
+    chosen."""
     ceiling: float
     """R@5 of ordering all items by the evidence."""
     left_out: int
@@ -297,7 +298,7 @@ def tune(index: Index, data: MBeir, config: TuneConfig, *, progress: Progress) -
         if one.search.router == "generator":
             weight = one.search.generator_weight
             recalls[weight] = recalls.get(weight, 0.0) + one.recall
-    weight = max(recalls, key=lambda weight: (recalls[weight], -weight))
+    weight = max(recalls, key=lambda weight: (recalls[weight], -weight), default=0.0)
     tried = sorted(
         (one for one in trials if one.search.router == "geometry" or one.search.generator_weight == weight),
         key=lambda one: one.cpu_ms,
@@ -326,19 +327,21 @@ def _measure(
         index.model.ranker, snapshot.vectors, snapshot.manifest.embeddings == "raw", snapshot.densities
     )
     usual = dataclasses.replace(index.model.usual_search(snapshot.num_alive), rerank=config.rerank)
-    grid = [
-        SearchConfig(beam=beam, candidates=candidates, rerank=config.rerank)
-        for beam in config.beams
-        for candidates in config.candidates
+    routes = [
+        usual,
+        *(
+            SearchConfig(beam=beam, candidates=candidates, rerank=config.rerank, router="geometry")
+            for beam in config.beams
+            for candidates in config.candidates
+        ),
     ]
-    sums = {
-        dataclasses.replace(route, generator_weight=weight): np.zeros(3)
-        for route in (*grid, usual)
-        for weight in weights
-    }
+    sums = {route: np.zeros(3) for route in routes if not index.model.uses_generator(route)}
     if index.model.has_generator:
-        geometry = [dataclasses.replace(route, router="geometry") for route in (*grid, usual)]
-        sums |= {route: np.zeros(3) for route in geometry if not index.model.uses_generator(route)}
+        sums |= {
+            dataclasses.replace(route, router="generator", generator_weight=weight): np.zeros(3)
+            for route in routes
+            for weight in weights
+        }
     batches = list(queries.batches(config.batch))
     progress.begin("tune", len(batches) + 1)
     for turn, own in enumerate([batches[0], *batches]):

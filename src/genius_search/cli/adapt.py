@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @command
 class Tune(ValidationOptions):
-    """Choose beam, candidates and generator weight for an index with validation queries, and store them.
+    """Choose router, beam, candidates and generator weight of an index by validation queries, and store them.
 
     The items of the index must be candidates of the data set, with their ids. The chosen settings become the
     defaults of every search of this index. Tune again when the index has grown much.
@@ -68,7 +68,7 @@ class Tune(ValidationOptions):
         rows = [
             (
                 "→" if one.search == best.search else "",
-                one.search.router if index.model.has_generator else "geometry",
+                one.search.router,
                 f"{one.search.beam:,}",
                 f"{one.search.candidates:,}" if one.search.candidates else "all levels",
                 f"{one.touched:,.0f}",

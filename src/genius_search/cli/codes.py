@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import tyro
@@ -15,13 +15,14 @@ from genius_search.cli.options import (
     OptionalFolder,
     OptionalInt,
     QueryOptions,
+    RouterOption,
     command,
 )
 from genius_search.cli.terminal import print_json, print_table, print_text
 from genius_search.errors import plural
 
 if TYPE_CHECKING:
-    from genius_search.index.explain import CodeNode, Explanation, SharedPage
+    from genius_search.index.explain import CodeNode, Explanation, LevelStep, SharedPage, Sibling
     from genius_search.index.items import Item
 
 NUM_ALTERNATIVES: Final = 3
@@ -95,9 +96,14 @@ class Explain(QueryOptions, OpenIndexOptions, JsonOption):
     beam: OptionalInt = None
     """IDs kept at each level; default: the index's own setting."""
 
+    router: RouterOption = None
+    """What the search is led by; default: the index's own setting."""
+
     def run(self) -> None:
         """Follow the item and print its way."""
-        found = self.open_index().explain(
+        index = self.open_index()
+        config = index.settings if self.router is None else replace(index.settings, router=self.router)
+        found = index.explain(
             self.item,
             self.text,
             image=self.image,
@@ -105,6 +111,7 @@ class Explain(QueryOptions, OpenIndexOptions, JsonOption):
             modality=self.modality,
             where=self.where,
             beam=self.beam,
+            config=config,
         )
         if self.json:
             print_json(_plain(asdict(found)))
@@ -165,19 +172,24 @@ def _print_explanation(found: Explanation) -> None:
     for step in found.levels:
         others = [one for one in step.siblings if one.code != step.code][:NUM_ALTERNATIVES]
         rows.append(
-            (
+            [
                 step.name.removeprefix("level "),
                 str(step.code),
-                f"{step.probability:.3f}",
+                _probability(step),
                 f"{step.rank:,} of {step.num_siblings:,}",
                 f"{step.items:,}",
                 "" if step.beam_rank is None else f"{step.beam_rank:,}{'' if step.is_kept else ' lost'}",
                 "; ".join(
-                    f"{one.code} {one.probability:.3f} ({plural(one.items, 'item')})" for one in others
+                    f"{one.code} {_probability(one)} ({plural(one.items, 'item')})".replace("  ", " ")
+                    for one in others
                 ),
-            )
+            ]
         )
-    columns = ("level", "code", "probability", "rank", "items", "beam", "more probable, or next")
+    columns = ["level", "code", "probability", "rank", "items", "beam", "more probable, or next"]
+    if any(step.probability is None for step in found.levels):
+        columns[-1] = "nearer to the query, or next"
+        for row in (columns, *rows):
+            del row[2]
     print_table(columns, rows, fill=True)
     if not found.is_allowed:
         print("The search may not find it: it has another modality, or a condition excludes it.")
@@ -193,3 +205,7 @@ def _print_explanation(found: Explanation) -> None:
         )
         level = found.levels[found.lost_at].name
         print(f"Not found: the beam of {found.beam:,} drops it at {level}; {remedy}.")
+
+
+def _probability(one: LevelStep | Sibling) -> str:
+    return "" if one.probability is None else f"{one.probability:.3f}"

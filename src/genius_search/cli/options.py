@@ -26,6 +26,10 @@ ModalityOption = Annotated[
     Literal["image", "text", "image-text"] | None,
     tyro.conf.arg(metavar="{image,text,image-text}", help_behavior_hint=""),
 ]
+RouterOption = Annotated[
+    Literal["generator", "geometry"] | None,
+    tyro.conf.arg(metavar="{generator,geometry}", help_behavior_hint=""),
+]
 
 LISTED_LAST: Final = ("model", "wait", "seed", "device", "download", "dry_run", "json")
 """Optional flags that help lists after a command's own."""

@@ -20,6 +20,7 @@ from genius_search.cli.options import (
     OptionalFloat,
     OptionalInt,
     QueryOptions,
+    RouterOption,
     Words,
     command,
 )
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 Rerank = Literal["none", "codes", "embeddings"]
 Scores = Literal["level", "vocabulary", "children"]
-Router = Literal["generator", "geometry"]
 PICTURE_LINES: Final = 12
 """Height of a picture in the terminal."""
 PICTURE_PIXELS: Final = 512
@@ -84,10 +84,8 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     ] = None
     """Rank by the generator's probability, by the codes' vectors, or by stored embeddings. Default: codes."""
 
-    router: Annotated[Router | None, tyro.conf.arg(metavar="{generator,geometry}", help_behavior_hint="")] = (
-        None
-    )
-    """With --rerank: what finds candidates. Default: generator."""
+    router: RouterOption = None
+    """With --rerank: what finds candidates. Default: geometry, the distances to the codes' vectors."""
 
     candidates: OptionalInt = None
     """With --rerank: stop decoding at this many IDs. Default: a tenth of the items, from 1000; 0: never."""
@@ -130,7 +128,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
         checked(SearchConfig(**given))
         index = self._open_index()
         config = dataclasses.replace(index.settings, **given)
-        self._check_effects(config)
+        self._check_effects(config, has_generator=index.model.has_generator)
         hits = index.search(
             self.text,
             image=self.image,
@@ -151,6 +149,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
                         "beam": max(config.beam, self.k),
                         "candidates": config.candidates,
                         "rerank": config.rerank,
+                        "router": "generator" if index.model.uses_generator(config) else "geometry",
                     },
                     "good_match": is_good,
                     "hits": [dataclasses.asdict(hit) for hit in hits],
@@ -194,7 +193,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
                 )
         return index
 
-    def _check_effects(self, config: SearchConfig) -> None:
+    def _check_effects(self, config: SearchConfig, *, has_generator: bool) -> None:
         """Refuse flags that would have no effect."""
         from genius_search.errors import UsageError
 
@@ -210,6 +209,10 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
         if self.generator_weight and not ranks_by_codes:
             raise UsageError(
                 "--generator-weight needs --rerank codes, or --shortlist: it is added to scores by codes"
+            )
+        if self.router == "generator" and not has_generator:
+            raise UsageError(
+                f"--router generator: the model of {self.index} has no generator; `genius fit` trains one"
             )
         if self.router == "geometry" and (config.rerank == "none" or config.generator_weight):
             raise UsageError(

@@ -86,32 +86,32 @@ class Sibling:
     """An alternative to an item's code."""
 
     code: int
-    log_probability: float
-    probability: float
-    """Probability among the allowed codes after this prefix."""
+    log_probability: float | None
+    probability: float | None
+    """Probability among the allowed codes after this prefix; None if distances lead the search."""
     items: int
     examples: list[Item]
 
 
 @dataclass(frozen=True, slots=True)
 class LevelStep:
-    """The generator's view of one code of an item's ID."""
+    """One code of an item's ID among those that a search could choose instead."""
 
     level: int
     name: str
     code: int
-    log_probability: float
-    """The code's contribution to the score of a beam."""
-    probability: float
-    """Probability among the allowed codes after this prefix."""
+    log_probability: float | None
+    """The code's contribution to the score of a beam; None if distances lead the search."""
+    probability: float | None
+    """Probability among the allowed codes after this prefix; None if distances lead the search."""
     rank: int
-    """Among them, from 1."""
+    """Among them, from 1: by probability, or by distance from the query."""
     num_siblings: int
     """Number of these codes, its own included."""
     items: int
     """Number of items whose IDs share the codes up to this one."""
     siblings: list[Sibling]
-    """The most probable codes, which may include the item's own."""
+    """The most probable, or nearest, codes, which may include the item's own."""
     beam_rank: int | None
     """Rank of the prefix up to this code among all that the beam scored; None if it was not scored."""
     is_kept: bool | None
@@ -264,11 +264,13 @@ def explain(
         beam=width,
         lost_at=lost_at,
         kept_by_beam=None if lost_at is None else find_keeping_width(target, config, traced),
-        levels=_levels(model, snapshot, steps, traced),
+        levels=_levels(model, snapshot, steps, traced, is_generated=model.uses_generator(config)),
     )
 
 
-def _levels(model: Genius, snapshot: Snapshot, steps: Sequence[Step], traced: Trace) -> list[LevelStep]:
+def _levels(
+    model: Genius, snapshot: Snapshot, steps: Sequence[Step], traced: Trace, *, is_generated: bool
+) -> list[LevelStep]:
     """Return each level with its best siblings; all example items are looked up at once."""
     best = [np.argsort(-step.log_probabilities, kind="stable")[:SIBLINGS] for step in steps]
     chosen = [step.children.take(places) for step, places in zip(steps, best, strict=True)]
@@ -286,16 +288,16 @@ def _levels(model: Genius, snapshot: Snapshot, steps: Sequence[Step], traced: Tr
                 level=level,
                 name="modality" if first_is_modality and level == 0 else f"level {level}",
                 code=int(step.children.code[step.own]),
-                log_probability=float(step.log_probabilities[step.own]),
-                probability=float(step.probabilities[step.own]),
+                log_probability=float(step.log_probabilities[step.own]) if is_generated else None,
+                probability=float(step.probabilities[step.own]) if is_generated else None,
                 rank=step.rank,
                 num_siblings=len(step.items),
                 items=int(step.items[step.own]),
                 siblings=[
                     Sibling(
                         int(step.children.code[sibling]),
-                        float(step.log_probabilities[sibling]),
-                        float(step.probabilities[sibling]),
+                        float(step.log_probabilities[sibling]) if is_generated else None,
+                        float(step.probabilities[sibling]) if is_generated else None,
                         int(step.items[sibling]),
                         next(shown),
                     )

@@ -195,7 +195,8 @@ class SearchHit:
     codes: tuple[int, ...]
     """The item's ID."""
     log_probabilities: tuple[float, ...]
-    """Log-probability of each decoded code; shorter than ``codes`` if decoding stopped early."""
+    """Log-probability of each code that the generator decoded; shorter than ``codes`` if decoding stopped
+    early, and empty if distances led the search (:attr:`SearchConfig.router`)."""
     probability: float | None = None
     """Probability that the hit is relevant, if `genius calibrate` calibrated the index for these settings.
     None for queries with ``parts``."""
@@ -508,6 +509,7 @@ def _search(
             embeddings=evidence,
         )
     results = []
+    is_generated = model.uses_generator(config)
     num_levels = model.num_levels  # hits show the codes without the columns stored after them
     for query, (found, log_probabilities) in zip(queries, answers, strict=True):
         request = query.request
@@ -541,7 +543,9 @@ def _search(
                 image=item.image,
                 fields=item.fields,
                 codes=tuple(codes[number]),
-                log_probabilities=tuple(one for one in decoded[number] if not math.isnan(one)),
+                log_probabilities=tuple(
+                    one for one in decoded[number] if is_generated and not math.isnan(one)
+                ),
                 probability=None if probabilities is None else probabilities[number],
                 relevance=relevance[number],
             )

@@ -114,7 +114,7 @@ def demo(
         out / "model" / "evaluation",
         progress=progress,
     )
-    search_config = dataclasses.replace(USUAL_SEARCH, beam=beam, candidates=candidates)
+    search_config = dataclasses.replace(USUAL_SEARCH, router="generator", beam=beam, candidates=candidates)
     searches = [
         _search(data, index, row, query, search_config, seed=seed)
         for row in data.rows("test")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -12,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int, Int64, Integer, UInt8
 
 from genius_search.artifact import open_artifact
-from genius_search.config import USUAL_SEARCH, SearchConfig, usual_search
+from genius_search.config import SearchConfig, usual_search
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.model.file import (
@@ -379,7 +378,7 @@ class Genius:
     def usual_search(self, items: int) -> SearchConfig:
         """Return the default search settings of an index of so many items."""
         if self._scheme.tables() is None:
-            return replace(USUAL_SEARCH, beam=50, rerank="none", candidates=0, shortlist=0)
+            return SearchConfig()
         return usual_search(items)
 
     def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:

@@ -21,6 +21,7 @@ from genius_search.serve.schemas import (
     Item,
     NewItem,
     Rerank,
+    Router,
     SearchPart,
     SearchResult,
 )
@@ -105,14 +106,15 @@ class Client:
         k: int = 10,
         beam: int | None = None,
         rerank: Rerank | None = None,
+        router: Router | None = None,
         candidates: int | None = None,
         deadline_ms: int | None = None,
     ) -> SearchResult:
         """Search; the parameters are those of :class:`genius_search.serve.schemas.SearchBody`."""
         query = self._query(
             text, image, parts, where, combine=combine, instruction=instruction, modality=modality,
-            match=match, hybrid=hybrid, k=k, beam=beam, rerank=rerank, candidates=candidates,
-            deadline_ms=deadline_ms,
+            match=match, hybrid=hybrid, k=k, beam=beam, rerank=rerank, router=router,
+            candidates=candidates, deadline_ms=deadline_ms,
         )  # fmt: skip
         return SearchResult.model_validate_json(self._request("POST", "/v1/search", json=query))
 

@@ -43,14 +43,19 @@ def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:
         stores_embeddings=snapshot.manifest.embeddings != "none",
         calibrated=index.calibration is not None,
         writable=writable,
-        settings=describe_settings(index.settings),
+        settings=describe_settings(index, index.settings),
     )
 
 
-def describe_settings(config: SearchConfig, beam: int | None = None, k: int = 1) -> SearchSettings:
+def describe_settings(
+    index: Index, config: SearchConfig, beam: int | None = None, k: int = 1
+) -> SearchSettings:
     """Return the effective search settings; the beam is at least as wide as ``k``."""
     return SearchSettings(
-        beam=max(beam or config.beam, k), candidates=config.candidates, rerank=config.rerank
+        beam=max(beam or config.beam, k),
+        candidates=config.candidates,
+        rerank=config.rerank,
+        router="generator" if index.model.uses_generator(config) else "geometry",
     )
 
 

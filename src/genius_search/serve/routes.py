@@ -137,7 +137,7 @@ async def search(request: Request, service: ServiceDep, body: schemas.SearchBody
         request_id=request.state.request_id,
         index=name,
         took_ms=timing,
-        settings=describe_settings(config, query.beam, query.k),
+        settings=describe_settings(index, config, query.beam, query.k),
         good_match=index.good_match(hits),
         hits=[show(schemas.Hit, hit, name) for hit in hits],
     )
@@ -157,12 +157,17 @@ def search_config(index: Index, body: schemas.SearchBody) -> SearchConfig:
     config = dataclasses.replace(
         usual,
         rerank=usual.rerank if body.rerank is None else body.rerank,
+        router=usual.router if body.router is None else body.router,
         candidates=usual.candidates if body.candidates is None else body.candidates,
     )
     if config.rerank == "embeddings" and manifest.embeddings == "none":
         raise Problem(422, "rerank: this index stores no embeddings; use codes or none")
     if body.candidates and config.rerank == "none":
         raise Problem(422, "candidates: needs re-ranking; set rerank to codes or embeddings")
+    if body.router == "geometry" and config.rerank == "none":
+        raise Problem(422, "router: geometry needs re-ranking; set rerank to codes or embeddings")
+    if body.router == "generator" and not index.model.has_generator:
+        raise Problem(422, "router: this index has no generator; leave router out")
     return config
 
 

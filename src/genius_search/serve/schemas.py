@@ -82,6 +82,7 @@ Condition = Annotated[str, Field(max_length=limits.CONDITION_CHARACTERS)]
 Fields = Annotated[dict[str, JsonValue], BeforeValidator(clean_json)]
 FoundModality = Annotated[Modality, Field(strict=False)]
 Rerank = Literal["none", "codes", "embeddings"]
+Router = Literal["generator", "geometry"]
 
 
 class RequestBody(BaseModel):
@@ -139,6 +140,9 @@ class SearchBody(RequestBody):
     k: int = Field(10, ge=1, le=limits.HITS, description="Number of hits.")
     beam: int | None = Field(None, ge=1, le=limits.BEAM, description="IDs kept at each level.")
     rerank: Rerank | None = Field(None, description="What orders the hits.")
+    router: Router | None = Field(
+        None, description="With re-ranking: what finds candidates, the generator or the distance of codes."
+    )
     candidates: int | None = Field(
         None,
         ge=0,
@@ -216,6 +220,7 @@ class SearchSettings(ResponseBody):
     beam: int
     candidates: int
     rerank: Rerank
+    router: Router
 
 
 class ItemSummary(ResponseBody):
@@ -239,7 +244,9 @@ class Hit(Item):
 
     rank: int
     score: float
-    log_probabilities: list[float] = Field(description="Log-probability of each decoded code.")
+    log_probabilities: list[float] = Field(
+        description="Log-probability of each code that the generator decoded; empty if distances led."
+    )
     probability: float | None = Field(
         description="Probability that it matches; null if the index is not calibrated."
     )
@@ -261,29 +268,32 @@ class SearchResult(ResponseBody):
     hits: list[Hit]
 
 
+PROBABILITY: Final = "Probability among the allowed codes after this prefix; null if distances led."
+
+
 class Sibling(ResponseBody):
     """An alternative to an item's code."""
 
     code: int
-    log_probability: float
-    probability: float = Field(description="Probability among the allowed codes after this prefix.")
+    log_probability: float | None
+    probability: float | None = Field(description=PROBABILITY)
     items: int
     examples: list[ItemSummary]
 
 
 class LevelStep(ResponseBody):
-    """The generator's prediction for one code of an item's ID."""
+    """One code of an item's ID among those that the search could choose instead."""
 
     level: int
     name: str
     code: int
-    log_probability: float = Field(description="Contribution to the score of a beam.")
-    probability: float = Field(description="Probability among the allowed codes after this prefix.")
-    rank: int = Field(description="Rank among its siblings, from 1.")
+    log_probability: float | None = Field(description="Contribution to the score of a beam.")
+    probability: float | None = Field(description=PROBABILITY)
+    rank: int = Field(description="Rank among its siblings, from 1: by probability, or by distance.")
     num_siblings: int = Field(description="Including itself.")
     items: int = Field(description="Items that share the ID up to here.")
     is_kept: bool | None = Field(description="Whether the beam kept it; null if decoding stopped before.")
-    siblings: list[Sibling] = Field(description="The most probable, perhaps including itself.")
+    siblings: list[Sibling] = Field(description="The most probable, or nearest, perhaps including itself.")
 
 
 class Explanation(ResponseBody):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from genius_search.cli import main
+from genius_search.config import SearchConfig
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import UsageError
 from genius_search.index.index import Index
@@ -85,21 +87,27 @@ def test_copies_in_another_segment_collide_and_deleted_items_do_not(index, train
     assert main(["codes", str(index.folder), "1", "--collisions", "--model", str(trained.model)]) == 2
 
 
-def test_the_first_hit_is_explained_as_it_was_found(index, trained, capsys):
-    (hit,) = index.search("a red square", k=1)
-    printed = run_json(
-        capsys, "explain", index.folder, "a red square", "--item", hit.id, "--model", trained.model
-    )
+@pytest.mark.parametrize("router", ["geometry", "generator"])
+def test_the_first_hit_is_explained_as_it_was_found(index, trained, capsys, router):
+    (hit,) = index.search("a red square", k=1, config=dataclasses.replace(index.settings, router=router))
+    asked = ("a red square", "--item", hit.id, "--model", trained.model)
+    led = () if router == index.settings.router else ("--router", router)
+    printed = run_json(capsys, "explain", index.folder, *asked, *led)
     assert printed["rank"] == 1
     assert printed["score"] == pytest.approx(hit.score, abs=1e-5)
     assert printed["lost_at"] is None
     assert tuple(printed["codes"]) == hit.codes == tuple(level["code"] for level in printed["levels"])
-    for level, expected in zip(printed["levels"], hit.log_probabilities, strict=False):
-        assert level["log_probability"] == pytest.approx(expected, abs=1e-4)
+    whole = index.search("a red square", k=1002, modality=hit.modality, config=SearchConfig())
+    (generated,) = [one.log_probabilities for one in whole if one.id == hit.id]
     assert [level["name"] for level in printed["levels"][:2]] == ["modality", "level 1"]
     for level in printed["levels"]:
         assert 1 <= level["rank"] <= level["num_siblings"]
-        assert level["siblings"][0]["probability"] == max(one["probability"] for one in level["siblings"])
+        probabilities = [one["probability"] for one in (level, *level["siblings"])]
+        if router == "geometry":
+            assert {level["log_probability"], *probabilities} == {None}
+        else:
+            assert level["log_probability"] == pytest.approx(generated[level["level"]], abs=1e-4)
+            assert probabilities[1] == max(probabilities)
         assert level["items"] == index.tree(hit.codes[: level["level"] + 1]).items
 
 
@@ -118,7 +126,13 @@ def test_explaining_an_unknown_item_is_refused(index):
 
 @pytest.mark.parametrize(
     "words",
-    [["codes"], ["codes", "--collisions"], ["codes", "--duplicates", "2"], ["explain", "a red square"]],
+    [
+        ["codes"],
+        ["codes", "--collisions"],
+        ["codes", "--duplicates", "2"],
+        ["explain", "a red square"],
+        ["explain", "a red square", "--router", "generator"],
+    ],
 )
 def test_a_person_gets_a_table(index, trained, capsys, words):
     command, *rest = words
@@ -126,4 +140,5 @@ def test_a_person_gets_a_table(index, trained, capsys, words):
     assert main([command, str(index.folder), *rest, *item, "--model", str(trained.model)]) == 0
     printed = capsys.readouterr().out
     assert ("Found: rank 1 of" in printed) is (command == "explain")
+    assert ("probable" in printed) is ("generator" in words)
     assert len(printed.splitlines()) > 2

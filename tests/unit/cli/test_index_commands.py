@@ -218,7 +218,7 @@ def test_an_invalid_condition_shows_the_syntax(whole, capsys):
 
 
 def test_search_can_stop_early_and_compare_only_the_best(whole, capsys):
-    stopped = ("--rerank", "codes", "--candidates", "8")
+    stopped = ("--rerank", "codes", "--router", "generator", "--candidates", "8")
     hits = run_json(capsys, "search", whole, "a red kite", *stopped)["hits"]
     assert {hit["id"] for hit in hits} == ALL
     assert all(len(hit["log_probabilities"]) < len(hit["codes"]) for hit in hits)
@@ -255,6 +255,7 @@ def test_a_change_during_another_waits_or_is_refused(index, capsys):
             "--rerank codes, or --shortlist",
         ),
         (["--density-weight", 0.1, "--rerank", "none"], "--rerank codes or embeddings"),
+        (["--router", "geometry", "--rerank", "none"], "does without the generator"),
     ],
 )
 def test_flags_without_effect_are_refused(index, capsys, flags, advice):

@@ -214,6 +214,9 @@ def test_without_the_generator_candidates_are_found_by_distance(index, model, mo
     monkeypatch.setattr(Genius, "decoder", Genius.fast)
     for hits, ranking in zip(index.search_many(requests, config=geometric), expected, strict=True):
         assert [hit.score for hit in hits] == pytest.approx(ranking.scores.tolist(), abs=1e-4)
+    assert all(hit.log_probabilities == () for hits in index.search_many(requests) for hit in hits)
+    with pytest.raises(pytest.fail.Exception):  # settings that were stored before there was a choice
+        index.search("a red kite", config=SearchConfig(rerank="codes"))
     for config in (
         usual,
         dataclasses.replace(geometric, rerank="none"),

@@ -32,7 +32,7 @@ FOUND = {
     "request_id": "r",
     "index": "kites",
     "took_ms": {"queue": 1.0, "encode": 2.0, "search": 3.0, "total": 6.0},
-    "settings": {"beam": 50, "candidates": 0, "rerank": "codes"},
+    "settings": {"beam": 50, "candidates": 0, "rerank": "codes", "router": "geometry"},
     "good_match": True,
     "hits": [HIT],
 }

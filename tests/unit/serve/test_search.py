@@ -46,7 +46,8 @@ def test_a_text_finds_the_same_as_in_python_and_reveals_no_path(client, index):
     assert (first["rank"], first["modality"], first["text"]) == (1, "text", wanted.text)
     assert (first["fields"], first["codes"]) == (wanted.fields, list(wanted.codes))
     assert body["index"] == "things"
-    assert body["settings"] == {"beam": 10, "candidates": 1000, "rerank": "codes"}
+    usual = {"beam": 10, "candidates": 1000, "rerank": "codes", "router": "geometry"}
+    assert body["settings"] == usual
     assert body["took_ms"].keys() == {"queue", "encode", "search", "total"}
     assert body["request_id"] == response.headers["x-request-id"]
 
@@ -77,9 +78,13 @@ def test_conditions_words_and_settings_apply(client):
     assert {hit["id"] for hit in cheap} == {"1:0", "1:2"}
     named = post(client, text="a kite", match="green", k=9).json()["hits"]
     assert {hit["id"] for hit in named} == {"1:3", "1:4", "1:5"}
-    settings = post(client, text="a kite", beam=7, rerank="none", k=9).json()["settings"]
-    assert settings["beam"] == 9
-    assert settings["rerank"] == "none"
+    generated = post(client, text="a kite", beam=7, rerank="none", k=9).json()
+    assert generated["settings"] == {"beam": 9, "candidates": 1000, "rerank": "none", "router": "generator"}
+    assert all(hit["log_probabilities"] for hit in generated["hits"])
+    for router in ("geometry", "generator"):
+        led = post(client, text="a kite", router=router, candidates=0, beam=1, k=1).json()
+        assert led["settings"]["router"] == router
+        assert {len(hit["log_probabilities"]) > 0 for hit in led["hits"]} == {router == "generator"}
 
 
 def test_parts_are_composed_with_their_weights(client, index):
@@ -117,6 +122,8 @@ def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_f
     assert index.settings.rerank == "embeddings"
     with serving(index) as running:
         hits = post(running, text="green ground").json()["hits"]
+        refused = is_problem(post(running, text="x", router="generator"), 422)
+    assert "no generator" in refused["detail"]
     expected = index.search("green ground")
     assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-6)
 
@@ -134,6 +141,7 @@ def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_f
         ({"text": "x", "beam": limits.BEAM + 1}, "beam: "),
         ({"text": "x", "candidates": limits.CANDIDATES + 1}, "candidates: "),
         ({"text": "x", "candidates": 10, "rerank": "none"}, "candidates: "),
+        ({"text": "x", "router": "geometry", "rerank": "none"}, "router: "),
         ({"text": "x", "rerank": "embeddings"}, "stores no embeddings"),
         ({"text": "x" * (limits.TEXT_CHARACTERS + 1)}, "text: "),
         ({"text": "x", "modality": "sound"}, "modality: "),

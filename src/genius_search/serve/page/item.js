@@ -118,7 +118,7 @@ async function explain(place, item, state) {
     place.replaceChildren(
       h("h3", {}, "Its path"),
       h("p", { class: "outcome" }, outcome(told)),
-      h("p", { class: "fine" }, "Its codes, coarse to fine. A bar is the probability that the query gives a code after those before it; open a level to see what else could have been written."),
+      h("p", { class: "fine" }, `Its codes, coarse to fine. A bar is the ${told.levels[0].probability === null ? "share of the codes there that are no nearer to the query" : "probability that the query gives a code after those before it"}; open a level to see the others.`),
       ...path(told, item),
       ...sharing(told.neighbours),
     );
@@ -147,19 +147,20 @@ function path({ codes, levels }, item) {
 }
 
 function levelRow(codes, level, item) {
-  const { probability } = level;
+  const share = level.probability ?? (level.num_siblings - level.rank + 1) / level.num_siblings;
+  const number = level.probability === null ? `${count(level.rank)} of ${count(level.num_siblings)}` : percent(level.probability);
   const name = level.level === 0 ? "modality" : `level ${level.level}`;
   const place = level.num_siblings === 1 ? "The only code that exists here." : `Choice ${count(level.rank)} of ${count(level.num_siblings)}.`;
   const shown = level.level === 0 ? modalityName(item.modality) : String(level.code);
-  const sum = `${name}, code ${level.code}: ${percent(probability)}`;
+  const sum = `${name}, code ${level.code}: ${number}`;
   const siblings = level.siblings.filter((one) => one.code !== level.code);
   const row = h(
     "summary",
     { "aria-label": `${sum}, ${items(level.items)}` },
     level.level > 0 && h("span", { class: "name" }, name),
     h("b", { class: level.level === 0 ? "both" : "code" }, shown),
-    h("span", { class: "meter", "--share": probability }),
-    h("span", { class: "number" }, percent(probability)),
+    h("span", { class: "meter", "--share": share }),
+    h("span", { class: "number" }, number),
     h("span", { class: "below" }, count(level.items)),
   );
   return h(
@@ -183,7 +184,7 @@ function siblingTile(codes, level, one) {
       to,
       level,
       h("span", { class: "thumbs" }, one.examples.slice(0, 3).map((example) => (example.image ? picture(example.image, "", 128) : h("span", { class: "snippet" }, example.text)))),
-      h("span", { class: "label" }, h("b", { class: "code" }, one.code), ` ${percent(one.probability)}`),
+      h("span", { class: "label" }, h("b", { class: "code" }, one.code), one.probability !== null && ` ${percent(one.probability)}`),
       h("span", { class: "fine" }, items(one.items)),
     ),
   );
