@@ -82,8 +82,10 @@ RENAMED_FLAGS: Final = {
 }
 """Flags of version 0.1 and their new names."""
 
-MACHINE_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
-"""Errors of the operating system that a user can fix: disk full, read-only, not permitted."""
+MACHINE_ERRORS: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+)
+"""Errors that a user can fix: disk full, read-only, not permitted, a name that is too long."""
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C."""
 

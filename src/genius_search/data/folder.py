@@ -82,12 +82,20 @@ def read_folder(root: Path, *, captions: bool = True) -> FolderScan:
 def read_file(path: Path, *, captions: bool = True) -> FolderScan:
     """Read one image or text like :func:`read_folder` does; the id is the file's name."""
     side_cars = {path.with_suffix(suffix) for suffix in (".txt", ".json")} if is_image_file(path) else set()
-    files = [path, *sorted(other for other in side_cars if other.is_file())]
-    lists = [path.with_name(name) for name in CAPTION_LISTS if captions and path.with_name(name).is_file()]
+    files = [path, *sorted(filter(is_file, side_cars))]
+    lists = [path.with_name(name) for name in CAPTION_LISTS if captions and is_file(path.with_name(name))]
     scan = _scan(path.parent, [*files, *lists], captions=captions)
     # What is wrong with other lines of a list is reported when the folder is read.
     problems = tuple(problem for problem in scan.problems if problem.file in files)
     return FolderScan(scan.root, scan.candidates, problems)
+
+
+def is_file(path: Path) -> bool:
+    """Return whether there is a file, also for a path that is too long or contains NUL."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _scan(root: Path, files: Sequence[Path], *, captions: bool) -> FolderScan:

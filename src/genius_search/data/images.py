@@ -45,7 +45,7 @@ MAX_RATIO: Final = 32
 MOST_BYTES_PER_PIXEL: Final = 7
 """Pictures are refused whose decoding takes more than so many bytes for each pixel that is allowed."""
 MAX_TAG_VALUES: Final = 200_000
-"""Numbers in a tag of a TIFF, such as the places of its strips, of which Pillow makes Python objects."""
+"""Numbers in the tags of a TIFF, such as the places of its strips, of which Pillow makes Python objects."""
 MAX_EXIF_BYTES: Final = 1 << 20
 """Larger EXIF data is ignored."""
 STRIP_PIXELS: Final = 1 << 20
@@ -58,7 +58,7 @@ def _register_heif() -> bool:
         from pillow_heif import register_heif_opener  # noqa: PLC0415  an extra
     except ImportError:
         return False
-    register_heif_opener()
+    register_heif_opener(thumbnails=False)  # they would be decoded before their size is looked at
     return True
 
 
@@ -199,8 +199,7 @@ def as_image(given: object, *, name: str = "the image", shortest_side: int | Non
     """
     match given:
         case Image.Image():
-            upright = ImageOps.exif_transpose(given)
-            return _to_rgb(upright)
+            return _upright(given, name)
         case bytes():
             return read_image(given, name=name, shortest_side=shortest_side)
         case str() if re.match(r"[a-z][a-z0-9+.-]+://", given, re.IGNORECASE):
@@ -214,12 +213,24 @@ def as_image(given: object, *, name: str = "the image", shortest_side: int | Non
                 raise BadImage(
                     Path(name), f"is an array of {found}, expected uint8 of shape (height, width, 3)"
                 )
-            return _to_rgb(Image.fromarray(given))
+            return _upright(Image.fromarray(given), name)
         case _:
             kind = f"{type(given).__module__}.{type(given).__qualname__}"
             raise BadImage(
                 Path(name), f"is of type {kind}; expected a path, bytes, a Pillow image or a NumPy array"
             )
+
+
+def _upright(given: Image.Image, name: str) -> Image.Image:
+    """Return an image of Pillow, which may not have been read yet, as upright RGB."""
+    if not math.prod(given.size):
+        raise BadImage(Path(name), f"has no pixels: it is {given.width} x {given.height}")
+    if math.prod(given.size) > MAX_PIXELS:
+        raise TooManyPixels(Path(name), _too_large(given.size, MAX_PIXELS))
+    try:
+        return _to_rgb(ImageOps.exif_transpose(given))
+    except Exception as error:  # noqa: BLE001  as in _read
+        raise BadImage(Path(name), f"cannot be read: {_describe(error)}") from None
 
 
 def encode_jpeg(picture: Image.Image, *, quality: int) -> bytes:
@@ -247,7 +258,7 @@ def _read(
 
 
 def _check_tags(path: Path, file: io.BufferedReader | io.BytesIO) -> None:
-    """Raise :class:`BadImage` for a TIFF with more than :data:`MAX_TAG_VALUES` numbers in a tag."""
+    """Raise :class:`BadImage` for a TIFF with more than :data:`MAX_TAG_VALUES` numbers in its tags."""
     start = file.read(16)
     file.seek(0)
     if start[:2] not in (b"II", b"MM"):
@@ -256,14 +267,18 @@ def _check_tags(path: Path, file: io.BufferedReader | io.BytesIO) -> None:
     entry, address = ("HHQQ", "Q") if 43 in start[2:4] else ("HHII", "I")
     count = "Q" if address == "Q" else "H"
 
+    total = 0
+
     def check(place: int, *, is_first: bool) -> None:
+        nonlocal total
         file.seek(place)
         (entries,) = struct.unpack(order + count, file.read(struct.calcsize(order + count)))
         size = struct.calcsize(order + entry)
         for tag, kind, values, value in struct.iter_unpack(order + entry, file.read(entries * size)):
-            if kind not in _BYTES_IN_TIFF and values > MAX_TAG_VALUES:
+            total += 0 if kind in _BYTES_IN_TIFF else values
+            if total > MAX_TAG_VALUES:
                 most = f"at most {MAX_TAG_VALUES:,} are allowed"
-                raise BadImage(path, f"tag {tag} of this TIFF has {values:,} values; {most}. Save it again")
+                raise BadImage(path, f"the tags of this TIFF have {total:,} values; {most}. Save it again")
             if tag in _MORE_TAGS and is_first:
                 check(value, is_first=False)
 
@@ -433,6 +448,7 @@ def image_type(path: Path) -> str:
     """
     require_file(path)
     with path.open("rb") as file:
+        _check_tags(path, file)
         try:
             with _quiet():
                 kind = Image.open(file, formats=_FORMATS).get_format_mimetype()
@@ -487,7 +503,7 @@ def _degrees(place: Mapping[int, Any], tag: ExifTags.GPS, most: int) -> float | 
         return None
     degrees, minutes, seconds = map(float, place[tag])
     value = degrees + minutes / 60 + seconds / 3600
-    if not (math.isfinite(value) and value <= most):
+    if not abs(value) <= most:  # nor NaN
         return None
     return round(-value if str(place.get(tag - 1)).upper() in ("S", "W") else value, 6)
 

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
 from genius_search.data.features import FeatureBatch, LeftOut
-from genius_search.data.folder import FolderScan, read_file, read_folder
-from genius_search.data.images import as_image, encode_jpeg, read_photo_fields, require_file
+from genius_search.data.folder import FolderScan, is_file, read_file, read_folder
+from genius_search.data.images import as_image, encode_jpeg, image_type, read_photo_fields
 from genius_search.data.mbeir import read_pool
 from genius_search.embed import FeatureRow, encode_shard
 from genius_search.encoders.base import ItemKey
@@ -47,6 +47,7 @@ VERSION: Final = f"half norm / {HALF_NORM_STEPS}, density / {DENSITY_STEPS}"
 MAX_REASONS: Final = 5
 """Number of files that an error names."""
 MAX_ID_LENGTH: Final = 500
+MAX_JPEG_SIDE: Final = 65_500
 JPEG_QUALITY: Final = 95
 """Quality at which pictures from memory are stored."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -266,9 +267,11 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
     known = writer.snapshot.stamps(list(last))
     changed = [item for item in last.values() if known.get(item.id) != stamp_of(item)]
     result = Added()
-    with keep_pictures(writer, {item.image: pictures[item.image] for item in changed if item.image}):
+    given_pictures = {item.image: pictures[item.image] for item in changed if item.image}
+    with keep_pictures(writer, given_pictures) as unusable:
         pool = Pool(partial(iter, changed), len(changed))
         writer.add_batches(encode_items(writer, model, pool, result, save=False))
+        unusable |= {changed[entry.id].image or "" for entry in result.left_out}
     unreadable = {changed[entry.id].id: entry.reason for entry in result.left_out}
     outcomes = []
     for new, read in zip(items, given, strict=True):
@@ -296,9 +299,13 @@ def picture_bytes(image: object) -> bytes:
     if isinstance(image, bytes):
         return image
     if isinstance(image, Path):
-        require_file(image)
+        image_type(image)
         return image.read_bytes()
-    return encode_jpeg(as_image(image), quality=JPEG_QUALITY)
+    picture = as_image(image)
+    if max(picture.size) > MAX_JPEG_SIDE:
+        longer = f"is {max(picture.size):,} pixels long; at most {MAX_JPEG_SIDE:,} can be stored"
+        raise BadImage(Path("the image"), f"{longer}. Make it smaller, or give its file")
+    return encode_jpeg(picture, quality=JPEG_QUALITY)
 
 
 def read_new_item(given: object, *, default_id: str | None = None) -> NewItem:
@@ -312,11 +319,13 @@ def read_new_item(given: object, *, default_id: str | None = None) -> NewItem:
     Raises
     ------
     UsageError
-        It is of another kind, has no id or unknown keys, or may be a file's name or a URL instead of a text.
+        It is of another kind, has no id or unknown keys, its text is no text or its fields are no mapping, or
+        it may be a file's name or a URL instead of a text.
     """
+    item: dict[str, Any]
     match given:
         case NewItem():
-            return given
+            item = given._asdict()
         case Mapping():
             if unknown := [str(key) for key in given if key not in NewItem._fields]:
                 raise UsageError(
@@ -337,7 +346,12 @@ def read_new_item(given: object, *, default_id: str | None = None) -> NewItem:
             )
     if not isinstance(item["id"], str):
         raise UsageError(f"an item has the id {item['id']!r}; give each one a text as its id")
-    return NewItem(**item)
+    new = NewItem(**item)
+    for name, value, kind in (("text", new.text, str), ("fields", new.fields, Mapping)):
+        if value is not None and not isinstance(value, kind):
+            found = type(value).__qualname__
+            raise UsageError(f"item {new.id!r}: {name} is of type {found}, expected {kind.__name__}")
+    return new
 
 
 def _check_is_text(text: str) -> None:
@@ -347,10 +361,7 @@ def _check_is_text(text: str) -> None:
             f"{text[:80]} is a URL, and nothing is fetched: give the picture's bytes, or {{'text': ...}} to "
             "index the address itself"
         )
-    is_file = False
-    with contextlib.suppress(OSError, ValueError):  # too long for a name, or NUL
-        is_file = Path(text).is_file()
-    if is_file:
+    if is_file(Path(text)):
         raise UsageError(f"{text} is a file; give Path({text!r}), or {{'text': {text!r}}} for the words")
 
 

@@ -45,7 +45,7 @@ from genius_search.index.store import (
     IndexManifest,
     StoredEmbeddings,
 )
-from genius_search.index.writer import PICTURES, Writer, one_writer, remove_work
+from genius_search.index.writer import PICTURES, Writer, one_writer, remove_unused_pictures, remove_work
 from genius_search.model import Genius
 from genius_search.nn.fusion import SumFusion
 from genius_search.progress import Progress
@@ -102,15 +102,18 @@ def create_index(
     else:
         raise UsageError("give either a model, or the encoder of an index that needs no training")
     _check_place(folder)
-    try:
-        with one_writer(folder) as writer:
-            return create(writer)
-    except (BadData, UsageError):
-        with contextlib.suppress(OSError):  # a killed writer's files stay
-            shutil.rmtree(folder / PICTURES, ignore_errors=True)
-            (folder / LOCK).unlink()
-            folder.rmdir()
-        raise
+    with one_writer(folder) as writer:
+        try:
+            created = create(writer)
+        except BaseException:
+            with contextlib.suppress(OSError):  # what an interrupted run may continue with stays
+                shutil.rmtree(folder / PICTURES, ignore_errors=True)
+                if [path.name for path in folder.iterdir()] == [LOCK]:
+                    shutil.rmtree(folder)
+            raise
+        if created[1].left_out:
+            remove_unused_pictures(folder, writer.snapshot.segments)
+        return created
 
 
 def _create_with_model(

@@ -62,7 +62,6 @@ KEYS_AT_ONCE: Final = 20_000
 STEPS: Final = 10_000
 """Steps of SQLite between two looks at the clock."""
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
-INT64: Final = range(-(2**63), 2**63)
 
 
 class Item(NamedTuple):

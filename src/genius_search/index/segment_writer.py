@@ -25,7 +25,6 @@ from genius_search.index.items import (
     FIELD_NAMES,
     FIELDS,
     FULL_TEXT,
-    INT64,
     ITEM_IDS,
     ITEMS,
     ITEMS_FILE,
@@ -256,10 +255,10 @@ def _field_values(
                 match one:
                     case bool():
                         yield TRUTH, name, one, row
-                    case int() | float():
-                        number = one if isinstance(one, float) or one in INT64 else float(one)
-                        if not math.isnan(number):
-                            yield NUMBER, name, number, row
+                    case int():
+                        yield NUMBER, name, number_of(str(one)), row
+                    case float() if not math.isnan(one):
+                        yield NUMBER, name, one, row
                     case str():
                         yield TEXT, name, one.encode(errors="replace").decode(), row
                         if (spelled := number_of(one)) is not None:

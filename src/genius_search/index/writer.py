@@ -110,23 +110,29 @@ def store_picture(folder: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def keep_pictures(writer: Writer, pictures: Mapping[str, bytes]) -> Iterator[None]:
-    """Store images, by path, in an index before the block that adds their items; remove them if it fails."""
+def keep_pictures(writer: Writer, pictures: Mapping[str, bytes]) -> Iterator[set[str]]:
+    """Store images, by path, in an index before the block that adds their items; remove them if it fails.
+
+    The block receives a set, to which it adds the paths of images that turn out to be unusable.
+    """
     generation = writer.generation
-    new: list[Path] = []
+    new: list[str] = []
+    unusable: set[str] = set()
     try:
         for name, data in pictures.items():
             place = writer.folder / name
             if not place.exists():
-                new.append(place)
+                new.append(name)
                 make_folder(place.parent)
                 write_file(place, data)
-        yield
+        yield unusable
     except BaseException:
         if writer.generation == generation:
-            for place in new:
-                place.unlink(missing_ok=True)
+            unusable.update(new)
         raise
+    finally:
+        for name in unusable.intersection(new):
+            (writer.folder / name).unlink(missing_ok=True)
 
 
 def remove_unused_pictures(folder: Path, segments: Sequence[Segment]) -> None:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import anyio.to_thread
 from PIL import Image, PngImagePlugin
 
-from genius_search.data.images import SHORTEST_SIDE, encode_jpeg, open_image, read_image
+from genius_search.data.images import MAX_EXIF_BYTES, SHORTEST_SIDE, encode_jpeg, open_image, read_image
 from genius_search.errors import BadImage
 from genius_search.serve import limits
 from genius_search.serve.engine import Overloaded
@@ -23,6 +23,15 @@ from genius_search.serve.guard import Problem
 PngImagePlugin.MAX_TEXT_MEMORY = (
     4 << 20
 )  # of texts in a picture; 64 MB by default, each up to four times in memory
+
+
+def _load_small_exif(
+    exif: Image.Exif, data: bytes, load: Callable[[Image.Exif, bytes], None] = Image.Exif.load
+) -> None:
+    load(exif, data if len(data) <= MAX_EXIF_BYTES else b"")
+
+
+Image.Exif.load = _load_small_exif  # type: ignore[method-assign]  # Pillow reads it when it opens JPEG and AVIF
 
 Result = TypeVar("Result")
 

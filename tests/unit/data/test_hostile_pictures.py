@@ -1,14 +1,20 @@
 """Small files whose pictures would take much memory or time."""
 
 import io
+import json
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import zlib
+from datetime import datetime
+from pathlib import Path
 
 import pytest
-from PIL import Image, ImageOps, features
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps, TiffImagePlugin, features
 
 from genius_search.data import images
 from genius_search.data.images import TooManyPixels, read_image, read_photo_fields
@@ -89,8 +95,11 @@ def test_the_tiles_of_a_tiff_count_however_small_the_picture_is():
 def test_a_tiff_with_a_tag_of_very_many_numbers_is_refused_before_they_are_made(tag):
     many = 250_000
     data = tiff([*of_size(30, 30), (tag, 4, many, 8)], bytes(4 * many))
-    with pytest.raises(BadImage, match=f"tag {tag} of this TIFF has 250,000 values"):
+    with pytest.raises(BadImage, match="the tags of this TIFF have 250,"):
         read_image(data, name="x")
+    half = tiff([*of_size(30, 30), (tag, 4, many // 2, 8), (282, 5, many // 2, 8)], bytes(4 * many))
+    with pytest.raises(BadImage, match="values"):
+        read_image(half, name="x")
     nested = struct.pack("<H", 1) + struct.pack("<HHII", 0x829A, 4, many, 30) + bytes(4 + 4 * many)
     with pytest.raises(BadImage, match="values"):
         read_image(tiff([*of_size(30, 30), (0x8769, 4, 1, 8)], nested), name="x")
@@ -214,3 +223,107 @@ print(now() - before)
 """
     kept = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)  # noqa: S603
     assert int(kept.stdout) < 24_000
+
+
+HOSTILE = [0, 1, 2**31, 2**32 - 1]
+
+
+def entry(order: str, tag: int, kind: int, count: int, value: bytes | int) -> bytes:
+    value = value if isinstance(value, bytes) else struct.pack(order + "I", value)
+    return struct.pack(order + "HHI", tag, kind, count) + value.ljust(4, b"\0")[:4]
+
+
+def hostile_exif(order: str, text: bytes, rational: tuple[int, int], kind: int, count: int) -> bytes:
+    """EXIF data whose numbers, texts and dates are whatever is given, and whose types may be wrong."""
+    numbers = struct.pack(order + "II", *rational) * count
+    texts = text + b"\0"
+    data = numbers + texts
+    at = 8 + 2 + 5 * 12 + 4
+    place = at + len(data)
+    details = place + 2 + 4 * 12 + 4
+    tags = [
+        entry(order, 0x010F, 2, len(texts), at + len(numbers)),
+        entry(order, 0x0110, kind, count, at),
+        entry(order, 0x0112, kind, count, at),
+        entry(order, 0x8769, 4, 1, details),
+        entry(order, 0x8825, 4, 1, place),
+    ]
+    gps = [
+        entry(order, 1, 2, 2, b"S\0"),
+        entry(order, 2, kind, count, at),
+        entry(order, 3, kind, 1, text[:4]),
+        entry(order, 4, kind, count, at),
+    ]
+    dates = [entry(order, tag, 2, len(texts), at + len(numbers)) for tag in (0x9003, 0x9004)]
+    lists = (struct.pack(order + "H", len(one)) + b"".join(one) + bytes(4) for one in (gps, dates))
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "I", 8)
+    return head + struct.pack(order + "H", len(tags)) + b"".join(tags) + bytes(4) + data + b"".join(lists)
+
+
+@settings(max_examples=200)
+@given(
+    order=st.sampled_from("<>"),
+    text=st.one_of(
+        st.binary(max_size=30),
+        st.sampled_from(
+            [b"x" * 60_000, b"\x1b]0;x\7", b"9999:99:99 99:99:99", b"0001:01:01 00:00:00", b"\xff" * 19]
+        ),
+    ),
+    rational=st.tuples(st.sampled_from(HOSTILE), st.sampled_from(HOSTILE)),
+    kind=st.sampled_from([*range(14), 99, 65_535]),
+    count=st.sampled_from([0, 1, 2, 3, 4, 9]),
+    ending=st.sampled_from(["JPEG", "PNG", "WEBP", *(["HEIF"] if "HEIF" in images._FORMATS else [])]),
+)
+def test_hostile_exif_data_change_no_picture_and_give_no_nonsense(order, text, rational, kind, count, ending):
+    file = io.BytesIO()
+    data = hostile_exif(order, text, rational, kind, count)
+    Image.new("RGB", (32, 24), "red").save(file, ending, exif=data)
+    assert sorted(read_image(file.getvalue(), name="x").size) == [24, 32]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x"
+        path.write_bytes(file.getvalue())
+        fields = read_photo_fields(path)
+    assert abs(fields.get("latitude", 0)) <= 90
+    assert abs(fields.get("longitude", 0)) <= 180
+    assert len(fields.get("camera", "")) <= 161
+    if "taken" in fields:
+        assert datetime.fromisoformat(fields["taken"]).year >= 1
+    json.dumps(fields, allow_nan=False)
+
+
+def many_rationals(count: int) -> bytes:
+    """EXIF data with a resolution of very many numbers."""
+    tags = [entry("<", 0x011A, 5, count, 8 + 2 + 2 * 12 + 4), entry("<", 0x0128, 3, 1, 2)]
+    head = b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(tags) + bytes(4)
+    return head + struct.pack("<II", 72, 1) * count
+
+
+def test_the_service_ignores_large_exif_data_before_anything_is_made_of_them(monkeypatch):
+    from genius_search.serve import pictures  # noqa: F401, PLC0415
+
+    plain = saved("RGB", (40, 20), "JPEG")
+    exif = many_rationals(300_000)
+    pieces = (b"Exif\0\0" + exif[start : start + 65_000] for start in range(0, len(exif), 65_000))
+    segments = b"".join(b"\xff\xe1" + (len(one) + 2).to_bytes(2) + one for one in pieces)
+    start = 4 + int.from_bytes(plain[4:6])  # without JFIF's own resolution
+    made = []
+    original = TiffImagePlugin.IFDRational.__init__
+    monkeypatch.setattr(
+        TiffImagePlugin.IFDRational, "__init__", lambda *words: (made.append(1), original(*words))[1]
+    )
+    assert read_image(plain[:2] + segments + plain[start:], name="x").size == (40, 20)
+    assert len(made) < 10
+    small = b"Exif\0\0" + many_rationals(1)
+    small = b"\xff\xe1" + (len(small) + 2).to_bytes(2) + small
+    read_image(plain[:2] + small + plain[start:], name="x")
+    assert made
+
+
+def test_the_small_picture_in_a_heic_file_is_not_decoded():
+    pytest.importorskip("pillow_heif")
+    file = io.BytesIO()
+    Image.new("RGB", (400, 300)).save(file, "HEIF", thumbnails=[200])
+    assert b"thmb" in file.getvalue()
+    with Image.open(io.BytesIO(file.getvalue())) as opened:
+        assert opened.draft(None, (64, 64)) is None
+    assert read_image(file.getvalue(), name="x", shortest_side=64).size == (100, 75)

@@ -160,3 +160,79 @@ def test_hits_become_a_data_frame(tmp_path, clip_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtra, match="evaluate"):
         hits.to_pandas()
+
+
+def broken(kind):
+    closed = image("red")
+    closed.close()
+    file = io.BytesIO()
+    Image.effect_noise((99, 99), 9).save(file, "JPEG")
+    return {
+        "closed": closed,
+        "cut": Image.open(io.BytesIO(file.getvalue()[:800])),
+        "no rows": np.zeros((0, 5, 3), np.uint8),
+        "no columns": Image.new("RGB", (0, 5)),
+        "long": np.zeros((1, 70_000, 3), np.uint8),
+        "large": Image.new("1", (8_000, 8_000)),
+        "numbers": np.full((4, 4, 3), np.nan),
+        "objects": np.array([None, 1]),
+        "device": Path("/dev/zero"),
+        "text": b"no picture" * 20,
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("closed", "closed"),
+        ("cut", "truncated"),
+        ("no rows", "no pixels"),
+        ("no columns", "no pixels"),
+        ("long", "70,000 pixels long"),
+        ("large", "64,000,000 pixels"),
+        ("numbers", "float64"),
+        ("objects", "object"),
+        ("device", "not a file"),
+        ("text", "not a picture"),
+    ],
+)
+def test_a_broken_picture_is_left_out_and_nothing_of_it_is_kept(tmp_path, clip_folder, kind, said):
+    items = [NewItem("red", "red"), NewItem("x", image=broken(kind))]
+    index, added = create(tmp_path, clip_folder, items)
+    assert (added.added, [said in one.reason for one in added.left_out]) == (1, [True])
+    (outcome,) = index.add_items([NewItem("y", "a text", broken(kind))])
+    assert said in outcome.reason
+    assert not list((tmp_path / "i").glob("pictures/*/*"))
+
+
+@pytest.mark.parametrize(
+    "given", [{"text": 5}, {"text": b"a"}, {"text": "a", "fields": [1]}, NewItem(5, "a"), NewItem("q", ["a"])]
+)
+def test_parts_of_other_kinds_are_refused_by_name(tmp_path, clip_folder, given):
+    with pytest.raises(UsageError, match=r"text is of type|fields is of type|has the id 5"):
+        create(tmp_path, clip_folder, ["red", given])
+    assert not (tmp_path / "i").exists()
+
+
+def test_a_list_that_fails_half_way_leaves_nothing(tmp_path, clip_folder):
+    def pool():
+        yield image("red")
+        raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        create(tmp_path, clip_folder, pool())
+    assert not (tmp_path / "i").exists()
+
+
+def test_names_that_are_too_long_are_left_out(tmp_path, clip_folder):
+    path = tmp_path / f"{'x' * 251}.png"  # with .json it is longer than a name may be
+    image("red").save(path)
+    _, added = create(tmp_path, clip_folder, [path, Path("x" * 5_000 + ".png")])
+    assert added.added == 1
+    assert "too long" in added.left_out[0].reason
+
+
+def test_a_whole_number_of_any_size_is_a_field(tmp_path, clip_folder):
+    index, _ = create(tmp_path, clip_folder, [NewItem("a", "a", fields={"n": 10**400}), "red"])
+    assert [hit.id for hit in index.search("a", where=["n>3"])] == ["a"]
+    assert not index.search("a", where=["n<3"])

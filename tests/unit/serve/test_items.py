@@ -149,6 +149,10 @@ def test_items_that_are_not_objects_are_left_out_by_their_number(writable):
     assert (added["added"], added["ids"]) == (1, ["good", "item 2", "item 3", "x" * 500])
 
 
+def test_a_whole_number_of_any_size_is_a_field(writable):
+    assert add(writable, {"id": "n", "text": "a", "fields": {"n": 10**400}}).json()["added"] == 1
+
+
 def test_two_items_with_one_id_are_counted_once(writable):
     added = add(writable, {"id": "x.txt", "text": "a drum"}, {"id": "x.txt", "text": "a harp"}).json()
     assert (added["added"], added["replaced"]) == (1, 1)
