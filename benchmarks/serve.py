@@ -121,6 +121,17 @@ async def search_repeatedly(
             outcome.failures.append("search: no hits")
 
 
+async def watch(client: httpx.AsyncClient, over: asyncio.Event) -> float:
+    """Ask for `/healthz` ten times a second; return how long the slowest answer took, in milliseconds."""
+    worst = 0.0
+    while not over.is_set():
+        began = time.perf_counter()
+        (await client.get("/healthz")).raise_for_status()
+        worst = max(worst, 1000 * (time.perf_counter() - began))
+        await asyncio.sleep(0.1)
+    return worst
+
+
 async def change_items(
     client: httpx.AsyncClient,
     batches: Iterator[tuple[str, list[dict[str, Any]]]],
@@ -190,6 +201,7 @@ async def run(arguments: argparse.Namespace, index: Path, flags: Sequence[str]) 
             began, cpu, own = time.monotonic(), cpu_seconds(server.pid), own_cpu_seconds()
             batches = read_new_items(arguments.data, arguments.add)
             changes = [change_items(client, batches, outcome, arguments.delete) for _ in range(ADDERS)]
+            alive = asyncio.create_task(watch(client, over))
             await asyncio.gather(asyncio.sleep(arguments.seconds), *changes)
             over.set()
             await asyncio.gather(*searches)
@@ -215,7 +227,9 @@ async def run(arguments: argparse.Namespace, index: Path, flags: Sequence[str]) 
         "flags": " ".join(flags) or "defaults",
         "queries/s": f"{len(times) / seconds:.1f}",
         "p50 ms": f"{times[len(times) // 2]:.0f}",
+        "p95 ms": f"{times[int(len(times) * 0.95)]:.0f}",
         "p99 ms": f"{times[int(len(times) * 0.99)]:.0f}",
+        "/healthz worst ms": f"{await alive:.0f}",
         "answered": f"{len(times):,}",
         "failed": len(outcome.failures),
         "429": outcome.refused,

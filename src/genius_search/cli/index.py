@@ -352,7 +352,7 @@ def report_added(
 ) -> None:
     """Say what was added and deleted, and every file that was left out with its reason."""
     for left_out in added.left_out:
-        progress.say(f"left out: {left_out.file}: {left_out.reason}")
+        progress.say(f"left out: {left_out.file}: {left_out.reason}".replace("\n", "\\n"))
     replaced = f" ({added.replaced:,} replaced)" if added.replaced else ""
     left_out = f", {plural(len(added.left_out), 'file')} left out" if added.left_out else ""
     also = "" if deleted is None else f", {deleted:,} deleted"

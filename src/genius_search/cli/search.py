@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import os
 import sys
 import webbrowser
@@ -171,7 +172,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
         """Open the index, or the one of a folder of pictures and texts."""
         if not is_folder_of_files(self.index):
             return self.open_index()
-        from genius_search.cli.index import choose_encoder
+        from genius_search.cli.index import choose_encoder, report_added
         from genius_search.index.index import Index
         from genius_search.index.store import CURRENT
 
@@ -183,7 +184,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
             else:
                 encoder, download = choose_encoder(self.index, captions=True, download=self.download)
                 progress.say(f"indexing {self.index} once; the index is kept in {place}")
-                index, _ = Index.create(
+                index, added = Index.create(
                     place,
                     pool=self.index,
                     encoder=encoder,
@@ -191,6 +192,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
                     download=download,
                     progress=progress,
                 )
+                report_added(progress, added, as_json=False)
         return index
 
     def _check_effects(self, config: SearchConfig, *, has_generator: bool) -> None:
@@ -230,6 +232,8 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
 
     def _print_files(self, hits: list[SearchHit]) -> None:
         files = [file for file in map(self._file_of, hits) if file is not None]
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
         for file in files:
             path = escape_controls(str(file)) if sys.stdout.isatty() else str(file)
             print(path, end="\0" if self.null else "\n")

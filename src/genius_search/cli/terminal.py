@@ -27,8 +27,11 @@ QUIET_SECONDS: Final = 15.0
 """Seconds between lines of progress when stderr is not a terminal."""
 MEASURES: Final = ("loss", "purity", "collision_rate", "reconstruction")
 """Measures that are shown beside the progress."""
-_CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Characters that a terminal obeys, or that change the direction of text; not tab and newline."""
+_CONTROLS: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that a terminal obeys, that change the direction of text, or that cannot be printed because a
+file's name is not UTF-8; not tab and newline."""
 
 
 def escape_controls(text: str) -> str:
@@ -148,7 +151,7 @@ def print_table(
         table.add_row(*map(Text, row))
     with console.capture() as captured:
         console.print(table)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    print("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
 def print_facts(facts: Mapping[str, Any], *, as_json: bool = False) -> None:

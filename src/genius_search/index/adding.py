@@ -347,10 +347,11 @@ def read_new_item(given: object, *, default_id: str | None = None) -> NewItem:
     if not isinstance(item["id"], str):
         raise UsageError(f"an item has the id {item['id']!r}; give each one a text as its id")
     new = NewItem(**item)
-    for name, value, kind in (("text", new.text, str), ("fields", new.fields, Mapping)):
-        if value is not None and not isinstance(value, kind):
+    parts: tuple[tuple[str, object, type], ...] = (("text", new.text, str), ("fields", new.fields, Mapping))
+    for part, value, wanted in parts:
+        if value is not None and not isinstance(value, wanted):
             found = type(value).__qualname__
-            raise UsageError(f"item {new.id!r}: {name} is of type {found}, expected {kind.__name__}")
+            raise UsageError(f"item {new.id!r}: {part} is of type {found}, expected {wanted.__name__}")
     return new
 
 

@@ -31,7 +31,7 @@ def _load_small_exif(
     load(exif, data if len(data) <= MAX_EXIF_BYTES else b"")
 
 
-Image.Exif.load = _load_small_exif  # type: ignore[method-assign]  # Pillow reads it when it opens JPEG and AVIF
+Image.Exif.load = _load_small_exif  # type: ignore[assignment, method-assign]  # Pillow reads it when it opens JPEG and AVIF
 
 Result = TypeVar("Result")
 

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
+import urllib.request
+import webbrowser
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +80,47 @@ def test_an_index_follows_its_pool_and_an_empty_pool_deletes_nothing(notes, tmp_
     with pytest.raises(BadData):
         index.sync(notes)
     assert len(set(Index.open(tmp_path / "i").snapshot.ids())) == 2
+
+
+NAMES = (
+    "-rf.txt",
+    "quote'\"$(touch pwned)`touch pwned`.txt",
+    "; touch pwned;.txt",
+    "%s%n{0}[bold]x.txt",
+    " first.txt",
+    "\u202etxt.gnp.txt",
+    "line\u2028line.txt",
+    "x" * 251 + ".txt",
+)
+REFUSED = (b"a\nb.txt", b"\x1b]0;title\x07.txt", b"\xff\xfe.txt")
+
+
+def test_names_of_files_are_neither_run_nor_obeyed_nor_broken_into_lines(notes, capsys, monkeypatch):
+    for name in NAMES:
+        (notes / name).write_text("a red \x1b[2Jkite \x9b31m")
+    for name in REFUSED:
+        Path(os.fsdecode(bytes(notes) + b"/" + name)).write_text("a red kite")
+    os.mkfifo(notes / "metadata.jsonl")
+    os.mkfifo(notes / "fifo.txt")
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    command = ["search", str(notes), "a red kite", "-k", "50"]
+    files = {str(notes / name) for name in (*NAMES, *(f"{note}.txt" for note in NOTES))}
+
+    assert main([*command, "--files-only", "-0"]) == 0
+    out, err = capsys.readouterr()
+    assert set(out.split("\0")) == {*files, ""}
+    assert err.count("\nleft out: ") == len(REFUSED) + 2
+    assert main([*command, "--files-only"]) == 0
+    assert set(capsys.readouterr().out.split("\n")) == {*files, ""}
+    assert main([*command, "--open"]) == 0
+    out, said = capsys.readouterr()
+    assert len(out.rstrip("\n").split("\n")) == 1 + len(files)
+    assert urllib.request.url2pathname(opened[0].removeprefix("file://")) in files
+    assert not re.search(r"[^\x20-\x7e]", opened[0])
+    for text in (out, err, said):
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main([*command, "--files-only"]) == 0
+    assert "\u202e" not in capsys.readouterr().out
+    assert not list(Path().glob("*pwned*"))

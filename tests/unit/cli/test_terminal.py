@@ -16,7 +16,7 @@ from genius_search.cli.terminal import (
 )
 
 CLEAR = "\x1b]0;pwned\x07\x1b[2J"
-HOSTILE = f"kite{CLEAR}\x9b31m\u202egpj\r"
+HOSTILE = f"kite{CLEAR}\x9b31m\u202egpj\r\udcff"
 
 
 def test_words_of_every_language_stay_as_they_are():
@@ -40,7 +40,7 @@ def test_no_text_reaches_the_terminal_as_a_command(show, capsys, monkeypatch):
     show(HOSTILE)
     printed = "".join(capsys.readouterr())
     assert "kite" in printed
-    assert not set(printed) & set("\x1b\x07\x9b\u202e\r")
+    assert not set(printed) & set("\x1b\x07\x9b\u202e\r\udcff")
 
 
 def test_json_on_stdout_keeps_its_meaning(capsys):
