@@ -204,7 +204,7 @@ async def run(arguments: argparse.Namespace, index: Path, flags: Sequence[str]) 
             alive = asyncio.create_task(watch(client, over))
             await asyncio.gather(asyncio.sleep(arguments.seconds), *changes)
             over.set()
-            await asyncio.gather(*searches)
+            await asyncio.gather(alive, *searches)
             seconds = time.monotonic() - began
             cpu, own = cpu_seconds(server.pid) - cpu, own_cpu_seconds() - own
             exported = (await client.get("/metrics")).text.splitlines()
@@ -229,7 +229,7 @@ async def run(arguments: argparse.Namespace, index: Path, flags: Sequence[str]) 
         "p50 ms": f"{times[len(times) // 2]:.0f}",
         "p95 ms": f"{times[int(len(times) * 0.95)]:.0f}",
         "p99 ms": f"{times[int(len(times) * 0.99)]:.0f}",
-        "/healthz worst ms": f"{await alive:.0f}",
+        "/healthz worst ms": f"{alive.result():.0f}",
         "answered": f"{len(times):,}",
         "failed": len(outcome.failures),
         "429": outcome.refused,
