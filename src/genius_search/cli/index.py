@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from genius_search.index.writer import Writer
 
 
+OptionalLevels = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+
+
 @command
 class Create(DeviceOptions, JsonOption, IndexArgument):
     """Create an index of a folder of pictures and texts, or of a .jsonl file of candidates."""
@@ -49,15 +52,19 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
     texts without a download; auto chooses one."""
 
     embeddings: Annotated[
-        Literal["none", "fused", "raw"] | None, tyro.conf.arg(metavar="{none,fused,raw}")
+        Literal["none", "fused", "raw"] | None,
+        tyro.conf.arg(metavar="{none,fused,raw}", help_behavior_hint=""),
     ] = None
     """Store an embedding of every item, for re-ranking: fused ones, or raw sums of the encoder's
     features (the paper's GENIUS^R). Default: none with a model, otherwise fused below a million items."""
 
-    embedding_type: Annotated[Literal["float16", "int8"] | None, tyro.conf.arg(metavar="{float16,int8}")] = (
-        None
-    )
+    embedding_type: Annotated[
+        Literal["float16", "int8"] | None, tyro.conf.arg(metavar="{float16,int8}", help_behavior_hint="")
+    ] = None
     """Store two bytes per number of an embedding, or one. Default: float16 with a model, otherwise int8."""
+
+    levels: OptionalLevels = None
+    """Codes in an ID, without a model: bytes of an item. More rank closer to exact search. Default: 12."""
 
     no_captions: bool = False
     """Ignore texts beside pictures (.txt, .json, metadata lists)."""
@@ -84,6 +91,7 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
                 encoder=encoder,
                 embeddings=self.embeddings,
                 embedding_type=self.embedding_type,
+                levels=self.levels,
                 captions=not self.no_captions,
                 device=self.device,
                 download=download,
@@ -147,11 +155,14 @@ class Refit(WaitOption, OpenIndexOptions):
     Only for an index that was created with an encoder. Nothing is encoded: the stored embeddings are enough.
     """
 
+    levels: OptionalLevels = None
+    """Codes in an ID: bytes of an item. Default: as many as now."""
+
     def run(self) -> None:
         """Refit the index."""
         with TerminalProgress() as progress:
             index = self.open_index()
-            index.refit(progress=progress, wait_seconds=self.wait)
+            index.refit(levels=self.levels, progress=progress, wait_seconds=self.wait)
             progress.say(f"new IDs for {plural(index.snapshot.num_alive, 'item')}")
 
 

@@ -50,7 +50,7 @@ from genius_search.model import Genius
 from genius_search.nn.fusion import SumFusion
 from genius_search.progress import Progress
 from genius_search.records import Modality
-from genius_search.training.codebooks import draw_sample, fit_codebooks
+from genius_search.training.codebooks import LEVELS, check_levels, draw_sample, fit_codebooks
 from genius_search.training.fit import absolute_spec
 
 MANY_ITEMS: Final = 1_000_000
@@ -71,6 +71,7 @@ def create_index(
     encoder: str | None,
     embeddings: StoredEmbeddings | None,
     embedding_type: EmbeddingType | None,
+    levels: int | None,
     captions: bool,
     device: str,
     download: bool,
@@ -79,6 +80,8 @@ def create_index(
     """Create an index, and return its model; see :meth:`genius_search.index.index.Index.create`."""
     create: Callable[[Writer], tuple[Genius, Added]]
     if model is not None and encoder is None:
+        if levels is not None:
+            raise UsageError("a trained model has its levels; give levels with an encoder only")
         trained = model if isinstance(model, Genius) else Genius.open(model, device=device, download=download)
         create = partial(
             _create_with_model,
@@ -97,6 +100,7 @@ def create_index(
             captions=captions,
             embeddings=embeddings,
             embedding_type=embedding_type or "int8",
+            levels=LEVELS if levels is None else check_levels(levels),
             progress=progress,
         )
     else:
@@ -163,6 +167,7 @@ def _create_with_encoder(
     captions: bool,
     embeddings: StoredEmbeddings | None,
     embedding_type: EmbeddingType,
+    levels: int,
     progress: Progress,
 ) -> tuple[Genius, Added]:
     """Create an index with a model of its own: an encoder, and codebooks fitted to the pool.
@@ -181,7 +186,9 @@ def _create_with_encoder(
         skip_bad_images=True,
         shard_rows=chunk_size(len(stamps), SHARD_ROWS),
     )
-    model = fit_model(writer.folder / OWN_MODEL, encoder, features, items=len(features), progress=progress)
+    model = fit_model(
+        writer.folder / OWN_MODEL, encoder, features, items=len(features), levels=levels, progress=progress
+    )
     if embeddings is None:
         embeddings = "fused" if len(features) < MANY_ITEMS else "none"
     manifest = IndexManifest(
@@ -198,7 +205,13 @@ def _create_with_encoder(
 
 
 def fit_model(
-    folder: Path, encoder: Encoder, features: Features, *, items: int, progress: Progress
+    folder: Path,
+    encoder: Encoder,
+    features: Features,
+    *,
+    items: int,
+    levels: int = LEVELS,
+    progress: Progress,
 ) -> Genius:
     """Fit codebooks to features of a pool of so many ``items``, or of a sample; return a model with them."""
     rows = draw_sample(features)
@@ -209,6 +222,7 @@ def fit_model(
         folder / "quantizer",
         items=items,
         inputs={"items": features.manifest.fingerprint},
+        levels=levels,
         progress=progress,
     )
     return Genius.finish(folder, encoder, quantizer, None, ())

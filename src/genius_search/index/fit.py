@@ -384,6 +384,7 @@ def _train(
             "fusion": "sum" if fusion is None else fusion.manifest.fingerprint,
         },
         fused_by=fused_by,
+        levels=model.quantizer.config.levels,
         progress=progress,
     )
     generator = train_generator(

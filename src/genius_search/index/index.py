@@ -85,6 +85,7 @@ class Index:
         encoder: str | None = None,
         embeddings: StoredEmbeddings | None = None,
         embedding_type: EmbeddingType | None = None,
+        levels: int | None = None,
         captions: bool = True,
         device: str = "cpu",
         download: bool = False,
@@ -115,6 +116,9 @@ class Index:
         embedding_type
             ``float16``, the default with a model, or ``int8`` with one scale per vector, the default with an
             encoder.
+        levels
+            Number of codes in an ID beside the modality's, with an encoder only; each is a byte. With more,
+            ranking by codes comes closer to exact search and takes longer. By default 12.
         device, download
             For opening the model or encoder: where it runs, and whether it may be downloaded.
 
@@ -135,6 +139,7 @@ class Index:
             encoder=encoder,
             embeddings=embeddings,
             embedding_type=embedding_type,
+            levels=levels,
             captions=captions,
             device=device,
             download=download,
@@ -334,11 +339,18 @@ class Index:
             writer.compact()
             remove_work(self.folder)
 
-    def refit(self, *, progress: Progress | None = None, wait_seconds: float = 0.0) -> None:
+    def refit(
+        self, *, levels: int | None = None, progress: Progress | None = None, wait_seconds: float = 0.0
+    ) -> None:
         """Fit the codebooks anew, after an index that was created with an encoder has grown.
 
         All items get new IDs, computed from the stored embeddings; settings of `genius tune` and `genius
         calibrate` are removed. Searches go on meanwhile.
+
+        Parameters
+        ----------
+        levels
+            Number of codes in an ID beside the modality's; by default it does not change.
 
         Raises
         ------
@@ -349,7 +361,8 @@ class Index:
         from genius_search.index.writer import one_writer
 
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
-            refit_index(writer, self._model_for(writer.snapshot), progress=progress or Silent())
+            model = self._model_for(writer.snapshot)
+            refit_index(writer, model, levels=levels, progress=progress or Silent())
         self.current()
 
     def fit(

@@ -20,7 +20,7 @@ from genius_search.index.store import OWN_MODEL, Segment
 from genius_search.index.writer import Writer, alive_items
 from genius_search.model import Genius
 from genius_search.progress import Progress
-from genius_search.training.codebooks import FITTED, MAX_SAMPLE, fit_codebooks
+from genius_search.training.codebooks import FITTED, MAX_SAMPLE, check_levels, fit_codebooks
 from genius_search.writing import new_folder
 
 GROWTH: Final = 1.5
@@ -33,7 +33,9 @@ def has_outgrown(model: Genius, snapshot: Snapshot) -> bool:
     return fitted is not None and snapshot.num_alive > GROWTH * int(fitted)
 
 
-def refit_index(writer: Writer, model: Genius, *, seed: int = 0, progress: Progress) -> None:
+def refit_index(
+    writer: Writer, model: Genius, *, levels: int | None = None, seed: int = 0, progress: Progress
+) -> None:
     """Fit the codebooks to the items of an index, and give all items new IDs in one step.
 
     Nothing is encoded. Generator, search settings and calibration, which belong to the old IDs, are removed.
@@ -43,6 +45,7 @@ def refit_index(writer: Writer, model: Genius, *, seed: int = 0, progress: Progr
     UsageError
         the index was not created with an encoder alone, stores no fused embeddings, or has no items.
     """
+    levels = model.quantizer.config.levels if levels is None else check_levels(levels)
     snapshot = writer.snapshot
     manifest = snapshot.manifest
     if not manifest.has_own_model or manifest.embeddings != "fused":
@@ -72,6 +75,7 @@ def refit_index(writer: Writer, model: Genius, *, seed: int = 0, progress: Progr
         items=total,
         inputs={"quantizer": model.quantizer_manifest.fingerprint},
         fused_by=model.quantizer,
+        levels=levels,
         seed=seed,
         progress=progress,
     )

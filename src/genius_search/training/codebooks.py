@@ -14,6 +14,7 @@ from torch import Tensor
 
 from genius_search.config import FusionConfig, QuantizerConfig, to_json
 from genius_search.data.features import Features
+from genius_search.errors import UsageError
 from genius_search.nn.codebooks import KIND
 from genius_search.nn.health import examine
 from genius_search.nn.quantizer import (
@@ -30,6 +31,7 @@ from genius_search.records import NUM_MODALITIES
 from genius_search.writing import ArtifactWriter
 
 LEVELS: Final = 12
+MAX_LEVELS: Final = 128
 MAX_CODES: Final = 256
 """Largest codebook: a code fits into one byte."""
 MIN_CODES: Final = 4
@@ -53,6 +55,13 @@ def codebook_size(items: int) -> int:
     return int(min(MAX_CODES, max(MIN_CODES, 1 << (wanted - 1).bit_length())))
 
 
+def check_levels(levels: int) -> int:
+    """Return a number of levels; raise :class:`UsageError` unless it is from 1 to :data:`MAX_LEVELS`."""
+    if not 1 <= levels <= MAX_LEVELS:
+        raise UsageError(f"levels is {levels}, it must be from 1 to {MAX_LEVELS}; each is a byte of an ID")
+    return levels
+
+
 def fit_codebooks(
     embeddings: Float[Tensor, "items dim"],
     modalities: Int8[np.ndarray, " items"],
@@ -61,6 +70,7 @@ def fit_codebooks(
     items: int,
     inputs: Mapping[str, str],
     fused_by: Quantizer | None = None,
+    levels: int = LEVELS,
     seed: int = 0,
     progress: Progress,
 ) -> TrainedQuantizer:
@@ -83,9 +93,11 @@ def fit_codebooks(
         fingerprints of what the embeddings depend on.
     fused_by
         the quantizer whose fusion gave the embeddings, and which the new one gets; by default a sum.
+    levels
+        number of codes beside the modality's, each a byte of an ID.
     """
     config = QuantizerConfig(
-        levels=LEVELS,
+        levels=levels,
         codebook_size=codebook_size(items),
         level0="assigned",
         encoding_beam=8,

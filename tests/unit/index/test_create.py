@@ -176,6 +176,36 @@ def test_a_refit_gives_new_ids_in_place_to_handles_that_are_open(pool, clip_fold
     assert reader.add(tmp_path / "more").unchanged == 20
 
 
+def test_the_number_of_levels_is_chosen_and_kept_by_refits(pool, clip_folder, tmp_path, capsys):
+    arguments = ["--pool", str(pool), "--encoder", f"clip:{clip_folder}", "--levels", "20"]
+    assert main(["index", "create", str(tmp_path / "i"), *arguments]) == 0
+    index = Index.open(tmp_path / "i")
+
+    def error():
+        """Squared distance between embeddings and the vectors of IDs."""
+        (segment,) = index.snapshot.segments
+        stored = segment.vectors(segment.table.items.astype(np.int64))
+        ids = np.repeat(segment.table.ids, np.diff(segment.table.bucket_starts), axis=0)
+        return float(np.square(stored - index.model.ranker.vectors(ids)).sum())
+
+    fine = error()
+    assert len(index.search("red")[0].codes) == 21
+    index.refit()
+    assert len(index.search("red")[0].codes) == 21
+    assert main(["index", "refit", str(tmp_path / "i"), "--levels", "2"]) == 0
+    assert len(index.search("red")[0].codes) == 3
+    assert error() > 2 * fine
+
+
+def test_levels_that_cannot_be_are_refused_at_once(trained, pool, clip_folder, tmp_path):
+    for levels in (0, 129):
+        with pytest.raises(UsageError, match=f"levels is {levels}"):
+            Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}", levels=levels)
+    with pytest.raises(UsageError, match="trained model"):
+        Index.create(tmp_path / "i", pool=pool, model=trained.model, levels=8)
+    assert not (tmp_path / "i").exists()
+
+
 def test_a_refit_that_dies_changes_nothing(pool, clip_folder, tmp_path, monkeypatch):
     index, _ = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
     before = index.search("red", k=5)
