@@ -89,7 +89,7 @@ def cut(index: Index, table: IdTable, count: int, counts: Counter[str]) -> Route
     for low, high in pairwise(rows):
         snapshot = Snapshot(index.snapshot.manifest.replace(embeddings="none", segments=()), ())
         snapshot.__dict__["search_segments"] = [SearchSegment(slice_table(table, low, high), None)]
-        shards.append(CountedShard(Shard(snapshot, shard_ranker(index.model)), counts))
+        shards.append(CountedShard(Shard(snapshot, shard_ranker(index.model.ranker)), counts))
     return Router(shards, depth=DEPTH)
 
 

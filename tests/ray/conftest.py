@@ -62,23 +62,33 @@ class Node:
     """A node of a Ray cluster; its processes are children of one that blocks."""
 
     def __init__(self, cluster: RayCluster, address: str) -> None:
-        words = ["start", "--block", "--disable-usage-stats", "--num-cpus=2", f"--node-ip-address={address}"]
+        words = [
+            "start",
+            "--block",
+            "--disable-usage-stats",
+            "--object-store-memory=100000000",
+            "--num-cpus=1",
+            f"--node-ip-address={address}",
+        ]
         if address == HEAD:
             words += [
                 *("--head", f"--port={cluster.port}", "--include-dashboard=false"),
                 f"--temp-dir={cluster.folder / 'ray'}",
-                f"--ray-client-server-port={free_port(HEAD)}",
             ]
         else:
             words += [f"--address={HEAD}:{cluster.port}"]
-        self.address = address
-        with (cluster.folder / f"{address}.log").open("w") as log:
+        self._log = cluster.folder / f"{address}.log"
+        with self._log.open("w") as log:
             self.process = subprocess.Popen(  # noqa: S603  our own words
                 [Path(sys.executable).with_name("ray"), *words],
                 env=cluster.environment,
                 stdout=log,
                 stderr=log,
             )
+
+    @property
+    def has_started(self) -> bool:
+        return "Ray runtime started" in self._log.read_text()
 
     def processes(self, name: str) -> list[int]:
         """Return the processes of the node whose command line contains a name."""
@@ -106,16 +116,15 @@ class RayCluster:
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
         }
         self.nodes: dict[str, Node] = {}
 
     def start(self) -> None:
         """Start all nodes."""
-        self.nodes[HEAD] = Node(self, HEAD)
-        self._wait(self._can_connect)
-        for count, address in enumerate(WORKERS, start=2):
+        for address in (HEAD, *WORKERS):
             self.nodes[address] = Node(self, address)
-            self.wait_for_nodes(count)
+            self._wait()
 
     @property
     def address(self) -> str:
@@ -124,19 +133,7 @@ class RayCluster:
     def restart(self, address: str) -> None:
         """Start a node anew at an address whose node was killed."""
         self.nodes[address] = Node(self, address)
-        self.wait_for_nodes(1 + len(WORKERS))
-
-    def wait_for_nodes(self, count: int) -> None:
-        """Wait until so many nodes are alive; start those again that gave up because the machine is busy."""
-
-        def is_so() -> bool:
-            for address, node in self.nodes.items():
-                if address != HEAD and node.process.poll() is not None:
-                    node.kill()
-                    self.nodes[address] = Node(self, address)
-            return self._alive() == count
-
-        self._wait(is_so)
+        self._wait()
 
     def genius(self, *words: object) -> subprocess.Popen[str]:
         """Start a command."""
@@ -152,33 +149,15 @@ class RayCluster:
         for node in self.nodes.values():
             node.kill()
 
-    def _can_connect(self) -> bool:
-        try:
-            socket.create_connection((HEAD, self.port), 1).close()
-        except OSError:
-            return False
-        return True
-
-    def _alive(self) -> int:
-        script = (
-            "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR'); "
-            "print('alive', sum(node['Alive'] for node in ray.nodes()))"
-        )
-        found = subprocess.run(  # noqa: S603  our own words
-            [sys.executable, "-c", script, self.address],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=START_SECONDS,
-            check=False,
-        )
-        _, _, count = found.stdout.rpartition("alive ")
-        return int(count) if count.strip().isdecimal() else 0
-
-    def _wait(self, is_so) -> None:
+    def _wait(self) -> None:
+        """Wait until all nodes have started; start those again that gave up because the machine is busy."""
         until = time.monotonic() + START_SECONDS
-        while not is_so():
-            if time.monotonic() > until:
+        while not all(node.has_started for node in self.nodes.values()):
+            ended = [address for address, node in self.nodes.items() if node.process.poll() is not None]
+            for address in set(ended) - {HEAD}:
+                self.nodes[address].kill()
+                self.nodes[address] = Node(self, address)
+            if HEAD in ended or time.monotonic() > until:
                 logs = "".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
                 pytest.fail(f"the nodes did not start:\n{logs}")
             time.sleep(0.5)

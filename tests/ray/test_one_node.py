@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from genius_search.errors import BadData, DeadlinePassed, UsageError
 from genius_search.index.query import SearchRequest
 
 module = pytest.importorskip("genius_search.cluster.ray", reason="needs Ray")
-Ray, place_shards, ray = module.Ray, module.place_shards, module.ray
+Ray, place_shards, ray, RayActorError = module.Ray, module.place_shards, module.ray, module.RayActorError
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
 
@@ -88,11 +89,28 @@ def built(trained, tmp_path_factory) -> Path:
     return folder / "X"
 
 
-def test_placed_shards_answer_as_one_index_also_while_a_copy_is_killed(tasks, built, caplog):
+def process_of(copy):
+    until = time.monotonic() + 120
+    while True:
+        try:
+            return ray.get(copy.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+        except RayActorError:  # it is being started again
+            assert time.monotonic() < until
+            time.sleep(0.2)
+
+
+def kill(copies):
+    for process in [process_of(copy) for copy in copies]:
+        os.kill(process, signal.SIGKILL)
+
+
+def test_placed_shards_answer_as_one_index_while_copies_are_killed_and_again_after_all_were(
+    tasks, built, caplog
+):
     here = Cluster.open(built)
-    placed = place_shards(built, here.model, copies=1)
+    placed = place_shards(built, here.model, copies=2)
     requests = [
-        SearchRequest(text=f"text {number}", k=7, where=["price>9"] if number % 2 else ())
+        SearchRequest(text=f"a text, {number}", k=7, where=["price>9"] if number % 2 else ())
         for number in range(6)
     ]
     config = SearchConfig(rerank="codes", candidates=20, beam=5)
@@ -105,12 +123,26 @@ def test_placed_shards_answer_as_one_index_also_while_a_copy_is_killed(tasks, bu
             assert [hit.score for hit in found] == pytest.approx([hit.score for hit in known], abs=1e-5)
 
     check()
-    (copy,) = placed._router.shards[1].copies
-    ray.kill(copy, no_restart=False)
-    check()
-    assert any("asked again" in record.message for record in caplog.records)
+    assert placed.shards["000001"].health.failures == 0
     with pytest.raises(UsageError, match="no item"):
         placed.search("a text", where=["colour=red"])
-    ray.kill(copy)
+
+    # A copy is killed: its calls are made again to the other one.
+    shard = placed.shards["000001"]
+    kill(shard.copies[:1])
+    check()
+    assert shard.health.failures >= 1
+    assert any("000001" in one.message and "asked again" in one.message for one in caplog.records)
+
+    # All copies are killed, which is said at once if nobody waits for them.
+    kill(shard.copies)
+    shard.patience = 0.0
     with pytest.raises(DeadlinePassed, match="000001"):
         placed.search_many(requests, config=config)
+    assert shard.health.answering < 2
+
+    # Ray starts them again.
+    shard.patience = 120.0
+    check()
+    check()
+    assert shard.health.answering == 2

@@ -23,7 +23,7 @@ from genius_search.cluster.build import Work
 from genius_search.cluster.folder import Cluster, read_cluster
 from genius_search.cluster.routed import RoutedCluster, ShardHealth
 from genius_search.cluster.run import MOST_DEATHS
-from genius_search.cluster.shard import ShardStates, shard_ranker
+from genius_search.cluster.shard import ShardCopy
 from genius_search.errors import DeadlinePassed, UsageError
 from genius_search.model import Genius
 
@@ -147,17 +147,6 @@ LONGEST_PAUSE: Final = 1.0
 log = logging.getLogger(__name__)
 
 
-class _Copy:
-    """A copy of a shard in a process of its own, which Ray starts again if it dies."""
-
-    def __init__(self, cluster: Path, name: str, model: str) -> None:
-        self._states = ShardStates(cluster, name, shard_ranker(Genius.open(model)))
-
-    def call(self, method: str, generation: int, arguments: tuple[Any, ...]) -> Any:
-        """Call a method of a state of the shard."""
-        return self._states.call(method, generation, arguments)
-
-
 class RayShard:
     """A shard with copies; a call that a dying copy does not answer is made again to another one."""
 
@@ -238,8 +227,8 @@ def place_shards(folder: Path, model: Genius, *, copies: int, patience: float = 
     folder = folder.resolve()
     Cluster.open(folder, model=model)  # what is wrong is said here
     # A copy occupies no core while it waits, so that those of new shards start beside the old ones.
-    remote = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy="SPREAD")(_Copy)
-    place_of_model = str(model.folder.resolve())
+    remote = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy="SPREAD")(ShardCopy)
+    place_of_model = model.folder.resolve()
 
     def place(name: str) -> RayShard:
         placed = [remote.remote(folder, name, place_of_model) for _ in range(copies)]

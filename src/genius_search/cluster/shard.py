@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +18,7 @@ from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactError, SnapshotGone
 from genius_search.index.filters import Filter
 from genius_search.index.snapshot import Snapshot
-from genius_search.model import Genius
+from genius_search.model.genius import open_ranker
 from genius_search.nn.arrays import AnyArray, as_floats
 from genius_search.search.beams import Beams
 from genius_search.search.rank import CodeRanker, Evidence, by_embeddings, rank_items
@@ -97,10 +98,9 @@ class LookupRanker(CodeRanker):
         return np.asarray(found - self.costs(ids, density_weight=density_weight))
 
 
-def shard_ranker(model: Genius) -> CodeRanker:
-    """Return what scores the IDs of a model in shards."""
-    tables = model.ids.scheme.tables()
-    return model.ranker if tables is None else LookupRanker(tables)
+def shard_ranker(ranker: CodeRanker) -> CodeRanker:
+    """Return what scores IDs in shards, where a model's ranker scores them in one index."""
+    return LookupRanker(ranker.tables()) if type(ranker) is CodeRanker else ranker
 
 
 class Shard:
@@ -186,10 +186,10 @@ class ShardStates:
     cluster
         folder of the cluster.
     ranker
-        see :func:`shard_ranker`.
+        returns what :func:`shard_ranker` does.
     """
 
-    def __init__(self, cluster: Path, name: str, ranker: CodeRanker) -> None:
+    def __init__(self, cluster: Path, name: str, ranker: Callable[[], CodeRanker]) -> None:
         self._cluster = cluster
         self._name = name
         self._ranker = ranker
@@ -204,7 +204,7 @@ class ShardStates:
             The state is not open here, and its files are not there any more.
         """
         if generation not in self._states:
-            self._states[generation] = Shard(self._open(generation), self._ranker)
+            self._states[generation] = Shard(self._open(generation), self._ranker())
             for old in sorted(self._states)[:-KEPT_STATES]:
                 del self._states[old]
         return getattr(self._states[generation], method)(*arguments)
@@ -223,3 +223,13 @@ class ShardStates:
                         raise
             time.sleep(PAUSE_SECONDS * attempt)  # a shared folder may show a change late
         raise SnapshotGone(f"shard {self._name} is not in its generation {generation} yet")
+
+
+class ShardCopy(ShardStates):
+    """A shard in a process of its own, which needs neither the model's encoder nor its generator.
+
+    It opens files when it is called, because Ray does not start a process again whose constructor fails.
+    """
+
+    def __init__(self, cluster: Path, name: str, model: Path) -> None:
+        super().__init__(cluster, name, cache(lambda: shard_ranker(open_ranker(model))))

@@ -410,14 +410,19 @@ def _put_exact_first(
     for filter_ in _exact_filters(request):
         own = []
         try:
+            kinds = [one.request.modality for one in queries]
+            wanted = [
+                filter_ if kind is None else dataclasses.replace(filter_, modality=Modality(kind))
+                for kind in kinds
+            ]
+            if not 0 < sum(map(snapshot.count_matching, wanted)) <= MOST_EXACT:
+                continue
             for query in queries:
-                wanted = dataclasses.replace(query.request, where=filter_, match=None, k=MOST_EXACT + 1)
-                level0, restriction = _constraint(model, snapshot, wanted)
-                own.append(query._replace(request=wanted, level0=level0, restriction=restriction))
-            exact = merge(_search(model, snapshot, own, config), MOST_EXACT + 1).hits
+                asked = dataclasses.replace(query.request, where=filter_, match=None, k=MOST_EXACT)
+                level0, restriction = _constraint(model, snapshot, asked)
+                own.append(query._replace(request=asked, level0=level0, restriction=restriction))
+            exact = merge(_search(model, snapshot, own, config), MOST_EXACT).hits
         except UsageError:  # without full-text search, or names of files
-            continue
-        if not 0 < len(exact) <= MOST_EXACT:
             continue
         if len(EXACT_WORD.findall(request.text or "")) == len((request.text or "").split()):
             exact = [dataclasses.replace(hit, probability=None, relevance=1.0) for hit in exact]

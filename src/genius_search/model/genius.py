@@ -372,8 +372,7 @@ class Genius:
     @cached_property
     def ranker(self) -> CodeRanker:
         """Scores IDs by their code vectors; raises an error if the ID scheme has none."""
-        tables = self._scheme.tables()
-        return CodeRanker(tables) if tables is not None else _NoRanker(self.ids.name, self.num_levels)
+        return _ranker(self._scheme, self._ids)
 
     def usual_search(self, items: int) -> SearchConfig:
         """Return the default search settings of an index of so many items."""
@@ -470,6 +469,24 @@ class Genius:
             if Modality.parse(known.query) is query and Modality.parse(known.candidate) is candidate:
                 return known.text
         return None
+
+
+def open_ranker(folder: Path) -> CodeRanker:
+    """Open the ranker of a model (:attr:`Genius.ranker`), without its encoder and generator."""
+    parts, quantizer = read_model_file(folder), _open_quantizer(folder / "quantizer", "cpu")
+    if parts.ids is None:
+        return _ranker(quantizer.codebooks or quantizer.quantizer, None)
+    from genius_search.nn.ids import load_ids  # noqa: PLC0415  most models have none
+
+    ids = load_ids(folder / "ids", quantizer.quantizer)
+    return _ranker(ids.scheme, ids)
+
+
+def _ranker(scheme: IdScheme | Codebooks | Quantizer, ids: TrainedIds | None) -> CodeRanker:
+    tables = scheme.tables()
+    if tables is None:
+        return _NoRanker("" if ids is None else ids.name, len(scheme.sizes))
+    return CodeRanker(tables)
 
 
 def _open_quantizer(folder: Path, device: str) -> TrainedQuantizer | StoredQuantizer:

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from genius_search.cluster.build import Settings, build_cluster
 from genius_search.cluster.folder import Cluster, read_cluster
 from genius_search.cluster.routed import RoutedCluster, ShardHealth
-from genius_search.cluster.shard import ShardStates, shard_ranker
+from genius_search.cluster.shard import ShardCopy
 from genius_search.config import SearchConfig
 from genius_search.errors import SnapshotGone, UsageError
 from genius_search.index.items import ItemStore
@@ -39,7 +39,7 @@ class Placed:
     """A shard in this process; it loses what it has open when it is told to."""
 
     def __init__(self, folder, name, model):
-        self.new = lambda: ShardStates(folder, name, shard_ranker(model))
+        self.new = lambda: ShardCopy(folder, name, model.folder)
         self.states = self.new()
         self.health = ShardHealth(2)
 
