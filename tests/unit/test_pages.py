@@ -84,7 +84,12 @@ def shelf(tmp_path_factory, trained, clip_folder, siglip_folder):
     draw(folder / "Pictures" / "anchor.jpg", 2)
     (folder / "Pictures" / "anchor.txt").write_text(CAPTION)
     draw(folder / "more-pictures" / "kite.jpg", 3)
-    (folder / "Notes" / "anchor.txt").write_text(CAPTION)
+    pairs = []
+    for number in range(120):
+        note, text = "anchor" if not number else f"note-{number}", f"{CAPTION} {number}"
+        (folder / "Notes" / f"{note}.txt").write_text(text)
+        pairs.append(json.dumps({"text": f"ground with {text}", "id": f"{note}.txt"}))
+    (folder / "pairs.jsonl").write_text("\n".join(pairs))
     images = []
     for number in range(60):
         draw(folder / "flickr30k-images" / f"{number}.jpg", number)

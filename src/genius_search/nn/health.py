@@ -140,12 +140,11 @@ def _problems(health: Health) -> Iterator[str]:
             f"IDs are poor approximations of embeddings (mean cosine {health.reconstruction:.2f}): "
             "train longer"
         )
-    for level in health.levels if health.purity is None else health.levels[1:]:
-        if level.used < LOW_USE * min(level.size, health.candidates):
-            yield (
-                f"level {level.level} uses {level.used} of {level.size} codes: a smaller codebook would do, "
-                "or the codebooks collapsed"
-            )
+    levels = health.levels if health.purity is None else health.levels[1:]
+    sparse = [level for level in levels if level.used < LOW_USE * min(level.size, health.candidates)]
+    if sparse:
+        uses = ", ".join(f"level {level.level} uses {level.used} of {level.size} codes" for level in sparse)
+        yield f"{uses}: smaller codebooks would do, or they collapsed"
 
 
 def measure_health(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> Health:

@@ -182,8 +182,6 @@ class QuantizerStep:
                 "semantic level. Lower --quantizer.alignment-weight and --quantizer.quantization-weight, or "
                 "raise --quantizer.contrastive-weight; --quantizer.collapse allow goes on all the same"
             )
-        if health.problems:
-            self.progress.say(f"step {step}: {health.verdict}")
         measures = {
             "collision_rate": health.collision_rate,
             "reconstruction": health.reconstruction,
