@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import io
 import itertools
 import json
@@ -160,7 +161,7 @@ def large_pictures(url: str, seconds: float) -> Counter[str]:
     """Pictures of nearly as many pixels as are allowed for their format, and some of more."""
     turned = Image.Exif()
     turned[ExifTags.Base.Orientation] = 6
-    whole, half = (4_990, 4_990), (3_200, 3_200)
+    whole, half = (4_990, 4_990), (3_800, 3_800)
     pictures = [
         saved("RGB", whole, "PNG"),
         saved("RGBA", whole, "PNG", exif=turned),
@@ -168,7 +169,7 @@ def large_pictures(url: str, seconds: float) -> Counter[str]:
         saved("RGB", (256, 97_000), "PNG"),
         saved("RGBA", half, "WEBP"),
         saved("RGB", whole, "WEBP"),
-        saved("RGB", (3_600, 3_600), "AVIF", speed=10),
+        saved("RGB", (4_100, 4_100), "AVIF", speed=10),
         saved("CMYK", (4_600, 4_600), "JPEG", progressive=True),
         saved("RGB", whole, "TIFF", compression="tiff_lzw"),
         in_three_scans(4_990),
@@ -248,6 +249,16 @@ def watch(url: str, attack: multiprocessing.Process) -> Iterator[tuple[str, floa
             time.sleep(PAUSE_SECONDS)
 
 
+def megabytes_of_all(pid: int) -> float:
+    """Return the memory of a process and of those that it started."""
+    total = megabytes(pid, "VmRSS")
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in listed.read_text().split():
+            with contextlib.suppress(OSError, ValueError):  # it has ended
+                total += megabytes(int(child), "VmRSS")
+    return total
+
+
 def measure(name: str, index: Path, seconds: float, flags: list[str]) -> dict[str, object]:
     server = subprocess.Popen([*COMMAND, index, "--port", "0", *flags], stderr=subprocess.PIPE, text=True)
     try:
@@ -260,10 +271,12 @@ def measure(name: str, index: Path, seconds: float, flags: list[str]) -> dict[st
         attack = multiprocessing.Process(target=lambda: answers.put(ATTACKS[name](url, seconds)))
         attack.start()
         times: dict[str, list[float]] = {"/healthz": [], "/v1/search": []}
+        peak = 0.0
         for path, took in watch(url, attack):
             times[path].append(took)
+            peak = max(peak, megabytes_of_all(server.pid))
         attack.join()
-        peak = megabytes(server.pid, "VmHWM")
+        peak = max(peak, megabytes(server.pid, "VmHWM"))
     finally:
         server.kill()
         server.wait()

@@ -16,9 +16,10 @@ import pytest
 
 from genius_search.artifact import open_artifact
 from genius_search.cluster.build import Settings, build_cluster
-from genius_search.cluster.folder import PARTS, read_cluster, verify_cluster
+from genius_search.cluster.folder import PARTS, Cluster, open_state, read_cluster, verify_cluster
+from genius_search.cluster.writer import one_cluster_writer
 from genius_search.data.mbeir import MBeir
-from genius_search.errors import ArtifactError, ArtifactMissing
+from genius_search.errors import ArtifactError, ArtifactMissing, BadData
 from genius_search.index.index import Index
 from genius_search.index.verify import verify
 from genius_search.model import Genius
@@ -86,14 +87,16 @@ class Disk:
 
 
 @pytest.fixture
-def disk(tmp_path) -> Iterator[Disk]:
+def disk(tmp_path, record_property) -> Iterator[Disk]:
     image = tmp_path / "disk.img"
     with image.open("wb") as file:
         file.truncate(IMAGE_BYTES)
     try:
         run("mkfs.ext4", "-q", image)
         with mounted(image, "commit=300") as folder:
-            yield Disk(image, folder)
+            made = Disk(image, folder)
+            yield made
+            record_property("power failures", len(made.copies))
     except (OSError, subprocess.CalledProcessError) as error:
         if not isinstance(error, subprocess.CalledProcessError) or error.cmd[0] not in TOOLS:
             raise
@@ -238,11 +241,63 @@ def test_a_cluster_is_there_whole_or_not_at_all_and_its_build_can_go_on(disk, tr
         verify_cluster(place / "X")
 
 
+def ids_of(folder: Path) -> set[str]:
+    return set(open_state(folder)[1].ids())
+
+
+def change_cluster(disk: Disk, trained, monkeypatch) -> list[set[str]]:
+    """Change a cluster; return the ids that it has at each copy of the disk, or had before the change."""
+    folder = disk.folder / "X"
+    cluster = Cluster.open(folder, model=Genius.open(trained.model))
+    first = min(ids_of(folder))
+
+    def rewrite(name: str, *words: object) -> None:
+        with one_cluster_writer(folder) as writer:
+            getattr(writer, name)(*words)
+
+    states: list[set[str]] = []
+    for change in (
+        lambda: cluster.add_items(texts(1)),
+        lambda: cluster.delete(["1 0", "1 1", first]),
+        lambda: cluster.add_items(texts(2)),
+        lambda: rewrite("rebalance", 2),
+        lambda: rewrite("compact"),
+    ):
+        before = ids_of(folder)
+        with disk.failing_at_each_rename(monkeypatch):
+            change()
+        states += [before] * (len(disk.copies) - len(states) - 1) + [ids_of(folder)]
+    return states
+
+
 @pytest.mark.slow
-def test_a_cluster_that_is_not_synced_is_lost(disk, trained, monkeypatch):
-    """The control of the test above."""
+def test_a_cluster_that_changes_is_the_old_or_the_new_one(disk, trained, monkeypatch):
+    build(disk, trained)
+    os.sync()
+    states = change_cluster(disk, trained, monkeypatch)
+    gc.collect()  # closes its files
+    for number, copy in enumerate(disk.copies):
+        with disk.after(copy) as place:
+            verify_cluster(place / "X")
+            found = ids_of(place / "X")
+            gc.collect()
+        later = [one for one in states[number:] if one != states[number]]
+        assert found in (states[number], *later[:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "check",
+    [
+        test_a_model_that_is_trained_again_is_the_old_or_the_new_one,
+        test_a_model_that_is_refitted_and_a_key_that_is_printed_are_there,
+        test_keys_that_are_printed_and_items_that_are_added_or_deleted_stay,
+        test_a_cluster_is_there_whole_or_not_at_all_and_its_build_can_go_on,
+        test_a_cluster_that_changes_is_the_old_or_the_new_one,
+    ],
+)
+def test_what_is_not_synced_is_lost(check, disk, trained, monkeypatch):
+    """The control of each test above."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    with disk.failing_at_each_rename(monkeypatch):
-        build(disk, trained)
-    with pytest.raises((ArtifactError, AssertionError)):
-        assert states_of_cluster(disk)[-1] is not None
+    with pytest.raises((ArtifactError, AssertionError, BadData, OSError)):
+        check(disk, trained, monkeypatch)

@@ -31,6 +31,7 @@ from PIL.TiffImagePlugin import (
     TILEWIDTH,
     TiffImageFile,
 )
+from PIL.WebPImagePlugin import WebPImageFile
 
 from genius_search.errors import BadImage
 
@@ -83,7 +84,7 @@ IMAGE_SUFFIXES: Final = frozenset(
 )
 """Usual endings of the files that :func:`open_image` reads."""
 
-_DECODER_BYTES: Final = {"WEBP": 16, "AVIF": 13, "HEIF": 7}
+_DECODER_BYTES: Final = {"WEBP": 12, "AVIF": 13, "HEIF": 7}
 """Bytes per pixel of decoders that make several copies of a picture; measured with Pillow 13."""
 
 _BYTES_IN_TIFF: Final = frozenset({1, 2, 6, 7})
@@ -130,7 +131,7 @@ class _Budget:
                 self._changed.notify_all()
 
 
-_DECODING: Final = _Budget(100 << 20)
+DECODING: Final = _Budget(100 << 20)
 """Memory of pictures that are decoded at the same time."""
 
 
@@ -317,18 +318,27 @@ def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int
     needed = _decoding_bytes(opened, full_size if in_scans else (0, 0))
     if needed > MOST_BYTES_PER_PIXEL * max_pixels:
         raise TooManyPixels(path, _takes_too_much(opened, full_size, needed, max_pixels))
-    with _DECODING.hold(needed + 4 * math.prod(opened.size) // math.prod(factors)):
-        if opened.format == "TIFF":
-            with _quiet():  # its decoder reads tags while it decodes, and warns about them
-                opened.load()
-        else:
-            opened.load()
-        whole = _to_rgb(opened, factors)
+    with DECODING.hold(needed + 4 * math.prod(opened.size) // math.prod(factors)):
+        whole = _to_rgb(_load(opened), factors)
         with _quiet(), contextlib.suppress(Exception):  # Pillow raises nearly anything on damaged EXIF data
             whole.getexif()[ExifTags.Base.Orientation] = _read_exif(opened)[ExifTags.Base.Orientation]
         opened.close()  # frees its pixels
     ImageOps.exif_transpose(whole, in_place=True)
     return whole
+
+
+def _load(opened: Image.Image) -> Image.Image:
+    """Return an image with its pixels."""
+    if opened.format == "TIFF":
+        with _quiet():  # its decoder reads tags while it decodes, and warns about them
+            opened.load()
+    elif isinstance(opened, WebPImageFile):  # load() would keep the decoder's two copies, and make another
+        pixels = opened._get_next()[0]  # noqa: SLF001
+        opened._decoder = None  # noqa: SLF001
+        return Image.frombuffer(opened.rawmode, opened.size, pixels, "raw", opened.rawmode, 0, 1)
+    else:
+        opened.load()
+    return opened
 
 
 def _at_most(side: int, factor: int, shortest_side: int) -> int:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
+import io
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -14,9 +18,17 @@ from typing import Final, TypeVar
 import anyio.to_thread
 from PIL import Image, PngImagePlugin
 
-from genius_search.data.images import MAX_EXIF_BYTES, SHORTEST_SIDE, encode_jpeg, open_image, read_image
+from genius_search.data.images import (
+    DECODING,
+    MAX_EXIF_BYTES,
+    MOST_BYTES_PER_PIXEL,
+    SHORTEST_SIDE,
+    encode_jpeg,
+    open_image,
+    read_image,
+)
 from genius_search.errors import BadImage
-from genius_search.serve import limits
+from genius_search.serve import apart, limits
 from genius_search.serve.engine import Overloaded
 from genius_search.serve.guard import Problem
 
@@ -31,13 +43,15 @@ def _load_small_exif(
     load(exif, data if len(data) <= MAX_EXIF_BYTES else b"")
 
 
-Image.Exif.load = _load_small_exif  # type: ignore[assignment, method-assign]  # Pillow reads it when it opens JPEG and AVIF
+# Pillow reads some tags already when it opens a JPEG or AVIF.
+Image.Exif.load = _load_small_exif  # type: ignore[assignment, method-assign]
 
 Result = TypeVar("Result")
 
 THREADS: Final = 2
 """Images decoded at a time, as far as their memory allows it (:mod:`genius_search.data.images`)."""
 MAX_WAITING: Final = 256
+APART_SECONDS: Final = 30.0
 THUMBNAILS_KEPT: Final = 1024
 QUALITY: Final = 85
 _DATA_URL: Final = re.compile(r"data:[\w.+-]*/?[\w.+-]*(;[\w.+=-]+)*;base64,", re.ASCII | re.IGNORECASE)
@@ -62,7 +76,7 @@ class Pictures:
         read = partial(
             read_image, name="image", max_pixels=limits.PICTURE_PIXELS, shortest_side=SHORTEST_SIDE
         )
-        return await self._run(lambda: read(data))
+        return await self._run(lambda: read(decode_apart(data) if is_avif(data) else data))
 
     async def thumbnail(self, path: Path, size: int, known_tag: str = "") -> tuple[str, bytes]:
         """Return the ETag and the JPEG of a picture, at most ``size`` pixels on its longer side.
@@ -89,6 +103,32 @@ class Pictures:
             return await anyio.to_thread.run_sync(work, limiter=self._limiter)
         finally:
             self._num_waiting -= 1
+
+
+def is_avif(data: bytes) -> bool:
+    """Return whether this is an AVIF picture. Only its header is read."""
+    if data[4:8] == b"ftyp":
+        with contextlib.suppress(Exception), Image.open(io.BytesIO(data), formats=["AVIF"]):
+            return True
+    return False
+
+
+def decode_apart(data: bytes) -> bytes:
+    """Return an AVIF picture as a smaller PNG, made by :mod:`genius_search.serve.apart`.
+
+    Raises
+    ------
+    BadImage
+        It is damaged, or decoding it takes too much memory or time.
+    """
+    most = MOST_BYTES_PER_PIXEL * limits.PICTURE_PIXELS
+    command = [sys.executable, "-P", apart.__file__, str(most), str(SHORTEST_SIDE)]
+    with contextlib.suppress(subprocess.TimeoutExpired), DECODING.hold(most):
+        done = subprocess.run(command, input=data, capture_output=True, timeout=APART_SECONDS, check=False)  # noqa: S603
+        if done.returncode == 0:
+            return done.stdout
+    reason = f"is damaged, or decoding this AVIF takes more than {most / 1e6:,.0f} MB"
+    raise BadImage(Path("image"), f"{reason}; make it smaller, or save it as JPEG")
 
 
 def decode_base64(text: str) -> bytes:

@@ -82,6 +82,20 @@ def test_formats_whose_decoders_make_copies_may_have_fewer_pixels(kind):
     assert read_image(saved("RGB", (240, 240), "PNG"), name="x", **limits).size == (120, 120)
 
 
+def test_webp_pictures_are_read_without_copies_and_look_the_same():
+    limits = {"max_pixels": 60_000, "shortest_side": 64}
+    assert read_image(saved("RGB", (185, 185), "WEBP"), name="x", **limits).size == (93, 93)
+    for mode in ("RGB", "RGBA"):
+        noise = Image.effect_noise((40, 30), 90)
+        bands = [noise.rotate(90 * number) for number in range(len(mode))]
+        data = []
+        for kind, options in (("WEBP", {"lossless": True, "exact": True}), ("PNG", {})):
+            file = io.BytesIO()
+            Image.merge(mode, bands).save(file, kind, **options)
+            data.append(read_image(file.getvalue(), name="x").tobytes())
+        assert data[0] == data[1]
+
+
 def test_the_tiles_of_a_tiff_count_however_small_the_picture_is():
     data = zlib.compress(bytes(300 * 300))
     tags = [*of_size(300, 300), (259, 3, 1, 8), (324, 4, 1, 8), (325, 4, 1, len(data))]
@@ -171,7 +185,7 @@ def test_pictures_that_together_take_too_much_are_decoded_one_after_the_other(mo
     data = saved("RGB", (100, 100), "PNG")
     monkeypatch.setattr(images, "_to_rgb", slow)
     for limit, expected in ((100_000, 1), (0, 2)):
-        monkeypatch.setattr(images, "_DECODING", images._Budget(limit or 1_000_000))
+        monkeypatch.setattr(images, "DECODING", images._Budget(limit or 1_000_000))
         at_most = 0
         threads = [threading.Thread(target=read) for _ in range(2)]
         for thread in threads:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
+import sys
 import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image, features
 from starlette.requests import Request
 
 from genius_search.serve import adding, bodies, limits
@@ -212,3 +216,28 @@ def test_few_large_bodies_are_parsed_at_a_time_and_small_ones_meanwhile(monkeypa
 
     asyncio.run(scenario())
     assert max(most) == 2
+
+
+def avif(side: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (side, side)).save(file, "AVIF", speed=10, subsampling="4:4:4")
+    return file.getvalue()
+
+
+@pytest.mark.skipif(
+    not features.check("avif") or sys.platform != "linux", reason="needs AVIF, and memory limits"
+)
+@pytest.mark.parametrize("brand", [b"avif", b"mif1"])
+def test_an_avif_picture_that_is_larger_than_it_says_is_refused(client, monkeypatch, brand):
+    whole = avif(2_500).replace(b"ftypavif", b"ftyp" + brand)
+    place = whole.index(b"ispe") + 8
+    smaller = whole[:place] + (200).to_bytes(4) * 2 + whole[place + 8 :]
+
+    def search(data: bytes):
+        return client.post("/v1/search", json={"image": base64.b64encode(data).decode(), "k": 1})
+
+    assert search(smaller).status_code == 200
+    monkeypatch.setattr(limits, "PICTURE_PIXELS", 4_000_000)
+    assert "takes more than 28 MB" in is_problem(search(smaller), 422)["detail"]
+    assert search(avif(200).replace(b"ftypavif", b"ftyp" + brand)).status_code == 200
+    assert is_problem(search(avif(64)[:-20]), 422)
