@@ -341,8 +341,9 @@ def usual_search(items: int) -> SearchConfig:
     """Return the default settings of an index of so many items that was not tuned.
 
     A tenth of the items are candidates. With 256 codes at a level, these are the items under the best 25
-    first semantic codes. They lie side by side, so ranking them takes less time than decoding another code to
-    leave most of them out. From 30,000 items to a million they hold 97 to 99 % of the ten best by codes
+    first semantic codes. They lie side by side, so ranking them takes no longer than decoding another code to
+    leave most of them out. They hold 96 to 99 % of the first five by codes for captions, drawn pictures and
+    icons (``benchmarks/budgets.py``), 97 to 99 % of the first ten from 30,000 items to a million
     (``benchmarks/pools.py``).
     """
     candidates = min(max(items // ITEMS_PER_CANDIDATE, USUAL_SEARCH.candidates), MOST_CANDIDATES)

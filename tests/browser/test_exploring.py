@@ -33,7 +33,7 @@ def test_branches_show_pictures_counts_and_shares_that_add_up(page, server):
     expect(page.locator(".mosaic img").first).not_to_have_js_property("naturalWidth", 0)
 
 
-def test_a_hit_shows_its_path_the_probabilities_and_what_else_could_have_been_written(page):
+def test_a_hit_shows_its_path_how_near_its_codes_are_and_what_else_could_have_been_chosen(page):
     page.get_by_role("textbox", name="What to look for").fill("a leaf")
     page.keyboard.press("Enter")
     page.get_by_role("list", name="Hits, best first").locator(".open").first.click()
@@ -44,7 +44,10 @@ def test_a_hit_shows_its_path_the_probabilities_and_what_else_could_have_been_wr
         one.evaluate("e => Number(getComputedStyle(e).getPropertyValue('--share'))")
         for one in sheet.locator(".levels .meter").all()
     ]
-    assert all(0 <= share <= 1 for share in shares)
+    assert all(0 < share <= 1 for share in shares)
+    expect(levels.nth(1).locator(".number")).to_have_text(re.compile(r"^\d+ of \d+$"))
+    expect(sheet.locator(".path")).to_contain_text("no nearer to the query")
+    expect(sheet.locator(".path")).not_to_contain_text("%")
     levels.nth(1).locator("summary").click()
     link = levels.nth(1).get_by_role("link", name=re.compile("below it"))
     expect(link).to_be_visible()
