@@ -28,7 +28,8 @@ from genius_search.cluster.router import RoutedQuery, Router
 from genius_search.cluster.shard import Shard, shard_ranker
 from genius_search.config import SearchConfig
 from genius_search.index.index import Index
-from genius_search.index.query import SearchRequest, encode_queries
+from genius_search.index.query import encode_queries
+from genius_search.index.requests import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.writer import Piece, one_writer
 from genius_search.lab.bench.measure import describe_machine, use_one_thread

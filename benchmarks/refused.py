@@ -22,7 +22,7 @@ from rich.table import Table
 
 from genius_search.calibrate import common_words
 from genius_search.index.index import Index
-from genius_search.index.query import SearchRequest
+from genius_search.index.requests import SearchRequest
 from genius_search.index.writer import alive_items
 
 

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from genius_search.errors import GeniusError
     from genius_search.index.adding import NewItem
     from genius_search.index.filters import Filter
+    from genius_search.index.hits import Hits, SearchHit
     from genius_search.index.index import Index
-    from genius_search.index.query import Hits, SearchHit, SearchPart, SearchRequest
+    from genius_search.index.requests import SearchPart, SearchRequest
     from genius_search.model import Genius
     from genius_search.presets import FitConfig, preset
     from genius_search.records import Candidate, Modality, Query
@@ -48,15 +49,15 @@ _HOMES = {
     "FitConfig": "genius_search.presets",
     "Genius": "genius_search.model",
     "GeniusError": "genius_search.errors",
-    "Hits": "genius_search.index.query",
+    "Hits": "genius_search.index.hits",
     "Index": "genius_search.index.index",
     "Modality": "genius_search.records",
     "NewItem": "genius_search.index.adding",
     "Query": "genius_search.records",
     "SearchConfig": "genius_search.config",
-    "SearchHit": "genius_search.index.query",
-    "SearchPart": "genius_search.index.query",
-    "SearchRequest": "genius_search.index.query",
+    "SearchHit": "genius_search.index.hits",
+    "SearchPart": "genius_search.index.requests",
+    "SearchRequest": "genius_search.index.requests",
     "preset": "genius_search.presets",
 }
 

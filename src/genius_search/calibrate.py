@@ -21,7 +21,8 @@ from genius_search.errors import BadData, GeniusError
 from genius_search.index.alternatives import split_alternatives
 from genius_search.index.filters import Filter
 from genius_search.index.index import Index
-from genius_search.index.query import SearchRequest, encode_queries, evidence_of
+from genius_search.index.query import encode_queries, evidence_of
+from genius_search.index.requests import SearchRequest
 from genius_search.index.settings import (
     DEPTH,
     MANY_WORDS,

@@ -32,7 +32,8 @@ from genius_search.config import SearchConfig
 from genius_search.errors import SnapshotGone
 from genius_search.index.filters import Filter
 from genius_search.index.items import Item
-from genius_search.index.query import EncodedQuery, SearchRequest, search_encoded
+from genius_search.index.query import EncodedQuery, search_encoded
+from genius_search.index.requests import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import IndexManifest, ItemArrays
 from genius_search.index.writer import one_writer

@@ -15,7 +15,7 @@ from genius_search.cluster.build import Settings, build_cluster
 from genius_search.cluster.folder import Cluster
 from genius_search.config import SearchConfig
 from genius_search.errors import BadData, DeadlinePassed, UsageError
-from genius_search.index.query import SearchRequest
+from genius_search.index.requests import SearchRequest
 
 module = pytest.importorskip("genius_search.cluster.ray", reason="needs Ray")
 Ray, place_shards, ray, RayActorError = module.Ray, module.place_shards, module.ray, module.RayActorError

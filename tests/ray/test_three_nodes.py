@@ -19,7 +19,7 @@ import pytest
 
 from genius_search.cluster.build import Settings, build_cluster
 from genius_search.cluster.folder import Cluster, read_cluster
-from genius_search.index.query import SearchRequest
+from genius_search.index.requests import SearchRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of processes that are killed
 

@@ -30,8 +30,8 @@ from genius_search.errors import plural
 
 if TYPE_CHECKING:
     from genius_search.config import SearchConfig
+    from genius_search.index.hits import SearchHit
     from genius_search.index.index import Index
-    from genius_search.index.query import SearchHit
 
 Rerank = Literal["none", "codes", "embeddings"]
 Scores = Literal["level", "vocabulary", "children"]

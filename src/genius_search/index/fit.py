@@ -23,9 +23,10 @@ from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.adding import CHUNK, Batch, encode_batch, feature_rows
-from genius_search.index.query import EncodedQuery, SearchRequest, default_settings, search_encoded
+from genius_search.index.query import EncodedQuery, default_settings, search_encoded
 from genius_search.index.refit import carry_encoder
 from genius_search.index.relevance import fit_relevance
+from genius_search.index.requests import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import OWN_MODEL, WORK
 from genius_search.index.writer import Writer, alive_items, remove_work

@@ -12,7 +12,7 @@ from genius_search.data.images import encode_jpeg, open_image
 from genius_search.errors import BadImage
 
 if TYPE_CHECKING:
-    from genius_search.index.query import SearchHit
+    from genius_search.index.hits import SearchHit
 
 SIDE: Final = 192
 """Longer side of a picture in pixels."""

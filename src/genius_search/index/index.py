@@ -12,15 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, SnapshotGone, UsageError
 from genius_search.index.filters import Filter
-from genius_search.index.query import (
-    Hits,
-    SearchHit,
-    SearchPart,
-    SearchRequest,
-    default_settings,
-    encode_queries,
-    search_encoded,
-)
+from genius_search.index.hits import Hits, SearchHit
+from genius_search.index.query import default_settings, encode_queries, search_encoded
+from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.index.settings import Calibration, Tuned
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import CURRENT, EmbeddingType, StoredEmbeddings, read_manifest
@@ -34,7 +28,7 @@ if TYPE_CHECKING:
     from genius_search.index.adding import Added, GivenPool, ItemOutcome, NewItem
     from genius_search.index.explain import CodeNode, Explanation, SharedPage
     from genius_search.index.fit import Fitted
-    from genius_search.index.query import Hybrid, Picture
+    from genius_search.index.requests import Hybrid, Picture
     from genius_search.index.verify import IndexInfo, Verified
     from genius_search.index.writer import Deleted, Writer
     from genius_search.presets import FitConfig

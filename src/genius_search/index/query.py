@@ -1,15 +1,13 @@
-"""Search requests, the vectors they become, and the hits they find."""
+"""From search requests to hits: requests become vectors, and the items found become hits."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby, zip_longest
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32
@@ -17,10 +15,11 @@ from jaxtyping import Float32
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import ItemKey, knows_words
 from genius_search.encoders.content import Content, features_of
-from genius_search.errors import UsageError, need_packages
-from genius_search.index.alternatives import split_alternatives
+from genius_search.errors import UsageError
 from genius_search.index.filters import Filter
+from genius_search.index.hits import SearchHit, SearchResult, interleave, merge
 from genius_search.index.items import Item
+from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.index.settings import DEPTH
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.model import Genius
@@ -32,225 +31,13 @@ from genius_search.search.rank import Evidence, Ranking
 from genius_search.search.table import Restriction
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
     from PIL import Image
-
-    Picture: TypeAlias = str | Path | bytes | Image.Image | np.ndarray
-    """A picture: a file, its bytes, a Pillow image, or an array of uint8 of shape (height, width, 3)."""
 
 MOST_EXACT: Final = 10
 """Numbers that more items contain do not single one out."""
 EXACT_WORD: Final = re.compile(r"\S*\d\S*")
-Hybrid: TypeAlias = Literal["auto", "off"]
-MAX_HITS: Final = 10**9
-"""Hits or beams that a request may ask for."""
 MIN_LENGTH: Final = 1e-4
 """A weighted sum of unit vectors shorter than this, times the largest weight, has no direction."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearchPart:
-    """One weighted part of a query: a text, an image, both, or an item of the index."""
-
-    text: str | None = None
-    image: Picture | None = None
-    id: str | None = None
-    """An item of the index, instead of a text and an image."""
-    weight: float = 1.0
-    """Negative weights search away from this part."""
-
-    def check(self, combine: Literal["sum", "any"]) -> None:
-        """Check the part of a request; see :meth:`SearchRequest.check`."""
-        if (self.id is None) is not _has_content(self):
-            raise UsageError("a part of a query needs a text, an image, or both; or else an item")
-        if not math.isfinite(self.weight):
-            raise UsageError(f"the weight of a part is {self.weight}, it must be a finite number")
-        if combine == "any" and self.weight != 1:
-            raise UsageError(
-                f"the weight of a part is {self.weight}, but with combine='any' each part is searched for by "
-                "itself and weights have no effect; leave the weight out"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearchRequest:
-    """A query and the conditions its results must meet.
-
-    >>> SearchRequest(text="a red bag", modality="image", where=["price<20"], k=3)  # doctest: +SKIP
-
-    Raises
-    ------
-    UsageError
-        The modality is unknown, or a condition cannot be parsed.
-    """
-
-    text: str | None = None
-    image: Picture | None = None
-    parts: tuple[SearchPart, ...] = ()
-    """Weighted parts ("this picture, in red, less of that"). The query is the weighted sum of their
-    embeddings, scaled to unit length. ``text`` and ``image`` form one more part of weight 1."""
-    combine: Literal["sum", "any"] = "sum"
-    """``any`` searches for each part by itself instead of their sum, and interleaves the hits: the best of
-    each part, the second of each, and so on. A text that clearly names alternatives ("a dog or a red car") is
-    searched for in the same way, as a whole and by its alternatives
-    (:func:`genius_search.index.alternatives.split_alternatives`)."""
-    instruction: str | None = None
-    """A description of the wanted results; by default the model's own for this kind of query and result."""
-    modality: Modality | str | None = None
-    """Return only items of this modality. Strings are converted to :class:`Modality`. Without a modality and
-    an instruction, each modality is searched and the hits are merged (:func:`merge`)."""
-    where: Filter | Sequence[str] | Mapping[str, object] = ()
-    """Conditions on the items' fields, as :meth:`Filter.parse` takes them."""
-    match: str | None = None
-    """Words that the items' texts must contain."""
-    hybrid: Hybrid | str = "auto"
-    """``auto`` puts items first whose text or file name contains the query's words with digits (IMG_2034, a
-    product code), if these are at most ten items; ``off`` does not."""
-    k: int = 10
-    """Number of hits."""
-    beam: int | None = None
-    """Beam width for this request instead of the configured one."""
-    deadline: float = math.inf
-    """Time at which looking for items that meet the conditions ends with an error, on the clock of
-    :func:`time.monotonic`."""
-    filter: Filter = field(init=False, repr=False, compare=False)
-    """``where`` and ``match``, parsed."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.modality, str):
-            object.__setattr__(self, "modality", Modality.parse(self.modality))
-        object.__setattr__(self, "parts", tuple(self.parts))
-        if isinstance(self.where, Filter):
-            parsed = self.where if self.match is None else dataclasses.replace(self.where, match=self.match)
-        else:
-            parsed = Filter.parse(self.where, self.match)
-        object.__setattr__(self, "filter", parsed)
-
-    def all_parts(self) -> tuple[SearchPart, ...]:
-        """Return every part of the query; the request's own text and image come first."""
-        own = SearchPart(text=self.text, image=self.image)
-        return (own, *self.parts) if _has_content(own) else self.parts
-
-    def alternatives(self) -> list[SearchRequest]:
-        """Return the requests that are searched for by themselves: one, unless there are alternatives."""
-        if self.combine == "any":
-            return [
-                dataclasses.replace(
-                    self, text=one.text, image=one.image, parts=() if one.id is None else (one,)
-                )
-                for one in self.all_parts()
-            ]
-        if self.text is None or self.image is not None or self.parts:
-            return [self]
-        return [self, *(dataclasses.replace(self, text=text) for text in split_alternatives(self.text))]
-
-    def check(self) -> None:
-        """Check everything that can be checked without the index.
-
-        Raises
-        ------
-        UsageError
-            The request is empty, ``k`` or ``beam`` is below 1 or above a billion, a weight is not finite or
-            has no effect, or a text contains invalid Unicode.
-        """
-        for name, number in (("k", self.k), ("beam", self.beam)):
-            if number is not None and not 1 <= number <= MAX_HITS:
-                raise UsageError(f"{name} is {number}, it must be at least 1 and at most {MAX_HITS}")
-        if self.combine not in ("sum", "any"):
-            raise UsageError(f"combine is {self.combine!r}, expected 'sum' or 'any'")
-        if self.hybrid not in get_args(Hybrid):
-            raise UsageError(f"hybrid is {self.hybrid!r}, it must be auto or off")
-        parts = self.all_parts()
-        texts = [*(("text", part.text) for part in parts), ("instruction", self.instruction)]
-        for name, words in texts:
-            try:
-                (words or "").encode()
-            except UnicodeEncodeError:
-                raise UsageError(
-                    f"the {name} {words!r} contains a lone surrogate (half a character)"
-                ) from None
-        if not parts:
-            raise UsageError("a query needs a text, an image, or both")
-        for part in parts:
-            part.check(self.combine)
-
-
-@dataclass(frozen=True, slots=True)
-class SearchHit:
-    """One item in the result of a search."""
-
-    rank: int
-    """From 1."""
-    id: str
-    score: float
-    """Score that the hits are ranked by. Without re-ranking it is a log-probability. By codes it is the inner
-    product with the ID's vector minus half that vector's squared norm; by embeddings it is the cosine. The
-    weighted density is subtracted from both, and the weighted log-probability is added to scores by codes."""
-    modality: Modality
-    text: str | None
-    image: str | None
-    """Path of the picture."""
-    fields: dict[str, Any]
-    """The item's fields by name."""
-    codes: tuple[int, ...]
-    """The item's ID."""
-    log_probabilities: tuple[float, ...]
-    """Log-probability of each code that the generator decoded; shorter than ``codes`` if decoding stopped
-    early, and empty if distances led the search (:attr:`SearchConfig.router`)."""
-    probability: float | None = None
-    """Probability that the hit is relevant, if `genius calibrate` calibrated the index for these settings.
-    None for queries with ``parts``."""
-    relevance: float | None = None
-    """How well the item matches, from 0 to 1; from 0.5 on it is a match. If there is a probability, how it
-    compares with the least of a good match (:meth:`~genius_search.index.settings.Scale.relevance`);
-    otherwise, for a text found by a text, how its cosine compares with those of related texts
-    (:class:`~genius_search.index.settings.Relevance`). 0 if the encoder knows no word of the query
-    (:func:`~genius_search.encoders.base.knows_words`). None where nothing is known."""
-
-    def _repr_html_(self) -> str:
-        """Show the hit with its picture in a notebook."""
-        from genius_search.index.html import draw_hits  # noqa: PLC0415  for notebooks only
-
-        return draw_hits([self])
-
-
-class Hits(list[SearchHit]):
-    """Hits of a search, best first. A notebook shows their pictures."""
-
-    def _repr_html_(self) -> str:
-        from genius_search.index.html import draw_hits  # noqa: PLC0415  for notebooks only
-
-        return draw_hits(self)
-
-    def to_pandas(self) -> DataFrame:
-        """Return a data frame with a row for each hit; an item's fields are columns ``fields.NAME``.
-
-        Raises
-        ------
-        MissingExtra
-            pandas is not installed.
-        """
-        need_packages("to_pandas needs", "pandas")
-        import pandas as pd  # noqa: PLC0415  an extra
-
-        names = [field.name for field in dataclasses.fields(SearchHit) if field.name != "fields"]
-        rows = [
-            {
-                **{name: getattr(hit, name) for name in names},
-                **{f"fields.{name}": value for name, value in hit.fields.items()},
-            }
-            for hit in self
-        ]
-        return pd.DataFrame(rows, columns=None if rows else names)
-
-
-class SearchResult(NamedTuple):
-    """The result of one request."""
-
-    hits: list[SearchHit]
-    """Best first."""
-    touched: int
-    """Number of items under all beams."""
 
 
 class EncodedQuery(NamedTuple):
@@ -449,40 +236,6 @@ def _exact_filters(request: SearchRequest) -> Iterator[Filter]:
     yield dataclasses.replace(request.filter, conditions=(*request.filter.conditions, *named))
 
 
-def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
-    """Merge the hits of several modalities into one list of ``k``.
-
-    They are ordered by relevance if the index is calibrated, otherwise by reciprocal rank: the first hit of
-    each modality, the second of each, and so on, in the order of their scores.
-    """
-    if len(results) == 1:
-        return results[0]
-    hits = [hit for result in results for hit in result.hits]
-    if all(hit.probability is not None for hit in hits):
-        hits.sort(key=lambda hit: (-(hit.relevance or 0), hit.rank, -hit.score))
-    else:
-        hits.sort(key=lambda hit: (hit.rank, -hit.score))
-    ranked = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(hits[:k], start=1)]
-    return SearchResult(ranked, sum(result.touched for result in results))
-
-
-def interleave(results: Sequence[SearchResult], k: int) -> SearchResult:
-    """Merge the hits of alternatives into one list of ``k``: the first of each, then the second of each.
-
-    An item that several find has the best of its places.
-    """
-    if len(results) == 1:
-        return results[0]
-    in_turn = (hit for hits in zip_longest(*(one.hits for one in results)) for hit in hits if hit is not None)
-    best: dict[str, SearchHit] = {}
-    for hit in in_turn:
-        best.setdefault(hit.id, hit)
-    ranked = [
-        dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(list(best.values())[:k], start=1)
-    ]
-    return SearchResult(ranked, sum(result.touched for result in results))
-
-
 def _search(
     model: Genius, snapshot: Snapshot, queries: Sequence[EncodedQuery], config: SearchConfig
 ) -> list[SearchResult]:
@@ -600,10 +353,6 @@ def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
 def evidence_of(model: Genius, snapshot: Snapshot) -> Evidence:
     """Return the data that the hits of this index can be re-ranked by."""
     return Evidence(model.ranker, snapshot.vectors, snapshot.manifest.embeddings == "raw", snapshot.densities)
-
-
-def _has_content(part: SearchPart) -> bool:
-    return part.image is not None or bool(part.text and part.text.strip())
 
 
 def _constraint(model: Genius, snapshot: Snapshot, request: SearchRequest) -> Constraint:

@@ -28,17 +28,16 @@ from genius_search.cluster.routed import RoutedCluster
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactError, DeadlinePassed, GeniusError, SnapshotGone
 from genius_search.index.adding import ItemOutcome, NewItem
+from genius_search.index.hits import SearchHit, SearchResult
 from genius_search.index.index import Index
 from genius_search.index.query import (
     Constraint,
-    SearchHit,
-    SearchRequest,
-    SearchResult,
     encode_queries,
     find_constraints,
     has_conditions,
     search_encoded,
 )
+from genius_search.index.requests import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.writer import DISK_FULL, Deleted, HeldByAnother, NotWritable
 from genius_search.model import Genius

@@ -22,7 +22,8 @@ from genius_search.data.images import image_type
 from genius_search.errors import BadImage
 from genius_search.index.index import Index
 from genius_search.index.items import Item
-from genius_search.index.query import SearchPart, SearchRequest, default_settings
+from genius_search.index.query import default_settings
+from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.serve import limits, schemas
 from genius_search.serve.adding import Acknowledgements, acknowledge, add
 from genius_search.serve.bodies import JsonRoute

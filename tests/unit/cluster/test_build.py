@@ -24,7 +24,7 @@ from genius_search.cluster.folder import (
 from genius_search.cluster.run import LocalProcesses
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.index.query import SearchRequest
+from genius_search.index.requests import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CLUSTER, read_manifest
 from genius_search.index.verify import verify

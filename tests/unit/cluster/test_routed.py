@@ -18,7 +18,8 @@ from genius_search.cluster.shard import ShardCopy
 from genius_search.config import SearchConfig
 from genius_search.errors import SnapshotGone, UsageError
 from genius_search.index.items import ItemStore
-from genius_search.index.query import SearchRequest, encode_queries, search_encoded
+from genius_search.index.query import encode_queries, search_encoded
+from genius_search.index.requests import SearchRequest
 from genius_search.serve.app import create_app
 from genius_search.serve.engine import Engine, EngineSettings
 

@@ -10,8 +10,9 @@ from PIL import Image
 
 from genius_search.errors import UsageError
 from genius_search.index.alternatives import split_alternatives
+from genius_search.index.hits import SearchHit, SearchResult, interleave
 from genius_search.index.index import Index
-from genius_search.index.query import SearchHit, SearchPart, SearchRequest, SearchResult, interleave
+from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.model import Genius
 from genius_search.records import Modality
 

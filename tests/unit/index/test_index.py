@@ -16,8 +16,8 @@ from genius_search.data.mbeir import read_candidates, write_candidates
 from genius_search.encoders.base import ItemKey, TextInput
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
 from genius_search.index import query as query_module
+from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
-from genius_search.index.query import SearchHit
 from genius_search.index.segment_writer import write_manifest
 from genius_search.index.store import read_manifest
 from genius_search.model import Genius

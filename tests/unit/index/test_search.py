@@ -15,16 +15,10 @@ from PIL import Image
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.index.filters import Filter
+from genius_search.index.hits import SearchHit, SearchResult, merge
 from genius_search.index.index import Index
-from genius_search.index.query import (
-    SearchHit,
-    SearchPart,
-    SearchRequest,
-    SearchResult,
-    encode_queries,
-    evidence_of,
-    merge,
-)
+from genius_search.index.query import encode_queries, evidence_of
+from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
 from genius_search.records import Modality

@@ -17,7 +17,7 @@ from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactError, DeadlinePassed, UsageError
 from genius_search.index.adding import NewItem
 from genius_search.index.index import Index
-from genius_search.index.query import SearchPart, SearchRequest
+from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.writer import one_writer
 from genius_search.model import Genius

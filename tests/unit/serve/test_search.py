@@ -18,7 +18,7 @@ from genius_search.config import SearchConfig
 from genius_search.errors import DeadlinePassed
 from genius_search.index import items
 from genius_search.index.index import Index
-from genius_search.index.query import SearchRequest
+from genius_search.index.requests import SearchRequest
 from genius_search.serve import limits
 from genius_search.serve.routes import cancel_on_disconnect
 

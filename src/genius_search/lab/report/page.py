@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from genius_search.index.query import SearchHit
+from genius_search.index.hits import SearchHit
 from genius_search.lab.results import FIRST, HEADLINE, ResultRow, averages, in_order
 from genius_search.writing import write_file
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from genius_search.index.query import SearchHit
+from genius_search.index.hits import SearchHit
 from genius_search.lab.report.page import ShownSearch, write_page
 from genius_search.lab.results import ResultRow
 from genius_search.lab.settings import METHODS
