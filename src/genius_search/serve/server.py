@@ -121,6 +121,7 @@ def server_config(app: Any) -> uvicorn.Config:
         http=Connection,
         loop="asyncio",  # connections use its transports; uvloop's, if installed, have no such limits
         backlog=BACKLOG,
+        timeout_keep_alive=int(limits.HEAD_SECONDS),  # a client that closes earlier never sends in vain
         access_log=False,
         log_level="warning",
         server_header=False,

@@ -140,3 +140,8 @@ def test_a_line_is_logged_once_in_a_while(caplog):
 def test_the_loop_is_that_of_python_also_where_another_is_installed():
     """Connections limit what they read by an attribute that transports of uvloop do not have."""
     assert server_config(None).loop == "asyncio"
+
+
+def test_a_connection_is_kept_as_long_as_the_head_of_a_request_may_take(app):
+    """If it were closed after uvicorn's five seconds, a slow client would send its next request in vain."""
+    assert server_config(app).timeout_keep_alive == limits.HEAD_SECONDS
