@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from genius_search.model import Genius
     from genius_search.presets import FitConfig, preset
     from genius_search.records import Candidate, Modality, Query
+    from genius_search.training.fit import fit
 
 __version__ = "0.2.0"
 
@@ -40,6 +41,7 @@ __all__ = [
     "SearchHit",
     "SearchPart",
     "SearchRequest",
+    "fit",
     "preset",
 ]
 
@@ -58,6 +60,7 @@ _HOMES = {
     "SearchHit": "genius_search.index.hits",
     "SearchPart": "genius_search.index.requests",
     "SearchRequest": "genius_search.index.requests",
+    "fit": "genius_search.training.fit",
     "preset": "genius_search.presets",
 }
 
@@ -66,4 +69,4 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that ``import genius_search`` stays light."""
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'genius' has no attribute {name!r}")
+    raise AttributeError(f"module 'genius_search' has no attribute {name!r}")

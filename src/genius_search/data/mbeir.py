@@ -505,12 +505,13 @@ class Layout:
 class MBeir:
     """A data set in M-BEIR's layout.
 
-    >>> data = MBeir(Path("M-BEIR"))  # doctest: +SKIP
+    >>> data = MBeir("M-BEIR")  # doctest: +SKIP
     >>> for row in data.rows("test"):  # doctest: +SKIP
     ...     print(row.name, row.local_pool)
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: str | Path) -> None:
+        root = Path(root)
         if not root.is_dir():
             raise BadData(f"{root}: there is no such folder")
         absent = [name for name in ("query", "cand_pool") if not (root / name).is_dir()]

@@ -34,8 +34,8 @@ from genius_search.nn.ids import (
     write_ids,
 )
 from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
-from genius_search.presets import FitConfig
-from genius_search.progress import Progress
+from genius_search.presets import FitConfig, preset
+from genius_search.progress import Progress, Silent
 from genius_search.records import candidate_number
 from genius_search.registry import find_part
 from genius_search.training.embed import Embedded, TrainingFeatures, TrainingRecords, embed_training
@@ -49,24 +49,30 @@ FOLDERS: Final = ("encoder", "features", "prepared", "quantizer", "ids", "genera
 
 
 def fit(
-    data: MBeir,
+    data: MBeir | str | Path,
     encoder: str,
-    folder: Path,
-    config: FitConfig,
+    folder: str | Path,
+    config: FitConfig | None = None,
     *,
-    progress: Progress,
+    progress: Progress | None = None,
     device: str = "cpu",
     download: bool = False,
 ) -> Genius:
     """Train a model on a data set in M-BEIR's layout.
 
+    >>> model = fit("catalogue", "small", "model", preset("small"))  # doctest: +SKIP
+
     Parameters
     ----------
+    data
+        the data set, or its folder.
     encoder
         ``small`` trains one from scratch; anything else names one that exists.
     folder
         receives ``encoder/``, ``features/``, ``quantizer/``, ``generator/`` and, last, ``model.json``. If it
         holds a finished model, that one stays as it is until the new one replaces it.
+    config
+        by default the preset ``small``, as of `genius fit`.
 
     Raises
     ------
@@ -75,7 +81,9 @@ def fit(
     UsageError
         a setting is out of range, or the folder holds something else than a model.
     """
-    config = checked(config)
+    data = data if isinstance(data, MBeir) else MBeir(data)
+    folder, progress = Path(folder), progress or Silent()
+    config = checked(preset("small") if config is None else config)
     find_part("id_schemes", config.ids, SCHEMES)
     with replace_model(folder) as work:
         check_output(data, folder, device)

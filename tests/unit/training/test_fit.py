@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+import genius_search
 from genius_search.cli import main
 from genius_search.data.mbeir import MBeir
 from genius_search.encoders.base import load_encoder
-from genius_search.errors import ArtifactMissing, TrainingFailed, UsageError
+from genius_search.errors import ArtifactMissing, BadData, TrainingFailed, UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.presets import preset
@@ -51,6 +52,14 @@ def test_fitting_again_does_nothing_again(trained, copied):
     model = fit(MBeir(trained.data), "small", copied, preset("tiny"), progress=progress)
     assert progress.begun == []
     assert model.fingerprint == before
+
+
+def test_fit_takes_names_of_folders(trained, copied, tmp_path):
+    model = genius_search.fit(str(trained.data), "small", str(copied), preset("tiny"))
+    assert model.fingerprint == Genius.open(copied).fingerprint
+    with pytest.raises(BadData, match="nowhere: there is no such folder"):
+        genius_search.fit("nowhere", "small", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("encoder", ["small", "existing"])
