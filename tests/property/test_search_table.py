@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genius_search.search import table
-from genius_search.search.table import LARGEST_CODE, IdTable
+from genius_search.search.table import LARGEST_CODE, Allowed, IdTable
 
 
 @st.composite
@@ -95,6 +95,17 @@ def test_the_buckets_of_several_rows_are_those_of_each_one_behind_the_other(draw
 
 
 @settings(max_examples=40)
+@given(coded_items(), st.data())
+def test_ids_are_allowed_if_one_of_their_items_is(drawn, data):
+    table = IdTable.build(*drawn)
+    items = np.array(data.draw(st.lists(st.booleans(), min_size=table.num_items, max_size=table.num_items)))
+    allowed = Allowed.of(table, items)
+    _, rows = allowed.ids.inside(np.array([0]), np.array([len(table)]))
+    bounds = table.bucket_starts.tolist()
+    ids = [row for row in range(len(table)) if items[table.items[bounds[row] : bounds[row + 1]]].any()]
+    assert rows.tolist() == ids
+
+
 @given(coded_items())
 def test_a_saved_table_opens_as_it_was(drawn):
     built = IdTable.build(*drawn)

@@ -249,8 +249,6 @@ class ItemStore:
         mask = np.ones(self.num_rows, dtype=bool)
         with self._connection_for_filter() as connection:
             look_up = partial(self._mask, connection, deadline)
-            if filter_.modality is not None:
-                mask &= look_up("items WHERE modality = ?", [filter_.modality.mbeir])
             if filter_.item_ids is not None:
                 wanted = np.zeros_like(mask)
                 wanted[list(self.rows_by_id(filter_.item_ids).values())] = True
@@ -264,7 +262,14 @@ class ItemStore:
                     break
                 holds = self._holds(condition, connection, deadline)
                 mask &= ~holds if condition.operator == "!=" else holds
-        return np.flatnonzero(mask)
+            if filter_.modality is None:
+                return np.flatnonzero(mask)
+            source, values = "items WHERE modality = ?", [filter_.modality.mbeir]
+            rows = np.flatnonzero(mask)
+            if len(rows) <= KEYS_AT_ONCE:
+                source = f"json_each(?) CROSS JOIN {source} AND row = value"
+                values = [json.dumps(rows.tolist()), *values]
+            return np.flatnonzero(mask & look_up(source, values))
 
     def _holds(
         self, condition: Condition, connection: Connection, deadline: float

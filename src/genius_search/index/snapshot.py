@@ -243,8 +243,8 @@ class Snapshot:
     def items(self, segments: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]) -> list[Item]:
         """Return items by segment and row, in this order, with absolute image paths."""
         found: dict[tuple[int, int], Item] = {}
-        for number, segment in enumerate(self.segments):
-            own = rows[segments == number].tolist()
+        for number in sorted(set(segments.tolist())):
+            segment, own = self.segments[number], rows[segments == number].tolist()
             home = str(segment.folder.parents[1])
             for row, item in zip(own, segment.items.get(own), strict=True):
                 # a tenth of the time of a Path

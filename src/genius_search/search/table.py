@@ -245,6 +245,8 @@ def expand_ranges(low: Int64[np.ndarray, " ranges"], high: Int64[np.ndarray, " r
 
 WORD: Final = 64
 """Rows per machine word."""
+FEW: Final = 16
+"""So few items are looked for in a table, instead of looking each of its items up."""
 
 
 class RankedBits:
@@ -310,7 +312,13 @@ class Allowed(NamedTuple):
         """Build from a mask over the items of a table."""
         if not len(items):
             return Allowed(items, RankedBits(items))
-        by_id = np.logical_or.reduceat(items[table.items], table.bucket_starts[:-1])
+        few = np.flatnonzero(items)
+        if len(few) > FEW:
+            by_id = np.logical_or.reduceat(items[table.items], table.bucket_starts[:-1])
+        else:  # a seventh of the time
+            listed = np.flatnonzero(np.isin(table.items, few)).astype(table.bucket_starts.dtype)
+            by_id = np.zeros(len(table), dtype=bool)
+            by_id[table.bucket_starts.searchsorted(listed, side="right") - 1] = True
         return Allowed(items, RankedBits(by_id))
 
 
