@@ -91,7 +91,7 @@ def cut(index: Index, table: IdTable, count: int, counts: Counter[str]) -> Route
         snapshot = Snapshot(index.snapshot.manifest.replace(embeddings="none", segments=()), ())
         snapshot.__dict__["search_segments"] = [SearchSegment(slice_table(table, low, high), None)]
         shards.append(CountedShard(Shard(snapshot, shard_ranker(index.model.ranker)), counts))
-    return Router(shards, depth=DEPTH)
+    return Router(shards, [shard.submit("top", DEPTH).result() for shard in shards], depth=DEPTH)
 
 
 def invent(table: IdTable, items: int, random: np.random.Generator) -> np.ndarray:

@@ -159,6 +159,10 @@ def answers(model, snapshot, requests, config, queries, evidence):
     return search_encoded(model, snapshot, encoded, config)
 
 
+def make_router(shards, depth):
+    return Router(shards, [shard.submit("top", depth).result() for shard in shards], depth=depth)
+
+
 def draw_queries(random):
     queries, evidence = quarters(random, 2, QUERIES, DIM)
     queries[:, 0] = np.arange(QUERIES)  # their numbers, to an exact decoder
@@ -202,7 +206,7 @@ class Drawn:
         return [folder / str(number) for number in range(len(bounds) - 1)]
 
     def routed(self, depth):
-        router = Router(self.shards, depth=min(depth, len(self.sizes)))
+        router = make_router(self.shards, min(depth, len(self.sizes)))
         segments = tuple(segment for snapshot in self.opened for segment in snapshot.segments)
         return RoutedSnapshot(Snapshot(self.single.manifest, segments), router, self.model.decoder_for)
 
@@ -247,7 +251,7 @@ def test_a_batch_costs_each_shard_one_ranking_and_no_call_at_levels_held_by_the_
         and len(one.shard_folders) > 2
         and len(one.single.segments[0].dead) == 0
     )
-    router = Router(drawn.shards, depth=len(drawn.sizes))
+    router = make_router(drawn.shards, len(drawn.sizes))
     queries = quarters(drawn.random, QUERIES, DIM)
     config = SearchConfig(beam=120, rerank="codes", candidates=50)
     decoder = drawn.model.decoder
@@ -321,7 +325,7 @@ class Both:
             states = ShardStates(self.folder, entry.name, lambda: ranker)
             here = Here(lambda method, number, *given, own=states: own.call(method, number, given))
             shards.append(AtGeneration(here, entry.generation))
-        return opened, RoutedSnapshot(opened, Router(shards, depth=depth), self.model.decoder_for)
+        return opened, RoutedSnapshot(opened, make_router(shards, depth), self.model.decoder_for)
 
     def check(self):
         opened, routed = self.routed(int(self.random.integers(1, 4)))

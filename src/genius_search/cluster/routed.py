@@ -183,5 +183,5 @@ class RoutedCluster(Cluster):
                 continue
             self._tops = {key: known[key] for key in keys}
             self.shards = {one.name: self.shards[one.name] for one in cluster.shards}
-            router = Router(shards, depth=self._depth, tops=list(self._tops.values()))
+            router = Router(shards, list(self._tops.values()), depth=self._depth)
             return RoutedSnapshot(opened, router, self._decoder_for)

@@ -76,23 +76,17 @@ class Router:
     ----------
     shards
         in the order of their IDs.
+    tops
+        what the shards answer to ``top(depth)``.
     depth
         levels of the IDs that are held here, at most as many as there are.
-    tops
-        what the shards answer to ``top(depth)``, if it is known.
     """
 
     def __init__(
-        self,
-        shards: Sequence[RemoteShard],
-        *,
-        depth: int = DEPTH,
-        tops: Sequence[Sequence[Top]] | None = None,
+        self, shards: Sequence[RemoteShard], tops: Sequence[Sequence[Top]], *, depth: int = DEPTH
     ) -> None:
         self.shards = shards
         self.depth = depth
-        if tops is None:
-            tops = [one.result() for one in [shard.submit("top", depth) for shard in shards]]
         self.has_deleted = any(top.alive is not None for own in tops for top in own)
         self._num_segments = [len(own) for own in tops]
         self._segments_before = np.cumsum([0, *self._num_segments])

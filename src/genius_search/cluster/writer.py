@@ -142,7 +142,7 @@ class ClusterWriter(Writer):
         seen: set[str] = set()
         items: list[Item] = []
         arrays: list[ItemArrays] = []
-        total = Changed(0, 0)
+        replaced = 0
         for some, encoded in batches:
             for item in some:
                 if item.id in seen:
@@ -151,13 +151,14 @@ class ClusterWriter(Writer):
                 items.append(item)
             arrays.append(encoded)
             if len(items) >= HELD:
-                total = Changed(*map(sum, zip(total, self._put(items, arrays), strict=True)))
+                replaced += self._put(items, arrays)
                 items, arrays = [], []
         if items:
-            total = Changed(*map(sum, zip(total, self._put(items, arrays), strict=True)))
-        return total
+            replaced += self._put(items, arrays)
+        return Changed(len(seen), replaced)
 
-    def _put(self, items: Sequence[Item], batches: Sequence[ItemArrays]) -> Changed:
+    def _put(self, items: Sequence[Item], batches: Sequence[ItemArrays]) -> int:
+        """Add items in one change; return how many replaced others."""
         arrays = ItemArrays.join(batches)
         ids = [item.id for item in items]
         shards = place_ids(arrays.codes, [shard.first for shard in self._manifest.shards[1:]])
@@ -170,7 +171,7 @@ class ClusterWriter(Writer):
                     replaced += writer.put(chosen, arrays.take(own), ids).replaced
                 else:
                     replaced += writer.delete(ids).deleted
-        return Changed(len(items), replaced)
+        return replaced
 
     def delete(self, item_ids: Iterable[str]) -> Deleted:
         """Delete items, whichever shard they are in."""
