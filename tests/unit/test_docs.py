@@ -205,6 +205,15 @@ def test_the_reference_of_python_has_every_public_name():
     assert set(genius_search.__all__) - described == {"GeniusError"}  # one of genius_search.errors
 
 
+def test_the_reference_of_python_names_what_is_defined_there():
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    for path in re.findall(r"^::: (\S+)$", page, re.MULTILINE):
+        module, _, name = path.rpartition(".")
+        if path != "genius_search.errors":
+            owner = getattr(importlib.import_module(module), name).__module__
+            assert owner == module, f"{path} is defined in {owner}"
+
+
 def test_drawings_are_what_the_script_draws():
     path = ROOT / "benchmarks" / "drawings.py"
     spec = importlib.util.spec_from_file_location("drawings", path)
