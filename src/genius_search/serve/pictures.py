@@ -101,6 +101,8 @@ class Pictures:
         self._num_waiting += 1
         try:
             return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+        except BadImage as error:  # its traceback leads back to it, and would keep the picture in memory
+            raise error.with_traceback(None) from None
         finally:
             self._num_waiting -= 1
 

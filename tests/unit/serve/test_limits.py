@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import io
 import json
 import sys
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image, features
 from starlette.requests import Request
 
+from genius_search.errors import BadImage
 from genius_search.serve import adding, bodies, limits
 from genius_search.serve.bodies import BodyLimits, check_values
 from genius_search.serve.guard import STREAM_PATH, Problem
@@ -241,3 +243,22 @@ def test_an_avif_picture_that_is_larger_than_it_says_is_refused(client, monkeypa
     assert "takes more than 28 MB" in is_problem(search(smaller), 422)["detail"]
     assert search(avif(200).replace(b"ftypavif", b"ftyp" + brand)).status_code == 200
     assert is_problem(search(avif(64)[:-20]), 422)
+
+
+def test_nothing_of_a_picture_that_cannot_be_read_stays_in_memory():
+    async def refuse():
+        with pytest.raises(BadImage):
+            await Pictures().decode(b"no picture")
+
+    asyncio.run(refuse())
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(refuse())
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert not [one for one in gc.garbage if isinstance(one, BadImage)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
