@@ -437,7 +437,9 @@ def _left_out(folder: Path, parts: int) -> Iterator[dict[str, str]]:
     places += [folder / PARTS / numbered(part) / LEFT_OUT for part in range(parts)]
     for place in places:
         yield from ({"file": file, "reason": reason} for file, reason in read_json(place))
-    for part, row in np.load(folder / BUILD / DUPLICATES).tolist():
+    duplicates = np.load(folder / BUILD / DUPLICATES)
+    for part in np.unique(duplicates[:, 0]).tolist():
         segment = _part(folder, part)
         if segment is not None:
-            yield {"file": segment.items.get([row])[0].id, "reason": "its id occurred before"}
+            found = segment.items.get(duplicates[duplicates[:, 0] == part, 1].tolist())
+            yield from ({"file": item.id, "reason": "its id occurred before"} for item in found)

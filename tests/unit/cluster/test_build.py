@@ -7,11 +7,13 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from genius_search.artifact import fingerprint_of, read_json
+from genius_search.cluster import build
 from genius_search.cluster.build import Settings, build_cluster, encode_partition, run_here
 from genius_search.cluster.cuts import choose_cuts, row_of
 from genius_search.cluster.folder import (
@@ -330,3 +332,15 @@ def test_a_manifest_that_was_made_up_is_refused_before_a_shard_is_opened(built, 
     write_json(tmp_path / "X" / CLUSTER, {**body, "checksum": fingerprint_of(body)})
     with pytest.raises(ArtifactMismatch, match="damaged"):
         use(tmp_path / "X")
+
+
+def test_a_part_is_opened_once_however_many_of_its_ids_occurred_before(tmp_path, monkeypatch):
+    (tmp_path / build.BUILD).mkdir()
+    (tmp_path / build.PARTS / "000000").mkdir(parents=True)
+    (tmp_path / build.PARTS / "000000" / build.LEFT_OUT).write_text("[]")
+    np.save(tmp_path / build.BUILD / build.DUPLICATES, np.array([[0, 3], [0, 5]]))
+    opened = []
+    items = SimpleNamespace(get=lambda rows: [SimpleNamespace(id=f"item {row}") for row in rows])
+    monkeypatch.setattr(build, "_part", lambda *given: opened.append(given) or SimpleNamespace(items=items))
+    assert [row["file"] for row in build._left_out(tmp_path, 1)] == ["item 3", "item 5"]
+    assert len(opened) == 1
