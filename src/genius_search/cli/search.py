@@ -86,7 +86,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     """Rank by the generator's probability, by the codes' vectors, or by stored embeddings. Default: codes."""
 
     router: RouterOption = None
-    """With --rerank: what finds candidates. Default: geometry, the distances to the codes' vectors."""
+    """With --rerank: what finds candidates. Default: geometry."""
 
     candidates: OptionalInt = None
     """With --rerank: stop decoding at this many IDs. Default: a tenth of the items, from 1000; 0: never."""
