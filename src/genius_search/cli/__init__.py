@@ -9,6 +9,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
@@ -103,6 +104,8 @@ class Command(Protocol):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Errors that a user can fix are one line on stderr."""
+    # Threads of PyTorch that wait for others would keep cores busy that other processes need.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words in (["--version"], ["-V"]):
         print(f"genius {__version__}")

@@ -47,6 +47,7 @@ class TerminalProgress:
         self._bars: Progress | None = None
         self._stage = ""
         self._total = 0
+        self._done = -1
         self._began = 0.0
         self._printed = 0.0
         self._latest: dict[str, float] = {}
@@ -60,7 +61,7 @@ class TerminalProgress:
     def begin(self, stage: str, total: int) -> None:
         """Begin a stage of ``total`` steps."""
         self.close()
-        self._stage, self._total, self._latest = stage, total, {}
+        self._stage, self._total, self._done, self._latest = stage, total, -1, {}
         self._began = self._printed = time.monotonic()
         if self._console.is_terminal:
             self._bars = Progress(
@@ -84,8 +85,8 @@ class TerminalProgress:
             self._bars.update(self._bars.task_ids[0], completed=done, measures=text)
             if done >= self._total:
                 self.close()
-        elif done >= self._total or now - self._printed >= QUIET_SECONDS:
-            self._printed = now
+        elif done != self._done and (done >= self._total or now - self._printed >= QUIET_SECONDS):
+            self._printed, self._done = now, done
             spent = now - self._began
             left = (
                 f", about {spent / done * (self._total - done):.0f} s left" if 0 < done < self._total else ""

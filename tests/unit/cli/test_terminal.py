@@ -46,3 +46,16 @@ def test_no_text_reaches_the_terminal_as_a_command(show, capsys, monkeypatch):
 def test_json_on_stdout_keeps_its_meaning(capsys):
     print_json([HOSTILE])
     assert json.loads(capsys.readouterr().out) == [HOSTILE]
+
+
+def test_the_end_of_a_stage_is_printed_once(capsys):
+    progress = TerminalProgress()
+    progress.begin("train", 3)
+    for done in (1, 3, 3):
+        progress.advance(done, {})
+    progress.begin("index", 1)
+    progress.advance(1, {})
+    assert [line.split(" in ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "train: 3/3",
+        "index: 1/1",
+    ]
