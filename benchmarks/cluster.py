@@ -1,21 +1,24 @@
 """What a query of a cluster costs: calls to shards, bytes, CPU, and the first levels of the IDs that a router holds.
 
-Usage: python benchmarks/cluster.py CLUSTER TEXTS [ITEMS ...]
+Usage: python benchmarks/cluster.py CLUSTER TEXTS [ITEMS ...] [--candidates 1000] [--address HOST:PORT]
 
 CLUSTER was built with `genius cluster build`, without deleted items; TEXTS holds a query on each line, of which 1,000 are
 taken. Compares the hits with those of one index of the same items, which is written beside the cluster, and CPU times in
-one process. Then the IDs are cut into 1 to 64 shards, which are called in this process; arguments and answers are pickled,
-and their bytes counted. ITEMS are numbers of items of larger, invented pools: the first three codes of an item, followed by
-the rest of another's that shares the first two; above 30 million only the first levels are counted. Prints Markdown.
+one process for 200 queries; with ``--address`` also those of shards on a Ray cluster, one copy of each. Then the IDs are
+cut into 1 to 64 shards, which are called in this process; arguments and answers are pickled, and their bytes counted. ITEMS
+are numbers of items of larger, invented pools: the first three codes of an item, followed by the rest of another's that
+shares the first two; above 30 million only the first levels are counted. Prints Markdown.
 """
 
 from __future__ import annotations
 
+import argparse
 import pickle
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,9 +27,11 @@ import numpy as np
 
 from genius_search.cluster.cuts import choose_cuts, row_of
 from genius_search.cluster.folder import Cluster
+from genius_search.cluster.routed import RoutedCluster
 from genius_search.cluster.router import RoutedQuery, Router
 from genius_search.cluster.shard import Shard, shard_ranker
-from genius_search.config import SearchConfig
+from genius_search.config import SearchConfig, usual_search
+from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.index.query import encode_queries
 from genius_search.index.requests import SearchRequest
@@ -36,6 +41,8 @@ from genius_search.lab.bench.measure import describe_machine, use_one_thread
 from genius_search.search.table import IdTable, SearchSegment
 
 QUERIES = 1000
+TIMED = 200
+"""Queries whose CPU times are taken and calls counted."""
 K = 10
 SHARDS = (1, 2, 4, 8, 16, 32, 64)
 BATCHES = (1, 8, 32)
@@ -117,13 +124,13 @@ def count_prefixes(table: IdTable, items: int) -> None:
     print(f"\n{items:,} invented items: {len(known):,} prefixes of {DEPTH} codes, {mib:.1f} MiB")
 
 
-def cpu_ms(run: Callable[[], object], queries: int) -> float:
+def cpu_ms(run: Callable[[], object], queries: int, clock: Callable[[], float]) -> float:
     """Return CPU-milliseconds for each query, the smaller of two runs."""
     found = []
     for _ in range(2):
-        began = time.process_time()
+        began = clock()
         run()
-        found.append(1000 * (time.process_time() - began) / queries)
+        found.append(1000 * (clock() - began) / queries)
     return min(found)
 
 
@@ -132,26 +139,47 @@ def batches(requests: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     yield from (requests[start : start + size] for start in range(0, len(requests), size))
 
 
-def compare(cluster: Cluster, single: Index, requests: Sequence[SearchRequest], config: SearchConfig) -> None:
-    """Compare hits and CPU times of a cluster in one process with those of one index."""
+def compare(found: Sequence[Sequence[SearchHit]], known: Sequence[Sequence[SearchHit]], name: str) -> None:
+    """Compare lists of hits with those of one index."""
     equal = 0
-    for some in batches(requests, 32):
-        both = (index.search_many(some, config=config) for index in (cluster, single))
-        for mine, theirs in zip(*both, strict=True):
-            equal += [(hit.id, hit.score) for hit in mine] == [(hit.id, hit.score) for hit in theirs]
-    print(f"Equal hits and scores: {equal} of {len(requests)} queries.\n")
-    print("| CPU-ms a query | one index | cluster in one process |\n|---|---|---|")
+    difference = 0.0
+    for mine, theirs in zip(found, known, strict=True):
+        equal += [hit.id for hit in mine] == [hit.id for hit in theirs]
+        pairs = zip(mine, theirs, strict=False)
+        difference = max(difference, *(abs(one.score - other.score) for one, other in pairs))
+    print(f"{name}: {equal} of {len(known)} lists are equal; scores differ by at most {difference:.1g}\n")
+
+
+def search_all(
+    index: Index, requests: Sequence[SearchRequest], size: int, config: SearchConfig
+) -> list[list[SearchHit]]:
+    """Search in batches."""
+    return [hits for some in batches(requests, size) for hits in index.search_many(some, config=config)]
+
+
+def time_searches(
+    indexes: dict[str, tuple[Index, Callable[[], float]]],
+    requests: Sequence[SearchRequest],
+    config: SearchConfig,
+) -> None:
+    """Print CPU times of a query, each by its clock."""
+    print(f"| CPU-ms a query | {' | '.join(indexes)} |\n|---|{'---|' * len(indexes)}")
     for size in BATCHES:
         times = [
-            cpu_ms(
-                lambda index=index, size=size: [
-                    index.search_many(some, config=config) for some in batches(requests, size)
-                ],
-                len(requests),
-            )
-            for index in (single, cluster)
+            cpu_ms(partial(search_all, index, requests, size, config), len(requests), clock)
+            for index, clock in indexes.values()
         ]
-        print(f"| batch {size} | {times[0]:.2f} | {times[1]:.2f} |", flush=True)
+        print(f"| batch {size} | {' | '.join(f'{one:.2f}' for one in times)} |", flush=True)
+
+
+def time_with_copies(cluster: RoutedCluster) -> float:
+    """Return the CPU-seconds of this process and of all copies of shards."""
+    import ray  # noqa: PLC0415  an extra
+
+    copies = [copy for shard in cluster.shards.values() for copy in shard.copies]
+    return time.process_time() + sum(
+        ray.get([copy.__ray_call__.remote(lambda _: time.process_time()) for copy in copies])
+    )
 
 
 def count_calls(
@@ -175,7 +203,9 @@ def count_calls(
             counts.clear()
             for start in range(0, len(queries), size):
                 some = slice(start, start + size)
-                router.find(index.model.decoder, vectors[some], vectors[some], routed[some], config)
+                router.find(
+                    index.model.decoder_for(config), vectors[some], vectors[some], routed[some], config
+                )
             calls = (counts["children"] + counts["rank"]) / len(requests)
             print(
                 f"| {count} | {router.nbytes / 2**20:.1f} | {size} | {calls:.2f} | "
@@ -184,12 +214,23 @@ def count_calls(
             )
 
 
+def read_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cluster", type=Path)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("items", type=float, nargs="*")
+    parser.add_argument("--candidates", type=int, help="default: as of an index that was not tuned")
+    parser.add_argument("--address", help="of a Ray cluster's head, or local")
+    return parser.parse_args()
+
+
 def main() -> None:
     """Print the tables."""
-    folder, texts, *sizes = sys.argv[1:]
+    given = read_arguments()
     use_one_thread()
-    cluster = Cluster.open(folder)
-    place = Path(folder).with_suffix(".single")
+    cluster = Cluster.open(given.cluster)
+    place = given.cluster.with_suffix(".single")
     if not place.exists():
         snapshot = cluster.snapshot
         with one_writer(place) as writer:
@@ -198,21 +239,38 @@ def main() -> None:
                 [Piece(segment) for segment in snapshot.segments],
             )
     single = Index.open(place, model=cluster.model)
-    lines = Path(texts).read_text(encoding="utf-8").splitlines()
+    lines = given.texts.read_text(encoding="utf-8").splitlines()
     chosen = lines[:: max(1, len(lines) // QUERIES)][:QUERIES]
     requests = [SearchRequest(text=line, modality="text", k=K) for line in chosen]
-    config = SearchConfig(rerank="codes", beam=10, candidates=max(1000, single.snapshot.num_alive // 10))
+    wanted = {} if given.candidates is None else {"candidates": given.candidates}
+    config = replace(usual_search(single.snapshot.num_alive), **wanted)
     print(f"{describe_machine()}\n\n{len(requests)} queries, {single.snapshot.num_alive:,} items; {config}\n")
-    compare(cluster, single, requests, config)
+    known = search_all(single, requests, 32, config)
+    compare(search_all(cluster, requests, 32, config), known, "Cluster in one process")
+    indexes = {
+        "one index": (single, time.process_time),
+        "cluster in one process": (cluster, time.process_time),
+    }
+    if given.address is None:
+        time_searches(indexes, requests[:TIMED], config)
+    else:
+        from genius_search.cluster.ray import Ray, place_shards  # noqa: PLC0415  an extra
+
+        with Ray(given.address):
+            placed = place_shards(given.cluster, cluster.model, copies=1)
+            compare(search_all(placed, requests, 32, config), known, "Shards on Ray")
+            indexes["shards on Ray: this process"] = (placed, time.process_time)
+            indexes["and all copies"] = (placed, partial(time_with_copies, placed))
+            time_searches(indexes, requests[:TIMED], config)
     (segment,) = single.snapshot.search_segments
-    count_calls(single, segment.table, requests, config)
-    for size in map(int, map(float, sizes)):
+    count_calls(single, segment.table, requests[:TIMED], config)
+    for size in map(int, given.items):
         if size > MOST_ITEMS:
             count_prefixes(segment.table, size)
             continue
         codes = invent(segment.table, size, np.random.default_rng(0)).astype(np.int16)
         table = IdTable.build(codes, np.zeros(size, dtype=np.float16))
-        count_calls(single, table, requests[:100], SearchConfig(rerank="codes", beam=10, candidates=1000))
+        count_calls(single, table, requests[:TIMED], replace(usual_search(size), **wanted))
 
 
 if __name__ == "__main__":

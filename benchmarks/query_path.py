@@ -77,7 +77,7 @@ def text_batch(features: np.ndarray) -> FeatureBatch:
 def our_methods(index: Index, allowed: np.ndarray | None) -> dict[str, Search]:
     """Return each router in each implementation; by codes, and by the stored embeddings."""
     model, snapshot = index.model, index.snapshot
-    [segment] = snapshot.segments
+    [segment] = snapshot.search_segments
     if allowed is not None:
         segment = SearchSegment(segment.table, Allowed.of(segment.table, allowed))
     evidence = evidence_of(model, snapshot)
@@ -125,7 +125,7 @@ def faiss_methods(data: Data, allowed: np.ndarray | None) -> dict[str, Search]:
     """Return the usual indexes with the efforts that are tried."""
     vectors = np.ascontiguousarray(data.items, dtype=np.float32)
     selector = None if allowed is None else faiss.IDSelectorBatch(np.flatnonzero(allowed))
-    efforts = (16, 32) if allowed is None else (32, 64, 128, 256)
+    efforts = (K, 16, 32) if allowed is None else (32, 64, 128, 256)
     methods: dict[str, Search] = {}
 
     def search(queries: torch.Tensor, index, parameters) -> list[np.ndarray]:
@@ -192,7 +192,7 @@ def report_parts(data: Data, index: Index) -> None:
         find(
             lambda: model.router,
             fast,
-            snapshot.segments,
+            snapshot.search_segments,
             own,
             wanted,
             config,

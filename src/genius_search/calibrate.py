@@ -87,14 +87,6 @@ class Predictions(NamedTuple):
         return Predictions(*(values[chosen] for values in self))
 
 
-class ReliabilityBin(NamedTuple):
-    """Mean prediction and observed share of cases of about the same probability."""
-
-    predicted: float
-    observed: float
-    weight: float
-
-
 class Coverage(NamedTuple):
     """Coverage and precision when every case from a probability on is accepted."""
 
@@ -108,27 +100,23 @@ class Coverage(NamedTuple):
     """Number of accepted cases, unweighted."""
 
 
-def reliability(predictions: Predictions) -> list[ReliabilityBin]:
+def reliability(predictions: Predictions) -> tuple[Bin, ...]:
     """Group cases by probability, in tenths; empty tenths are left out."""
     place = np.minimum((predictions.probability * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-    found = []
-    for number in range(NUM_BINS):
-        own = predictions.take(place == number)
-        if len(own.weight):
-            found.append(
-                ReliabilityBin(
-                    float(np.average(own.probability, weights=own.weight)),
-                    float(np.average(own.is_right, weights=own.weight)),
-                    float(own.weight.sum()),
-                )
-            )
-    return found
+    return tuple(
+        Bin(
+            float(np.average(own.probability, weights=own.weight)),
+            float(np.average(own.is_right, weights=own.weight)),
+            float(own.weight.sum()),
+        )
+        for own in (predictions.take(place == number) for number in np.unique(place))
+    )
 
 
-def calibration_error(bins: list[ReliabilityBin]) -> float:
+def calibration_error(bins: Sequence[Bin]) -> float:
     """Return the expected calibration error: the mean distance of predicted and observed."""
-    total = sum(one.weight for one in bins)
-    return sum(one.weight * abs(one.predicted - one.observed) for one in bins) / total
+    total = sum(one.queries for one in bins)
+    return sum(one.queries * abs(one.predicted - one.observed) for one in bins) / total
 
 
 def brier(predictions: Predictions) -> float:
@@ -252,14 +240,14 @@ def calibrate(index: Index, data: MBeir, config: CalibrateConfig, *, progress: P
     queries += [query for query in short if query.kind not in enough]
     cases = _cases(model, snapshot, queries, search_config, config.batch, progress)
     labelled = cases.take(cases.query < num_labelled)
-    general = _fit_scale(_half(labelled, 0), config.absent)
+    general = fit(_half(labelled, 0), config.absent)
     groups = {
         kind: labelled.take(_is_of(kind, queries, labelled))
         for kind in dict.fromkeys(kinds)
         if kind in enough
     }
     scales = {
-        kind: _fit_scale(_half(own, 0), config.absent)
+        kind: fit(_half(own, 0), config.absent)
         for kind, own in groups.items()
         if 0 < _half(own, 0).is_right.mean() < 1
     }
@@ -283,7 +271,7 @@ def calibrate(index: Index, data: MBeir, config: CalibrateConfig, *, progress: P
         own = cut.take(_is_of(kind, queries, cut))
         fitted_on = _half(own, 0)
         if len(np.unique(own.query)) >= FEWEST_QUERIES and 0 < fitted_on.is_right.mean() < 1:
-            groups[kind], scales[kind] = own, _fit_scale(fitted_on, config.absent)
+            groups[kind], scales[kind] = own, fit(fitted_on, config.absent)
             present = first(fitted_on.take(~fitted_on.is_absent)).probability
             thresholds[kind] = min(float(np.quantile(present, REFUSED)), threshold or 1.0)
 
@@ -338,7 +326,7 @@ def _outcome(
         coverage=float(good.weight.sum() / predictions.weight.sum()),
         precision=float(np.average(good.is_right, weights=good.weight)) if len(good.weight) else 0.0,
         refused=float((~is_good)[is_absent].mean()) if is_absent.any() else 0.0,
-        bins=tuple(Bin(*one) for one in bins),
+        bins=bins,
     )
 
 
@@ -427,34 +415,8 @@ def _containing(snapshot: Snapshot, words: str, modality: Modality) -> set[Place
     }
 
 
-class Fitted(NamedTuple):
-    """A logistic regression over a hit's numbers."""
-
-    intercept: float
-    weights: Weights
-
-    def log_odds(self, found: Float64[np.ndarray, "hits 4"]) -> Float64[np.ndarray, " hits"]:
-        """Return the log-odds of hits."""
-        return np.asarray(self.intercept + found @ self.weights.array)
-
-
-def _fit_scale(cases: Cases, absent: float) -> Scale:
-    """Fit the regression, and note the range of what was seen."""
-    fitted = fit(cases, absent)
-    seen = fitted.log_odds(cases.numbers)
-    return Scale(
-        intercept=fitted.intercept,
-        weights=fitted.weights,
-        alone=(float(cases.numbers[:, 1].max()), float(cases.numbers[:, 3].max())),
-        lowest=float(seen.min()),
-        highest=float(seen.max()),
-        threshold=None,
-        queries=len(np.unique(cases.query)),
-    )
-
-
-def fit(cases: Cases, absent: float) -> Fitted:
-    """Fit the regression, with the contrast if it lowers the loss enough.
+def fit(cases: Cases, absent: float) -> Scale:
+    """Fit a scale, with the contrast if it lowers the loss enough.
 
     What the contrast says depends on how densely a pool is filled, more than the other numbers do: without
     it a calibration stays truer while the index grows. So it has to earn its place by cross-validation.
@@ -472,7 +434,7 @@ def fit(cases: Cases, absent: float) -> Fitted:
     return _best(cases, absent, WITH_CONTRAST if is_worth_it else WITHOUT_CONTRAST)
 
 
-def _best(cases: Cases, absent: float, used: Sequence[int]) -> Fitted:
+def _best(cases: Cases, absent: float, used: Sequence[int]) -> Scale:
     """Fit a regression over some numbers under which a better score is never worth less."""
     weight = cases.weights(absent)
     mean, scale = cases.numbers.mean(axis=0), cases.numbers.std(axis=0) + 1e-12
@@ -496,12 +458,22 @@ def _best(cases: Cases, absent: float, used: Sequence[int]) -> Fitted:
         options={"ftol": 1e-10, "maxiter": STEPS},
     ).x
     raw = found[1:] / scale
-    return Fitted(float(found[0] - raw @ mean), Weights(*raw.tolist()))
+    intercept = float(found[0] - raw @ mean)
+    seen = intercept + cases.numbers @ raw
+    return Scale(
+        intercept=intercept,
+        weights=Weights(*raw.tolist()),
+        alone=(float(cases.numbers[:, 1].max()), float(cases.numbers[:, 3].max())),
+        lowest=float(seen.min()),
+        highest=float(seen.max()),
+        threshold=None,
+        queries=len(np.unique(cases.query)),
+    )
 
 
-def _loss(fitted: Fitted, cases: Cases, absent: float) -> float:
+def _loss(scale: Scale, cases: Cases, absent: float) -> float:
     """Return the weighted log loss."""
-    log_odds = fitted.log_odds(cases.numbers)
+    log_odds = scale.intercept + cases.numbers @ scale.weights.array
     return float(cases.weights(absent) @ (np.logaddexp(0, log_odds) - cases.is_right * log_odds))
 
 

@@ -68,6 +68,13 @@ class SmallEncoderConfig:
     outlines: bool = added_in_0_2(default=False)
     """Describe the outlines of pictures too, so that patterns hide shapes less."""
 
+    shortcuts: bool = added_in_0_2(default=False)
+    """Add a linear map around the layers of either modality, so that what is alike before training, in
+    pictures or in words, stays alike."""
+
+    dropout: Annotated[float, Ge(0), Le(0.9)] = added_in_0_2(0.0)
+    """Share of the numbers between layers that are left out in training."""
+
     def __post_init__(self) -> None:
         if self.count_padding and not self.is_joint:
             raise UsageError(f"count_padding is for clip-ff and blip-ff, not for {self.kind}")
@@ -199,6 +206,10 @@ class QuantizerConfig:
     encoding_beam: Annotated[int, Ge(1), Le(1024)] = 1
     """Beam width when choosing the codes of an item; 1 is the paper's greedy choice. A second-best code at
     one level can leave a smaller residual for the next. Training is always greedy."""
+
+    norm_weight: Share = added_in_0_2(1.0)
+    """Weight of half the squared norm of an ID's vector, which is subtracted from scores by codes: 1 ranks by
+    distance, 0 by inner product. It is stored with the IDs."""
 
     gradient: Literal["once", "per-level"] = "once"
     """Straight-through gradient: once for the sum of the levels, or once per level (as in the authors'

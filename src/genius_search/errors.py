@@ -67,7 +67,7 @@ EXTRAS: Final = {
         "evaluate": "ir_measures matplotlib pandas pytrec_eval scipy tabulate",
         "lab": "faiss mteb",
         "serve": "fastapi httpx prometheus_client starlette uvicorn",
-        "hf": "ftfy transformers",
+        "hf": "ftfy sentence_transformers sentencepiece transformers",
         "onnx": "onnx onnxruntime onnxscript",
         "photos": "pillow_heif textual_image",
         "words": "model2vec wordllama",

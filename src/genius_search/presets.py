@@ -61,10 +61,18 @@ class EncoderConfig:
     of its words find it. So single words and short queries are learned from whole captions. Only for the kind
     clip-sf."""
 
+    words: str = added_in_0_2("")
+    """Static embeddings whose vocabulary and word vectors are used instead of learned ones: text:wordllama or
+    text:FOLDER. Words that no training text has are then near to those that mean the same. For -sf only."""
+
     training: TrainingConfig = TrainingConfig(
         epochs=6.0, batch_size=1024, learning_rate=6e-3, warmup_steps=50, weight_decay=0.05, beta2=0.98
     )
     """Training settings."""
+
+    def __post_init__(self) -> None:
+        if self.words and self.network.is_joint:
+            raise UsageError(f"words is for clip-sf and blip-sf, not for {self.network.kind}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,17 +174,8 @@ _SMALL = FitConfig(
 
 
 _BASE = FitConfig(
-    encoder=EncoderConfig(
-        network=SmallEncoderConfig(dim=256, text_width=512, image_width=1024, outlines=True),
-        word_weight=1.0,
-        training=TrainingConfig(
-            epochs=20.0,
-            batch_size=1024,
-            learning_rate=3e-3,
-            warmup_steps=100,
-            weight_decay=0.05,
-            beta2=0.98,
-        ),
+    encoder=replace(
+        _SMALL.encoder, network=SmallEncoderConfig(dim=256, outlines=True, shortcuts=True, dropout=0.3)
     ),
     quantizer=replace(
         _SMALL.quantizer,

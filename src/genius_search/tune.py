@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
@@ -23,6 +23,7 @@ from genius_search.data.mbeir import MBeir, read_judgements, read_queries
 from genius_search.embed_mbeir import embed_queries
 from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
+from genius_search.index.query import evidence_of
 from genius_search.index.settings import Tuned
 from genius_search.index.snapshot import Snapshot
 from genius_search.nn.columns import decode_densities
@@ -54,11 +55,6 @@ class ValidationQueries(NamedTuple):
     """Modality of each query's right answers."""
     left_out: int
     """Queries whose right answers are not in the index."""
-
-    def batches(self, size: int) -> Iterator[slice]:
-        """Yield slices of ``size`` queries."""
-        for start in range(0, len(self.right), size):
-            yield slice(start, min(start + size, len(self.right)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,12 +177,11 @@ def exhaustive_recall(index: Index, queries: ValidationQueries, config: SearchCo
     for number, (segment, vectors) in enumerate(zip(snapshot.segments, snapshot.vectors or (), strict=True)):
         alive = segment.alive()
         rows = np.arange(segment.table.num_items) if alive is None else alive.nonzero()[0]
-        if not with_density:
-            read = vectors
-        elif snapshot.densities is not None:
-            read = _with_costs(vectors, decode_densities(snapshot.densities[number]), config)
-        else:
-            density = index.model.ranker.densities(segment.table.ids)[segment.table.rows()]
+        read: Vectors = vectors
+        if with_density:
+            stored = None if snapshot.densities is None else decode_densities(snapshot.densities[number])
+            of_ids = index.model.ranker.densities
+            density = of_ids(segment.table.ids)[segment.table.rows()] if stored is None else stored
             read = _with_costs(vectors, density, config)
         best = exact_search(wanted, lambda own: read(rows[own]), len(rows), k=FIRST)  # noqa: B023  called at once
         scores.append(best.scores)
@@ -323,9 +318,7 @@ def _measure(
     """Measure every setting, in turns, a batch of queries at a time; the first batch warms up."""
     snapshot = index.snapshot
     weights = config.generator_weights if config.rerank == "codes" else (0.0,)
-    evidence = Evidence(
-        index.model.ranker, snapshot.vectors, snapshot.manifest.embeddings == "raw", snapshot.densities
-    )
+    evidence = evidence_of(index.model, snapshot)
     usual = dataclasses.replace(index.model.usual_search(snapshot.num_alive), rerank=config.rerank)
     routes = [
         usual,
@@ -342,7 +335,7 @@ def _measure(
             for route in routes
             for weight in weights
         }
-    batches = list(queries.batches(config.batch))
+    batches = [slice(start, start + config.batch) for start in range(0, len(queries.right), config.batch)]
     progress.begin("tune", len(batches) + 1)
     for turn, own in enumerate([batches[0], *batches]):
         embeddings, right = queries.fused[own].numpy(), queries.right[own]

@@ -74,7 +74,7 @@ def quarters(random, *shape):
 class DrawnModel(Genius):
     """A model without an encoder."""
 
-    encoder = _scheme = None
+    encoder = codebooks = _scheme = None
 
     def __init__(self, plain, sizes, random, seed):
         self.tables = [quarters(random, size, DIM) for size in sizes]

@@ -13,7 +13,8 @@ from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.nn.generator import Generator, TrainedGenerator
 from genius_search.search import compiled as compiled_module
 from genius_search.search import find as find_module
-from genius_search.search.compiled import ByteVectors, CompiledSearch, open_library
+from genius_search.search.arrays import StoredVectors
+from genius_search.search.compiled import CompiledSearch, open_library
 from genius_search.search.decoder import GeometricDecoder, GuidedDecoder, T5Decoder
 from genius_search.search.fast import NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.find import find, quick_search
@@ -334,24 +335,24 @@ def test_damaged_tables_are_refused(compiled):
 
 @pytest.mark.parametrize("shortlist", [0, 20, 400])
 @pytest.mark.parametrize("density_weight", [0.0, 0.4])
-def test_stored_bytes_are_compared_as_the_vectors_they_stand_for(make, shortlist, density_weight):
+@pytest.mark.parametrize(("kind", "dim"), [("int8", 40), ("float16", 40), ("float16", 151)])
+def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
+    make, shortlist, density_weight, kind, dim
+):
     random = np.random.default_rng(shortlist)
-    tables = [torch.from_numpy(random.standard_normal((size, 40)).astype(np.float32)) for size in (3, 64, 64)]
+    tables = [
+        torch.from_numpy(random.standard_normal((size, dim)).astype(np.float32)) for size in (3, 64, 64)
+    ]
     codes = np.stack([random.integers(0, size, 5000) for size in (3, 64, 64)], axis=1)
     costs = random.integers(0, 256, (5000, 2))
     table = IdTable.build(np.concatenate([codes, costs * (codes[:, 1:2] % 2)], axis=1), np.zeros(5000))
     segments = [SearchSegment(table), SearchSegment(table, Allowed.of(table, random.random(5000) < 0.5))]
-    stored = [
-        ByteVectors(
-            random.integers(-127, 128, (5000, 40)).astype(np.int8), random.random(5000).astype(np.float16)
-        )
-        for _ in segments
-    ]
+    stored = [drawn_vectors(random, kind, (5000, dim)) for _ in segments]
     densities = [random.integers(0, 256, 5000).astype(np.uint8) for _ in segments]
     ranker = CodeRanker(tables)
     fast = make(None, ranker)
-    queries = random.standard_normal((8, 40)).astype(np.float32)
-    others = random.standard_normal((8, 40)).astype(np.float32)
+    queries = random.standard_normal((8, dim)).astype(np.float32)
+    others = random.standard_normal((8, dim)).astype(np.float32)
     config = SearchConfig(
         rerank="embeddings", candidates=900, shortlist=shortlist, density_weight=density_weight
     )
@@ -367,9 +368,42 @@ def test_stored_bytes_are_compared_as_the_vectors_they_stand_for(make, shortlist
             for own, other in zip(
                 find(lambda: None, fast, segments, queries, wanted, config, **given), expected, strict=True
             ):
-                np.testing.assert_allclose(own.ranking.scores, other.ranking.scores, rtol=1e-4, atol=5e-2)
+                error = 5e-2 if kind == "int8" else 1e-4
+                np.testing.assert_allclose(own.ranking.scores, other.ranking.scores, rtol=1e-4, atol=error)
                 same = set(zip(own.ranking.segments, own.ranking.items, strict=True)) & set(
                     zip(other.ranking.segments, other.ranking.items, strict=True)
                 )
                 assert len(same) > 0.97 * k - 1
                 assert own.ranking.touched == other.ranking.touched
+
+
+def drawn_vectors(random, kind: str, shape: tuple[int, int]) -> StoredVectors:
+    if kind == "int8":
+        scales = random.random(shape[0]).astype(np.float16)
+        return StoredVectors(random.integers(-127, 128, shape).astype(np.int8), scales)
+    values = random.standard_normal(shape) * 10.0 ** random.integers(-7, 2, shape)  # subnormal ones too
+    return StoredVectors(values.astype(np.float16))
+
+
+def test_stored_embeddings_of_other_shapes_and_kinds_do_not_reach_the_library(compiled):
+    random = np.random.default_rng(0)
+    table = IdTable.build(np.zeros((9, 1), dtype=np.int64), np.zeros(9))
+    ranker = CodeRanker([torch.zeros(1, 8)])
+    fast, config = CompiledSearch(ranker, compiled), SearchConfig(rerank="embeddings", density_weight=0.0)
+    halves, scaled = (drawn_vectors(random, kind, (9, 8)) for kind in ("float16", "int8"))
+
+    def compares(*stored) -> bool:
+        segments = [SearchSegment(table)] * len(stored)
+        evidence = Evidence(ranker, stored)
+        return fast.comparison(segments, [np.zeros(8, np.float32)], evidence, config) is not None
+
+    values, scales = np.zeros((9, 8), np.int8), np.zeros(9, np.float16)
+    assert compares(halves, halves)
+    assert compares(scaled, scaled)
+    assert not compares(halves, scaled)
+    assert not compares(drawn_vectors(random, "float16", (8, 8)))
+    assert not compares(drawn_vectors(random, "float16", (9, 7)))
+    assert not compares(StoredVectors(np.zeros((9, 16), np.float16)[:, ::2]))
+    assert not compares(StoredVectors(values))
+    assert not compares(StoredVectors(values.astype(np.float16), scales))
+    assert not compares(StoredVectors(values, np.zeros(18, np.float16)[::2]))

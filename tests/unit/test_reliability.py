@@ -15,7 +15,7 @@ def told(probability, is_right, weight=None) -> Predictions:
 
 def test_tenths_hold_what_is_said_and_what_is_so():
     found = reliability(told([0.11, 0.19, 0.95, 1.0], [0, 1, 1, 1], [1, 3, 1, 1]))
-    assert [one.weight for one in found] == [4, 2]
+    assert [one.queries for one in found] == [4, 2]
     assert found[0].predicted == pytest.approx(0.17)
     assert found[0].observed == pytest.approx(0.75)
     assert found[1].observed == 1

@@ -256,7 +256,10 @@ def reliability_facts(cases: Predictions) -> dict[str, Any]:
 
     curve = accept(cases)
     return {
-        "bins": [one._asdict() for one in reliability(cases)],
+        "bins": [
+            {"predicted": one.predicted, "observed": one.observed, "weight": one.queries}
+            for one in reliability(cases)
+        ],
         "acceptance": {
             name: [round(value, 6) for value in getattr(curve, name).tolist()]
             for name in ("threshold", "coverage", "precision")
@@ -277,12 +280,12 @@ def draw_reliability(cases: Predictions, path: Path, *, threshold: float | None)
     figure = Figure(figsize=(10, 4.6), dpi=160, layout="constrained")
     left, right = figure.subplots(1, 2)
     bins = reliability(cases)
-    total = sum(one.weight for one in bins)
+    total = sum(one.queries for one in bins)
     left.plot([0, 1], [0, 1], color=ink, linewidth=1, linestyle=":")
     left.scatter(
         [one.predicted for one in bins],
         [one.observed for one in bins],
-        s=[20 + 260 * one.weight / total for one in bins],
+        s=[20 + 260 * one.queries / total for one in bins],
         color=blue,
         zorder=3,
     )

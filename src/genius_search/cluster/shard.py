@@ -93,9 +93,9 @@ class LookupRanker(CodeRanker):
         density_weight: float = 0.0,
     ) -> Float32[np.ndarray, " ids"]:
         """Score IDs by their distance to a query; see :meth:`CodeRanker.scores`."""
-        products = self._vectors @ as_floats(query)
-        found: np.ndarray = products[self._positions(ids)].sum(axis=1)
-        return np.asarray(found - self.costs(ids, density_weight=density_weight))
+        scores = self._look_up(as_floats(query), ids)
+        scores -= self.costs(ids, density_weight=density_weight)
+        return scores
 
 
 def shard_ranker(ranker: CodeRanker) -> CodeRanker:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from genius_search.data.images import TooManyPixels, open_image
+from genius_search.data.images import SHORTEST_SIDE, TooManyPixels, open_image
 from genius_search.data.mbeir import (
     PAPER_ROWS,
     BadLines,
@@ -43,8 +43,6 @@ NUM_EXAMPLES: Final = 5
 """Maximum number of examples per kind of finding; all are counted."""
 _IMAGE_FOLDER: Final = "mbeir_images"
 """Folder that M-BEIR's images are unpacked to."""
-_SHORTEST_SIDE: Final = 224
-"""Input size of encoders in pixels; where the format allows, images are decoded at about this size."""
 _QUEUE_SIZE: Final = 64
 """Images that wait for a thread at most."""
 _MODALITIES: Final = tuple(Modality)
@@ -381,7 +379,7 @@ class _Check:
                 advice = "put the picture there, or drop the record"
                 return "missing-image", f"{owner}: {path} is missing; {advice}"
             if self._decode:
-                open_image(path, shortest_side=_SHORTEST_SIDE).close()
+                open_image(path, shortest_side=SHORTEST_SIDE).close()
         except TooManyPixels as error:
             return "oversized-image", f"{owner}: {error}"
         except BadImage as error:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from genius_search.encoders.base import ImageInput, JointInput, TextInput, refuse_images
+from genius_search.encoders.base import ImageInput, JointInput, TextInput
 from genius_search.errors import UsageError
 
 Input = TypeVar("Input")
@@ -33,48 +33,31 @@ def in_batches(
     return torch.cat([torch.zeros(0, dim), *parts])
 
 
-class BatchTextEncoder:
-    """A base of encoders of texts that run a network, batch by batch."""
+class BatchEncoder:
+    """A base of encoders of images and texts that run a network, batch by batch."""
 
+    needs_pixels: bool = True
     batch_size: int = 64
     dim: int
+
+    @abstractmethod
+    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of images."""
 
     @abstractmethod
     def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of texts."""
 
     @torch.inference_mode()
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Return the features of images."""
+        return in_batches(self.encode_images, decoded_images(images), size=self.batch_size, dim=self.dim)
+
+    @torch.inference_mode()
     def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
         """Return the features of texts, cut at the encoder's maximum length."""
         words = [text.text for text in texts]
         return in_batches(self.encode_texts, words, size=self.batch_size, dim=self.dim)
-
-
-class TextEncoder(BatchTextEncoder):
-    """A base of encoders that read texts only."""
-
-    needs_pixels: bool = False
-    reads_images: bool = False
-
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Raise :class:`UsageError` for any image."""
-        refuse_images(images)
-        return torch.zeros(0, self.dim)
-
-
-class BatchEncoder(BatchTextEncoder):
-    """A base of encoders of images and texts that run a network, batch by batch."""
-
-    needs_pixels: bool = True
-
-    @abstractmethod
-    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of images."""
-
-    @torch.inference_mode()
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Return the features of images."""
-        return in_batches(self.encode_images, decoded_images(images), size=self.batch_size, dim=self.dim)
 
 
 class BatchJointEncoder:

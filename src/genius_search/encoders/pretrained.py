@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from genius_search.artifact import file_fingerprint, fingerprint_of, read_json
-from genius_search.encoders.base import TextInput, need_transformers
-from genius_search.encoders.batches import BatchEncoder, TextEncoder
+from genius_search.encoders.base import ImageInput, PairOdds, TextInput, need_transformers, refuse_images
+from genius_search.encoders.batches import BatchEncoder
 from genius_search.encoders.static import StaticEncoder, is_static
 from genius_search.encoders.texts import MAX_TOKENS, check_tokenizer, cut_texts
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError, need_packages
 from genius_search.hub.access import ENCODER_FILES, is_path
 from genius_search.hub.pull import plan_pull, pull
 from genius_search.nn.weights import check_size
 
 _WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
-_TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model")
+_SENTENCE_PIECES: Final = ("spiece.model", "tokenizer.model")
+_TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "vocab.txt", *_SENTENCE_PIECES)
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
 DEFAULT_TOKENS: Final = 512
 """Tokens that a sentence embedder reads of a text when its folder does not say."""
 _PROMPTS: Final = {"query": ("query",), "candidate": ("document", "passage", "corpus")}
 """Names of a model's prompts in sentence-transformers' settings, by role."""
+_MODULES: Final = frozenset({"Transformer", "Pooling", "Dense", "Normalize"})
+"""Parts of a sentence embedder."""
 _DATA: Final = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json", _WEIGHTS[1]})
 """JSON files whose keys are words or names of tensors, not settings."""
 _CODE: Final = frozenset({"auto_map", "custom_pipelines", "custom_generate"})
@@ -161,6 +165,38 @@ def contents_fingerprint(folder: Path) -> str:
     return total.hexdigest()
 
 
+def check_network(folder: Path) -> None:
+    """Check the network that a folder's settings describe before its weights are read.
+
+    Raises
+    ------
+    ArtifactMismatch
+        It is much larger than the weights.
+    """
+    from transformers import AutoConfig, AutoModel  # noqa: PLC0415  takes seconds to import
+
+    def make() -> nn.Module:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        network: nn.Module = AutoModel.from_config(config, trust_remote_code=False)
+        return network
+
+    check_size(make, *_weight_files(folder))
+
+
+@contextlib.contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Switch transformers' progress bar off."""
+    from transformers.utils import logging  # noqa: PLC0415  takes seconds to import
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
+
+
 def load_model(folder: Path, *, device: str) -> Any:
     """Load a folder's model in single precision, without transformers' own progress bar.
 
@@ -169,18 +205,10 @@ def load_model(folder: Path, *, device: str) -> Any:
     ArtifactMismatch
         The settings describe a much larger network than the weights.
     """
-    from transformers import AutoConfig, AutoModel  # noqa: PLC0415  takes seconds to import
-    from transformers.utils import logging  # noqa: PLC0415
+    from transformers import AutoModel  # noqa: PLC0415  takes seconds to import
 
-    def make() -> nn.Module:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        network: nn.Module = AutoModel.from_config(config, trust_remote_code=False)
-        return network
-
-    check_size(make, *_weight_files(folder))
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    check_network(folder)
+    with no_progress_bar():
         model = AutoModel.from_pretrained(
             folder,
             dtype=torch.float32,
@@ -188,9 +216,6 @@ def load_model(folder: Path, *, device: str) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
         )
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()
     return model.to(device).eval()
 
 
@@ -204,10 +229,12 @@ def load_image_processor(folder: Path) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Open a folder's tokenizer, from ``tokenizer.json`` where there is one: that needs no other library."""
+    """Open a folder's tokenizer, from ``tokenizer.json`` where there is one."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415  takes seconds to import
 
     kind = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
+    if kind is AutoTokenizer and any((folder / name).is_file() for name in _SENTENCE_PIECES):
+        need_packages(f"the tokenizer of {folder} needs", "sentencepiece")
     return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
@@ -272,8 +299,6 @@ class PretrainedEncoder:
         self._folder = find_checkpoint(str(name), download=download)
         check_files(self._folder, image_processor=self.reads_images)
         self._check_kind()
-        self._model = load_model(self._folder, device=device)
-        self._tokenizer = load_tokenizer(self._folder)
 
     @property
     def spec(self) -> str:
@@ -297,6 +322,8 @@ class ClipEncoder(PretrainedEncoder, BatchEncoder):
 
     def __init__(self, name: str | Path, *, download: bool = False, device: str = "cpu") -> None:
         super().__init__(name, download=download, device=device)
+        self._model = load_model(self._folder, device=device)
+        self._tokenizer = load_tokenizer(self._folder)
         self._pixels = load_image_processor(self._folder)
         self.dim = self._width()
 
@@ -312,6 +339,13 @@ class ClipEncoder(PretrainedEncoder, BatchEncoder):
         width: int = config.projection_dim if self._type == "clip" else config.text_config.projection_size
         return width
 
+    @cached_property
+    def pair_odds(self) -> PairOdds | None:
+        """How SigLIP rates an image with a text; CLIP only compares texts with one another."""
+        if self._type != "siglip":
+            return None
+        return PairOdds(math.exp(self._model.logit_scale.item()), self._model.logit_bias.item())
+
     def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of images."""
         pixels = self._pixels(images=list(images), return_tensors="pt")["pixel_values"]
@@ -321,6 +355,8 @@ class ClipEncoder(PretrainedEncoder, BatchEncoder):
     def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of texts, cut at the model's maximum length."""
         most = self._model.config.text_config.max_position_embeddings
+        if self._type == "siglip":  # trained on lower case, which the tokenizers of SigLIP 2 do not make
+            texts = [text.lower() for text in texts]
         tokens = self._tokenizer(
             cut_texts(texts, max_tokens=most),
             # SigLIP was trained on texts padded to its full length, and reads the padding.
@@ -336,83 +372,131 @@ class ClipEncoder(PretrainedEncoder, BatchEncoder):
         return features
 
 
-class SentenceEncoder(TextEncoder, PretrainedEncoder):
-    """A transformer whose token vectors are averaged, or the first one taken, as its folder says.
+class SentenceEncoder(PretrainedEncoder):
+    """A sentence embedder in sentence-transformers' layout, run by sentence-transformers.
 
-    The folder has sentence-transformers' layout; :class:`~genius_search.errors.ArtifactMismatch` if it pools
-    in another way. Its prompts for queries and documents are put before the texts.
+    Without ``modules.json``, token vectors are averaged and not normalised. The model's prompts for queries
+    and documents are put before the texts.
     """
 
     kind = "text"
+    needs_pixels = False
+    reads_images = False
 
     def __init__(self, name: str | Path, *, download: bool = False, device: str = "cpu") -> None:
         super().__init__(name, download=download, device=device)
-        self.dim = int(self._model.config.hidden_size)
-        limits = self._folder / "sentence_bert_config.json"
-        settings = read_json(limits) if limits.is_file() else {}
-        stated = settings.get("max_seq_length")
-        limit = stated if isinstance(stated, int) and stated > 0 else DEFAULT_TOKENS
-        positions = getattr(self._model.config, "max_position_embeddings", MAX_TOKENS)
-        self._max_tokens = min(limit, positions, MAX_TOKENS)
-        file = self._folder / "config_sentence_transformers.json"
-        prompts = (read_json(file) if file.is_file() else {}).get("prompts") or {}
-        self._prompts = {
-            role: next((str(prompts[name]) for name in names if prompts.get(name)), "")
-            for role, names in _PROMPTS.items()
-        }
+        need_packages("sentence embedders need", "sentence_transformers")
+        from sentence_transformers import SentenceTransformer  # noqa: PLC0415  takes seconds to import
+
+        check_network(self._folder)
+        with no_progress_bar():
+            self._model = SentenceTransformer(
+                str(self._folder),
+                device=device,
+                local_files_only=True,
+                trust_remote_code=False,
+                model_kwargs={"dtype": torch.float32, "use_safetensors": True},
+                config_kwargs={"trust_remote_code": False},
+            )
+        if self._model.modalities != ["text"]:  # it would take a text that is a URL for an image
+            kinds = ", ".join(map(str, self._model.modalities))
+            raise ArtifactMismatch(f"{self._folder} reads {kinds}; text: opens encoders of texts only")
+        self.dim = cast("int", self._model.get_embedding_dimension())
+        positions = getattr(self._model[0].config, "max_position_embeddings", MAX_TOKENS)
+        limit = self._model.max_seq_length or DEFAULT_TOKENS
+        self._max_tokens = self._model.max_seq_length = min(limit, positions, MAX_TOKENS)
 
     def _check_kind(self) -> None:
-        """Read ``modules.json``; without one, take the mean and do not normalise."""
-        self._takes_mean, self._normalizes = True, False
-        if not (self._folder / "modules.json").is_file():
+        """Check what ``modules.json`` lists."""
+        self._modules: dict[str, Path] = {}
+        file = self._folder / "modules.json"
+        if not file.is_file():
             return
+        listed = read_json(file)
         try:
-            modules = {
-                str(module["type"]).rsplit(".", 1)[-1]: self._folder / str(module["path"])
-                for module in read_json(self._folder / "modules.json")
-            }
+            kinds = [str(module["type"]) for module in listed]
+            places = [self._folder / module["path"] for module in listed]
         except (TypeError, LookupError) as error:
-            raise ArtifactMismatch(f"{self._folder / 'modules.json'} lists no modules ({error!r})") from None
-        if not all(place.resolve().is_relative_to(self._folder.resolve()) for place in modules.values()):
-            raise ArtifactMismatch(f"{self._folder / 'modules.json'} names files outside its folder")
-        unknown = sorted(set(modules) - {"Transformer", "Pooling", "Normalize"})
-        if unknown:
+            raise ArtifactMismatch(f"{file} lists no modules ({error!r})") from None
+        if not all(place.resolve().is_relative_to(self._folder.resolve()) for place in places):
+            raise ArtifactMismatch(f"{file} names files outside its folder")
+        names = [kind.rpartition(".")[2] for kind in kinds]
+        unknown = {kind for kind, name in zip(kinds, names, strict=True) if not _is_known(kind, name)}
+        if unknown or names[:1] != ["Transformer"] or places[0] != self._folder:
             raise ArtifactMismatch(
-                f"{self._folder} ends in {', '.join(unknown)}; text: knows Transformer, Pooling, Normalize"
+                f"{self._folder} consists of {', '.join(kinds)}; text: knows sentence-transformers' "
+                f"{', '.join(sorted(_MODULES))}, the transformer first, in the folder itself"
             )
-        settings = read_json(modules["Pooling"] / "config.json") if "Pooling" in modules else {}
-        modes = {name for name, chosen in settings.items() if name.startswith("pooling_mode_") and chosen}
-        if modes not in (set(), {"pooling_mode_mean_tokens"}, {"pooling_mode_cls_token"}):
-            raise ArtifactMismatch(
-                f"{self._folder} pools by {sorted(modes)}; text: knows mean_tokens or cls_token"
-            )
-        self._takes_mean, self._normalizes = modes != {"pooling_mode_cls_token"}, "Normalize" in modules
+        self._modules = dict(zip(names, places, strict=True))
+        for name, place in list(zip(names, places, strict=True))[1:]:
+            check_settings(place)
+            if name == "Dense":
+                _check_dense(place)
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of settings, tokenizer and weights."""
-        return fingerprint_of([contents_fingerprint(self._folder), self._takes_mean, self._normalizes])
+        contents: list[object] = [contents_fingerprint(self._folder)]
+        modules = dict(self._modules)
+        pooling = modules.pop("Pooling", None)
+        modes = set() if pooling is None else _pooling(pooling)
+        if modules.keys() <= {"Transformer", "Normalize"} and modes in (
+            set(),
+            {"mean_tokens"},
+            {"cls_token"},
+        ):
+            return fingerprint_of([*contents, modes != {"cls_token"}, "Normalize" in modules])  # as in 0.1
+        places = [place for place in self._modules.values() if place != self._folder and place.is_dir()]
+        return fingerprint_of([*contents, *self._modules, *map(contents_fingerprint, places)])
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Raise :class:`UsageError` for any image."""
+        refuse_images(images)
+        return torch.zeros(0, self.dim)
 
     def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Return the features of texts, each behind the model's prompt for its role."""
-        return super().text_features([TextInput(self._prompts[key.role] + text, key) for text, key in texts])
+        """Return the features of texts, cut at the model's maximum length."""
+        features = torch.zeros(len(texts), self.dim)
+        for role, encode in (("query", self._model.encode_query), ("candidate", self._model.encode_document)):
+            rows = [row for row, text in enumerate(texts) if text.key.role == role]
+            if rows:
+                some = cut_texts([texts[row].text for row in rows], max_tokens=self._max_tokens)
+                # Named, since encode_document takes an empty prompt for "document" before one for "passage".
+                prompt = next(filter(None, map(self._model.prompts.get, _PROMPTS[role])), "")
+                found = encode(some, prompt=prompt, convert_to_tensor=True, show_progress_bar=False)
+                features[rows] = found.float().cpu()
+        return features
 
-    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of texts, cut at the model's maximum length."""
-        tokens = self._tokenizer(
-            cut_texts(texts, max_tokens=self._max_tokens),
-            padding="longest",
-            truncation=True,
-            max_length=self._max_tokens,
-            return_tensors="pt",
-        ).to(self._device)
-        states: Tensor = self._model(**tokens).last_hidden_state
-        if self._takes_mean:
-            mask = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
-            pooled = (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-        else:
-            pooled = states[:, 0]
-        return F.normalize(pooled) if self._normalizes else pooled
+
+def _is_known(kind: str, name: str) -> bool:
+    return kind.startswith("sentence_transformers.") and name in _MODULES
+
+
+def _pooling(folder: Path) -> set[str]:
+    """Return how token vectors are pooled; settings of sentence-transformers from 5.4 on have one word."""
+    settings = read_json(folder / "config.json")
+    mode = settings.get("pooling_mode")
+    if mode is not None:
+        return {{"mean": "mean_tokens", "cls": "cls_token"}.get(str(mode), str(mode))}
+    prefix = "pooling_mode_"
+    return {
+        name.removeprefix(prefix) for name, chosen in settings.items() if name.startswith(prefix) and chosen
+    }
+
+
+def _check_dense(folder: Path) -> None:
+    """Check that a layer is stored without pickles and is no larger than its weights."""
+    weights, settings = folder / _WEIGHTS[0], read_json(folder / "config.json")
+    if not weights.is_file():
+        raise ArtifactMissing(f"{folder} is not a complete layer: it lacks {weights.name}")
+    inputs, outputs = (settings.get(name) for name in ("in_features", "out_features"))
+    if not (isinstance(inputs, int) and isinstance(outputs, int)) or (
+        not 0 < 2 * inputs * outputs <= weights.stat().st_size
+    ):
+        raise ArtifactMismatch(
+            f"{folder} says {inputs} by {outputs} numbers, expected as many as {weights.name} holds; do not "
+            "use it"
+        )
 
 
 def open_text_encoder(name: str, *, download: bool, device: str) -> SentenceEncoder | StaticEncoder:

@@ -13,11 +13,13 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float32, Int
 from PIL import Image
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -49,8 +51,14 @@ from genius_search.encoders.small_texts import (
     pair_rows,
     token_rows,
 )
+from genius_search.encoders.static import WordVectors
 from genius_search.nn.arrays import as_array
 from genius_search.nn.weights import load_weights, write_weights
+
+WORD_SCALE: Final = 0.5
+"""Standard deviation of the numbers of word vectors before training."""
+PAIR_SHARE: Final = 0.2
+"""Scale of the vectors of pairs of words beside given word vectors, as a share of the usual."""
 
 
 def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> Tokenizer:
@@ -101,12 +109,20 @@ class SmallNetwork(EmbeddingNetwork):
         self.pair_buckets = config.pair_buckets
         self.dim = config.dim
         self.num_descriptors = descriptor_size(outlines=config.outlines)
+        self.dropout = config.dropout
         self.image_tower = _tower(self.num_descriptors, config.image_width, config.dim)
         self.words = nn.Embedding(vocabulary, config.text_width)
         self.pairs = nn.Embedding(config.pair_buckets + 1, config.text_width)
         self.text_tower = _tower(config.text_width, config.text_width, config.dim)
         for table in (self.words, self.pairs):
-            nn.init.normal_(table.weight, std=0.5)
+            nn.init.normal_(table.weight, std=WORD_SCALE)
+        self.word_gains: nn.Parameter | None = None
+        """Logarithms of what given word vectors are multiplied by, while they are trained."""
+        self.image_shortcut = self.text_shortcut = None
+        if config.shortcuts:
+            self.image_shortcut = nn.Linear(self.num_descriptors, config.dim)
+            self.text_shortcut = nn.Linear(config.text_width, config.dim)
+            nn.init.orthogonal_(self.text_shortcut.weight)
 
     @property
     def device(self) -> torch.device:
@@ -115,17 +131,59 @@ class SmallNetwork(EmbeddingNetwork):
 
     def image(self, descriptors: Float[Tensor, "items pixels"]) -> Float[Tensor, "items dim"]:
         """Return the features of described images."""
-        features: Tensor = self.image_tower(descriptors)
-        return features
+        return self._through(self.image_tower, self.image_shortcut, descriptors)
 
     def text(self, tokens: Int[Tensor, "items tokens"]) -> Float[Tensor, "items dim"]:
         """Return the features of numbered texts; padding does not count."""
         tokens = trim_padding(tokens)
         pairs = pair_rows(tokens, buckets=self.pair_buckets)
-        total = F.embedding_bag(tokens, self.words.weight, mode="sum", padding_idx=PADDING)
+        gains = None if self.word_gains is None else self.word_gains[tokens].squeeze(2).exp()
+        total = F.embedding_bag(
+            tokens, self.words.weight, mode="sum", padding_idx=PADDING, per_sample_weights=gains
+        )
         total = total + F.embedding_bag(pairs, self.pairs.weight, mode="sum", padding_idx=PADDING)
-        features: Tensor = self.text_tower(total)
-        return features
+        return self._through(self.text_tower, self.text_shortcut, total)
+
+    def _through(
+        self, tower: nn.Sequential, shortcut: nn.Linear | None, inputs: Float[Tensor, "items _"]
+    ) -> Float[Tensor, "items dim"]:
+        """Apply the layers of a tower, with dropout in training; the shortcut leads from its first norm."""
+        first, *layers = tower
+        hidden: Tensor = first(inputs)
+        normed = hidden
+        for layer in layers:
+            hidden = layer(hidden)
+            if isinstance(layer, nn.LayerNorm):
+                hidden = F.dropout(hidden, self.dropout, training=self.training)
+        return hidden if shortcut is None else hidden + shortcut(normed)
+
+    @torch.no_grad()
+    def begin_with_images(self, descriptors: Float[Tensor, "items pixels"]) -> None:
+        """Let the shortcut of images begin with the principal components of some descriptions."""
+        if self.image_shortcut is None or not len(descriptors):
+            return
+        normed = self.image_tower[0](descriptors.to(self.device))
+        centred = normed - normed.mean(dim=0)
+        variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
+        scale = variances[-self.dim :].mean().clamp(min=1e-6).sqrt()
+        weight = directions[:, -self.dim :].T / scale
+        self.image_shortcut.weight[: len(weight)] = weight
+        self.image_shortcut.bias[: len(weight)] = -(weight @ normed.mean(dim=0))
+
+    @torch.no_grad()
+    def begin_with_words(self, vectors: Float32[np.ndarray, "tokens dim"]) -> None:
+        """Give words these vectors, of which training changes only the lengths."""
+        weight = self.words.requires_grad_(requires_grad=False).weight
+        weight.copy_(torch.from_numpy(vectors * (WORD_SCALE / vectors.std())))
+        self.pairs.weight.mul_(PAIR_SHARE)
+        self.word_gains = nn.Parameter(torch.zeros(len(weight), 1))
+
+    @torch.no_grad()
+    def keep_word_lengths(self) -> None:
+        """Multiply given word vectors by what was learned; called after training."""
+        if self.word_gains is not None:
+            self.words.weight.mul_(self.word_gains.exp())
+            self.word_gains = None
 
     def towers(self, batch: FeatureBatch) -> tuple[Float[Tensor, "items dim"], Float[Tensor, "items dim"]]:
         """Return each item's features of image and of text; zero where there is none."""
@@ -241,8 +299,16 @@ class SmallJointEncoder(_TrainedNetwork[EmbeddingNetwork], BatchJointEncoder):
 AnySmallEncoder = SmallEncoder | SmallJointEncoder
 
 
-def create_small(config: SmallEncoderConfig, texts: Iterable[str], *, seed: int) -> AnySmallEncoder:
+def create_small(
+    config: SmallEncoderConfig, texts: Iterable[str], *, words: WordVectors | None = None, seed: int
+) -> AnySmallEncoder:
     """Learn the vocabulary from the training texts and start from random weights.
+
+    Parameters
+    ----------
+    words
+        a vocabulary and word vectors to use instead; their width replaces ``text_width``. The token with the
+        number 0 counts as padding.
 
     Raises
     ------
@@ -251,10 +317,16 @@ def create_small(config: SmallEncoderConfig, texts: Iterable[str], *, seed: int)
     """
     if config.is_joint:
         need_transformers()
-    tokenizer = train_tokenizer(texts, vocabulary=config.vocabulary)
+    if words is None:
+        tokenizer = train_tokenizer(texts, vocabulary=config.vocabulary)
+    else:
+        tokenizer = words.tokenizer
+        config = replace(config, text_width=words.vectors.shape[1])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = _network(config, vocabulary=tokenizer.get_vocab_size())
+    if words is not None and isinstance(network, SmallNetwork):
+        network.begin_with_words(words.vectors)
     return _assemble(config, network, tokenizer, spec="small")
 
 

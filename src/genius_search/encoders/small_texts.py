@@ -189,7 +189,11 @@ class StoredSmall:
         return np.array(sums, dtype=np.float32).reshape(len(rows), vectors.shape[1])
 
     def _tower(self, hidden: Float32[np.ndarray, "texts width"]) -> Float32[np.ndarray, "texts dim"]:
-        """Apply the three layers of the text tower, each after a layer norm, with GELU between them."""
+        """Apply the three layers of the text tower, each after a layer norm, with GELU between them.
+
+        The shortcut leads from the first norm to the end.
+        """
+        direct = np.float32(0)
         for number in (0, 3, 6):
             if number:
                 hidden = _gelu(hidden)
@@ -199,8 +203,13 @@ class StoredSmall:
             )
             centred = hidden - hidden.mean(axis=1, keepdims=True)
             scale = np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + np.float32(1e-5))
-            hidden = (centred / scale * gain + shift) @ weight.T + bias
-        return hidden
+            normed = centred / scale * gain + shift
+            if number == 0 and self._opened.config.shortcuts:
+                direct = (
+                    normed @ self._weights["text_shortcut.weight"].T + self._weights["text_shortcut.bias"]
+                )
+            hidden = normed @ weight.T + bias
+        return hidden + direct
 
 
 def _shapes_of_text_weights(config: SmallEncoderConfig, vocabulary: int) -> dict[str, tuple[int, ...]]:
@@ -214,6 +223,8 @@ def _shapes_of_text_weights(config: SmallEncoderConfig, vocabulary: int) -> dict
         norm, linear = (f"text_tower.{layer}" for layer in (number, number + 1))
         shapes |= {f"{norm}.weight": (width,), f"{norm}.bias": (width,)}
         shapes |= {f"{linear}.weight": (outputs, width), f"{linear}.bias": (outputs,)}
+    if config.shortcuts:
+        shapes |= {"text_shortcut.weight": (config.dim, width), "text_shortcut.bias": (config.dim,)}
     return shapes
 
 

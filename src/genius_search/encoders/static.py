@@ -7,12 +7,14 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as Normalizers
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.encoders.base import ImageInput, TextInput, refuse_images
@@ -50,6 +52,13 @@ def _find_wordllama() -> tuple[Path, ...]:
     if spec is None or not spec.submodule_search_locations:
         raise missing_extra(f"text:{WORDLLAMA} needs {WORDLLAMA}", "words")
     return tuple(Path(spec.submodule_search_locations[0]) / name for name in _WORDLLAMA_FILES)
+
+
+class WordVectors(NamedTuple):
+    """A vocabulary and a vector for each of its tokens."""
+
+    tokenizer: Tokenizer
+    vectors: Float32[np.ndarray, "tokens dim"]
 
 
 class StaticEncoder:
@@ -99,6 +108,21 @@ class StaticEncoder:
     def fingerprint(self) -> str:
         """A hash of weights, tokenizer and settings."""
         return fingerprint_of([file_fingerprint(file) for file in self._files])
+
+    def words(self) -> WordVectors:
+        """Return the vocabulary, with texts in lower case, and its vectors, for an encoder to begin with."""
+        model = self._model
+        vectors = np.asarray(model.embedding, dtype=np.float32)
+        if model.token_mapping is not None:
+            vectors = vectors[model.token_mapping]
+        if model.weights is not None:
+            vectors = vectors * np.asarray(model.weights, dtype=np.float32)[:, None]
+        tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
+        steps = [Lowercase(), *([] if tokenizer.normalizer is None else [tokenizer.normalizer])]
+        tokenizer.normalizer = Normalizers(steps)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return WordVectors(tokenizer, vectors)
 
     def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
         """Return the vectors of texts, cut at the maximum length."""

@@ -14,172 +14,6 @@ from genius_search.errors import UsageError
 LIBRARY: Final = "genius-search"
 MEASURES: Final = ("R@1", "R@5", "R@10", "R@50", "MRR")
 
-_CITATIONS: Final = """\
-```bibtex
-{% raw %}@inproceedings{kim2025genius,
-  title     = {{GENIUS}: A Generative Framework for Universal Multimodal Search},
-  author    = {Kim, Sungyeon and Zhu, Xinliang and Lin, Xiaofan and Bastan, Muhammet and Gray, Douglas and
-               Kwak, Suha},
-  booktitle = {Proceedings of the Computer Vision and Pattern Recognition Conference (CVPR)},
-  pages     = {19659--19669},
-  year      = {2025}
-}
-{% endraw %}
-{% if uniir %}
-{% raw %}
-@inproceedings{wei2024uniir,
-  title     = {{UniIR}: Training and Benchmarking Universal Multimodal Information Retrievers},
-  author    = {Wei, Cong and Chen, Yang and Chen, Haonan and Hu, Hexiang and Zhang, Ge and Fu, Jie and
-               Ritter, Alan and Chen, Wenhu},
-  booktitle = {European Conference on Computer Vision (ECCV)},
-  year      = {2024}
-}
-{% endraw %}
-{% endif %}
-```
-"""
-
-_MACROS: Final = """\
-{% macro facts(rows) -%}
-| | |
-|---|---|
-{% for name, value in rows.items() %}
-| {{ name }} | {{ value | cell }} |
-{% endfor %}
-{%- endmacro %}
-{% macro licence() -%}
-{{ "The publisher did not say." if license == "unknown" else "`%s`." % license }}
-{%- endmacro %}
----
-{% for name, value in head.items() %}
-{{ name }}: {{ value | json }}
-{% endfor %}
----
-
-# {{ name }}
-
-"""
-
-_MODEL: Final = (
-    _MACROS
-    + """\
-A GENIUS model: generative multimodal search. Given a text, an image or both, and an instruction, it \
-generates the ID of what matches.
-
-{{ facts(summary) }}
-## Use
-
-```console
-$ pip install 'genius-search[hf]'
-```
-
-```python
-from genius_search import Genius, Index
-
-model = Genius.from_pretrained("{{ name }}")
-index, _ = Index.create("photos.index", model=model, pool="photos/")
-for hit in index.search("a red leather bag"{{ ', modality="image"' if finds_images }}, k=5):
-    print(hit.id, hit.score)
-```
-
-{% if imported or uniir %}
-## Origin of the weights
-
-{% if imported %}
-Imported, and not trained by the publisher: the {{ imported | join(" and ") }}, from published checkpoints \
-of GENIUS (Kim et al., CVPR 2025).
-{% endif %}
-{% if uniir %}
-The encoder was imported from UniIR's {{ uniir }} (Wei et al., ECCV 2024).
-{% endif %}
-The terms of their authors apply; please cite them.
-
-{% endif %}
-## Training data
-
-{% if datasets %}
-Trained on {{ datasets | join(", ") }}.
-{% elif imported %}
-See the paper of the authors of the imported weights.
-{% else %}
-The publisher did not name the data set.
-{% endif %}
-
-{% if training %}
-{{ facts(training) }}
-{% endif %}
-Settings of the quantizer and the generator are in `config.json`.
-
-## Numbers
-
-{% if results and results.rows %}
-Measured on {{ results.data | cell or "a data set without a name" }}\
-{{ ", split %s" % (results.split | cell) if results.split }}\
-{% for setting in ("beam", "scores", "instructions") if setting in results.config %}\
-{{ "; " if loop.first else ", " }}{{ setting }} {{ results.config[setting] | cell }}{% endfor %}.
-
-{% set queries, rows = results.config.get("max_queries"), results.config.get("rows") %}
-{% if queries or rows %}
-**Only a part of the evaluation: {{ "at most %s queries of each row" % queries if queries }}\
-{{ "; " if queries and rows }}{{ "only the rows %s" % (rows | join(", ")) if rows }}.**
-
-{% endif %}
-R@k as M-BEIR defines it: the share of queries with any right answer among the first k.
-
-| {{ columns | join(" | ") }} |
-|{{ "---|" * (columns | length) }}
-{% for row in results.rows %}
-| {% for name in columns %}{{ row.get(name, "") | cell }}{{ " | " if not loop.last }}{% endfor %} |
-{% endfor %}
-{% else %}
-No evaluation came with this model.
-{% endif %}
-
-## Health of its IDs
-
-{% if health %}
-{{ facts(health) -}}
-{% else %}
-Not measured.
-{% endif %}
-
-## Licence
-
-{{ licence() }}
-
-## Citation
-
-"""
-    + _CITATIONS
-)
-
-_INDEX: Final = (
-    _MACROS
-    + """\
-A search index of GENIUS: the IDs of a pool's items, tied to the model that made them.
-
-{{ facts(summary) }}
-## Use
-
-```console
-$ pip install 'genius-search[hf]'
-{% if model %}
-$ genius pull {{ model }} --out {{ model_folder }}
-{% endif %}
-$ genius pull datasets/{{ name }} --out pulled.index
-$ genius search pulled.index "a red leather bag" --model {{ model_folder }}
-```
-
-## Licence
-
-{{ licence() }}
-
-## Citation
-
-"""
-    + _CITATIONS
-)
-
 
 class ResultRow(BaseModel, extra="allow"):
     """One data set's numbers."""
@@ -265,7 +99,7 @@ def model_card(
     }
     rows = [] if results is None else [row.model_dump() for row in results.rows]
     return _render(
-        _MODEL,
+        "model.md",
         head={name: value for name, value in head.items() if value != []},
         name=name,
         license=license,
@@ -315,7 +149,7 @@ def index_card(
         "viewer": False,
     }
     return _render(
-        _INDEX,
+        "index.md",
         head=head,
         name=name,
         license=license,
@@ -332,14 +166,17 @@ def index_card(
 
 
 def _render(template: str, **values: Any) -> str:
-    from jinja2 import Environment  # noqa: PLC0415  only cards need it
+    from jinja2 import Environment, PackageLoader  # noqa: PLC0415  only cards need it
 
     environment = Environment(  # noqa: S701  Markdown, no HTML
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        loader=PackageLoader("genius_search.hub"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters["cell"] = _format_cell
     environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
-    return environment.from_string(template).render(values)
+    return environment.get_template(template).render(values)
 
 
 def _format_cell(value: Any) -> str:

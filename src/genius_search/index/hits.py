@@ -44,8 +44,9 @@ class SearchHit:
     """How well the item matches, from 0 to 1; from 0.5 on it is a match. If there is a probability, how it
     compares with the least of a good match (:meth:`~genius_search.index.settings.Scale.relevance`);
     otherwise, for a text found by a text, how its cosine compares with those of related texts
-    (:class:`~genius_search.index.settings.Relevance`). 0 if the encoder knows no word of the query
-    (:func:`~genius_search.encoders.base.knows_words`). None where nothing is known."""
+    (:class:`~genius_search.index.settings.Relevance`); between image and text, the probability of an encoder
+    that gives one (:class:`~genius_search.encoders.base.PairOdds`). 0 if the encoder knows no word of the
+    query (:func:`~genius_search.encoders.base.knows_words`). None where nothing is known."""
 
     def _repr_html_(self) -> str:
         """Show the hit with its picture in a notebook."""

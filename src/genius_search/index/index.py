@@ -662,11 +662,10 @@ class Index:
         Without hits the result is False. It is None if the relevance is not known, or if a calibration found
         no probability from which enough hits are right (`genius calibrate --precision`).
         """
-        manifest = self.cached_snapshot.manifest
-        calibration = manifest.calibration
+        calibration = self.cached_snapshot.manifest.calibration
         has_threshold = calibration is not None and calibration.threshold is not None
         if not hits:
-            return False if manifest.relevance or has_threshold else None
+            return False
         if hits[0].relevance is None or (hits[0].probability is not None and not has_threshold):
             return None
         return hits[0].relevance >= 0.5

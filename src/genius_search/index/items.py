@@ -59,6 +59,8 @@ SCHEMA: Final = frozenset(
 )
 """All that a store may define; a view or a trigger of somebody else would run with a query."""
 KEYS_AT_ONCE: Final = 20_000
+SCANNED_IN_THE_TIME_OF_ONE: Final = 5
+"""Items whose modality is read in a scan of all while that of one is looked up."""
 STEPS: Final = 10_000
 """Steps of SQLite between two looks at the clock."""
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
@@ -262,11 +264,11 @@ class ItemStore:
                     break
                 holds = self._holds(condition, connection, deadline)
                 mask &= ~holds if condition.operator == "!=" else holds
-            if filter_.modality is None:
-                return np.flatnonzero(mask)
-            source, values = "items WHERE modality = ?", [filter_.modality.mbeir]
             rows = np.flatnonzero(mask)
-            if len(rows) <= KEYS_AT_ONCE:
+            if filter_.modality is None or self.count_by_modality().get(filter_.modality) == self.num_rows:
+                return rows
+            source, values = "items WHERE modality = ?", [filter_.modality.mbeir]
+            if len(rows) <= self.num_rows // SCANNED_IN_THE_TIME_OF_ONE:
                 source = f"json_each(?) CROSS JOIN {source} AND row = value"
                 values = [json.dumps(rows.tolist()), *values]
             return np.flatnonzero(mask & look_up(source, values))

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from genius_search.config import SearchConfig
-from genius_search.encoders.base import ItemKey, knows_words
+from genius_search.encoders.base import ItemKey, knows_words, pair_odds
 from genius_search.encoders.content import Content, features_of
 from genius_search.errors import UsageError
 from genius_search.index.filters import Filter
@@ -282,7 +282,7 @@ def _search(
         items = snapshot.items(ranking.segments, ranking.items)
         probabilities: list[float] | None = None
         if calibration is None or request.parts or not items:
-            relevance = _rate_texts(model, snapshot, query, ranking, items)
+            relevance = _rate(model, snapshot, query, ranking, items)
         else:
             has_image, modality = request.image is not None, items[0].modality
             scale = calibration.scale(request.text, has_image=has_image, item=modality)
@@ -320,12 +320,21 @@ def _is_understood(model: Genius, request: SearchRequest) -> bool:
     return knows_words(model.encoder, request.text)
 
 
-def _rate_texts(
+def _rate(
     model: Genius, snapshot: Snapshot, query: EncodedQuery, ranking: Ranking, items: Sequence[Item]
 ) -> Sequence[float | None]:
-    """Return the relevance of texts found by a text, if the index has a scale, otherwise None."""
-    request, scale = query.request, snapshot.manifest.relevance
-    if scale is None or request.parts or request.image is not None:
+    """Return the relevance of hits of an index that is not calibrated; None where it is not known.
+
+    Texts found by a text have one if the index has a scale, images found by a text and texts found by an
+    image if the encoder rates such pairs and the embeddings are sums of its features.
+    """
+    request, manifest = query.request, snapshot.manifest
+    if request.parts or (request.image is not None and (request.text or request.instruction)):
+        return [None] * len(items)
+    of_texts = manifest.relevance if request.image is None else None
+    is_features = manifest.embeddings == "fused" and model.sums_features
+    of_pairs = pair_odds(model.encoder) if is_features else None
+    if of_texts is None and of_pairs is None:
         return [None] * len(items)
     cosines = np.zeros(len(ranking.items), dtype=np.float32)
     for segment in set(ranking.segments.tolist()):
@@ -335,8 +344,13 @@ def _rate_texts(
         else:
             vectors = as_floats(snapshot.vectors[segment](ranking.items[own]))
         cosines[own] = normalize(vectors) @ query.embedding
-    rated = scale.rate(cosines, snapshot.num_alive).tolist()
-    return [rate if item.modality is Modality.TEXT else None for rate, item in zip(rated, items, strict=True)]
+    across = Modality.IMAGE if request.image is None else Modality.TEXT
+    rated = np.full(len(items), np.nan)
+    for scale, modality in ((of_texts, Modality.TEXT), (of_pairs, across)):
+        if scale is not None:
+            hits = np.array([item.modality is modality for item in items], dtype=bool)
+            rated[hits] = scale.rate(cosines[hits], snapshot.num_alive)
+    return [None if math.isnan(one) else one for one in rated.tolist()]
 
 
 def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:

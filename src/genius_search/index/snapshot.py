@@ -37,8 +37,8 @@ if TYPE_CHECKING:  # opening an index does not rank
     from collections.abc import Callable
 
     from genius_search.config import SearchConfig
+    from genius_search.search.arrays import StoredVectors
     from genius_search.search.fast import Found, Wanted
-    from genius_search.search.rank import Vectors
     from genius_search.search.tree import CodeTree, SharedPrefixes
 
     RemoteSearch = Callable[[np.ndarray, Sequence[np.ndarray], Sequence[Wanted], SearchConfig], list[Found]]
@@ -154,9 +154,9 @@ class Snapshot:
         return self._shared[depth]
 
     @cached_property
-    def vectors(self) -> list[Vectors] | None:
-        """Functions from rows to stored embeddings, one per segment; None if none are stored."""
-        return None if self.manifest.embeddings == "none" else [_vectors(one) for one in self.segments]
+    def vectors(self) -> list[StoredVectors] | None:
+        """The stored embeddings of each segment; None if there are none."""
+        return None if self.manifest.embeddings == "none" else [one.vectors for one in self.segments]
 
     @property
     def densities(self) -> list[UInt8[np.ndarray, " items"]] | None:
@@ -286,14 +286,6 @@ class Snapshot:
             own = segment.items.stamps(names)
             stamps |= {name: own[name] for name, dead in zip(names, is_dead, strict=True) if not dead}
         return stamps
-
-
-def _vectors(segment: Segment) -> Vectors:
-    from genius_search.search.compiled import ByteVectors  # noqa: PLC0415  opening does not need it
-
-    if segment.embeddings is not None and segment.scales is not None:
-        return ByteVectors(segment.embeddings, segment.scales)
-    return segment.vectors
 
 
 @contextlib.contextmanager

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float16, Float32, Int8, Int16, Int64, UInt8
+from jaxtyping import Bool, Float16, Int8, Int16, Int64, UInt8
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of, open_artifact, read_json
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.items import ITEMS_FILE, ItemStore
 from genius_search.index.settings import Calibration, Relevance, Tuned, to_dict
-from genius_search.search.arrays import open_array
+from genius_search.search.arrays import StoredVectors, open_array
 from genius_search.search.table import IdTable
 
 EmbeddingType: TypeAlias = Literal["float16", "int8"]
@@ -112,8 +112,9 @@ class Segment(NamedTuple):
         place = np.searchsorted(self.dead, rows)
         return np.asarray(self.dead[np.minimum(place, len(self.dead) - 1)] == rows)
 
-    def vectors(self, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
-        """Return the stored embeddings of items.
+    @property
+    def vectors(self) -> StoredVectors:
+        """The stored embeddings of items.
 
         Raises
         ------
@@ -124,10 +125,7 @@ class Segment(NamedTuple):
             raise UsageError(
                 "this index keeps no embeddings to rank by; create it with --embeddings fused (or raw)"
             )
-        found: np.ndarray = self.embeddings[rows].astype(np.float32)
-        if self.scales is not None:
-            found *= self.scales[rows, None].astype(np.float32)
-        return found
+        return StoredVectors(self.embeddings, self.scales)
 
 
 def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> Segment:

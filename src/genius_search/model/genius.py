@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from jaxtyping import Float, Float32, Int, Int64, Integer, UInt8
+from jaxtyping import Float, Float32, Int, Int64, UInt8
 
 from genius_search.artifact import open_artifact
 from genius_search.config import SearchConfig, usual_search
@@ -389,6 +389,11 @@ class Genius:
             fused: Tensor = self.quantizer.fusion(features.image.to(device), features.text.to(device))
         return fused.cpu()
 
+    @property
+    def sums_features(self) -> bool:
+        """Whether embeddings are sums of the encoder's features, without a trained fusion."""
+        return self.codebooks is not None and self.codebooks.config.fusion.kind == "sum"
+
     def fuse(
         self, image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
     ) -> Float32[np.ndarray, "items dim"]:
@@ -517,8 +522,10 @@ class _NoRanker(CodeRanker):
         super().__init__([np.zeros((1, 1))] * num_levels)
         self._name = name
 
-    def _positions(self, ids: Integer[np.ndarray, "ids columns"]) -> NoReturn:  # noqa: ARG002
+    def scores(self, *_: Any, **__: Any) -> NoReturn:
         raise UsageError(
             f"IDs of the scheme {self._name!r} have no code vectors to order results by; search with "
             "rerank none, or make the index with stored embeddings and search with rerank embeddings"
         )
+
+    vectors = scores

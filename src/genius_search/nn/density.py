@@ -2,7 +2,9 @@
 
 **Half norm.** The vector v of an ID is the sum of its code vectors. Since v is not a unit vector, ranking by
 the inner product q·v favours long vectors; q·v − |v|²/2 ranks by the distance between q and v, which is also
-what the quantizer minimises.
+what the quantizer minimises. An item that its codes explain badly has a short vector, though, and distance
+favours it: what is missing of it is no more than partly like the query. Without training, half of the
+correction (``norm_weight``) agrees better with exact search (``benchmarks/levels.py``).
 
 **Density.** Some items are near almost every query (hubs; Radovanović et al., "Hubs in space", 2010) and
 displace better ones. Cross-domain similarity local scaling subtracts an item's mean similarity to its nearest
@@ -63,6 +65,8 @@ class NormAndDensity:
     has_modality_level
         whether IDs begin with a modality code. If so, IDs are compared only with those of their own modality,
         and the modality's vector is added to those of the first semantic codes.
+    norm_weight
+        factor of the half norms that are stored.
     sample
         distinct IDs of a pool. If absent, or if too few have an ID's modality, the vectors of the first
         semantic codes are used instead.
@@ -73,6 +77,7 @@ class NormAndDensity:
         tables: Sequence[Float[Tensor, "_ dim"]],
         *,
         has_modality_level: bool,
+        norm_weight: float = 1.0,
         sample: Int[Tensor, "sampled levels"] | None = None,
     ) -> None:
         # In double precision, since single-precision matrix products depend on the batch, so equal IDs could
@@ -80,6 +85,7 @@ class NormAndDensity:
         self._device = torch.device("cpu") if tables[0].device.type == "mps" else tables[0].device
         self._tables = [table.to(self._device) for table in tables]
         self._has_modality_level = has_modality_level
+        self._norm_weight = norm_weight
         empty = torch.empty(0, len(tables), dtype=torch.int64)
         self._sample = (empty if sample is None else sample).to(self._device).long()
         self._references: dict[int, _Reference] = {}
@@ -98,9 +104,10 @@ class NormAndDensity:
         return Measured(half_norms, densities)
 
     def columns(self, codes: Int[Tensor, "ids levels"]) -> Int16[Tensor, "ids columns"]:
-        """Return half norm and density as stored in an index, 0 to 255; larger values are clipped."""
+        """Return weighted half norm and density as an index stores them, 0 to 255; more is clipped."""
         half_norms, densities = self.measure(codes)
-        steps = torch.stack([half_norms * HALF_NORM_STEPS, densities * DENSITY_STEPS], dim=1)
+        costs = self._norm_weight * half_norms
+        steps = torch.stack([costs * HALF_NORM_STEPS, densities * DENSITY_STEPS], dim=1)
         return steps.round().clamp(0, LARGEST).short()
 
     @torch.no_grad()

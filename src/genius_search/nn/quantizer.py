@@ -318,7 +318,10 @@ class Quantizer(nn.Module):
         """Measures half norms and densities of IDs with the current code vectors and pool sample."""
         if self._norm_and_density is None:
             self._norm_and_density = NormAndDensity(
-                self.tables(), has_modality_level=self.has_modality_level, sample=self.pool_sample
+                self.tables(),
+                has_modality_level=self.has_modality_level,
+                norm_weight=self.config.norm_weight,
+                sample=self.pool_sample,
             )
         return self._norm_and_density
 

@@ -225,6 +225,16 @@ def apply_layers(graph: Graph, value: str, layers: Iterable[nn.Module]) -> str:
     return value
 
 
+def apply_tower(graph: Graph, value: str, tower: nn.Sequential, shortcut: nn.Linear | None) -> str:
+    """Apply the layers of a small encoder's tower, and the shortcut around all but the first."""
+    first, *layers = tower
+    normed = apply_layers(graph, value, [first])
+    features = apply_layers(graph, normed, layers)
+    return (
+        features if shortcut is None else graph.op("Add", features, apply_layers(graph, normed, [shortcut]))
+    )
+
+
 def rms_norm(graph: Graph, value: str, norm: RMSNorm) -> str:
     """Apply T5's norm, in the form that ONNX Runtime recognises and computes in one go."""
     square = graph.op("Pow", value, graph.weight(2.0))
@@ -398,7 +408,8 @@ def write_small(network: SmallNetwork, dim: int, folder: Path) -> None:
     """Write both towers of a small encoder; tokenizing and describing images stay outside."""
     graph = Graph("image tower")
     descriptors = graph.input("descriptors", ["items", network.num_descriptors])
-    graph.output("features", apply_layers(graph, descriptors, network.image_tower), ["items", dim])
+    features = apply_tower(graph, descriptors, network.image_tower, network.image_shortcut)
+    graph.output("features", features, ["items", dim])
     graph.save(folder / IMAGE)
 
     graph = Graph("text tower")
@@ -409,7 +420,7 @@ def write_small(network: SmallNetwork, dim: int, folder: Path) -> None:
         numbers = graph.input(name, ["items", name], dtype=TensorProto.INT64)
         vectors = graph.op("Gather", graph.weight(weights), numbers)
         sums.append(graph.op("ReduceSum", vectors, graph.constant(1), keepdims=0))
-    features = apply_layers(graph, graph.op("Add", *sums), network.text_tower)
+    features = apply_tower(graph, graph.op("Add", *sums), network.text_tower, network.text_shortcut)
     graph.output("features", features, ["items", dim])
     graph.save(folder / TEXT)
 

@@ -13,16 +13,17 @@ import sys
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Float16, Float32, Int8, Int64, UInt8
+from jaxtyping import Float32, UInt8
 
 from genius_search.config import SearchConfig
 from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
+from genius_search.search.arrays import StoredVectors
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.native.build import FOLDER, VARIANTS, library
 from genius_search.search.rank import CodeRanker, Evidence, Ranking
@@ -150,10 +151,11 @@ class CompiledSearch(NumpySearch):
         has_costs = bool(config.density_weight) and not evidence.is_raw
         if has_costs and evidence.densities is None:
             return None
-        vectors = [one for one in evidence.embeddings or () if isinstance(one, ByteVectors)]
+        vectors = [one for one in evidence.embeddings or () if isinstance(one, StoredVectors)]
         dim = self._tables[0].shape[1]
         if len(vectors) < len(segments) or any(
-            not one.fits(segment.table.num_items, dim) for one, segment in zip(vectors, segments, strict=True)
+            not one.fits(segment.table.num_items, dim) or one.has_bytes != vectors[0].has_bytes
+            for one, segment in zip(vectors, segments, strict=True)
         ):
             return None
         return Compared(np.stack(embeddings), vectors, evidence.densities if has_costs else None)
@@ -221,7 +223,7 @@ class Compared(NamedTuple):
     """Stored embeddings that the library compares with queries."""
 
     queries: Float32[np.ndarray, "queries dim"]
-    vectors: Sequence[ByteVectors]
+    vectors: Sequence[StoredVectors]
     """Of each segment."""
     densities: Sequence[UInt8[np.ndarray, " items"]] | None
     """Of each segment; None: not subtracted."""
@@ -237,32 +239,6 @@ def count_cores() -> int:
         return int(os.environ["OMP_NUM_THREADS"])
     except (KeyError, ValueError):
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class ByteVectors:
-    """Stored embeddings in 8 bits: the rows of ``values``, each times its scale."""
-
-    def __init__(self, values: Int8[np.ndarray, "items dim"], scales: Float16[np.ndarray, " items"]) -> None:
-        self._values = values
-        self._scales = scales
-
-    def __call__(self, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
-        """Return the vectors of items."""
-        return np.asarray(self._values[rows] * self._scales[rows, None].astype(np.float32))
-
-    @cached_property
-    def addresses(self) -> tuple[int, int]:
-        """Where values and scales are."""
-        return self._values.ctypes.data, self._scales.ctypes.data
-
-    def fits(self, num_items: int, dim: int) -> bool:
-        """Return whether there is a vector of this width for each item."""
-        arrays = (self._values, self._scales)
-        return (
-            self._values.shape == (num_items, dim)
-            and self._scales.shape == (num_items,)
-            and all(array.flags.c_contiguous for array in arrays)
-        )
 
 
 @cache

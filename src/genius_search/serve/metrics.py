@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -32,44 +33,38 @@ class Metrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self.requests = Counter(
-            "genius_requests", "HTTP responses", ("route", "method", "status"), registry=registry
-        )
-        self.request_seconds = Histogram(
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.requests = counter("genius_requests", "HTTP responses", ("route", "method", "status"))
+        self.request_seconds = histogram(
             "genius_request_seconds",
             "From the first byte of a request to the end of its response",
             ("route",),
             buckets=SECONDS,
-            registry=registry,
         )
-        self.stage_seconds = Histogram(
+        self.stage_seconds = histogram(
             "genius_stage_seconds",
             "Time of a search by stage; encode and search are those of its whole batch",
             ("stage",),
             buckets=SECONDS,
-            registry=registry,
         )
-        self.batch_size = Histogram(
-            "genius_search_batch_size", "Searches run together", buckets=COUNTS, registry=registry
+        self.batch_size = histogram("genius_search_batch_size", "Searches run together", buckets=COUNTS)
+        self.beam = histogram("genius_search_beam", "Beam width", buckets=COUNTS)
+        self.candidates = histogram(
+            "genius_search_leaves", "Items under all beams of a search", buckets=CANDIDATES
         )
-        self.beam = Histogram("genius_search_beam", "Beam width", buckets=COUNTS, registry=registry)
-        self.candidates = Histogram(
-            "genius_search_leaves", "Items under all beams of a search", buckets=CANDIDATES, registry=registry
-        )
-        self.errors = Counter("genius_errors", "Requests that failed, by error", ("kind",), registry=registry)
-        self.changes = Counter(
-            "genius_items_changed", "Items by outcome", ("index", "became"), registry=registry
-        )
-        self.compactions = Counter("genius_compactions", "Compactions", ("index",), registry=registry)
-        self.queue_length = Gauge("genius_queue_length", "Waiting requests", ("queue",), registry=registry)
-        self.items = Gauge("genius_items", "Items that can be found", ("index",), registry=registry)
-        self.collision_rate = Gauge(
-            "genius_collision_rate", "Share of items whose ID is shared", ("index",), registry=registry
-        )
-        self.segments = Gauge("genius_segments", "Segments of the index", ("index",), registry=registry)
-        self.deleted_items = Gauge(
-            "genius_deleted_items", "Deleted items not yet compacted away", ("index",), registry=registry
-        )
+        self.errors = counter("genius_errors", "Requests that failed, by error", ("kind",))
+        self.changes = counter("genius_items_changed", "Items by outcome", ("index", "became"))
+        self.compactions = counter("genius_compactions", "Compactions", ("index",))
+        self.queue_length = gauge("genius_queue_length", "Waiting requests", ("queue",))
+        self.items = gauge("genius_items", "Items that can be found", ("index",))
+        self.collision_rate = gauge("genius_collision_rate", "Share of items whose ID is shared", ("index",))
+        self.segments = gauge("genius_segments", "Segments of the index", ("index",))
+        self.deleted_items = gauge("genius_deleted_items", "Deleted items not yet compacted away", ("index",))
+
+
+LABELS: Final = ("index", "shard")
 
 
 class ShardCollector(Collector):
@@ -86,21 +81,18 @@ class ShardCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current values."""
-        labels = ("index", "shard")
-        copies = GaugeMetricFamily("genius_shard_copies", "Copies of a shard", labels=labels)
-        answering = GaugeMetricFamily(
-            "genius_shard_copies_answering", "Copies whose last call was answered", labels=labels
-        )
-        calls = CounterMetricFamily("genius_shard_calls", "Answered calls to a shard", labels=labels)
-        failures = CounterMetricFamily(
-            "genius_shard_failures",
-            "Calls that a copy did not answer",
-            labels=labels,
-        )
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
+            "copies": GaugeMetricFamily("genius_shard_copies", "Copies of a shard", labels=LABELS),
+            "answering": GaugeMetricFamily(
+                "genius_shard_copies_answering", "Copies whose last call was answered", labels=LABELS
+            ),
+            "calls": CounterMetricFamily("genius_shard_calls", "Answered calls to a shard", labels=LABELS),
+            "failures": CounterMetricFamily(
+                "genius_shard_failures", "Calls that a copy did not answer", labels=LABELS
+            ),
+        }
         for index, read in self._clusters.items():
             for shard, health in read().items():
-                copies.add_metric((index, shard), health.copies)
-                answering.add_metric((index, shard), health.answering)
-                calls.add_metric((index, shard), health.calls)
-                failures.add_metric((index, shard), health.failures)
-        yield from (copies, answering, calls, failures)
+                for name, family in families.items():
+                    family.add_metric((index, shard), getattr(health, name))
+        yield from families.values()

@@ -20,7 +20,7 @@ from genius_search.data.features import ABSENT, FeatureBatch, Features, Shard
 from genius_search.data.mbeir import Instructions
 from genius_search.data.pairs import Batch, Pairs
 from genius_search.embed import transform
-from genius_search.encoders.base import Encoder, ImageInput, TextInput
+from genius_search.encoders.base import Encoder, ImageInput, TextInput, load_encoder
 from genius_search.encoders.small import (
     AnySmallEncoder,
     EmbeddingNetwork,
@@ -29,6 +29,8 @@ from genius_search.encoders.small import (
     load_small,
 )
 from genius_search.encoders.small_texts import PADDING
+from genius_search.encoders.static import StaticEncoder, WordVectors
+from genius_search.errors import UsageError
 from genius_search.nn import parallel
 from genius_search.nn.losses import contrastive_loss, phrase_loss, word_loss
 from genius_search.presets import EncoderConfig
@@ -48,6 +50,8 @@ PHRASE_SHARE: Final = 0.5
 """Weight of the loss of phrases, as a share of that of words."""
 WORD_TEMPERATURE: Final = 0.1
 """Divides the cosines of images and words, of which many are right at once."""
+NUM_EXAMPLES: Final = 8192
+"""Candidates whose images are compared before training."""
 NO_CANDIDATE: Final = -1
 """Candidate number of the random vectors that a queue begins with."""
 
@@ -240,22 +244,14 @@ def train_encoder(
         if not prepared_folder.exists():  # a finished model keeps only the features
             return Embedded(encoder, embed(encoder, folder / "features"))
     else:
-        progress.say("learning the words of the training texts")
-        encoder = create_small(config.network, records.all_texts(), seed=config.training.seed)
+        if not config.words:
+            progress.say("learning the words of the training texts")
+        encoder = create_small(
+            config.network, records.all_texts(), words=_open_words(config.words), seed=config.training.seed
+        )
     prepared = embed(_Preparation(encoder), prepared_folder)
     if not stage.is_finished:
-        pairs = Pairs(records.lines(), *prepared)
-        word_queries = WordQueries.of(encoder, records.data.instructions)
-        module, take_step = _training(encoder.network.to(device), pairs, config, word_queries)
-        train(
-            module,
-            take_step,
-            total=num_steps(len(pairs), config.training),
-            config=config.training,
-            folder=stage.path,
-            progress=progress,
-            name="train encoder",
-        )
+        _train_on(Pairs(records.lines(), *prepared), encoder, stage.path, config, records, progress, device)
 
         def write(writer: ArtifactWriter) -> None:
             encoder.save(writer.path)
@@ -279,6 +275,53 @@ def train_encoder(
         return TrainingFeatures(queries, candidates)
 
     return Embedded(encoder, parallel.in_turn(embed_prepared))
+
+
+def _train_on(
+    pairs: Pairs,
+    encoder: AnySmallEncoder,
+    folder: Path,
+    config: EncoderConfig,
+    records: TrainingRecords,
+    progress: Progress,
+    device: str,
+) -> None:
+    """Train the network of an encoder; the folder receives the checkpoint and the log."""
+    network = encoder.network
+    if isinstance(network, SmallNetwork):
+        network.begin_with_images(_some_descriptions(pairs.candidates, config.training.seed))
+    word_queries = WordQueries.of(encoder, records.data.instructions)
+    module, take_step = _training(network.to(device), pairs, config, word_queries)
+    train(
+        module,
+        take_step,
+        total=num_steps(len(pairs), config.training),
+        config=config.training,
+        folder=folder,
+        progress=progress,
+        name="train encoder",
+    )
+    if isinstance(network, SmallNetwork):
+        network.keep_word_lengths()
+
+
+def _some_descriptions(candidates: Features, seed: int) -> Float[Tensor, "items pixels"]:
+    """Return the descriptions of the images among ``NUM_EXAMPLES`` candidates drawn at random."""
+    drawn = np.random.default_rng(seed).permutation(len(candidates))[:NUM_EXAMPLES]
+    batch = candidates.gather(np.sort(drawn))
+    return batch.image[batch.has_image]
+
+
+def _open_words(spec: str) -> WordVectors | None:
+    """Open the word vectors to begin with; raise :class:`UsageError` if the spec names something else."""
+    if not spec:
+        return None
+    opened = load_encoder(spec)
+    if not isinstance(opened, StaticEncoder):
+        raise UsageError(
+            f"words {spec!r} are not static embeddings; give text:wordllama or text:FOLDER of some"
+        )
+    return opened.words()
 
 
 def _training(

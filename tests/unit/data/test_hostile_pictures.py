@@ -67,6 +67,8 @@ def test_a_jpeg_in_several_scans_counts_whole_since_it_is_held_whole():
     with pytest.raises(TooManyPixels):
         read_image(in_scans(side), name="x", **SERVICE)
     assert read_image(in_scans(640), name="x", **SERVICE).size == (320, 320)
+    with pytest.raises(TooManyPixels):
+        read_image(saved("RGB", (side, side), "JPEG", progressive=True), name="x", **SERVICE)
     whole = saved("RGB", (side, side), "JPEG")
     assert read_image(whole, name="x", **SERVICE).size == (650, 650)
 

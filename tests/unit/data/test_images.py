@@ -282,11 +282,6 @@ def test_a_huge_photograph_is_welcome_when_a_small_copy_suffices(tmp_path):
     assert open_image(tmp_path / "huge.jpg", shortest_side=224).size == (1125, 750)
 
 
-def test_a_progressive_jpeg_counts_whole_since_it_is_held_whole(tmp_path):
-    halves(size=(1600, 800)).save(tmp_path / "a.jpg", progressive=True)
-    assert "pixels" in refused(tmp_path / "a.jpg", shortest_side=100, max_pixels=100_000)
-
-
 def test_threads_read_at_once_and_leave_the_warning_filters_alone(tmp_path):
     path = tmp_path / "a.jpg"
     halves(size=(256, 256)).save(path)

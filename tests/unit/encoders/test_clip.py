@@ -2,7 +2,9 @@
 
 # ruff: noqa: PLC0415  transformers is imported where it is needed; tokens are no passwords
 
+import importlib.util
 import json
+import shutil
 import threading
 import time
 
@@ -73,6 +75,41 @@ def test_siglip_gives_the_features_of_transformers_own_pipeline(siglip_folder, p
     assert found_images.shape == found_texts.shape == (3, encoder.dim) == (3, 16)
     torch.testing.assert_close(torch.nn.functional.normalize(found_images), both.image_embeds)
     torch.testing.assert_close(torch.nn.functional.normalize(found_texts), both.text_embeds)
+
+
+def test_siglip_reads_lower_case(siglip_folder):
+    encoder = ClipEncoder(str(siglip_folder))
+    upper, lower = encoder.text_features(texts_of(["A Red ANCHOR", "a red anchor"]))
+    torch.testing.assert_close(upper, lower)
+
+
+def test_siglip_reads_a_tokenizer_of_sentence_pieces(siglip_folder, tmp_path, monkeypatch):
+    from sentencepiece import SentencePieceTrainer
+
+    folder = shutil.copytree(siglip_folder, tmp_path / "siglip")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(["a red anchor on green ground"] * 9),
+        model_prefix=str(folder / "spiece"),
+        vocab_size=8,
+        model_type="word",
+        bos_id=-1,
+        minloglevel=2,
+    )
+    settings = {"tokenizer_class": "SiglipTokenizer", "eos_token": "</s>", "pad_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    one, same, other = ClipEncoder(folder).text_features(
+        texts_of(["A red anchor.", "a red, anchor", "green"])
+    )
+    torch.testing.assert_close(one, same)
+    assert (one - other).abs().max() > 1e-3
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "sentencepiece" else found(name)
+    )
+    with pytest.raises(MissingExtra, match=r"sentencepiece: pip install 'genius-search\[hf\]'"):
+        ClipEncoder(folder)
 
 
 @pytest.mark.parametrize("kind", ["clip_folder", "siglip_folder"])

@@ -209,16 +209,17 @@ def test_a_long_text_is_cut_before_it_is_tokenized():
 
 
 @pytest.mark.parametrize("kind", ["clip", "text"])
-def test_a_pretrained_encoder_reads_the_beginning_of_a_long_text(kind, request):
+def test_a_pretrained_encoder_reads_the_beginning_of_a_long_text(kind, request, monkeypatch):
     folder = request.getfixturevalue("clip_folder" if kind == "clip" else "sentence_folder")
     encoder = load_encoder(f"{kind}:{folder}")
-    read, tokenizer = [], encoder._tokenizer
+    reader, name = (encoder, "_tokenizer") if kind == "clip" else (encoder._model, "encode_query")
+    read, own = [], getattr(reader, name)
 
     def spy(texts, **settings):
         read.extend(map(len, texts))
-        return tokenizer(texts, **settings)
+        return own(texts, **settings)
 
-    encoder._tokenizer = spy
+    monkeypatch.setattr(reader, name, spy)
     key = ItemKey("query", "1")
     long, short = "a red kite " * 1_000, "a red kite " * 100
     found = encoder.text_features([TextInput(long, key), TextInput(short, key)])

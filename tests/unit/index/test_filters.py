@@ -103,6 +103,18 @@ def test_all_parts_of_a_filter_are_joined_by_and(store):
     assert store.matching(Filter.parse(item_ids=["3", "1", "nobody"])).tolist() == [0, 2]
 
 
+def test_the_modality_that_all_items_have_is_not_looked_up(tmp_path, monkeypatch):
+    names = ["red 1", "red 2", "blue"]
+    write_items(tmp_path, [Item(name, Modality.TEXT, name) for name in names])
+    store = ItemStore(tmp_path)
+    asked = []
+    ask = store._query
+    monkeypatch.setattr(store, "_query", lambda query, *others: asked.append(query) or ask(query, *others))
+    assert store.matching(Filter.parse(match="red", modality=Modality.TEXT)).tolist() == [0, 1]
+    assert store.matching(Filter.parse(match="red", modality=Modality.IMAGE)).tolist() == []
+    assert sum("modality = ?" in query for query in asked) == 1
+
+
 def test_a_filter_that_asks_nothing_finds_everything(store):
     assert store.matching(Filter()).tolist() == [0, 1, 2]
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.config import FusionConfig
+from genius_search.config import FusionConfig, QuantizerConfig
+from genius_search.nn.columns import HALF_NORM_STEPS
 from genius_search.nn.fusion import make_fusion
 from genius_search.nn.quantizer import make_quantizer
 from genius_search.progress import Silent
@@ -32,9 +33,15 @@ def embeddings():
 MODALITIES = np.arange(ITEMS, dtype=np.int8) % 3
 
 
-def fit(embeddings, modalities, folder):
+def fit(embeddings, modalities, folder, fused_by=None):
     return fit_codebooks(
-        embeddings, modalities, folder, items=len(embeddings), inputs={"made": "up"}, progress=Silent()
+        embeddings,
+        modalities,
+        folder,
+        items=len(embeddings),
+        inputs={"made": "up"},
+        fused_by=fused_by,
+        progress=Silent(),
     )
 
 
@@ -83,6 +90,23 @@ def test_a_handful_of_items_gets_ids(tmp_path, items):
     encoded = encode(fit(vectors, kinds, tmp_path / "quantizer").quantizer, vectors, kinds)
     assert (encoded.code_cosine > 0.99).all()
     assert len(encoded.codes.unique(dim=0)) == items
+
+
+def test_ids_store_half_of_their_half_norms_unless_the_embeddings_were_trained(embeddings, tmp_path):
+    untrained = fit(embeddings, MODALITIES, tmp_path / "untrained").quantizer
+    stored = []
+    for kind, weight in (("sum", 0.5), ("network", 1.0)):
+        fused_by = make_quantizer(DIM, QuantizerConfig(fusion=FusionConfig(kind=kind)))
+        quantizer = fit(embeddings, MODALITIES, tmp_path / kind, fused_by=fused_by).quantizer
+        assert quantizer.config.norm_weight == weight
+        stored.append(quantizer.norm_and_density.columns(quantizer.pool_sample.long()))
+    codes = untrained.pool_sample.long()
+    assert torch.equal(untrained.norm_and_density.columns(codes), stored[0])
+    vectors = untrained.decode(codes)
+    expected = vectors.square().sum(dim=1) / 4
+    assert (stored[0][:, 0] / HALF_NORM_STEPS - expected).abs().max() < 0.6 / HALF_NORM_STEPS
+    assert (stored[1][:, 0] / HALF_NORM_STEPS - 2 * expected).abs().max() < 0.6 / HALF_NORM_STEPS
+    assert torch.equal(stored[0][:, 1], stored[1][:, 1])
 
 
 def test_the_same_embeddings_and_seed_give_the_same_codebooks(embeddings, tmp_path):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from model2vec import StaticModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch.nn import functional as F
 
 from genius_search.config import SmallEncoderConfig
@@ -16,6 +21,7 @@ from genius_search.data.mbeir import InstructionKey, Instructions, MBeir
 from genius_search.data.pairs import Pairs
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE
 from genius_search.encoders.small import SmallNetwork, create_small, load_small
+from genius_search.errors import UsageError
 from genius_search.presets import MomentumConfig, preset
 from genius_search.progress import Silent
 from genius_search.records import Modality, Query, format_text, instructed
@@ -104,6 +110,36 @@ def test_a_killed_training_with_a_slow_copy_goes_on_to_the_same_losses(train, re
         train("blip-sf", place, Killer())
     train("blip-sf", place)
     assert read_losses(place / "encoder") == read_losses(whole / "encoder")
+
+
+def test_given_words_are_trained_on_and_saved_without_their_file(trained, tmp_path):
+    words = ["[PAD]", "a", "find", "picture", "red", "kite", "[UNK]"]
+    tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))  # noqa: S106  no password
+    tokenizer.pre_tokenizer = Whitespace()
+    vectors = np.random.default_rng(0).standard_normal((len(words), 8)).astype(np.float32)
+    StaticModel(vectors, tokenizer).save_pretrained(tmp_path / "static")
+    settings = replace(settings_of("clip-sf"), words=f"text:{tmp_path / 'static'}")
+    settings = replace(settings, network=replace(settings.network, shortcuts=True, dropout=0.2))
+    records = TrainingRecords(MBeir(trained.data))
+    result = train_encoder(records, tmp_path / "model", settings, progress=Silent())
+    shutil.rmtree(tmp_path / "static")
+    encoder = load_small(tmp_path / "model" / "encoder")
+    assert encoder.fingerprint == result.encoder.fingerprint
+    assert encoder.config.text_width == 8
+    learned = encoder.network.words.weight.detach()
+    ratios = learned.norm(dim=1) / torch.from_numpy(vectors).norm(dim=1)
+    assert ratios.std() > 0
+    cosines = F.cosine_similarity(learned, torch.from_numpy(vectors))
+    torch.testing.assert_close(cosines, torch.ones(len(words)))
+
+
+def test_words_must_be_static_embeddings(trained, tmp_path):
+    encoder = create_small(settings_of("clip-sf").network, ["a red kite"], seed=0)
+    (tmp_path / "small").mkdir()
+    encoder.save(tmp_path / "small")
+    settings = replace(settings_of("clip-sf"), words=f"small:{tmp_path / 'small'}")
+    with pytest.raises(UsageError, match="are not static embeddings; give text:wordllama"):
+        train_encoder(TrainingRecords(MBeir(trained.data)), tmp_path / "model", settings, progress=Silent())
 
 
 def test_words_go_with_the_images_that_they_describe():

@@ -6,7 +6,7 @@ import io
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 import matplotlib as mpl
@@ -275,7 +275,7 @@ def reliability_figure(found: Sequence[FirstHits]) -> Drawing:
 
 def _draw_promises(axes: Axes, found: FirstHits, colour: str) -> None:
     """Draw a point for each bin, with the interval of its share (Wilson's, 95 %)."""
-    x, y, sizes = map(np.array, zip(*reliability(found.cases()), strict=True))
+    x, y, sizes = map(np.array, zip(*map(astuple, reliability(found.cases())), strict=True))
     bounds = [
         stats.binomtest(round(share * size), round(size)).proportion_ci(method="wilson")
         for share, size in zip(y, sizes, strict=True)

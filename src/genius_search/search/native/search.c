@@ -45,8 +45,8 @@ typedef struct { /* a table, and the items of it that may be returned */
   const uint64_t *words;  /* bit vector of the rows with such an item; NULL: all items may be returned */
   const int32_t *before;  /* number of these rows before each word */
   const uint8_t *allowed; /* 1 for each such item */
-  const int8_t *embeddings; /* of the items, if they are compared: [items][dim], each times its scale */
-  const uint16_t *scales;   /* in half precision */
+  const char *embeddings; /* of the items, if they are compared: [items][dim] */
+  const uint16_t *scales; /* in half precision, of embeddings in bytes; NULL: embeddings are in half precision */
   const uint8_t *densities; /* NULL: none */
 } Part;
 
@@ -198,6 +198,35 @@ static float dot(const float *x, const float *y, int64_t n) {
   for (; i + LANES <= n; i += LANES) sums[0] += *(const vec *)(x + i) * *(const vec *)(y + i);
   float sum = sum_lanes(sums[0] + sums[1] + (sums[2] + sums[3]));
   for (; i < n; i++) sum += x[i] * y[i];
+  return sum;
+}
+
+/* Numbers in half precision; infinity becomes 65536. */
+
+static inline float widen(uint16_t half) {
+  uint32_t bits = (uint32_t)(half & 0x8000) << 16 | (uint32_t)(half & 0x7fff) << 13;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value * 0x1p112f;
+}
+
+static inline vec widen_some(const uint16_t *halves) { /* as many as there are lanes */
+  typedef int16_t shorts __attribute__((vector_size(LANES * 2)));
+  typedef int32_t ints __attribute__((vector_size(LANES * 4)));
+  typedef uint32_t words __attribute__((vector_size(LANES * 4)));
+  shorts narrow;
+  memcpy(&narrow, halves, sizeof narrow);
+  return (vec)((words)__builtin_convertvector(narrow, ints) << 13 & 0x8fffffff) * 0x1p112f;
+}
+
+static float dot_halves(const uint16_t *x, const float *y, int64_t n) {
+  vec sums[4] = {0};
+  int64_t i = 0;
+  for (; i + 4 * LANES <= n; i += 4 * LANES)
+    for (int j = 0; j < 4; j++) sums[j] += widen_some(x + i + j * LANES) * *(const vec *)(y + i + j * LANES);
+  for (; i + LANES <= n; i += LANES) sums[0] += widen_some(x + i) * *(const vec *)(y + i);
+  float sum = sum_lanes(sums[0] + sums[1] + (sums[2] + sums[3]));
+  for (; i < n; i++) sum += widen(x[i]) * y[i];
   return sum;
 }
 
@@ -1039,34 +1068,30 @@ static int multiply_kept(const Model *m, Work *w, const float *query, int64_t sh
   return 1;
 }
 
-static float widen(uint16_t half) { /* a number that is not negative, in half precision */
-  uint32_t bits = (uint32_t)(half & 0x7fff) << 13;
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value * 0x1p112f;
-}
-
 /* Replace the hits of a query, which begin at ``first``, by the best of them by their embeddings. */
 static int compare(const Model *m, const Request *request, const float *query, int64_t first, Work *w) {
   int64_t n = w->num_hits - first, k = request->compared_k < n ? request->compared_k : n;
   if (!reserve(&w->leaves, k, sizeof(Leaf)) || !reserve(&w->chosen, k, sizeof(Hit))) return NO_MEMORY;
   Hit *hits = (Hit *)w->hits.at + first, *chosen = w->chosen.at;
   Best best = {w->leaves.at, k, 0, 0, -INFINITY};
-  float step = shorten(query, m->dim, w->short_query.at);
+  int has_bytes = n && w->parts[hits->part].scales;
+  int64_t size = m->dim * (has_bytes ? 1 : 2);
+  float step = has_bytes ? shorten(query, m->dim, w->short_query.at) : 0;
   for (int64_t i = 0; i < n; i += 4) {
-    const int8_t *rows[4];
+    const char *rows[4];
     int32_t sums[4];
     for (int64_t j = 0; j < 4; j++) {
       const Hit *hit = hits + (i + j < n ? i + j : i);
-      rows[j] = w->parts[hit->part].embeddings + hit->item * m->dim;
+      rows[j] = w->parts[hit->part].embeddings + hit->item * size;
       if (i + j + 8 >= n) continue;
-      const int8_t *next = w->parts[hit[8].part].embeddings + hit[8].item * m->dim;
-      for (int64_t byte = 0; byte < m->dim; byte += 64) __builtin_prefetch(next + byte);
+      const char *next = w->parts[hit[8].part].embeddings + hit[8].item * size;
+      for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(next + byte);
     }
-    multiply_bytes(rows, w->short_query.at, m->dim, sums);
+    if (has_bytes) multiply_bytes((const int8_t *const *)rows, w->short_query.at, m->dim, sums);
     for (int64_t j = 0; j < 4 && i + j < n; j++) {
       const Part *part = w->parts + hits[i + j].part;
-      float score = (float)sums[j] * step * widen(part->scales[hits[i + j].item]);
+      float score = has_bytes ? (float)sums[j] * step * widen(part->scales[hits[i + j].item])
+                              : dot_halves((const uint16_t *)rows[j], query, m->dim);
       if (part->densities) score -= request->density_step * part->densities[hits[i + j].item];
       offer(&best, score, 0, i + j, 0);
     }
