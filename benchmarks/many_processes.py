@@ -34,6 +34,7 @@ from unittest.mock import patch
 
 from genius_search.index import writer as writer_module
 from genius_search.index.index import Index
+from genius_search.lab.bench.measure import use_one_thread
 from genius_search.model import Genius
 
 WRITERS = READERS = 4
@@ -309,6 +310,7 @@ def main() -> int:
     parser.add_argument("--changes", type=int, default=1)
     parser.add_argument("--fault", choices=("lock", "stale"))
     arguments = parser.parse_args()
+    use_one_thread()  # others would be missing after a fork, and be waited for
     forks = multiprocessing.get_context("fork")
     chance = random.Random(5)
     kills = 0

@@ -5,7 +5,8 @@ Usage: python benchmarks/pools.py FLICKR8K FOLDER [ITEMS ...]
 The smallest pool is Flickr8k's 32,368 captions. Larger ones are invented: beside the captions, each item is the feature
 of a caption plus the difference between the features of two captions of another photograph, normalised. (A query's
 nearest invented items are as near as its nearest captions.) Codebooks are fitted to 65,536 items of each pool; FOLDER
-keeps the pools. Prints Markdown.
+keeps the pools. Above a million, the IDs alone are invented: the first three codes of an item of the million, followed by
+the rest of another's that shares the first two. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import faiss
 import numpy as np
 import torch
+from cluster import invent
 from query_path import lines, row_of
 
 from genius_search.config import SearchConfig, usual_search
@@ -31,9 +34,11 @@ from genius_search.search.table import IdTable, SearchSegment
 from genius_search.training.codebooks import MAX_SAMPLE, draw_ids, fit_codebooks
 
 K = 10
+ALL = "all by codes"
 CAPTIONS = 5
 CHUNK = 8192
 DENSITY_SAMPLE = 1024
+MOST_VECTORS = 1_000_000
 
 
 class Flickr8k:
@@ -98,44 +103,74 @@ def encode(vectors: np.ndarray, folder: Path) -> tuple[np.ndarray, list[np.ndarr
     return np.load(ids_file), [saved[name] for name in saved.files]
 
 
-def report(data: Flickr8k, count: int, folder: Path) -> None:
-    """Measure and print one pool's table."""
-    vectors, queries = data.items(count), data.queries
-    ids, tables = encode(vectors, folder)
-    segments = [SearchSegment(IdTable.build(ids, np.zeros(count)))]
+Method = Callable[[np.ndarray], list[np.ndarray]]
+"""Finds the best items of each query."""
+
+
+def search_codes(
+    ids: np.ndarray, tables: list[np.ndarray], configs: Iterable[SearchConfig]
+) -> dict[str, Method]:
+    """Return searches by codes, the last of which ranks all items."""
+    segments = [SearchSegment(IdTable.build(ids, np.zeros(len(ids))))]
     library = open_library()
-    assert library is not None, "compile the search first"
+    if library is None:
+        sys.exit("compile the search first: python -m genius_search.search.native.build")
     fast = CompiledSearch(CodeRanker([torch.from_numpy(table) for table in tables]), library)
 
     def search(own: np.ndarray, config: SearchConfig) -> list[np.ndarray]:
         found = fast.search(segments, own, [Wanted(config.beam, K)] * len(own), config)
         return [one.ranking.items for one in found]
 
-    usual = usual_search(count)
-    configs = [
-        dataclasses.replace(usual, beam=beam, candidates=candidates)
-        for beam in (usual.beam, 50)
-        for candidates in (1000, count // 50, count // 20, count // 10, count // 5)
-    ]
-    methods: dict[str, Callable[[np.ndarray], list[np.ndarray]]] = {
-        f"{'**' if config == usual else ''}beam {config.beam}, {config.candidates:,} candidates{'**' if config == usual else ''}": (
-            lambda own, config=config: search(own, config)
-        )
-        for config in configs
-    }
-    methods["all by codes"] = lambda own: search(own, dataclasses.replace(usual, candidates=10**9))
+    usual = usual_search(len(ids))
+    named = {}
+    for config in configs:
+        name = f"beam {config.beam}, {config.candidates:,} candidates"
+        named[f"**{name}**" if config == usual else name] = config
+    named[ALL] = dataclasses.replace(usual, candidates=10**9)
+    return {name: partial(search, config=config) for name, config in named.items()}
+
+
+def search_vectors(vectors: np.ndarray) -> dict[str, Method]:
+    """Return searches by faiss, the last of which is exact."""
+    found: dict[str, Method] = {}
+    count = len(vectors)
     index = faiss.index_factory(vectors.shape[1], f"IVF{1 << round(np.log2(count**0.5))},PQ16x8np")
     index.cp.min_points_per_centroid = 1
     index.train(vectors[np.random.default_rng(0).permutation(count)[:MAX_SAMPLE]])
     index.add(vectors)
     for lists in (16, 64):
         parameters = faiss.SearchParametersIVF(nprobe=lists)
-        methods[f"faiss IVF{index.nlist},PQ16x8, {lists} lists"] = lambda own, parameters=parameters: list(
+        found[f"faiss IVF{index.nlist},PQ16x8, {lists} lists"] = lambda own, parameters=parameters: list(
             index.search(own, K, params=parameters)[1]
         )
     flat = faiss.IndexFlatIP(vectors.shape[1])
     flat.add(vectors)
-    methods["exact"] = lambda own: list(flat.search(own, K)[1])
+    found["exact"] = lambda own: list(flat.search(own, K)[1])
+    return found
+
+
+def report(data: Flickr8k, count: int, folder: Path) -> None:
+    """Measure and print one pool's table."""
+    usual, queries = usual_search(count), data.queries
+    has_captions = count <= MOST_VECTORS
+    if has_captions:
+        vectors = data.items(count)
+        ids, tables = encode(vectors, folder)
+        candidates = (1000, count // 50, count // 20, count // 10, count // 5)
+        beams = (usual.beam, 50)
+    else:
+        ids, tables = encode(data.items(MOST_VECTORS), folder)
+        random, table = np.random.default_rng(0), IdTable.build(ids, np.zeros(len(ids)))
+        sizes = [min(MOST_VECTORS, count - done) for done in range(0, count, MOST_VECTORS)]
+        ids = np.concatenate([invent(table, size, random).astype(np.uint8) for size in sizes])
+        candidates = (10_000, 30_000, 100_000, 300_000, 1_000_000)
+        beams = (usual.beam,)
+    configs = [
+        dataclasses.replace(usual, beam=beam, candidates=number) for beam in beams for number in candidates
+    ]
+    methods = search_codes(ids, tables, configs)
+    if has_captions:
+        methods |= search_vectors(vectors)
     times = time_queries(
         {
             name: (lambda number, call=call: call(queries[number : number + 1]))
@@ -143,17 +178,15 @@ def report(data: Flickr8k, count: int, folder: Path) -> None:
         },
         100,
     )
-    best = [set(own) for own in methods["all by codes"](queries)]
-    print(f"\n### {count:,} items, {count - len(data.pool):,} of them invented\n")
+    best = [set(own) for own in methods[ALL](queries)]
+    print(f"\n### {count:,} items, {count - has_captions * len(data.pool):,} of them invented\n")
     print("| | of the ten best by codes | R@5 | CPU-µs alone |\n|---|---|---|---|")
     for name, call in methods.items():
         found = call(queries)
         shared = np.mean([len(own & set(other)) / K for own, other in zip(best, found, strict=True)])
         of_codes = f"{shared:.3f}" if "candidates" in name else ""
-        print(
-            f"| {name} | {of_codes} | {data.recall(found):.3f} | {1000 * times[name].cpu_ms:,.0f} |",
-            flush=True,
-        )
+        recall = f"{data.recall(found):.3f}" if has_captions else ""
+        print(f"| {name} | {of_codes} | {recall} | {1000 * times[name].cpu_ms:,.0f} |", flush=True)
 
 
 def main() -> None:
