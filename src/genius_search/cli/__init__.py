@@ -58,7 +58,6 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
         "train encoder": "genius_search.cli.train:TrainEncoder",
         "train quantizer": "genius_search.cli.train:TrainQuantizer",
         "train generator": "genius_search.cli.train:TrainGenerator",
-        "export onnx": "genius_search.cli.export:Onnx",
         "pull": "genius_search.cli.hub:Pull",
         "push": "genius_search.cli.hub:Push",
     },

@@ -15,7 +15,7 @@ from genius_search.encoders.descriptors import descriptor_size
 from genius_search.encoders.small import create_small, load_small
 from genius_search.encoders.static import WordVectors
 from genius_search.errors import UsageError
-from genius_search.onnx.export import write_small
+from genius_search.lab.onnx.export import write_small
 from genius_search.presets import EncoderConfig
 
 CONFIG = SmallEncoderConfig(

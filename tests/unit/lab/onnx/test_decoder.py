@@ -6,9 +6,9 @@ import torch
 
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, UsageError
+from genius_search.lab.onnx.export import write_decoder
+from genius_search.lab.onnx.run import KIND, OnnxDecoder, Session
 from genius_search.nn.generator import Generator
-from genius_search.onnx.export import write_decoder
-from genius_search.onnx.run import KIND, OnnxDecoder, Session
 from genius_search.search.beam import search
 from genius_search.search.decoder import T5Decoder
 from genius_search.search.table import IdTable, SearchSegment

@@ -10,9 +10,9 @@ from PIL import Image
 from genius_search.encoders.base import ImageInput, ItemKey, TextInput
 from genius_search.encoders.pretrained import ClipEncoder
 from genius_search.errors import MissingExtra, UsageError
-from genius_search.onnx import export as traced
-from genius_search.onnx.export import copy_reader, write_towers
-from genius_search.onnx.run import KIND, READER, OnnxQueryEncoder
+from genius_search.lab.onnx import export as traced
+from genius_search.lab.onnx.export import copy_reader, write_towers
+from genius_search.lab.onnx.run import KIND, READER, OnnxQueryEncoder
 from genius_search.writing import ArtifactWriter
 
 KEY = ItemKey("query", "1:1")

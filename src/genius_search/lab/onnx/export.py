@@ -25,12 +25,7 @@ from genius_search.encoders.small import SmallEncoder, SmallNetwork
 from genius_search.encoders.small_texts import CONFIG_FILE, PADDING, TOKENIZER_FILE, StoredSmall
 from genius_search.encoders.uniir import ClipScoreFusion
 from genius_search.errors import UsageError, need_packages
-from genius_search.model import Genius
-from genius_search.nn.folded import NUM_SPECIAL
-from genius_search.nn.fusion import Fusion
-from genius_search.nn.generator import Block, Generator, RMSNorm
-from genius_search.nn.weights import write_weights
-from genius_search.onnx.run import (
+from genius_search.lab.onnx.run import (
     FUSION,
     GUIDE,
     IMAGE,
@@ -43,6 +38,11 @@ from genius_search.onnx.run import (
     DecoderFacts,
     level_file,
 )
+from genius_search.model import Genius
+from genius_search.nn.folded import NUM_SPECIAL
+from genius_search.nn.fusion import Fusion
+from genius_search.nn.generator import Block, Generator, RMSNorm
+from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress
 from genius_search.writing import ArtifactWriter, write_json
 

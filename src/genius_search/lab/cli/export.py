@@ -11,8 +11,8 @@ from genius_search.cli.options import JsonOption, command
 from genius_search.cli.terminal import TerminalProgress, print_json
 
 if TYPE_CHECKING:
+    from genius_search.lab.onnx.run import Agreement
     from genius_search.model import Genius
-    from genius_search.onnx.run import Agreement
 
 
 @command
@@ -46,8 +46,8 @@ class Onnx(JsonOption):
     def run(self) -> None:
         """Write and measure."""
         from genius_search.errors import UsageError
+        from genius_search.lab.onnx.export import export_onnx
         from genius_search.model import Genius
-        from genius_search.onnx.export import export_onnx
 
         if self.queries < 0 or self.beam < 1:
             raise UsageError(
@@ -88,7 +88,7 @@ class Onnx(JsonOption):
 
         from genius_search.config import SearchConfig
         from genius_search.data.features import Features
-        from genius_search.onnx.run import OnnxDecoder, compare_decoders, random_trial, real_trial
+        from genius_search.lab.onnx.run import OnnxDecoder, compare_decoders, random_trial, real_trial
 
         if self.check is None:
             queries, table = random_trial(model.sizes, model.dim, num_queries=self.queries)

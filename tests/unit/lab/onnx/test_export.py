@@ -12,9 +12,8 @@ from genius_search.config import SearchConfig
 from genius_search.data.features import FeatureBatch, Features
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
 from genius_search.errors import MissingExtra, UsageError
-from genius_search.model import Genius
-from genius_search.onnx.export import export_onnx
-from genius_search.onnx.run import (
+from genius_search.lab.onnx.export import export_onnx
+from genius_search.lab.onnx.run import (
     FUSION,
     OnnxDecoder,
     OnnxQueryEncoder,
@@ -23,6 +22,7 @@ from genius_search.onnx.run import (
     random_trial,
     real_trial,
 )
+from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.search.decoder import T5Decoder
 

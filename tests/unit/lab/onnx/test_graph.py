@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from genius_search.errors import UsageError
-from genius_search.onnx import export as graph_module
-from genius_search.onnx.export import Graph, apply_layers, normalize
-from genius_search.onnx.run import Session
+from genius_search.lab.onnx import export as graph_module
+from genius_search.lab.onnx.export import Graph, apply_layers, normalize
+from genius_search.lab.onnx.run import Session
 
 
 def test_a_graph_keeps_its_weights_and_names_the_sizes_that_vary(tmp_path):
