@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import pytest
 
-from genius_search.data.mbeir import read_candidates, write_candidates
+from genius_search.data.mbeir import read_candidates
 from genius_search.index.index import Index
+from genius_search.lab.mbeir_files import write_candidates
 from genius_search.records import Modality
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")

@@ -5,17 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius_search.data.mbeir import (
-    BadLines,
-    IdColumn,
-    read_candidates,
-    read_pool,
-    read_qrels,
-    read_queries,
-    write_candidates,
-    write_qrels,
-    write_queries,
-)
+from genius_search.data.mbeir import BadLines, IdColumn, read_candidates, read_pool, read_qrels, read_queries
+from genius_search.lab.mbeir_files import write_candidates, write_qrels, write_queries
 from genius_search.records import TASKS, Candidate, Modality, Query
 
 words = st.text(min_size=1, max_size=20).filter(str.strip)

@@ -63,7 +63,6 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
     },
     "Data": {
         "data check": "genius_search.cli.data:Check",
-        "data karpathy": "genius_search.cli.data:Karpathy",
     },
 }
 """Group -> command -> module and class, in the order in which help lists them."""

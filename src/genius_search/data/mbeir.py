@@ -336,28 +336,6 @@ def candidate_row(candidate: Candidate) -> dict[str, object]:
     }
 
 
-def write_queries(path: Path, queries: Iterable[Query]) -> int:
-    """Write queries in M-BEIR's format atomically; return their number."""
-    return write_json_lines(path, map(query_row, queries))
-
-
-def write_candidates(path: Path, candidates: Iterable[Candidate]) -> int:
-    """Write candidates in M-BEIR's format atomically; return their number."""
-    return write_json_lines(path, map(candidate_row, candidates))
-
-
-def write_qrels(path: Path, queries: Iterable[Query]) -> int:
-    """Write the queries' positives in UniIR's five columns; return the number of lines."""
-    num_lines = 0
-    with replacing(path) as file:
-        for query in queries:
-            if query.task_id is None:
-                raise BadData(f"query {query.qid} has no task number, and M-BEIR's qrels need one")
-            file.writelines(f"{query.qid} 0 {did} 1 {query.task_id}\n" for did in query.positives)
-            num_lines += len(query.positives)
-    return num_lines
-
-
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
     """Write one JSON object per line atomically; return their number."""
     num_rows = 0
@@ -382,16 +360,6 @@ class InstructionKey(NamedTuple):
     dataset_id: int
     query: Modality
     candidate: Modality
-
-
-class InstructionRow(NamedTuple):
-    """A row of the instruction file."""
-
-    query: Modality
-    candidate: Modality
-    dataset: str
-    dataset_id: int
-    instructions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,23 +410,6 @@ class Instructions:
                 f"add a row {query.mbeir}<tab>{candidate.mbeir}<tab>NAME<tab>{dataset_id}<tab>INSTRUCTION"
             )
         return instructions
-
-
-def write_instructions(path: Path, rows: Iterable[InstructionRow]) -> None:
-    """Write ``query_instructions.tsv``, padding shorter rows with empty cells."""
-    rows = list(rows)
-    for row in rows:
-        if any(set(text) & set("\t\r\n") for text in row.instructions):
-            raise BadData(f"instructions of {row.dataset} hold a tab or a line break, which a TSV row cannot")
-    width = max((len(row.instructions) for row in rows), default=0)
-    with replacing(path) as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        names = (f"prompt_{number}" for number in range(1, width + 1))
-        writer.writerow(["query_modality", "cand_modality", "dataset_name", "dataset_id", *names])
-        for row in rows:
-            empty = [""] * (width - len(row.instructions))
-            key = (row.query.mbeir, row.candidate.mbeir, row.dataset, row.dataset_id)
-            writer.writerow([*key, *row.instructions, *empty])
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def write_qrels(path: Path, qrels: Qrels) -> None:
     """Write TREC's four columns ``qid 0 did relevance``, in one step.
 
     trec_eval, pytrec_eval and pyserini read these. They fail on the fifth column of M-BEIR's own files, the
-    task, which :func:`genius_search.data.mbeir.write_qrels` writes.
+    task, which :func:`genius_search.lab.mbeir_files.write_qrels` writes.
     """
     lines = [
         f"{trec_word(qid)} 0 {trec_word(did)} {relevance}\n"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from genius_search.data.mbeir import read_candidates, write_candidates
+from genius_search.data.mbeir import read_candidates
 from genius_search.index.index import Index
+from genius_search.lab.mbeir_files import write_candidates
 from genius_search.model import Genius
 from genius_search.records import Modality
 

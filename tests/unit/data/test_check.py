@@ -5,14 +5,14 @@ import pytest
 from PIL import Image
 
 from genius_search.data.check import check
-from genius_search.data.mbeir import (
+from genius_search.errors import BadData
+from genius_search.lab.mbeir_files import (
     InstructionRow,
     write_candidates,
     write_instructions,
     write_qrels,
     write_queries,
 )
-from genius_search.errors import BadData
 from genius_search.records import Candidate, Modality, Query
 
 TEXT, IMAGE = Modality.TEXT, Modality.IMAGE

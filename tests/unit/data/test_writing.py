@@ -1,7 +1,8 @@
 import pytest
 
-from genius_search.data.mbeir import read_candidates, write_candidates, write_qrels, write_queries
+from genius_search.data.mbeir import read_candidates
 from genius_search.errors import BadData
+from genius_search.lab.mbeir_files import write_candidates, write_qrels, write_queries
 from genius_search.records import Candidate, Modality, Query
 
 TEXT, BOTH = Modality.TEXT, Modality.IMAGE_TEXT

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from genius_search.config import SearchConfig
-from genius_search.data.mbeir import read_candidates, write_candidates
+from genius_search.data.mbeir import read_candidates
 from genius_search.encoders.base import ItemKey, TextInput
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
 from genius_search.index import query as query_module
@@ -20,6 +20,7 @@ from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.index.segment_writer import write_manifest
 from genius_search.index.store import read_manifest
+from genius_search.lab.mbeir_files import write_candidates
 from genius_search.model import Genius
 from genius_search.nn.arrays import as_floats, normalize
 from genius_search.records import Candidate, Modality, format_text, instructed

@@ -27,7 +27,8 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
         "import blip-sf": "genius_search.lab.cli.imports:ImportBlipSf",
         "import blip-ff": "genius_search.lab.cli.imports:ImportBlipFf",
     },
-    "Synthetic data": {
+    "Data": {
+        "data karpathy": "genius_search.lab.cli.data:Karpathy",
         "data catalogue": "genius_search.lab.cli.data:Catalogue",
         "data rehearsal": "genius_search.lab.cli.data:Rehearsal",
     },

@@ -1,4 +1,4 @@
-"""``genius data catalogue`` and ``genius data rehearsal``: synthetic data sets in M-BEIR's layout."""
+"""``genius data``: published captions and synthetic data sets in M-BEIR's layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from genius_search.cli.options import JsonOption, OptionalInt, command
-from genius_search.cli.terminal import print_facts
+from genius_search.cli.terminal import print_facts, print_table
 
 
 @command
@@ -83,3 +83,32 @@ class Rehearsal(SyntheticOptions):
             pictures=0 if self.pictures == "none" else self.pictures,
         )
         print_facts(summary, as_json=self.json)
+
+
+@command
+class Karpathy:
+    """Convert Karpathy's JSON of COCO or Flickr30K into M-BEIR's layout (text to image and back)."""
+
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """dataset_coco.json or dataset_flickr30k.json."""
+
+    images: Path
+    """Folder of the pictures; they are linked, not copied."""
+
+    out: Path
+    """Folder of the new data set."""
+
+    dataset_id: int = 10
+    """Number of the data set in ids: 9 for COCO, 10 for Flickr30K."""
+
+    dataset_name: str = "flickr30k"
+    """Name of the data set in file names."""
+
+    def run(self) -> None:
+        """Convert the file and print the sizes of the splits."""
+        from genius_search.lab.karpathy import convert_karpathy
+
+        splits = convert_karpathy(
+            self.file, self.images, self.out, dataset_id=self.dataset_id, dataset_name=self.dataset_name
+        )
+        print_table(splits[0]._fields, [list(map(str, split)) for split in splits])

@@ -25,8 +25,9 @@ import numpy as np
 from jaxtyping import Int, UInt8
 from numpy import ndarray
 
-from genius_search.data.mbeir import Layout, write_candidates, write_qrels, write_queries
+from genius_search.data.mbeir import Layout
 from genius_search.errors import UsageError
+from genius_search.lab.mbeir_files import write_candidates, write_qrels, write_queries
 from genius_search.lab.synth import wordings
 from genius_search.lab.synth.folder import concatenate, copy_instructions, draw_once
 from genius_search.lab.synth.pictures import NUM_LOOKS, SHIFT, Pose, draw, font_file, save

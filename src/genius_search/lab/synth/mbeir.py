@@ -24,15 +24,9 @@ from jaxtyping import Int64
 from PIL import Image
 from pydantic import TypeAdapter
 
-from genius_search.data.mbeir import (
-    Layout,
-    candidate_row,
-    query_row,
-    replacing,
-    write_json_lines,
-    write_qrels,
-)
+from genius_search.data.mbeir import Layout, candidate_row, query_row, replacing, write_json_lines
 from genius_search.errors import UsageError
+from genius_search.lab.mbeir_files import write_qrels
 from genius_search.lab.synth.folder import concatenate, copy_instructions, draw_once
 from genius_search.lab.synth.pictures import Pose, draw, font_file, save
 from genius_search.lab.synth.world import (

@@ -17,15 +17,15 @@ from typing import Final, Literal, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from genius_search.artifact import first_problem
-from genius_search.data.mbeir import (
+from genius_search.data.mbeir import Layout
+from genius_search.errors import BadData, UsageError
+from genius_search.lab.mbeir_files import (
     InstructionRow,
-    Layout,
     write_candidates,
     write_instructions,
     write_qrels,
     write_queries,
 )
-from genius_search.errors import BadData, UsageError
 from genius_search.records import QUERY_CAP, Candidate, Modality, Query
 from genius_search.writing import new_folder
 

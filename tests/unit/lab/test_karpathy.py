@@ -3,11 +3,11 @@ import json
 import pytest
 from PIL import Image
 
-from genius_search.data import captions as captions_module
-from genius_search.data.captions import convert_karpathy
 from genius_search.data.check import check
 from genius_search.data.mbeir import MBeir, read_candidates, read_pool, read_queries
 from genius_search.errors import BadData, UsageError
+from genius_search.lab import karpathy as captions_module
+from genius_search.lab.karpathy import convert_karpathy
 from genius_search.records import Modality
 
 

@@ -1,0 +1,61 @@
+"""Writing queries, candidates, judgements and instructions in M-BEIR's format."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from genius_search.data.mbeir import candidate_row, query_row, replacing, write_json_lines
+from genius_search.errors import BadData
+from genius_search.records import Candidate, Modality, Query
+
+
+class InstructionRow(NamedTuple):
+    """A row of the instruction file."""
+
+    query: Modality
+    candidate: Modality
+    dataset: str
+    dataset_id: int
+    instructions: tuple[str, ...]
+
+
+def write_queries(path: Path, queries: Iterable[Query]) -> int:
+    """Write queries in M-BEIR's format atomically; return their number."""
+    return write_json_lines(path, map(query_row, queries))
+
+
+def write_candidates(path: Path, candidates: Iterable[Candidate]) -> int:
+    """Write candidates in M-BEIR's format atomically; return their number."""
+    return write_json_lines(path, map(candidate_row, candidates))
+
+
+def write_qrels(path: Path, queries: Iterable[Query]) -> int:
+    """Write the queries' positives in UniIR's five columns; return the number of lines."""
+    num_lines = 0
+    with replacing(path) as file:
+        for query in queries:
+            if query.task_id is None:
+                raise BadData(f"query {query.qid} has no task number, and M-BEIR's qrels need one")
+            file.writelines(f"{query.qid} 0 {did} 1 {query.task_id}\n" for did in query.positives)
+            num_lines += len(query.positives)
+    return num_lines
+
+
+def write_instructions(path: Path, rows: Iterable[InstructionRow]) -> None:
+    """Write ``query_instructions.tsv``, padding shorter rows with empty cells."""
+    rows = list(rows)
+    for row in rows:
+        if any(set(text) & set("\t\r\n") for text in row.instructions):
+            raise BadData(f"instructions of {row.dataset} hold a tab or a line break, which a TSV row cannot")
+    width = max((len(row.instructions) for row in rows), default=0)
+    with replacing(path) as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        names = (f"prompt_{number}" for number in range(1, width + 1))
+        writer.writerow(["query_modality", "cand_modality", "dataset_name", "dataset_id", *names])
+        for row in rows:
+            empty = [""] * (width - len(row.instructions))
+            key = (row.query.mbeir, row.candidate.mbeir, row.dataset, row.dataset_id)
+            writer.writerow([*key, *row.instructions, *empty])
