@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -584,11 +584,10 @@ class PrefixDecoder:
     """A decoder that ends after its first levels: its IDs are prefixes."""
 
     def __init__(self, decoder: Decoder, levels: int) -> None:
-        self._decoder = decoder
         self.sizes = decoder.sizes[:levels]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._decoder, name)
+        self.device = decoder.device
+        self.start, self.advance = decoder.start, decoder.advance
+        self.logits, self.log_probabilities = decoder.logits, decoder.log_probabilities
 
 
 class Prefixes:
@@ -606,7 +605,7 @@ class Prefixes:
     def best(self, decoder: Decoder, queries: Float[Tensor, "queries dim"], count: int) -> Beams:
         """Return the best prefixes of each query, as ranges of the whole table."""
         config = SearchConfig(beam=count)
-        found = search(cast("Decoder", PrefixDecoder(decoder, self.levels)), [self.segment], queries, config)
+        found = search(PrefixDecoder(decoder, self.levels), [self.segment], queries, config)
         low = self.bounds[found.low]
         high = np.where(found.high > found.low, self.bounds[found.low + 1], low)
         return Beams(low, high, found.log_probabilities)
