@@ -163,7 +163,7 @@ def report(data: Flickr8k, count: int, folder: Path) -> None:
         random, table = np.random.default_rng(0), IdTable.build(ids, np.zeros(len(ids)))
         sizes = [min(MOST_VECTORS, count - done) for done in range(0, count, MOST_VECTORS)]
         ids = np.concatenate([invent(table, size, random).astype(np.uint8) for size in sizes])
-        candidates = (10_000, 30_000, 100_000, 300_000, 1_000_000)
+        candidates = (10_000, 30_000, 70_000, 100_000, 300_000, 1_000_000)
         beams = (usual.beam,)
     configs = [
         dataclasses.replace(usual, beam=beam, candidates=number) for beam in beams for number in candidates
