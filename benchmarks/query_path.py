@@ -4,11 +4,13 @@ Usage: python benchmarks/query_path.py FLICKR8K INDEX [QUERIES]
 
 FLICKR8K has M-BEIR's layout and ``features/text_features.npy``; INDEX is an index of its candidates, with embeddings, in
 one segment. All methods search the same fused embeddings and take turns of 20 queries in one process: trust the ratios.
+hnswlib and usearch are measured too if they are installed, without filters, which they ask Python about for every item.
 Prints Markdown.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -150,6 +152,42 @@ def faiss_methods(data: Data, allowed: np.ndarray | None) -> dict[str, Search]:
     return methods
 
 
+def graph_methods(data: Data) -> dict[str, Search]:
+    """Return the graphs of hnswlib and usearch, with as many links as faiss's, if these are installed."""
+    vectors = np.ascontiguousarray(data.items, dtype=np.float32)
+    methods: dict[str, Search] = {}
+    if importlib.util.find_spec("hnswlib"):
+        import hnswlib  # noqa: PLC0415  optional
+
+        graph = hnswlib.Index("ip", vectors.shape[1])
+        graph.init_index(len(vectors), M=32, ef_construction=40)
+        graph.set_num_threads(1)
+        graph.add_items(vectors)
+
+        def search_graph(queries: torch.Tensor, effort: int) -> list[np.ndarray]:
+            graph.set_ef(effort)
+            return list(graph.knn_query(queries.numpy(), K)[0])
+
+        for effort in (16, 32):
+            methods[f"hnswlib, ef {effort}"] = partial(search_graph, effort=effort)
+    if importlib.util.find_spec("usearch"):
+        from usearch.index import Index as Graph  # noqa: PLC0415  optional
+
+        def search_keys(queries: torch.Tensor, graph: Graph, effort: int) -> list[np.ndarray]:
+            graph.expansion_search = effort
+            keys = graph.search(queries.numpy(), K, threads=1).keys
+            return [keys] if keys.ndim == 1 else list(keys)
+
+        for kind in ("f32", "i8"):
+            graph = Graph(ndim=vectors.shape[1], metric="cos", dtype=kind, connectivity=32)
+            graph.add(np.arange(len(vectors)), vectors, threads=1)
+            for effort in (16, 32):
+                methods[f"usearch {kind}, expansion {effort}"] = partial(
+                    search_keys, graph=graph, effort=effort
+                )
+    return methods
+
+
 def report(data: Data, methods: dict[str, Search], allowed: np.ndarray | None) -> None:
     """Measure and print one table."""
     queries = data.queries
@@ -214,7 +252,7 @@ def main() -> None:
     index = Index.open(sys.argv[2])
     data = Data(Path(sys.argv[1]), index.model, int(sys.argv[3]) if len(sys.argv) > 3 else 1000)
     print(f"{describe_machine()}; {len(data.items):,} items, {len(data.queries):,} queries")
-    report(data, our_methods(index, None) | faiss_methods(data, None), None)
+    report(data, our_methods(index, None) | faiss_methods(data, None) | graph_methods(data), None)
     report_parts(data, index)
     for share in SHARES:
         allowed = np.random.default_rng(0).random(len(data.items)) < share
