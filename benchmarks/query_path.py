@@ -159,17 +159,17 @@ def graph_methods(data: Data) -> dict[str, Search]:
     if importlib.util.find_spec("hnswlib"):
         import hnswlib  # noqa: PLC0415  optional
 
-        graph = hnswlib.Index("ip", vectors.shape[1])
-        graph.init_index(len(vectors), M=32, ef_construction=40)
-        graph.set_num_threads(1)
-        graph.add_items(vectors)
+        hnsw = hnswlib.Index("ip", vectors.shape[1])
+        hnsw.init_index(len(vectors), M=32, ef_construction=40)
+        hnsw.set_num_threads(1)
+        hnsw.add_items(vectors)
 
-        def search_graph(queries: torch.Tensor, effort: int) -> list[np.ndarray]:
-            graph.set_ef(effort)
-            return list(graph.knn_query(queries.numpy(), K)[0])
+        def search_hnswlib(queries: torch.Tensor, effort: int) -> list[np.ndarray]:
+            hnsw.set_ef(effort)
+            return list(hnsw.knn_query(queries.numpy(), K)[0])
 
         for effort in (16, 32):
-            methods[f"hnswlib, ef {effort}"] = partial(search_graph, effort=effort)
+            methods[f"hnswlib, ef {effort}"] = partial(search_hnswlib, effort=effort)
     if importlib.util.find_spec("usearch"):
         from usearch.index import Index as Graph  # noqa: PLC0415  optional
 
