@@ -4,7 +4,8 @@ Usage: python benchmarks/budgets.py INDEX DATA [SPLIT] [QUERIES]
 
 INDEX holds the candidates of DATA (M-BEIR's layout) in one segment, with fused embeddings. QUERIES bounds the queries of
 each row. "Share" is relative to ranking every item by codes, "worst" that of the worst kind of query and answer. "Items"
-takes items of the index as queries. Prints Markdown.
+takes items of the index as queries. Then: how many queries have a right answer among few candidates, beside the best of all
+items by codes and by embeddings. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from genius_search.tune import ValidationConfig, ValidationQueries, validation_q
 
 SHARES = (1 / 80, 1 / 40, 1 / 20, 1 / 10, 1 / 5)
 FILTERS = (0.5, 0.1, 0.01, 0.001)
+FEW = (50, 150, 600)
 SEEDS = 3
 ITEMS = 300
 TIMED = 200
@@ -74,14 +76,14 @@ class Searched:
             found.append(one.ranking.items.tolist())
         return found
 
-    def exact(self, mask: np.ndarray | None = None) -> Found:
+    def exact(self, mask: np.ndarray | None = None, k: int = K) -> Found:
         """Compare with every embedding."""
         found = []
         for query in self.queries:
             scores = self.items @ query
             if mask is not None:
                 scores[~mask] = -np.inf
-            best = np.argsort(-scores)[:K]
+            best = np.argsort(-scores)[:k]
             found.append(best[np.isfinite(scores[best])].tolist())
         return found
 
@@ -156,6 +158,28 @@ def report_budgets(searched: Searched) -> None:
         print(f"| {name} | {' | '.join(f'{number:.3f}' for number in numbers)} | {micros[name]:.0f} |")
 
 
+def report_candidates(searched: Searched) -> None:
+    """Print the share of queries with a right answer among few candidates, or among the best of all items."""
+    usual = replace(searched.model.usual_search(searched.count), rerank="codes", router="geometry")
+    print("\n| candidates | geometry | generator | the best by codes | the best by embeddings |")
+    print("|---|---|---|---|---|")
+    for count in FEW:
+        ways = {
+            "geometry": replace(usual, candidates=count),
+            "generator": replace(usual, candidates=count, router="generator"),
+            "codes": replace(usual, candidates=EVERYTHING),
+        }
+        if not searched.model.has_generator:
+            del ways["generator"]
+        found = {name: searched.search(searched.queries, config, k=count) for name, config in ways.items()}
+        found["embeddings"] = searched.exact(k=count)
+        shares = [
+            f"{searched.is_found(found[name], count).mean():.3f}" if name in found else ""
+            for name in ("geometry", "generator", "codes", "embeddings")
+        ]
+        print(f"| {count} | {' | '.join(shares)} |", flush=True)
+
+
 def report_filters(searched: Searched) -> None:
     """Print a line for each share of allowed items and each evidence, drawn several times."""
     usual = replace(searched.model.usual_search(searched.count), router="geometry")
@@ -196,6 +220,7 @@ def main() -> None:
     searched = Searched(index, queries)
     print(f"{describe_machine()}; {searched.count:,} items, {len(searched.queries):,} queries")
     report_budgets(searched)
+    report_candidates(searched)
     report_filters(searched)
 
 

@@ -6,7 +6,7 @@ from PIL import Image
 from genius_search.data.check import check
 from genius_search.data.mbeir import MBeir, read_candidates, read_pool, read_queries
 from genius_search.errors import BadData, UsageError
-from genius_search.lab import karpathy as captions_module
+from genius_search.lab import karpathy
 from genius_search.lab.karpathy import convert_karpathy
 from genius_search.records import Modality
 
@@ -119,7 +119,7 @@ def test_the_same_input_gives_the_same_bytes(source, tmp_path):
 
 
 def test_where_query_numbers_run_out_every_picture_keeps_its_first_caption(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(captions_module, "QUERY_CAP", 5)
+    monkeypatch.setattr(karpathy, "QUERY_CAP", 5)
     rows = [row("a.jpg", "test", "a0", "a1", "a2"), row("c.jpg", "test", "c0", "c1")]
     convert((write(tmp_path, {"images": rows}), source[1]), tmp_path / "out")
     task0, task3 = MBeir(tmp_path / "out").rows("test")
