@@ -321,7 +321,7 @@ class SearchConfig:
     # Deviation 23: the paper decodes every level.
     candidates: Annotated[Natural, Le(10**9), _also("candidates", "leaves")] = 0
     """With re-ranking: stop decoding once at most this many IDs (or the beam width, if larger) lie under the
-    beams, and rank them all."""
+    beams, and rank them all. Where at most twice as many are allowed, all are ranked and none is decoded."""
 
     router: Literal["generator", "geometry"] = "generator"
     """With re-ranking: find candidates by the generator, or by the distances between the query and the code
@@ -346,6 +346,9 @@ USUAL_SEARCH: Final = SearchConfig(beam=10, rerank="codes", router="geometry", c
 candidates are left, then rank them by codes. The defaults of :class:`SearchConfig` are the paper's."""
 ITEMS_PER_CANDIDATE: Final = 10
 MOST_CANDIDATES: Final = 100_000
+RANK_ALL: Final = 2
+"""A query that allows at most this many times the candidates ranks all of them: to leave some out takes
+longer."""
 
 
 def usual_search(items: int) -> SearchConfig:

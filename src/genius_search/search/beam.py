@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
-from genius_search.config import SearchConfig
+from genius_search.config import RANK_ALL, SearchConfig
 from genius_search.search.beams import Beams, topk
 from genius_search.search.decoder import Decoder, DecoderState
 from genius_search.search.table import Children, Restriction, SearchSegment, children_in_segments, count_ids
@@ -88,6 +88,7 @@ class BeamSearch:
         self.widths = widths
         # A query is finished once at most this many IDs lie under its beams.
         self.budgets = np.maximum(widths, config.candidates) if self.is_reranked else widths
+        self.candidates = config.candidates
         self.num_levels = len(decoder.sizes)
         self.finished: list[Frontier | None] = [None] * len(widths)
 
@@ -149,7 +150,8 @@ class BeamSearch:
             return root, children
         owner = root.owners(children)
         counts = self.count(children.low, children.high, owner)
-        is_open = np.bincount(owner, counts, minlength=num_queries) > self.budgets
+        most = np.maximum(self.budgets, RANK_ALL * self.candidates)
+        is_open = np.bincount(owner, counts, minlength=num_queries) > most
         if is_open.all():
             return root, children
         below = root.extend(children, choose_all(owner, num_queries), None, 0)

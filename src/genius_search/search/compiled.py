@@ -40,6 +40,9 @@ CODED_STARTS: Final = 1 << 20
 NO_MEMORY: Final = -2
 """Status of a search that the library had no memory for."""
 LARGEST_BYTE: Final = 127
+ZERO_BYTE: Final = 128
+GROUP: Final = 4
+"""Dimensions of code vectors in 8 bits that lie side by side."""
 QUERIES_A_THREAD: Final = 16
 """Fewest queries that a further thread is started for."""
 HIT: Final = np.dtype(
@@ -270,6 +273,14 @@ def _pack(matrix: Float32[np.ndarray, "inputs outputs"]) -> Float32[np.ndarray, 
     return padded.reshape(len(matrix), -1, BLOCK).transpose(1, 0, 2).ravel().astype(np.float32)
 
 
+def _pack_bytes(rounded: Float32[np.ndarray, "codes dim"]) -> UInt8[np.ndarray, " bytes"]:
+    """Arrange a level's rounded code vectors for the library: blocks of 64, in groups of four dimensions."""
+    codes, dim = rounded.shape
+    padded = np.pad(rounded, ((0, -codes % BLOCK), (0, -dim % GROUP))) + ZERO_BYTE
+    blocks = padded.astype(np.uint8).reshape(-1, BLOCK, len(padded[0]) // GROUP, GROUP)
+    return np.ascontiguousarray(blocks.transpose(0, 2, 1, 3)).ravel()
+
+
 def _pack_generator(generator: NumpyGenerator) -> dict[str, np.ndarray]:
     """Return the arrays of the library's generator, as it describes them."""
     w, c = generator.weights, generator.combination
@@ -301,14 +312,15 @@ def _pack_tables(
     levels = sum(total <= GRAM_CODES for total in accumulate(sizes))
     first = vectors[: sum(sizes[:levels])]
     gram = [first @ table.T for table in wide[:levels]]
+    starts = [0, *accumulate(sizes[:-1])]
     steps = np.abs(vectors).max(axis=1) / np.float32(LARGEST_BYTE)
     rounded = np.rint(vectors / np.where(steps > 0, steps, 1)[:, None])
     return {
         "sizes": np.array(sizes, dtype=np.int32),
         "vectors": np.ascontiguousarray(vectors),
-        "bytes": rounded.astype(np.int8),
+        "bytes": np.concatenate([_pack_bytes(level) for level in np.split(rounded, starts[1:])]),
         "steps": steps,
-        "coarsest": np.maximum.reduceat(steps, [0, *accumulate(sizes[:-1])]),
+        "coarsest": np.maximum.reduceat(steps, starts),
         "halves": np.stack([np.square(table).sum(axis=1) / 2 for table in wide]),
         "gram": np.ascontiguousarray(np.stack(gram, axis=1)) if gram else np.zeros((0, 0, CODES), np.float32),
     }

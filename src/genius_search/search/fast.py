@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from genius_search.config import SearchConfig
+from genius_search.config import RANK_ALL, SearchConfig
 from genius_search.nn.folded import EPSILON, Combination, OneBlock
 from genius_search.search.beams import Beams, topk
 from genius_search.search.rank import CodeRanker, Ranking, ids_under, items_of, table_rows
@@ -193,7 +193,7 @@ class NumpySearch:
             allowed = counts.nonzero()[0]
             children, counts = children.take(allowed), counts[allowed]
             low, high = children.low, children.high
-            if level == 0 and counts.sum() <= budget:
+            if level == 0 and counts.sum() <= max(budget, RANK_ALL * candidates):
                 history = history.repeat(len(low), axis=0)
                 break
             near = residuals @ table.T - self._halves[level]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius_search.config import SearchConfig
+from genius_search.config import RANK_ALL, SearchConfig
 from genius_search.errors import UsageError
 from genius_search.search.beam import search
 from genius_search.search.beams import Beams
@@ -213,7 +213,7 @@ def test_a_narrow_beam_keeps_the_nearest_continuations_of_what_it_kept(sizes, be
         kept: set[tuple[int, ...]] = {()}
         left = everything
         for level in range(len(sizes)):
-            if len(left) <= max(beam, leaves):
+            if len(left) <= max(beam, leaves if level else RANK_ALL * leaves):
                 break
             longer = sorted(
                 {id_[: level + 1] for id_ in left}, key=lambda prefix: -drawn.nearness(query, prefix)

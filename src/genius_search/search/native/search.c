@@ -20,7 +20,8 @@
 #define API __attribute__((visibility("default")))
 #endif
 
-enum { BLOCK = 64, COLUMNS = 16, CODES = 256, BUCKETS = 512, SMALL = 24, FEW = 4, MANY = 512 };
+enum { BLOCK = 64, GROUP = 4, COLUMNS = 16, CODES = 256, BUCKETS = 512, SMALL = 24, FEW = 4, SOME = 32, MANY = 512 };
+enum { RANK_ALL = 2 }; /* as in config.py */
 enum { DAMAGED = -1, NO_MEMORY = -2 };
 
 #ifdef __AVX512F__
@@ -70,7 +71,7 @@ typedef struct {
   const Generator *generator; /* NULL: codes are scored by nearness alone */
   const int32_t *sizes; /* codes of each level, at most CODES */
   const float *vectors; /* code vectors, level after level: [codes][dim] */
-  const int8_t *bytes;  /* the same in 8 bits, to be multiplied with their steps: [codes][dim] */
+  const uint8_t *bytes; /* the same in 8 bits plus 128, to be multiplied with their steps; packed for multiply_block() */
   const float *steps;   /* [codes] */
   const float *coarsest; /* largest step of each level */
   const float *halves;  /* half squared norms: [levels][CODES] */
@@ -132,7 +133,7 @@ typedef struct { /* the memory of a search, kept for the next one */
   Buffer products;                  /* of the query and code vectors: [levels][CODES] */
   Buffer rough;                     /* the same, rounded */
   Buffer known;                     /* bit vector of the products that were computed: [levels][CODES / 64] */
-  Buffer short_query;               /* the query in 16 bits */
+  Buffer short_query;               /* the query in 16 bits, then in two parts of 8 bits */
   int64_t rows, below, num_children, num_keys, num_kept, num_hits, touched;
 } Work;
 
@@ -250,11 +251,12 @@ static void multiply_rows(const float *rows, int64_t n, int64_t dim, const float
   for (; r < n; r++, rows += dim) y[r] = dot(rows, x, dim);
 }
 
-/* Round a query to 16 bits, such that its products with rows of bytes fit into 32; return the size of a step. */
+/* Round a query to 16 bits, such that its products with rows of bytes fit into 32 and its upper 8 bits, rounded, into 8;
+   return the size of a step. */
 static float shorten(const float *query, int64_t dim, int16_t *rounded) {
   float largest = 0, norm = sqrtf(dot(query, query, dim));
   for (int64_t i = 0; i < dim; i++) largest = fabsf(query[i]) > largest ? fabsf(query[i]) : largest;
-  float step = largest / 32767, coarse = norm * sqrtf((float)dim) * (127.0f / 2e9f);
+  float step = largest / 32512, coarse = norm * sqrtf((float)dim) * (127.0f / 2e9f);
   if (coarse > step) step = coarse;
   for (int64_t i = 0; i < dim; i++) rounded[i] = step > 0 ? (int16_t)lrintf(query[i] / step) : 0;
   return step;
@@ -289,6 +291,57 @@ static inline __attribute__((always_inline)) void multiply_bytes(const int8_t *c
     for (i = 0; i < dim; i++) sum += query[i] * rows[j][i];
     sums[j] = sum;
   }
+#endif
+}
+
+/* Compute the products of a query and BLOCK code vectors. These lie dimension after dimension, GROUP at a time:
+   [groups][BLOCK][GROUP]. The query has zeros where dimensions are missing; ``upper`` and ``lower`` are its two parts.
+   Sums are taken modulo 2^32, in which the products fit. */
+static inline void multiply_block(const uint8_t *bytes, int64_t groups, const int16_t *query, const int8_t *upper,
+                                  const int8_t *lower, int32_t *sums) {
+#ifdef __AVX512VNNI__
+  enum { WIDTH = BLOCK * GROUP / 64 };
+  __m512i high[WIDTH] = {0}, low[WIDTH] = {0};
+  for (int64_t g = 0; g < groups; g++, bytes += BLOCK * GROUP) {
+    int32_t four[2];
+    memcpy(four, upper + g * GROUP, GROUP);
+    memcpy(four + 1, lower + g * GROUP, GROUP);
+    __m512i x = _mm512_set1_epi32(four[0]), y = _mm512_set1_epi32(four[1]);
+    for (int v = 0; v < WIDTH; v++) {
+      __m512i codes = _mm512_loadu_si512(bytes + v * 64);
+      high[v] = _mm512_dpbusd_epi32(high[v], codes, x);
+      low[v] = _mm512_dpbusd_epi32(low[v], codes, y);
+    }
+  }
+  for (int v = 0; v < WIDTH; v++)
+    _mm512_storeu_si512(sums + v * 16, _mm512_add_epi32(_mm512_slli_epi32(high[v], 8), low[v]));
+#elif defined(__AVX2__)
+  (void)upper, (void)lower;
+  enum { CHAINS = 8, HALF = CHAINS * 4 }; /* codes at a time */
+  for (int first = 0; first < BLOCK; first += HALF) {
+    __m256i own[CHAINS] = {0};
+    const uint8_t *codes = bytes + first * GROUP;
+    for (int64_t g = 0; g < groups; g++, codes += BLOCK * GROUP) {
+      int64_t four;
+      memcpy(&four, query + g * GROUP, sizeof four);
+      __m256i x = _mm256_set1_epi64x(four);
+      for (int v = 0; v < CHAINS; v++)
+        own[v] = _mm256_add_epi32(
+            own[v], _mm256_madd_epi16(x, _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(codes + v * 16)))));
+    }
+    for (int v = 0; v < CHAINS; v += 2) /* two sums of each code lie side by side */
+      _mm256_storeu_si256((__m256i *)(sums + first + v * 4),
+                          _mm256_permute4x64_epi64(_mm256_hadd_epi32(own[v], own[v + 1]), 0xd8));
+  }
+#else
+  (void)upper, (void)lower;
+  uint32_t own[BLOCK] = {0};
+  for (int64_t g = 0; g < groups; g++, bytes += BLOCK * GROUP, query += GROUP)
+    for (int c = 0; c < BLOCK; c++) {
+      const uint8_t *codes = bytes + c * GROUP;
+      own[c] += (uint32_t)(codes[0] * query[0] + codes[1] * query[1] + codes[2] * query[2] + codes[3] * query[3]);
+    }
+  memcpy(sums, own, sizeof own);
 #endif
 }
 
@@ -728,7 +781,7 @@ static int64_t find_beams(const Model *m, const Request *request, const float *q
   Child *children = w->children.at;
   w->below = 0;
   for (int64_t i = 0; i < w->num_children; i++) w->below += children[i].count;
-  if (w->below <= budget) { /* nothing to decode */
+  if (w->below <= budget || w->below <= RANK_ALL * request->candidates) { /* nothing to decode */
     if (!reserve(&w->keys, w->num_children, sizeof(uint64_t))) return NO_MEMORY;
     for (int64_t i = 0; i < w->num_children; i++) ((uint64_t *)w->keys.at)[i] = (uint64_t)i;
     w->num_keys = w->num_children;
@@ -819,7 +872,7 @@ static int64_t count_items(const Part *part, int64_t row, int64_t end) {
 }
 
 typedef struct { /* finds the k-th best of some scores */
-  float *scores; /* memory for MANY + 2 k */
+  float *scores; /* memory for SOME + 2 k */
   int64_t k, count;
   float limit; /* at most the k-th best score; -INFINITY while there are fewer */
 } Limit;
@@ -874,22 +927,27 @@ static void prefetch(const Work *w) {
    two IDs' rough scores may be from that of their scores: a bound, or five standard deviations of independent
    roundings if that is less. */
 static float multiply_roughly(const Model *m, Work *w, int64_t first_level, const float *query) {
-  int64_t dim = m->dim, code = 0;
+  int64_t dim = m->dim, groups = (dim + GROUP - 1) / GROUP, code = 0;
   int16_t *rounded = w->short_query.at;
+  int8_t *upper = (int8_t *)(rounded + groups * GROUP), *lower = upper + groups * GROUP;
   float step = shorten(query, dim, rounded), absolute = 0, steps = 0, squares = 0;
-  for (int64_t l = 0; l < m->levels; l++) {
-    if (l < first_level) {
-      code += m->sizes[l];
-      continue;
-    }
+  uint32_t offset = 0; /* 128 times the sum of the query: what it adds to products that codes have 128 more */
+  for (int64_t i = dim; i < groups * GROUP; i++) rounded[i] = 0;
+  for (int64_t i = 0; i < groups * GROUP; i++) {
+    lower[i] = (int8_t)(rounded[i] & 255);
+    upper[i] = (int8_t)((rounded[i] - lower[i]) / 256);
+    offset += 128u * (uint32_t)rounded[i];
+  }
+  const uint8_t *bytes = m->bytes;
+  for (int64_t l = 0; l < m->levels; code += m->sizes[l], bytes += padded(m->sizes[l]) * groups * GROUP, l++) {
+    if (l < first_level) continue;
     float *products = (float *)w->rough.at + l * CODES;
-    for (int64_t c = 0; c < m->sizes[l]; c += 4) {
-      const int8_t *rows[4];
-      int32_t sums[4];
-      for (int64_t j = 0; j < 4; j++) rows[j] = m->bytes + (code + (c + j < m->sizes[l] ? j : 0)) * dim;
-      multiply_bytes((const int8_t *const *)rows, rounded, dim, sums);
-      for (int64_t j = 0; j < 4 && c + j < m->sizes[l]; j++) products[c + j] = (float)sums[j] * (m->steps[code + j] * step);
-      code += m->sizes[l] - c < 4 ? m->sizes[l] - c : 4;
+    for (int64_t c = 0; c < m->sizes[l]; c += BLOCK) {
+      int32_t sums[BLOCK];
+      int64_t n = m->sizes[l] - c < BLOCK ? m->sizes[l] - c : BLOCK;
+      multiply_block(bytes + c * groups * GROUP, groups, rounded, upper, lower, sums);
+      for (int64_t j = 0; j < n; j++)
+        products[c + j] = (float)(int32_t)((uint32_t)sums[j] - offset) * (m->steps[code + c + j] * step);
     }
     steps += m->coarsest[l];
     squares += m->coarsest[l] * m->coarsest[l];
@@ -949,18 +1007,17 @@ static void make_bytes(Scan *scan, int64_t levels) {
   }
 }
 
-/* Return which IDs of a block may have rough scores above a limit. */
+/* Return which of BLOCK rows' IDs may have rough scores above a limit. */
 static inline __attribute__((always_inline)) uint64_t find_good(const Scan *scan, const uint8_t *ids, int64_t columns,
-                                                                 float limit, const int n) {
+                                                                 const int32_t *rows, float limit, const int n) {
   __m512i even[COLUMNS], odd[COLUMNS];
   float quotient = (limit - scan->sum) / scan->step - 1;
   if (!(quotient > 0)) return ~0ull;
+#define ID(r) _mm_loadu_si128((const __m128i *)(ids + rows[r] * columns))
   for (int r = 0; r < 16; r++) /* four rows in each register, whose bytes are then exchanged until it has a column */
     even[r] = _mm512_inserti32x4(
-        _mm512_inserti32x4(_mm512_inserti32x4(_mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(ids + r * columns))),
-                                              _mm_loadu_si128((const __m128i *)(ids + (r + 16) * columns)), 1),
-                           _mm_loadu_si128((const __m128i *)(ids + (r + 32) * columns)), 2),
-        _mm_loadu_si128((const __m128i *)(ids + (r + 48) * columns)), 3);
+        _mm512_inserti32x4(_mm512_inserti32x4(_mm512_castsi128_si512(ID(r)), ID(r + 16), 1), ID(r + 32), 2), ID(r + 48), 3);
+#undef ID
 #define EXCHANGE(from, to) \
   for (int r = 0; r < 8; r++) { \
     to[2 * r] = _mm512_unpacklo_epi8(from[r], from[r + 8]); \
@@ -997,12 +1054,29 @@ static inline __attribute__((always_inline)) int scan_id(Scan *scan, const Part 
     if (score < scan->best.limit - scan->margin) return 1;
     if (score > scan->best.limit) {
       scan->best.scores[scan->best.count++] = score;
-      if (scan->best.count == MANY + 2 * scan->best.k) raise(&scan->best);
+      if (scan->best.count == SOME + 2 * scan->best.k) raise(&scan->best);
     }
   }
   Work *w = scan->work;
   if (!reserve(&w->kept, w->num_kept + 1, sizeof(Leaf))) return NO_MEMORY;
   ((Leaf *)w->kept.at)[w->num_kept++] = (Leaf){0, (int32_t)number, (int32_t)row, (int32_t)beam, score};
+  return 1;
+}
+
+/* Scan some rows, in ascending order; there is room for BLOCK of them. */
+static inline __attribute__((always_inline)) int scan_block(Scan *scan, const Part *part, float base, int64_t number,
+                                                             int32_t *rows, int64_t count, int64_t beam, const int n) {
+  uint64_t good = count < BLOCK ? (1ull << count) - 1 : ~0ull;
+#ifdef __AVX512VBMI__
+  const Table *table = part->table;
+  if (scan->columns == table->columns - scan->shared && count > 2 * FEW &&
+      (rows[count - 1] + 1) * table->columns + COLUMNS <= table->rows * table->columns) { /* nothing behind is read */
+    for (int64_t i = count; i < BLOCK; i++) rows[i] = rows[0];
+    good &= find_good(scan, table->ids + scan->shared, table->columns, rows, scan->best.limit - scan->margin - base, n + 2);
+  }
+#endif
+  for (; good; good &= good - 1)
+    if (scan_id(scan, part, base, number, rows[__builtin_ctzll(good)], beam, n) < 0) return NO_MEMORY;
   return 1;
 }
 
@@ -1012,33 +1086,42 @@ static inline __attribute__((always_inline)) int scan_range(Scan *scan, int64_t 
   Work *w = scan->work;
   const Part *part = w->parts + number;
   const int32_t *range = (int32_t *)w->ranges.at + (beam * w->num_parts + number) * 2;
-  int64_t low = range[0], high = range[1];
+  int64_t low = range[0], high = range[1], count = 0;
+  int32_t rows[BLOCK];
   if (low >= high) return 1;
   if (!part->words) {
     int64_t items = count_items(part, low, high);
     if (items < 0) return DAMAGED;
     w->touched += items;
+    for (int64_t first = low; first < high; first += BLOCK) {
+      int64_t size = high - first < BLOCK ? high - first : BLOCK;
+      for (int i = 0; i < BLOCK; i++) rows[i] = (int32_t)first + i;
+      if (scan_block(scan, part, base, number, rows, size, beam, n) < 0) return NO_MEMORY;
+    }
+    return 1;
   }
-  for (int64_t first = part->words ? low & -64 : low; first < high; first += 64) {
-    uint64_t bits = part->words ? part->words[first >> 6] : ~0ull;
+  for (int64_t first = low & -64; first < high; first += 64) {
+    int64_t last = first + 64 < part->table->rows ? first + 64 : part->table->rows;
+    uint64_t bits = part->words[first >> 6];
     if (first < low) bits &= ~0ull << (low - first);
     if (high < first + 64) bits &= ~0ull >> (first + 64 - high);
-    for (uint64_t rest = part->words ? bits : 0; rest; rest &= rest - 1) {
-      int64_t row = first + __builtin_ctzll(rest), items = count_items(part, row, row + 1);
-      if (items < 0) return DAMAGED;
-      w->touched += items;
+    if (part->table->bucket_starts[last] - part->table->bucket_starts[first] == last - first) { /* an item for each ID */
+      w->touched += __builtin_popcountll(bits);
+    } else {
+      for (uint64_t rest = bits; rest; rest &= rest - 1) {
+        int64_t row = first + __builtin_ctzll(rest), items = count_items(part, row, row + 1);
+        if (items < 0) return DAMAGED;
+        w->touched += items;
+      }
     }
-#ifdef __AVX512VBMI__
-    const Table *table = part->table;
-    if (scan->columns == table->columns - scan->shared && __builtin_popcountll(bits) > FEW &&
-        (first + BLOCK) * table->columns + COLUMNS <= table->rows * table->columns) /* nothing behind is read */
-      bits &= find_good(scan, table->ids + first * table->columns + scan->shared, table->columns,
-                        scan->best.limit - scan->margin - base, n + 2);
-#endif
-    for (; bits; bits &= bits - 1)
-      if (scan_id(scan, part, base, number, first + __builtin_ctzll(bits), beam, n) < 0) return NO_MEMORY;
+    for (; bits; bits &= bits - 1) {
+      rows[count++] = (int32_t)(first + __builtin_ctzll(bits));
+      if (count < BLOCK) continue;
+      if (scan_block(scan, part, base, number, rows, count, beam, n) < 0) return NO_MEMORY;
+      count = 0;
+    }
   }
-  return 1;
+  return count ? scan_block(scan, part, base, number, rows, count, beam, n) : 1;
 }
 
 /* Compute the products of the query and the last codes of the IDs that were kept with rough scores in a range. */
@@ -1110,7 +1193,7 @@ static int compare(const Model *m, const Request *request, const float *query, i
 static int rank(const Model *m, const Request *request, int64_t decoded, const float *query, Work *w) {
   int64_t levels = m->levels, shared = decoded ? decoded : 1, codes = 0;
   w->num_kept = 0;
-  if (!reserve(&w->leaves, request->k, sizeof(Leaf)) || !reserve(&w->best, MANY + 2 * request->k, sizeof(float)))
+  if (!reserve(&w->leaves, request->k, sizeof(Leaf)) || !reserve(&w->best, SOME + 2 * request->k, sizeof(float)))
     return NO_MEMORY;
   prefetch(w);
   Scan scan = {request, NULL, shared, levels, 0, {w->best.at, request->k, 0, -INFINITY}, w, 0, 0, 0, {{0}}};
@@ -1203,7 +1286,7 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
   w->num_parts = num_parts;
   w->num_hits = 0;
   if (!reserve(&w->products, levels * CODES, sizeof(float)) || !reserve(&w->rough, levels * CODES, sizeof(float)) ||
-      !reserve(&w->known, levels * CODES / 64, sizeof(uint64_t)) || !reserve(&w->short_query, m->dim, sizeof(int16_t)) ||
+      !reserve(&w->known, levels * CODES / 64, sizeof(uint64_t)) || !reserve(&w->short_query, m->dim + GROUP, 2 * sizeof(int16_t)) ||
       !reserve(&w->all_results, n, sizeof(Result)))
     return NO_MEMORY;
   memset(w->products.at, 0, (size_t)levels * CODES * sizeof(float));
