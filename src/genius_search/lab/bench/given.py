@@ -29,7 +29,7 @@ NEIGHBOURS: Final = 8
 PAIRS: Final = 4096
 SAMPLE: Final = 200
 """Items whose nearest other is looked for."""
-QUICK_ITEMS: Final = 5000
+QUICK_ITEMS: Final = 2000
 K: Final = 10
 """Hits of every search."""
 BATCH: Final = 64

@@ -32,6 +32,8 @@ RESIDUAL_WIDTH: Final = 4
 """Codes that faiss's residual quantizer tries side by side for each level of an item."""
 QUERY_BITS: Final = 8
 """Of a query's numbers in faiss's RaBitQ; with all 32 it takes forty times as long and finds no more."""
+NUMBER_BYTES: Final = 8
+"""Of an item's number, which faiss keeps beside its code."""
 CENTROIDS: Final = 16
 """Of rabitqlib's graph, as its examples have."""
 CODE_BYTES: Final = LEVELS + NUM_EXTRA_COLUMNS + 1
@@ -59,8 +61,8 @@ class Rival:
     """Adds items under numbers that follow those there are."""
     remove: Callable[[Int64[np.ndarray, " old"]], object] | None = None
     """Deletes items; None if this cannot."""
-    num_bytes: int
-    """Bytes of the file that it writes."""
+    item_bytes: float
+    """Bytes that grow with the pool, for each item: what it writes without centroids, its number included."""
 
     def search(self, effort: int, limit: Any = None) -> Search:
         """Return the search with an effort, of all items or of those of a filter."""
@@ -97,6 +99,9 @@ def faiss_rival(factory: str, vectors: Vectors, *, seed: int = 0) -> Rival:
         found: Found = index.search(queries, K, params=parameters)[1]
         return found
 
+    stored: Any = faiss.downcast_index(index.storage) if is_graph else index
+    graph_bytes = 4 * faiss.vector_to_array(index.hnsw.neighbors).size / len(vectors) if is_graph else 0
+
     def limit(allowed: Bool[np.ndarray, " items"]) -> Any:
         return library.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
 
@@ -109,7 +114,7 @@ def faiss_rival(factory: str, vectors: Vectors, *, seed: int = 0) -> Rival:
         limit=None if has_residual_codes else limit,
         add=(lambda _, new: index.add(new)) if is_graph else lambda rows, new: index.add_with_ids(new, rows),
         remove=None if is_graph else index.remove_ids,
-        num_bytes=int(faiss.serialize_index(index).nbytes),
+        item_bytes=stored.code_size + NUMBER_BYTES * has_lists + graph_bytes,
     )
 
 
@@ -140,7 +145,7 @@ def hnswlib_rival(vectors: Vectors) -> Rival:
         limit=lambda allowed: set(np.flatnonzero(allowed).tolist()).__contains__,
         add=lambda rows, new: graph.add_items(new, rows, replace_deleted=True),
         remove=remove,
-        num_bytes=graph.index_file_size(),
+        item_bytes=graph.index_file_size() / len(vectors),
     )
 
 
@@ -163,7 +168,7 @@ def usearch_rival(kind: str, vectors: Vectors) -> Rival:
         efforts=GRAPH_EFFORTS,
         add=lambda rows, new: graph.add(rows, new, threads=1),
         remove=lambda rows: graph.remove(rows, threads=1),
-        num_bytes=graph.serialized_length,
+        item_bytes=graph.serialized_length / len(vectors),
     )
 
 
@@ -193,7 +198,7 @@ def rabitq_rival(kind: str, bits: int, vectors: Vectors, *, seed: int = 0) -> Ri
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "index"
         index.save(str(file))
-        num_bytes = file.stat().st_size
+        num_bytes = file.stat().st_size - 4 * lists * dim  # without centroids
     return Rival(
         name=f"rabitqlib {kind}, {bits} bit{'s' * (bits > 1)}",
         index=index,
@@ -202,7 +207,7 @@ def rabitq_rival(kind: str, bits: int, vectors: Vectors, *, seed: int = 0) -> Ri
         has_lists=has_lists,
         add=add,
         remove=lambda rows: index.remove(rows.astype(np.uint32)),
-        num_bytes=num_bytes,
+        item_bytes=num_bytes / count,
     )
 
 

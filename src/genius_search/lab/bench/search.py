@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -70,13 +71,11 @@ BIT_CODES: Final = (
 )  # fmt: skip
 """Indexes of faiss with one to eight bits for each number, some of them after a random rotation."""
 BLOCK: Final = 1_000_000
-NUMBER_BYTES: Final = 8
-"""Of an item, which faiss keeps beside its code."""
 CODE_POOL_QUERIES: Final = 200
 CODE_BUDGETS: Final = (10_000, 30_000, 70_000, 100_000, 300_000, 1_000_000)
 QUICK: Final[dict[str, Any]] = {
-    "rival_items": 10_000, "queries": 200, "timed": 20, "rounds": 1, "levels": "12", "steps": 4,
-    "items": "1e4,1e5",
+    "items": "4e3,1e5", "rival_items": 4000, "queries": 200, "timed": 20, "rounds": 1, "levels": "12",
+    "steps": 4,
 }  # fmt: skip
 
 
@@ -91,6 +90,15 @@ class Built(NamedTuple):
         """Make it."""
         it, times = time_build(build)
         return Built(it, times["build_cpu_seconds"])
+
+
+class Pool(NamedTuple):
+    """What is searched."""
+
+    title: str
+    items: int
+    invented: int
+    """Items that are not real, or whose codes are not."""
 
 
 class Method(NamedTuple):
@@ -115,11 +123,12 @@ class _Bench:
     folder: Path
     progress: Progress
     model: Genius | None
-    rows: dict[str, list[Row]] = field(default_factory=dict)
+    rows: dict[str, list[Row]]
 
-    def add(self, part: str, rows: Sequence[Row], pool: str) -> None:
+    def add(self, part: str, rows: Sequence[Row], pool: Pool) -> None:
         """Keep rows of a pool."""
-        self.rows.setdefault(part, []).extend({"pool": pool, **row} for row in rows)
+        self.progress.say(f"{pool.title}: {TITLES[part].lower()}, done")
+        self.rows[part] += [{**pool._asdict(), **row} for row in rows]
 
 
 def bench_search(
@@ -135,7 +144,8 @@ def bench_search(
         raise UsageError(f"--parts {settings.parts!r}: choose from {', '.join(PARTS)}")
     shares = [_share(text) for text in settings.shares.split(",")]
     levels = parse_counts("--levels", settings.levels)
-    bench = _Bench(settings, parts, folder, progress, model)
+    bench = _Bench(settings, parts, folder, progress, model, {part: [] for part in PARTS if part in parts})
+    folder.mkdir(parents=True, exist_ok=True)
     given = read_given(data, settings, model, folder, progress=progress)
     sizes = [len(given.items)]
     sizes += [size for size in sorted(set(parse_counts("--items", settings.items))) if size > sizes[0]]
@@ -191,44 +201,42 @@ def estimate_minutes(bench: _Bench, sizes: Sequence[int], dim: int, levels: Sequ
 def _measure_pool(bench: _Bench, given: Given, shares: Sequence[float], levels: Sequence[int]) -> Codes:
     """Measure a pool of vectors; return its codes."""
     settings, count = bench.settings, len(given.items)
-    is_real = count == given.real
-    title = f"{count:,} items"
-    if not is_real:
-        real, invented = nearest_cosines(given, settings.seed)
-        title += (
-            f", {count - given.real:,} of them invented (cosine with the nearest other item: real "
-            f"{real:.2f}, invented {invented:.2f})"
-        )
-    bench.progress.say(f"{title}: fitting codebooks and encoding")
+    pool = _describe(given, settings.seed)
+    bench.progress.say(f"{pool.title}: fitting codebooks and encoding")
     codes = Built.time(lambda: _encode(bench, given))
     ours = Ours.of(codes.it, store_bytes(given))
     if "candidates" in bench.parts:
         budgets = (1000, *(count // part for part in (50, 20, 10, 5)))
-        bench.add("candidates", _candidates(bench, ours, given, budgets), title)
+        bench.add("candidates", _candidates(bench, ours, given, budgets), pool)
     rivals = list(_build_rivals(bench, given)) if {"plain", "filtered"} & set(bench.parts) else []
     if "plain" in bench.parts:
-        bench.progress.say(f"{title}: plain search")
         methods = _our_methods(ours, codes.seconds)
-        if is_real:
-            others = ours.other_ways(bench.model).items()
-            methods |= {
-                name: Method(search, ours=True, item_bytes=ours.item_bytes) for name, search in others
-            }
-        methods |= _their_methods(rivals, count)
-        bench.add("plain", measure(settings, methods, given, exact_search(given.items, given.queries)), title)
+        others = {} if pool.invented else ours.other_ways(bench.model)
+        methods |= {name: Method(one, True, ours.item_bytes) for name, one in others.items()}
+        methods |= _their_methods(rivals)
+        bench.add("plain", measure(settings, methods, given, exact_search(given.items, given.queries)), pool)
     if "filtered" in bench.parts:
         for share in shares:
-            bench.progress.say(f"{title}: filters of {share:.1%}")
-            bench.add("filtered", _filtered(settings, given, ours, [one.it for one in rivals], share), title)
+            bench.add("filtered", _filtered(settings, given, ours, [one.it for one in rivals], share), pool)
     del rivals
-    if is_real and "bytes" in bench.parts:
+    if "bytes" in bench.parts and not pool.invented:
         known = None if bench.model else codes
-        bench.add("bytes", list(_equal_bytes(bench, given, known, levels)), title)
-    if is_real and "updates" in bench.parts:
-        bench.progress.say(f"{title}: replacing 1 % of the items")
+        bench.add("bytes", list(_equal_bytes(bench, given, known, levels)), pool)
+    if "updates" in bench.parts and not pool.invented:
         rows = measure_updates(given, codes.it.quantizer, settings, bench.folder / "updated.index")
-        bench.add("updates", rows, f"{min(count, MANY):,} items")
+        bench.add("updates", rows, Pool(f"{min(count, MANY):,} items", min(count, MANY), 0))
     return codes.it  # type: ignore[no-any-return]
+
+
+def _describe(given: Given, seed: int) -> Pool:
+    count = len(given.items)
+    if count == given.real:
+        return Pool(f"{count:,} items", count, 0)
+    real, invented = nearest_cosines(given, seed)
+    near = f"cosine with the nearest other item: real {real:.2f}, invented {invented:.2f}"
+    return Pool(
+        f"{count:,} items, {count - given.real:,} of them invented ({near})", count, count - given.real
+    )
 
 
 def _encode(bench: _Bench, given: Given) -> Codes:
@@ -264,11 +272,9 @@ def _our_methods(ours: Ours, seconds: float | None) -> Methods:
     }
 
 
-def _their_methods(rivals: Sequence[Built], count: int) -> Methods:
+def _their_methods(rivals: Sequence[Built]) -> Methods:
     return {
-        rival.title(effort): Method(
-            rival.search(effort), item_bytes=rival.num_bytes / count, build_seconds=seconds
-        )
+        rival.title(effort): Method(rival.search(effort), item_bytes=rival.item_bytes, build_seconds=seconds)
         for rival, seconds in rivals
         for effort in rival.efforts or (0,)
     }
@@ -290,8 +296,8 @@ def measure(settings: SearchSettings, methods: Methods, given: Given, truth: Fou
     reference = next((alone[name].cpu_ms for name in methods if name == REFERENCE), None)
     rows = []
     for name, method in methods.items():
-        found = search_all(method.search, queries)
         row: Row = {"method": name, "ours": method.ours}
+        found = queries[:, :0] if truth is None else search_all(method.search, queries)
         row |= {f"recall_{k}": given.recall(found, k) for k in (1, 5, 10)}
         row |= {f"of_exact_{k}": None if truth is None else share_found(truth, found, k) for k in (5, 10)}
         cpu_ms = alone[name].cpu_ms
@@ -306,7 +312,7 @@ def _candidates(bench: _Bench, ours: Ours, given: Given, budgets: Sequence[int])
     usual = usual_search(ours.num_items)
     searches = {
         count: ours.method(replace(usual, candidates=count), ours.quick)
-        for count in sorted({*budgets, usual.candidates, ALL})
+        for count in sorted({*(one for one in budgets if one < ours.num_items), usual.candidates, ALL})
     }
     queries = given.queries[:CODE_POOL_QUERIES]
     best = search_all(searches[ALL], queries)
@@ -338,15 +344,12 @@ def _filtered(
     methods["exact search of a copy of the allowed items"] = Method(
         lambda queries: _numbers(rows, copied.find(queries, 0, None))
     )
-    unable = [rival.name for rival in rivals if rival.limit is None]
     for rival in rivals:
         if rival.limit is not None:
             limit = rival.limit(allowed)
             effort = _least_effort(rival, given.queries[:EFFORT_QUERIES], limit, truth[:EFFORT_QUERIES])
             methods[rival.title(effort)] = Method(rival.search(effort, limit))
-    found = measure(settings, methods, given, truth)
-    empty = dict.fromkeys(found[0])
-    found += [{**empty, "method": f"{name}: no filters in its Python", "ours": False} for name in unable]
+    found = measure(settings, methods, given._replace(right=None), truth)
     return [{"allowed": f"{share:.1%}", **row} for row in found]
 
 
@@ -416,8 +419,9 @@ def _build_faiss(name: str, items: np.ndarray) -> tuple[Any, int]:
 def _measure_codes(bench: _Bench, given: Given, codes: Codes, count: int) -> None:
     """Measure a pool of which the codes alone are invented, so that there is nothing to find."""
     settings = bench.settings
-    title = f"{count:,} items, all of them invented: codes of {len(given.items):,} recombined"
-    bench.progress.say(title)
+    pool = Pool(
+        f"{count:,} items, all of them invented: codes of {len(given.items):,} recombined", count, count
+    )
     given = given._replace(right=None, queries=given.queries[:CODE_POOL_QUERIES])
     random = np.random.default_rng(settings.seed)
     known = IdTable.build(codes.arrays.codes, np.zeros(len(given.items)))
@@ -426,12 +430,12 @@ def _measure_codes(bench: _Bench, given: Given, codes: Codes, count: int) -> Non
     del blocks
     ours = Ours(codes.quantizer.tables()).on([SearchSegment(table)])
     if "candidates" in bench.parts:
-        bench.add("candidates", _candidates(bench, ours, given, CODE_BUDGETS), title)
+        bench.add("candidates", _candidates(bench, ours, given, CODE_BUDGETS), pool)
     if "plain" in bench.parts:
         methods = _our_methods(ours, None)
         recombined = Built(_recombined(given.items, count, settings.seed), None)
-        methods |= _their_methods([recombined], count)
-        bench.add("plain", measure(settings, methods, given, None), title)
+        methods |= _their_methods([recombined])
+        bench.add("plain", measure(settings, methods, given, None), pool)
 
 
 def _recombined(items: np.ndarray, count: int, seed: int) -> Rival:
@@ -453,7 +457,7 @@ def _recombined(items: np.ndarray, count: int, seed: int) -> Rival:
         own.add_entries(number, new, faiss.swig_ptr(names), faiss.swig_ptr(np.ascontiguousarray(made)))
         done += new
     index.ntotal = done
-    return replace(rival, num_bytes=done * (size + NUMBER_BYTES))
+    return rival
 
 
 SHARES: Final = {"of_exact_5": "of exact's 5", "of_exact_10": "of exact's 10"}
@@ -476,7 +480,8 @@ COLUMNS: Final = {
     },
     "updates": {
         "method": "method", "before_us": "before, CPU-µs", "during_us": "between changes",
-        "first_us": "first after a change", "after_us": "after", "change_ms": "CPU-ms an item replaced",
+        "first_us": "first after a change", "after_us": "after", "change_ms": "CPU-ms a change",
+        "change_wall_ms": "ms a change",
         "before_10": "of exact's 10, before", "after_10": "and after", "recall_5": "R@5 after",
     },
 }  # fmt: skip
@@ -488,17 +493,18 @@ TITLES: Final = {
     "updates": "While 1 % of the items are replaced",
 }
 NOTES: Final = {
-    "plain": "R@k: share of queries with a right answer among the first k; then shares of exact search's first "
-    "five and ten. Time of a query alone, as a multiple of faiss's HNSW32 with 32 nodes in view, and in a "
-    "batch. Bytes an item: all that is written, numbers of items included. Ours takes the time to fit "
-    "codebooks and to encode, once for all its rows.",
+    "plain": "R@k: share of queries with a right answer among the first k; then shares of exact search's "
+    "first five and ten. Time of a query alone, as a multiple of faiss's HNSW32 with 32 nodes in view, and "
+    "in a batch. Bytes that grow with the pool, for each item. Ours takes the time to fit codebooks and to "
+    "encode, once for all its rows.",
     "candidates": "IDs under the beams that are ranked, compared with ranking all. The default is bold.",
     "filtered": "Drawn items are allowed. Graphs and lists get the least effort that finds "
-    f"{REACHED:.0%} of the filtered truth's first ten, of {EFFORTS[0]} to {EFFORTS[-1]:,} nodes in view, or "
-    "of the lists as above; if none does, the most.",
+    f"{REACHED:.0%} of the filtered truth's first ten, of {EFFORTS[0]} to {EFFORTS[-1]:,} nodes in view, "
+    "or of the lists as above; if none does, the most. faiss's residual codes, and the Python of usearch "
+    "and rabitqlib, know no filters.",
     "bytes": "All items are ranked by their codes, ours without densities. Bytes: of the code alone.",
-    "updates": "Changes and searches take turns in one process. Ours encodes, writes to disk durably and opens "
-    "the new state; the others change their memory.",
+    "updates": "Changes of equally many items and searches take turns in one process. Ours encodes, writes "
+    "to disk durably and opens the new state; the others change their memory.",
 }
 
 
@@ -508,22 +514,14 @@ def _tables(bench: _Bench) -> Iterator[Table]:
     if bench.settings.quick:
         first += " A quick run, to try the command: its figures mean nothing."
     for part, rows in bench.rows.items():
-        for number, pool in enumerate(dict.fromkeys(row["pool"] for row in rows)):
-            own = [row for row in rows if row["pool"] == pool]
-            columns = {
-                name: shown
-                for name, shown in COLUMNS[part].items()
-                if any(row[name] is not None for row in own)
-            }
-            bold = {
-                (line, column)
-                for line, row in enumerate(own)
-                for column in range(len(columns))
-                if row["ours"]
-            }
+        for number, pool in enumerate(dict.fromkeys(row["title"] for row in rows)):
+            own = [row for row in rows if row["title"] == pool]
+            known = {name for row in own for name, value in row.items() if value is not None}
+            columns = {name: shown for name, shown in COLUMNS[part].items() if name in known}
+            ours = [line for line, row in enumerate(own) if row["ours"]]
             note = " ".join([*([first] if first else []), *([] if number else [NOTES[part]])])
             made = table(
                 own, columns, name=f"{part}-{number + 1}", title=f"{TITLES[part]}: {pool}", note=note
             )
-            yield replace(made, bold=frozenset(bold))
+            yield replace(made, bold=frozenset(product(ours, range(len(columns)))))
             first = ""

@@ -102,7 +102,7 @@ class SearchSettings:
 
     items: str = "1e6"
     """Sizes of further pools, with commas between: the data set's items, and more that are invented. The data
-    set's own pool always comes first."""
+    set's own pool always comes first; smaller sizes are ignored."""
 
     parts: str = "all"
     """plain, candidates, filtered, bytes, updates; commas between."""
@@ -142,7 +142,7 @@ class SearchSettings:
     """Steps in which 1 % of the items are replaced."""
 
     quick: bool = False
-    """Try the command in a minute or two: at most 5,000 items, 200 queries, few rounds."""
+    """Try the command in a minute or two: at most 2,000 real items, 200 queries, few rounds."""
 
     seed: Natural = 0
     """Seed of what is invented and drawn."""

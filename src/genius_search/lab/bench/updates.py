@@ -67,7 +67,8 @@ def measure_updates(given: Given, quantizer: Quantizer, settings: SearchSettings
     alive = np.ones(len(given.items), dtype=bool)
     alive[new] = False
     asked: dict[str, list[list[float]]] = {}
-    changing: dict[str, float] = {}
+    changing: dict[str, list[tuple[float, float]]] = {}
+    shutil.rmtree(folder, ignore_errors=True)
     with one_writer(folder) as writer:
         subjects = [_our_subject(writer, quantizer, given, int(new[0]))]
         subjects += [_subject(rival, given, alive) for rival in _rivals(given.items[: new[0]], settings.seed)]
@@ -76,11 +77,11 @@ def measure_updates(given: Given, quantizer: Quantizer, settings: SearchSettings
         for gone, added in zip(*steps, strict=True):
             alive[gone], alive[added] = False, True
             for subject in subjects:
-                began = time.process_time()
+                began, began_cpu = time.perf_counter(), time.process_time()
                 subject.replace(gone, added)
-                seconds = time.process_time() - began
+                seconds = (time.process_time() - began_cpu, time.perf_counter() - began)
                 for name, search in subject.searches.items():
-                    changing[name] = changing.get(name, 0) + seconds
+                    changing.setdefault(name, []).append(seconds)
                     times = [_cpu_us(search, given.queries, number) for number in range(ASKED)]
                     asked.setdefault(name, []).append(times)
         after = _measure(subjects, given, alive, settings)
@@ -90,7 +91,8 @@ def measure_updates(given: Given, quantizer: Quantizer, settings: SearchSettings
         row: Row = {"method": name, "ours": name.startswith("ours"), "before_us": before[name]["us"]}
         row["first_us"] = float(np.median([own[0] for own in turns]))
         row["during_us"] = float(np.median([own[1:] for own in turns]))
-        row |= {"after_us": after[name]["us"], "change_ms": 1000 * changing[name] / len(new)}
+        cpu, wall = np.median(changing[name], axis=0).tolist()
+        row |= {"after_us": after[name]["us"], "change_ms": 1000 * cpu, "change_wall_ms": 1000 * wall}
         row |= {"before_10": before[name]["share"], "after_10": after[name]["share"]}
         rows.append({**row, "recall_5": after[name]["recall"]})
     return rows
