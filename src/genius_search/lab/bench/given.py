@@ -94,6 +94,11 @@ def _read_array(file: Path, settings: SearchSettings) -> Given:
     else:
         order = np.random.default_rng(settings.seed).permutation(len(vectors))
         count = min(settings.queries, len(vectors) // HELD_OUT)
+        if not count:
+            raise BadData(
+                f"{file} holds {len(vectors)} vectors, too few to take queries from; give some with "
+                "--query-vectors FILE.npy"
+            )
         queries, vectors = vectors[order[:count]], vectors[np.sort(order[count:])]
     texts = np.full(len(vectors), Modality.TEXT.code, dtype=np.int8)
     return Given(vectors, texts, queries, real=len(vectors))
@@ -104,10 +109,9 @@ def _load(file: Path) -> Float32[np.ndarray, "rows dim"]:
         vectors = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise BadData(f"{file} cannot be read as a .npy file: {error}") from None
-    if vectors.ndim != 2 or vectors.dtype.kind != "f" or len(vectors) < HELD_OUT:
+    if vectors.ndim != 2 or vectors.dtype.kind != "f" or not len(vectors):
         raise BadData(
-            f"{file} holds {vectors.dtype} of shape {vectors.shape}; expected floats, a row for each of "
-            f"{HELD_OUT} items or more"
+            f"{file} holds {vectors.dtype} of shape {vectors.shape}; expected floats, a row for each item"
         )
     unit: np.ndarray = np.ascontiguousarray(normalize(vectors.astype(np.float32)))
     return unit
@@ -210,7 +214,7 @@ def search_one(search: Search, queries: Queries, number: int) -> None:
     search(queries[number : number + 1])
 
 
-def share_found(truth: Found, found: Found, k: int) -> float:
+def share_found(truth: Int64[np.ndarray, "queries known"], found: Found, k: int) -> float:
     """Return the share of the true first k that is among the first k found."""
     pairs = zip(truth[:, :k].tolist(), found[:, :k].tolist(), strict=True)
     return float(np.mean([len(set(best) & set(own)) / len(best) for best, own in pairs]))

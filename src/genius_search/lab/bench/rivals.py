@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,10 @@ import faiss
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
+from genius_search.errors import UsageError
 from genius_search.lab.baselines.faiss_index import num_bits, num_parts, train_index
 from genius_search.lab.bench.given import Found, K, Search
+from genius_search.lab.bench.measure import time_build
 from genius_search.nn.columns import NUM_EXTRA_COLUMNS
 from genius_search.training.codebooks import LEVELS
 
@@ -114,7 +116,7 @@ def faiss_rival(factory: str, vectors: Vectors, *, seed: int = 0) -> Rival:
         limit=None if has_residual_codes else limit,
         add=(lambda _, new: index.add(new)) if is_graph else lambda rows, new: index.add_with_ids(new, rows),
         remove=None if is_graph else index.remove_ids,
-        item_bytes=stored.code_size + NUMBER_BYTES * has_lists + graph_bytes,
+        item_bytes=float(stored.code_size + NUMBER_BYTES * has_lists + graph_bytes),
     )
 
 
@@ -177,13 +179,17 @@ def rabitq_rival(kind: str, bits: int, vectors: Vectors, *, seed: int = 0) -> Ri
     library = importlib.import_module("rabitqlib")
     (count, dim), has_lists = vectors.shape, kind == "IVF"
     lists = num_lists(count) if has_lists else min(CENTROIDS, count)
+    name = f"rabitqlib {kind}, {bits} bit{'s' * (bits > 1)}"
+    try:
+        if has_lists:
+            index = library.IvfIndex(dim, count, lists, bits)
+        else:
+            index = library.HnswIndex(dim, count, LINKS, BUILD_EFFORT, bits)
+    except ValueError as error:
+        raise UsageError(f"{name} with vectors of {dim} numbers: {error}") from None
     means = faiss.Kmeans(dim, lists, niter=10, seed=seed, min_points_per_centroid=1)
     means.train(vectors)
     nearest = means.index.search(vectors, 1)[1][:, 0].astype(np.uint32)
-    if has_lists:
-        index = library.IvfIndex(dim, count, lists, bits)
-    else:
-        index = library.HnswIndex(dim, count, LINKS, BUILD_EFFORT, bits)
     index.build(vectors, means.centroids, nearest, num_threads=1, fast_quantization=True)
 
     def find(queries: Vectors, effort: int, _: Any) -> Found:
@@ -200,7 +206,7 @@ def rabitq_rival(kind: str, bits: int, vectors: Vectors, *, seed: int = 0) -> Ri
         index.save(str(file))
         num_bytes = file.stat().st_size - 4 * lists * dim  # without centroids
     return Rival(
-        name=f"rabitqlib {kind}, {bits} bit{'s' * (bits > 1)}",
+        name=name,
         index=index,
         find=find,
         efforts=list_efforts(lists) if has_lists else GRAPH_EFFORTS,
@@ -226,8 +232,8 @@ def is_installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def describe_packages() -> str:
-    """Return the versions of the rivals' packages, and which are left out."""
+def describe_packages(unbuilt: Iterable[str] = ()) -> str:
+    """Return the versions of the rivals' packages, and which are left out, also of those that are there."""
     there = [
         f"{package} {importlib.metadata.version(package)}"
         for module, package in PACKAGES.items()
@@ -235,7 +241,21 @@ def describe_packages() -> str:
     ]
     absent = [package for module, package in PACKAGES.items() if not is_installed(module)]
     left_out = f"; left out, because they are not installed: {', '.join(absent)}" if absent else ""
-    return f"Rivals: {', '.join(there)}{left_out}."
+    reasons = "".join(f"; left out: {reason}" for reason in unbuilt)
+    return f"Rivals: {', '.join(there)}{left_out}{reasons}."
+
+
+def build_rivals(
+    builders: Sequence[Callable[[], Rival]], left_out: dict[str, None]
+) -> Iterator[tuple[Rival, float]]:
+    """Build rivals, with the CPU-seconds of each; those that cannot be built are noted with the reason."""
+    for builder in builders:
+        try:
+            rival, times = time_build(builder)
+        except UsageError as error:
+            left_out[str(error)] = None
+            continue
+        yield rival, times["build_cpu_seconds"]
 
 
 def pq_factory(lists: int, dim: int, items: int) -> str:

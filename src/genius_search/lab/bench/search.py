@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -40,6 +40,7 @@ from genius_search.lab.bench.pools import invent_ids
 from genius_search.lab.bench.results import Measurements, Row, table
 from genius_search.lab.bench.rivals import (
     Rival,
+    build_rivals,
     code_builders,
     describe_packages,
     faiss_rival,
@@ -124,6 +125,8 @@ class _Bench:
     progress: Progress
     model: Genius | None
     rows: dict[str, list[Row]]
+    left_out: dict[str, None] = field(default_factory=dict)
+    """Rivals that cannot be built, with the reason."""
 
     def add(self, part: str, rows: Sequence[Row], pool: Pool) -> None:
         """Keep rows of a pool."""
@@ -223,7 +226,9 @@ def _measure_pool(bench: _Bench, given: Given, shares: Sequence[float], levels: 
         known = None if bench.model else codes
         bench.add("bytes", list(_equal_bytes(bench, given, known, levels)), pool)
     if "updates" in bench.parts and not pool.invented:
-        rows = measure_updates(given, codes.it.quantizer, settings, bench.folder / "updated.index")
+        rows = measure_updates(
+            given, codes.it.quantizer, settings, bench.folder / "updated.index", bench.left_out
+        )
         bench.add("updates", rows, Pool(f"{min(count, MANY):,} items", min(count, MANY), 0))
     return codes.it  # type: ignore[no-any-return]
 
@@ -258,10 +263,9 @@ def _build_rivals(bench: _Bench, given: Given) -> Iterator[Built]:
     builders += code_builders(given.items, seed=settings.seed)
     if len(given.items) <= settings.graph_items:
         builders += graph_builders(given.items, seed=settings.seed)
-    for build in builders:
-        built = Built.time(build)
-        bench.progress.say(f"built {built.it.name} in {built.seconds:.0f} s")
-        yield built
+    for rival, seconds in build_rivals(builders, bench.left_out):
+        bench.progress.say(f"built {rival.name} in {seconds:.0f} s")
+        yield Built(rival, seconds)
 
 
 def _our_methods(ours: Ours, seconds: float | None) -> Methods:
@@ -510,7 +514,7 @@ NOTES: Final = {
 
 def _tables(bench: _Bench) -> Iterator[Table]:
     """Yield a table for each part and pool, our rows in bold."""
-    first = describe_packages()
+    first = describe_packages(bench.left_out)
     if bench.settings.quick:
         first += " A quick run, to try the command: its figures mean nothing."
     for part, rows in bench.rows.items():

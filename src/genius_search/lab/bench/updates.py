@@ -30,6 +30,7 @@ from genius_search.lab.bench.measure import time_queries
 from genius_search.lab.bench.results import Row
 from genius_search.lab.bench.rivals import (
     Rival,
+    build_rivals,
     faiss_rival,
     hnswlib_rival,
     is_installed,
@@ -57,7 +58,9 @@ class Subject(NamedTuple):
     """From what a search returns to the numbers of items; not timed."""
 
 
-def measure_updates(given: Given, quantizer: Quantizer, settings: SearchSettings, folder: Path) -> list[Row]:
+def measure_updates(
+    given: Given, quantizer: Quantizer, settings: SearchSettings, folder: Path, left_out: dict[str, None]
+) -> list[Row]:
     """Replace 1 % of the items in steps, with queries in between: changes and searches take turns.
 
     At most :data:`~genius_search.lab.bench.coded.MANY` items are drawn. The index is at ``folder`` while it
@@ -71,7 +74,8 @@ def measure_updates(given: Given, quantizer: Quantizer, settings: SearchSettings
     shutil.rmtree(folder, ignore_errors=True)
     with one_writer(folder) as writer:
         subjects = [_our_subject(writer, quantizer, given, int(new[0]))]
-        subjects += [_subject(rival, given, alive) for rival in _rivals(given.items[: new[0]], settings.seed)]
+        built = build_rivals(changeable_builders(given.items[: new[0]], seed=settings.seed), left_out)
+        subjects += [_subject(rival, given, alive) for rival, _ in built]
         before = _measure(subjects, given, alive, settings)
         steps = (np.array_split(rows, settings.steps) for rows in (old, new))
         for gone, added in zip(*steps, strict=True):
@@ -177,20 +181,18 @@ def _our_subject(writer: Writer, quantizer: Quantizer, given: Given, first: int)
     return Subject(replace, searches, number)
 
 
-def _rivals(items: np.ndarray, seed: int) -> list[Rival]:
-    """Build the rivals that can be changed."""
+def changeable_builders(items: np.ndarray, *, seed: int) -> list[Callable[[], Rival]]:
+    """Return what builds rivals that can be changed."""
     lists = num_lists(len(items))
-    rivals: list[Rival] = [
-        faiss_rival("HNSW32", items, seed=seed),
-        faiss_rival(pq_factory(lists, items.shape[1], len(items)), items, seed=seed),
-    ]
+    names = ("HNSW32", pq_factory(lists, items.shape[1], len(items)))
+    builders: list[Callable[[], Rival]] = [partial(faiss_rival, name, items, seed=seed) for name in names]
     if is_installed("hnswlib"):
-        rivals.append(hnswlib_rival(items))
+        builders.append(partial(hnswlib_rival, items))
     if is_installed("usearch"):
-        rivals.append(usearch_rival("f32", items))
+        builders.append(partial(usearch_rival, "f32", items))
     if is_installed("rabitqlib"):
-        rivals.append(rabitq_rival("HNSW", 7, items, seed=seed))
-    return rivals
+        builders.append(partial(rabitq_rival, "HNSW", 7, items, seed=seed))
+    return builders
 
 
 def _subject(rival: Rival, given: Given, alive: np.ndarray) -> Subject:
