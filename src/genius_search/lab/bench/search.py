@@ -301,7 +301,8 @@ def measure(settings: SearchSettings, methods: Methods, given: Given, truth: Fou
     rows = []
     for name, method in methods.items():
         row: Row = {"method": name, "ours": method.ours}
-        found = queries[:, :0] if truth is None else search_all(method.search, queries)
+        none = np.empty((len(queries), 0), dtype=np.int64)
+        found = none if truth is None else search_all(method.search, queries)
         row |= {f"recall_{k}": given.recall(found, k) for k in (1, 5, 10)}
         row |= {f"of_exact_{k}": None if truth is None else share_found(truth, found, k) for k in (5, 10)}
         cpu_ms = alone[name].cpu_ms
@@ -379,7 +380,7 @@ def _equal_bytes(
     """
     truth, (count, dim) = exact_search(given.items, given.queries), given.items.shape
 
-    def row(name: str, size: float, found: np.ndarray, seconds: float | None, *, ours: bool = False) -> Row:
+    def row(name: str, size: int, found: np.ndarray, seconds: float | None, *, ours: bool = False) -> Row:
         recall = {f"recall_{k}": given.recall(found, k) for k in (1, 5)}
         shares = {f"of_exact_{k}": share_found(truth, found, k) for k in (5, 10)}
         about = {"method": name, "ours": ours, "code_bytes": size}
