@@ -102,7 +102,10 @@ def faiss_rival(factory: str, vectors: Vectors, *, seed: int = 0) -> Rival:
         return found
 
     stored: Any = faiss.downcast_index(index.storage) if is_graph else index
-    graph_bytes = 4 * faiss.vector_to_array(index.hnsw.neighbors).size / len(vectors) if is_graph else 0
+    links = faiss.vector_to_array(index.hnsw.neighbors).size if is_graph else 0
+    graph_bytes = (
+        4 * links / len(vectors) + 12 * is_graph
+    )  # and of each node where its links begin, its level
 
     def limit(allowed: Bool[np.ndarray, " items"]) -> Any:
         return library.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
