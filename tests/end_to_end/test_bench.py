@@ -74,7 +74,7 @@ def test_a_quick_run_measures_every_part_of_search(tmp_path, capsys):
 
 
 def test_search_is_measured_with_a_trained_model_on_its_data(trained, tmp_path, capsys):
-    words = ["search", trained.data, "--model", trained.model, "--parts", "plain,candidates", "--items", "1"]
+    words = ["search", trained.data, "--model", trained.model, "--parts", "plain,candidates", "--items", "0"]
     words += ["--queries", "30", "--timed", "2", "--rounds", "1", "--batch", "4"]
     found = measured(capsys, tmp_path, *words)
     rows = {row["method"]: row for row in found["plain"]}

@@ -16,7 +16,7 @@ from genius_search.data.features import FeatureBatch
 from genius_search.data.mbeir import MBeir, read_judgements
 from genius_search.embed_mbeir import embed_pool, embed_queries
 from genius_search.encoders.precomputed import open_precomputed
-from genius_search.errors import BadData
+from genius_search.errors import BadData, UsageError
 from genius_search.lab.bench.settings import SearchSettings
 from genius_search.model import Genius
 from genius_search.nn.arrays import normalize
@@ -66,29 +66,38 @@ class Given(NamedTuple):
 
 
 def read_given(
-    data: Path, settings: SearchSettings, model: Genius | None, folder: Path, *, progress: Progress
+    data: Path,
+    settings: SearchSettings,
+    model: Genius | None,
+    folder: Path,
+    *,
+    query_vectors: Path | None = None,
+    progress: Progress,
 ) -> Given:
-    """Read features: a data set in M-BEIR's layout, or a ``.npy`` file of items.
+    """Read features: a data set in M-BEIR's layout, or a ``.npy`` file of items and perhaps one of queries.
 
     Without a model, a data set's features are ``.npy`` files in ``DATA/features``. Features are kept in
     ``folder``.
     """
-    given = (
-        _read_array(data, settings)
-        if data.suffix == ".npy"
-        else _read_mbeir(MBeir(data), settings, model, folder, progress=progress)
-    )
+    if data.suffix == ".npy":
+        if model is not None:
+            raise UsageError(f"{data} holds embeddings, which no model is for; leave --model out")
+        given = _read_array(data, query_vectors, settings)
+    elif query_vectors is not None:
+        raise UsageError(f"{data} has queries of its own; --query-vectors is for a .npy file of items")
+    else:
+        given = _read_mbeir(MBeir(data), settings, model, folder, progress=progress)
     return _cut(given, QUICK_ITEMS, settings.seed) if settings.quick else given
 
 
-def _read_array(file: Path, settings: SearchSettings) -> Given:
+def _read_array(file: Path, query_vectors: Path | None, settings: SearchSettings) -> Given:
     """Read items, and queries from the other file or from among the items."""
     vectors = _load(file)
-    if settings.query_vectors:
-        queries = _load(Path(settings.query_vectors))[: settings.queries]
+    if query_vectors is not None:
+        queries = _load(query_vectors)[: settings.queries]
         if queries.shape[1] != vectors.shape[1]:
             raise BadData(
-                f"{settings.query_vectors} has vectors of {queries.shape[1]} numbers, {file} of "
+                f"{query_vectors} has vectors of {queries.shape[1]} numbers, {file} of "
                 f"{vectors.shape[1]}; they must come from one encoder"
             )
     else:

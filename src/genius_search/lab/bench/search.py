@@ -135,9 +135,17 @@ class _Bench:
 
 
 def bench_search(
-    data: Path, settings: SearchSettings, folder: Path, *, model: Genius | None = None, progress: Progress
+    data: Path,
+    settings: SearchSettings,
+    folder: Path,
+    *,
+    model: Genius | None = None,
+    query_vectors: Path | None = None,
+    progress: Progress,
 ) -> Measurements:
-    """Measure every part in every pool, the smallest first; features and codebooks are kept in ``folder``.
+    """Measure every part in every pool, the smallest first; features are kept in ``folder``.
+
+    Data and ``query_vectors`` are as :func:`~genius_search.lab.bench.given.read_given` reads them.
 
     Raises UsageError where a setting is out of range, BadData where the data is not what it should be.
     """
@@ -149,7 +157,7 @@ def bench_search(
     levels = parse_counts("--levels", settings.levels)
     bench = _Bench(settings, parts, folder, progress, model, {part: [] for part in PARTS if part in parts})
     folder.mkdir(parents=True, exist_ok=True)
-    given = read_given(data, settings, model, folder, progress=progress)
+    given = read_given(data, settings, model, folder, query_vectors=query_vectors, progress=progress)
     sizes = [len(given.items)]
     sizes += [size for size in sorted(set(parse_counts("--items", settings.items))) if size > sizes[0]]
     progress.say(

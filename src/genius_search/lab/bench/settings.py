@@ -102,7 +102,7 @@ class SearchSettings:
 
     items: str = "1e6"
     """Sizes of further pools, with commas between: the data set's items, and more that are invented. The data
-    set's own pool always comes first; smaller sizes are ignored."""
+    set's own pool always comes first; smaller sizes, such as 0, are ignored."""
 
     parts: str = "all"
     """plain, candidates, filtered, bytes, updates; commas between."""
@@ -112,10 +112,7 @@ class SearchSettings:
     codes alone are invented."""
 
     graph_items: Natural = 300_000
-    """Graphs are built in pools of up to so many items. A million items of 384 numbers take 40 minutes."""
-
-    query_vectors: str = ""
-    """With DATA a .npy file: another one, of queries. Otherwise some of the items become queries."""
+    """Graphs are built in pools of up to so many items. A million of 384 numbers take half an hour."""
 
     split: str = "test"
     """Split of a data set in M-BEIR's layout."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
+from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.lab.bench.settings import QualitySettings, SearchSettings, SpeedSettings
 
@@ -112,6 +112,9 @@ class Search(BenchCommand):
     """Folder of a trained model, whose embeddings all methods search. Left out: codebooks are fitted to the
     features without training."""
 
+    query_vectors: OptionalFile = None
+    """With DATA a .npy file: another one, of queries. Left out: some of the items become queries."""
+
     options: Annotated[SearchSettings, tyro.conf.arg(name="")] = SearchSettings()
 
     def run(self) -> None:
@@ -124,7 +127,14 @@ class Search(BenchCommand):
         use_one_thread()
         with TerminalProgress() as progress:
             model = None if self.model is None else Genius.open(self.model, download=self.download)
-            found = bench_search(self.data, self.options, self.out, model=model, progress=progress)
+            found = bench_search(
+                self.data,
+                self.options,
+                self.out,
+                model=model,
+                query_vectors=self.query_vectors,
+                progress=progress,
+            )
         finish(self, "search", "Search beside other indexes", found)
 
 

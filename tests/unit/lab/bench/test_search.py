@@ -180,8 +180,14 @@ def test_an_array_gives_items_and_queries(tmp_path):
     assert held_out.recall(np.zeros((15, 10), dtype=np.int64), 5) is None
     assert nearest(held_out.items, held_out.queries, 1).shape == (15, 1)
     assert (held_out.queries @ held_out.items.T).max() < 0.9999  # no query is among the items
-    settings = dataclasses.replace(settings, query_vectors=str(tmp_path / "asked.npy"))
-    given = read_given(tmp_path / "items.npy", settings, None, tmp_path, progress=Silent())
+    given = read_given(
+        tmp_path / "items.npy",
+        settings,
+        None,
+        tmp_path,
+        query_vectors=tmp_path / "asked.npy",
+        progress=Silent(),
+    )
     assert (len(given.items), len(given.queries)) == (200, 7)
     assert np.array_equal(nearest(given.items, given.queries, 1)[:, 0], np.arange(7))
 
@@ -195,9 +201,16 @@ def test_arrays_that_are_none_are_refused(tmp_path):
     for name, problem in (("flat", "a row for each"), ("text", "cannot be read"), ("few", "too few to take")):
         with pytest.raises(BadData, match=problem):
             read_given(tmp_path / f"{name}.npy", SearchSettings(), None, tmp_path, progress=Silent())
-    settings = SearchSettings(query_vectors=str(tmp_path / "narrow.npy"))
-    with pytest.raises(BadData, match="vectors of 8 numbers"):
-        read_given(tmp_path / "items.npy", settings, None, tmp_path, progress=Silent())
+    for data, problem in (("items.npy", "vectors of 8 numbers"), ("", "has queries of its own")):
+        with pytest.raises((BadData, UsageError), match=problem):
+            read_given(
+                tmp_path / data,
+                SearchSettings(),
+                None,
+                tmp_path,
+                query_vectors=tmp_path / "narrow.npy",
+                progress=Silent(),
+            )
 
 
 @pytest.mark.parametrize(
@@ -230,10 +243,13 @@ def test_a_product_code_has_about_as_many_bytes_as_an_id():
     assert pq_factory(9, 32, 100) == "IVF9,PQ16x6np"
 
 
-def test_codebooks_of_a_model_leave_fused_embeddings_as_they_are(trained):
+def test_codebooks_of_a_model_leave_fused_embeddings_as_they_are(trained, tmp_path):
     model = Genius.open(trained.model)
     items = normalize(np.random.default_rng(0).standard_normal((20, model.dim)).astype(np.float32))
     given = Given(items, np.zeros(20, dtype=np.int8), items[:2], real=20)
     arrays = encode(of_model(model), given).arrays
     assert np.allclose(arrays.embeddings, items, atol=1e-3)
+    np.save(tmp_path / "items.npy", items)
+    with pytest.raises(UsageError, match="leave --model out"):
+        read_given(tmp_path / "items.npy", SearchSettings(), model, tmp_path, progress=Silent())
     assert type(model.quantizer.fusion).__name__ != "SumFusion"  # the model itself is as before
