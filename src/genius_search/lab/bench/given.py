@@ -167,22 +167,27 @@ def _cut(given: Given, items: int, seed: int) -> Given:
 def invent(given: Given, count: int, seed: int) -> Given:
     """Return a pool of so many items: the real ones, and others that are about as far from one another.
 
-    An invented item is a real one plus the difference between another one and one of that one's nearest.
+    An invented item is a real one plus the difference between another one and one of that one's nearest:
+    neither one of the shortest differences, which would make near-duplicates, nor of the longest.
     """
     random = np.random.default_rng(seed)
     real, dim = given.items.shape
     chosen = random.permutation(real)[:PAIRS]
     flat = faiss.IndexFlatIP(dim)
     flat.add(given.items)
-    near = flat.search(given.items[chosen], 1 + min(NEIGHBOURS, real - 1))[1]
+    cosines, near = (
+        found[:, 1:] for found in flat.search(given.items[chosen], 1 + min(NEIGHBOURS, real - 1))
+    )
+    by_cosine = cosines.argsort(axis=None)
+    pairs = by_cosine[len(by_cosine) // 4 : -(len(by_cosine) // 4)]
     items = np.empty((count, dim), dtype=np.float32)
     items[:real] = given.items
     bases = random.integers(0, real, count)
     for start in range(real, count, BLOCK):
         base = bases[start : start + BLOCK]
-        pair = random.integers(0, len(chosen), len(base))
-        other = near[pair, random.integers(1, near.shape[1], len(base))]
-        vectors = given.items[base] + given.items[chosen[pair]] - given.items[other]
+        pair = random.choice(pairs, len(base))
+        one, other = chosen[pair // near.shape[1]], near.ravel()[pair]
+        vectors = given.items[base] + given.items[one] - given.items[other]
         items[start : start + BLOCK] = normalize(vectors)
     modality = np.concatenate([given.modality, given.modality[bases[real:]]])
     return Given(items, modality, given.queries, given.right, real)
