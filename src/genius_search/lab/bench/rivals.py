@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from genius_search.errors import UsageError
-from genius_search.lab.baselines.faiss_index import num_bits, num_parts, train_index
+from genius_search.lab.baselines.faiss_index import TRAINING_ITEMS, num_bits, num_parts, train_index
 from genius_search.lab.bench.given import Found, K, Search
 from genius_search.lab.bench.measure import time_build
 from genius_search.nn.columns import NUM_EXTRA_COLUMNS
@@ -190,7 +190,10 @@ def rabitq_rival(kind: str, bits: int, vectors: Vectors, *, seed: int = 0) -> Ri
             index = library.HnswIndex(dim, count, LINKS, BUILD_EFFORT, bits)
     except ValueError as error:
         raise UsageError(f"{name} with vectors of {dim} numbers: {error}") from None
-    means = faiss.Kmeans(dim, lists, niter=10, seed=seed, min_points_per_centroid=1)
+    points = max(1, TRAINING_ITEMS // lists)
+    means = faiss.Kmeans(
+        dim, lists, niter=10, seed=seed, min_points_per_centroid=1, max_points_per_centroid=points
+    )
     means.train(vectors)
     nearest = means.index.search(vectors, 1)[1][:, 0].astype(np.uint32)
     index.build(vectors, means.centroids, nearest, num_threads=1, fast_quantization=True)

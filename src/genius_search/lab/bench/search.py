@@ -194,12 +194,12 @@ def estimate_minutes(bench: _Bench, sizes: Sequence[int], dim: int, levels: Sequ
     measured = {"plain", "filtered"} & set(bench.parts)
     for number, size in enumerate(sizes):
         if number and size > settings.rival_items:
-            seconds += 10 + size * 6e-6
+            seconds += 60 + size * 6e-6
             continue
-        seconds += wide * (min(size, 65_536) * 1.3e-3 + size * (1e-3 if size <= MANY else 2.5e-4))
+        seconds += wide * (min(size, 65_536) * 1.3e-3 + size * (1e-3 if size <= MANY else 4e-4))
         if measured:
-            seconds += wide * (20 + size * 3e-4 + (size * 1.5e-3 if size <= settings.graph_items else 0))
-            seconds += wide * size * (settings.timed + settings.rounds * settings.batch) * 6e-8
+            seconds += wide * (20 + size * 5e-4 + (size * 1.5e-3 if size <= settings.graph_items else 0))
+            seconds += wide * size * (settings.timed + settings.rounds * settings.batch) * 1e-7
         if "filtered" in bench.parts:
             seconds += len(settings.shares.split(",")) * wide * (10 + size * settings.timed * 5e-8)
     if "bytes" in bench.parts:

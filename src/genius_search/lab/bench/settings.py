@@ -132,7 +132,7 @@ class SearchSettings:
     shares: str = "50,10,1,0.1"
     """Percent of the items that filters allow; commas between."""
 
-    levels: str = "12,32"
+    levels: str = "12"
     """Codes of an ID, a byte each, at which faiss's codes of as many bytes stand beside ours."""
 
     steps: Count = 10
