@@ -38,6 +38,7 @@ from genius_search.index.requests import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.writer import Piece, one_writer
 from genius_search.lab.bench.measure import describe_machine, use_one_thread
+from genius_search.lab.bench.pools import invent_ids
 from genius_search.search.table import IdTable, SearchSegment
 
 QUERIES = 1000
@@ -101,23 +102,13 @@ def cut(index: Index, table: IdTable, count: int, counts: Counter[str]) -> Route
     return Router(shards, [shard.submit("top", DEPTH).result() for shard in shards], depth=DEPTH)
 
 
-def invent(table: IdTable, items: int, random: np.random.Generator) -> np.ndarray:
-    """Return invented IDs: three codes of one, the rest of another that shares the first two."""
-    codes = np.repeat(table.ids, np.diff(table.bucket_starts), axis=0)
-    bounds = np.append(np.unique(codes[:, :2], axis=0, return_index=True)[1], len(codes))
-    first = random.integers(0, len(codes), items)
-    group = bounds.searchsorted(first, side="right") - 1
-    other = random.integers(bounds[group], bounds[group + 1])
-    return np.concatenate([codes[first, :3], codes[other, 3:]], axis=1)
-
-
 def count_prefixes(table: IdTable, items: int) -> None:
     """Print the size of the first levels of an invented pool."""
     random = np.random.default_rng(0)
     known = np.zeros(0, dtype=np.int64)
     places = 256 ** np.arange(DEPTH)[::-1]
     for start in range(0, items, CHUNK):
-        codes = invent(table, min(CHUNK, items - start), random)[:, :DEPTH]
+        codes = invent_ids(table, min(CHUNK, items - start), random)[:, :DEPTH]
         known = np.union1d(known, codes.astype(np.int64) @ places)
     top = IdTable.build((known[:, None] // places % 256).astype(np.int16), np.zeros(len(known)))
     mib = (top.nbytes + 16 * len(known)) / 2**20  # and two numbers for each prefix
@@ -268,7 +259,7 @@ def main() -> None:
         if size > MOST_ITEMS:
             count_prefixes(segment.table, size)
             continue
-        codes = invent(segment.table, size, np.random.default_rng(0)).astype(np.int16)
+        codes = invent_ids(segment.table, size, np.random.default_rng(0)).astype(np.int16)
         table = IdTable.build(codes, np.zeros(size, dtype=np.float16))
         count_calls(single, table, requests[:TIMED], replace(usual_search(size), **wanted))
 

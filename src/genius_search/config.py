@@ -358,7 +358,7 @@ def usual_search(items: int) -> SearchConfig:
     first semantic codes. They lie side by side, so ranking them takes no longer than decoding another code to
     leave most of them out. They hold 96 to 99 % of the first five by codes for captions, drawn pictures and
     icons (``benchmarks/budgets.py``), 97 to 99 % of the first ten from 30,000 items to ten
-    million, 89 % of a hundred million (``benchmarks/pools.py``).
+    million, 89 % of a hundred million (``genius bench search``).
     """
     candidates = min(max(items // ITEMS_PER_CANDIDATE, USUAL_SEARCH.candidates), MOST_CANDIDATES)
     return dataclasses.replace(USUAL_SEARCH, candidates=candidates)

@@ -50,6 +50,8 @@ def train_index(
     ivf = faiss.try_extract_index_ivf(index)
     if ivf is not None:
         ivf.cp.min_points_per_centroid = 1  # no warnings about small samples
+    if hasattr(index, "pq"):
+        index.pq.cp.min_points_per_centroid = 1
     if hasattr(index, "rq"):
         index.rq.max_beam_size = width
         index.rq.use_beam_LUT = int(width > 1)

@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Int16, UInt64
+from jaxtyping import Float, Float16, Int16, Integer, UInt64
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,6 +19,7 @@ from genius_search.nn.generator import Generator
 from genius_search.records import NUM_MODALITIES
 from genius_search.search.decoder import Decoder, T5Decoder
 from genius_search.search.rank import CodeRanker
+from genius_search.search.table import IdTable
 
 DIM: Final = 768
 """Width of the embeddings of CLIP's large model, which the paper uses."""
@@ -157,6 +158,18 @@ class SyntheticPool:
             codes[:, level] = drawn
             prefix = _hash_prefix(prefix, drawn)
         return codes
+
+
+def invent_ids(
+    table: IdTable, items: int, random: np.random.Generator
+) -> Integer[np.ndarray, "items levels"]:
+    """Return invented IDs: three codes of one, the rest of another that shares the first two."""
+    codes = np.repeat(table.ids, np.diff(table.bucket_starts), axis=0)
+    bounds = np.append(np.unique(codes[:, :2], axis=0, return_index=True)[1], len(codes))
+    first = random.integers(0, len(codes), items)
+    group = bounds.searchsorted(first, side="right") - 1
+    other = random.integers(bounds[group], bounds[group + 1])
+    return np.concatenate([codes[first, :3], codes[other, 3:]], axis=1)
 
 
 def _zipf(size: int) -> UInt64[np.ndarray, " places"]:

@@ -17,6 +17,7 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
         "baseline dense": "genius_search.lab.cli.baseline:Dense",
         "bench speed": "genius_search.lab.cli.bench:Speed",
         "bench quality": "genius_search.lab.cli.bench:Quality",
+        "bench search": "genius_search.lab.cli.bench:Search",
         "export onnx": "genius_search.lab.cli.export:Onnx",
     },
     "Published checkpoints": {

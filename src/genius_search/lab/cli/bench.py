@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
+from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, print_json
-from genius_search.lab.bench.settings import QualitySettings, SpeedSettings
+from genius_search.lab.bench.settings import QualitySettings, SearchSettings, SpeedSettings
 
 if TYPE_CHECKING:
     from genius_search.lab.bench.results import Measurements
@@ -95,6 +95,49 @@ class Quality(BenchCommand):
         finish(self, "quality", "Quality of the IDs", found)
 
 
+@command
+class Search(BenchCommand):
+    """Measure search beside faiss, hnswlib, usearch and rabitqlib: plain, filtered, by bytes, during updates.
+
+    In the pool of a data set, and in larger ones with invented items: recall and the share of exact search
+    that is kept, time of a query alone and in a batch, bytes and time to build. Rivals that are not installed
+    are named. `--quick` tries it in a minute or two.
+    """
+
+    data: DataArgument
+    """A data set in M-BEIR's layout, with features in DATA/features/text_features.npy or image_features.npy;
+    or one .npy file with a vector for each item."""
+
+    model: OptionalFolder = None
+    """Folder of a trained model, whose embeddings all methods search. Left out: codebooks are fitted to the
+    features without training."""
+
+    query_vectors: OptionalFile = None
+    """With DATA a .npy file: another one, of queries. Left out: some of the items become queries."""
+
+    options: Annotated[SearchSettings, tyro.conf.arg(name="")] = SearchSettings()
+
+    def run(self) -> None:
+        """Measure and print."""
+        limit_threads()
+        from genius_search.lab.bench.measure import use_one_thread
+        from genius_search.lab.bench.search import bench_search
+        from genius_search.model import Genius
+
+        use_one_thread()
+        with TerminalProgress() as progress:
+            model = None if self.model is None else Genius.open(self.model, download=self.download)
+            found = bench_search(
+                self.data,
+                self.options,
+                self.out,
+                model=model,
+                query_vectors=self.query_vectors,
+                progress=progress,
+            )
+        finish(self, "search", "Search beside other indexes", found)
+
+
 def limit_threads() -> None:
     """Keep libraries to one thread; they read this when they are imported."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -120,7 +163,7 @@ def format_command(command: Any, name: str) -> str:
     return " ".join(words)
 
 
-def finish(command: Speed | Quality, name: str, title: str, found: Measurements) -> None:
+def finish(command: Speed | Quality | Search, name: str, title: str, found: Measurements) -> None:
     """Write the files and print the tables, or the JSON."""
     from genius_search.lab.bench.measure import about
     from genius_search.lab.bench.results import write

@@ -1,0 +1,210 @@
+"""Our side of a comparison: the codes of a pool and their searches, beginning behind the encoder."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Int64
+
+from genius_search.config import SearchConfig, usual_search
+from genius_search.errors import UsageError
+from genius_search.index.segment_writer import quantize
+from genius_search.index.store import ItemArrays
+from genius_search.lab.bench.given import BLOCK, Given, K, Search, as_tensors
+from genius_search.model import Genius
+from genius_search.nn.fusion import SumFusion
+from genius_search.nn.quantizer import Quantizer
+from genius_search.progress import Progress
+from genius_search.search.arrays import StoredVectors
+from genius_search.search.decoder import Decoder, GeometricDecoder
+from genius_search.search.fast import NumpySearch, Wanted
+from genius_search.search.find import find, quick_search
+from genius_search.search.rank import CodeRanker, Evidence, Vectors
+from genius_search.search.table import Allowed, IdTable, SearchSegment
+from genius_search.training.codebooks import LEVELS, MAX_SAMPLE, draw_ids, fit_codebooks
+
+CHUNK: Final = 8192
+MANY: Final = 100_000
+"""From so many items on, codes are chosen more quickly, and densities are those of IDs instead of items."""
+MANY_BEAM: Final = 2
+MANY_SAMPLE: Final = 1024
+ALL: Final = 10**9
+"""Candidates that no pool has."""
+SEGMENT: Final = 1 << 32
+"""Added to the row of a hit for each segment before its own."""
+
+
+class Codes(NamedTuple):
+    """Code vectors, and the items of a pool written in them."""
+
+    quantizer: Quantizer
+    arrays: ItemArrays
+
+
+def fit(given: Given, folder: Path, *, levels: int = LEVELS, progress: Progress) -> Quantizer:
+    """Return codebooks fitted to a pool without training, as `genius index create` does."""
+    count = len(given.items)
+    rows = np.sort(np.random.default_rng(0).permutation(count)[:MAX_SAMPLE])
+    sample, modality = given.items[rows], given.modality[rows]
+    quantizer: Quantizer = fit_codebooks(
+        torch.from_numpy(sample),
+        modality,
+        folder,
+        items=count,
+        inputs={"vectors": hashlib.sha256(sample.tobytes()).hexdigest()},
+        levels=levels,
+        progress=progress,
+    ).quantizer
+    if count > MANY:
+        quantizer.config = dataclasses.replace(quantizer.config, encoding_beam=MANY_BEAM)
+        ids = next(_encoded(quantizer, given, slice(0, MANY_SAMPLE))).codes[:, : len(quantizer.sizes)]
+        quantizer.set_pool_sample(draw_ids(torch.from_numpy(ids), modality[: len(ids)], seed=0))
+    return quantizer
+
+
+def of_model(model: Genius) -> Quantizer:
+    """Return a trained model's codebooks, for embeddings that are fused already."""
+    tables = model.ids.scheme.tables()
+    if tables is None or len(tables) != len(model.quantizer.sizes):
+        raise UsageError(f"{model.folder} has IDs of another kind; this compares those of a quantizer")
+    quantizer: Quantizer = copy.deepcopy(model.quantizer)
+    quantizer.fusion = SumFusion()
+    return quantizer
+
+
+def encode(quantizer: Quantizer, given: Given) -> Codes:
+    """Return the IDs of items, and up to :data:`MANY` their embeddings and densities."""
+    return Codes(quantizer, ItemArrays.join(list(_encoded(quantizer, given, slice(None)))))
+
+
+def _encoded(quantizer: Quantizer, given: Given, rows: slice) -> Iterator[ItemArrays]:
+    items, modality = as_tensors(given)
+    for own, kinds in zip(items[rows].split(CHUNK), modality[rows].split(CHUNK), strict=True):
+        found = quantizer.encode_items(torch.zeros_like(own), own, kinds)
+        arrays = ItemArrays(found.columns.numpy(), found.code_cosine.numpy().astype(np.float16))
+        if len(items) <= MANY:
+            arrays = arrays._replace(
+                embeddings=own.numpy().astype(np.float16),
+                stored="fused",
+                densities=quantizer.norm_and_density.item_density(found.embeddings, found.codes).numpy(),
+            )
+        yield arrays
+
+
+def store_bytes(given: Given) -> StoredVectors:
+    """Return embeddings as bytes with a scale for each, as an index stores them."""
+    values = np.empty(given.items.shape, dtype=np.int8)
+    scales = np.empty(len(values), dtype=np.float16)
+    for start in range(0, len(values), BLOCK):
+        block = slice(start, start + BLOCK)
+        values[block], scales[block] = quantize(given.items[block].astype(np.float16))
+    return StoredVectors(values, scales)
+
+
+class Ours:
+    """The searches of a pool, or of the segments of an index."""
+
+    def __init__(self, tables: Sequence[torch.Tensor]) -> None:
+        self.ranker = CodeRanker(tables)
+        self.quick: NumpySearch | None = quick_search(self.ranker)
+        self.router = GeometricDecoder(list(tables))
+        self.segments: Sequence[SearchSegment] = ()
+        self.evidence = Evidence(self.ranker)
+
+    @staticmethod
+    def of(codes: Codes, vectors: StoredVectors | None) -> Ours:
+        """Return the searches of a pool in memory."""
+        table = IdTable.build(codes.arrays.codes, codes.arrays.code_cosine)
+        densities = None if codes.arrays.densities is None else [codes.arrays.densities]
+        own = Ours(codes.quantizer.tables())
+        return own.on([SearchSegment(table)], None if vectors is None else [vectors], densities)
+
+    def on(
+        self,
+        segments: Sequence[SearchSegment],
+        vectors: Sequence[Vectors] | None = None,
+        densities: Sequence[np.ndarray] | None = None,
+    ) -> Ours:
+        """Return the searches of segments with these code vectors."""
+        own = copy.copy(self)
+        own.segments, own.evidence = segments, Evidence(self.ranker, vectors, densities=densities)
+        return own
+
+    def allowing(self, allowed: Bool[np.ndarray, " items"]) -> Ours:
+        """Return the searches of some of the items of a pool."""
+        ((table, _),) = self.segments
+        segments = [SearchSegment(table, Allowed.of(table, allowed))]
+        return self.on(segments, self.evidence.embeddings, self.evidence.densities)
+
+    @property
+    def num_items(self) -> int:
+        """Number of items, deleted ones included."""
+        return sum(one.table.num_items for one in self.segments)
+
+    @property
+    def item_bytes(self) -> float:
+        """Bytes of an item's ID with half norm and density, where prefixes begin, and the lists of items."""
+        tables = [one.table for one in self.segments]
+        return (
+            sum(one.nbytes + one.bucket_starts.nbytes + one.items.nbytes for one in tables) / self.num_items
+        )
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of an embedding of 8 bits a number, with its scale and density."""
+        return int(self.ranker.tables()[0].shape[1]) + 3
+
+    def method(
+        self, config: SearchConfig, fast: NumpySearch | None, decoder: Decoder | None = None
+    ) -> Search:
+        """Return a search; without ``fast``, the general one in PyTorch."""
+
+        def search(queries: Float32[np.ndarray, "queries dim"]) -> Int64[np.ndarray, "queries k"]:
+            results = find(
+                lambda: decoder or self.router,
+                fast,
+                self.segments,
+                queries,
+                [Wanted(config.beam, K)] * len(queries),
+                config,
+                evidence=self.evidence,
+                embeddings=list(queries),
+            )
+            rows = np.full((len(queries), K), -1)
+            for own, (ranking, _) in zip(rows, results, strict=True):
+                own[: len(ranking.items)] = ranking.segments * SEGMENT + ranking.items
+            return rows
+
+        return search
+
+    def methods(self, *, with_all: bool = True) -> dict[str, Search]:
+        """Return the default search and that of all items, by codes and by stored embeddings."""
+        usual = usual_search(self.num_items)
+        found: dict[str, Search] = {}
+        for by in ("codes", "embeddings") if self.evidence.embeddings else ("codes",):
+            config = dataclasses.replace(usual, rerank=by)
+            shown = "codes" if by == "codes" else "8-bit embeddings"
+            found[f"ours, {shown}"] = self.method(config, self.quick)
+            if with_all:
+                everything = dataclasses.replace(config, candidates=ALL)
+                found[f"ours, {shown}, all items ranked"] = self.method(everything, self.quick)
+        return found
+
+    def other_ways(self, model: Genius | None) -> dict[str, Search]:
+        """Return the search by codes in NumPy and in PyTorch, and with a model's generator if it has one."""
+        usual = usual_search(self.num_items)
+        found = {
+            "ours, codes, in NumPy": self.method(usual, NumpySearch(self.ranker)),
+            "ours, codes, in PyTorch": self.method(usual, None),
+        }
+        if model is not None and model.has_generator:
+            generating = self.method(usual, model.fast, model.decoder)
+            found["ours, codes, found by the generator"] = generating
+        return found
