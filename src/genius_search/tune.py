@@ -47,9 +47,9 @@ EVERYTHING: Final = 10**9
 ITEM_SHARES: Final = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4)
 """Candidates to try when items are the queries, as shares of the index."""
 
-Places: TypeAlias = Int64[np.ndarray, " hits"]
+Places: TypeAlias = Int64[np.ndarray, " _"]
 """Segments or rows of items."""
-Graded: TypeAlias = Float64[np.ndarray, " queries"]
+Graded: TypeAlias = Float64[np.ndarray, " _"]
 """How much of what it should each query finds, from 0 to 1."""
 
 
@@ -540,10 +540,10 @@ def _trials(sums: Sequence[dict[SearchConfig, _Sums]], ceilings: Sequence[Graded
 def choose_for_kind(tried: Sequence[Trial], usual: SearchConfig, config: TuneConfig, queries: int) -> Trial:
     """Return the trial of a kind of query: the settings of all queries, if no other is surely better.
 
-    To reach a recall, another is better if it reaches it with its standard error to spare, and is quicker or
-    the settings of all queries miss it by theirs. Within a time, it is better if it finds more by its
-    standard error, or the settings of all queries take longer. Fewer than :data:`FEWEST` queries tell
-    nothing.
+    To reach a recall, another is better if it reaches it with its standard error to spare, and is quicker
+    without finding less, or the settings of all queries miss it by theirs. Within a time, it is better if it
+    finds more by its standard error, or the settings of all queries take longer. Fewer than :data:`FEWEST`
+    queries tell nothing.
     """
     own = next(one for one in tried if one.search == usual)
     if queries < FEWEST:
@@ -554,7 +554,7 @@ def choose_for_kind(tried: Sequence[Trial], usual: SearchConfig, config: TuneCon
             one
             for one in tried
             if one.share - one.error >= config.recall
-            and (is_missed or (1 + 2 * NOISE) * one.cpu_ms < own.cpu_ms)
+            and (is_missed or (one.share >= own.share and (1 + 2 * NOISE) * one.cpu_ms < own.cpu_ms))
         ]
     else:
         limit = config.milliseconds or 0.0

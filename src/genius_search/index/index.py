@@ -634,7 +634,8 @@ class Index:
     def settings(self) -> SearchConfig:
         """The default search settings, to be changed with ``dataclasses.replace``.
 
-        These are the settings chosen by `genius tune`, or :func:`genius_search.config.usual_search`; with a
+        These are the settings chosen by `genius tune` (searches with just these take those of their kind of
+        query, where it chose others), or :func:`genius_search.config.usual_search`; with a
         model of its own, or without a generator, hits are ranked by fused embeddings if the index stores
         them.
         """
