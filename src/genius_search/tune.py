@@ -220,17 +220,19 @@ def _items_as_queries(index: Index, config: TuneConfig, search: SearchConfig) ->
     sampled: dict[Modality, list[Location]] = {}
     for modality in modalities:
         rows = _rows_of(snapshot, _level0(index, modality))
-        chosen = np.sort(random.permutation(sum(map(len, rows)))[: config.queries])
-        places = [Location(number, row) for number, own in enumerate(rows) for row in own.tolist()]
-        sampled[modality] = [places[number] for number in chosen]
+        flat, segments = np.concatenate(rows), np.repeat(np.arange(len(rows)), list(map(len, rows)))
+        chosen = np.sort(random.choice(len(flat), min(len(flat), config.queries), replace=False))
+        if len(chosen):
+            places = zip(segments[chosen].tolist(), flat[chosen].tolist(), strict=True)
+            sampled[modality] = [Location(*place) for place in places]
     asked = []
     is_raw = search.rerank == "embeddings"
-    for query, places in sampled.items():
-        vectors = vectors_at(index.model, snapshot, places, is_raw=is_raw)
-        for item in modalities:
-            own = Asked(query, item, _level0(index, item), vectors[:, 0], vectors[:, 1], [], places)
+    for query, own_places in sampled.items():
+        vectors = vectors_at(index.model, snapshot, own_places, is_raw=is_raw)
+        for item in sampled:
+            own = Asked(query, item, _level0(index, item), vectors[:, 0], vectors[:, 1], [], own_places)
             best = rank_everything(index, own, search, k=K + 1)
-            right = [frozenset(_others(place, *one)) for place, one in zip(places, best, strict=True)]
+            right = [frozenset(_others(place, *one)) for place, one in zip(own_places, best, strict=True)]
             asked.append(own._replace(right=right))
     return asked
 
