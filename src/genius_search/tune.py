@@ -601,5 +601,11 @@ def _choose(tried: Sequence[Trial], config: TuneConfig) -> Trial:
 def _best(tried: Sequence[Trial]) -> Trial:
     return max(
         tried,
-        key=lambda one: (one.share, one.search.candidates > 0, -one.search.candidates, -one.search.beam),
+        key=lambda one: (
+            one.share,
+            one.search.candidates > 0,
+            -one.search.candidates,
+            -one.search.beam,
+            one.search.router == "geometry",
+        ),
     )
