@@ -357,7 +357,7 @@ def usual_search(items: int) -> SearchConfig:
     codes at a level, a tenth are the items under the best 25 first semantic codes. They lie side by side, so
     ranking them takes no longer than decoding another code to leave most of them out. They hold 96 to 99 % of
     the first five by codes for captions, drawn pictures and icons (``benchmarks/budgets.py``), and at least
-    96 % of the first ten up to ten million items, 94 % of a hundred million (``benchmarks/pools.py``).
+    96 % of the first ten up to ten million items (``benchmarks/pools.py``).
     """
     most = max(MANY_CANDIDATES, round(CANDIDATES_PER_ROOT * math.sqrt(items)))
     candidates = min(max(items // ITEMS_PER_CANDIDATE, USUAL_SEARCH.candidates), most)

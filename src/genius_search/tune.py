@@ -445,13 +445,9 @@ def _settings(
     items = index.snapshot.num_alive
     usual = dataclasses.replace(index.model.usual_search(items), rerank=rerank)
     if of_items:
-        return [
-            usual,
-            *(
-                dataclasses.replace(usual, candidates=max(K, round(items * share)))
-                for share in (*ITEM_SHARES, 1.0)
-            ),
-        ]
+        shares = (round(items * share) for share in (*ITEM_SHARES, 1.0))
+        tried = (dataclasses.replace(usual, candidates=max(K, one)) for one in shares)
+        return list(dict.fromkeys([usual, *tried]))
     routes = [
         usual,
         *(

@@ -254,7 +254,8 @@ def test_kinds_are_measured_apart_and_count_by_their_queries(world, index):
     assert weighted == pytest.approx(best.recall)
 
 
-def test_without_data_items_look_for_their_neighbours_among_the_others(world, index):
+def test_without_data_items_look_for_their_neighbours_among_the_others(world, index, monkeypatch):
+    monkeypatch.setattr("genius_search.tune.ITEM_SHARES", (0.05, 0.05, 0.4))
     index.delete([item for number, item in enumerate(ids(index)) if number % 7 == 0])
     modalities = index.snapshot.modalities
     config = TuneConfig(recall=0.6, queries=20)
@@ -264,6 +265,7 @@ def test_without_data_items_look_for_their_neighbours_among_the_others(world, in
     assert result.best.data == "its own items"
     assert max(result.tried, key=lambda one: one.search.candidates).share == 1.0
     assert min(one.share for one in result.tried) < 1.0
+    assert all(one.touched <= one.search.candidates + 30 for one in result.tried)
     [segment] = index.snapshot.segments
     first = segment.table.ids[segment.table.rows(), 0]
     alive = np.ones(len(first), dtype=bool)
