@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -345,7 +346,8 @@ USUAL_SEARCH: Final = SearchConfig(beam=10, rerank="codes", router="geometry", c
 """Default settings of a small index that was not tuned: follow the nearest codes until at most 1000
 candidates are left, then rank them by codes. The defaults of :class:`SearchConfig` are the paper's."""
 ITEMS_PER_CANDIDATE: Final = 10
-MOST_CANDIDATES: Final = 100_000
+MANY_CANDIDATES: Final = 70_000
+CANDIDATES_PER_ROOT: Final = 25
 RANK_ALL: Final = 2
 """A query that allows at most this many times the candidates ranks all of them: to leave some out takes
 longer."""
@@ -354,13 +356,14 @@ longer."""
 def usual_search(items: int) -> SearchConfig:
     """Return the default settings of an index of so many items that was not tuned.
 
-    A tenth of the items are candidates. With 256 codes at a level, these are the items under the best 25
-    first semantic codes. They lie side by side, so ranking them takes no longer than decoding another code to
-    leave most of them out. They hold 96 to 99 % of the first five by codes for captions, drawn pictures and
-    icons (``benchmarks/budgets.py``), 97 to 99 % of the first ten from 30,000 items to ten
-    million, 89 % of a hundred million (``genius bench search``).
+    A tenth of the items are candidates, at most 70,000 or 25 times the square root of their number. With 256
+    codes at a level, a tenth are the items under the best 25 first semantic codes. They lie side by side, so
+    ranking them takes no longer than decoding another code to leave most of them out. They hold 96 to 99 % of
+    the first five by codes for captions, drawn pictures and icons (``benchmarks/budgets.py``), and at least
+    96 % of the first ten up to ten million items (``genius bench search``).
     """
-    candidates = min(max(items // ITEMS_PER_CANDIDATE, USUAL_SEARCH.candidates), MOST_CANDIDATES)
+    most = max(MANY_CANDIDATES, round(CANDIDATES_PER_ROOT * math.sqrt(items)))
+    candidates = min(max(items // ITEMS_PER_CANDIDATE, USUAL_SEARCH.candidates), most)
     return dataclasses.replace(USUAL_SEARCH, candidates=candidates)
 
 

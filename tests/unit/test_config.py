@@ -20,6 +20,7 @@ from genius_search.config import (
     checked,
     from_json,
     to_json,
+    usual_search,
 )
 from genius_search.errors import UsageError
 from genius_search.presets import EncoderConfig, FitConfig, PresetName, preset
@@ -154,3 +155,11 @@ def test_checking_names_the_setting_that_is_out_of_range():
     wrong = dataclasses.replace(config, generator=dataclasses.replace(config.generator, layers=0))
     with pytest.raises(UsageError, match=r"generator\.layers = 0"):
         checked(wrong)
+
+
+@pytest.mark.parametrize(
+    ("items", "candidates"),
+    [(10, 1000), (32_368, 3236), (700_000, 70_000), (5_000_000, 70_000), (100_000_000, 250_000)],
+)
+def test_candidates_grow_with_the_items_and_then_with_their_root(items, candidates):
+    assert usual_search(items).candidates == candidates

@@ -14,6 +14,8 @@ from genius_search.cli.terminal import TerminalProgress, print_json, print_table
 
 if TYPE_CHECKING:
     from genius_search.calibrate import Calibrated, Predictions
+    from genius_search.index.settings import Choice
+    from genius_search.tune import Trial
 
 
 @command
@@ -21,8 +23,14 @@ class Tune(ValidationOptions):
     """Choose router, beam, candidates and generator weight of an index by validation queries, and store them.
 
     The items of the index must be candidates of the data set, with their ids. The chosen settings become the
-    defaults of every search of this index. Tune again when the index has grown much.
+    defaults of every search of this index, and those of a kind of query (text that asks for images, ...) of
+    such queries, if the kind has at least 50 and they are surely better for it. Tune again when the index has
+    grown much.
     """
+
+    data: Annotated[Path | None, tyro.conf.arg(metavar="DATA", help_behavior_hint="")] = None
+    """Folder of the data set, in M-BEIR's layout. Without it, items of the index are the queries, and what
+    ranking all other items finds is right; geometry finds the candidates."""
 
     recall: Annotated[float | None, tyro.conf.arg(metavar="SHARE", help_behavior_hint="")] = None
     """Choose the cheapest settings that reach this share of the R@5 of ranking every item; default: 0.97,
@@ -31,11 +39,14 @@ class Tune(ValidationOptions):
     milliseconds: Annotated[float | None, tyro.conf.arg(metavar="MS", help_behavior_hint="")] = None
     """Choose the best settings within this many CPU-milliseconds per query, without the encoder."""
 
-    rerank: Literal["codes", "embeddings"] = "codes"
-    """Rank the candidates by the codes' vectors, or by stored embeddings."""
+    rerank: Annotated[
+        Literal["codes", "embeddings"] | None,
+        tyro.conf.arg(metavar="{codes,embeddings}", help_behavior_hint=""),
+    ] = None
+    """Rank the candidates by the codes' vectors, or by stored embeddings; default: as the index does."""
 
     queries: int = 300
-    """Queries of each row at most."""
+    """Queries of each row at most, or items of each modality."""
 
     batch: int = 64
     """Queries searched together; 1 measures the time of single searches."""
@@ -50,7 +61,7 @@ class Tune(ValidationOptions):
             config = dataclasses.replace(config, recall=0.97)
         with TerminalProgress() as progress:
             index = self.open_index()
-            found = tune(index, MBeir(self.data), config, progress=progress)
+            found = tune(index, None if self.data is None else MBeir(self.data), config, progress=progress)
             if not self.dry_run:
                 index.keep_settings(found.best, wait_seconds=self.wait)
         best = found.best
@@ -65,26 +76,40 @@ class Tune(ValidationOptions):
                 }
             )
             return
+        measure = "R@5" if self.data else "of first 10"
+        names = ("router", "beam", "candidates")
         rows = [
-            (
-                "→" if one.search == best.search else "",
-                one.search.router,
-                f"{one.search.beam:,}",
-                f"{one.search.candidates:,}" if one.search.candidates else "all levels",
-                f"{one.touched:,.0f}",
-                f"{one.recall:.3f}",
-                f"{one.share:.3f}",
-                f"{one.cpu_ms:.2f}",
-            )
+            ("→" if one.search == best.search else "", *_describe(one), f"{one.touched:,.0f}", *_numbers(one))
             for one in found.tried
         ]
-        print_table(("", "router", "beam", "candidates", "items ranked", "R@5", "share", "CPU-ms"), rows)
+        print_table(("", *names, "items ranked", measure, "share", "CPU-ms"), rows)
+        if best.kinds:
+            kinds = [
+                (f"{one.query} → {one.item}", f"{one.queries:,}", *_describe(one), *_numbers(one))
+                for one in best.kinds
+            ]
+            print_table(("kind", "queries", *names, measure, "share", "CPU-ms"), kinds)
         print(
             f"{best.queries:,} queries of {best.data}; all {best.items:,} items ranked by "
-            f"{best.search.rerank}: R@5 {found.ceiling:.3f}, to which the shares refer; "
+            f"{best.search.rerank}: {measure} {found.ceiling:.3f}, to which the shares refer; "
             f"generator weight {best.search.generator_weight:g}. "
-            + ("Nothing was changed." if self.dry_run else "Searches of this index use → from now on.")
+            + (
+                "Nothing was changed."
+                if self.dry_run
+                else "Searches of this index use → from now on, those of a kind its own settings."
+            )
         )
+
+
+def _describe(one: Trial | Choice) -> tuple[str, ...]:
+    """Return router, beam and candidates."""
+    candidates = f"{one.search.candidates:,}" if one.search.candidates else "all levels"
+    return one.search.router, f"{one.search.beam:,}", candidates
+
+
+def _numbers(one: Trial | Choice) -> tuple[str, ...]:
+    """Return recall, share and time."""
+    return f"{one.recall:.3f}", f"{one.share:.3f}", f"{one.cpu_ms:.2f}"
 
 
 @command
@@ -95,6 +120,9 @@ class Calibrate(ValidationOptions):
     has no good match. Half of the queries are used to fit, the other half to measure. Calibrate again after
     `genius tune`, and when the index has grown much.
     """
+
+    data: Annotated[Path, tyro.conf.arg(metavar="DATA")]
+    """Folder of the data set, in M-BEIR's layout."""
 
     precision: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.8
     """Share of good matches that should be right; sets the threshold of a good match."""

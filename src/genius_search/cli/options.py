@@ -129,9 +129,6 @@ class QueryOptions:
 class ValidationOptions(WaitOption, OpenIndexOptions, JsonOption):
     """A command that measures an index with queries of a data set and stores the outcome in the index."""
 
-    data: Annotated[Path, tyro.conf.arg(metavar="DATA")]
-    """Folder of the data set, in M-BEIR's layout."""
-
     split: str = "val"
     """Split of the data set."""
 

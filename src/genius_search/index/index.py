@@ -13,7 +13,7 @@ from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, SnapshotGone, UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.hits import Hits, SearchHit
-from genius_search.index.query import default_settings, encode_queries, search_encoded
+from genius_search.index.query import default_settings, encode_queries, search_encoded, settings_of_kind
 from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.index.settings import Calibration, Tuned
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
@@ -555,7 +555,10 @@ class Index:
         queries = encode_queries(model, snapshot, [request], config)
         own = [one for one in queries if one.request.modality is item.modality] or queries[:1]
         with diagnose_corruption(snapshot):
-            explained = [explain(model, snapshot, query, item_id, config) for query in own]
+            explained = [
+                explain(model, snapshot, one, item_id, settings_of_kind(snapshot, one.request, config))
+                for one in own
+            ]
         return min(explained, key=lambda one: math.inf if one.rank is None else one.rank)
 
     def tree(self, prefix: Sequence[int] = (), *, examples: int = 4, most_children: int = 64) -> CodeNode:
@@ -631,7 +634,8 @@ class Index:
     def settings(self) -> SearchConfig:
         """The default search settings, to be changed with ``dataclasses.replace``.
 
-        These are the settings chosen by `genius tune`, or :func:`genius_search.config.usual_search`; with a
+        These are the settings chosen by `genius tune` (searches with just these take those of their kind of
+        query, where it chose others), or :func:`genius_search.config.usual_search`; with a
         model of its own, or without a generator, hits are ranked by fused embeddings if the index stores
         them.
         """

@@ -21,7 +21,7 @@ from genius_search.index.hits import SearchHit, SearchResult, interleave, merge
 from genius_search.index.items import Item
 from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.index.settings import DEPTH
-from genius_search.index.snapshot import Snapshot, diagnose_corruption
+from genius_search.index.snapshot import Location, Snapshot, diagnose_corruption
 from genius_search.model import Genius
 from genius_search.nn.arrays import as_floats, normalize
 from genius_search.records import Modality, instructed
@@ -239,6 +239,30 @@ def _exact_filters(request: SearchRequest) -> Iterator[Filter]:
 def _search(
     model: Genius, snapshot: Snapshot, queries: Sequence[EncodedQuery], config: SearchConfig
 ) -> list[SearchResult]:
+    """Search for queries, each with the settings of its kind."""
+    settings = [settings_of_kind(snapshot, query.request, config) for query in queries]
+    results: dict[int, SearchResult] = {}
+    for setting in dict.fromkeys(settings):
+        own = [number for number, one in enumerate(settings) if one == setting]
+        found = _search_alike(model, snapshot, [queries[number] for number in own], setting)
+        results |= zip(own, found, strict=True)
+    return [results[number] for number in range(len(queries))]
+
+
+def settings_of_kind(snapshot: Snapshot, request: SearchRequest, config: SearchConfig) -> SearchConfig:
+    """Return what was tuned for queries of this kind, if the search has the index's own settings."""
+    tuned = snapshot.manifest.tuned
+    if tuned is None or config != tuned.search or request.beam is not None or request.parts:
+        return config
+    has_text = bool((request.text or "").strip())
+    return tuned.of_kind(
+        Modality.of(has_image=request.image is not None, has_text=has_text), request.modality
+    )
+
+
+def _search_alike(
+    model: Genius, snapshot: Snapshot, queries: Sequence[EncodedQuery], config: SearchConfig
+) -> list[SearchResult]:
     calibration = snapshot.manifest.calibration
     if calibration is not None and not calibration.applies_to(config):
         calibration = None
@@ -422,15 +446,20 @@ def _encode(
 def _item_vectors(
     model: Genius, snapshot: Snapshot, item_id: str, *, is_raw: bool
 ) -> Float32[np.ndarray, "2 dim"]:
-    """Return the two vectors of an item: its stored embedding, or the vector of its ID."""
-    location = snapshot.locate(item_id)
-    of_codes = normalize(model.ranker.vectors(snapshot.id_at(location)[None]))[0]
-    if snapshot.vectors is None:
-        return np.stack([of_codes, of_codes])
-    stored = as_floats(snapshot.vectors[location.segment](np.array([location.row])))[0]
-    if snapshot.manifest.embeddings == "fused":
-        return np.stack([stored, stored])
-    return np.stack([of_codes, stored if is_raw else of_codes])
+    return np.asarray(vectors_at(model, snapshot, [snapshot.locate(item_id)], is_raw=is_raw)[0])
+
+
+def vectors_at(
+    model: Genius, snapshot: Snapshot, places: Sequence[Location], *, is_raw: bool
+) -> Float32[np.ndarray, "places 2 dim"]:
+    """Return the two vectors of items as queries: their stored embeddings, or the vectors of their IDs."""
+    kept = snapshot.vectors
+    if kept is not None:
+        stored = np.stack([as_floats(kept[place.segment](np.array([place.row])))[0] for place in places])
+        if snapshot.manifest.embeddings == "fused":
+            return np.stack([stored, stored], axis=1)
+    of_codes = normalize(model.ranker.vectors(np.stack([snapshot.id_at(place) for place in places])))
+    return np.stack([of_codes, of_codes if kept is None or not is_raw else stored], axis=1)
 
 
 def _weighted_sum(

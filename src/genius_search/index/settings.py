@@ -27,25 +27,53 @@ Stored = TypeVar("Stored", "Tuned", "Calibration")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tuned:
-    """Settings chosen by `genius tune`, with its measurements."""
+class Choice:
+    """Settings chosen by `genius tune`, with their measurements."""
 
     __pydantic_config__ = STRICT
 
     search: SearchConfig
-    wish: str
-    """The requested trade-off, in words."""
-    data: str
-    """The validation queries."""
     queries: int
-    items: int
-    """Items in the index at that time."""
     recall: float
-    """Recall at 5: share of queries with a relevant item among the first five hits."""
+    """Recall at 5: share of queries with a relevant item among the first five hits. If items were the
+    queries: share of the first ten of ranking all items that are among the first ten hits."""
     share: float
     """Recall relative to ranking all items of the index in the same way."""
     cpu_ms: float
     """CPU time of a query in milliseconds, without the encoder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KindChoice(Choice):
+    """The choice for one kind of query."""
+
+    __pydantic_config__ = STRICT
+
+    query: str
+    """Modality of the queries."""
+    item: str
+    """Modality that is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuned(Choice):
+    """The choice for all queries of an index, and for each kind of them."""
+
+    __pydantic_config__ = STRICT
+
+    wish: str
+    """The requested trade-off, in words."""
+    data: str
+    """The validation queries."""
+    items: int
+    """Items in the index at that time."""
+    kinds: tuple[KindChoice, ...] = ()
+    """Empty if all validation queries were of one kind."""
+
+    def of_kind(self, query: Modality, item: Modality | str | None) -> SearchConfig:
+        """Return the settings for a kind of query: those of all queries if it was not tuned."""
+        own = (one.search for one in self.kinds if (one.query, one.item) == (query, item))
+        return next(own, self.search)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +303,8 @@ def to_dict(value: Tuned | Calibration) -> dict[str, Any]:
     """Return a JSON-able dict; of the search settings only those that differ from the defaults."""
     body: dict[str, Any] = dataclasses.asdict(value)
     usual = dataclasses.asdict(SearchConfig())
-    body["search"] = {name: setting for name, setting in body["search"].items() if setting != usual[name]}
+    for one in (body, *(kind for kind in body["kinds"] if "search" in kind)):
+        one["search"] = {name: setting for name, setting in one["search"].items() if setting != usual[name]}
     return body
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -12,7 +13,7 @@ from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch
 from genius_search.index import writer as live
 from genius_search.index.items import Item
-from genius_search.index.settings import Tuned, from_dict, to_dict
+from genius_search.index.settings import KindChoice, Tuned, from_dict, to_dict
 from genius_search.index.store import (
     CURRENT,
     IndexManifest,
@@ -59,6 +60,20 @@ def index(tmp_path):
 def test_only_what_is_unusual_is_written():
     told = json.loads(json.dumps(to_dict(TUNED)))
     assert told["search"] == {"beam": 20, "candidates": 600, "rerank": "codes", "generator_weight": 0.01}
+    assert from_dict(Tuned, told) == TUNED
+
+
+def test_kinds_are_kept_and_settings_without_kinds_are_read():
+    numbers = {"queries": 40, "recall": 0.5, "share": 1.0, "cpu_ms": 0.25}
+    kind = KindChoice(query="text", item="image", search=SearchConfig(rerank="codes"), **numbers)
+    with_kinds = dataclasses.replace(TUNED, kinds=(kind,))
+    told = json.loads(json.dumps(to_dict(with_kinds)))
+    assert told["kinds"][0]["search"] == {"rerank": "codes"}
+    assert from_dict(Tuned, told) == with_kinds
+    assert with_kinds.of_kind(Modality.TEXT, Modality.IMAGE) == kind.search
+    assert with_kinds.of_kind(Modality.TEXT, Modality.TEXT) == TUNED.search
+    assert with_kinds.of_kind(Modality.TEXT, None) == TUNED.search
+    del told["kinds"]
     assert from_dict(Tuned, told) == TUNED
 
 
