@@ -317,7 +317,7 @@ def _train_on(
         folder=folder,
         progress=progress,
         name="train encoder",
-        watch=validation and Watch(partial(validation.measure, network), epoch, config.patience),
+        watch=validation and Watch(partial(validation.measure, network.embedding), epoch, config.patience),
     )
     if isinstance(network, SmallNetwork):
         network.keep_word_lengths()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.data.features import Features
+from genius_search.data.features import FeatureBatch, Features
 from genius_search.data.mbeir import MBeir, read_judgements, read_pool, read_queries
 from genius_search.embed import FeatureRow, embed
 from genius_search.embed_mbeir import (
@@ -23,7 +23,6 @@ from genius_search.embed_mbeir import (
     query_row,
 )
 from genius_search.encoders.base import Encoder
-from genius_search.encoders.small import EmbeddingNetwork
 from genius_search.errors import BadData
 from genius_search.progress import Progress
 from genius_search.records import TASKS, candidate_number
@@ -90,11 +89,11 @@ class Validation(NamedTuple):
             [{places[number] for number in numbers} for numbers in answers],
         )
 
-    def measure(self, network: EmbeddingNetwork) -> float:
+    def measure(self, vectors_of: Callable[[FeatureBatch], Float[Tensor, "items dim"]]) -> float:
         """Return the mean reciprocal rank of the first right answer by exact search."""
 
         def embed_rows(features: Features, rows: np.ndarray) -> Float[Tensor, "items dim"]:
-            return F.normalize(network.embedding(features.gather(rows)), dim=-1)
+            return F.normalize(vectors_of(features.gather(rows)), dim=-1)
 
         queries = embed_rows(self.queries, np.arange(len(self.queries)))
         nearest = exact_search(
