@@ -7,6 +7,6 @@ out=${2:-icons-model}
 
 genius fit "$data" --encoder small --preset small --out "$out" \
   --encoder.network.dim 256 --encoder.network.shortcuts --encoder.network.dropout 0.3 \
-  --encoder.network.framed --encoder.words text:wordllama --encoder.training.epochs 24 --encoder.patience 6 "${@:3}"
+  --encoder.words text:wordllama --encoder.training.epochs 24 "${@:3}"
 genius evaluate "$data" --model "$out" --split test --pools global --beam 10 --candidates 2000 \
   --methods exact-raw,exact-fused,exact-codes,routing+codes,generative,generative+codes,generative+embeddings

@@ -180,9 +180,7 @@ _SMALL = FitConfig(
 
 _BASE = FitConfig(
     encoder=replace(
-        _SMALL.encoder,
-        network=SmallEncoderConfig(dim=256, outlines=True, framed=True, shortcuts=True, dropout=0.3),
-        patience=4,
+        _SMALL.encoder, network=SmallEncoderConfig(dim=256, outlines=True, shortcuts=True, dropout=0.3)
     ),
     quantizer=replace(
         _SMALL.quantizer,
