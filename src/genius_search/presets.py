@@ -12,6 +12,7 @@ from genius_search.config import (
     FusionConfig,
     GeneratorConfig,
     Momentum,
+    Natural,
     NonNegative,
     Positive,
     QuantizerConfig,
@@ -64,6 +65,10 @@ class EncoderConfig:
     words: str = added_in_0_2("")
     """Static embeddings whose vocabulary and word vectors are used instead of learned ones: text:wordllama or
     text:FOLDER. Words that no training text has are then near to those that mean the same. For -sf only."""
+
+    patience: Natural = added_in_0_2(0)
+    """Search queries of the split val exactly after every epoch, if there are any. Stop after so many epochs
+    that rank their answers no higher, and keep the best state; 0 measures nothing and keeps the last."""
 
     training: TrainingConfig = TrainingConfig(
         epochs=6.0, batch_size=1024, learning_rate=6e-3, warmup_steps=50, weight_decay=0.05, beta2=0.98

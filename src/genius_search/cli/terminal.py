@@ -25,7 +25,7 @@ from rich.text import Text
 
 QUIET_SECONDS: Final = 15.0
 """Seconds between lines of progress when stderr is not a terminal."""
-MEASURES: Final = ("loss", "purity", "collision_rate", "reconstruction")
+MEASURES: Final = ("loss", "validation", "purity", "collision_rate", "reconstruction")
 """Measures that are shown beside the progress."""
 _CONTROLS: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"

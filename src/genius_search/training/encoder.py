@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from genius_search.data.features import ABSENT, FeatureBatch, Features, Shard
 from genius_search.data.mbeir import Instructions
 from genius_search.data.pairs import Batch, Pairs
 from genius_search.embed import transform
+from genius_search.embed_mbeir import fingerprint_of_files
 from genius_search.encoders.base import Encoder, ImageInput, TextInput, load_encoder
 from genius_search.encoders.small import (
     AnySmallEncoder,
@@ -37,7 +39,8 @@ from genius_search.presets import EncoderConfig
 from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
 from genius_search.training.embed import Embedded, TrainingFeatures, TrainingRecords, embed_training
-from genius_search.training.loop import Stage, Step, StepResult, num_steps, random_for, train
+from genius_search.training.loop import Stage, Step, StepResult, Watch, num_steps, random_for, train
+from genius_search.training.validation import Validation, validation_files
 from genius_search.writing import ArtifactWriter
 
 KIND: Final = "encoder"
@@ -233,7 +236,9 @@ def train_encoder(
     if not config.network.has_momentum:
         del settings["momentum"]
     home, prepared_folder = folder / "encoder", folder / "prepared"
-    stage = Stage(home, kind=KIND, config=settings, inputs={"records": records.fingerprint})
+    watched = validation_files(records.data) if config.patience else []
+    validated = {"validation": fingerprint_of_files(watched)} if watched else {}
+    stage = Stage(home, kind=KIND, config=settings, inputs={"records": records.fingerprint, **validated})
     torch.manual_seed(config.training.seed)
 
     def embed(encoder: Encoder, target: Path) -> TrainingFeatures:
@@ -249,9 +254,13 @@ def train_encoder(
         encoder = create_small(
             config.network, records.all_texts(), words=_open_words(config.words), seed=config.training.seed
         )
-    prepared = embed(_Preparation(encoder), prepared_folder)
+    preparation = _Preparation(encoder)
+    prepared = embed(preparation, prepared_folder)
     if not stage.is_finished:
-        _train_on(Pairs(records.lines(), *prepared), encoder, stage.path, config, records, progress, device)
+        place = prepared_folder / "validation"
+        validation = _prepare_validation(records, preparation, place, progress) if watched else None
+        pairs = Pairs(records.lines(), *prepared)
+        _train_on(pairs, encoder, stage.path, config, records, validation, progress, device)
 
         def write(writer: ArtifactWriter) -> None:
             encoder.save(writer.path)
@@ -277,17 +286,25 @@ def train_encoder(
     return Embedded(encoder, parallel.in_turn(embed_prepared))
 
 
+def _prepare_validation(
+    records: TrainingRecords, encoder: Encoder, folder: Path, progress: Progress
+) -> Validation:
+    return parallel.in_turn(lambda: Validation.prepare(records.data, encoder, folder, progress=progress))
+
+
 def _train_on(
     pairs: Pairs,
     encoder: AnySmallEncoder,
     folder: Path,
     config: EncoderConfig,
     records: TrainingRecords,
+    validation: Validation | None,
     progress: Progress,
     device: str,
 ) -> None:
     """Train the network of an encoder; the folder receives the checkpoint and the log."""
     network = encoder.network
+    epoch = math.ceil(len(pairs) / config.training.batch_size)
     if isinstance(network, SmallNetwork):
         network.begin_with_images(_some_descriptions(pairs.candidates, config.training.seed))
     word_queries = WordQueries.of(encoder, records.data.instructions)
@@ -300,6 +317,7 @@ def _train_on(
         folder=folder,
         progress=progress,
         name="train encoder",
+        watch=validation and Watch(partial(validation.measure, network.embedding), epoch, config.patience),
     )
     if isinstance(network, SmallNetwork):
         network.keep_word_lengths()
@@ -468,7 +486,7 @@ class _Preparation:
             [
                 encoder.config.max_tokens,
                 encoder.tokenizer.to_str(),
-                *(["outlines"] if encoder.config.outlines else []),
+                *(name for name in ("outlines", "framed") if getattr(encoder.config, name)),
             ]
         )
 
