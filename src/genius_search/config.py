@@ -69,10 +69,6 @@ class SmallEncoderConfig:
     outlines: bool = added_in_0_2(default=False)
     """Describe the outlines of pictures too, so that patterns hide shapes less."""
 
-    framed: bool = added_in_0_2(default=False)
-    """Describe what stands before a picture's background too, at the same size and without colours, so that
-    icons are alike wherever they are, however large, and on whatever ground."""
-
     shortcuts: bool = added_in_0_2(default=False)
     """Add a linear map around the layers of either modality, so that what is alike before training, in
     pictures or in words, stays alike."""

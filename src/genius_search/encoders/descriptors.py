@@ -22,46 +22,38 @@ _GRIDS: Final = (8, 4)
 _BLUR: Final = 7  # pixels of the box that blurs, twice; stripes and dots vanish and outlines stay
 _THUMBNAIL: Final = 8
 _MARGIN: Final = SIDE // 8
-_MARK: Final = 0.25  # of the greatest distance from the background's colour: pixels of what stands before it
-_ROOM: Final = 1.15  # side of the frame, as a multiple of that of what is in it
-_LEAST: Final = SIDE // 8  # pixels that a frame shows at least of what is in it
 _BATCH: Final = 16  # few enough that the steps between stay in a core's cache
 
 DESCRIPTOR_SIZE: Final = (
     sum(grid * grid * ORIENTATIONS for grid in _GRIDS) + _THUMBNAIL * _THUMBNAIL * 3 + 2 * 8**_COLOUR_BITS
 )
-"""Numbers per image, without outlines and frame."""
+"""Numbers per image, without outlines."""
 OUTLINE_SIZE: Final = _GRIDS[0] ** 2 * ORIENTATIONS
-"""Numbers per image that describe its outlines; what is framed has as many for edges and outlines each."""
+"""Numbers per image that describe its outlines."""
 CELLS: Final = _GRIDS[-1] ** 2
 """Cells of the coarser grid; each is a token of feature fusion, as a patch is of a ViT."""
 CELL_SIZE: Final = (DESCRIPTOR_SIZE - 2 * 8**_COLOUR_BITS) // CELLS
-"""Numbers per cell, without outlines and frame: all but the histograms, which describe the whole image."""
+"""Numbers per cell, without outlines: all but the histograms, which describe the whole image."""
 
 
-def descriptor_size(*, outlines: bool, framed: bool = False) -> int:
+def descriptor_size(*, outlines: bool) -> int:
     """Return how many numbers describe an image."""
-    return DESCRIPTOR_SIZE + (outlines + 2 * framed) * OUTLINE_SIZE
+    return DESCRIPTOR_SIZE + outlines * OUTLINE_SIZE
 
 
-def describe(
-    images: Sequence[Image.Image], *, outlines: bool = False, framed: bool = False
-) -> Float[Tensor, "items pixels"]:
+def describe(images: Sequence[Image.Image], *, outlines: bool = False) -> Float[Tensor, "items pixels"]:
     """Describe images by their edges and colours; each part has a root mean square near 1.
 
     Parameters
     ----------
     outlines
         describe the edges of the blurred image too. Without its stripes and dots, the shape is clearer.
-    framed
-        describe the edges and the outlines of what stands before the background too, enlarged to the same
-        size and without colours.
     """
     if not images:
-        return torch.zeros(0, descriptor_size(outlines=outlines, framed=framed))
+        return torch.zeros(0, descriptor_size(outlines=outlines))
     return torch.cat(
         [
-            _describe_batch(images[start : start + _BATCH], outlines=outlines, framed=framed)
+            _describe_batch(images[start : start + _BATCH], outlines=outlines)
             for start in range(0, len(images), _BATCH)
         ]
     )
@@ -71,7 +63,7 @@ def cells(descriptors: Float[Tensor, "items pixels"]) -> Float[Tensor, "items ce
     """Split descriptions by cell, row by row, leaving out the histograms.
 
     A cell has the edges of its four quarters and its own, its four spots of the thumbnail, and, if they are
-    described, the outlines of its quarters, and the edges and outlines of the quarters of the framed image.
+    described, the outlines of its quarters.
     """
     fine, coarse = _GRIDS
     sizes = [ORIENTATIONS * fine * fine, ORIENTATIONS * coarse * coarse, 3 * _THUMBNAIL * _THUMBNAIL]
@@ -91,9 +83,7 @@ def cells(descriptors: Float[Tensor, "items pixels"]) -> Float[Tensor, "items ce
     )
 
 
-def _describe_batch(
-    images: Sequence[Image.Image], *, outlines: bool, framed: bool
-) -> Float[Tensor, "items pixels"]:
+def _describe_batch(images: Sequence[Image.Image], *, outlines: bool) -> Float[Tensor, "items pixels"]:
     squares = [
         rgb
         if rgb.size == (SIDE, SIDE)
@@ -105,48 +95,18 @@ def _describe_batch(
     thumbnail = F.avg_pool2d(colours, SIDE // _THUMBNAIL).flatten(1).sub_(0.5).mul_(3)
     parts = [*_edges(colours, _GRIDS), thumbnail, *_histograms(stacked)]
     if outlines:
-        parts += _edges(_blurred(colours), _GRIDS[:1])
-    if framed:
-        shapes = _framed(colours)
-        parts += _edges(shapes, _GRIDS[:1]) + _edges(_blurred(shapes), _GRIDS[:1])
+        for _ in range(2):
+            colours = F.avg_pool2d(colours, _BLUR, 1, _BLUR // 2, count_include_pad=False)
+        parts += _edges(colours, _GRIDS[:1])
     return torch.cat(parts, dim=1)
 
 
-def _blurred(planes: Float[Tensor, "items _ side side"]) -> Float[Tensor, "items _ side side"]:
-    for _ in range(2):
-        planes = F.avg_pool2d(planes, _BLUR, 1, _BLUR // 2, count_include_pad=False)
-    return planes
-
-
-def _framed(colours: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items 1 side side"]:
-    """Return how far each pixel's colour is from the background's, in a square around what stands before it.
-
-    The background has the median colour of the border.
-    """
-    border = torch.cat([colours[:, :, [0, -1]].flatten(2), colours[:, :, :, [0, -1]].flatten(2)], dim=2)
-    distances = (colours - border.median(dim=2).values[:, :, None, None]).norm(dim=1)
-    distances /= distances.amax(dim=(1, 2), keepdim=True).clamp(min=1 / 255)
-    marked = (distances > _MARK).float()
-    middles, sizes = [], []
-    for axis in (1, 2):  # what columns have, from left to right, then rows
-        any_ = marked.amax(dim=axis)
-        first, last = any_.argmax(dim=1), SIDE - any_.flip(1).argmax(dim=1)
-        middles.append((first + last) / SIDE - 1)
-        sizes.append(last - first)
-    scale = torch.maximum(*sizes).clamp(min=_LEAST) * (_ROOM / SIDE)
-    frame = torch.zeros(len(colours), 2, 3)
-    frame[:, [0, 1], [0, 1]] = scale[:, None]
-    frame[:, :, 2] = torch.stack(middles, dim=1)
-    places = F.affine_grid(frame, [len(colours), 1, SIDE, SIDE], align_corners=False)
-    return F.grid_sample(distances[:, None], places, align_corners=False)
-
-
 def _edges(
-    colours: Float[Tensor, "items planes side side"], grids: Sequence[int]
+    colours: Float[Tensor, "items 3 side side"], grids: Sequence[int]
 ) -> list[Float[Tensor, "items _"]]:
     """Return histograms of edge directions in the overlapping cells of each grid.
 
-    The slopes of the colours are combined by their structure tensor (Di Zenzo, 1986), so that red on
+    The slopes of the three colours are combined by their structure tensor (Di Zenzo, 1986), so that red on
     green of the same brightness has an edge. Its angle covers half a turn: an edge from dark to bright and
     one from bright to dark run the same way.
     """

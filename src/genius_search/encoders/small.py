@@ -108,7 +108,7 @@ class SmallNetwork(EmbeddingNetwork):
         super().__init__()
         self.pair_buckets = config.pair_buckets
         self.dim = config.dim
-        self.num_descriptors = descriptor_size(outlines=config.outlines, framed=config.framed)
+        self.num_descriptors = descriptor_size(outlines=config.outlines)
         self.dropout = config.dropout
         self.image_tower = _tower(self.num_descriptors, config.image_width, config.dim)
         self.words = nn.Embedding(vocabulary, config.text_width)
@@ -256,7 +256,7 @@ class _TrainedNetwork(Generic[Network]):
 
     def prepare_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
         """Describe images; this part never changes and can be cached between epochs."""
-        return describe(images, outlines=self.config.outlines, framed=self.config.framed)
+        return describe(images, outlines=self.config.outlines)
 
     def prepare_texts(self, texts: Sequence[str]) -> Int[Tensor, "items tokens"]:
         """Return token numbers, padded to the maximum length; they can be cached between epochs."""

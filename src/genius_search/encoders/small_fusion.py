@@ -25,13 +25,7 @@ from transformers.models.blip.modeling_blip_text import BlipTextModel
 
 from genius_search.config import SmallEncoderConfig
 from genius_search.data.features import FeatureBatch
-from genius_search.encoders.descriptors import (
-    CELL_SIZE,
-    CELLS,
-    DESCRIPTOR_SIZE,
-    cells,
-    descriptor_size,
-)
+from genius_search.encoders.descriptors import CELL_SIZE, CELLS, OUTLINE_SIZE, cells
 from genius_search.encoders.small import EmbeddingNetwork, SmallNetwork, trim_padding
 from genius_search.encoders.small_texts import PADDING, pair_rows
 from genius_search.encoders.uniir import BERT_SETTINGS, T5_LAYERS, T5_SETTINGS, t5_layers
@@ -61,8 +55,7 @@ class SmallFusion(EmbeddingNetwork):
         self.count_padding = config.count_padding
         self.towers = SmallNetwork(config, vocabulary=vocabulary)
         self.word = nn.Sequential(nn.LayerNorm(config.text_width), nn.Linear(config.text_width, config.dim))
-        more = descriptor_size(outlines=config.outlines, framed=config.framed) - DESCRIPTOR_SIZE
-        self.cell = nn.Linear(CELL_SIZE + more // CELLS, config.dim)
+        self.cell = nn.Linear(CELL_SIZE + config.outlines * OUTLINE_SIZE // CELLS, config.dim)
         self.places = nn.Parameter(torch.zeros(CELLS, config.dim))
 
     @property

@@ -486,7 +486,7 @@ class _Preparation:
             [
                 encoder.config.max_tokens,
                 encoder.tokenizer.to_str(),
-                *(name for name in ("outlines", "framed") if getattr(encoder.config, name)),
+                *(["outlines"] if encoder.config.outlines else []),
             ]
         )
 

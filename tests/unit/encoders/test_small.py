@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from genius_search.config import SmallEncoderConfig, from_json
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput, knows_words, load_encoder
-from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, OUTLINE_SIZE, _framed, describe
+from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, OUTLINE_SIZE, describe
 from genius_search.encoders.small import create_small, load_small, train_tokenizer
 from genius_search.encoders.small_texts import pair_rows
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
@@ -170,15 +170,14 @@ def test_pairs_are_numbered_within_their_buckets_and_padding_has_none(tokens, bu
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1", "RGB"])
 @pytest.mark.parametrize("size", [(1, 1), (64, 64), (700, 9)])
 def test_any_picture_has_a_finite_description(mode, size):
-    found = describe([noise(0, size).convert(mode)], framed=True)
-    assert found.shape == (1, DESCRIPTOR_SIZE + 2 * OUTLINE_SIZE)
+    found = describe([noise(0, size).convert(mode)])
+    assert found.shape == (1, DESCRIPTOR_SIZE)
     assert found.isfinite().all()
 
 
 def test_a_blank_picture_has_no_edges():
-    found = describe([Image.new("RGB", (64, 64), (90, 120, 30))], framed=True)
+    found = describe([Image.new("RGB", (64, 64), (90, 120, 30))])
     assert (found[0, : 9 * (64 + 16)] == 0).all()
-    assert (found[0, DESCRIPTOR_SIZE:] == 0).all()
 
 
 def test_edges_tell_directions_and_colours_tell_colours():
@@ -211,42 +210,15 @@ def test_outlines_see_a_shape_through_its_stripes():
     assert outlines[0] @ outlines[1] > outlines[0] @ outlines[2] + 0.1
 
 
-def test_what_is_framed_is_alike_wherever_it_is_however_large_and_on_any_ground():
-    small, large, other = (Image.new("RGB", (64, 64), ground) for ground in ("white", "navy", "white"))
-    ImageDraw.Draw(small).polygon([(6, 24), (18, 4), (30, 24)], fill="black")
-    ImageDraw.Draw(large).polygon([(8, 52), (32, 12), (56, 52)], fill="yellow")
-    ImageDraw.Draw(other).ellipse((6, 4, 30, 24), fill="black")
-    found = describe([small, large, other], framed=True)
-    assert found.shape == (3, DESCRIPTOR_SIZE + 2 * OUTLINE_SIZE)
-    assert torch.equal(found[:, :DESCRIPTOR_SIZE], describe([small, large, other]))
-    for part in found[:, DESCRIPTOR_SIZE:].split(OUTLINE_SIZE, dim=1):
-        shapes = F.normalize(part)
-        assert shapes[0] @ shapes[1] > 0.9
-        assert shapes[0] @ shapes[2] < 0.8
-
-
-def test_a_frame_is_the_square_around_what_stands_before_the_background():
-    picture = Image.new("RGB", (64, 64), "white")
-    ImageDraw.Draw(picture).rectangle((8, 20, 27, 29), fill="black")  # 20 × 10 pixels, around (18, 25)
-    side = 20 * 1.15
-    left, top = 18 - side / 2, 25 - side / 2
-    cut = picture.transform(
-        (64, 64), Image.Transform.EXTENT, (left, top, left + side, top + side), Image.Resampling.BILINEAR
-    )
-    expected = 1 - torch.from_numpy(np.asarray(cut.convert("L"), dtype=np.float32)) / 255
-    colours = torch.from_numpy(np.asarray(picture, dtype=np.float32)).permute(2, 0, 1)[None] / 255
-    torch.testing.assert_close(_framed(colours)[0, 0], expected, atol=0.02, rtol=0)
-
-
-def test_an_encoder_with_outlines_and_a_frame_is_saved_and_opened(tmp_path):
-    config = SmallEncoderConfig(dim=8, vocabulary=300, outlines=True, framed=True)
+def test_an_encoder_with_outlines_is_saved_and_opened(tmp_path):
+    config = SmallEncoderConfig(dim=8, vocabulary=300, outlines=True)
     encoder = create_small(config, ["a striped disc"], seed=0)
     encoder.save(tmp_path)
     again = load_small(tmp_path)
     assert again.config == config
     pictures = [noise(0), noise(1)]
     assert torch.equal(again.encode_images(pictures), encoder.encode_images(pictures))
-    assert describe([], outlines=True, framed=True).shape == (0, encoder.network.num_descriptors)
+    assert describe([], outlines=True).shape == (0, encoder.network.num_descriptors)
 
 
 def test_it_learns_to_find_the_captions_of_pictures_it_has_not_seen():

@@ -226,13 +226,12 @@ def test_cells_hold_what_lies_in_them_from_left_to_right_and_down():
     assert changed.nonzero().flatten().tolist() == [7]
 
 
-@pytest.mark.parametrize("framed", [False, True])
-def test_cells_with_outlines_have_those_of_their_quarters_too(framed):
+def test_cells_with_outlines_have_those_of_their_quarters_too():
     picture = Image.new("RGB", (64, 64), (90, 120, 30))
     picture.paste((200, 30, 30), (48, 16, 64, 32))
-    described = describe([picture], outlines=True, framed=framed)
+    described = describe([picture], outlines=True)
     found = cells(described)
     assert torch.equal(found[:, :, :CELL_SIZE], cells(described[:, :DESCRIPTOR_SIZE]))
-    assert found.shape == (1, CELLS, CELL_SIZE + (1 + 2 * framed) * OUTLINE_SIZE // CELLS)
-    outlines = found[0, :, CELL_SIZE : CELL_SIZE + OUTLINE_SIZE // CELLS]
+    outlines = found[0, :, CELL_SIZE:]
+    assert outlines.shape == (CELLS, OUTLINE_SIZE // CELLS)
     assert outlines.square().sum(dim=1).argmax() == 7
