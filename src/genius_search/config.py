@@ -291,6 +291,11 @@ class GeneratorConfig:
     plain_share: Share = 0.0
     """Share of samples left without augmentation."""
 
+    # Deviation 32: the paper's decoder learns each code by itself.
+    contrasted: Natural = added_in_0_2(0)
+    """With a guide: train to score the prefixes of a query's ID above those of so many others, the nearest
+    of the batch, instead of to predict each code. Queries are not augmented then. 0 trains as the paper."""
+
     training: TrainingConfig = TrainingConfig(epochs=30.0)
     """Training settings."""
 

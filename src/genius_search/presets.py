@@ -173,6 +173,7 @@ _SMALL = FitConfig(
         softmax="level",
         guide="geometry",
         plain_share=0.5,
+        contrasted=15,
         training=TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=6.0, warmup_steps=50),
     ),
 )
@@ -190,6 +191,7 @@ _BASE = FitConfig(
     ),
     generator=replace(
         _SMALL.generator,
+        contrasted=0,  # not measured
         layers=3,
         width=256,
         feedforward=1024,

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from genius_search.artifact import Manifest, open_artifact
 from genius_search.config import GeneratorConfig
+from genius_search.errors import UsageError
 from genius_search.nn.arrays import as_floats
 from genius_search.nn.folded import (
     EPSILON,
@@ -72,13 +73,31 @@ class Guide(nn.Module):
         """Return the code vectors of each level."""
         return list(self.vectors.split(self.sizes))
 
+    def vectors_of(self, codes: Int[Tensor, "batch levels"]) -> Float[Tensor, "batch dim"]:
+        """Return the vectors of IDs."""
+        return self.vectors[self._rows(codes)].sum(dim=1)
+
+    def _rows(self, codes: Int[Tensor, "batch levels"]) -> Int[Tensor, "batch levels"]:
+        return codes + torch.tensor([0, *accumulate(self.sizes)][:-1], device=codes.device)
+
     def residuals(
         self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
     ) -> Float[Tensor, "batch levels dim"]:
         """Return the residual at each level: the query minus the code vectors before it."""
-        offsets = torch.tensor([0, *accumulate(self.sizes)][:-1], device=codes.device)
-        before = self.vectors[codes[:, :-1] + offsets[:-1]]
+        before = self.vectors[self._rows(codes)[:, :-1]]
         return torch.cat([queries[:, None], -before], dim=1).cumsum(dim=1)
+
+    def score_paths(
+        self,
+        decoder_logits: Float[Tensor, "batch levels"],
+        queries: Float[Tensor, "batch dim"],
+        codes: Int[Tensor, "batch levels"],
+    ) -> Float[Tensor, "batch levels"]:
+        """Return the logit of each code of IDs; ``decoder_logits`` are of these codes alone."""
+        rows = self._rows(codes)
+        vectors = self.vectors[rows]
+        nearness = (self.residuals(queries, codes) * vectors).sum(dim=2) - vectors.square().sum(dim=2) / 2
+        return self.log_scale.exp() * nearness + self.bias[rows] + self.gate * decoder_logits
 
     def combine(
         self,
@@ -259,6 +278,30 @@ class Generator(nn.Module):
                 scores = self.log_probabilities(hidden[:, level], level, self.config.softmax)
                 losses.append(F.nll_loss(scores, codes[:, level]))
         return torch.stack(losses)
+
+    def path_scores(
+        self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
+    ) -> Float[Tensor, "batch levels"]:
+        """Return the guided logit of each code of IDs, not normalised over the level."""
+        guide = self.required_guide()
+        hidden = self.forward(queries, codes)
+        logits = (hidden * self._output_rows(codes + torch.tensor(self.offsets, device=codes.device))).sum(
+            dim=2
+        )
+        return guide.score_paths(logits, queries, codes)
+
+    def required_guide(self) -> Guide:
+        """Return the guide; raise :class:`UsageError` without one."""
+        if self.guide is None:
+            raise UsageError(
+                "this generator has no guide, which scores of whole IDs need: set guide to geometry"
+            )
+        return self.guide
+
+    def _output_rows(self, rows: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
+        if self.head is None:
+            return self.embedding(rows) * self.config.width**-0.5
+        return F.embedding(rows, self.head.weight)
 
     def logits(self, hidden: Float[Tensor, "rows width"], rows: slice) -> Float[Tensor, "rows codes"]:
         """Return the logits of a slice of the vocabulary."""

@@ -1,11 +1,11 @@
-"""Losses of stages 0 and 1 (paper, equations 2 and 8), and two that teach an encoder words."""
+"""Losses of stages 0 and 1 (paper, equations 2 and 8), two that teach an encoder words, one of whole IDs."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -87,6 +87,31 @@ def phrase_loss(
         logits = phrases @ images.T / temperature
     shares = F.normalize(relevant.float(), p=1, dim=1)
     return -(shares * logits.log_softmax(dim=1)).sum() / max(1, len(phrases))
+
+
+def prefix_loss(
+    scores: Float[Tensor, "queries ids levels"],
+    codes: Int[Tensor, "queries ids levels"],
+    excluded: Bool[Tensor, "queries ids"],
+) -> Float[Tensor, " levels"]:
+    """Compute the cross-entropy of choosing a query's own prefix among those of other IDs, for each length.
+
+    A prefix is scored by the sum of its codes' scores, which no level normalises by itself. So the loss is of
+    what a beam search compares. Equal prefixes count once.
+
+    Parameters
+    ----------
+    scores
+        of each code, given the codes before it. A query's own ID comes first.
+    excluded
+        true for IDs that also answer the query; never for its own.
+    """
+    same = (codes[:, :, None] == codes[:, None]).int().cumprod(dim=3).bool()
+    earlier = torch.ones(same.shape[1:3], dtype=torch.bool, device=codes.device).tril(-1)
+    left_out = (same & earlier[..., None]).any(dim=2) | excluded[..., None]
+    totals = scores.cumsum(dim=2).masked_fill(left_out, float("-inf"))
+    own = torch.zeros(len(totals), totals.shape[2], dtype=torch.long, device=codes.device)
+    return F.cross_entropy(totals, own, reduction="none").mean(dim=0)
 
 
 def alignment_loss(

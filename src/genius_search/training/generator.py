@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,16 +18,21 @@ from genius_search.data.pairs import Pairs
 from genius_search.nn import parallel
 from genius_search.nn.folded import KIND
 from genius_search.nn.generator import (
+    Generator,
     TrainedGenerator,
     load_generator,
     make_generator,
     write_generator,
 )
 from genius_search.nn.ids import TrainedIds, apply_scheme, residual_ids
+from genius_search.nn.losses import prefix_loss
 from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
 from genius_search.progress import Progress
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
+
+CONTRASTED_QUERIES: Final = 128
+"""Queries of a batch, at most, whose IDs are contrasted with others'."""
 
 
 def train_generator(
@@ -49,8 +55,8 @@ def train_generator(
     """
     scheme = (ids or residual_ids(quantizer.quantizer)).scheme
     tables = scheme.tables()
-    if tables is None:
-        config = dataclasses.replace(config, guide="none")
+    if tables is None or config.guide == "none":
+        config = dataclasses.replace(config, guide="none", contrasted=0)
     config = checked(config)
     inputs = {**pairs.fingerprints, "quantizer": quantizer.manifest.fingerprint}
     if ids is not None and ids.manifest is not None:
@@ -81,8 +87,17 @@ def train_generator(
 
     def take_step(step: Step) -> StepResult:
         batch = pairs.draw(step.number, training.batch_size, seed=training.seed)
+        given = torch.from_numpy(queries[batch.query_rows]).float()
+        if config.contrasted:
+            all_codes = torch.from_numpy(codes[batch.candidate_rows]).to(device)
+            losses = contrast(
+                generator, given.to(device), all_codes, batch.false_negatives.to(device), config.contrasted
+            )
+            return StepResult(
+                losses.mean(), {f"prefix_{n}": value for n, value in enumerate(losses.detach(), 1)}
+            )
         mixed = augment(
-            torch.from_numpy(queries[batch.query_rows]).float(),
+            given,
             torch.from_numpy(candidates[batch.candidate_rows]).float(),
             config,
             step.generator,
@@ -108,6 +123,30 @@ def train_generator(
 
     stage.write(write)
     return load_generator(folder, device=device)
+
+
+def contrast(
+    generator: Generator,
+    queries: Float[Tensor, "batch dim"],
+    codes: Int[Tensor, "batch levels"],
+    false_negatives: Bool[Tensor, "batch batch"],
+    count: int,
+) -> Float[Tensor, " levels"]:
+    """Return the loss of each prefix length (:func:`prefix_loss`) for some queries of a batch.
+
+    Each is contrasted with the IDs of the batch whose code vectors are nearest to it.
+    """
+    every = torch.arange(len(codes), device=codes.device)
+    own = parallel.own_rows(every)[:CONTRASTED_QUERIES]
+    is_answer = false_negatives[own] | (own[:, None] == every)
+    vectors = generator.required_guide().vectors_of(codes)
+    nearness = queries[own] @ vectors.T - vectors.square().sum(dim=1) / 2
+    others = nearness.masked_fill(is_answer, float("-inf")).topk(min(count, len(codes) - 1)).indices
+    rows = torch.cat([own[:, None], others], dim=1)
+    scores = generator.path_scores(queries[own].repeat_interleave(rows.shape[1], 0), codes[rows.ravel()])
+    excluded = is_answer.gather(1, rows)
+    excluded[:, 0] = False
+    return prefix_loss(scores.unflatten(0, rows.shape), codes[rows], excluded)
 
 
 def augment(

@@ -126,3 +126,24 @@ def test_a_generator_without_a_guide_is_the_papers() -> None:
     plain = drawn(dataclasses.replace(CONFIG, guide="none"))
     assert plain.guide is None
     assert not any(name.startswith("guide") for name in plain.state_dict())
+
+
+@pytest.mark.parametrize("head", ["tied", "per-level"])
+def test_the_scores_of_a_path_are_the_logits_of_its_codes(head) -> None:
+    generator = drawn(dataclasses.replace(CONFIG, head=head))
+    guide, (queries, codes) = guide_of(generator), asked(9)
+    with torch.no_grad():
+        guide.bias.normal_()
+        scores, hidden = generator.path_scores(queries, codes), generator(queries, codes)
+        for level, residuals in enumerate(guide.residuals(queries, codes).unbind(dim=1)):
+            decoded = generator.level_logits(hidden[:, level], level)
+            logits = guide.combine(decoded, residuals, level)
+            expected = logits.gather(1, codes[:, level : level + 1]).ravel()
+            torch.testing.assert_close(scores[:, level], expected, rtol=1e-5, atol=1e-4)
+    vectors = sum(table[codes[:, level]] for level, table in enumerate(guide.tables()))
+    torch.testing.assert_close(guide.vectors_of(codes), vectors)
+
+
+def test_paths_need_a_guide() -> None:
+    with pytest.raises(UsageError, match="guide"):
+        Generator(DIM, SIZES, dataclasses.replace(CONFIG, guide="none")).path_scores(*asked(1))

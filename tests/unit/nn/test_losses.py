@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from genius_search.nn.losses import alignment_loss, contrastive_loss, phrase_loss, word_loss
+from genius_search.nn.losses import alignment_loss, contrastive_loss, phrase_loss, prefix_loss, word_loss
 
 TEMPERATURE = 0.07
 
@@ -111,3 +111,44 @@ def test_the_phrase_loss_is_the_mean_over_the_images_that_a_phrase_fits():
     expected = -((logs[0, 0] + logs[0, 2]) / 2 + logs[1, 1]) / 2
     torch.testing.assert_close(phrase_loss(phrases, images, relevant, temperature=TEMPERATURE), expected)
     assert float(phrase_loss(phrases[:0], images, relevant[:0], temperature=TEMPERATURE)) == 0.0
+
+
+def prefix_loss_by_loops(scores, codes, excluded):
+    queries, ids, levels = codes.shape
+    losses = torch.zeros(levels)
+    for level in range(levels):
+        for query in range(queries):
+            totals = {}
+            for number in range(ids):
+                prefix = tuple(codes[query, number, : level + 1].tolist())
+                if prefix not in totals or (
+                    number and totals[prefix] is None and not excluded[query, number]
+                ):
+                    own = None if excluded[query, number] else float(scores[query, number, : level + 1].sum())
+                    totals.setdefault(prefix, own)
+            own = totals[tuple(codes[query, 0, : level + 1].tolist())]
+            others = [total for total in totals.values() if total is not None]
+            losses[level] += math.log(sum(math.exp(total) for total in others)) - own
+    return losses / queries
+
+
+@given(
+    queries=st.integers(1, 4), ids=st.integers(1, 6), levels=st.integers(1, 4), seed=st.integers(0, 10_000)
+)
+def test_the_loss_of_prefixes_counts_equal_ones_once_like_a_loop(queries, ids, levels, seed):
+    random = torch.Generator().manual_seed(seed)
+    scores = torch.randn(queries, ids, levels, generator=random)
+    codes = torch.randint(0, 3, (queries, ids, levels), generator=random)
+    excluded = torch.rand(queries, ids, generator=random) < 0.3
+    excluded[:, 0] = False
+    torch.testing.assert_close(
+        prefix_loss(scores, codes, excluded),
+        prefix_loss_by_loops(scores, codes, excluded),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+def test_an_id_without_others_has_no_loss():
+    codes = torch.zeros(2, 1, 3, dtype=torch.long)
+    assert not prefix_loss(torch.randn(2, 1, 3), codes, torch.zeros(2, 1, dtype=torch.bool)).any()

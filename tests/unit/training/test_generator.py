@@ -9,9 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, TrainingConfig
-from genius_search.nn.generator import load_generator
+from genius_search.nn.generator import load_generator, make_generator
+from genius_search.nn.losses import prefix_loss
 from genius_search.progress import Silent
-from genius_search.training.generator import augment, train_generator
+from genius_search.training.generator import augment, contrast, train_generator
 from genius_search.training.quantizer import train_quantizer
 
 TRAINING = TrainingConfig(
@@ -138,3 +139,35 @@ def test_training_in_bfloat16_gives_nearly_the_same_losses(world, quantizer, tmp
     one, other = read_losses(tmp_path / "fp32"), read_losses(tmp_path / "bf16")
     assert one != other
     assert one == pytest.approx(other, rel=0.03)
+
+
+def test_contrasted_training_lowers_the_loss_of_every_prefix(world, quantizer, tmp_path, read_losses):
+    training = dataclasses.replace(TRAINING, max_steps=80, epochs=20.0, batch_size=60, learning_rate=1e-2)
+    config = dataclasses.replace(
+        CONFIG, softmax="level", guide="geometry", contrasted=5, dropout=0.0, training=training
+    )
+    run(world, quantizer, tmp_path / "g", config)
+    for length in (2, 3):  # of the first code alone, the query already tells
+        losses = read_losses(tmp_path / "g", f"prefix_{length}")
+        assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+
+def test_a_query_is_contrasted_with_the_nearest_ids_that_do_not_answer_it():
+    torch.manual_seed(0)
+    config = dataclasses.replace(CONFIG, guide="geometry", dropout=0.0)
+    generator = make_generator(8, (3, 4, 4), config).eval()
+    tables = [torch.randn(size, 8) for size in (3, 4, 4)]
+    generator.start_codes(tables, generator=seeded())
+    queries, codes = torch.randn(6, 8), torch.randint(0, 3, (6, 3), generator=seeded())
+    answers = torch.zeros(6, 6, dtype=torch.bool)
+    answers[0, 3] = answers[2, 1] = True
+    expected = torch.zeros(3)
+    for query in range(6):
+        vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
+        distances = (queries[query] - vectors).square().sum(dim=1)
+        left = [row for row in distances.argsort().tolist() if row != query and not answers[query, row]]
+        ids = codes[[query, *left[:2]]]
+        scores = generator.path_scores(queries[query].repeat(3, 1), ids)
+        expected += prefix_loss(scores[None], ids[None], torch.zeros(1, 3, dtype=torch.bool)) / 6
+    torch.testing.assert_close(contrast(generator, queries, codes, answers, 2), expected)
+    assert not contrast(generator, queries, codes, ~torch.eye(6, dtype=torch.bool), 9).any()
