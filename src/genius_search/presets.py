@@ -173,7 +173,7 @@ _SMALL = FitConfig(
         softmax="level",
         guide="geometry",
         plain_share=0.5,
-        contrasted=15,
+        contrasted=7,
         training=TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=6.0, warmup_steps=50),
     ),
 )

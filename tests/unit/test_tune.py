@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from genius_search.cli import main
-from genius_search.config import USUAL_SEARCH, SearchConfig
+from genius_search.config import RANK_ALL, USUAL_SEARCH, SearchConfig
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
@@ -86,7 +86,7 @@ def test_the_cheapest_settings_that_find_enough_are_chosen(world, index):
     assert result.best.items == index.info().items
     for one in result.tried:
         assert one.share == pytest.approx(one.recall / result.ceiling)
-        assert one.touched <= max(one.search.beam, one.search.candidates or 30) + 30
+        assert one.touched <= max(one.search.beam, RANK_ALL * (one.search.candidates or 15)) + 30
         assert one.search.generator_weight == result.best.search.generator_weight
 
 

@@ -31,7 +31,7 @@ from genius_search.progress import Progress
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
 
-CONTRASTED_QUERIES: Final = 128
+CONTRASTED_QUERIES: Final = 64
 """Queries of a batch, at most, whose IDs are contrasted with others'."""
 
 
