@@ -299,9 +299,10 @@ class Generator(nn.Module):
         return self.guide
 
     def _output_rows(self, rows: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
-        if self.head is None:
-            return self.embedding(rows) * self.config.width**-0.5
-        return F.embedding(rows, self.head.weight)
+        if self.head is not None:
+            return F.embedding(rows, self.head.weight)
+        scaled: Tensor = self.embedding(rows) * self.config.width**-0.5
+        return scaled
 
     def logits(self, hidden: Float[Tensor, "rows width"], rows: slice) -> Float[Tensor, "rows codes"]:
         """Return the logits of a slice of the vocabulary."""
