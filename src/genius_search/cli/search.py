@@ -89,7 +89,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     """With --rerank: what finds candidates. Default: geometry."""
 
     candidates: OptionalInt = None
-    """With --rerank: stop decoding at this many IDs. Default: a tenth of few items; 0: never."""
+    """With --rerank: stop decoding at this many IDs. Default: a tenth of the items, from 1000; 0: never."""
 
     shortlist: OptionalInt = None
     """With --rerank embeddings: compare only this many hits, the best by codes. Default: 0, all."""
