@@ -20,7 +20,7 @@ from genius_search.config import SmallEncoderConfig, from_json, to_json
 from genius_search.encoders.base import ImageInput, TextInput
 from genius_search.encoders.texts import cut_texts, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.nn.arrays import AnyArray
+from genius_search.nn.arrays import AnyArray, multiply
 from genius_search.nn.stored import read_arrays
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ KNOWN_BYTES: Final = 2
 SOME_TOKENS: Final = 64
 """Tokens at the beginning of a text by which its words are judged."""
 _MULTIPLIERS: Final = (1_000_003, 7_368_787)
-_TAIL: Final = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+_TAIL: Final = np.array([1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592], np.float32)
 
 Numbers = TypeVar("Numbers")
 """An array or a tensor of 64-bit integers."""
@@ -116,7 +116,9 @@ def knows_words(tokenizer: Tokenizer, text: str) -> bool:
     One of its words of three letters or more is a token, or its tokens have several bytes on average.
     """
     words = re.findall(r"\w+|[^\w\s]+", cut_texts([text], max_tokens=SOME_TOKENS)[0])
-    encoded = tokenizer.encode_batch(words, add_special_tokens=False)
+    if any(len(word) > KNOWN_BYTES and tokenizer.token_to_id(word) is not None for word in words):
+        return True
+    encoded = (tokenizer.encode(word, add_special_tokens=False) for word in words)
     tokens = [encoding.tokens for encoding in encoded]  # written with a character for each byte
     count, length = sum(map(len, tokens)), sum(map(len, chain.from_iterable(tokens)))
     return length >= KNOWN_BYTES * count or any(len(one) == 1 and len(one[0]) > KNOWN_BYTES for one in tokens)
@@ -185,15 +187,17 @@ class StoredSmall:
     ) -> Float32[np.ndarray, "texts width"]:
         """Sum the rows of a table for each text; row 0 does not count."""
         vectors = self._weights[f"{table}.weight"]
-        sums = [vectors[own[own != PADDING]].sum(axis=0) for own in rows]
-        return np.array(sums, dtype=np.float32).reshape(len(rows), vectors.shape[1])
+        sums = np.empty((len(rows), vectors.shape[1]), dtype=np.float32)
+        for total, own in zip(sums, rows, strict=True):
+            np.add.reduce(vectors.take(own[own != PADDING], axis=0), axis=0, out=total)
+        return sums
 
     def _tower(self, hidden: Float32[np.ndarray, "texts width"]) -> Float32[np.ndarray, "texts dim"]:
         """Apply the three layers of the text tower, each after a layer norm, with GELU between them.
 
         The shortcut leads from the first norm to the end.
         """
-        direct = np.float32(0)
+        direct = np.zeros((1, 1), dtype=np.float32)
         for number in (0, 3, 6):
             if number:
                 hidden = _gelu(hidden)
@@ -201,14 +205,14 @@ class StoredSmall:
                 [self._weights[f"text_tower.{layer}.{part}"] for part in ("weight", "bias")]
                 for layer in (number, number + 1)
             )
-            centred = hidden - hidden.mean(axis=1, keepdims=True)
-            scale = np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + np.float32(1e-5))
-            normed = centred / scale * gain + shift
+            width = np.float32(hidden.shape[1])  # the method mean takes several times as long
+            centred = hidden - np.add.reduce(hidden, axis=1, keepdims=True) / width
+            variance = np.vecdot(centred, centred)[:, None] / width
+            normed = centred / np.sqrt(variance + np.float32(1e-5)) * gain + shift
             if number == 0 and self._opened.config.shortcuts:
-                direct = (
-                    normed @ self._weights["text_shortcut.weight"].T + self._weights["text_shortcut.bias"]
-                )
-            hidden = normed @ weight.T + bias
+                direct = multiply(normed, self._weights["text_shortcut.weight"])
+                direct += self._weights["text_shortcut.bias"]
+            hidden = multiply(normed, weight) + bias
         return hidden + direct
 
 
@@ -233,10 +237,11 @@ def _gelu(hidden: Float32[np.ndarray, "texts width"]) -> Float32[np.ndarray, "te
 
     Abramowitz and Stegun, "Handbook of mathematical functions", 7.1.26.
     """
-    distance = np.abs(hidden) * np.float32(math.sqrt(0.5))
-    power = 1 / (1 + np.float32(0.3275911) * distance)
+    distance = np.abs(hidden)
+    power = 1 / (1 + np.float32(0.3275911 * math.sqrt(0.5)) * distance)
     tail = np.zeros_like(power)
     for factor in _TAIL:
-        tail = (tail + np.float32(factor)) * power
-    tail *= np.exp(-np.square(distance)) / 2
-    return np.asarray(hidden * np.where(hidden < 0, tail, 1 - tail), dtype=np.float32)
+        tail += factor
+        tail *= power
+    tail *= np.exp(np.square(hidden) * np.float32(-0.5))
+    return np.asarray(np.maximum(hidden, 0) - distance * (tail * np.float32(0.5)))

@@ -495,12 +495,12 @@ class Index:
         self, requests: Sequence[SearchRequest], *, config: SearchConfig | None = None
     ) -> list[Hits]:
         """Search for several requests in one batch; return the hits of each. Faster than one by one."""
-        config = config or self.settings
         for _ in range(ATTEMPTS):
             model, snapshot = self.current()
-            queries = encode_queries(model, snapshot, requests, config)
+            used = config or default_settings(model, snapshot)
+            queries = encode_queries(model, snapshot, requests, used)
             with contextlib.suppress(SnapshotGone):
-                return [Hits(result.hits) for result in search_encoded(model, snapshot, queries, config)]
+                return [Hits(result.hits) for result in search_encoded(model, snapshot, queries, used)]
         raise SnapshotGone(f"{self.folder} changes faster than it can be searched; try again")
 
     def explain(

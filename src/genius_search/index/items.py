@@ -63,6 +63,7 @@ SCANNED_IN_THE_TIME_OF_ONE: Final = 5
 """Items whose modality is read in a scan of all while that of one is looked up."""
 STEPS: Final = 10_000
 """Steps of SQLite between two looks at the clock."""
+_MODALITIES: Final = {one.mbeir: one for one in Modality}
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 
 
@@ -171,8 +172,8 @@ class ItemStore:
             "SELECT row, item_id, modality, text, image, source, stamp "
             "FROM json_each(?) CROSS JOIN items ON row = value"
         )
-        found = {entry[0]: _item(entry[1:]) for entry in self._look_up(query, {int(row) for row in rows})}
-        return [found[int(row)] for row in rows]
+        found = {row: _item(entry) for row, *entry in self._look_up(query, set(rows))}
+        return [found[row] for row in rows]
 
     def all(self, first: int = 0, last: int | None = None) -> Iterator[Item]:
         """Yield every item, or those of the rows ``first`` to before ``last``, by row."""
@@ -376,6 +377,6 @@ def _comparison(value: str, condition: Condition, wanted: list[Any]) -> tuple[st
             return f"{value} {how} ?", wanted[:1]
 
 
-def _item(entry: tuple[str, str, str | None, str | None, str | None, str | None]) -> Item:
+def _item(entry: Sequence[Any]) -> Item:
     item_id, modality, *rest = entry
-    return Item(item_id, Modality.parse(modality), *rest)
+    return Item(item_id, _MODALITIES.get(modality) or Modality.parse(modality), *rest)

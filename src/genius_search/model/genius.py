@@ -459,14 +459,14 @@ class Genius:
                 "this model has no modality level, so a modality cannot be forced; describe it in the "
                 "instruction instead"
             )
-        known = as_array((self.codebooks or self.quantizer).level0_modality)
-        codes = np.flatnonzero(known == modality.code)
-        if len(codes) == 0:
+        known = as_array((self.codebooks or self.quantizer).level0_modality).tolist()
+        codes = frozenset(code for code, own in enumerate(known) if own == modality.code)
+        if not codes:
             raise UsageError(
                 f"no level-0 code of this model is known to stand for {modality.value}; `genius doctor` "
                 "shows what they stand for. An imported model learns it by importing again with --data"
             )
-        return frozenset(int(code) for code in codes)
+        return codes
 
     def instruction_for(self, query: Modality, candidate: Modality) -> str | None:
         """Return an instruction the model was trained with for this kind of query and result."""

@@ -35,3 +35,10 @@ def normalize(vectors: Float[np.ndarray, "*rows dim"]) -> Float[np.ndarray, "*ro
     """Scale vectors to unit length, as PyTorch's ``normalize`` does: shorter ones than 1e-12 stay short."""
     lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
     return np.asarray(vectors / np.maximum(lengths, np.float32(1e-12)))
+
+
+def multiply(
+    rows: Float32[np.ndarray, "rows inputs"], weight: Float32[np.ndarray, "outputs inputs"]
+) -> Float32[np.ndarray, "rows outputs"]:
+    """Return ``rows @ weight.T``, for one row without BLAS, whose threads may take milliseconds to meet."""
+    return np.asarray(np.vecdot(weight, rows)[None] if len(rows) == 1 else rows @ weight.T)

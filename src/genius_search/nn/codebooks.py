@@ -11,7 +11,7 @@ from jaxtyping import Float, Float32, Int64
 
 from genius_search.artifact import Manifest
 from genius_search.config import QuantizerConfig
-from genius_search.nn.arrays import normalize
+from genius_search.nn.arrays import multiply, normalize
 from genius_search.nn.stored import dim_of, read_arrays, settings_of
 from genius_search.records import NUM_MODALITIES
 
@@ -63,19 +63,47 @@ class Codebooks:
         image, text = image.astype(np.float32, copy=False), text.astype(np.float32, copy=False)
         if self.config.fusion.kind == "sum":
             return normalize(normalize(image) + normalize(text))
-        projected = [self._layer("text_projection_layer", text), self._layer("image_projection_layer", image)]
-        joint = _relu(np.concatenate(projected, axis=1))
-        mixed = self._layer("output_layer", _relu(self._layer("combiner_layer", joint)))
-        share = self._layer("dynamic_scalar.3", _relu(self._layer("dynamic_scalar.0", joint)))
+        text_part, image_part = (
+            self._joint(name, rows) if rows.any() else self._absent[name]
+            for name, rows in (("text", text), ("image", image))
+        )
+        hidden = _relu(text_part + image_part + self._joint_layers[1])
+        half = hidden.shape[1] // 2
+        mixed = self._layer("output_layer", hidden[:, :half])
+        share = self._layer("dynamic_scalar.3", hidden[:, half:])
         with np.errstate(over="ignore"):  # the share is 0 then
             share = 1 / (1 + np.exp(-share))
         return normalize(mixed + share * text + (1 - share) * image)
+
+    @cached_property
+    def _joint_layers(
+        self,
+    ) -> tuple[dict[str, Float32[np.ndarray, "outputs half"]], Float32[np.ndarray, " outputs"]]:
+        """The two layers that read both modalities, as one: a matrix for each modality, and the biases."""
+        layers = ("combiner_layer", "dynamic_scalar.0")
+        both = np.concatenate([self._weights[f"fusion.{name}.weight"] for name in layers])
+        halves = map(np.ascontiguousarray, np.split(both, 2, axis=1))
+        biases = np.concatenate([self._weights[f"fusion.{name}.bias"] for name in layers])
+        return dict(zip(("text", "image"), halves, strict=True)), biases
+
+    @cached_property
+    def _absent(self) -> dict[str, Float32[np.ndarray, "1 outputs"]]:
+        """What a modality adds to the joint layers if no item has it."""
+        nothing = np.zeros((1, self.dim), dtype=np.float32)
+        return {modality: self._joint(modality, nothing) for modality in self._joint_layers[0]}
+
+    def _joint(
+        self, modality: str, rows: Float32[np.ndarray, "items dim"]
+    ) -> Float32[np.ndarray, "items outputs"]:
+        """Return what a modality adds to the joint layers."""
+        projected = _relu(self._layer(f"{modality}_projection_layer", rows))
+        return multiply(projected, self._joint_layers[0][modality])
 
     def _layer(
         self, name: str, rows: Float32[np.ndarray, "items inputs"]
     ) -> Float32[np.ndarray, "items outputs"]:
         weight, bias = (self._weights[f"fusion.{name}.{part}"] for part in ("weight", "bias"))
-        return np.asarray(rows @ weight.T + bias)
+        return np.asarray(multiply(rows, weight) + bias)
 
 
 def _relu(rows: Float32[np.ndarray, "items width"]) -> Float32[np.ndarray, "items width"]:
