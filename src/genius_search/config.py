@@ -352,7 +352,7 @@ USUAL_SEARCH: Final = SearchConfig(beam=10, rerank="codes", router="geometry", c
 candidates are left, then rank them by codes. The defaults of :class:`SearchConfig` are the paper's."""
 ITEMS_PER_CANDIDATE: Final = 10
 MANY_CANDIDATES: Final = 70_000
-CANDIDATES_PER_ROOT: Final = 25
+CANDIDATES_PER_ROOT: Final = 30
 RANK_ALL: Final = 2
 """A query that allows at most this many times the candidates ranks all of them: to leave some out takes
 longer."""
@@ -361,7 +361,7 @@ longer."""
 def usual_search(items: int) -> SearchConfig:
     """Return the default settings of an index of so many items that was not tuned.
 
-    A tenth of the items are candidates, at most 70,000 or 25 times the square root of their number. With 256
+    A tenth of the items are candidates, at most 70,000 or 30 times the square root of their number. With 256
     codes at a level, a tenth are the items under the best 25 first semantic codes. They lie side by side, so
     ranking them takes no longer than decoding another code to leave most of them out. They hold 96 to 99 % of
     the first five by codes for captions, drawn pictures and icons (``benchmarks/budgets.py``), and at least

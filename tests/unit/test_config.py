@@ -159,7 +159,7 @@ def test_checking_names_the_setting_that_is_out_of_range():
 
 @pytest.mark.parametrize(
     ("items", "candidates"),
-    [(10, 1000), (32_368, 3236), (700_000, 70_000), (5_000_000, 70_000), (100_000_000, 250_000)],
+    [(10, 1000), (32_368, 3236), (700_000, 70_000), (5_000_000, 70_000), (100_000_000, 300_000)],
 )
 def test_candidates_grow_with_the_items_and_then_with_their_root(items, candidates):
     assert usual_search(items).candidates == candidates
