@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -81,7 +82,6 @@ class FaissIndex:
         self._ivf: Any = faiss.try_extract_index_ivf(self._index)
         self._is_graph = factory.startswith("HNSW")
         self._by_distance = self._index.metric_type == faiss.METRIC_L2
-        self._lacks_query_norm = "fs" in factory and "RQ" in factory
         for start in range(0, len(vectors), BLOCK):
             self._index.add(np.ascontiguousarray(vectors[start : start + BLOCK], dtype=np.float32))
 
@@ -124,7 +124,7 @@ class FaissIndex:
         scores, items = self._index.search(np.ascontiguousarray(queries), min(k, len(self)))
         compared = len(queries) * len(self) if stats is None else int(stats.ndis)
         if self._by_distance:
-            scores = 1 - (scores + self._lacks_query_norm) / 2
+            scores = 1 - scores / 2
         found = items >= 0
         return Nearest(
             [row[used].astype(np.int64) for row, used in zip(items, found, strict=True)],
@@ -133,9 +133,9 @@ class FaissIndex:
         )
 
 
-def num_lists(num_items: int) -> int:
-    """Return the number of inverted lists for so many items."""
-    return min(1024, max(1, num_items // 32))
+def num_lists(items: int) -> int:
+    """Return how many lists so many items get: about their number's root, with 32 items each at least."""
+    return max(1, min(max(1024, 1 << round(math.log2(items) / 2)), items // 32))
 
 
 def num_bits(num_items: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,13 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from genius_search.errors import UsageError
-from genius_search.lab.baselines.faiss_index import TRAINING_ITEMS, num_bits, num_parts, train_index
+from genius_search.lab.baselines.faiss_index import (
+    TRAINING_ITEMS,
+    num_bits,
+    num_lists,
+    num_parts,
+    train_index,
+)
 from genius_search.lab.bench.given import Found, K, Search
 from genius_search.lab.bench.measure import time_build
 from genius_search.nn.columns import NUM_EXTRA_COLUMNS
@@ -228,11 +233,6 @@ def list_efforts(lists: int) -> tuple[int, ...]:
     return tuple(sorted({min(effort, lists) for effort in (16, 64)}))
 
 
-def num_lists(items: int) -> int:
-    """Return how many lists so many items get: about their number's root, with 32 items each at least."""
-    return max(1, min(max(1024, 1 << round(math.log2(items) / 2)), items // 32))
-
-
 def is_installed(module: str) -> bool:
     """Return whether a rival can be imported."""
     return importlib.util.find_spec(module) is not None
@@ -264,9 +264,9 @@ def build_rivals(
         yield rival, times["build_cpu_seconds"]
 
 
-def pq_factory(lists: int, dim: int, items: int) -> str:
+def pq_factory(lists: int, dim: int, items: int, code_bytes: int = CODE_BYTES) -> str:
     """Return the name of faiss's product codes of about as many bytes as our IDs have."""
-    return f"IVF{lists},PQ{num_parts(dim, CODE_BYTES)}x{num_bits(items)}np"
+    return f"IVF{lists},PQ{num_parts(dim, code_bytes)}x{num_bits(items)}np"
 
 
 def code_builders(vectors: Vectors, *, seed: int) -> list[Callable[[], Rival]]:

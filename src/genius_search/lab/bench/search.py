@@ -20,7 +20,7 @@ import numpy as np
 
 from genius_search.config import checked, usual_search
 from genius_search.errors import UsageError
-from genius_search.lab.baselines.faiss_index import num_bits
+from genius_search.lab.baselines.faiss_index import num_bits, num_lists
 from genius_search.lab.bench.coded import ALL, MANY, Codes, Ours, encode, fit, of_model, store_bytes
 from genius_search.lab.bench.given import (
     Found,
@@ -45,7 +45,6 @@ from genius_search.lab.bench.rivals import (
     describe_packages,
     faiss_rival,
     graph_builders,
-    num_lists,
     pq_factory,
 )
 from genius_search.lab.bench.settings import SearchSettings, parse_counts
