@@ -21,8 +21,7 @@ class SpeedSettings:
     between."""
 
     rival_items: Natural = 1_000_000
-    """Exact search and generate are measured up to so many items. Beyond, exact search is calculated, and
-    generate left out."""
+    """Exact search and generate are measured up to so many items, and left out beyond."""
 
     codes: Literal["skewed", "uniform"] = "skewed"
     """Spread of the codes."""
