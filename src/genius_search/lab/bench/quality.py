@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -31,7 +30,6 @@ from genius_search.lab.settings import EvaluationConfig
 from genius_search.lab.table import Table
 from genius_search.model import Genius
 from genius_search.nn.columns import NUM_EXTRA_COLUMNS, decode_densities
-from genius_search.nn.health import Health
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, task_name
 from genius_search.search.beam import search
@@ -265,8 +263,7 @@ def bench_quality(
         for kind in ("inside", "5"):
             row[f"gain_{kind}"] = f"{100 * (row[f'generator_{kind}'] - row[f'geometry_{kind}']):+.1f}"
         gains.append({name: row[name] for name in LEAF_COLUMNS})
-    health_rows, health_table = _describe_health(pools.health())
-    measurements = {"methods": methods, "leaves": gains, "health": health_rows}
+    measurements = {"methods": methods, "leaves": gains}
     note = f"IDs of {' × '.join(map(str, model.quantizer.sizes))} codes."
     tables = [
         *_method_tables(methods, title=f"{data.name}, {settings.pool} pool", note=note),
@@ -279,7 +276,6 @@ def bench_quality(
             "queries with a right answer among them, or among as many of the best of all items; R@5: the "
             "candidates ranked by codes; gains in points.",
         ),
-        health_table,
     ]
     if curves:
         measurements["curves"] = curves
@@ -342,15 +338,11 @@ def routed_ways(pool: EvalPool, settings: QualitySettings) -> Iterator[Way]:
     for order in (BY_CODES, BY_EMBEDDINGS):
         yield by_beam(pool, GENERATOR, beam, leaves, order)
         yield by_beam(pool, GEOMETRY, beam, leaves, order)
-    if settings.generator_weight:
-        mixed = SearchConfig(rerank="codes", generator_weight=settings.generator_weight)
-        yield by_beam(pool, GENERATOR, beam, leaves, mixed)
 
 
 def by_beam(pool: EvalPool, router: str, beam: int, leaves: int, order: SearchConfig) -> Way:
     """Return a beam search that ends when few enough leaves are left or, with 0, the IDs are settled."""
     config = SearchConfig(beam=beam, candidates=leaves, rerank=order.rerank if leaves else "none")
-    mixed = f" + {order.generator_weight:g} log p" if order.generator_weight else ""
     vectors = pool.vector_bytes + 1 if order.rerank == "embeddings" else 0.0  # with a byte of density
     facts = {
         "line": LINES.get((router, order.rerank), ""),
@@ -367,7 +359,7 @@ def by_beam(pool: EvalPool, router: str, beam: int, leaves: int, order: SearchCo
         return pool.rank(beams, batch.fused, order)
 
     depth = f"{leaves:,} leaves" if leaves else "all levels"
-    return Way(f"{router}, beam {beam}, {depth} {ORDERS[order.rerank]}{mixed}", facts, answer)
+    return Way(f"{router}, beam {beam}, {depth} {ORDERS[order.rerank]}", facts, answer)
 
 
 def measure(pool: EvalPool, task: Task, ways: Sequence[Way]) -> list[Row]:
@@ -464,20 +456,3 @@ def _method_tables(rows: Sequence[Row], *, title: str, note: str) -> Iterator[Ta
         size = f"{own[0]['queries']:,} queries, {own[0]['pool_size']:,} candidates."
         how = f"{size} {note} {HOW_TO_READ}" if task == tasks[-1] else size
         yield table(own, METHOD_COLUMNS, name="methods", title=f"{title}: {task}", note=how)
-
-
-def _describe_health(health: Health) -> tuple[list[Row], Table]:
-    columns = ("level", "codes", "used", "perplexity", "largest_share")
-    levels = [{"codes": level.size, **asdict(level)} for level in health.levels]
-    rows = [{name: level[name] for name in columns} for level in levels]
-    purity = "no modality level" if health.purity is None else f"purity of level 0 {health.purity:.2%}"
-    return rows, table(
-        rows,
-        {name: name.replace("_", " ") for name in columns},
-        name="health",
-        title="Health of the IDs",
-        note=f"{health.candidates:,} candidates, {health.distinct_ids:,} distinct IDs; "
-        f"{health.collision_rate:.2%} share their ID, the fullest has {health.largest_bucket:,}; {purity}; "
-        f"mean cosine between an embedding and its ID's vector {health.reconstruction:.3f}. Verdict: "
-        f"{health.verdict}.",
-    )

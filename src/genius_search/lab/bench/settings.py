@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from genius_search.config import Count, Natural, NonNegative
+from genius_search.config import Count, Natural
 from genius_search.errors import UsageError
 
 
@@ -75,9 +75,6 @@ class QualitySettings:
 
     candidates: Count = 500
     """The leaf budget."""
-
-    generator_weight: NonNegative = 0.0
-    """Also rank by codes with so many times the log-probability; 0 leaves that out."""
 
     budgets: str = "150,300,600,1200,2000"
     """Leaf budgets at which the generator and geometry are compared; commas between."""
