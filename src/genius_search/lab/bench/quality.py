@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from genius_search.config import SearchConfig, checked
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.faiss_index import num_lists
+from genius_search.lab.bench.coded import ALL
 from genius_search.lab.bench.given import K
 from genius_search.lab.bench.results import Measurements, Row, table
 from genius_search.lab.bench.rivals import NUMBER_BYTES, Rival, faiss_rival, pq_factory
@@ -32,11 +32,11 @@ from genius_search.model import Genius
 from genius_search.nn.columns import NUM_EXTRA_COLUMNS, decode_densities
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, task_name
-from genius_search.search.beam import search
-from genius_search.search.beams import Beams
-from genius_search.search.decoder import Decoder
+from genius_search.search.arrays import StoredVectors
 from genius_search.search.exact import append_bias, append_one, exact_search
-from genius_search.search.rank import Evidence, all_ids, rank_items
+from genius_search.search.fast import Wanted
+from genius_search.search.find import find
+from genius_search.search.rank import Evidence
 from genius_search.search.table import SearchSegment
 
 MEAN: Final = "mean"
@@ -47,16 +47,17 @@ PAPER_BEAM: Final = 50
 """IDs that the paper keeps at each level."""
 EXACT_FUSED: Final = "exact-fused"
 """The others' recall is compared with this."""
-GENERATOR, GEOMETRY = "generator", "geometry"
-ORDERS: Final = {"none": "alone", "codes": "+ codes", "embeddings": "+ embeddings"}
-BY_CODES: Final = SearchConfig(rerank="codes")
-BY_EMBEDDINGS: Final = SearchConfig(rerank="embeddings")
+Router = Literal["generator", "geometry"]
+Order = Literal["none", "codes", "embeddings"]
+ROUTERS: Final[tuple[Router, Router]] = ("generator", "geometry")
+RERANKED: Final[tuple[Order, Order]] = ("codes", "embeddings")
+ORDERS: Final[dict[Order, str]] = {"none": "alone", "codes": "+ codes", "embeddings": "+ embeddings"}
 LINES: Final = {
-    (GENERATOR, "none"): "ours, by probability",
-    (GENERATOR, "codes"): "ours, by codes",
-    (GENERATOR, "embeddings"): "ours, by vectors",
-    (GEOMETRY, "codes"): "nearest code vectors, by codes",
-    (GEOMETRY, "embeddings"): "nearest code vectors, by vectors",
+    ("generator", "none"): "ours, by probability",
+    ("generator", "codes"): "ours, by codes",
+    ("generator", "embeddings"): "ours, by vectors",
+    ("geometry", "codes"): "nearest code vectors, by codes",
+    ("geometry", "embeddings"): "nearest code vectors, by vectors",
 }
 """Their names in the figures of a report."""
 HOW_TO_READ: Final = (
@@ -155,12 +156,8 @@ class EvalPool:
         penalty = np.float32(SearchConfig().density_weight) * decode_densities(candidates.densities)
         self.less_density = append_bias(self.fused, penalty)
         """Fused embeddings with one more number: what our own orders take from a score for density."""
-        self.decoders: dict[str, Decoder] = {GENERATOR: model.decoder, GEOMETRY: model.router}
-        self.evidence = Evidence(
-            model.ranker,
-            [lambda rows: self.fused[torch.from_numpy(rows)]],
-            densities=[candidates.densities],
-        )
+        stored = StoredVectors(self.fused.numpy().astype(np.float16))
+        self.evidence = Evidence(model.ranker, [stored], densities=[candidates.densities])
         self.code_bytes = sum(math.log2(size) for size in model.quantizer.sizes) / 8
         """Bytes of an ID, as short as its codes can be written. Half norm and density follow from the codes:
         they are counted in :attr:`stored_bytes` only."""
@@ -174,13 +171,21 @@ class EvalPool:
     def __len__(self) -> int:
         return len(self.candidates)
 
-    def rank(self, beams: Beams, queries: Tensor, config: SearchConfig, k: int = K) -> Answered:
-        """Order the items under beams."""
-        answers = [
-            rank_items(self.segments, beams, number, query, config=config, evidence=self.evidence, k=k)
-            for number, query in enumerate(queries)
-        ]
-        return Answered([answer.items for answer in answers], sum(answer.touched for answer in answers))
+    def search(self, queries: Float[Tensor, "queries dim"], config: SearchConfig, k: int = K) -> Answered:
+        """Search as an index does, with compiled code where there is any for the settings."""
+        vectors = queries.numpy()
+        results = find(
+            lambda: self.model.decoder_for(config),
+            self.model.fast_for(config),
+            self.segments,
+            vectors,
+            [Wanted(config.beam, k)] * len(vectors),
+            config,
+            evidence=self.evidence,
+            embeddings=list(vectors),
+        )
+        rankings = [ranking for ranking, _ in results]
+        return Answered([found.items for found in rankings], sum(found.touched for found in rankings))
 
     def dids(self, items: np.ndarray) -> list[str]:
         """Return the ids of item rows."""
@@ -228,7 +233,10 @@ def bench_quality(
     all_leaves = parse_counts("--grid-candidates", settings.grid_candidates)
     if min(*budgets, *beams, min(all_leaves) + 1) < 1:
         raise UsageError("--budgets and --grid-beams are numbers from 1 up, --grid-candidates from 0 up")
-    grid = list(product((GENERATOR, GEOMETRY), beams, all_leaves, (BY_CODES, BY_EMBEDDINGS)))
+    grid: list[tuple[Router, int, int, Order]] = [
+        *product(ROUTERS, beams, filter(None, all_leaves), RERANKED),
+        *(("generator", beam, 0, "none") for beam in beams if 0 in all_leaves),
+    ]
     rows = data.rows(
         settings.split, names=tuple(map(str.strip, settings.row.split(","))) if settings.row else ()
     )
@@ -326,40 +334,34 @@ def faiss_ways(pool: EvalPool, *, seed: int, progress: Progress) -> Iterator[Way
 
 
 def routed_ways(pool: EvalPool, settings: QualitySettings) -> Iterator[Way]:
-    """Yield everything by codes, the paper's full-depth search, and routing within a leaf budget."""
-    beam, leaves = settings.beam, settings.candidates
+    """Yield everything by codes, the paper's search of all levels, and routing within a leaf budget."""
+    everything = SearchConfig(candidates=ALL, rerank="codes", router="geometry")
     yield Way(
         "exact-codes",
         {"line": "", "code_bytes": pool.code_bytes, "stored_bytes": pool.stored_bytes, "order": "codes"},
-        lambda batch: pool.rank(all_ids(pool.segments, len(batch.qids)), batch.fused, BY_CODES),
+        lambda batch: pool.search(batch.fused, everything),
     )
-    for order in (SearchConfig(rerank="none"), BY_CODES, BY_EMBEDDINGS):
-        yield by_beam(pool, GENERATOR, PAPER_BEAM, 0, order)
-    for order in (BY_CODES, BY_EMBEDDINGS):
-        yield by_beam(pool, GENERATOR, beam, leaves, order)
-        yield by_beam(pool, GEOMETRY, beam, leaves, order)
+    yield by_beam(pool, "generator", PAPER_BEAM, 0, "none")
+    for router, order in product(ROUTERS, RERANKED):
+        yield by_beam(pool, router, settings.beam, settings.candidates, order)
 
 
-def by_beam(pool: EvalPool, router: str, beam: int, leaves: int, order: SearchConfig) -> Way:
-    """Return a beam search that ends when few enough leaves are left or, with 0, the IDs are settled."""
-    config = SearchConfig(beam=beam, candidates=leaves, rerank=order.rerank if leaves else "none")
-    vectors = pool.vector_bytes + 1 if order.rerank == "embeddings" else 0.0  # with a byte of density
+def by_beam(pool: EvalPool, router: Router, beam: int, leaves: int, order: Order) -> Way:
+    """Return a beam search that ends when few enough leaves are left; 0 decodes all levels."""
+    config = SearchConfig(beam=beam, candidates=leaves, rerank=order, router=router)
+    vectors = pool.vector_bytes + 1 if order == "embeddings" else 0.0  # with a byte of density
     facts = {
-        "line": LINES.get((router, order.rerank), ""),
+        "line": LINES.get((router, order), ""),
         "router": router,
-        "order": order.rerank,
+        "order": order,
         "beam": beam,
         "leaves": leaves,
         "code_bytes": pool.code_bytes + vectors,
         "stored_bytes": pool.stored_bytes + vectors,
     }
-
-    def answer(batch: RowQueries) -> Answered:
-        beams = search(pool.decoders[router], pool.segments, batch.fused, config)
-        return pool.rank(beams, batch.fused, order)
-
     depth = f"{leaves:,} leaves" if leaves else "all levels"
-    return Way(f"{router}, beam {beam}, {depth} {ORDERS[order.rerank]}", facts, answer)
+    name = f"{router}, beam {beam}, {depth} {ORDERS[order]}"
+    return Way(name, facts, lambda batch: pool.search(batch.fused, config))
 
 
 def measure(pool: EvalPool, task: Task, ways: Sequence[Way]) -> list[Row]:
@@ -429,21 +431,21 @@ def with_means(rows: Sequence[Row], keys: list[str]) -> list[Row]:
 
 def compare_leaves(pool: EvalPool, task: Task, beam: int, budgets: Sequence[int]) -> Iterator[Row]:
     """Measure what the generator and geometry find among equally many leaves, beside the best ones."""
-    queries = task.queries.fused
-    most = min(max(budgets), len(pool))
-    everything = pool.rank(all_ids(pool.segments, len(queries)), queries, BY_CODES, most).items
+    queries, most = task.queries.fused, min(max(budgets), len(pool))
     nearest = exact_search(append_one(queries), pool.less_density.__getitem__, len(pool), k=most).items
+
+    def found(router: Router, leaves: int, k: int) -> Rows:
+        config = SearchConfig(beam=beam, candidates=leaves, rerank="codes", router=router)
+        return [items for batch in task.batches() for items in pool.search(batch.fused, config, k).items]
+
+    by_codes = found("geometry", ALL, most)
     for budget in budgets:
         row: Row = {"task": task.name, "queries": len(queries), "leaves": budget}
-        config = SearchConfig(beam=beam, candidates=budget, rerank="codes")
-        for router, decoder in pool.decoders.items():
-            items: Rows = []
-            for batch in task.batches():
-                beams = search(decoder, pool.segments, batch.fused, config)
-                items += pool.rank(beams, batch.fused, BY_CODES, len(pool)).items
-            row[f"{router}_inside"] = pool.share_inside(task, items, len(pool))
+        for router in ROUTERS:
+            items = found(router, budget, min(budget, len(pool)))
+            row[f"{router}_inside"] = pool.share_inside(task, items, budget)
             row[f"{router}_5"] = pool.hit_rates(task, items)[5]
-        row["codes_inside"] = pool.share_inside(task, everything, budget)
+        row["codes_inside"] = pool.share_inside(task, by_codes, budget)
         row["embeddings_inside"] = pool.share_inside(task, list(nearest), budget)
         yield row
 

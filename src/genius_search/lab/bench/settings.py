@@ -83,7 +83,7 @@ class QualitySettings:
     """Beams of the curves; commas between."""
 
     grid_candidates: str = "0,150,500,1500,5000"
-    """Leaf budgets of the curves; 0 decodes all levels."""
+    """Leaf budgets of the curves; 0 decodes all levels, and keeps the generator's order."""
 
     grid_queries: Natural = 200
     """Queries of each row at most for the curves; 0 leaves the curves out."""
