@@ -36,6 +36,7 @@ from genius_search.lab.bench.pools import (
 )
 from genius_search.lab.bench.results import Measurements, Row, table
 from genius_search.lab.bench.settings import SpeedSettings, parse_counts
+from genius_search.lab.settings import choose
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.search.beam import search
@@ -95,9 +96,7 @@ def bench_speed(
     UsageError where a setting is out of range.
     """
     settings = checked(settings)
-    families = FAMILIES if settings.methods == "all" else tuple(map(str.strip, settings.methods.split(",")))
-    if not set(families) <= set(FAMILIES):
-        raise UsageError(f"--methods {settings.methods!r}: choose from {', '.join(FAMILIES)}")
+    families = choose("--methods", settings.methods, FAMILIES)
     sizes = sorted(set(parse_counts("--sizes", settings.sizes)))
     if min(sizes) < 1:
         raise UsageError(f"--sizes {settings.sizes}: a pool needs an item or more")

@@ -51,9 +51,9 @@ class Repro(JsonOption):
 
     def run(self) -> int:
         """List what a reproduction needs, or reproduce."""
-        from genius_search.lab.cli.evaluate import parse_pools
         from genius_search.lab.published_numbers import page, to_json
         from genius_search.lab.repro import CAPTION_SETS, NAMES, plan
+        from genius_search.lab.settings import POOLS, choose
 
         if self.list:
             if self.json:
@@ -64,7 +64,9 @@ class Repro(JsonOption):
         if not self.row:
             raise UsageError(f"no row given: expected {', '.join(NAMES)}; or --list")
         data = self.data or Path(self.row if self.row in CAPTION_SETS else "M-BEIR")
-        needed = plan(self.row, data, self.model, pools=parse_pools(self.pools) if self.pools else ())
+        needed = plan(
+            self.row, data, self.model, pools=choose("--pools", self.pools, POOLS) if self.pools else ()
+        )
         if self.run_it:
             return self._reproduce(needed)
         if self.json:
