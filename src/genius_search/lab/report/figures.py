@@ -36,9 +36,7 @@ GRID: Final = "#e4e0d8"
 STYLES: Final = {
     "exact search": (BLACK, "o"),
     "HNSW": (VERMILION, "s"),
-    "IVF": (ORANGE, "D"),
     "IVF-PQ": (PURPLE, "v"),
-    "IVF-PQ refined": (WINE, "h"),
     "residual codes": (GREY, "P"),
     "nearest code vectors, by codes": (SKY, "^"),
     "nearest code vectors, by vectors": (SKY, "X"),
@@ -50,7 +48,6 @@ STYLES: Final = {
     "leaf stop": (BLUE, "^"),
     "small decoder, leaf budget": (GREEN, "D"),
     "numbers as IDs (GRACE)": (PURPLE, "v"),
-    "our IDs": (BLUE, "o"),
 }
 """Colour and marker of a method, the same wherever it is drawn."""
 
