@@ -30,8 +30,6 @@ from genius_search.progress import Progress
 from genius_search.training.embed import Embedded
 from genius_search.writing import write_json
 
-ENCODING_BEAM: Final = 4
-"""Codes that the residual quantizer tries side by side at each level of an item."""
 BATCH: Final = 65_536
 
 
@@ -130,9 +128,7 @@ def evaluate_dense(
         start = time.process_time()
         if factory not in trained:
             vectors = [F.normalize(batch.total(), dim=-1).numpy() for _, batch in training.batches(BATCH)]
-            trained[factory] = train_index(
-                factory, np.concatenate(vectors), seed=dense.seed, width=ENCODING_BEAM
-            )
+            trained[factory] = train_index(factory, np.concatenate(vectors), seed=dense.seed)
         fitted = time.process_time()
         index = FaissIndex(factory, pool.raw(slice(None)).numpy(), trained=trained[factory])
         indexed = time.process_time()

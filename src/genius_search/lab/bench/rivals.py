@@ -35,8 +35,6 @@ LINKS: Final = 32
 """Links of a node in all graphs."""
 BUILD_EFFORT: Final = 40
 """Nodes in view while a graph is built; faiss's default."""
-RESIDUAL_WIDTH: Final = 4
-"""Codes that faiss's residual quantizer tries side by side for each level of an item."""
 QUERY_BITS: Final = 8
 """Of a query's numbers in faiss's RaBitQ; with all 32 it takes forty times as long and finds no more."""
 NUMBER_BYTES: Final = 8
@@ -85,7 +83,7 @@ def faiss_rival(factory: str, vectors: Vectors, *, seed: int = 0) -> Rival:
     """Build an index of faiss."""
     library: Any = faiss
     has_residual_codes = ",RQ" in factory
-    index = train_index(factory, vectors, seed=seed, width=RESIDUAL_WIDTH if has_residual_codes else 1)
+    index = train_index(factory, vectors, seed=seed)
     if hasattr(index, "qb"):
         index.qb = QUERY_BITS
     is_graph, has_lists = "HNSW" in factory, "IVF" in factory

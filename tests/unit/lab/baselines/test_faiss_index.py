@@ -32,7 +32,7 @@ def recall(items, exact):
     "factory", ["IVF20,RQ3x8_Nqint8", "IVF20,PQ4x8np", "Flat", "SQfp16", "HNSW32_SQfp16"]
 )
 def test_scores_never_rise_and_are_about_the_inner_products(factory):
-    found = FaissIndex(factory, VECTORS, width=4).search(QUERIES, 10, effort=64)
+    found = FaissIndex(factory, VECTORS).search(QUERIES, 10, effort=64)
     for query, items, scores in zip(QUERIES, found.items, found.scores, strict=True):
         assert (np.diff(scores) <= 0).all()
         assert abs((scores - VECTORS[items] @ query).mean()) < 0.1
@@ -56,14 +56,14 @@ def test_in_a_cone_distance_finds_more_than_inner_products_at_as_many_bytes(fact
     if "IVF" in factory:
         by_product.nprobe = 20
     products = by_product.search(queries, 10)[1].tolist()
-    distances = FaissIndex(factory, items, width=4).search(queries, 10, effort=20).items
+    distances = FaissIndex(factory, items).search(queries, 10, effort=20).items
     assert recall(distances, exact) > recall(products, exact)
 
 
 @pytest.mark.parametrize("factory", ["SQfp16", "HNSW32_SQfp16", "IVF15,PQ16x8np", "IVF15,RQ15x8_Nqint8"])
 def test_an_index_of_other_vectors_than_it_was_trained_on_finds_them(factory):
     vectors = unit(np.random.default_rng(1).standard_normal((1_000, 16)))
-    trained = train_index(factory, vectors[:500], width=4)
+    trained = train_index(factory, vectors[:500])
     index = FaissIndex(factory, vectors[500:], trained=trained)
     found = index.search(vectors[500:520], 10, effort=64).items
     assert sum(row in items for row, items in enumerate(found)) >= 19
@@ -117,7 +117,7 @@ def test_whole_vectors_find_themselves(factory):
 
 def test_codes_in_four_bits_find_as_much_as_codes_in_six():
     def share(factory: str) -> float:
-        found = FaissIndex(factory, VECTORS, width=4).search(QUERIES, 10, effort=20)
+        found = FaissIndex(factory, VECTORS).search(QUERIES, 10, effort=20)
         return float(np.mean([number in row for number, row in enumerate(found.items)]))
 
     assert share("IVF20,RQ4x4fs_32_Nrq2x4") > 0.9
