@@ -13,7 +13,7 @@ from typing import Final
 import pandas as pd
 
 from genius_search.calibrate import calibration_error, reliability
-from genius_search.lab.published_numbers import CAPTION_RESULTS, COMPARABLE, RESULTS
+from genius_search.lab.published.numbers import CAPTION_RESULTS, COMPARABLE, RESULTS
 from genius_search.lab.report.analysis import FirstHits, Group, Item, accuracy_of_surest, separation
 from genius_search.lab.report.evaluated import HEADLINE, Benchmark, System
 from genius_search.lab.report.statistics import Comparison, Pair, compare_all, mean_of_tasks

@@ -9,7 +9,7 @@ import pytest
 from genius_search.cli import main
 from genius_search.data.mbeir import PAPER_ROWS, MBeir
 from genius_search.errors import ArtifactMissing, UsageError
-from genius_search.lab.repro import (
+from genius_search.lab.published.repro import (
     CAPTION_SETS,
     NAMES,
     UNION_POOL,
