@@ -2,33 +2,23 @@
 
 Usage: python benchmarks/codes.py INDEX [QUERY]
 
-Prints a table in Markdown: medians over calls in this process, on one thread.
+Prints a table in Markdown: medians over calls in turns in this process, on one thread.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
 from collections.abc import Callable
 
 from genius_search.index.index import Index
+from genius_search.lab.bench.measure import time_rounds, use_one_thread
 
 CALLS = 20
 
 
-def milliseconds(call: Callable[[], object]) -> float:
-    """CPU time of a call, the median of some; the first is not counted."""
-    took = []
-    for _ in range(CALLS + 1):
-        began = time.process_time()
-        call()
-        took.append(1000 * (time.process_time() - began))
-    return statistics.median(took[1:])
-
-
 def main() -> None:
     """Measure and print."""
+    use_one_thread()
     index = Index.open(sys.argv[1])
     query = " ".join(sys.argv[2:]) or "a red kite"
     top = max(index.tree().children, key=lambda child: child.items)
@@ -44,8 +34,8 @@ def main() -> None:
     }
     print(f"{index.info().items:,} items; CPU-milliseconds, median of {CALLS} calls\n")
     print("| call | CPU-ms |\n|---|---:|")
-    for name, call in calls.items():
-        print(f"| {name} | {milliseconds(call):.1f} |")
+    for name, milliseconds in time_rounds(calls, rounds=CALLS).items():
+        print(f"| {name} | {milliseconds:.1f} |")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ for seed in 0 1 2; do
   genius evaluate "$demo/catalogue" --model "$out/catalogue-$seed" --pools global --beam 50 --candidates 500 \
     --out "$out/catalogue-$seed.evaluation"
 done
-python "$(dirname "$0")/../benchmarks/seeds.py" \
-  "Flickr8k, caption to caption"="$out/flickr8k-0.evaluation,$out/flickr8k-1.evaluation,$out/flickr8k-2.evaluation" \
-  "Flickr8k, codebooks refitted to the pool"="$out/flickr8k-0-refitted.evaluation,$out/flickr8k-1-refitted.evaluation,$out/flickr8k-2-refitted.evaluation" \
-  "Catalogue, mean of eight tasks"="$out/catalogue-0.evaluation,$out/catalogue-1.evaluation,$out/catalogue-2.evaluation" \
-  > "$out/seeds.md"
+genius report --out "$out/flickr8k.report" \
+  "small=$out/flickr8k-0.evaluation,$out/flickr8k-1.evaluation,$out/flickr8k-2.evaluation" \
+  "refitted=$out/flickr8k-0-refitted.evaluation,$out/flickr8k-1-refitted.evaluation,$out/flickr8k-2-refitted.evaluation"
+genius report --out "$out/catalogue.report" \
+  "small=$out/catalogue-0.evaluation,$out/catalogue-1.evaluation,$out/catalogue-2.evaluation"

@@ -364,8 +364,8 @@ def usual_search(items: int) -> SearchConfig:
     A tenth of the items are candidates, at most 70,000 or 30 times the square root of their number. With 256
     codes at a level, a tenth are the items under the best 25 first semantic codes. They lie side by side, so
     ranking them takes no longer than decoding another code to leave most of them out. They hold 96 to 99 % of
-    the first five by codes for captions, drawn pictures and icons (``benchmarks/budgets.py``), and at least
-    96 % of the first ten up to ten million items (``genius bench search``).
+    the first five by codes for captions, drawn pictures and icons, and at least 96 % of the first ten up to
+    ten million items (``genius bench search``).
     """
     most = max(MANY_CANDIDATES, round(CANDIDATES_PER_ROOT * math.sqrt(items)))
     candidates = min(max(items // ITEMS_PER_CANDIDATE, USUAL_SEARCH.candidates), most)

@@ -72,21 +72,3 @@ def test_measures_equal_trec_evals_where_no_scores_are_equal(judged):
         assert {name: values[theirs_name] for theirs_name, name in names.items()} == pytest.approx(
             {name: ours[qid][name] for name in names.values()}
         )
-
-
-@given(judged=judged_runs())
-def test_measures_are_between_0_and_1_and_grow_with_k(judged):
-    found = evaluate(judged[0], Run("drawn", judged[1]), ks=KS)
-    assert all(0.0 <= value <= 1.0 for value in found.means.values())
-    hit_rates, recalls = ([found.means[f"{name}@{k}"] for k in KS] for name in ("R", "recall"))
-    for values in (hit_rates, recalls):
-        assert values == sorted(values)
-    assert all(recall <= rate for recall, rate in zip(recalls, hit_rates, strict=True))
-
-
-@given(judged=judged_runs(), length=st.integers(1, 5))
-def test_hits_that_answer_nothing_at_the_end_change_nothing(judged, length):
-    qrels, run = judged[0], Run("drawn", judged[1])
-    tail = [Hit(f"8:{number}", -100.0) for number in range(length)]
-    longer = Run("drawn", {qid: [*ranking, *tail] for qid, ranking in run.hits.items()})
-    assert evaluate(qrels, longer, ks=KS).means == evaluate(qrels, run, ks=KS).means

@@ -17,7 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from genius_search.lab.published_numbers import (
+from genius_search.lab.published.numbers import (
     AVERAGE,
     COMPARABLE,
     PAPER_BEAM,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from pydantic import ConfigDict
 
 from genius_search.config import Count, Natural, NonNegative, Positive, SearchConfig
+from genius_search.errors import UsageError
 
+Name = TypeVar("Name", bound=str)
 Pool = Literal["local", "global"]
+POOLS: Final[tuple[Pool, Pool]] = ("local", "global")
 METHODS: Final = (
     "exact-raw",
     "exact-fused",
@@ -132,3 +136,22 @@ class DenseConfig:
 
     seed: Natural = 0
     """Seed for the choice of instructions, and for the sample that codes are learned from."""
+
+
+def choose(flag: str, text: str, known: Sequence[Name]) -> tuple[Name, ...]:
+    """Return the names in a list with commas, or every name for ``all``.
+
+    Raises UsageError: a name is not known, or is repeated.
+
+    >>> choose("--kinds", "hnsw, exact", ("exact", "hnsw"))
+    ('hnsw', 'exact')
+    """
+    if text == "all":
+        return tuple(known)
+    names = [name.strip() for name in text.split(",")]
+    found = tuple(one for name in names for one in known if one == name)
+    if len(found) < len(names) or len(set(found)) < len(found):
+        raise UsageError(
+            f"{flag} {text!r}: expected some of {', '.join(known)}, each once with commas between, or all"
+        )
+    return found

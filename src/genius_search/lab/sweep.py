@@ -101,7 +101,8 @@ class Row:
     """The row is run once with each."""
     like: str = ""
     """An earlier row: its flags of `genius fit` and `genius evaluate` (with those of the row that it is like
-    itself) come before this row's own. In tables of changes it is the row that this one is compared with."""
+    itself) come before this row's own; a row without any of its own has that one's other commands. In tables
+    of changes it is the row that this one is compared with."""
     fit: Words | None = None
     """Flags of `genius fit`; the row has a model of its own."""
     model: str = ""
@@ -110,7 +111,8 @@ class Row:
     """Flags of `genius evaluate`. Left out, a row with a model is evaluated with the flags of every row."""
     run: tuple[Command, ...] = ()
     """Other commands in place of evaluating: `bench quality {data} --model {model} --out {out}`. {row} is the
-    row's own folder, {out} the evaluation/ in it, {evaluation} that of the row whose model is used."""
+    row's own folder, {out} the evaluation/ in it, {evaluation} that of the row whose model is used, {name}
+    the row's name."""
     quick: tuple[Command, ...] = ()
     """The same, for a run of minutes."""
     alone: bool = False
@@ -118,9 +120,12 @@ class Row:
 
 
 def _in_order(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """Refuse rows that cannot be run one after the other."""
+    """Refuse rows that cannot be run one after the other; fill in the commands of those like others."""
     before: dict[str, Row] = {}
-    for row in rows:
+    for given in rows:
+        like = before.get(given.like)
+        has_own = given.fit is not None or given.run
+        row = given if like is None or has_own else replace(given, run=like.run, quick=like.quick)
         problem, base = "", before.get(row.model)
         if row.name in before:
             problem = "it is there twice"
@@ -137,7 +142,7 @@ def _in_order(rows: tuple[Row, ...]) -> tuple[Row, ...]:
         if problem:
             raise ValueError(f"row {row.name!r}: {problem}")
         before[row.name] = row
-    return rows
+    return tuple(before.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +259,7 @@ def jobs_of(
             place, base = f"{row.name}/seed-{seed}", jobs.get((row.model, seed))
             model = f"{place}/{MODEL_FOLDER}" if row.fit is not None else base.model if base else ""
             texts = _commands(row, recipe, quick=quick)
-            commands = tuple(tuple(_fill(shlex.split(text), seed=str(seed))) for text in texts)
+            commands = tuple(tuple(_fill(shlex.split(text), seed=str(seed), name=row.name)) for text in texts)
             plan = fingerprint_of([commands, encoder, data, base.plan if base else None])
             jobs[row.name, seed] = Job(row, seed, place, model, commands, encoder, plan)
     if not jobs:

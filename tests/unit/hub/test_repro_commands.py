@@ -15,7 +15,7 @@ from huggingface_hub.cli.hf import app
 from genius_search.cli import all_commands, find, main
 from genius_search.data.mbeir import PAPER_ROWS
 from genius_search.hub import pull
-from genius_search.lab.repro import DATA_REPOSITORY, plan
+from genius_search.lab.published.repro import DATA_REPOSITORY, plan
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from genius_search.data.mbeir import PAPER_ROWS
-from genius_search.lab.published_numbers import SIZES, UNION_SIZE, references
+from genius_search.lab.published.numbers import SIZES, UNION_SIZE, references
 from genius_search.lab.results import PaperTable, ResultRow, applies_to, paper_tables
 from genius_search.lab.results import paper_to_markdown as to_markdown
 from genius_search.lab.results import paper_to_rich as to_rich

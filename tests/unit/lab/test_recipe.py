@@ -87,6 +87,14 @@ def test_what_is_like_a_change_keeps_that_change(tmp_path):
     assert evaluate.endswith("--pools global --beam 50")
 
 
+def test_what_is_like_a_row_of_other_commands_has_them_with_its_own_name(tmp_path):
+    other = '\n[[row]]\nname = "other"\ntable = "systems"\nmodel = "paper"\nlike = "rival"\n'
+    text = WHOLE.replace("--out {row}/rival --seed", "--kind {name} --out {row}/rival --seed") + other
+    (job,) = [job for job in jobs_of(recipe(tmp_path, text)) if job.place == "other/seed-0"]
+    (fit,) = job.shown(Path("catalogue"))
+    assert fit.endswith("--kind other --out other/seed-0/rival --seed 0")
+
+
 def test_a_row_without_a_model_of_its_own_takes_that_of_the_same_seed(tmp_path):
     (evaluate,) = commands(tmp_path, "beam-1/seed-1")
     assert evaluate.startswith("genius evaluate catalogue --model paper/seed-1/model --out beam-1/seed-1/")

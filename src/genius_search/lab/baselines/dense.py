@@ -25,37 +25,12 @@ from genius_search.lab.baselines.faiss_index import (
 from genius_search.lab.evaluate import RESULTS, evaluate_pools
 from genius_search.lab.methods import DEPTH, MethodHits, PoolCandidates, RowQueries
 from genius_search.lab.results import ResultRow, to_json
-from genius_search.lab.settings import DenseConfig, DenseKind, EvaluationConfig
+from genius_search.lab.settings import DenseConfig, DenseKind, EvaluationConfig, choose
 from genius_search.progress import Progress
 from genius_search.training.embed import Embedded
 from genius_search.writing import write_json
 
-ENCODING_BEAM: Final = 4
-"""Codes that the residual quantizer tries side by side at each level of an item."""
 BATCH: Final = 65_536
-
-
-def parse_kinds(text: str) -> tuple[DenseKind, ...]:
-    """Return the kinds in ``exact,hnsw``, or every kind for ``all``.
-
-    Raises
-    ------
-    UsageError
-        a name is no kind, or is repeated.
-
-    >>> parse_kinds("hnsw, exact")
-    ('hnsw', 'exact')
-    """
-    known: tuple[DenseKind, ...] = get_args(DenseKind)
-    if text == "all":
-        return known
-    names = [name.strip() for name in text.split(",")]
-    kinds = tuple(kind for name in names for kind in known if kind == name)
-    if len(kinds) < len(names) or len(set(kinds)) < len(kinds):
-        raise UsageError(
-            f"--kinds {text!r}: expected some of {', '.join(known)}, each once with commas between, or all"
-        )
-    return kinds
 
 
 def factory_string(kind: DenseKind, *, num_items: int, num_training: int, dim: int, code_bytes: int) -> str:
@@ -134,7 +109,7 @@ def evaluate_dense(
         folder of the features of pools and queries, which are made unless they exist.
     """
     dense = checked(dense)
-    kinds = parse_kinds(dense.kinds)
+    kinds: tuple[DenseKind, ...] = choose("--kinds", dense.kinds, get_args(DenseKind))
     config = dataclasses.replace(checked(config), methods=tuple(f"dense-{kind}" for kind in kinds))
     encoder, training = embedded.encoder, embedded.features.candidates
     trained: dict[str, Any] = {}
@@ -153,9 +128,7 @@ def evaluate_dense(
         start = time.process_time()
         if factory not in trained:
             vectors = [F.normalize(batch.total(), dim=-1).numpy() for _, batch in training.batches(BATCH)]
-            trained[factory] = train_index(
-                factory, np.concatenate(vectors), seed=dense.seed, width=ENCODING_BEAM
-            )
+            trained[factory] = train_index(factory, np.concatenate(vectors), seed=dense.seed)
         fitted = time.process_time()
         index = FaissIndex(factory, pool.raw(slice(None)).numpy(), trained=trained[factory])
         indexed = time.process_time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +13,8 @@ from jaxtyping import Float, Float32, Int64
 TRAINING_ITEMS: Final = 65_536
 BLOCK: Final = 65_536
 """Vectors added at a time, so that a memory-mapped half-precision array can be indexed."""
+RESIDUAL_WIDTH: Final = 4
+"""Codes that a residual quantizer tries side by side for each level of an item."""
 NORM_BYTES: Final = 1
 """Bytes of an item's norm, which residual codes need: inner products with code vectors give no distance."""
 
@@ -27,9 +30,7 @@ class Nearest(NamedTuple):
     """Items that were compared, for all queries together."""
 
 
-def train_index(
-    factory: str, vectors: Float[np.ndarray, "items dim"], *, seed: int = 0, width: int = 1
-) -> Any:
+def train_index(factory: str, vectors: Float[np.ndarray, "items dim"], *, seed: int = 0) -> Any:
     """Return an index without items that has learned its centroids and code vectors from a sample of vectors.
 
     Parameters
@@ -40,8 +41,6 @@ def train_index(
         ``np`` a product quantizer is also trained for a filter that is not used here, which takes long.
     vectors
         Of any float type; may be memory-mapped. ``seed`` draws the sample.
-    width
-        Codes that a residual quantizer tries side by side while it encodes a vector.
     """
     has_codes = "PQ" in factory or "RQ" in factory
     metric = faiss.METRIC_L2 if has_codes else faiss.METRIC_INNER_PRODUCT
@@ -53,8 +52,7 @@ def train_index(
     if hasattr(index, "pq"):
         index.pq.cp.min_points_per_centroid = 1
     if hasattr(index, "rq"):
-        index.rq.max_beam_size = width
-        index.rq.use_beam_LUT = int(width > 1)
+        index.rq.max_beam_size, index.rq.use_beam_LUT = RESIDUAL_WIDTH, 1
         index.rq.train_type = faiss.ResidualQuantizer.Train_default
         if ivf is not None:
             index.by_residual = True  # the factory leaves this out for 4-bit codes
@@ -74,14 +72,12 @@ class FaissIndex:
         *,
         trained: Any = None,
         seed: int = 0,
-        width: int = 1,
     ) -> None:
-        trained = train_index(factory, vectors, seed=seed, width=width) if trained is None else trained
+        trained = train_index(factory, vectors, seed=seed) if trained is None else trained
         self._index: Any = faiss.clone_index(trained)
         self._ivf: Any = faiss.try_extract_index_ivf(self._index)
         self._is_graph = factory.startswith("HNSW")
         self._by_distance = self._index.metric_type == faiss.METRIC_L2
-        self._lacks_query_norm = "fs" in factory and "RQ" in factory
         for start in range(0, len(vectors), BLOCK):
             self._index.add(np.ascontiguousarray(vectors[start : start + BLOCK], dtype=np.float32))
 
@@ -124,7 +120,7 @@ class FaissIndex:
         scores, items = self._index.search(np.ascontiguousarray(queries), min(k, len(self)))
         compared = len(queries) * len(self) if stats is None else int(stats.ndis)
         if self._by_distance:
-            scores = 1 - (scores + self._lacks_query_norm) / 2
+            scores = 1 - scores / 2
         found = items >= 0
         return Nearest(
             [row[used].astype(np.int64) for row, used in zip(items, found, strict=True)],
@@ -133,9 +129,9 @@ class FaissIndex:
         )
 
 
-def num_lists(num_items: int) -> int:
-    """Return the number of inverted lists for so many items."""
-    return min(1024, max(1, num_items // 32))
+def num_lists(items: int) -> int:
+    """Return how many lists so many items get: about their number's root, with 32 items each at least."""
+    return max(1, min(max(1024, 1 << round(math.log2(items) / 2)), items // 32))
 
 
 def num_bits(num_items: int) -> int:

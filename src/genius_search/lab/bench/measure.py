@@ -91,7 +91,7 @@ def time_queries(methods: Mapping[str, Callable[[int], object]], num_queries: in
 def read_memory(name: str) -> int | None:
     """Return bytes that Linux counts, None on other systems.
 
-    ``MemTotal`` and ``MemAvailable`` are the machine's; ``VmRSS`` and ``VmHWM``, now and at most, this
+    ``MemTotal`` is the machine's; ``VmRSS`` and ``VmHWM``, now and at most, this
     process's, mapped files that it read included.
     """
     value = _read_field("/proc/self/status" if name.startswith("Vm") else "/proc/meminfo", name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,13 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from genius_search.errors import UsageError
-from genius_search.lab.baselines.faiss_index import TRAINING_ITEMS, num_bits, num_parts, train_index
+from genius_search.lab.baselines.faiss_index import (
+    TRAINING_ITEMS,
+    num_bits,
+    num_lists,
+    num_parts,
+    train_index,
+)
 from genius_search.lab.bench.given import Found, K, Search
 from genius_search.lab.bench.measure import time_build
 from genius_search.nn.columns import NUM_EXTRA_COLUMNS
@@ -30,8 +35,6 @@ LINKS: Final = 32
 """Links of a node in all graphs."""
 BUILD_EFFORT: Final = 40
 """Nodes in view while a graph is built; faiss's default."""
-RESIDUAL_WIDTH: Final = 4
-"""Codes that faiss's residual quantizer tries side by side for each level of an item."""
 QUERY_BITS: Final = 8
 """Of a query's numbers in faiss's RaBitQ; with all 32 it takes forty times as long and finds no more."""
 NUMBER_BYTES: Final = 8
@@ -80,7 +83,7 @@ def faiss_rival(factory: str, vectors: Vectors, *, seed: int = 0) -> Rival:
     """Build an index of faiss."""
     library: Any = faiss
     has_residual_codes = ",RQ" in factory
-    index = train_index(factory, vectors, seed=seed, width=RESIDUAL_WIDTH if has_residual_codes else 1)
+    index = train_index(factory, vectors, seed=seed)
     if hasattr(index, "qb"):
         index.qb = QUERY_BITS
     is_graph, has_lists = "HNSW" in factory, "IVF" in factory
@@ -228,11 +231,6 @@ def list_efforts(lists: int) -> tuple[int, ...]:
     return tuple(sorted({min(effort, lists) for effort in (16, 64)}))
 
 
-def num_lists(items: int) -> int:
-    """Return how many lists so many items get: about their number's root, with 32 items each at least."""
-    return max(1, min(max(1024, 1 << round(math.log2(items) / 2)), items // 32))
-
-
 def is_installed(module: str) -> bool:
     """Return whether a rival can be imported."""
     return importlib.util.find_spec(module) is not None
@@ -264,9 +262,9 @@ def build_rivals(
         yield rival, times["build_cpu_seconds"]
 
 
-def pq_factory(lists: int, dim: int, items: int) -> str:
+def pq_factory(lists: int, dim: int, items: int, code_bytes: int = CODE_BYTES) -> str:
     """Return the name of faiss's product codes of about as many bytes as our IDs have."""
-    return f"IVF{lists},PQ{num_parts(dim, CODE_BYTES)}x{num_bits(items)}np"
+    return f"IVF{lists},PQ{num_parts(dim, code_bytes)}x{num_bits(items)}np"
 
 
 def code_builders(vectors: Vectors, *, seed: int) -> list[Callable[[], Rival]]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from genius_search.config import checked, usual_search
 from genius_search.errors import UsageError
-from genius_search.lab.baselines.faiss_index import num_bits
+from genius_search.lab.baselines.faiss_index import num_bits, num_lists
 from genius_search.lab.bench.coded import ALL, MANY, Codes, Ours, encode, fit, of_model, store_bytes
 from genius_search.lab.bench.given import (
     Found,
@@ -45,11 +45,11 @@ from genius_search.lab.bench.rivals import (
     describe_packages,
     faiss_rival,
     graph_builders,
-    num_lists,
     pq_factory,
 )
 from genius_search.lab.bench.settings import SearchSettings, parse_counts
 from genius_search.lab.bench.updates import measure_updates
+from genius_search.lab.settings import choose
 from genius_search.lab.table import Table
 from genius_search.model import Genius
 from genius_search.progress import Progress
@@ -150,9 +150,7 @@ def bench_search(
     Raises UsageError where a setting is out of range, BadData where the data is not what it should be.
     """
     settings = checked(replace(settings, **QUICK) if settings.quick else settings)
-    parts = PARTS if settings.parts == "all" else tuple(map(str.strip, settings.parts.split(",")))
-    if not set(parts) <= set(PARTS):
-        raise UsageError(f"--parts {settings.parts!r}: choose from {', '.join(PARTS)}")
+    parts = choose("--parts", settings.parts, PARTS)
     shares = [_share(text) for text in settings.shares.split(",")]
     levels = parse_counts("--levels", settings.levels)
     bench = _Bench(settings, parts, folder, progress, model, {part: [] for part in PARTS if part in parts})

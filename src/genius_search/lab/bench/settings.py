@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from genius_search.config import Count, Natural, NonNegative
+from genius_search.config import Count, Natural
 from genius_search.errors import UsageError
 
 
@@ -21,8 +21,7 @@ class SpeedSettings:
     between."""
 
     rival_items: Natural = 1_000_000
-    """Exact search and generate are measured up to so many items. Beyond, exact search is calculated, and
-    generate left out."""
+    """Exact search and generate are measured up to so many items, and left out beyond."""
 
     codes: Literal["skewed", "uniform"] = "skewed"
     """Spread of the codes."""
@@ -77,9 +76,6 @@ class QualitySettings:
     candidates: Count = 500
     """The leaf budget."""
 
-    generator_weight: NonNegative = 0.0
-    """Also rank by codes with so many times the log-probability; 0 leaves that out."""
-
     budgets: str = "150,300,600,1200,2000"
     """Leaf budgets at which the generator and geometry are compared; commas between."""
 
@@ -87,7 +83,7 @@ class QualitySettings:
     """Beams of the curves; commas between."""
 
     grid_candidates: str = "0,150,500,1500,5000"
-    """Leaf budgets of the curves; 0 decodes all levels."""
+    """Leaf budgets of the curves; 0 decodes all levels, and keeps the generator's order."""
 
     grid_queries: Natural = 200
     """Queries of each row at most for the curves; 0 leaves the curves out."""

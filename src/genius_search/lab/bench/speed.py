@@ -36,6 +36,7 @@ from genius_search.lab.bench.pools import (
 )
 from genius_search.lab.bench.results import Measurements, Row, table
 from genius_search.lab.bench.settings import SpeedSettings, parse_counts
+from genius_search.lab.settings import choose
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.search.beam import search
@@ -53,8 +54,6 @@ GENERATE: Final = "HF generate, prefix callback"
 EXACT: Final = "exact search (32-bit vectors)"
 FAMILIES: Final = ("ours", "numbers", "exact", "generate")
 EXACT_QUERIES: Final = 8
-MEMORY_SHARE: Final = 0.6
-"""Share of the free memory that the vectors of exact search may take."""
 TOLERANCE: Final = 1e-4
 """Scores that differ by no more may stand in either order: the two sum in different orders."""
 
@@ -97,17 +96,10 @@ def bench_speed(
     UsageError where a setting is out of range.
     """
     settings = checked(settings)
-    families = FAMILIES if settings.methods == "all" else tuple(map(str.strip, settings.methods.split(",")))
-    if not set(families) <= set(FAMILIES):
-        raise UsageError(f"--methods {settings.methods!r}: choose from {', '.join(FAMILIES)}")
+    families = choose("--methods", settings.methods, FAMILIES)
     sizes = sorted(set(parse_counts("--sizes", settings.sizes)))
     if min(sizes) < 1:
         raise UsageError(f"--sizes {settings.sizes}: a pool needs an item or more")
-    if "exact" in families and settings.rival_items < min(sizes):
-        raise UsageError(
-            f"exact search is measured up to {settings.rival_items:,} items and all pools are larger, so "
-            "that nothing could be calculated from; add a smaller size, or leave exact out of --methods"
-        )
     bench = _Bench(settings, families, progress)
     large = synthetic_searcher("reference", seed=settings.seed) if model is None else searcher_of(model)
     small = large
@@ -124,8 +116,7 @@ def bench_speed(
         f"by codes. {SHALLOW}: {'one layer of width 128' if model is None else 'the same decoder'}, beam "
         f"{settings.small_beam}, until {settings.small_candidates:,} IDs are left, ranked by codes. "
         f"{NUMBERS}: {FULL} for the items' numbers, a level for each digit. {EXACT}: faiss, all vectors "
-        f"of {DIM} numbers. What is marked calculated was not measured: it is in proportion to the largest "
-        "pool that was."
+        f"of {DIM} numbers."
     )
     return _measurements(bench, description)
 
@@ -160,8 +151,8 @@ def _measure_size(bench: _Bench, items: int, large: Searcher, small: Searcher, p
         drawn = random_queries(count, DIM, seed=settings.seed + 1)
         bench.queries.extend(_time(settings, [method], drawn, items))
         del method
-    if "exact" in bench.families:
-        bench.queries.append(_exact_row(settings, items, bench.queries))
+    if "exact" in bench.families and items <= settings.rival_items:
+        bench.queries.append(_exact_row(settings, items))
     shutil.rmtree(place)
 
 
@@ -286,21 +277,8 @@ def _differ_in_ties_only(left: Ranking, right: Ranking) -> bool:
     return True
 
 
-def _exact_row(settings: SpeedSettings, items: int, rows: Sequence[Row]) -> Row:
-    """Return the time of exact search, measured if the vectors fit, else from the largest pool that did."""
-    free = read_memory("MemAvailable")
-    fits = free is None or items * DIM * (4 + 2) < MEMORY_SHARE * free
-    if items > settings.rival_items or not fits:
-        measured = [row for row in rows if row["method"] == EXACT and not row["calculated"]]
-        if not measured:
-            raise UsageError(
-                f"the vectors of {items:,} items do not fit, and no smaller pool was measured to calculate "
-                "exact search from; free some memory, add a smaller size, or leave exact out of --methods"
-            )
-        largest = max(measured, key=lambda row: row["items"])
-        cpu_ms = largest["cpu_ms"] * items / largest["items"]
-        unmeasured = {"p50_ms": None, "p99_ms": None, "calculated": True}
-        return {**largest, "items": items, "cpu_ms": cpu_ms, **unmeasured}
+def _exact_row(settings: SpeedSettings, items: int) -> Row:
+    """Return the time of exact search over drawn vectors."""
     random = np.random.default_rng(settings.seed)
     some = random.standard_normal((min(items, 65_536), DIM), dtype=np.float32).astype(np.float16)
     index = FaissIndex("Flat", np.resize(some, (items, DIM)))
@@ -340,7 +318,6 @@ def _time(
             "batch": 1,
             **alone[method.name]._asdict(),
             "bytes_per_item": method.item_bytes,
-            "calculated": False,
         }
         rows.append(row)
         if method.name in batched:
@@ -357,7 +334,6 @@ QUERY_COLUMNS: Final = {
     "p50_ms": "p50, ms",
     "p99_ms": "p99, ms",
     "bytes_per_item": "bytes an item",
-    "calculated": "calculated",
 }
 BUILD_COLUMNS: Final = {
     "structure": "structure",

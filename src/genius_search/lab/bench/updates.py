@@ -15,6 +15,7 @@ from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import IndexManifest
 from genius_search.index.writer import Writer, one_writer
+from genius_search.lab.baselines.faiss_index import num_lists
 from genius_search.lab.bench.coded import MANY, SEGMENT, Ours, encode
 from genius_search.lab.bench.given import (
     Found,
@@ -34,7 +35,6 @@ from genius_search.lab.bench.rivals import (
     faiss_rival,
     hnswlib_rival,
     is_installed,
-    num_lists,
     pq_factory,
     rabitq_rival,
     usearch_rival,

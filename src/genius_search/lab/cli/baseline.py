@@ -66,7 +66,7 @@ class Fit:
     def run(self) -> None:
         """Give IDs and train."""
         from genius_search.data.mbeir import MBeir
-        from genius_search.lab.baselines.rival import fit_baseline
+        from genius_search.lab.baselines.generative import fit_baseline
         from genius_search.model import Genius
 
         with TerminalProgress() as progress:
@@ -103,7 +103,7 @@ class Evaluate(EvaluationOptions):
         """Search, measure, print the table."""
         from genius_search.data.mbeir import MBeir
         from genius_search.lab import results as tables
-        from genius_search.lab.baselines.rival import evaluate_baseline, load_baseline
+        from genius_search.lab.baselines.generative import evaluate_baseline, load_baseline
         from genius_search.model import Genius
 
         with TerminalProgress() as progress:

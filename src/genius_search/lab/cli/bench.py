@@ -67,9 +67,10 @@ class Quality(BenchCommand):
     """Show how much of exact search the IDs keep, beside geometry without a generator and faiss.
 
     For each task and their mean: exact search, the paper's full-depth search, search within a leaf budget,
-    the same routed by geometry alone, and faiss's IVF-PQ and IVF residual quantizer at as many bytes and
-    candidates. Then the generator against geometry at equally many leaves, recall over CPU time for a grid
-    of beams and leaf budgets, and the health of the IDs. `genius report` draws the figures.
+    the same routed by geometry alone, and faiss's HNSW, IVF-PQ and IVF residual quantizer, these at as many
+    bytes. Then the generator against geometry at equally many leaves, beside the best leaves there are,
+    and recall over CPU time for a grid of beams and leaf budgets. `genius report` draws the figures, and
+    `genius doctor` examines the IDs.
     """
 
     data: DataArgument

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -18,7 +18,7 @@ from genius_search.cli.options import (
     split_names,
 )
 from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_table
-from genius_search.lab.settings import METHODS, EvaluationConfig, EvaluationSettings
+from genius_search.lab.settings import METHODS, POOLS, EvaluationConfig, EvaluationSettings, choose
 
 if TYPE_CHECKING:
     from genius_search.lab.results import ResultRow
@@ -40,7 +40,7 @@ class RowOptions(JsonOption):
     def chosen(self) -> dict[str, Any]:
         """Return the pools and rows as settings of an evaluation."""
         return {
-            "pools": parse_pools(self.pools),
+            "pools": choose("--pools", self.pools, POOLS),
             "rows": () if self.rows == "all" else split_names(self.rows),
         }
 
@@ -130,20 +130,6 @@ def print_results(
         print("".join(f"{note}\n" for note in table.above), end="")
         console.print(results.paper_to_rich(table, width=console.width))
         print("".join(f"{note}\n" for note in table.below), end="")
-
-
-def parse_pools(text: str) -> tuple[Literal["local", "global"], ...]:
-    """Parse names of pools such as ``local,global``."""
-    from genius_search.errors import UsageError
-
-    pools: list[Literal["local", "global"]] = []
-    for name in text.split(","):
-        match name.strip():
-            case "local" | "global" as pool:
-                pools.append(pool)
-            case other:
-                raise UsageError(f"--pools {other!r}: expected local, global, or local,global")
-    return tuple(pools)
 
 
 @command

@@ -12,7 +12,7 @@ from genius_search.cli.terminal import TerminalProgress, print_json, print_table
 from genius_search.errors import UsageError
 
 if TYPE_CHECKING:
-    from genius_search.lab.repro import Reproduction
+    from genius_search.lab.published.repro import Reproduction
     from genius_search.lab.results import ResultRow
 
 
@@ -51,9 +51,9 @@ class Repro(JsonOption):
 
     def run(self) -> int:
         """List what a reproduction needs, or reproduce."""
-        from genius_search.lab.cli.evaluate import parse_pools
-        from genius_search.lab.published_numbers import page, to_json
-        from genius_search.lab.repro import CAPTION_SETS, NAMES, plan
+        from genius_search.lab.published.numbers import page, to_json
+        from genius_search.lab.published.repro import CAPTION_SETS, NAMES, plan
+        from genius_search.lab.settings import POOLS, choose
 
         if self.list:
             if self.json:
@@ -64,7 +64,9 @@ class Repro(JsonOption):
         if not self.row:
             raise UsageError(f"no row given: expected {', '.join(NAMES)}; or --list")
         data = self.data or Path(self.row if self.row in CAPTION_SETS else "M-BEIR")
-        needed = plan(self.row, data, self.model, pools=parse_pools(self.pools) if self.pools else ())
+        needed = plan(
+            self.row, data, self.model, pools=choose("--pools", self.pools, POOLS) if self.pools else ()
+        )
         if self.run_it:
             return self._reproduce(needed)
         if self.json:
@@ -88,8 +90,14 @@ class Repro(JsonOption):
 
     def _reproduce(self, needed: Reproduction) -> int:
         from genius_search.lab.cli.evaluate import print_results
-        from genius_search.lab.published_numbers import PAPER_BEAM, format_percent
-        from genius_search.lab.repro import INSTRUCTION_CHOICE, SCORES, reproduce, verdicts, why_not_compared
+        from genius_search.lab.published.numbers import PAPER_BEAM, format_percent
+        from genius_search.lab.published.repro import (
+            INSTRUCTION_CHOICE,
+            SCORES,
+            reproduce,
+            verdicts,
+            why_not_compared,
+        )
         from genius_search.lab.results import to_json
         from genius_search.model import Genius
 
@@ -126,7 +134,7 @@ class Repro(JsonOption):
 
 
 def _print_plan(needed: Reproduction) -> None:
-    from genius_search.lab.published_numbers import TOLERANCE, format_percent
+    from genius_search.lab.published.numbers import TOLERANCE, format_percent
 
     print(f"Files in {needed.data} for the {' and the '.join(needed.pools)} pool:")
     for path in needed.files:
@@ -150,7 +158,7 @@ def _print_plan(needed: Reproduction) -> None:
 
 def _print_captions(needed: Reproduction, rows: list[ResultRow], *, beside: bool) -> None:
     """Print our recalls, and the published ones if they are for the same captions and pictures."""
-    from genius_search.lab.published_numbers import format_percent
+    from genius_search.lab.published.numbers import format_percent
 
     ours = [
         (row.method, "(this model)", *(f"{100 * row.measures[f'R@{k}']:.1f}" for k in (1, 5, 10)))

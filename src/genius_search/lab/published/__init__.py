@@ -1,1 +1,1 @@
-"""The authors' published files: read safely, checked name by name, imported as ours."""
+"""What the authors published: files, read safely and imported as ours; results, and how to reproduce them."""

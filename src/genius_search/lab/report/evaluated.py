@@ -280,7 +280,7 @@ def read_benchmark(folder: Path) -> Benchmark | None:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         kind: Literal["speed", "quality"] = "speed"
         if isinstance(found.get("queries"), list) and isinstance(found.get("builds"), list):
-            rows = found["queries"]
+            rows = [row for row in found["queries"] if not row.get("calculated")]  # by earlier versions
         elif isinstance(found.get("methods"), list) and isinstance(found.get("leaves"), list):
             kind, rows = "quality", found.get("curves") or found["methods"]
         else:

@@ -36,9 +36,7 @@ GRID: Final = "#e4e0d8"
 STYLES: Final = {
     "exact search": (BLACK, "o"),
     "HNSW": (VERMILION, "s"),
-    "IVF": (ORANGE, "D"),
     "IVF-PQ": (PURPLE, "v"),
-    "IVF-PQ refined": (WINE, "h"),
     "residual codes": (GREY, "P"),
     "nearest code vectors, by codes": (SKY, "^"),
     "nearest code vectors, by vectors": (SKY, "X"),
@@ -50,7 +48,6 @@ STYLES: Final = {
     "leaf stop": (BLUE, "^"),
     "small decoder, leaf budget": (GREEN, "D"),
     "numbers as IDs (GRACE)": (PURPLE, "v"),
-    "our IDs": (BLUE, "o"),
 }
 """Colour and marker of a method, the same wherever it is drawn."""
 
@@ -84,9 +81,7 @@ class Line(NamedTuple):
     """The points drawn under one name."""
 
     name: str
-    points: list[tuple[float, float]]
-    calculated: list[tuple[float, float]]
-    """Points that were not measured: dashed and hollow."""
+    points: Sequence[tuple[float, float]]
 
 
 def new_figure(width: float = 7.0, height: float = 4.0) -> Figure:
@@ -107,17 +102,10 @@ def draw_lines(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True) -> 
     """Draw lines over a logarithmic axis, their names beside it, the highest line's first."""
     figure = new_figure(10.0, 5.0)
     axes: Axes = figure.add_subplot()
-    for line in sorted(lines, key=lambda one: -max((*one.points, *one.calculated), default=(0, 0))[1]):
+    for line in sorted(lines, key=lambda one: -max(one.points)[1]):
         colour, marker = STYLES.get(line.name, (INK, "."))
-        points, calculated = sorted(line.points), sorted(line.calculated)
-        if points:
-            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, linewidth=2, label=line.name)
-        if calculated:
-            joined = zip(*[*points[-1:], *calculated], strict=True)
-            axes.plot(*joined, color=colour, linestyle="--", linewidth=1.5)
-            hollow: dict[str, Any] = {"marker": marker, "markerfacecolor": "white", "linestyle": "none"}
-            x_y = zip(*calculated, strict=True)
-            axes.plot(*x_y, color=colour, label=f"{line.name}, calculated", **hollow)
+        x_y = zip(*sorted(line.points), strict=True)
+        axes.plot(*x_y, color=colour, marker=marker, linewidth=2, label=line.name)
     axes.set_xscale("log")
     _label_decades(axes.xaxis, axes.get_xlim())
     if log_y:
@@ -179,19 +167,18 @@ def beam_figure(beams: Sequence[System]) -> Drawing | None:
 
 def speed_figure(benchmark: Benchmark) -> Drawing:
     """Draw queries per second against the size of the pool, one query at a time."""
-    lines: dict[str, Line] = {}
+    lines: dict[str, list[tuple[float, float]]] = {}
     for row in benchmark.rows:
         if row["batch"] == 1:
-            line = lines.setdefault(row["method"], Line(row["method"], [], []))
-            (line.calculated if row.get("calculated") else line.points).append(
-                (float(row["items"]), 1000.0 / row["cpu_ms"])
-            )
+            lines.setdefault(row["method"], []).append((float(row["items"]), 1000.0 / row["cpu_ms"]))
     return Drawing(
         name="speed",
         title="Queries per second against the size of the pool",
         alt=f"Queries per second of {', '.join(lines)} against pool size on logarithmic axes",
         figure=draw_lines(
-            list(lines.values()), x="items in the pool", y="queries a second, one at a time, one core"
+            [Line(*line) for line in lines.items()],
+            x="items in the pool",
+            y="queries a second, one at a time, one core",
         ),
     )
 
@@ -205,7 +192,7 @@ def quality_figure(benchmark: Benchmark) -> Drawing:
     task, x = frame["task"].iloc[0], "CPU-milliseconds of a query among 64"
     shown = frame[(frame["task"] == task) & (frame["line"] != "")]
     lines = [
-        Line(str(kind), list(pareto_front(list(zip(own["cpu_ms"], 100 * own["recall_5"], strict=True)))), [])
+        Line(str(kind), pareto_front(list(zip(own["cpu_ms"], 100 * own["recall_5"], strict=True))))
         for kind, own in shown.groupby("line", sort=False)
     ]
     return Drawing(

@@ -27,7 +27,7 @@ from genius_search.lab.report.evaluated import SYSTEMS, Gathered, System
 from genius_search.lab.report.figures import Drawing
 from genius_search.lab.report.statistics import Pair, PerTask, interval
 from genius_search.lab.runs import Run, evaluate, read_run
-from genius_search.lab.settings import METHODS, IdKind, Pool
+from genius_search.lab.settings import METHODS, POOLS, IdKind, Pool
 from genius_search.lab.table import Cell, Estimate, Table
 from genius_search.nn.quantizer import load_quantizer
 from genius_search.progress import Progress
@@ -272,7 +272,7 @@ def _clouds(found: Gathered) -> Parts:
 
 
 def _pools(systems: Sequence[System]) -> list[Pool]:
-    return [pool for pool in get_args(Pool) if any(system.methods(pool) for system in systems)]
+    return [pool for pool in POOLS if any(system.methods(pool) for system in systems)]
 
 
 def _main_pool(systems: Sequence[System]) -> Pool | None:

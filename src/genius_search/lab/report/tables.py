@@ -13,7 +13,7 @@ from typing import Final
 import pandas as pd
 
 from genius_search.calibrate import calibration_error, reliability
-from genius_search.lab.published_numbers import CAPTION_RESULTS, COMPARABLE, RESULTS
+from genius_search.lab.published.numbers import CAPTION_RESULTS, COMPARABLE, RESULTS
 from genius_search.lab.report.analysis import FirstHits, Group, Item, accuracy_of_surest, separation
 from genius_search.lab.report.evaluated import HEADLINE, Benchmark, System
 from genius_search.lab.report.statistics import Comparison, Pair, compare_all, mean_of_tasks
@@ -328,12 +328,11 @@ def speed_table(benchmark: Benchmark) -> Table:
         name="speed",
         title="Queries per second against the size of the pool",
         note="Queries a second of CPU time on one core, one by one (batch 1) or together. Weights are "
-        "drawn and pools invented: this is speed, not recall; the encoder is not in it. Calculated: in "
-        f"proportion to the largest pool that was measured. {benchmark.origin}",
-        headings=("method", "batch", "items", "queries a second", "bytes an item", "calculated"),
+        "drawn and pools invented: this is speed, not recall; the encoder is not in it. "
+        f"{benchmark.origin}",
+        headings=("method", "batch", "items", "queries a second", "bytes an item"),
         lines=[
-            (row["method"], row["batch"], row["items"], 1000.0 / row["cpu_ms"], row["bytes_per_item"],
-             bool(row.get("calculated")))
+            (row["method"], row["batch"], row["items"], 1000.0 / row["cpu_ms"], row["bytes_per_item"])
             for row in sorted(benchmark.rows, key=itemgetter("method", "batch", "items"))
         ],
         decimals=2,

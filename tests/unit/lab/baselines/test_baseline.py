@@ -14,8 +14,7 @@ import torch
 
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactMismatch, UsageError
-from genius_search.lab.baselines.ids import find_rows, select
-from genius_search.lab.baselines.rival import (
+from genius_search.lab.baselines.generative import (
     check_model,
     draw_items,
     evaluate_baseline,
@@ -26,6 +25,7 @@ from genius_search.lab.baselines.rival import (
     pool_items,
     share_written,
 )
+from genius_search.lab.baselines.ids import find_rows, select
 from genius_search.lab.runs import read_run
 from genius_search.lab.settings import BaselineConfig, EvaluationConfig
 from genius_search.model import Genius

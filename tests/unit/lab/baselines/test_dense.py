@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 
 from genius_search.data.mbeir import MBeir, read_qrels
 from genius_search.errors import UsageError
-from genius_search.lab.baselines.dense import evaluate_dense, factory_string, parse_kinds
+from genius_search.lab.baselines.dense import evaluate_dense, factory_string
 from genius_search.lab.evaluate import evaluate
 from genius_search.lab.report.evaluated import read_evaluation
 from genius_search.lab.results import in_order
 from genius_search.lab.runs import evaluate as measure
 from genius_search.lab.runs import read_run
-from genius_search.lab.settings import DenseConfig, EvaluationConfig
+from genius_search.lab.settings import DenseConfig, DenseKind, EvaluationConfig, choose
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.training.fit import reopen_embedded
@@ -86,16 +87,17 @@ def test_bytes_that_hold_no_code_are_refused():
 def test_several_kinds_at_once_find_what_each_finds_alone(searched):
     together, _ = searched(DenseConfig(kinds="all"), LARGE)
     assert {timing.method for timing in together.timings} == {row.method for row in together.rows}
-    for kind in parse_kinds("all"):
+    for kind in get_args(DenseKind):
         alone, _ = searched(DenseConfig(kinds=kind), LARGE)
         assert [row for row in together.rows if row.method == f"dense-{kind}"] == alone.rows
 
 
 def test_kinds_are_read_and_refused_by_name():
-    assert parse_kinds("hnsw, exact") == ("hnsw", "exact")
+    kinds = get_args(DenseKind)
+    assert choose("--kinds", "hnsw, exact", kinds) == ("hnsw", "exact")
     for wrong in ("", "flat", "exact,flat", "exact,exact"):
-        with pytest.raises(UsageError, match="exact, hnsw, ivf-pq, ivf-rq"):
-            parse_kinds(wrong)
+        with pytest.raises(UsageError, match=r"--kinds .*exact, hnsw, ivf-pq, ivf-rq"):
+            choose("--kinds", wrong, kinds)
 
 
 @pytest.mark.parametrize(

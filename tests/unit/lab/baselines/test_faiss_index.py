@@ -7,20 +7,12 @@ import numpy as np
 import pytest
 
 from genius_search.lab.baselines.faiss_index import FaissIndex, train_index
-from genius_search.lab.bench.quality import FaissRival
 
 RANDOM = np.random.default_rng(0)
 VECTORS = RANDOM.standard_normal((1_000, 8)).astype(np.float32)
 VECTORS /= np.linalg.norm(VECTORS, axis=1, keepdims=True)
 QUERIES = VECTORS[:20]
-CODED = [
-    "RQ3x8_Nqint8",
-    "RQ6x4fs_32_Nrq2x4",
-    "IVF20,RQ3x8_Nqint8",
-    "IVF20,RQ6x4fs_32_Nrq2x4",
-    "IVF20,PQ4x8np",
-    "IVF20,PQ8x4fs",
-]
+CODED = ["IVF20,RQ3x8_Nqint8", "IVF20,RQ6x4fs_32_Nrq2x4", "IVF20,PQ4x8np"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,9 +28,11 @@ def recall(items, exact):
     return np.mean([len(set(row) & set(best)) / len(best) for row, best in zip(items, exact, strict=True)])
 
 
-@pytest.mark.parametrize("factory", [*CODED, "Flat", "SQfp16", "HNSW32_SQfp16"])
+@pytest.mark.parametrize(
+    "factory", ["IVF20,RQ3x8_Nqint8", "IVF20,PQ4x8np", "Flat", "SQfp16", "HNSW32_SQfp16"]
+)
 def test_scores_never_rise_and_are_about_the_inner_products(factory):
-    found = FaissIndex(factory, VECTORS, width=4).search(QUERIES, 10, effort=64)
+    found = FaissIndex(factory, VECTORS).search(QUERIES, 10, effort=64)
     for query, items, scores in zip(QUERIES, found.items, found.scores, strict=True):
         assert (np.diff(scores) <= 0).all()
         assert abs((scores - VECTORS[items] @ query).mean()) < 0.1
@@ -62,14 +56,14 @@ def test_in_a_cone_distance_finds_more_than_inner_products_at_as_many_bytes(fact
     if "IVF" in factory:
         by_product.nprobe = 20
     products = by_product.search(queries, 10)[1].tolist()
-    distances = FaissIndex(factory, items, width=4).search(queries, 10, effort=20).items
+    distances = FaissIndex(factory, items).search(queries, 10, effort=20).items
     assert recall(distances, exact) > recall(products, exact)
 
 
 @pytest.mark.parametrize("factory", ["SQfp16", "HNSW32_SQfp16", "IVF15,PQ16x8np", "IVF15,RQ15x8_Nqint8"])
 def test_an_index_of_other_vectors_than_it_was_trained_on_finds_them(factory):
     vectors = unit(np.random.default_rng(1).standard_normal((1_000, 16)))
-    trained = train_index(factory, vectors[:500], width=4)
+    trained = train_index(factory, vectors[:500])
     index = FaissIndex(factory, vectors[500:], trained=trained)
     found = index.search(vectors[500:520], 10, effort=64).items
     assert sum(row in items for row, items in enumerate(found)) >= 19
@@ -103,9 +97,7 @@ def test_vectors_are_added_in_blocks(monkeypatch):
     np.testing.assert_array_equal(found.items, expected.items)
 
 
-@pytest.mark.parametrize(
-    "factory", ["IVF20,PQ4x4fs", "IVF20,PQ4x6np", "IVF20,RQ4x4fs_32_Nrq2x4", "IVF20,RQ2x6_Nqint8"]
-)
+@pytest.mark.parametrize("factory", ["IVF20,PQ4x6np", "IVF20,RQ4x4fs_32_Nrq2x4", "IVF20,RQ2x6_Nqint8"])
 def test_candidates_are_counted_whatever_the_index(factory):
     index = FaissIndex(factory, VECTORS)
     assert index.search(QUERIES, 10, effort=20).compared == 20 * 1_000
@@ -125,7 +117,7 @@ def test_whole_vectors_find_themselves(factory):
 
 def test_codes_in_four_bits_find_as_much_as_codes_in_six():
     def share(factory: str) -> float:
-        found = FaissIndex(factory, VECTORS, width=4).search(QUERIES, 10, effort=20)
+        found = FaissIndex(factory, VECTORS).search(QUERIES, 10, effort=20)
         return float(np.mean([number in row for number, row in enumerate(found.items)]))
 
     assert share("IVF20,RQ4x4fs_32_Nrq2x4") > 0.9
@@ -136,13 +128,3 @@ def test_bytes_are_those_of_the_file_faiss_writes(tmp_path):
     index = FaissIndex("HNSW8", VECTORS)
     faiss.write_index(index._index, str(tmp_path / "index"))
     assert index.item_bytes * len(index) == (tmp_path / "index").stat().st_size
-
-
-@pytest.mark.parametrize("wanted", [1, 130, 400, 5_000])
-def test_as_many_lists_are_looked_through_as_hold_about_so_many_candidates(wanted):
-    index = FaissIndex("IVF20,PQ4x4fs", VECTORS)
-    rival = FaissRival("faiss", "IVF-PQ", index, 2.0, 10.0)
-    chosen = rival.touching(QUERIES, float(wanted)).orders["faiss"][0]["lists"]
-    touched = {lists: index.search(QUERIES, 10, effort=lists).compared / 20 for lists in range(1, 21)}
-    best = min(touched, key=lambda lists: abs(touched[lists] - wanted))
-    assert touched[chosen] == touched[best]

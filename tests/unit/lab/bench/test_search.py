@@ -216,7 +216,7 @@ def test_arrays_that_are_none_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"parts": "plain,other"}, "choose from plain, candidates"),
+        ({"parts": "plain,other"}, "expected some of plain, candidates"),
         ({"shares": "50,none"}, "'none' is no percentage"),
         ({"shares": "0"}, "'0' is no percentage"),
         ({"levels": "few"}, "--levels 'few'"),

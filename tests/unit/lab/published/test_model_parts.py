@@ -71,13 +71,6 @@ def test_numbers_stand_where_they_belong(make_published):
     assert generator.state["blocks.1.cross_attention.k.weight"] is cross
 
 
-def test_half_precision_weights_become_single(make_published):
-    published = make_published()
-    name = "residual_rq.layers.1._codebook.embed"
-    published.quantizer[name] = published.quantizer[name].half()
-    assert quantizer_parts(opened(published.quantizer)).state["codebooks.1.embed"].dtype == torch.float32
-
-
 def test_the_encoder_and_an_unused_layer_may_come_along(make_published):
     published = make_published()
     for weights, prefix in ((published.quantizer, ""), (published.generator, "quantizer.")):

@@ -1,4 +1,4 @@
-"""Published results on M-BEIR, Flickr30K and COCO, read from ``published_numbers.toml``."""
+"""Published results on M-BEIR, Flickr30K and COCO, read from ``numbers.toml``."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Reference(NamedTuple):
 
 
 _TABLES: Final[dict[str, Any]] = tomllib.loads(
-    files(__package__).joinpath("published_numbers.toml").read_text(encoding="utf-8")
+    files(__package__).joinpath("numbers.toml").read_text(encoding="utf-8")
 )
 SIZES: Final = {name: RowSize(*size) for name, size in _TABLES["sizes"].items()}
 """M-BEIR's 16 test rows in the papers' order."""

@@ -13,7 +13,7 @@ from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactMissing, UsageError
 from genius_search.hub.checkpoints import CHECKPOINTS
 from genius_search.lab.evaluate import evaluate
-from genius_search.lab.published_numbers import (
+from genius_search.lab.published.numbers import (
     CAPTION_RESULTS,
     COMPARABLE,
     PAPER_BEAM,

@@ -77,8 +77,8 @@ class BaselineIndex(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rival:
-    """A fitted rival."""
+class Baseline:
+    """A fitted baseline."""
 
     config: BaselineConfig
     generator: Generator
@@ -147,7 +147,7 @@ def fit_baseline(
     *,
     evaluation: Path | None = None,
     progress: Progress,
-) -> Rival:
+) -> Baseline:
     """Give IDs and train the decoder, or open the folder if this was done already.
 
     Features of the searched pools are kept in ``evaluation``, by default in the model's folder. Raises
@@ -192,11 +192,11 @@ def fit_baseline(
         },
         scratch=(WORK,),
     )
-    return Rival(config, generator, scheme, memorization, manifest)
+    return Baseline(config, generator, scheme, memorization, manifest)
 
 
-def load_baseline(folder: Path, quantizer: Quantizer) -> Rival:
-    """Open a fitted rival; ``quantizer`` is that of the model that it was fitted on."""
+def load_baseline(folder: Path, quantizer: Quantizer) -> Baseline:
+    """Open a fitted baseline; ``quantizer`` is that of the model that it was fitted on."""
     manifest = open_artifact(folder, kind=KIND)
     settings, facts = dict(manifest.config), dict[str, Any](manifest.facts)
     generator = Generator(
@@ -208,15 +208,15 @@ def load_baseline(folder: Path, quantizer: Quantizer) -> Rival:
     generator.load_state_dict(load_file(folder / GENERATOR))
     config = from_json(BaselineConfig, settings)
     scheme = SCHEMES[config.kind].load(folder / IDS, quantizer)
-    return Rival(config, generator.eval(), scheme, Memorization(**facts["memorization"]), manifest)
+    return Baseline(config, generator.eval(), scheme, Memorization(**facts["memorization"]), manifest)
 
 
-def check_model(rival: Rival, model: Genius) -> None:
-    """Raise ArtifactMismatch unless a model is the one that the rival was fitted on."""
-    wanted = rival.manifest.inputs["model"]
+def check_model(baseline: Baseline, model: Genius) -> None:
+    """Raise ArtifactMismatch unless a model is the one that the baseline was fitted on."""
+    wanted = baseline.manifest.inputs["model"]
     if wanted != model.fingerprint:
         raise ArtifactMismatch(
-            f"{rival.manifest.folder} was fitted on model {wanted[:12]}, and {model.folder} is "
+            f"{baseline.manifest.folder} was fitted on model {wanted[:12]}, and {model.folder} is "
             f"{model.fingerprint[:12]}; name that model, or fit again"
         )
 
@@ -458,30 +458,30 @@ class BaselineResult(NamedTuple):
 def evaluate_baseline(
     data: MBeir,
     model: Genius,
-    rival: Rival,
+    baseline: Baseline,
     config: EvaluationConfig,
     folder: Path,
     *,
     evaluation: Path | None = None,
     progress: Progress,
 ) -> BaselineResult:
-    """Measure a rival as ``genius evaluate`` measures a model; ``folder`` receives runs and results.
+    """Measure a baseline as ``genius evaluate`` measures a model; ``folder`` receives runs and results.
 
     Of ``config`` only rows, pools, split, beam, instructions, and the number of queries count. Features are
-    kept in ``evaluation``, by default in the model's folder. Raises ArtifactMismatch if the rival was fitted
-    on another model, UsageError if it knows no item of this split and can give none an ID.
+    kept in ``evaluation``, by default in the model's folder. Raises ArtifactMismatch if the baseline was
+    fitted on another model, UsageError if it knows no item of this split and can give none an ID.
     """
-    check_model(rival, model)
-    method = rival.name(checked(config).split)
+    check_model(baseline, model)
+    method = baseline.name(checked(config).split)
     config = dataclasses.replace(checked(config), methods=(method,))
     place = evaluation or model.folder / "evaluation"
-    with_codes = rival.config.kind == "genius"
+    with_codes = baseline.config.kind == "genius"
     items = pool_items(data, model, config.split, place, with_codes=with_codes, progress=progress)
 
     def answer(queries: Sequence[RowQueries], pool: PoolCandidates) -> Iterator[list[MethodHits]]:
-        index = rival.index(select(items, find_rows(pool.dids, np.asarray(items.numbers))))
+        index = baseline.index(select(items, find_rows(pool.dids, np.asarray(items.numbers))))
         for of_row in queries:
-            rankings = list(rival.search(index, of_row.fused, beam=config.beam, k=DEPTH))
+            rankings = list(baseline.search(index, of_row.fused, beam=config.beam, k=DEPTH))
             hits = [pool.hits(found.items, found.scores) for found in rankings]
             touched = sum(found.touched for found in rankings) / max(1, len(rankings))
             yield [MethodHits(method, hits, index.table.nbytes / len(pool), touched)]
@@ -491,25 +491,25 @@ def evaluate_baseline(
     )
     about = {
         "model": model.fingerprint,
-        "baseline": rival.manifest.fingerprint,
+        "baseline": baseline.manifest.fingerprint,
         "data": data.name,
         "split": config.split,
         "config": dataclasses.asdict(config),
     }
-    result = BaselineResult(rows, examine_ids(rival, items, beam=config.beam), about)
+    result = BaselineResult(rows, examine_ids(baseline, items, beam=config.beam), about)
     write_json(folder / RESULTS, result.to_json())
     return result
 
 
-def examine_ids(rival: Rival, items: Candidates, *, beam: int) -> IdFacts:
+def examine_ids(baseline: Baseline, items: Candidates, *, beam: int) -> IdFacts:
     """Count collisions, items without an ID, and items that are not found even by their own embedding."""
-    index = rival.index(items)
+    index = baseline.index(items)
     num_items = len(items.embeddings)
     sizes = np.diff(index.table.bucket_starts)
     rows = np.linspace(0, num_items - 1, min(SEARCHED, num_items)).astype(np.int64)
-    rankings = rival.search(index, items.embeddings[torch.from_numpy(rows)], beam=beam, k=DEPTH)
+    rankings = baseline.search(index, items.embeddings[torch.from_numpy(rows)], beam=beam, k=DEPTH)
     lost = sum(row not in found.items for row, found in zip(rows, rankings, strict=True))
-    memorization = rival.memorization
+    memorization = baseline.memorization
     return IdFacts(
         candidates=num_items,
         levels=index.table.num_levels,
