@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.config import SmallEncoderConfig, from_json, to_json
-from genius_search.encoders.base import ImageInput, TextInput
+from genius_search.encoders.base import ImageInput, TextInput, contents_fingerprint
 from genius_search.encoders.texts import cut_texts, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.nn.arrays import AnyArray
@@ -31,6 +31,8 @@ PADDING: Final = 0
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 WEIGHTS_FILE: Final = "model.safetensors"
+PICTURES: Final = "pictures"
+"""Folder of the pretrained network that reads pictures, if there is one."""
 FEW: Final = 16
 """Up to this many texts, NumPy is quicker than PyTorch."""
 KNOWN_BYTES: Final = 2
@@ -55,6 +57,12 @@ class SmallFolder(NamedTuple):
     def weights_file(self) -> Path:
         """File of the weights."""
         return self.folder / WEIGHTS_FILE
+
+    @property
+    def pictures(self) -> Path | None:
+        """Folder of the pretrained network that reads pictures; None if they are described."""
+        folder = self.folder / PICTURES
+        return folder if folder.is_dir() else None
 
     @property
     def spec(self) -> str:
@@ -89,13 +97,16 @@ def open_folder(folder: Path) -> SmallFolder:
 
 
 def fingerprint(
-    config: SmallEncoderConfig, tokenizer: Tokenizer, weights: Mapping[str, Float32[np.ndarray, ...]]
+    config: SmallEncoderConfig,
+    tokenizer: Tokenizer,
+    weights: Mapping[str, Float32[np.ndarray, ...]],
+    pictures: str | None,
 ) -> str:
-    """Return a hash of settings, vocabulary and weights."""
+    """Return a hash of settings, vocabulary, weights and, if there is one, the network of pictures' hash."""
     hashes = {
         name: hashlib.sha256(np.ascontiguousarray(one).data).hexdigest() for name, one in weights.items()
     }
-    return fingerprint_of([to_json(config), tokenizer.to_str(), hashes])
+    return fingerprint_of([to_json(config), tokenizer.to_str(), hashes, *([pictures] if pictures else [])])
 
 
 def token_rows(
@@ -151,7 +162,9 @@ class StoredSmall:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of settings, vocabulary and weights."""
-        return fingerprint(self._opened.config, self._opened.tokenizer, self._weights)
+        pictures = self._opened.pictures
+        found = None if pictures is None else contents_fingerprint(pictures)
+        return fingerprint(self._opened.config, self._opened.tokenizer, self._weights, found)
 
     @cached_property
     def trained(self) -> SmallEncoder:
