@@ -19,6 +19,7 @@ from genius_search.encoders.small_texts import StoredSmall
 from genius_search.errors import ArtifactMissing
 from genius_search.index.index import Index
 from genius_search.model import Genius
+from genius_search.model.file import read_model_file
 from genius_search.model.publish import check_model
 from genius_search.presets import preset
 from genius_search.progress import Silent
@@ -61,12 +62,14 @@ def test_the_command_says_that_a_folder_of_texts_is_no_network_of_pictures(
 
 @pytest.fixture(scope="module")
 def model(trained, clip_folder, tmp_path_factory):
-    """A model that was trained with a folder that is gone, and moved."""
+    """A model that was trained with a folder that is gone, and moved; without instructions beside pictures."""
     folder = tmp_path_factory.mktemp("towers")
     tower = shutil.copytree(clip_folder, folder / "tower")
     fit(MBeir(trained.data), "small", folder / "model", one_step(tower), progress=Silent())
     shutil.rmtree(tower)
-    return Path(shutil.move(folder / "model", folder / "moved"))
+    moved = Path(shutil.move(folder / "model", folder / "moved"))
+    read_model_file(moved).model_copy(update={"instructions": []}).write(moved)
+    return moved
 
 
 def test_a_moved_model_searches_by_a_picture(model, tmp_path):
@@ -78,7 +81,9 @@ def test_a_moved_model_searches_by_a_picture(model, tmp_path):
         Image.fromarray(pixels).resize((40, 40)).save(pool / f"{number}.png")
     index, added = Index.create(tmp_path / "index", pool=pool, model=model, embeddings="fused")
     assert added.added == 12
-    assert [index.search(image=pool / f"{number}.png", k=1)[0].id for number in (3, 8)] == ["3.png", "8.png"]
+    config = replace(index.settings, rerank="embeddings", density_weight=0.0)
+    hits = [index.search(image=pool / f"{number}.png", config=config)[0].id for number in (3, 8)]
+    assert hits == ["3.png", "8.png"]
     assert index.search("a red kite", k=2)
 
 
