@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeGuar
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from genius_search.artifact import file_fingerprint
 from genius_search.errors import UsageError, need_packages
-from genius_search.hub.access import ENCODER_FILES
 from genius_search.nn.arrays import AnyArray
 from genius_search.registry import find_part
 
@@ -219,14 +216,6 @@ def _load_text(name: str, *, download: bool, device: str) -> Encoder:
     from genius_search.encoders.pretrained import open_text_encoder  # noqa: PLC0415
 
     return open_text_encoder(name, download=download, device=device)
-
-
-def contents_fingerprint(folder: Path) -> str:
-    """Return the SHA-256 of the names and contents of a model's settings, tokenizer and weights."""
-    total = hashlib.sha256()
-    for file in sorted({file for pattern in ENCODER_FILES for file in folder.glob(pattern)}):
-        total.update(f"{file.name}\0{file_fingerprint(file)}\n".encode())
-    return total.hexdigest()
 
 
 def need_transformers() -> None:

@@ -23,7 +23,6 @@ from genius_search.encoders.base import (
     ImageInput,
     PairOdds,
     TextInput,
-    contents_fingerprint,
     need_transformers,
     refuse_images,
 )
@@ -31,7 +30,7 @@ from genius_search.encoders.batches import BatchEncoder
 from genius_search.encoders.static import StaticEncoder, is_static
 from genius_search.encoders.texts import MAX_TOKENS, check_tokenizer, cut_texts
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError, need_packages
-from genius_search.hub.access import ENCODER_FILES, is_path
+from genius_search.hub.access import ENCODER_FILES, contents_fingerprint, is_path
 from genius_search.hub.pull import plan_pull, pull
 from genius_search.nn.weights import check_size
 

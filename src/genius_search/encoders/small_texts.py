@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.config import SmallEncoderConfig, from_json, to_json
-from genius_search.encoders.base import ImageInput, TextInput, contents_fingerprint
+from genius_search.encoders.base import ImageInput, TextInput
 from genius_search.encoders.texts import cut_texts, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.nn.arrays import AnyArray
@@ -162,8 +162,11 @@ class StoredSmall:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of settings, vocabulary and weights."""
-        pictures = self._opened.pictures
-        found = None if pictures is None else contents_fingerprint(pictures)
+        found = None
+        if self._opened.pictures is not None:
+            from genius_search.hub.access import contents_fingerprint  # noqa: PLC0415  most have none
+
+            found = contents_fingerprint(self._opened.pictures)
         return fingerprint(self._opened.config, self._opened.tokenizer, self._weights, found)
 
     @cached_property
