@@ -19,13 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from genius_search.artifact import fingerprint_of, read_json
-from genius_search.encoders.base import (
-    ImageInput,
-    PairOdds,
-    TextInput,
-    need_transformers,
-    refuse_images,
-)
+from genius_search.encoders.base import ImageInput, PairOdds, TextInput, need_transformers, refuse_images
 from genius_search.encoders.batches import BatchEncoder
 from genius_search.encoders.static import StaticEncoder, is_static
 from genius_search.encoders.texts import MAX_TOKENS, check_tokenizer, cut_texts
