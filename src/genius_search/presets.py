@@ -66,6 +66,11 @@ class EncoderConfig:
     """Static embeddings whose vocabulary and word vectors are used instead of learned ones: text:wordllama or
     text:FOLDER. Words that no training text has are then near to those that mean the same. For -sf only."""
 
+    pictures: str = added_in_0_2("")
+    """Pretrained network (CLIP, SigLIP, or of images alone such as DINOv2), by folder or by name on the hub,
+    whose features the encoder reads instead of descriptions of pictures. It is not trained, and copied into
+    the model. For -sf only."""
+
     patience: Natural = added_in_0_2(0)
     """Search queries of the split val exactly after every epoch, if there are any. Stop after so many epochs
     that rank their answers no higher, and keep the best state; 0 measures nothing and keeps the last."""
@@ -76,8 +81,9 @@ class EncoderConfig:
     """Training settings."""
 
     def __post_init__(self) -> None:
-        if self.words and self.network.is_joint:
-            raise UsageError(f"words is for clip-sf and blip-sf, not for {self.network.kind}")
+        for name in ("words", "pictures"):
+            if getattr(self, name) and self.network.is_joint:
+                raise UsageError(f"{name} is for clip-sf and blip-sf, not for {self.network.kind}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -203,7 +203,7 @@ class StageOptions(TrainingOptions):
 
 
 @command
-class TrainEncoder(StageOptions):
+class TrainEncoder(DeviceOptions, StageOptions):
     """Train the encoder `small` from scratch, and embed the training records with it."""
 
     settings_of: ClassVar = staticmethod(lambda settings: settings.encoder)
@@ -219,7 +219,14 @@ class TrainEncoder(StageOptions):
         from genius_search.training.fit import replace_model
 
         with report_progress() as progress, replace_model(self.out) as folder:
-            train_encoder(self._records(), folder, self.settings, progress=progress, device=self.device)
+            train_encoder(
+                self._records(),
+                folder,
+                self.settings,
+                progress=progress,
+                device=self.device,
+                download=self.download,
+            )
             self._say_next(progress, folder, "quantizer")
 
 

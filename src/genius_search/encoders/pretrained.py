@@ -1,11 +1,13 @@
-"""`clip:` (CLIP, SigLIP) and `text:` (sentence embedders): pretrained encoders, run by transformers."""
+"""`clip:` (CLIP, SigLIP) and `text:` (sentence embedders): pretrained encoders, run by transformers.
+
+And networks of images alone, such as DINOv2, as the image side of ``small``.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
-from abc import abstractmethod
+import shutil
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +18,13 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from genius_search.artifact import file_fingerprint, fingerprint_of, read_json
+from genius_search.artifact import fingerprint_of, read_json
 from genius_search.encoders.base import ImageInput, PairOdds, TextInput, need_transformers, refuse_images
 from genius_search.encoders.batches import BatchEncoder
 from genius_search.encoders.static import StaticEncoder, is_static
 from genius_search.encoders.texts import MAX_TOKENS, check_tokenizer, cut_texts
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError, need_packages
-from genius_search.hub.access import ENCODER_FILES, is_path
+from genius_search.hub.access import ENCODER_FILES, contents_fingerprint, is_path
 from genius_search.hub.pull import plan_pull, pull
 from genius_search.nn.weights import check_size
 
@@ -47,8 +49,10 @@ MAX_SIDE: Final = 4096
 """Pixels along a side of a prepared image."""
 
 
-def find_checkpoint(name: str, *, download: bool) -> Path:
+def find_checkpoint(name: str, *, download: bool, reads_texts: bool = True) -> Path:
     """Return a model's folder: a path, or a name in the hub's local cache.
+
+    A model that reads no texts needs no tokenizer.
 
     Raises
     ------
@@ -72,7 +76,7 @@ def find_checkpoint(name: str, *, download: bool) -> Path:
     patterns = list(ENCODER_FILES)
     try:
         cached = Path(snapshot_download(name, local_files_only=True, allow_patterns=patterns))
-        if not download or not _missing_files(cached):
+        if not download or not _missing_files(cached, reads_texts=reads_texts):
             return cached
     except LocalEntryNotFoundError:
         pass
@@ -86,7 +90,7 @@ def find_checkpoint(name: str, *, download: bool) -> Path:
     return pull(plan_pull(name))
 
 
-def check_files(folder: Path, *, image_processor: bool) -> None:
+def check_files(folder: Path, *, image_processor: bool, reads_texts: bool = True) -> None:
     """Check that a model's folder is complete and its settings can be trusted (:func:`check_settings`).
 
     Raises
@@ -94,11 +98,12 @@ def check_files(folder: Path, *, image_processor: bool) -> None:
     ArtifactMissing
         Files are missing; the message names them.
     """
-    missing = _missing_files(folder)
+    missing = _missing_files(folder, reads_texts=reads_texts)
     if image_processor and not any((folder / name).is_file() for name in _PROCESSORS):
         missing.append(_PROCESSORS[0])
     if missing:
-        raise ArtifactMissing(f"{folder} is not a complete model: it lacks {', '.join(missing)}")
+        of_images = " of images" if image_processor else ""
+        raise ArtifactMissing(f"{folder} is not a complete model{of_images}: it lacks {', '.join(missing)}")
     check_settings(folder)
 
 
@@ -135,10 +140,10 @@ def check_settings(folder: Path) -> None:
         check_tokenizer(folder / "tokenizer.json")
 
 
-def _missing_files(folder: Path) -> list[str]:
+def _missing_files(folder: Path, *, reads_texts: bool) -> list[str]:
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
     missing += [file.name for file in _weight_files(folder) if not file.is_file()]
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
+    if reads_texts and not any((folder / name).is_file() for name in _TOKENIZERS):
         missing.append(_TOKENIZERS[0])
     return missing
 
@@ -157,12 +162,12 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def contents_fingerprint(folder: Path) -> str:
-    """Return the SHA-256 of the names and contents of a model's settings, tokenizer and weights."""
-    total = hashlib.sha256()
-    for file in sorted({file for pattern in ENCODER_FILES for file in folder.glob(pattern)}):
-        total.update(f"{file.name}\0{file_fingerprint(file)}\n".encode())
-    return total.hexdigest()
+def copy_checkpoint(folder: Path, target: Path) -> None:
+    """Copy a model's settings, tokenizer and weights, also those in folders inside."""
+    for file in sorted({file for pattern in ENCODER_FILES for file in folder.rglob(pattern)}):
+        copied = target / file.relative_to(folder)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copied)
 
 
 def check_network(folder: Path) -> None:
@@ -184,48 +189,73 @@ def check_network(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def no_progress_bar() -> Iterator[None]:
-    """Switch transformers' progress bar off."""
+def quietly() -> Iterator[None]:
+    """Switch transformers' progress bar and its report of missing weights off."""
     from transformers.utils import logging  # noqa: PLC0415  takes seconds to import
 
-    was_enabled = logging.is_progress_bar_enabled()
+    was_enabled, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(level)
         if was_enabled:
             logging.enable_progress_bar()
 
 
 def load_model(folder: Path, *, device: str) -> Any:
-    """Load a folder's model in single precision, without transformers' own progress bar.
+    """Load a folder's model in single precision.
+
+    A layer on top whose weights were not saved, as of DINO's ViT, is left out: they would be random.
 
     Raises
     ------
     ArtifactMismatch
-        The settings describe a much larger network than the weights.
+        The settings describe another network than that of the weights, or a much larger one.
     """
     from transformers import AutoModel  # noqa: PLC0415  takes seconds to import
 
     check_network(folder)
-    with no_progress_bar():
-        model = AutoModel.from_pretrained(
+    with quietly():
+        model, loading = AutoModel.from_pretrained(
             folder,
             dtype=torch.float32,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            output_loading_info=True,
+        )
+    missing = sorted(loading["missing_keys"])
+    pooling = [name for name in missing if name.startswith("pooler.")]
+    if pooling:
+        model.pooler = None
+    if missing != pooling:
+        raise ArtifactMismatch(
+            f"the weights of {folder} lack {', '.join(missing[:3])} of its settings' network"
         )
     return model.to(device).eval()
 
 
 def load_image_processor(folder: Path) -> Any:
-    """Open a folder's image processor."""
+    """Open a folder's image processor.
+
+    Raises
+    ------
+    ArtifactMismatch
+        transformers does not know it, or has it for torchvision only.
+    """
     from transformers import AutoImageProcessor  # noqa: PLC0415  takes seconds to import
 
-    return AutoImageProcessor.from_pretrained(
-        folder, backend="pil", local_files_only=True, trust_remote_code=False
-    )
+    try:
+        return AutoImageProcessor.from_pretrained(
+            folder, backend="pil", local_files_only=True, trust_remote_code=False
+        )
+    except (ImportError, ValueError) as error:
+        reason = str(error).strip().partition(". ")[0]
+        raise ArtifactMismatch(
+            f"{folder} cannot be used for images: {reason}; choose a model whose images Pillow can prepare"
+        ) from None
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -291,13 +321,14 @@ class PretrainedEncoder:
     kind: str
     """What the encoder's spec begins with."""
     reads_images: bool = True
+    reads_texts: bool = True
 
     def __init__(self, name: str | Path, *, download: bool = False, device: str = "cpu") -> None:
         need_transformers()
         self._name = name
         self._device = device
-        self._folder = find_checkpoint(str(name), download=download)
-        check_files(self._folder, image_processor=self.reads_images)
+        self._folder = find_checkpoint(str(name), download=download, reads_texts=self.reads_texts)
+        check_files(self._folder, image_processor=self.reads_images, reads_texts=self.reads_texts)
         self._check_kind()
 
     @property
@@ -310,22 +341,58 @@ class PretrainedEncoder:
         """A hash of settings, tokenizer and weights."""
         return contents_fingerprint(self._folder)
 
-    @abstractmethod
     def _check_kind(self) -> None:
         """Check what the folder says about its model, before the weights are read."""
 
 
-class ClipEncoder(PretrainedEncoder, BatchEncoder):
-    """CLIP or SigLIP: projected image and text features, not normalised."""
+class ImageTower(PretrainedEncoder):
+    """The image side of CLIP or SigLIP, or a network of images alone, such as DINOv2.
 
-    kind = "clip"
+    A network that does not pool its features, or whose pooling was not saved, gives those of its first token.
+    """
+
+    reads_texts = False
+    dim: int
 
     def __init__(self, name: str | Path, *, download: bool = False, device: str = "cpu") -> None:
         super().__init__(name, download=download, device=device)
         self._model = load_model(self._folder, device=device)
-        self._tokenizer = load_tokenizer(self._folder)
         self._pixels = load_image_processor(self._folder)
         self.dim = self._width()
+
+    @torch.no_grad()
+    def _width(self) -> int:
+        """Return the width of an image's features; raise :class:`ArtifactMismatch` if there are none."""
+        try:
+            return self.encode_images([Image.new("RGB", (224, 224))]).shape[1]
+        except Exception as error:  # noqa: BLE001  a network of texts or sounds may raise anything
+            kind = self._model.config.model_type
+            raise ArtifactMismatch(
+                f"{self._folder} holds a {kind!r} model, which gives no feature of an image ({error!r}); "
+                "give one of images, such as CLIP, SigLIP or DINOv2"
+            ) from None
+
+    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of images."""
+        pixels = self._pixels(images=list(images), return_tensors="pt")["pixel_values"].to(self._device)
+        found = getattr(self._model, "get_image_features", self._model)(pixel_values=pixels)
+        pooled: Tensor | None = found.pooler_output
+        return found.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
+
+    def save(self, folder: Path) -> None:
+        """Copy the model's files into a folder."""
+        copy_checkpoint(self._folder, folder)
+
+
+class ClipEncoder(ImageTower, BatchEncoder):
+    """CLIP or SigLIP: projected image and text features, not normalised."""
+
+    kind = "clip"
+    reads_texts = True
+
+    def __init__(self, name: str | Path, *, download: bool = False, device: str = "cpu") -> None:
+        super().__init__(name, download=download, device=device)
+        self._tokenizer = load_tokenizer(self._folder)
 
     def _check_kind(self) -> None:
         self._type = str(read_json(self._folder / "config.json").get("model_type"))
@@ -345,12 +412,6 @@ class ClipEncoder(PretrainedEncoder, BatchEncoder):
         if self._type != "siglip":
             return None
         return PairOdds(math.exp(self._model.logit_scale.item()), self._model.logit_bias.item())
-
-    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of images."""
-        pixels = self._pixels(images=list(images), return_tensors="pt")["pixel_values"]
-        features: Tensor = self._model.get_image_features(pixel_values=pixels.to(self._device)).pooler_output
-        return features
 
     def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of texts, cut at the model's maximum length."""
@@ -389,7 +450,7 @@ class SentenceEncoder(PretrainedEncoder):
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415  takes seconds to import
 
         check_network(self._folder)
-        with no_progress_bar():
+        with quietly():
             self._model = SentenceTransformer(
                 str(self._folder),
                 device=device,

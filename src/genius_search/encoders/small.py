@@ -1,8 +1,9 @@
 """`small:FOLDER`: an encoder trained from scratch, in about a minute on one core for the drawn catalogue.
 
-An image is described once by fixed edges and colours (:mod:`genius_search.encoders.descriptors`), a text once
-by token numbers; a light network over each is trained. So training caches both, and every step costs a few
-matrix products. Deviation 24: the paper's encoder is a fine-tuned CLIP.
+An image is described once by fixed edges and colours (:mod:`genius_search.encoders.descriptors`) or by the
+features of a pretrained network, a text once by token numbers; a light network over each is trained. So
+training caches both, and every step costs a few matrix products. Deviation 24: the paper's encoder is a
+fine-tuned CLIP.
 
 The four kinds are the paper's embedding baselines in small: clip-sf and blip-sf give features of either
 modality, clip-ff and blip-ff one vector for both.
@@ -38,11 +39,13 @@ from genius_search.encoders.base import (
     JointInput,
     need_transformers,
 )
-from genius_search.encoders.batches import BatchEncoder, BatchJointEncoder, decoded_images
+from genius_search.encoders.batches import BatchEncoder, BatchJointEncoder, decoded_images, in_batches
 from genius_search.encoders.descriptors import describe, descriptor_size
+from genius_search.encoders.pretrained import ImageTower
 from genius_search.encoders.small_texts import (
     CONFIG_FILE,
     PADDING,
+    PICTURES,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     fingerprint,
@@ -55,6 +58,8 @@ from genius_search.encoders.static import WordVectors
 from genius_search.nn.arrays import as_array
 from genius_search.nn.weights import load_weights, write_weights
 
+PICTURE_BATCH: Final = 64
+"""Pictures that a pretrained network reads at once."""
 WORD_SCALE: Final = 0.5
 """Standard deviation of the numbers of word vectors before training."""
 PAIR_SHARE: Final = 0.2
@@ -104,11 +109,11 @@ class EmbeddingNetwork(nn.Module):
 class SmallNetwork(EmbeddingNetwork):
     """Two towers from descriptors and token numbers to unnormalised features."""
 
-    def __init__(self, config: SmallEncoderConfig, *, vocabulary: int) -> None:
+    def __init__(self, config: SmallEncoderConfig, *, vocabulary: int, num_descriptors: int = 0) -> None:
         super().__init__()
         self.pair_buckets = config.pair_buckets
         self.dim = config.dim
-        self.num_descriptors = descriptor_size(outlines=config.outlines)
+        self.num_descriptors = num_descriptors or descriptor_size(outlines=config.outlines)
         self.dropout = config.dropout
         self.image_tower = _tower(self.num_descriptors, config.image_width, config.dim)
         self.words = nn.Embedding(vocabulary, config.text_width)
@@ -229,34 +234,48 @@ class _TrainedNetwork(Generic[Network]):
     batch_size: int = 1024
 
     def __init__(
-        self, config: SmallEncoderConfig, network: Network, tokenizer: Tokenizer, *, spec: str
+        self,
+        config: SmallEncoderConfig,
+        network: Network,
+        tokenizer: Tokenizer,
+        *,
+        spec: str,
+        pictures: ImageTower | None = None,
     ) -> None:
         self.config = config
         self.network = network
         self.tokenizer = tokenizer
         self.spec = spec
         """``small:FOLDER`` once loaded, ``small`` before."""
+        self.pictures = pictures
+        """The pretrained network whose features stand for pictures; None if they are described."""
         self.dim = config.dim
 
     @property
     def fingerprint(self) -> str:
         """A hash of settings, vocabulary and weights."""
         weights = {name: as_array(weight) for name, weight in self.network.state_dict().items()}
-        return fingerprint(self.config, self.tokenizer, weights)
+        pictures = None if self.pictures is None else self.pictures.fingerprint
+        return fingerprint(self.config, self.tokenizer, weights, pictures)
 
     def knows_words(self, text: str) -> bool:
         """Return whether the training texts had words like those of a text."""
         return knows_words(self.tokenizer, text)
 
     def save(self, folder: Path) -> None:
-        """Write weights, tokenizer and settings into a folder that exists."""
+        """Write weights, tokenizer, settings and the network of pictures into a folder that exists."""
         write_weights(folder / WEIGHTS_FILE, self.network.state_dict())
         (folder / TOKENIZER_FILE).write_text(self.tokenizer.to_str())
         (folder / CONFIG_FILE).write_text(json.dumps(to_json(self.config), indent=2) + "\n")
+        if self.pictures is not None:
+            self.pictures.save(folder / PICTURES)
 
+    @torch.no_grad()
     def prepare_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
         """Describe images; this part never changes and can be cached between epochs."""
-        return describe(images, outlines=self.config.outlines)
+        if self.pictures is None:
+            return describe(images, outlines=self.config.outlines)
+        return in_batches(self.pictures.encode_images, images, size=PICTURE_BATCH, dim=self.pictures.dim)
 
     def prepare_texts(self, texts: Sequence[str]) -> Int[Tensor, "items tokens"]:
         """Return token numbers, padded to the maximum length; they can be cached between epochs."""
@@ -300,7 +319,12 @@ AnySmallEncoder = SmallEncoder | SmallJointEncoder
 
 
 def create_small(
-    config: SmallEncoderConfig, texts: Iterable[str], *, words: WordVectors | None = None, seed: int
+    config: SmallEncoderConfig,
+    texts: Iterable[str],
+    *,
+    words: WordVectors | None = None,
+    pictures: ImageTower | None = None,
+    seed: int,
 ) -> AnySmallEncoder:
     """Learn the vocabulary from the training texts and start from random weights.
 
@@ -309,6 +333,8 @@ def create_small(
     words
         a vocabulary and word vectors to use instead; their width replaces ``text_width``. The token with the
         number 0 counts as padding.
+    pictures
+        a pretrained network whose features take the place of the descriptions of pictures.
 
     Raises
     ------
@@ -324,10 +350,10 @@ def create_small(
         config = replace(config, text_width=words.vectors.shape[1])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = _network(config, vocabulary=tokenizer.get_vocab_size())
+        network = _network(config, tokenizer, pictures)
     if words is not None and isinstance(network, SmallNetwork):
         network.begin_with_words(words.vectors)
-    return _assemble(config, network, tokenizer, spec="small")
+    return _assemble(config, network, tokenizer, spec="small", pictures=pictures)
 
 
 def load_small(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
@@ -340,22 +366,25 @@ def load_small(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
     ArtifactMismatch
         The files do not belong together or are damaged.
     MissingExtra
-        The kind is clip-ff or blip-ff, and transformers is not installed.
+        The kind is clip-ff or blip-ff, or there is a network of pictures, and transformers is not installed.
     """
     _, config, tokenizer = opened = open_folder(folder)
     if config.is_joint:
         need_transformers()
-    network = load_weights(
-        opened.weights_file, lambda: _network(config, vocabulary=tokenizer.get_vocab_size())
-    )
-    encoder = _assemble(config, network, tokenizer, spec=opened.spec)
+    pictures = None if opened.pictures is None else ImageTower(opened.pictures, device=device)
+    network = load_weights(opened.weights_file, lambda: _network(config, tokenizer, pictures))
+    encoder = _assemble(config, network, tokenizer, spec=opened.spec, pictures=pictures)
     encoder.network.to(device).eval()
     return encoder
 
 
-def _network(config: SmallEncoderConfig, *, vocabulary: int) -> EmbeddingNetwork:
+def _network(
+    config: SmallEncoderConfig, tokenizer: Tokenizer, pictures: ImageTower | None
+) -> EmbeddingNetwork:
+    vocabulary = tokenizer.get_vocab_size()
     if not config.is_joint:
-        return SmallNetwork(config, vocabulary=vocabulary)
+        size = 0 if pictures is None else pictures.dim
+        return SmallNetwork(config, vocabulary=vocabulary, num_descriptors=size)
     from genius_search.encoders.small_fusion import SmallBlipFusion, SmallClipFusion  # noqa: PLC0415  seconds
 
     kind = SmallClipFusion if config.kind == "clip-ff" else SmallBlipFusion
@@ -363,8 +392,13 @@ def _network(config: SmallEncoderConfig, *, vocabulary: int) -> EmbeddingNetwork
 
 
 def _assemble(
-    config: SmallEncoderConfig, network: EmbeddingNetwork, tokenizer: Tokenizer, *, spec: str
+    config: SmallEncoderConfig,
+    network: EmbeddingNetwork,
+    tokenizer: Tokenizer,
+    *,
+    spec: str,
+    pictures: ImageTower | None,
 ) -> AnySmallEncoder:
     if isinstance(network, SmallNetwork):
-        return SmallEncoder(config, network, tokenizer, spec=spec)
-    return SmallJointEncoder(config, network, tokenizer, spec=spec)
+        return SmallEncoder(config, network, tokenizer, spec=spec, pictures=pictures)
+    return SmallJointEncoder(config, network, tokenizer, spec=spec, pictures=pictures)

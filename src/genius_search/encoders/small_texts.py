@@ -31,6 +31,8 @@ PADDING: Final = 0
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 WEIGHTS_FILE: Final = "model.safetensors"
+PICTURES: Final = "pictures"
+"""Folder of the pretrained network that reads pictures, if there is one."""
 FEW: Final = 16
 """Up to this many texts, NumPy is quicker than PyTorch."""
 KNOWN_BYTES: Final = 2
@@ -55,6 +57,12 @@ class SmallFolder(NamedTuple):
     def weights_file(self) -> Path:
         """File of the weights."""
         return self.folder / WEIGHTS_FILE
+
+    @property
+    def pictures(self) -> Path | None:
+        """Folder of the pretrained network that reads pictures; None if they are described."""
+        folder = self.folder / PICTURES
+        return folder if folder.is_dir() else None
 
     @property
     def spec(self) -> str:
@@ -89,13 +97,16 @@ def open_folder(folder: Path) -> SmallFolder:
 
 
 def fingerprint(
-    config: SmallEncoderConfig, tokenizer: Tokenizer, weights: Mapping[str, Float32[np.ndarray, ...]]
+    config: SmallEncoderConfig,
+    tokenizer: Tokenizer,
+    weights: Mapping[str, Float32[np.ndarray, ...]],
+    pictures: str | None,
 ) -> str:
-    """Return a hash of settings, vocabulary and weights."""
+    """Return a hash of settings, vocabulary, weights and, if there is one, the network of pictures' hash."""
     hashes = {
         name: hashlib.sha256(np.ascontiguousarray(one).data).hexdigest() for name, one in weights.items()
     }
-    return fingerprint_of([to_json(config), tokenizer.to_str(), hashes])
+    return fingerprint_of([to_json(config), tokenizer.to_str(), hashes, *([pictures] if pictures else [])])
 
 
 def token_rows(
@@ -153,7 +164,12 @@ class StoredSmall:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of settings, vocabulary and weights."""
-        return fingerprint(self._opened.config, self._opened.tokenizer, self._weights)
+        found = None
+        if self._opened.pictures is not None:
+            from genius_search.hub.access import contents_fingerprint  # noqa: PLC0415  most have none
+
+            found = contents_fingerprint(self._opened.pictures)
+        return fingerprint(self._opened.config, self._opened.tokenizer, self._weights, found)
 
     @cached_property
     def trained(self) -> SmallEncoder:

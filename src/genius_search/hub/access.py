@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import threading
@@ -10,9 +11,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from genius_search.artifact import file_fingerprint
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, GeniusError, NetworkNeeded, UsageError
 
 PROBE_SECONDS: Final = 1.5
@@ -34,6 +36,14 @@ _DISK_ERRORS: Final = frozenset(
         *("EMFILE", "ENAMETOOLONG", "ENOSPC", "ENOTDIR", "EPERM", "EROFS"),
     )
 )
+
+
+def contents_fingerprint(folder: Path) -> str:
+    """Return the SHA-256 of the names and contents of a model's settings, tokenizer and weights."""
+    total = hashlib.sha256()
+    for file in sorted({file for pattern in ENCODER_FILES for file in folder.glob(pattern)}):
+        total.update(f"{file.name}\0{file_fingerprint(file)}\n".encode())
+    return total.hexdigest()
 
 
 def offline_switch() -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Final
 from genius_search import __version__
 from genius_search.artifact import MANIFEST, Manifest, open_artifact, read_json
 from genius_search.config import QuantizerConfig, from_json
-from genius_search.encoders.pretrained import check_files
+from genius_search.encoders.pretrained import check_files, copy_checkpoint
 from genius_search.encoders.static import WORDLLAMA, is_static
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.hub.access import ENCODER_FILES, is_repository_name, stays_inside
+from genius_search.hub.access import is_repository_name, stays_inside
 from genius_search.hub.card import LIBRARY, model_card, read_results
 from genius_search.hub.folder import write_folder
 from genius_search.hub.push import check_license
@@ -213,10 +212,7 @@ def _save_encoder(spec: str, target: Path, *, copy: bool) -> str:
         open_artifact(folder, kind=str(read_json(folder / MANIFEST).get("kind")))
         copy_artifact(folder, target)
     else:
-        for file in sorted({file for pattern in ENCODER_FILES for file in folder.rglob(pattern)}):
-            copied = target / file.relative_to(folder)
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copied)
+        copy_checkpoint(folder, target)
     return f"{kind}:./{target.name}"
 
 

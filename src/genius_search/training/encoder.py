@@ -23,6 +23,7 @@ from genius_search.data.pairs import Batch, Pairs
 from genius_search.embed import transform
 from genius_search.embed_mbeir import fingerprint_of_files
 from genius_search.encoders.base import Encoder, ImageInput, TextInput, load_encoder
+from genius_search.encoders.pretrained import ImageTower
 from genius_search.encoders.small import (
     AnySmallEncoder,
     EmbeddingNetwork,
@@ -219,7 +220,13 @@ def _soft_loss(
 
 
 def train_encoder(
-    records: TrainingRecords, folder: Path, config: EncoderConfig, *, progress: Progress, device: str = "cpu"
+    records: TrainingRecords,
+    folder: Path,
+    config: EncoderConfig,
+    *,
+    progress: Progress,
+    device: str = "cpu",
+    download: bool = False,
 ) -> Embedded:
     """Train ``small`` on a data set and embed the training records, or open what was done already.
 
@@ -230,6 +237,8 @@ def train_encoder(
     ----------
     folder
         folder of the model; receives ``encoder/`` and ``features/``, and meanwhile ``prepared/``.
+    download
+        allow downloading the pretrained network of pictures.
     """
     config = checked(config)
     settings = to_json(config)
@@ -251,8 +260,13 @@ def train_encoder(
     else:
         if not config.words:
             progress.say("learning the words of the training texts")
+        pictures = ImageTower(config.pictures, download=download, device=device) if config.pictures else None
         encoder = create_small(
-            config.network, records.all_texts(), words=_open_words(config.words), seed=config.training.seed
+            config.network,
+            records.all_texts(),
+            words=_open_words(config.words),
+            pictures=pictures,
+            seed=config.training.seed,
         )
     preparation = _Preparation(encoder)
     prepared = embed(preparation, prepared_folder)
@@ -487,6 +501,7 @@ class _Preparation:
                 encoder.config.max_tokens,
                 encoder.tokenizer.to_str(),
                 *(["outlines"] if encoder.config.outlines else []),
+                *([encoder.pictures.fingerprint] if encoder.pictures else []),
             ]
         )
 

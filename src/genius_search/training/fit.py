@@ -102,7 +102,9 @@ def _fit(
 ) -> Genius:
     if encoder == "small":
         records = TrainingRecords(data)
-        embedded = train_encoder(records, folder, config.encoder, progress=progress, device=device)
+        embedded = train_encoder(
+            records, folder, config.encoder, progress=progress, device=device, download=download
+        )
     else:
         opened = load_encoder(absolute_spec(encoder), download=download, device=device)
         records = TrainingRecords(data)

@@ -102,7 +102,7 @@ def export_onnx(model: Genius, folder: Path, *, int8: bool = False, progress: Pr
 def _write_encoder(encoder: Encoder, folder: Path, progress: Progress) -> dict[str, str | None]:
     """Write an encoder's towers and its reader; return its kind, or why it cannot be exported."""
     match encoder.trained if isinstance(encoder, StoredSmall) else encoder:
-        case SmallEncoder() as small:
+        case SmallEncoder(pictures=None) as small:
             write_small(small.network, small.dim, folder / "fp32")
             (folder / READER).mkdir()
             (folder / READER / TOKENIZER_FILE).write_text(small.tokenizer.to_str())
@@ -118,8 +118,8 @@ def _write_encoder(encoder: Encoder, folder: Path, progress: Progress) -> dict[s
             reason = f"{encoder.spec} looks features up, and has no network"
         case _:
             reason = (
-                f"{encoder.spec} is of a kind that cannot be exported; small (but clip-ff and blip-ff), clip "
-                "and uniir's CLIP-SF can"
+                f"{encoder.spec} is of a kind that cannot be exported; small (but clip-ff, blip-ff and those "
+                "with a pretrained network of pictures), clip and uniir's CLIP-SF can"
             )
     progress.say(f"the encoder is not exported: {reason}")
     return {"kind": None, "why_not": reason}
