@@ -47,7 +47,7 @@ typedef struct { /* a table, and the items of it that may be returned */
   const uint64_t *words;  /* bit vector of the rows with such an item; NULL: all items may be returned */
   const int32_t *before;  /* number of these rows before each word */
   const uint8_t *allowed; /* 1 for each such item */
-  const char *embeddings; /* of the items, if they are compared: [items][dim] */
+  const int8_t *embeddings; /* of the items, if they are compared: [items][dim] */
   const uint16_t *scales; /* in half precision, of embeddings in bytes; NULL: embeddings are in half precision */
   const uint8_t *densities; /* NULL: none */
 } Part;
@@ -1191,16 +1191,16 @@ static int compare(const Model *m, const Request *request, const float *query, i
   int64_t size = m->dim * (has_bytes ? 1 : 2);
   float step = has_bytes ? shorten(query, m->dim, w->short_query.at) : 0;
   for (int64_t i = 0; i < n; i += 4) {
-    const char *rows[4] = {0};
+    const int8_t *rows[4];
     int32_t sums[4];
     for (int64_t j = 0; j < 4; j++) {
       const Hit *hit = hits + (i + j < n ? i + j : i);
       rows[j] = w->parts[hit->part].embeddings + hit->item * size;
       if (i + j + 8 >= n) continue;
-      const char *next = w->parts[hit[8].part].embeddings + hit[8].item * size;
+      const int8_t *next = w->parts[hit[8].part].embeddings + hit[8].item * size;
       for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(next + byte);
     }
-    if (has_bytes) multiply_bytes((const int8_t *const *)rows, w->short_query.at, m->dim, sums);
+    if (has_bytes) multiply_bytes(rows, w->short_query.at, m->dim, sums);
     for (int64_t j = 0; j < 4 && i + j < n; j++) {
       const Part *part = w->parts + hits[i + j].part;
       float score = has_bytes ? (float)sums[j] * step * widen(part->scales[hits[i + j].item])
