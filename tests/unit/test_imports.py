@@ -93,7 +93,9 @@ def test_a_trained_index_of_the_small_encoder(trained, tmp_path):
 
 
 def test_a_trained_index_that_is_led_by_a_generator_of_several_blocks(trained, tmp_path):
-    shutil.copytree(trained.model, tmp_path / "model", ignore=shutil.ignore_patterns("generator", "model.json"))
+    shutil.copytree(
+        trained.model, tmp_path / "model", ignore=shutil.ignore_patterns("generator", "model.json")
+    )
     tiny = preset("tiny")
     training = replace(tiny.generator.training, max_steps=3)
     deep = replace(tiny, generator=replace(tiny.generator, layers=3, training=training))

@@ -118,7 +118,11 @@ def fold_weights(
     shares_codes: bool,
 ) -> FoldedWeights:
     """Return the weights of a generator (:class:`genius_search.nn.generator.Generator`), rearranged."""
-    names = [f"blocks.{number}." for number in range(config.layers)]
+
+    def of(block: int, name: str) -> Float32[np.ndarray, ...]:
+        return weights[f"blocks.{block}.{name}.weight"]
+
+    blocks = range(config.layers)
     rows = weights["embedding.weight"]
     is_tied = config.head == "tied"
     head = rows if is_tied else weights["head.weight"]
@@ -133,58 +137,32 @@ def fold_weights(
         prefix_biases=weights["prefix_projection.bias"],
         prefix_keys_values=fold_norm(
             weights["prefix_norm.weight"],
-            *(weights[f"{name}cross_attention.{side}.weight"] for name in names for side in "kv"),
+            *(of(block, f"cross_attention.{x}") for block in blocks for x in "kv"),
         ),
         prefix_sides=np.concatenate(
             [
                 fold_cross(
-                    weights[f"{name}cross_norm.weight"],
-                    weights[f"{name}cross_attention.q.weight"],
-                    weights[f"{name}cross_attention.o.weight"],
+                    of(block, "cross_norm"),
+                    of(block, "cross_attention.q"),
+                    of(block, "cross_attention.o"),
                     config.heads,
                 )
-                for name in names
+                for block in blocks
             ]
         ),
         embeddings=np.concatenate([rows[:1], *(rows[level] for level in levels)]),
         distances=np.ascontiguousarray(weights["position_bias.weight"][distances].T),
         blocks=[
             BlockWeights(
-                token=fold_norm(
-                    weights[f"{name}self_norm.weight"],
-                    *(weights[f"{name}self_attention.{part}.weight"] for part in "qkv"),
-                ),
-                token_out=np.ascontiguousarray(weights[f"{name}self_attention.o.weight"].T),
-                up=fold_norm(weights[f"{name}feedforward_norm.weight"], weights[f"{name}wi.weight"]),
-                down=np.ascontiguousarray(weights[f"{name}wo.weight"].T),
+                token=fold_norm(of(block, "self_norm"), *(of(block, f"self_attention.{x}") for x in "qkv")),
+                token_out=np.ascontiguousarray(of(block, "self_attention.o").T),
+                up=fold_norm(of(block, "feedforward_norm"), of(block, "wi")),
+                down=np.ascontiguousarray(of(block, "wo").T),
             )
-            for name in names
+            for block in blocks
         ],
         codes=[np.ascontiguousarray((head[level] * gain).T) for level in levels],
         specials=np.ascontiguousarray((head[:NUM_SPECIAL] * gain).T),
-    )
-
-
-def combination_of(
-    weights: Mapping[str, Float32[np.ndarray, ...]], tables: Sequence[Float32[np.ndarray, "_ dim"]]
-) -> Combination:
-    """Return how a generator's logits are combined with nearness; without a guide, they stand alone.
-
-    Parameters
-    ----------
-    tables
-        code vectors of each level; those of a guide are its own.
-    """
-    bounds = np.cumsum([0, *map(len, tables)])
-    levels = [slice(low, high) for low, high in pairwise(bounds.tolist())]
-    if "guide.gate" not in weights:
-        biases = [np.zeros(len(table), dtype=np.float32) for table in tables]
-        return Combination(list(tables), [0.0] * len(tables), [1.0] * len(tables), biases)
-    return Combination(
-        [weights["guide.vectors"][level] for level in levels],
-        np.exp(weights["guide.log_scale"]).tolist(),
-        weights["guide.gate"].tolist(),
-        [weights["guide.bias"][level] for level in levels],
     )
 
 
@@ -203,8 +181,11 @@ def shapes_of_weights(
         "position_bias.weight": (NUM_BUCKETS, config.heads),
         "final_norm.weight": (width,),
     }
-    block = {"wi": (config.feedforward, width), "wo": (width, config.feedforward)}
-    block |= dict.fromkeys(("self_norm", "cross_norm", "feedforward_norm"), (width,))
+    block: dict[str, tuple[int, ...]] = {
+        "wi": (config.feedforward, width),
+        "wo": (width, config.feedforward),
+        **dict.fromkeys(("self_norm", "cross_norm", "feedforward_norm"), (width,)),
+    }
     for attention in ("self_attention", "cross_attention"):
         block |= {f"{attention}.{name}": (inner, width) for name in "qkv"}
         block[f"{attention}.o"] = (width, inner)
@@ -240,8 +221,25 @@ class FoldedGenerator:
         self._guide = {name: weight for name, weight in weights.items() if name.startswith("guide.")}
 
     def combination(self, tables: Sequence[Float32[np.ndarray, "_ dim"]]) -> Combination:
-        """Return how its logits are combined with nearness (:func:`combination_of`)."""
-        return combination_of(self._guide, tables)
+        """Return how its logits are combined with nearness; without a guide, they stand alone.
+
+        Parameters
+        ----------
+        tables
+            code vectors of each level; those of a guide are its own.
+        """
+        bounds = np.cumsum([0, *map(len, tables)])
+        levels = [slice(low, high) for low, high in pairwise(bounds.tolist())]
+        guide = self._guide
+        if not guide:
+            biases = [np.zeros(len(table), dtype=np.float32) for table in tables]
+            return Combination(list(tables), [0.0] * len(tables), [1.0] * len(tables), biases)
+        return Combination(
+            [guide["guide.vectors"][level] for level in levels],
+            np.exp(guide["guide.log_scale"]).tolist(),
+            guide["guide.gate"].tolist(),
+            [guide["guide.bias"][level] for level in levels],
+        )
 
 
 class StoredGenerator:

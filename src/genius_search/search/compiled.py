@@ -66,7 +66,8 @@ class _Generator(ctypes.Structure):
     _fields_ = (
         *_fields(ctypes.c_int64, "width feedforward heads head_width prefixes blocks"),
         *_fields(ctypes.c_void_p, "prefix_weights prefix_biases prefix_keys_values prefix_sides"),
-        *_fields(ctypes.c_void_p, "tokens embeddings distances token token_out up down codes scales gates biases"),
+        *_fields(ctypes.c_void_p, "tokens embeddings distances token token_out up down"),
+        *_fields(ctypes.c_void_p, "codes scales gates biases"),
     )
 
 

@@ -75,9 +75,7 @@ class NumpyGenerator:
         projected = (vectors @ w.prefix_keys_values).reshape(w.prefixes, len(w.prefix_sides), -1)
         sides = projected.transpose(1, 0, 2) @ w.prefix_sides
         none = np.zeros((1, 0, *self.tokens.shape[1:]), dtype=np.float32)
-        return NumpyState(
-            sides.reshape(len(w.blocks), 2, w.heads * w.prefixes, -1), [none] * len(w.blocks)
-        )
+        return NumpyState(sides.reshape(len(w.blocks), 2, w.heads * w.prefixes, -1), [none] * len(w.blocks))
 
     def advance(
         self,
@@ -85,7 +83,7 @@ class NumpyGenerator:
         codes: Int64[np.ndarray, " rows"],
         near: Float32[np.ndarray, "rows codes"],
     ) -> Float32[np.ndarray, "rows codes"]:
-        """Read a code of each prefix, at first 0 for the start token; return the log-probabilities of the next.
+        """Read a code of each prefix, first 0 for the start token; return log-probabilities of the next.
 
         Parameters
         ----------
@@ -95,10 +93,10 @@ class NumpyGenerator:
         w, c, rows, level = self.weights, self.combination, len(codes), state.past[0].shape[1]
         tokens = self._offsets[level] + codes
         hidden = w.embeddings[tokens]
-        for number, (block, past, looks) in enumerate(zip(w.blocks, state.past, state.sides, strict=True)):
+        for number, (block, looks) in enumerate(zip(w.blocks, state.sides, strict=True)):
             now = self._project(hidden, number) if number else self.tokens[tokens]
-            state.past[number] = past = np.concatenate([past, now[:, None]], axis=1)
-            queries, keys, values = past.transpose(2, 0, 3, 1, 4)
+            state.past[number] = np.concatenate([state.past[number], now[:, None]], axis=1)
+            queries, keys, values = state.past[number].transpose(2, 0, 3, 1, 4)
             shares = (keys @ queries[:, :, -1, :, None])[..., 0] + w.distances[:, level::-1]
             hidden += (_softmax(shares)[:, :, None] @ values).reshape(rows, -1) @ block.token_out
             shares = (_normalize(hidden) @ looks[0].T).reshape(rows, w.heads, -1)
