@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +16,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from genius_search.data.mbeir import MBeir
 from genius_search.index.index import Index
+from genius_search.presets import preset
+from genius_search.progress import Silent
+from genius_search.training.fit import fit
 
 NEVER = ("torch", "transformers", "scipy", "pandas", "fastapi", "PIL")
 """Packages that take long to import, or belong to other tasks."""
@@ -84,3 +90,17 @@ def test_a_trained_index_of_the_small_encoder(trained, tmp_path):
     Index.create(tmp_path / "i", model=trained.model, pool=pool)
     code = f"from genius_search.cli import main; assert main(['search', {str(tmp_path / 'i')!r}, 'a red bag']) == 0"
     check(loaded_by(code), 9_200)
+
+
+def test_a_trained_index_that_is_led_by_a_generator_of_several_blocks(trained, tmp_path):
+    shutil.copytree(
+        trained.model, tmp_path / "model", ignore=shutil.ignore_patterns("generator", "model.json")
+    )
+    tiny = preset("tiny")
+    training = replace(tiny.generator.training, max_steps=3)
+    deep = replace(tiny, generator=replace(tiny.generator, layers=3, training=training))
+    fit(MBeir(trained.data), "small", tmp_path / "model", deep, progress=Silent())
+    pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
+    Index.create(tmp_path / "i", model=tmp_path / "model", pool=pool)
+    words = ["search", str(tmp_path / "i"), "a red bag", "--router", "generator", "--candidates", "5"]
+    check(loaded_by(f"from genius_search.cli import main; assert main({words!r}) == 0"), 9_200)

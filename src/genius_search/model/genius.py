@@ -367,7 +367,7 @@ class Genius:
         if folded is None:
             return None
         combination = folded.combination(self.ranker.tables())
-        return quick_search(self.ranker, NumpyGenerator(folded.block, combination))
+        return quick_search(self.ranker, NumpyGenerator(folded.weights, combination))
 
     @cached_property
     def ranker(self) -> CodeRanker:
@@ -505,10 +505,9 @@ def _open_quantizer(folder: Path, device: str) -> TrainedQuantizer | StoredQuant
 
 
 def _open_generator(folder: Path, device: str) -> TrainedGenerator | StoredGenerator:
-    """Open a generator of one block in NumPy; in PyTorch if it is larger, or as :func:`_open_quantizer`."""
+    """Open a generator in NumPy, or in PyTorch as :func:`_open_quantizer`."""
     manifest = open_artifact(folder, kind=GENERATOR)
-    is_plain = manifest.config.get("kind", "t5") == "t5" and manifest.config.get("layers") == 1
-    if device == "cpu" and is_plain:
+    if device == "cpu" and manifest.config.get("kind", "t5") == "t5":
         return StoredGenerator(manifest)
     from genius_search.nn.generator import load_generator  # noqa: PLC0415  needs PyTorch
 

@@ -32,26 +32,35 @@ EPSILON: Final = 1e-6
 """Added to the mean square in T5's norm."""
 
 
-class OneBlock(NamedTuple):
-    """The weights of a generator of one block. The gains of norms are in the matrices after them."""
+class BlockWeights(NamedTuple):
+    """The weights of a block but for its cross-attention."""
+
+    token: Float32[np.ndarray, "width three_inner"]
+    """Queries, keys and values of self-attention."""
+    token_out: Float32[np.ndarray, "inner width"]
+    up: Float32[np.ndarray, "width feedforward"]
+    down: Float32[np.ndarray, "feedforward width"]
+
+
+class FoldedWeights(NamedTuple):
+    """The weights of a generator. The gains of norms are in the matrices after them."""
 
     heads: int
     prefixes: int
     prefix_weights: Float32[np.ndarray, "dim prefixes_width"]
     prefix_biases: Float32[np.ndarray, " prefixes_width"]
-    prefix_keys_values: Float32[np.ndarray, "width two_inner"]
-    prefix_sides: Float32[np.ndarray, "two_heads head_width width"]
-    """Projections of the keys of each head, then of the values, into the space of the tokens."""
+    prefix_keys_values: Float32[np.ndarray, "width blocks_two_inner"]
+    prefix_sides: Float32[np.ndarray, "blocks_two_heads head_width width"]
+    """Projections of the keys of each head, then of the values, into the space of the tokens, by block."""
     embeddings: Float32[np.ndarray, "tokens width"]
     """Of the start token, then of all codes, level after level."""
     distances: Float32[np.ndarray, "heads levels"]
-    """Bias of self-attention by the distance between tokens."""
-    token: Float32[np.ndarray, "width three_inner"]
-    token_out: Float32[np.ndarray, "inner width"]
-    up: Float32[np.ndarray, "width feedforward"]
-    down: Float32[np.ndarray, "feedforward width"]
+    """Bias of self-attention by the distance between tokens, the same in all blocks."""
+    blocks: list[BlockWeights]
     codes: list[Float32[np.ndarray, "width codes"]]
     """From a hidden state to the logits of each level's codes."""
+    specials: Float32[np.ndarray, "width specials"]
+    """From a hidden state to the logits of the special tokens."""
 
 
 class Combination(NamedTuple):
@@ -101,17 +110,19 @@ def fold_cross(
     return np.concatenate([matrix.reshape(heads, -1, matrix.shape[1]) for matrix in (scaled, out.T)])
 
 
-def fold_one_block(
+def fold_weights(
     config: GeneratorConfig,
     sizes: Sequence[int],
     weights: Mapping[str, Float32[np.ndarray, ...]],
     *,
     shares_codes: bool,
-) -> OneBlock:
-    """Return the weights of a generator of one block (:class:`genius_search.nn.generator.Generator`)."""
-    block = {name.removeprefix("blocks.0."): weight for name, weight in weights.items()}
-    read = [block[f"self_attention.{name}.weight"] for name in "qkv"]
-    keys_values = [block[f"cross_attention.{name}.weight"] for name in "kv"]
+) -> FoldedWeights:
+    """Return the weights of a generator (:class:`genius_search.nn.generator.Generator`), rearranged."""
+
+    def of(block: int, name: str) -> Float32[np.ndarray, ...]:
+        return weights[f"blocks.{block}.{name}.weight"]
+
+    blocks = range(config.layers)
     rows = weights["embedding.weight"]
     is_tied = config.head == "tied"
     head = rows if is_tied else weights["head.weight"]
@@ -119,55 +130,46 @@ def fold_one_block(
     starts = offsets_of(sizes, shares_codes=shares_codes)
     levels = [slice(start, start + size) for start, size in zip(starts, sizes, strict=True)]
     distances = bucket(np.arange(len(sizes)))
-    return OneBlock(
+    return FoldedWeights(
         heads=config.heads,
         prefixes=config.prefixes,
-        prefix_weights=weights["prefix_projection.weight"].T,
+        prefix_weights=np.ascontiguousarray(weights["prefix_projection.weight"].T),
         prefix_biases=weights["prefix_projection.bias"],
-        prefix_keys_values=fold_norm(weights["prefix_norm.weight"], *keys_values),
-        prefix_sides=fold_cross(
-            block["cross_norm.weight"],
-            block["cross_attention.q.weight"],
-            block["cross_attention.o.weight"],
-            config.heads,
+        prefix_keys_values=fold_norm(
+            weights["prefix_norm.weight"],
+            *(of(block, f"cross_attention.{x}") for block in blocks for x in "kv"),
+        ),
+        prefix_sides=np.concatenate(
+            [
+                fold_cross(
+                    of(block, "cross_norm"),
+                    of(block, "cross_attention.q"),
+                    of(block, "cross_attention.o"),
+                    config.heads,
+                )
+                for block in blocks
+            ]
         ),
         embeddings=np.concatenate([rows[:1], *(rows[level] for level in levels)]),
         distances=np.ascontiguousarray(weights["position_bias.weight"][distances].T),
-        token=fold_norm(block["self_norm.weight"], *read),
-        token_out=np.ascontiguousarray(block["self_attention.o.weight"].T),
-        up=fold_norm(block["feedforward_norm.weight"], block["wi.weight"]),
-        down=np.ascontiguousarray(block["wo.weight"].T),
+        blocks=[
+            BlockWeights(
+                token=fold_norm(of(block, "self_norm"), *(of(block, f"self_attention.{x}") for x in "qkv")),
+                token_out=np.ascontiguousarray(of(block, "self_attention.o").T),
+                up=fold_norm(of(block, "feedforward_norm"), of(block, "wi")),
+                down=np.ascontiguousarray(of(block, "wo").T),
+            )
+            for block in blocks
+        ],
         codes=[np.ascontiguousarray((head[level] * gain).T) for level in levels],
-    )
-
-
-def combination_of(
-    weights: Mapping[str, Float32[np.ndarray, ...]], tables: Sequence[Float32[np.ndarray, "_ dim"]]
-) -> Combination:
-    """Return how a generator's logits are combined with nearness; without a guide, they stand alone.
-
-    Parameters
-    ----------
-    tables
-        code vectors of each level; those of a guide are its own.
-    """
-    bounds = np.cumsum([0, *map(len, tables)])
-    levels = [slice(low, high) for low, high in pairwise(bounds.tolist())]
-    if "guide.gate" not in weights:
-        biases = [np.zeros(len(table), dtype=np.float32) for table in tables]
-        return Combination(list(tables), [0.0] * len(tables), [1.0] * len(tables), biases)
-    return Combination(
-        [weights["guide.vectors"][level] for level in levels],
-        np.exp(weights["guide.log_scale"]).tolist(),
-        weights["guide.gate"].tolist(),
-        [weights["guide.bias"][level] for level in levels],
+        specials=np.ascontiguousarray((head[:NUM_SPECIAL] * gain).T),
     )
 
 
 def shapes_of_weights(
     dim: int, sizes: Sequence[int], config: GeneratorConfig, *, shares_codes: bool
 ) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the weights of a generator of one block."""
+    """Return names and shapes of the weights of a generator."""
     width, inner = config.width, config.heads * config.head_width
     starts = offsets_of(sizes, shares_codes=shares_codes)
     vocabulary = max(start + size for start, size in zip(starts, sizes, strict=True))
@@ -178,14 +180,17 @@ def shapes_of_weights(
         "embedding.weight": (vocabulary, width),
         "position_bias.weight": (NUM_BUCKETS, config.heads),
         "final_norm.weight": (width,),
-        "blocks.0.wi.weight": (config.feedforward, width),
-        "blocks.0.wo.weight": (width, config.feedforward),
     }
-    for norm in ("self_norm", "cross_norm", "feedforward_norm"):
-        shapes[f"blocks.0.{norm}.weight"] = (width,)
+    block: dict[str, tuple[int, ...]] = {
+        "wi": (config.feedforward, width),
+        "wo": (width, config.feedforward),
+        **dict.fromkeys(("self_norm", "cross_norm", "feedforward_norm"), (width,)),
+    }
     for attention in ("self_attention", "cross_attention"):
-        for name in "qkvo":
-            shapes[f"blocks.0.{attention}.{name}.weight"] = (width, inner) if name == "o" else (inner, width)
+        block |= {f"{attention}.{name}": (inner, width) for name in "qkv"}
+        block[f"{attention}.o"] = (width, inner)
+    for number in range(config.layers):
+        shapes |= {f"blocks.{number}.{name}.weight": shape for name, shape in block.items()}
     if config.head != "tied":
         shapes["head.weight"] = (vocabulary, width)
     if config.guide == "geometry":
@@ -196,7 +201,7 @@ def shapes_of_weights(
 
 
 class FoldedGenerator:
-    """A generator of one block in NumPy: its weights by name, and folded.
+    """A generator in NumPy: its weights, folded.
 
     Parameters
     ----------
@@ -212,16 +217,33 @@ class FoldedGenerator:
         *,
         shares_codes: bool,
     ) -> None:
-        self.block = fold_one_block(config, sizes, weights, shares_codes=shares_codes)
+        self.weights = fold_weights(config, sizes, weights, shares_codes=shares_codes)
         self._guide = {name: weight for name, weight in weights.items() if name.startswith("guide.")}
 
     def combination(self, tables: Sequence[Float32[np.ndarray, "_ dim"]]) -> Combination:
-        """Return how its logits are combined with nearness (:func:`combination_of`)."""
-        return combination_of(self._guide, tables)
+        """Return how its logits are combined with nearness; without a guide, they stand alone.
+
+        Parameters
+        ----------
+        tables
+            code vectors of each level; those of a guide are its own.
+        """
+        bounds = np.cumsum([0, *map(len, tables)])
+        levels = [slice(low, high) for low, high in pairwise(bounds.tolist())]
+        guide = self._guide
+        if not guide:
+            biases = [np.zeros(len(table), dtype=np.float32) for table in tables]
+            return Combination(list(tables), [0.0] * len(tables), [1.0] * len(tables), biases)
+        return Combination(
+            [guide["guide.vectors"][level] for level in levels],
+            np.exp(guide["guide.log_scale"]).tolist(),
+            guide["guide.gate"].tolist(),
+            [guide["guide.bias"][level] for level in levels],
+        )
 
 
 class StoredGenerator:
-    """A generator of one block in a folder, read for searching; PyTorch reads it again to train it."""
+    """A generator in a folder, read for searching; PyTorch reads it again to train it."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest

@@ -328,6 +328,11 @@ class Generator(nn.Module):
         """Return the blocks, first to last."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
+    def folded(self) -> FoldedGenerator:
+        """Return copies of the weights, rearranged for searching."""
+        weights = {name: as_floats(weight).copy() for name, weight in self.state_dict().items()}
+        return FoldedGenerator(self.config, self.sizes, weights, shares_codes=self.shares_codes)
+
     def position_biases(self, tokens: int) -> Float[Tensor, "1 heads tokens keys"]:
         """Return the relative-position bias between each token and those up to itself.
 
@@ -373,12 +378,8 @@ class TrainedGenerator(NamedTuple):
 
     @property
     def folded(self) -> FoldedGenerator | None:
-        """Copies of the weights for searching; None if it has several blocks or is of another package."""
-        own = self.generator
-        if type(own) is not Generator or own.config.layers > 1:
-            return None
-        weights = {name: as_floats(weight).copy() for name, weight in own.state_dict().items()}
-        return FoldedGenerator(own.config, own.sizes, weights, shares_codes=own.shares_codes)
+        """The weights for searching; None if the generator is of another package."""
+        return self.generator.folded() if type(self.generator) is Generator else None
 
 
 def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> TrainedGenerator:

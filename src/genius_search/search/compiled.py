@@ -23,6 +23,7 @@ from jaxtyping import Float32, UInt8
 
 from genius_search.config import SearchConfig
 from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
+from genius_search.nn.folded import BlockWeights
 from genius_search.search.arrays import StoredVectors
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.native.build import FOLDER, VARIANTS, library
@@ -63,9 +64,10 @@ class _Table(ctypes.Structure):
 
 class _Generator(ctypes.Structure):
     _fields_ = (
-        *_fields(ctypes.c_int64, "width feedforward heads head_width prefixes"),
+        *_fields(ctypes.c_int64, "width feedforward heads head_width prefixes blocks"),
         *_fields(ctypes.c_void_p, "prefix_weights prefix_biases prefix_keys_values prefix_sides"),
-        *_fields(ctypes.c_void_p, "tokens embeddings distances token_out up down codes scales gates biases"),
+        *_fields(ctypes.c_void_p, "tokens embeddings distances token token_out up down"),
+        *_fields(ctypes.c_void_p, "codes scales gates biases"),
     )
 
 
@@ -88,7 +90,7 @@ _RESULT: Final = struct.Struct("2q")
 
 
 class CompiledSearch(NumpySearch):
-    """Search by code vectors, or by a generator of one block, in the compiled library."""
+    """Search by code vectors, or by a generator, in the compiled library."""
 
     most_queries: ClassVar[int] = sys.maxsize
 
@@ -108,11 +110,12 @@ class CompiledSearch(NumpySearch):
             w = generator.weights
             self._generator_arrays = _pack_generator(generator)
             self._generator_fields = _Generator(
-                width=w.up.shape[0],
-                feedforward=w.up.shape[1],
+                width=w.embeddings.shape[1],
+                feedforward=len(w.blocks[0].down),
                 heads=w.heads,
-                head_width=len(w.token_out) // w.heads,
+                head_width=w.prefix_sides.shape[1],
                 prefixes=w.prefixes,
+                blocks=len(w.blocks),
                 **_pointers(self._generator_arrays),
             )
             model.generator = ctypes.addressof(self._generator_fields)
@@ -292,9 +295,10 @@ def _pack_generator(generator: NumpyGenerator) -> dict[str, np.ndarray]:
         "tokens": generator.tokens,
         "embeddings": w.embeddings,
         "distances": w.distances,
-        "token_out": _pack(w.token_out),
-        "up": _pack(w.up),
-        "down": _pack(w.down),
+        **{
+            name: np.concatenate([_pack(getattr(block, name)) for block in w.blocks])
+            for name in BlockWeights._fields
+        },
         "codes": np.concatenate([_pack(logits) for logits in w.codes]),
         "scales": c.scales,
         "gates": c.gates,

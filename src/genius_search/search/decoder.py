@@ -8,15 +8,15 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.errors import UsageError
-from genius_search.nn.arrays import as_floats
-from genius_search.nn.folded import EPSILON, NUM_SPECIAL, fold_cross, fold_norm
-from genius_search.nn.generator import Block, Generator, Guide, RMSNorm
+from genius_search.nn.folded import EPSILON
+from genius_search.nn.generator import Generator, Guide
 
 
 @runtime_checkable
@@ -119,10 +119,9 @@ class T5State(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """Matrices of one block, transposed for multiplication from the right."""
+    """:class:`genius_search.nn.folded.BlockWeights` as tensors."""
 
     token: Float[Tensor, "width three_inner"]
-    """Queries, keys and values of self-attention."""
     token_out: Float[Tensor, "inner width"]
     up: Float[Tensor, "width feedforward"]
     down: Float[Tensor, "feedforward width"]
@@ -150,39 +149,23 @@ class T5Decoder:
 
     @torch.no_grad()
     def __init__(self, generator: Generator) -> None:
-        config = generator.config
+        w, like = generator.folded().weights, generator.embedding.weight
+
+        def tensor(array: Float32[np.ndarray, ...]) -> Tensor:
+            return torch.from_numpy(array).to(like)
+
         self.sizes: tuple[int, ...] = generator.sizes
-        self._heads = config.heads
-        self._width = config.width
-        self._num_prefixes = config.prefixes
-        blocks = generator.decoder_blocks()
-        self._blocks = tuple(
-            _Weights(
-                token=_fold_norm(
-                    block.self_norm, block.self_attention.q, block.self_attention.k, block.self_attention.v
-                ),
-                token_out=_transposed(block.self_attention.o.weight),
-                up=_fold_norm(block.feedforward_norm, block.wi),
-                down=_transposed(block.wo.weight),
-            )
-            for block in blocks
-        )
-        projection = generator.prefix_projection
-        self._prefix_weight = _transposed(projection.weight)
-        self._prefix_bias = projection.bias.detach().clone()
-        layers = (layer for block in blocks for layer in (block.cross_attention.k, block.cross_attention.v))
-        self._prefix_keys_values = _fold_norm(generator.prefix_norm, *layers)
-        self._prefix_sides = torch.cat([_cross_projections(block, config.heads) for block in blocks])
-        bounds = [(start, start + size) for start, size in zip(generator.offsets, self.sizes, strict=True)]
-        self._rows = generator.embedding.weight.detach().clone()
-        self._level_rows = tuple(self._rows[start:stop] for start, stop in bounds)
-        self._offsets = torch.tensor(generator.offsets, device=self.device)
-        head = self._rows if generator.head is None else generator.head.weight
-        gain = generator.final_norm.weight * (1.0 if generator.head is None else config.width**0.5)
-        self._level_heads = tuple(_transposed(head[start:stop] * gain) for start, stop in bounds)
-        self._special_head = _transposed(head[:NUM_SPECIAL] * gain)
+        self._heads, self._num_prefixes, self._width = w.heads, w.prefixes, like.shape[1]
+        self._blocks = tuple(_Weights(*map(tensor, block)) for block in w.blocks)
+        self._prefix_weight, self._prefix_bias = tensor(w.prefix_weights), tensor(w.prefix_biases)
+        self._prefix_keys_values, self._prefix_sides = tensor(w.prefix_keys_values), tensor(w.prefix_sides)
+        self._rows = tensor(w.embeddings)
+        self._level_rows = self._rows[1:].split(self.sizes)
+        self._offsets = torch.tensor([*accumulate(self.sizes, initial=1)][:-1], device=self.device)
+        self._level_heads = tuple(map(tensor, w.codes))
+        self._special_head = tensor(w.specials)
         self._bias = generator.position_biases(len(self.sizes))[0].detach().clone()
-        self._floor = torch.tensor((config.width * EPSILON) ** 0.5, device=self.device)
+        self._floor = torch.tensor((self._width * EPSILON) ** 0.5, device=self.device)
         self._opening = self._compute_opening()
 
     @property
@@ -332,24 +315,6 @@ def _append(
             torch.index_select(past[side], 1, rows, out=present[side, :before])
     present[:, before:] = new
     return present
-
-
-def _cross_projections(block: Block, heads: int) -> Float[Tensor, "two_heads head_width width"]:
-    """Return the matrices that :func:`fold_cross` makes."""
-    cross, gain = block.cross_attention, block.cross_norm.weight
-    folded = fold_cross(as_floats(gain), as_floats(cross.q.weight), as_floats(cross.o.weight), heads)
-    return torch.from_numpy(folded).to(gain)
-
-
-def _fold_norm(norm: RMSNorm, *layers: nn.Linear) -> Float[Tensor, "width out"]:
-    """Return the joint matrix of layers that follow a norm, with the norm's gain folded in."""
-    folded = fold_norm(as_floats(norm.weight), *(as_floats(layer.weight) for layer in layers))
-    return torch.from_numpy(folded).to(norm.weight)
-
-
-def _transposed(weight: Float[Tensor, "out in"]) -> Float[Tensor, "in out"]:
-    """Transpose in memory, which multiplies a few rows up to twice as fast."""
-    return weight.detach().t().contiguous()
 
 
 class GeometricState(NamedTuple):

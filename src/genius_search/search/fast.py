@@ -1,4 +1,4 @@
-"""Search by code vectors, or by a generator of one block, in NumPy: one query at a time.
+"""Search by code vectors, or by a generator, in NumPy: one query at a time.
 
 This finds what :func:`genius_search.search.beam.search` and :func:`genius_search.search.rank.rank_items`
 find, with the same scores up to rounding, in about half the time. :mod:`genius_search.search.compiled` does
@@ -8,6 +8,7 @@ the same in a tenth of the time, where it can be compiled.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from genius_search.config import RANK_ALL, SearchConfig
-from genius_search.nn.folded import EPSILON, Combination, OneBlock
+from genius_search.nn.folded import EPSILON, Combination, FoldedWeights
 from genius_search.search.beams import Beams, topk
 from genius_search.search.rank import CodeRanker, Ranking, ids_under, items_of, table_rows
 from genius_search.search.table import Restriction, SearchSegment, children_in_segments, count_ids
@@ -42,49 +43,77 @@ class Found(NamedTuple):
     """Log-probabilities of the codes of each hit's beam; NaN for levels that were not decoded."""
 
 
-class NumpyGenerator:
-    """A generator of one block in NumPy: :class:`genius_search.search.decoder.T5Decoder` for one query."""
+@dataclass
+class NumpyState:
+    """State of a :class:`NumpyGenerator`: what it knows of a query, and of the tokens of some prefixes."""
 
-    def __init__(self, weights: OneBlock, combination: Combination) -> None:
+    sides: Float32[np.ndarray, "blocks two looks width"]
+    """Keys and values of the query's prefix vectors, in the space of the tokens."""
+    past: list[Float32[np.ndarray, "rows tokens three heads head_width"]]
+    """Queries, keys and values of the prefixes' tokens in self-attention, by block."""
+
+    def select(self, rows: Int64[np.ndarray, " kept"]) -> None:
+        """Go on with these prefixes; one may occur repeatedly."""
+        self.past = [block[rows] for block in self.past]
+
+
+class NumpyGenerator:
+    """A generator in NumPy: :class:`genius_search.search.decoder.T5Decoder` for one query."""
+
+    def __init__(self, weights: FoldedWeights, combination: Combination) -> None:
         self.weights = weights
         self.combination = combination
-        heads, sizes = weights.heads, [logits.shape[1] for logits in weights.codes]
-        self.tokens = (_normalize(weights.embeddings) @ weights.token).reshape(
-            -1, 3, heads, len(weights.token_out) // heads
-        )
-        """Queries, keys and values of each token in self-attention, which depend on nothing else."""
-        self._offsets = np.array([0, *accumulate(sizes, initial=1)][:-1])
+        self.tokens = self._project(weights.embeddings, 0)
+        """Queries, keys and values of each token in the first block, where they depend on nothing else."""
+        sizes = [logits.shape[1] for logits in weights.codes]
+        self._offsets = [0, *accumulate(sizes, initial=1)]
 
-    def read(self, query: Float32[np.ndarray, " dim"]) -> np.ndarray:
-        """Return the keys and values of the query's prefix vectors, in the space of the tokens."""
+    def start(self, query: Float32[np.ndarray, " dim"]) -> NumpyState:
+        """Return the state before any token."""
         w = self.weights
         vectors = _normalize((query @ w.prefix_weights + w.prefix_biases).reshape(w.prefixes, -1))
-        projected = (vectors @ w.prefix_keys_values).reshape(w.prefixes, 2 * w.heads, -1).transpose(1, 0, 2)
-        sides: np.ndarray = (projected @ w.prefix_sides).reshape(2, w.heads * w.prefixes, -1)
-        return sides
+        projected = (vectors @ w.prefix_keys_values).reshape(w.prefixes, len(w.prefix_sides), -1)
+        sides = projected.transpose(1, 0, 2) @ w.prefix_sides
+        none = np.zeros((1, 0, *self.tokens.shape[1:]), dtype=np.float32)
+        return NumpyState(sides.reshape(len(w.blocks), 2, w.heads * w.prefixes, -1), [none] * len(w.blocks))
 
-    def score(
+    def advance(
         self,
-        sides: np.ndarray,
-        codes: Int64[np.ndarray, "rows level"],
+        state: NumpyState,
+        codes: Int64[np.ndarray, " rows"],
         near: Float32[np.ndarray, "rows codes"],
     ) -> Float32[np.ndarray, "rows codes"]:
-        """Return the log-probabilities of the codes that follow prefixes, given their nearness."""
-        w, level, rows = self.weights, codes.shape[1], len(codes)
-        tokens = np.concatenate([np.zeros((rows, 1), np.int64), codes], axis=1) + self._offsets[: level + 1]
-        queries, keys, values = self.tokens[tokens].transpose(2, 0, 3, 1, 4)
-        shares = (keys @ queries[:, :, -1, :, None])[..., 0] + w.distances[:, level::-1]
-        attended = (_softmax(shares)[:, :, None] @ values).reshape(rows, -1)
-        hidden = w.embeddings[tokens[:, -1]] + attended @ w.token_out
-        shares = (_normalize(hidden) @ sides[0].T).reshape(rows, w.heads, -1)
-        hidden += _softmax(shares).reshape(rows, -1) @ sides[1]
-        hidden += np.maximum(_normalize(hidden) @ w.up, 0) @ w.down
-        c = self.combination
+        """Read a code of each prefix, first 0 for the start token; return log-probabilities of the next.
+
+        Parameters
+        ----------
+        near
+            the nearness of the next codes.
+        """
+        w, c, rows, level = self.weights, self.combination, len(codes), state.past[0].shape[1]
+        tokens = self._offsets[level] + codes
+        hidden = w.embeddings[tokens]
+        for number, (block, looks) in enumerate(zip(w.blocks, state.sides, strict=True)):
+            now = self._project(hidden, number) if number else self.tokens[tokens]
+            state.past[number] = np.concatenate([state.past[number], now[:, None]], axis=1)
+            queries, keys, values = state.past[number].transpose(2, 0, 3, 1, 4)
+            shares = (keys @ queries[:, :, -1, :, None])[..., 0] + w.distances[:, level::-1]
+            hidden += (_softmax(shares)[:, :, None] @ values).reshape(rows, -1) @ block.token_out
+            shares = (_normalize(hidden) @ looks[0].T).reshape(rows, w.heads, -1)
+            hidden += _softmax(shares).reshape(rows, -1) @ looks[1]
+            hidden += np.maximum(_normalize(hidden) @ block.up, 0) @ block.down
         logits = (
             c.scales[level] * near + c.gates[level] * (_normalize(hidden) @ w.codes[level]) + c.biases[level]
         )
         logits -= logits.max(axis=1, keepdims=True)
         return np.asarray(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
+
+    def _project(
+        self, hidden: Float32[np.ndarray, "rows width"], block: int
+    ) -> Float32[np.ndarray, "rows three heads head_width"]:
+        """Project tokens to the queries, keys and values of a block's self-attention."""
+        projected = _normalize(hidden) @ self.weights.blocks[block].token
+        return np.asarray(projected.reshape(len(hidden), 3, self.weights.heads, -1))
 
 
 def _normalize(rows: Float32[np.ndarray, "rows width"]) -> Float32[np.ndarray, "rows width"]:
@@ -99,7 +128,7 @@ def _softmax(scores: Float32[np.ndarray, "*rows keys"]) -> Float32[np.ndarray, "
 
 
 class NumpySearch:
-    """Search by code vectors, or by a generator of one block, in NumPy.
+    """Search by code vectors, or by a generator, in NumPy.
 
     Parameters
     ----------
@@ -181,8 +210,8 @@ class NumpySearch:
         total = np.zeros(1, dtype=np.float32)
         history = np.full((1, len(self._tables)), np.nan, dtype=np.float32)
         residuals = query[None]
-        codes = np.zeros((1, 0), dtype=np.int64)
-        sides = None
+        code = np.zeros(1, dtype=np.int64)
+        state = None
         for level, table in enumerate(self._tables):
             children = children_in_segments(segments, level, low, high)
             if level == 0 and wanted.level0:
@@ -198,8 +227,8 @@ class NumpySearch:
                 break
             near = residuals @ table.T - self._halves[level]
             if self.generator is not None:
-                sides = self.generator.read(query) if sides is None else sides
-                near = self.generator.score(sides, codes, near)
+                state = state or self.generator.start(query)
+                near = self.generator.advance(state, code, near)
             gained = near[children.parent, children.code]
             total = total[children.parent] + gained
             best = topk(total, budget)
@@ -212,5 +241,6 @@ class NumpySearch:
             if counts[best].sum() <= budget:
                 break
             residuals = residuals[parent] - table[code]
-            codes = np.concatenate([codes[parent], code[:, None]], axis=1)
+            if state is not None:
+                state.select(parent)
         return Beams(low[None], high[None], history[None])

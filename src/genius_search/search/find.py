@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # most searches need no decoder in PyTorch
 
 
 def quick_search(ranker: CodeRanker, generator: NumpyGenerator | None = None) -> NumpySearch | None:
-    """Return the quickest search on this machine by code vectors, or by a generator of one block.
+    """Return the quickest search on this machine by code vectors, or by a generator.
 
     None if there is none: there are over 256 codes at a level, or the generator has other code vectors than
     the ranker.

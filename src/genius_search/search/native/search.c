@@ -1,5 +1,4 @@
-/* Search of ID tables for one query: beam search by code vectors or by a generator of one block, then ranking by
-   codes.
+/* Search of ID tables for one query: beam search by code vectors or by a generator, then ranking by codes.
 
    The plain search in search/beam.py and search/rank.py defines the results; tests compare the two. compiled.py
    fills the structures below, whose fields must be the same there. Nothing that is read from a table is trusted:
@@ -12,6 +11,8 @@
 
 #ifdef __AVX2__
 #include <immintrin.h>
+#elif defined(__GNUC__)
+#pragma GCC diagnostic ignored "-Wpsabi" /* vectors are passed within this file only */
 #endif
 
 #ifdef _WIN32
@@ -46,20 +47,21 @@ typedef struct { /* a table, and the items of it that may be returned */
   const uint64_t *words;  /* bit vector of the rows with such an item; NULL: all items may be returned */
   const int32_t *before;  /* number of these rows before each word */
   const uint8_t *allowed; /* 1 for each such item */
-  const char *embeddings; /* of the items, if they are compared: [items][dim] */
+  const int8_t *embeddings; /* of the items, if they are compared: [items][dim] */
   const uint16_t *scales; /* in half precision, of embeddings in bytes; NULL: embeddings are in half precision */
   const uint8_t *densities; /* NULL: none */
 } Part;
 
-typedef struct { /* a decoder of one block, as T5Decoder arranges it; matrices are packed as for product() */
-  int64_t width, feedforward, heads, head_width, prefixes;
+typedef struct { /* a decoder, as T5Decoder arranges it; matrices are packed as for product() */
+  int64_t width, feedforward, heads, head_width, prefixes, blocks;
   const float *prefix_weights, *prefix_biases; /* from a query to its prefix vectors: [prefixes][width] */
-  const float *prefix_keys_values;             /* from a prefix vector to keys and values: [2][heads][head_width] */
-  const float *prefix_sides;                   /* from a head's keys or values to the tokens' space: [2][heads] */
-  const float *tokens;     /* queries, keys and values of the start token and of all codes: [tokens][3][heads][head_width] */
+  const float *prefix_keys_values;             /* from a prefix vector to keys and values: [blocks][2][heads][head_width] */
+  const float *prefix_sides;         /* from a head's keys or values to the tokens' space: [blocks][2][heads] */
+  const float *tokens;     /* queries, keys and values of the start token and of all codes in the first block:
+                              [tokens][3][heads][head_width] */
   const float *embeddings; /* of the same: [tokens][width] */
   const float *distances;  /* added to self-attention, by distance: [heads][levels] */
-  const float *token_out, *up, *down;
+  const float *token, *token_out, *up, *down; /* [blocks]; token: to queries, keys and values */
   const float *codes;      /* from a hidden state to the codes' logits, level after level */
   const float *scales, *gates; /* of nearness and of these logits: [levels] */
   const float *biases;         /* added to both: [levels][CODES] */
@@ -126,7 +128,9 @@ typedef struct { /* the memory of a search, kept for the next one */
   Buffer codes, gained, total, ranges; /* the frontier: [rows][levels], [rows][levels], [rows], [rows][parts][2] */
   Buffer next_codes, next_gained, next_total, next_ranges;
   Buffer logits, generated;         /* [rows][CODES] */
-  Buffer keys_values;               /* of a query's prefix vectors, in the tokens' space: [2][heads][prefixes][width] */
+  Buffer keys_values;               /* of a query's prefix vectors, in the tokens' space: [blocks][2][heads][prefixes][width] */
+  Buffer tokens;                    /* of all frontiers so far, as in Generator, in the later blocks: [tokens][blocks - 1] */
+  Buffer parents;                   /* the token before each of them */
   Buffer hidden, normed, inner;     /* the generator's: one row for each of the frontier */
   Buffer children, spans, buckets;  /* spans: [children][parts][2] */
   Buffer keys, kept, leaves, best;
@@ -135,6 +139,7 @@ typedef struct { /* the memory of a search, kept for the next one */
   Buffer known;                     /* bit vector of the products that were computed: [levels][CODES / 64] */
   Buffer short_query;               /* the query in 16 bits, then in two parts of 8 bits */
   int64_t rows, below, num_children, num_keys, num_kept, num_hits, touched;
+  int64_t first_token; /* the frontier's */
 } Work;
 
 static int reserve(Buffer *buffer, int64_t count, size_t size) {
@@ -300,6 +305,7 @@ static inline __attribute__((always_inline)) void multiply_bytes(const int8_t *c
 static inline void multiply_block(const uint8_t *bytes, int64_t groups, const int16_t *query, const int8_t *upper,
                                   const int8_t *lower, int32_t *sums) {
 #ifdef __AVX512VNNI__
+  (void)query;
   enum { WIDTH = BLOCK * GROUP / 64 };
   __m512i high[WIDTH] = {0}, low[WIDTH] = {0};
   for (int64_t g = 0; g < groups; g++, bytes += BLOCK * GROUP) {
@@ -416,9 +422,9 @@ static float exponentials(float *x, int64_t n, float largest) {
 /* Compute the keys and values of a query's prefix vectors. */
 static int read_query(const Model *m, Work *w, const float *query) {
   const Generator *g = m->generator;
-  int64_t heads = g->heads, width = g->width, stride = padded(2 * heads * g->head_width), side = padded(width);
-  int64_t size = padded(g->prefixes * width);
-  if (!reserve(&w->keys_values, (2 * heads * g->prefixes + 1) * side, sizeof(float)) ||
+  int64_t heads = 2 * g->heads * g->blocks, width = g->width, stride = padded(heads * g->head_width);
+  int64_t side = padded(width), size = padded(g->prefixes * width);
+  if (!reserve(&w->keys_values, (heads * g->prefixes + 1) * side, sizeof(float)) ||
       !reserve(&w->inner, size + g->prefixes * stride, sizeof(float)))
     return 0;
   float *vectors = w->inner.at, *projected = vectors + size, *sides = w->keys_values.at;
@@ -426,19 +432,25 @@ static int read_query(const Model *m, Work *w, const float *query) {
   for (int64_t i = 0; i < g->prefixes * width; i++) vectors[i] += g->prefix_biases[i];
   for (int64_t p = 0; p < g->prefixes; p++) normalize(g, vectors + p * width, vectors + p * width);
   product(g->prefix_keys_values, width, stride, vectors, width, projected, stride, g->prefixes);
-  for (int64_t h = 0; h < 2 * heads; h++)
+  for (int64_t h = 0; h < heads; h++)
     product(g->prefix_sides + h * g->head_width * side, g->head_width, width, projected + h * g->head_width, stride,
             sides + h * g->prefixes * side, side, g->prefixes);
   return 1;
 }
 
-/* Self-attention of the last token of a prefix to all its tokens; their keys and values depend on nothing else. */
-static void attend_to_codes(const Model *m, const uint8_t *codes, int64_t level, float *attended) {
+/* Self-attention of the last of a row's tokens to all of them, in a block. In the first one, their queries, keys and
+   values depend on nothing else. */
+static void attend_to_tokens(const Model *m, const Work *w, int64_t level, int64_t row, int64_t block, float *attended) {
   const Generator *g = m->generator;
-  int64_t inner = g->heads * g->head_width, first = 1;
+  const uint8_t *codes = (uint8_t *)w->codes.at + row * m->levels;
+  int64_t inner = g->heads * g->head_width, first = 1, number = w->first_token + row;
   const float *tokens[CODES];
-  tokens[0] = g->tokens;
-  for (int64_t l = 0; l < level; first += m->sizes[l], l++) tokens[l + 1] = g->tokens + (first + codes[l]) * 3 * inner;
+  if (!block) {
+    tokens[0] = g->tokens;
+    for (int64_t l = 0; l < level; first += m->sizes[l], l++) tokens[l + 1] = g->tokens + (first + codes[l]) * 3 * inner;
+  }
+  for (int64_t t = level; block && t >= 0; number = ((int64_t *)w->parents.at)[number], t--)
+    tokens[t] = (float *)w->tokens.at + (number * (g->blocks - 1) + block - 1) * padded(3 * inner);
   memset(attended, 0, (size_t)inner * sizeof(float));
   for (int64_t h = 0; h < g->heads; h++) {
     int64_t place = h * g->head_width;
@@ -452,12 +464,13 @@ static void attend_to_codes(const Model *m, const uint8_t *codes, int64_t level,
   }
 }
 
-static void attend_to_query(const Generator *g, const Work *w, float *hidden, const float *normed) {
+/* Cross-attention of a token to the query's prefix vectors in a block, which leaves their ``shares`` [prefixes]. */
+static void attend_to_query(const Generator *g, const Work *w, int64_t block, float *hidden, const float *normed,
+                            float *shares) {
   int64_t side = padded(g->width);
   for (int64_t h = 0; h < g->heads; h++) {
-    const float *keys = (float *)w->keys_values.at + h * g->prefixes * side;
+    const float *keys = (float *)w->keys_values.at + (2 * block * g->heads + h) * g->prefixes * side;
     const float *values = keys + g->heads * g->prefixes * side;
-    float shares[CODES];
     for (int64_t p = 0; p < g->prefixes; p++) shares[p] = dot(normed, keys + p * side, g->width);
     float sum = exponentials(shares, g->prefixes, find_largest(shares, g->prefixes));
     for (int64_t p = 0; p < g->prefixes; p++) add_scaled(hidden, shares[p] / sum, values + p * side, g->width);
@@ -468,32 +481,42 @@ static void attend_to_query(const Generator *g, const Work *w, float *hidden, co
 static int generate(const Model *m, Work *w, int64_t level) {
   const Generator *g = m->generator;
   int64_t inner = g->heads * g->head_width, side = padded(g->width), high = padded(g->feedforward), first = 1;
-  int64_t stride = inner > high ? inner : high;
-  if (!reserve(&w->hidden, w->rows * side, sizeof(float)) || !reserve(&w->normed, w->rows * side, sizeof(float)) ||
-      !reserve(&w->inner, w->rows * stride, sizeof(float)) || !reserve(&w->generated, w->rows * CODES, sizeof(float)))
+  int64_t stride = inner > high ? inner : high, size = padded(3 * inner), later = g->blocks - 1, rows = w->rows;
+  if (!reserve(&w->hidden, rows * side, sizeof(float)) || !reserve(&w->normed, rows * side, sizeof(float)) ||
+      !reserve(&w->inner, rows * stride + g->prefixes, sizeof(float)) ||
+      !reserve(&w->generated, rows * CODES, sizeof(float)) ||
+      !reserve(&w->tokens, (w->first_token + rows) * later * size, sizeof(float)))
     return 0;
   float *hidden = w->hidden.at, *normed = w->normed.at, *between = w->inner.at;
+  float *tokens = (float *)w->tokens.at + w->first_token * later * size;
   for (int64_t l = 0; l + 1 < level; l++) first += m->sizes[l];
-  for (int64_t r = 0; r < w->rows; r++)
-    attend_to_codes(m, (uint8_t *)w->codes.at + r * m->levels, level, between + r * stride);
-  product(g->token_out, inner, g->width, between, stride, hidden, side, w->rows);
-  for (int64_t r = 0; r < w->rows; r++) {
+  for (int64_t r = 0; r < rows; r++) {
     int64_t token = level ? first + ((uint8_t *)w->codes.at)[r * m->levels + level - 1] : 0;
-    add_scaled(hidden + r * side, 1, g->embeddings + token * g->width, g->width);
-    normalize(g, hidden + r * side, normed + r * side);
-    attend_to_query(g, w, hidden + r * side, normed + r * side);
-    normalize(g, hidden + r * side, normed + r * side);
+    memcpy(hidden + r * side, g->embeddings + token * g->width, (size_t)g->width * sizeof(float));
   }
-  product(g->up, g->width, g->feedforward, normed, side, between, stride, w->rows);
-  for (int64_t i = 0; i < w->rows * stride; i++) between[i] = between[i] > 0 ? between[i] : 0;
-  product(g->down, g->feedforward, g->width, between, stride, normed, side, w->rows);
-  for (int64_t r = 0; r < w->rows; r++) {
-    add_scaled(hidden + r * side, 1, normed + r * side, g->width);
-    normalize(g, hidden + r * side, normed + r * side);
+  for (int64_t b = 0; b <= later; b++) {
+    if (b)
+      product(g->token + b * g->width * size, g->width, 3 * inner, normed, side, tokens + (b - 1) * size, later * size,
+              rows);
+    for (int64_t r = 0; r < rows; r++) attend_to_tokens(m, w, level, r, b, between + r * stride);
+    product(g->token_out + b * inner * side, inner, g->width, between, stride, normed, side, rows);
+    for (int64_t r = 0; r < rows; r++) {
+      add_scaled(hidden + r * side, 1, normed + r * side, g->width);
+      normalize(g, hidden + r * side, normed + r * side);
+      attend_to_query(g, w, b, hidden + r * side, normed + r * side, between);
+      normalize(g, hidden + r * side, normed + r * side);
+    }
+    product(g->up + b * g->width * high, g->width, g->feedforward, normed, side, between, stride, rows);
+    for (int64_t i = 0; i < rows * stride; i++) between[i] = between[i] > 0 ? between[i] : 0;
+    product(g->down + b * g->feedforward * side, g->feedforward, g->width, between, stride, normed, side, rows);
+    for (int64_t r = 0; r < rows; r++) {
+      add_scaled(hidden + r * side, 1, normed + r * side, g->width);
+      normalize(g, hidden + r * side, normed + r * side);
+    }
   }
   const float *codes = g->codes;
   for (int64_t l = 0; l < level; l++) codes += padded(m->sizes[l]) * g->width;
-  product(codes, g->width, m->sizes[level], normed, side, w->generated.at, CODES, w->rows);
+  product(codes, g->width, m->sizes[level], normed, side, w->generated.at, CODES, rows);
   return 1;
 }
 
@@ -738,8 +761,10 @@ static int list_children(const Model *m, int64_t level, const Request *request, 
 static int extend(const Model *m, Work *w, int64_t num_parts, int64_t level) {
   int64_t n = w->num_keys, levels = m->levels, span = 2 * num_parts;
   if (!reserve(&w->next_codes, n * levels, 1) || !reserve(&w->next_gained, n * levels, sizeof(float)) ||
-      !reserve(&w->next_total, n, sizeof(float)) || !reserve(&w->next_ranges, n * span, sizeof(int32_t)))
+      !reserve(&w->next_total, n, sizeof(float)) || !reserve(&w->next_ranges, n * span, sizeof(int32_t)) ||
+      !reserve(&w->parents, w->first_token + w->rows + n, sizeof(int64_t)))
     return 0;
+  int64_t *parents = (int64_t *)w->parents.at + w->first_token + w->rows;
   for (int64_t i = 0; i < n; i++) {
     int64_t number = (uint32_t)((uint64_t *)w->keys.at)[i];
     const Child *child = (Child *)w->children.at + number;
@@ -750,6 +775,7 @@ static int extend(const Model *m, Work *w, int64_t num_parts, int64_t level) {
     codes[level] = (uint8_t)child->code;
     gained[level] = ((float *)w->logits.at)[child->row * CODES + child->code];
     ((float *)w->next_total.at)[i] = child->total;
+    parents[i] = w->first_token + child->row;
     memcpy((int32_t *)w->next_ranges.at + i * span, (int32_t *)w->spans.at + number * span,
            (size_t)span * sizeof(int32_t));
   }
@@ -757,6 +783,7 @@ static int extend(const Model *m, Work *w, int64_t num_parts, int64_t level) {
   swap(&w->gained, &w->next_gained);
   swap(&w->total, &w->next_total);
   swap(&w->ranges, &w->next_ranges);
+  w->first_token += w->rows;
   w->rows = n;
   return 1;
 }
@@ -767,9 +794,12 @@ static int64_t find_beams(const Model *m, const Request *request, const float *q
   int64_t num_parts = w->num_parts;
   int64_t budget = request->candidates > request->width ? request->candidates : request->width;
   if (!reserve(&w->codes, m->levels, 1) || !reserve(&w->gained, m->levels, sizeof(float)) ||
-      !reserve(&w->total, 1, sizeof(float)) || !reserve(&w->ranges, 2 * num_parts, sizeof(int32_t)))
+      !reserve(&w->total, 1, sizeof(float)) || !reserve(&w->ranges, 2 * num_parts, sizeof(int32_t)) ||
+      !reserve(&w->parents, 1, sizeof(int64_t)))
     return NO_MEMORY;
   w->rows = 1;
+  w->first_token = 0;
+  *(int64_t *)w->parents.at = 0; /* the start token has no parent */
   *(float *)w->total.at = 0;
   for (int64_t p = 0; p < num_parts; p++) {
     ((int32_t *)w->ranges.at)[2 * p] = 0;
@@ -1161,16 +1191,16 @@ static int compare(const Model *m, const Request *request, const float *query, i
   int64_t size = m->dim * (has_bytes ? 1 : 2);
   float step = has_bytes ? shorten(query, m->dim, w->short_query.at) : 0;
   for (int64_t i = 0; i < n; i += 4) {
-    const char *rows[4];
+    const int8_t *rows[4];
     int32_t sums[4];
     for (int64_t j = 0; j < 4; j++) {
       const Hit *hit = hits + (i + j < n ? i + j : i);
       rows[j] = w->parts[hit->part].embeddings + hit->item * size;
       if (i + j + 8 >= n) continue;
-      const char *next = w->parts[hit[8].part].embeddings + hit[8].item * size;
+      const int8_t *next = w->parts[hit[8].part].embeddings + hit[8].item * size;
       for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(next + byte);
     }
-    if (has_bytes) multiply_bytes((const int8_t *const *)rows, w->short_query.at, m->dim, sums);
+    if (has_bytes) multiply_bytes(rows, w->short_query.at, m->dim, sums);
     for (int64_t j = 0; j < 4 && i + j < n; j++) {
       const Part *part = w->parts + hits[i + j].part;
       float score = has_bytes ? (float)sums[j] * step * widen(part->scales[hits[i + j].item])
