@@ -357,8 +357,8 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
     config = SearchConfig(
         rerank="embeddings", candidates=900, shortlist=shortlist, density_weight=density_weight
     )
-    for is_raw in (False, True):
-        evidence = Evidence(ranker, stored, is_raw, densities)
+    for is_raw, known in ((False, densities), (False, None), (True, densities)):
+        evidence = Evidence(ranker, stored, is_raw, known)
         for k in (1, 10, 100):
             wanted = [Wanted(max(k, 10), k)] * 8
             given = {"evidence": evidence, "embeddings": list(others)}

@@ -85,7 +85,7 @@ class _Work(ctypes.Structure):
 
 
 _SEGMENT: Final = struct.Struct("7P")
-_REQUEST: Final = struct.Struct("5q32s3f4x")
+_REQUEST: Final = struct.Struct("5q32s4f")
 _RESULT: Final = struct.Struct("2q")
 
 
@@ -154,9 +154,6 @@ class CompiledSearch(NumpySearch):
         config: SearchConfig,
     ) -> Compared | None:
         """Return what the library compares queries with; None if it cannot read the stored embeddings."""
-        has_costs = bool(config.density_weight) and not evidence.is_raw
-        if has_costs and evidence.densities is None:
-            return None
         vectors = [one for one in evidence.embeddings or () if isinstance(one, StoredVectors)]
         dim = self._tables[0].shape[1]
         if len(vectors) < len(segments) or any(
@@ -164,7 +161,8 @@ class CompiledSearch(NumpySearch):
             for one, segment in zip(vectors, segments, strict=True)
         ):
             return None
-        return Compared(np.stack(embeddings), vectors, evidence.densities if has_costs else None)
+        density_weight = 0.0 if evidence.is_raw else config.density_weight
+        return Compared(np.stack(embeddings), vectors, evidence.densities, density_weight)
 
     def _search_in_turn(
         self,
@@ -176,7 +174,6 @@ class CompiledSearch(NumpySearch):
     ) -> list[Found]:
         """Search for queries one after the other, in one call of the library."""
         num_items = sum(segment.table.num_items for segment in segments)
-        density_step = config.density_weight / DENSITY_STEPS
         given: dict[int, int] = {}
         all_segments: list[bytes] = []
         requests = []
@@ -194,8 +191,9 @@ class CompiledSearch(NumpySearch):
                     0 if compared is None else min(k, num_items),
                     _give_codes(level0),
                     1 / HALF_NORM_STEPS,
-                    density_step,
+                    config.density_weight / DENSITY_STEPS,
                     config.generator_weight,
+                    0.0 if compared is None else compared.density_weight / DENSITY_STEPS,
                 )
             )
         try:
@@ -232,7 +230,8 @@ class Compared(NamedTuple):
     vectors: Sequence[StoredVectors]
     """Of each segment."""
     densities: Sequence[UInt8[np.ndarray, " items"]] | None
-    """Of each segment; None: not subtracted."""
+    """Of each segment; None: those of the IDs are taken."""
+    density_weight: float
 
 
 _works: Final[list[_Work]] = []

@@ -49,7 +49,7 @@ typedef struct { /* a table, and the items of it that may be returned */
   const uint8_t *allowed; /* 1 for each such item */
   const int8_t *embeddings; /* of the items, if they are compared: [items][dim] */
   const uint16_t *scales; /* in half precision, of embeddings in bytes; NULL: embeddings are in half precision */
-  const uint8_t *densities; /* NULL: none */
+  const uint8_t *densities; /* of the items; NULL: those of their IDs are taken */
 } Part;
 
 typedef struct { /* a decoder, as T5Decoder arranges it; matrices are packed as for product() */
@@ -87,8 +87,9 @@ typedef struct { /* one query's */
   int64_t k;          /* number of hits; 0 lists all items under the beams, unranked */
   int64_t compared_k; /* number of hits by their embeddings among these; 0: embeddings are not compared */
   uint8_t level0[CODES / 8]; /* bit vector of the allowed codes at level 0 */
-  float half_norm_step, density_step; /* costs of the two bytes after an ID's codes, and of an item's density */
+  float half_norm_step, density_step; /* costs of the two bytes after an ID's codes */
   float generator_weight;
+  float compared_density_step; /* cost of a density where embeddings are compared */
 } Request;
 
 typedef struct {
@@ -1205,7 +1206,10 @@ static int compare(const Model *m, const Request *request, const float *query, i
       const Part *part = w->parts + hits[i + j].part;
       float score = has_bytes ? (float)sums[j] * step * widen(part->scales[hits[i + j].item])
                               : dot_halves((const uint16_t *)rows[j], query, m->dim);
-      if (part->densities) score -= request->density_step * part->densities[hits[i + j].item];
+      int64_t columns = part->table->columns;
+      if (part->densities) score -= request->compared_density_step * part->densities[hits[i + j].item];
+      else if (columns > m->levels)
+        score -= request->compared_density_step * part->table->ids[hits[i + j].row * columns + m->levels + 1];
       offer(&best, score, 0, i + j, 0);
     }
   }
