@@ -353,6 +353,11 @@ candidates are left, then rank them by codes. The defaults of :class:`SearchConf
 ITEMS_PER_CANDIDATE: Final = 10
 MANY_CANDIDATES: Final = 70_000
 CANDIDATES_PER_ROOT: Final = 30
+WIDE_BEAM: Final = 30
+"""Beam of a large index."""
+LARGE: Final = 25
+"""An index is large if it has more items for each candidate. With 256 codes at a level, the best ten first
+semantic codes then hold more than may be ranked."""
 RANK_ALL: Final = 2
 """A query that allows at most this many times the candidates ranks all of them: to leave some out takes
 longer."""
@@ -364,12 +369,14 @@ def usual_search(items: int) -> SearchConfig:
     A tenth of the items are candidates, at most 70,000 or 30 times the square root of their number. With 256
     codes at a level, a tenth are the items under the best 25 first semantic codes. They lie side by side, so
     ranking them takes no longer than decoding another code to leave most of them out. They hold 96 to 99 % of
-    the first five by codes for captions, drawn pictures and icons, and at least 96 % of the first ten up to
-    ten million items (``genius bench search``).
+    the first five by codes for captions, drawn pictures and icons, and at least 95 % of the first ten up to
+    fifty million items (``genius bench search``). Large indexes decode further codes, for which a wide beam
+    costs little.
     """
     most = max(MANY_CANDIDATES, round(CANDIDATES_PER_ROOT * math.sqrt(items)))
     candidates = min(max(items // ITEMS_PER_CANDIDATE, USUAL_SEARCH.candidates), most)
-    return dataclasses.replace(USUAL_SEARCH, candidates=candidates)
+    beam = WIDE_BEAM if items > LARGE * candidates else USUAL_SEARCH.beam
+    return dataclasses.replace(USUAL_SEARCH, beam=beam, candidates=candidates)
 
 
 def checked(config: Settings) -> Settings:

@@ -158,8 +158,17 @@ def test_checking_names_the_setting_that_is_out_of_range():
 
 
 @pytest.mark.parametrize(
-    ("items", "candidates"),
-    [(10, 1000), (32_368, 3236), (700_000, 70_000), (5_000_000, 70_000), (100_000_000, 300_000)],
+    ("items", "candidates", "beam"),
+    [
+        (10, 1000, 10),
+        (32_368, 3236, 10),
+        (1_000_000, 70_000, 10),
+        (5_000_000, 70_000, 30),
+        (100_000_000, 300_000, 30),
+    ],
 )
-def test_candidates_grow_with_the_items_and_then_with_their_root(items, candidates):
-    assert usual_search(items).candidates == candidates
+def test_candidates_grow_with_the_items_and_then_with_their_root_and_so_does_the_beam(
+    items, candidates, beam
+):
+    usual = usual_search(items)
+    assert (usual.candidates, usual.beam) == (candidates, beam)
