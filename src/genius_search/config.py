@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -363,6 +364,7 @@ RANK_ALL: Final = 2
 longer."""
 
 
+@lru_cache
 def usual_search(items: int) -> SearchConfig:
     """Return the default settings of an index of so many items that was not tuned.
 

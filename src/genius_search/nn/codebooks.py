@@ -49,6 +49,10 @@ class Codebooks:
 
     def tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
         """Return the code vectors of each level."""
+        return list(self._tables)
+
+    @cached_property
+    def _tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
         return [self._weights[name] for name in _names_of_tables(self.config)]
 
     @property
