@@ -12,11 +12,11 @@ export OMP_WAIT_POLICY ?= PASSIVE
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
-$(VENV)/run: pyproject.toml constraints.txt src/genius_search/search/native/search.c
+$(VENV)/run: pyproject.toml constraints.txt src/genius_search/native/search.c
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "GENIUS needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[evaluate]'
-	$(BIN)/python -m genius_search.search.native.build --install-compiler
+	$(BIN)/python -m genius_search.native.build --install-compiler
 	@touch $@
 
 $(VENV)/dev: $(VENV)/run

@@ -8,7 +8,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-NATIVE = Path(__file__).parent / "src" / "genius_search" / "search" / "native"
+NATIVE = Path(__file__).parent / "src" / "genius_search" / "native"
 
 
 class CompileSearch(BuildHookInterface):

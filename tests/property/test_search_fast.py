@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from genius_search.config import GeneratorConfig, SearchConfig
+from genius_search.native.build import build, find_compilers
+from genius_search.native.library import open_library
 from genius_search.nn.generator import Generator, TrainedGenerator
 from genius_search.search import compiled as compiled_module
 from genius_search.search import find as find_module
 from genius_search.search.arrays import StoredVectors
-from genius_search.search.compiled import CompiledSearch, open_library
+from genius_search.search.compiled import CompiledSearch
 from genius_search.search.decoder import GeometricDecoder, GuidedDecoder, T5Decoder
 from genius_search.search.fast import NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.find import find, quick_search
-from genius_search.search.native.build import build, find_compilers
 from genius_search.search.rank import CodeRanker, Evidence
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 

@@ -34,6 +34,8 @@ from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST
 
 NEIGHBOURS: Final = 4
 """Number of nearest vectors whose mean cosine is the density."""
+SPARE: Final = 4
+"""Vectors beyond the nearest whose cosines are computed, in case single precision confuses near ones."""
 HASH_BASE: Final = 0x9E3779B97F4A7C15
 """Odd and with irregular bits, as multiplicative hashing requires."""
 SCORES_AT_ONCE: Final = 1 << 22
@@ -159,10 +161,17 @@ class NormAndDensity:
 def _density(
     vectors: Float64[Tensor, "items dim"], codes: Int[Tensor, "items levels"], reference: _Reference
 ) -> Float64[Tensor, " items"]:
-    """Return the mean cosine to the nearest reference vectors, excluding an item's own ID."""
-    cosines = F.normalize(vectors, dim=1) @ reference.directions.T
+    """Return the mean cosine to the nearest reference vectors, excluding an item's own ID.
+
+    Single precision tells which vectors are nearest, up to a few; their cosines are then computed in double.
+    """
+    units = F.normalize(vectors, dim=1)
+    rough = units.float() @ reference.directions.float().T
     if reference.hashes is not None:
-        cosines = cosines.masked_fill(_hashes(codes)[:, None] == reference.hashes, -1.0)
+        rough = rough.masked_fill_(_hashes(codes)[:, None] == reference.hashes, -torch.inf)
+    near = rough.topk(min(NEIGHBOURS + SPARE, rough.shape[1]), dim=1)
+    cosines = (reference.directions[near.indices] * units[:, None]).sum(dim=2)
+    cosines = cosines.where(near.values > -torch.inf, -1.0)
     return cosines.topk(min(NEIGHBOURS, cosines.shape[1]), dim=1).values.mean(dim=1)
 
 

@@ -7,7 +7,6 @@ by k-means and updated by exponential moving averages; they receive no gradients
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -27,6 +26,7 @@ from genius_search.nn.codebooks import KIND, WEIGHTS, Codebooks
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.fusion import make_fusion
 from genius_search.nn.stored import dim_of, settings_of
+from genius_search.nn.sums import nearest_sums
 from genius_search.nn.weights import load_weights, write_weights
 from genius_search.records import NUM_MODALITIES
 from genius_search.registry import find_part
@@ -39,8 +39,6 @@ POOL_SAMPLE: Final = "pool_sample"
 """Name of the pool sample in the weights file; only refitted quantizers have one."""
 CHUNK: Final = 16_384
 """Items per block when assigning centroids, to bound memory."""
-DISTANCES_AT_ONCE: Final = 1 << 24
-"""Distances in memory at once: 64 MiB."""
 FUSE_BATCH: Final = 4096
 
 
@@ -90,36 +88,6 @@ def kmeans(
         chosen = moved
         counts = torch.bincount(chosen, minlength=size)
     return Clusters(centroids, counts.to(samples.dtype))
-
-
-def nearest_sums(
-    residuals: Float[Tensor, "items dim"], tables: Sequence[Float[Tensor, "_ dim"]], *, beam: int
-) -> Int[Tensor, "items levels"]:
-    """Approximate each residual by a sum of code vectors, one from each table; return their codes.
-
-    This is a beam search over the levels that keeps ``beam`` partial sums; 1 is the greedy choice.
-    """
-    at_once = max(1, DISTANCES_AT_ONCE // (beam * max(len(table) for table in tables)))
-    return torch.cat([_nearest_sums(chunk, tables, beam) for chunk in residuals.split(at_once)])
-
-
-def _nearest_sums(
-    residuals: Float[Tensor, "items dim"], tables: Sequence[Float[Tensor, "_ dim"]], beam: int
-) -> Int[Tensor, "items levels"]:
-    items, dim = residuals.shape
-    remaining = residuals[:, None]  # one row for each partial ID
-    half_errors = residuals.square().sum(dim=1, keepdim=True) / 2  # half the squared norm of ``remaining``
-    codes = torch.zeros(items, 1, 0, dtype=torch.int64, device=residuals.device)
-    for table in tables:
-        width = remaining.shape[1]
-        change = torch.addmm(table.square().sum(dim=1) / 2, remaining.flatten(0, 1), table.T, alpha=-1)
-        errors = change.view(items, width, len(table)).add_(half_errors[..., None])
-        half_errors, best = errors.flatten(1).topk(min(beam, width * len(table)), dim=1, largest=False)
-        parent, chosen = best // len(table), best % len(table)
-        remaining = remaining.gather(1, parent[..., None].expand(-1, -1, dim)) - table[chosen]
-        codes = codes.gather(1, parent[..., None].expand(-1, -1, codes.shape[2]))
-        codes = torch.cat([codes, chosen[..., None]], dim=2)
-    return codes[:, 0]
 
 
 class Quantized(NamedTuple):

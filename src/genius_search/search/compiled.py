@@ -6,27 +6,24 @@ It takes the place of :class:`genius_search.search.fast.NumpySearch` where it is
 from __future__ import annotations
 
 import ctypes
-import logging
-import os
 import struct
 import sys
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, UInt8
 
 from genius_search.config import SearchConfig
+from genius_search.native.library import count_cores
 from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.nn.folded import BlockWeights
 from genius_search.search.arrays import StoredVectors
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
-from genius_search.search.native.build import FOLDER, VARIANTS, library
 from genius_search.search.rank import CodeRanker, Evidence, Ranking
 from genius_search.search.table import Allowed, IdTable, RankedBits, Restriction, SearchSegment
 
@@ -236,33 +233,6 @@ class Compared(NamedTuple):
 
 _works: Final[list[_Work]] = []
 """Memory of the library's searches; each is used by one search at a time."""
-
-
-def count_cores() -> int:
-    """Return the number of cores for a batch: all that this process may use, or ``OMP_NUM_THREADS``."""
-    try:
-        return int(os.environ["OMP_NUM_THREADS"])
-    except (KeyError, ValueError):
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@cache
-def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
-    """Open the compiled library for this processor; return None, and log it, if there is none."""
-    for variant in VARIANTS:
-        path = library(variant, folder)
-        if path.exists():
-            opened = ctypes.CDLL(str(path))
-            if opened.is_supported():
-                pointer, integer = ctypes.c_void_p, ctypes.c_int64
-                opened.make_work.restype = pointer
-                opened.search.argtypes = (pointer, pointer, integer, *[pointer] * 3, integer, pointer)
-                return opened
-    logging.getLogger(__name__).info(
-        "the compiled search is missing, NumPy replaces it and is a few times slower; "
-        "`python -m genius_search.search.native.build` compiles it"
-    )
-    return None
 
 
 def _pointers(arrays: dict[str, np.ndarray]) -> dict[str, int]:

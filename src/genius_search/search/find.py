@@ -10,8 +10,9 @@ from jaxtyping import Float32
 
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
+from genius_search.native.library import open_library
 from genius_search.search.beams import topk
-from genius_search.search.compiled import CODES, MAX_LEVELS, CompiledSearch, open_library
+from genius_search.search.compiled import CODES, MAX_LEVELS, CompiledSearch
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, by_embeddings, rank_items
 from genius_search.search.table import SearchSegment

@@ -23,9 +23,9 @@ from genius_search.nn.quantizer import (
     TrainedQuantizer,
     load_quantizer,
     make_quantizer,
-    nearest_sums,
     write_quantizer,
 )
+from genius_search.nn.sums import nearest_sums
 from genius_search.progress import Progress
 from genius_search.records import NUM_MODALITIES
 from genius_search.writing import ArtifactWriter

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from genius_search.search import compiled
-from genius_search.search.native import build as native
+from genius_search.native import build as native
+from genius_search.native.library import open_library
 
 
 @pytest.fixture
@@ -18,8 +18,8 @@ def no_compiler(monkeypatch):
 def test_without_a_compiler_nothing_is_built_and_numpy_searches(tmp_path, caplog):
     assert native.build(tmp_path) is None
     with caplog.at_level(logging.INFO):
-        assert compiled.open_library(tmp_path) is None
-        assert compiled.open_library(tmp_path) is None
+        assert open_library(tmp_path) is None
+        assert open_library(tmp_path) is None
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 

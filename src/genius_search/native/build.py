@@ -1,4 +1,4 @@
-"""Compile ``search.c``: ``python -m genius_search.search.native.build``.
+"""Compile ``search.c``: ``python -m genius_search.native.build``.
 
 The build of a wheel or an editable installation does this too (``hatch_build.py``). This module uses only the
 standard library, because the build runs it before anything is installed.

@@ -1,1 +1,0 @@
-"""The compiled search: its source, and the module that compiles it."""
