@@ -28,13 +28,9 @@ from genius_search.search.fast import NumpySearch, Wanted
 from genius_search.search.find import find, quick_search
 from genius_search.search.rank import CodeRanker, Evidence, Vectors
 from genius_search.search.table import Allowed, IdTable, SearchSegment
-from genius_search.training.codebooks import LEVELS, MAX_SAMPLE, draw_ids, fit_codebooks
+from genius_search.training.codebooks import LEVELS, MAX_SAMPLE, fit_codebooks
 
-CHUNK: Final = 8192
-MANY: Final = 100_000
-"""From so many items on, codes are chosen more quickly, and densities are those of IDs instead of items."""
-MANY_BEAM: Final = 2
-MANY_SAMPLE: Final = 1024
+CHUNK: Final = 16_384
 ALL: Final = 10**9
 """Candidates that no pool has."""
 SEGMENT: Final = 1 << 32
@@ -62,10 +58,6 @@ def fit(given: Given, folder: Path, *, levels: int = LEVELS, progress: Progress)
         levels=levels,
         progress=progress,
     ).quantizer
-    if count > MANY:
-        quantizer.config = dataclasses.replace(quantizer.config, encoding_beam=MANY_BEAM)
-        ids = next(_encoded(quantizer, given, slice(0, MANY_SAMPLE))).codes[:, : len(quantizer.sizes)]
-        quantizer.set_pool_sample(draw_ids(torch.from_numpy(ids), modality[: len(ids)], seed=0))
     return quantizer
 
 
@@ -80,22 +72,21 @@ def of_model(model: Genius) -> Quantizer:
 
 
 def encode(quantizer: Quantizer, given: Given) -> Codes:
-    """Return the IDs of items, and up to :data:`MANY` their embeddings and densities."""
-    return Codes(quantizer, ItemArrays.join(list(_encoded(quantizer, given, slice(None)))))
+    """Return the IDs of items, with their embeddings and densities."""
+    return Codes(quantizer, ItemArrays.join(list(_encoded(quantizer, given))))
 
 
-def _encoded(quantizer: Quantizer, given: Given, rows: slice) -> Iterator[ItemArrays]:
+def _encoded(quantizer: Quantizer, given: Given) -> Iterator[ItemArrays]:
     items, modality = as_tensors(given)
-    for own, kinds in zip(items[rows].split(CHUNK), modality[rows].split(CHUNK), strict=True):
+    for own, kinds in zip(items.split(CHUNK), modality.split(CHUNK), strict=True):
         found = quantizer.encode_items(torch.zeros_like(own), own, kinds)
-        arrays = ItemArrays(found.columns.numpy(), found.code_cosine.numpy().astype(np.float16))
-        if len(items) <= MANY:
-            arrays = arrays._replace(
-                embeddings=own.numpy().astype(np.float16),
-                stored="fused",
-                densities=quantizer.norm_and_density.item_density(found.embeddings, found.codes).numpy(),
-            )
-        yield arrays
+        yield ItemArrays(
+            found.columns.numpy(),
+            found.code_cosine.numpy().astype(np.float16),
+            embeddings=own.numpy().astype(np.float16),
+            stored="fused",
+            densities=quantizer.norm_and_density.item_density(found.embeddings, found.codes).numpy(),
+        )
 
 
 def store_bytes(given: Given) -> StoredVectors:

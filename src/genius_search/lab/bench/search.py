@@ -21,7 +21,7 @@ import numpy as np
 from genius_search.config import checked, usual_search
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.faiss_index import num_bits, num_lists
-from genius_search.lab.bench.coded import ALL, MANY, Codes, Ours, encode, fit, of_model, store_bytes
+from genius_search.lab.bench.coded import ALL, Codes, Ours, encode, fit, of_model, store_bytes
 from genius_search.lab.bench.given import (
     Found,
     Given,
@@ -48,7 +48,7 @@ from genius_search.lab.bench.rivals import (
     pq_factory,
 )
 from genius_search.lab.bench.settings import SearchSettings, parse_counts
-from genius_search.lab.bench.updates import measure_updates
+from genius_search.lab.bench.updates import MOST_UPDATED, measure_updates
 from genius_search.lab.settings import choose
 from genius_search.lab.table import Table
 from genius_search.model import Genius
@@ -194,16 +194,16 @@ def estimate_minutes(bench: _Bench, sizes: Sequence[int], dim: int, levels: Sequ
         if number and size > settings.rival_items:
             seconds += 60 + size * 6e-6
             continue
-        seconds += wide * (min(size, 65_536) * 1.3e-3 + size * (1e-3 if size <= MANY else 4e-4))
+        seconds += wide * (min(size, 65_536) * 8e-4 + size * 4e-4)
         if measured:
             seconds += wide * (20 + size * 5e-4 + (size * 1.5e-3 if size <= settings.graph_items else 0))
             seconds += wide * size * (settings.timed + settings.rounds * settings.batch) * 1e-7
         if "filtered" in bench.parts:
             seconds += len(settings.shares.split(",")) * wide * (10 + size * settings.timed * 5e-8)
     if "bytes" in bench.parts:
-        seconds += sum(wide * min(sizes[0], MANY) * level * 5e-4 for level in levels)
+        seconds += sum(wide * sizes[0] * level * 5e-4 for level in levels)
     if "updates" in bench.parts:
-        seconds += wide * min(sizes[0], MANY) * 1.5e-3
+        seconds += wide * min(sizes[0], MOST_UPDATED) * 1e-3
     return seconds / 60
 
 
@@ -235,7 +235,7 @@ def _measure_pool(bench: _Bench, given: Given, shares: Sequence[float], levels: 
         rows = measure_updates(
             given, codes.it.quantizer, settings, bench.folder / "updated.index", bench.left_out
         )
-        bench.add("updates", rows, Pool(f"{min(count, MANY):,} items", min(count, MANY), 0))
+        bench.add("updates", rows, Pool(f"{min(count, MOST_UPDATED):,} items", min(count, MOST_UPDATED), 0))
     return codes.it  # type: ignore[no-any-return]
 
 

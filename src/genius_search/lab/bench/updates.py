@@ -16,7 +16,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import IndexManifest
 from genius_search.index.writer import Writer, one_writer
 from genius_search.lab.baselines.faiss_index import num_lists
-from genius_search.lab.bench.coded import MANY, SEGMENT, Ours, encode
+from genius_search.lab.bench.coded import SEGMENT, Ours, encode
 from genius_search.lab.bench.given import (
     Found,
     Given,
@@ -46,6 +46,8 @@ from genius_search.records import Modality
 ASKED: Final = 20
 """Queries between two changes."""
 EFFORT: Final = 32
+MOST_UPDATED: Final = 100_000
+"""Most items of an index that changes."""
 
 
 class Subject(NamedTuple):
@@ -63,8 +65,7 @@ def measure_updates(
 ) -> list[Row]:
     """Replace 1 % of the items in steps, with queries in between: changes and searches take turns.
 
-    At most :data:`~genius_search.lab.bench.coded.MANY` items are drawn. The index is at ``folder`` while it
-    is measured.
+    At most :data:`MOST_UPDATED` items are drawn. The index is at ``folder`` while it is measured.
     """
     given, old, new = _draw(given, settings)
     alive = np.ones(len(given.items), dtype=bool)
@@ -105,7 +106,7 @@ def measure_updates(
 def _draw(given: Given, settings: SearchSettings) -> tuple[Given, np.ndarray, np.ndarray]:
     """Return items in random order, the rows that are deleted, and those that are added: the last."""
     random = np.random.default_rng(settings.seed)
-    order = random.permutation(len(given.items))[:MANY]
+    order = random.permutation(len(given.items))[:MOST_UPDATED]
     place = {row: number for number, row in enumerate(order.tolist())}
     right = given.right and [{place[row] for row in own if row in place} for own in given.right]
     drawn = Given(given.items[order], given.modality[order], given.queries, right, len(order))
