@@ -71,8 +71,9 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     match: Words = None
     """Search only items whose text contains these words; "a phrase" in double quotes, prefix*."""
 
-    hybrid: Literal["auto", "off"] = "auto"
-    """Put the few items first whose text or file name has the query's words with digits, such as IMG_2034."""
+    hybrid: Literal["auto", "words", "off"] = "auto"
+    """auto: put the few items first whose text or file name has the query's words with digits, such as
+    IMG_2034. words: also raise items whose text has the query's rare words, such as names."""
 
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
     """Number of hits."""

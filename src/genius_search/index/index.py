@@ -470,7 +470,8 @@ class Index:
             Words that the items' texts must contain.
         hybrid
             ``auto`` puts items first whose text or file name contains the query's words with digits
-            (IMG_2034, a product code), if these are at most ten items; ``off`` does not.
+            (IMG_2034, a product code), if these are at most ten items; ``off`` does not. ``words`` also
+            raises items whose text has rare words of the query, such as names.
         beam
             Beam width, at least ``k``, instead of the configured one.
         config

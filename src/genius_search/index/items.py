@@ -274,6 +274,18 @@ class ItemStore:
                 values = [json.dumps(rows.tolist()), *values]
             return np.flatnonzero(mask & look_up(source, values))
 
+    def rows_with(self, word: str, most: int) -> Int64[np.ndarray, " rows"]:
+        """Return rows of items whose text has a word, the first ``most``.
+
+        Raises
+        ------
+        UsageError
+            This SQLite, or the one that wrote the store, lacks full-text search.
+        """
+        self._check_full_text()
+        query = "SELECT rowid FROM words WHERE words MATCH ? LIMIT ?"
+        return np.array(self._query(query, [f'"{word}"', most]), dtype=np.int64).reshape(-1)
+
     def _holds(
         self, condition: Condition, connection: Connection, deadline: float
     ) -> Bool[np.ndarray, " items"]:

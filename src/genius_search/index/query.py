@@ -22,6 +22,8 @@ from genius_search.index.items import Item
 from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.index.settings import DEPTH
 from genius_search.index.snapshot import Location, Snapshot, diagnose_corruption
+from genius_search.index.words import DEPTH as WORDS_DEPTH
+from genius_search.index.words import find_rare_words, raise_hits
 from genius_search.model import Genius
 from genius_search.nn.arrays import as_floats, normalize
 from genius_search.records import Modality, instructed
@@ -164,7 +166,7 @@ def search_encoded(
     if not queries or not snapshot.segments:
         return [SearchResult([], 0) for _ in queries]
     with diagnose_corruption(snapshot):
-        found = zip(queries, _search(model, snapshot, queries, config), strict=True)
+        found = zip(queries, _search_with_words(model, snapshot, queries, config), strict=True)
         results = []
         for _, group in groupby(found, key=lambda pair: pair[0].number):
             alternatives = []
@@ -174,6 +176,42 @@ def search_encoded(
                 alternatives.append(_put_exact_first(model, snapshot, own, merged, config))
             results.append(interleave(alternatives, k))
         return results
+
+
+def _search_with_words(
+    model: Genius, snapshot: Snapshot, queries: Sequence[EncodedQuery], config: SearchConfig
+) -> list[SearchResult]:
+    """Search for queries; for those with ``hybrid="words"``, also for items that have their rare words."""
+    given = [_has_plain_text(one.request) and one.request.hybrid == "words" for one in queries]
+    if not any(given):
+        return _search(model, snapshot, queries, config)
+    if config.rerank == "none":
+        raise UsageError("hybrid words needs hits ranked by codes or embeddings; rerank is none")
+    deep = [
+        one._replace(request=dataclasses.replace(one.request, k=max(one.request.k, WORDS_DEPTH)))
+        if has_words
+        else one
+        for one, has_words in zip(queries, given, strict=True)
+    ]
+    results = _search(model, snapshot, deep, config)
+    for number, (one, has_words) in enumerate(zip(deep, given, strict=True)):
+        if has_words:
+            words = find_rare_words(snapshot, one.request.text or "", one.restriction)
+            asked = dataclasses.replace(
+                one.request,
+                where=dataclasses.replace(one.request.filter, item_ids=words.item_ids),
+                match=None,
+            )
+            level0, restriction = _constraint(model, snapshot, asked)
+            among = one._replace(request=asked, level0=level0, restriction=restriction)
+            (others,) = _search(model, snapshot, [among], config) if words.item_ids else [SearchResult([], 0)]
+            k = queries[number].request.k
+            results[number] = raise_hits(results[number], others.hits, words.weights, k)
+    return results
+
+
+def _has_plain_text(request: SearchRequest) -> bool:
+    return bool(request.text) and request.image is None and not request.parts
 
 
 def _put_exact_first(
@@ -223,7 +261,7 @@ def _put_exact_first(
 def _exact_filters(request: SearchRequest) -> Iterator[Filter]:
     """Yield filters for the words with digits of a request: texts that have all of them, files so named."""
     words = EXACT_WORD.findall(request.text or "")
-    if request.hybrid == "off" or request.image is not None or request.parts:
+    if request.hybrid == "off" or not _has_plain_text(request):
         return
     if not 1 <= len(words) <= MOST_EXACT:
         return

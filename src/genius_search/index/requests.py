@@ -27,7 +27,7 @@ MAX_HITS: Final = 10**9
 """Hits or beams that a request may ask for."""
 
 
-Hybrid: TypeAlias = Literal["auto", "off"]
+Hybrid: TypeAlias = Literal["auto", "words", "off"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,8 @@ class SearchRequest:
     """Words that the items' texts must contain."""
     hybrid: Hybrid | str = "auto"
     """``auto`` puts items first whose text or file name contains the query's words with digits (IMG_2034, a
-    product code), if these are at most ten items; ``off`` does not."""
+    product code), if these are at most ten items; ``off`` does not. ``words`` also raises items whose text
+    has rare words of the query (:mod:`genius_search.index.words`)."""
     k: int = 10
     """Number of hits."""
     beam: int | None = None
@@ -141,7 +142,7 @@ class SearchRequest:
         if self.combine not in ("sum", "any"):
             raise UsageError(f"combine is {self.combine!r}, expected 'sum' or 'any'")
         if self.hybrid not in get_args(Hybrid):
-            raise UsageError(f"hybrid is {self.hybrid!r}, it must be auto or off")
+            raise UsageError(f"hybrid is {self.hybrid!r}, it must be auto, words or off")
         parts = self.all_parts()
         texts = [*(("text", part.text) for part in parts), ("instruction", self.instruction)]
         for name, words in texts:

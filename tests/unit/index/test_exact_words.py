@@ -93,5 +93,5 @@ def test_a_hit_keeps_what_is_known_of_it(index):
 def test_the_command_and_an_unknown_word_for_it(index, capsys):
     assert main(["search", str(index.folder), "IMG_2033", "--files-only", "-k", "1"]) == 0
     assert capsys.readouterr().out.strip().endswith("IMG_2033.png")
-    with pytest.raises(UsageError, match="auto or off"):
+    with pytest.raises(UsageError, match="auto, words or off"):
         index.search("a", hybrid="on")
