@@ -87,19 +87,6 @@ class Predictions(NamedTuple):
         return Predictions(*(values[chosen] for values in self))
 
 
-class Coverage(NamedTuple):
-    """Coverage and precision when every case from a probability on is accepted."""
-
-    threshold: Float64[np.ndarray, " thresholds"]
-    """In descending order."""
-    coverage: Float64[np.ndarray, " thresholds"]
-    """Share of the cases that are accepted."""
-    precision: Float64[np.ndarray, " thresholds"]
-    """Share of those that are right."""
-    cases: Float64[np.ndarray, " thresholds"]
-    """Number of accepted cases, unweighted."""
-
-
 def reliability(predictions: Predictions) -> tuple[Bin, ...]:
     """Group cases by probability, in tenths; empty tenths are left out."""
     place = np.minimum((predictions.probability * NUM_BINS).astype(np.int64), NUM_BINS - 1)
@@ -126,24 +113,16 @@ def brier(predictions: Predictions) -> float:
     )
 
 
-def accept(predictions: Predictions) -> Coverage:
-    """Return coverage and precision at every threshold, the highest first."""
-    order = np.argsort(-predictions.probability, kind="stable")
-    probability, is_right, weight = predictions.take(order)
-    accepted, right = weight.cumsum(), (weight * is_right).cumsum()
-    last = np.append(probability[1:] < probability[:-1], True)
-    cases = np.arange(1, len(weight) + 1, dtype=np.float64)
-    return Coverage(
-        probability[last], accepted[last] / accepted[-1:], right[last] / accepted[last], cases[last]
-    )
-
-
 def threshold_for(predictions: Predictions, precision: float, *, at_least: float) -> float | None:
-    """Return the lowest threshold of at least ``at_least`` that reaches a precision, or None."""
-    found = accept(predictions)
-    is_enough = (found.precision >= precision) & (found.cases >= FEWEST) & (found.threshold >= at_least)
-    enough = np.flatnonzero(is_enough)
-    return float(found.threshold[enough[-1]]) if len(enough) else None
+    """Return the lowest threshold of at least ``at_least`` that reaches a precision, or None.
+
+    Whatever is as probable as the threshold is accepted, too.
+    """
+    probability, is_right, weight = predictions.take(np.argsort(-predictions.probability, kind="stable"))
+    last = np.flatnonzero(np.append(probability[1:] < probability[:-1], True))
+    reached = ((weight * is_right).cumsum() / weight.cumsum())[last]
+    enough = last[(reached >= precision) & (last + 1 >= FEWEST) & (probability[last] >= at_least)]
+    return float(probability[enough[-1]]) if len(enough) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +141,6 @@ class Calibrated(NamedTuple):
     """A fitted calibration; the index is unchanged."""
 
     calibration: Calibration
-    held_out: Predictions
-    """The first hits of the queries that were not fitted on."""
     left_out: int
     """Queries whose right answers are not in the index."""
 
@@ -293,7 +270,7 @@ def calibrate(index: Index, data: MBeir, config: CalibrateConfig, *, progress: P
             for kind, scale in scales.items()
         ),
     )
-    return Calibrated(calibration, first(_half(labelled, 1)), found.left_out)
+    return Calibrated(calibration, found.left_out)
 
 
 def _half(cases: Cases, number: int) -> Cases:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius_search.calibrate import Predictions, accept, brier, calibration_error, reliability, threshold_for
+from genius_search.calibrate import Predictions, brier, calibration_error, reliability, threshold_for
 
 
 def told(probability, is_right, weight=None) -> Predictions:
@@ -32,13 +32,6 @@ def test_probabilities_that_are_right_have_no_error():
 
 def test_brier_weighs_squares():
     assert brier(told([1.0, 0.5], [1, 0], [1, 3])) == pytest.approx(0.1875)
-
-
-def test_equal_probabilities_are_accepted_together():
-    found = accept(told([0.2, 0.9, 0.5, 0.5], [0, 1, 1, 0]))
-    assert found.threshold.tolist() == [0.9, 0.5, 0.2]
-    assert found.coverage.tolist() == [0.25, 0.75, 1.0]
-    assert found.precision.tolist() == [1.0, pytest.approx(2 / 3), 0.5]
 
 
 def test_the_threshold_accepts_as_much_as_it_may():

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from genius_search.cli.options import DeviceOptions, JsonOption, OptionalFile, ValidationOptions, command
+from genius_search.cli.options import DeviceOptions, JsonOption, ValidationOptions, command
 from genius_search.cli.terminal import TerminalProgress, print_json, print_table
 
 if TYPE_CHECKING:
-    from genius_search.calibrate import Calibrated, Predictions
+    from genius_search.calibrate import Calibrated
     from genius_search.index.settings import Choice
     from genius_search.tune import Trial
 
@@ -133,9 +132,6 @@ class Calibrate(ValidationOptions):
     queries: int = 0
     """Queries of each row at most; 0 means all."""
 
-    figure: OptionalFile = None
-    """Draw predicted against observed probabilities, as .svg or .png; the numbers are written as .json."""
-
     def run(self) -> None:
         """Fit, measure, print and store the calibration."""
         from genius_search.calibrate import CalibrateConfig, calibrate
@@ -143,23 +139,13 @@ class Calibrate(ValidationOptions):
         from genius_search.index.settings import to_dict
 
         config = self.config(CalibrateConfig)
-        if self.figure is not None:
-            check_figure_path(self.figure)
         with TerminalProgress() as progress:
             index = self.open_index()
             found = calibrate(index, MBeir(self.data), config, progress=progress)
             if not self.dry_run:
                 index.keep_calibration(found.calibration, wait_seconds=self.wait)
-        facts = to_dict(found.calibration)
-        if self.figure is not None:
-            from genius_search.writing import write_json
-
-            draw_reliability(found.held_out, self.figure, threshold=found.calibration.threshold)
-            write_json(
-                self.figure.with_suffix(".json"), {**facts, "figure": reliability_facts(found.held_out)}
-            )
         if self.json:
-            print_json({"kept": not self.dry_run, "left_out": found.left_out, **facts})
+            print_json({"kept": not self.dry_run, "left_out": found.left_out, **to_dict(found.calibration)})
         else:
             self._print(found)
 
@@ -259,93 +245,3 @@ class Refit(DeviceOptions, JsonOption):
             rows.append((f"level {level.level}: largest share of a code", *shares))
         print_table(("IDs of the pool", "before", "after"), rows, left=("IDs of the pool",))
         print(f"before: {done.before.verdict}\nafter: {done.after.verdict}")
-
-
-def check_figure_path(path: Path) -> None:
-    """Check that a figure can be written, before any work is done.
-
-    Raises
-    ------
-    UsageError
-        The suffix is not .svg or .png, or the folder does not exist.
-    ModuleNotFoundError
-        Matplotlib is not installed.
-    """
-    from genius_search.errors import UsageError
-
-    if path.suffix not in (".svg", ".png") or not path.parent.is_dir():
-        raise UsageError(f"--figure {path}: expected a name ending in .svg or .png, in an existing folder")
-    import matplotlib.figure  # noqa: F401
-
-
-def reliability_facts(cases: Predictions) -> dict[str, Any]:
-    """Return the numbers behind the figure."""
-    from genius_search.calibrate import accept, reliability
-
-    curve = accept(cases)
-    return {
-        "bins": [
-            {"predicted": one.predicted, "observed": one.observed, "weight": one.queries}
-            for one in reliability(cases)
-        ],
-        "acceptance": {
-            name: [round(value, 6) for value in getattr(curve, name).tolist()]
-            for name in ("threshold", "coverage", "precision")
-        },
-    }
-
-
-def draw_reliability(cases: Predictions, path: Path, *, threshold: float | None) -> None:
-    """Draw predicted against observed probabilities, and precision against coverage, as SVG or PNG."""
-    import matplotlib as mpl
-    import numpy as np
-    from matplotlib.figure import Figure
-
-    from genius_search.calibrate import accept, calibration_error, reliability
-    from genius_search.writing import write_file
-
-    ink, blue, vermilion = "#33302b", "#0072B2", "#D55E00"
-    figure = Figure(figsize=(10, 4.6), dpi=160, layout="constrained")
-    left, right = figure.subplots(1, 2)
-    bins = reliability(cases)
-    total = sum(one.queries for one in bins)
-    left.plot([0, 1], [0, 1], color=ink, linewidth=1, linestyle=":")
-    left.scatter(
-        [one.predicted for one in bins],
-        [one.observed for one in bins],
-        s=[20 + 260 * one.queries / total for one in bins],
-        color=blue,
-        zorder=3,
-    )
-    left.set_xlabel("probability of the first hit", color=ink)
-    left.set_ylabel("share that is right", color=ink)
-    left.set_title(f"error {calibration_error(bins):.3f}; area: number of queries", fontsize=10)
-
-    curve = accept(cases)
-    right.plot(curve.coverage, curve.precision, color=blue, linewidth=2)
-    if threshold is not None and (curve.threshold >= threshold).any():
-        place = int(np.flatnonzero(curve.threshold >= threshold)[-1])
-        point = (float(curve.coverage[place]), float(curve.precision[place]))
-        right.plot([point[0]], [point[1]], "o", color=vermilion, markersize=9)
-        right.annotate(
-            f"good match from {threshold:.2f} on",
-            point,
-            xytext=(-8, -22),
-            textcoords="offset points",
-            ha="right",
-            color=vermilion,
-        )
-    right.set_xlabel("share of the queries that are answered", color=ink)
-    right.set_ylabel("share of those that is right", color=ink)
-    right.set_title("answering only from a probability on", fontsize=10)
-    for axes in (left, right):
-        axes.set_xlim(-0.02, 1.02)
-        axes.set_ylim(-0.02, 1.02)
-        axes.grid(visible=True, color="#e4e0d8", linewidth=0.8)
-        axes.spines[["top", "right"]].set_visible(False)
-
-    buffer = io.BytesIO()
-    metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-    with mpl.rc_context({"svg.hashsalt": "genius", "svg.fonttype": "none"}):  # equal figures, equal bytes
-        figure.savefig(buffer, format=path.suffix[1:], metadata=metadata)
-    write_file(path, buffer.getvalue())
