@@ -1,4 +1,4 @@
-"""``genius sweep``: the rows of a recipe, run one or a few at a time; each keeps its commands and machine.
+"""``genius sweep``: the rows of a recipe, run one after the other; each keeps its commands and machine.
 
 Every command runs in a process of its own, so that a row that fails, or is killed, affects no other. A row is
 finished when its ``row.json`` says so. A sweep that is run again skips finished rows, continues one that was
@@ -7,7 +7,6 @@ interrupted where its stages stopped, and repeats one whose commands or data hav
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import datetime as dt
 import os
@@ -15,11 +14,12 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -115,8 +115,6 @@ class Row:
     the row's name."""
     quick: tuple[Command, ...] = ()
     """The same, for a run of minutes."""
-    alone: bool = False
-    """Run after all others and by itself, since it measures time."""
 
 
 def _in_order(rows: tuple[Row, ...]) -> tuple[Row, ...]:
@@ -355,13 +353,11 @@ def sweep(
     machine: str,
     progress: Progress,
     encoder_of: Path | None = None,
-    at_once: int = 1,
 ) -> list[tuple[Job, MadeRow]]:
     """Run every row that is not finished; failures are in the result, and nothing is raised for them.
 
-    The first row runs by itself, since the others use its encoder and features, unless ``encoder_of`` has
-    them. Rows that measure time (``alone`` in the recipe) run by themselves at the end. A row whose flags
-    differ from another's in the generator only uses that one's quantizer.
+    Rows use the encoder and features of those before them. A row whose flags differ from another's in the
+    generator only uses that one's quantizer.
 
     Parameters
     ----------
@@ -371,132 +367,96 @@ def sweep(
         a description of the machine.
     encoder_of
         a model whose encoder and features are used where they fit, instead of making them.
-    at_once
-        rows run at the same time, each with its share of the cores.
     """
     root.mkdir(parents=True, exist_ok=True)
+    made = []
     progress.begin("sweep", len(jobs))
-    run = _Sweep(jobs, data, root, machine, progress, encoder_of)
-    run.find_finished()
-    progress.advance(len(run.made), {})
+    terminated = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the command that runs, too
     try:
-        asyncio.run(run.run(at_once))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None  # terminated: its commands were, too
-    return [(job, run.made[job.place]) for job in jobs]
+        for order, job in enumerate(jobs):
+            row = _finished(root, job, order)
+            if row is None:
+                title = f"{order + 1}/{len(jobs)} {job.place}"
+                progress.say(f"{title}: {job.row.title or job.row.name}")
+                _link_parts(root, jobs, job, encoder_of)
+                row = _make(root, job, data, machine, order)
+                log = root / job.place / LOG
+                verdict = f"failed: {row.error}; see {log}" if row.error else "done"
+                progress.say(f"{title}: {verdict} ({row.seconds:.0f} s)")
+            made.append((job, row))
+            progress.advance(len(made), {})
+    finally:
+        signal.signal(signal.SIGTERM, terminated)
+    return made
 
 
-@dataclass
-class _Sweep:
-    jobs: Sequence[Job]
-    data: Path
-    root: Path
-    machine: str
-    progress: Progress
-    encoder_of: Path | None
-    made: dict[str, MadeRow] = field(default_factory=dict)
-    running: set[str] = field(default_factory=set)
-
-    def find_finished(self) -> None:
-        """Read the rows that were made by these very commands; they take their places in the recipe."""
-        for order, job in enumerate(self.jobs):
-            path = self.root / job.place / SWEEP_ROW
-            with contextlib.suppress(OSError, ValueError):
-                row = _read_row(path)
-                if row.state == "done" and row.plan == job.plan:
-                    self.made[job.place] = replace(row, order=order)
-                    if row.order != order:
-                        write_json(path, asdict(self.made[job.place]))
-
-    async def run(self, at_once: int) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            with contextlib.suppress(NotImplementedError, RuntimeError):  # Windows; not the main thread
-                asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        rest = [job for job in self.jobs if job.place not in self.made]
-        if rest and not self.made and self.encoder_of is None:
-            await self._make(rest.pop(0), {})
-        cores = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once))} if at_once > 1 else {}
-        slots = asyncio.Semaphore(at_once)
-        ended = {job.place: asyncio.Event() for job in rest if not job.row.alone}
-
-        async def make_in_turn(job: Job) -> None:
-            base = str(Path(job.model).parent)
-            if base in ended and base != job.place:
-                await ended[base].wait()
-            async with slots:
-                await self._make(job, cores)
-            ended[job.place].set()
-
-        await asyncio.gather(*(make_in_turn(job) for job in rest if not job.row.alone))
-        for job in rest:
-            if job.row.alone:
-                await self._make(job, {})
-
-    async def _make(self, job: Job, environment: Mapping[str, str]) -> None:
-        folder, order = self.root / job.place, self.jobs.index(job)
-        title = f"{order + 1}/{len(self.jobs)} {job.place}"
-        self.progress.say(f"{title}: {job.row.title or job.row.name}")
-        folder.mkdir(parents=True, exist_ok=True)
-        for other in self.jobs:
-            if other.place not in self.running:  # whose folders are being written
-                there = self.root / other.place
-                is_alike = job.quantizer and job.quantizer == other.quantizer
-                patterns = (*_SHARED, "model/quantizer") if is_alike else _SHARED
-                _link_shared(there / MODEL_FOLDER, there / EVALUATION, folder, patterns)
-        if self.encoder_of is not None:
-            _link_shared(self.encoder_of, self.encoder_of / EVALUATION, folder, _SHARED)
-        self.running.add(job.place)
-        (folder / SWEEP_ROW).unlink(missing_ok=True)
-        started, error = time.monotonic(), ""
-        with (folder / LOG).open("w", encoding="utf-8") as log:
-            for words in job.filled(self.data, self.root):
-                status = await _run(words, log.fileno(), environment)
-                if status:
-                    error = _last_line(folder / LOG) or f"exit status {status}"
-                    break
-        row = MadeRow(
-            name=job.row.name,
-            title=job.row.title or job.row.name,
-            table=job.row.table,
-            seed=job.seed,
-            state="failed" if error else "done",
-            error=error,
-            commands=tuple(job.shown(self.data)),
-            model=job.model,
-            seconds=round(time.monotonic() - started, 1),
-            machine=self.machine,
-            date=dt.datetime.now(tz=dt.UTC).date().isoformat(),
-            plan=job.plan,
-            order=order,
-            like=job.row.like,
-        )
-        write_json(folder / SWEEP_ROW, asdict(row))
-        self.running.discard(job.place)
-        verdict = f"failed: {error}; see {folder / LOG}" if error else "done"
-        self.progress.say(f"{title}: {verdict} ({row.seconds:.0f} s)")
-        self.made[job.place] = row
-        self.progress.advance(len(self.made), {})
+def _finished(root: Path, job: Job, order: int) -> MadeRow | None:
+    """Read a row that was made by these very commands; it takes its place in the recipe."""
+    path = root / job.place / SWEEP_ROW
+    with contextlib.suppress(OSError, ValueError):
+        row = _read_row(path)
+        if row.state == "done" and row.plan == job.plan:
+            if row.order != order:
+                row = replace(row, order=order)
+                write_json(path, asdict(row))
+            return row
+    return None
 
 
-async def _run(words: Sequence[str], log: int, environment: Mapping[str, str]) -> int:
-    """Run a command in a process of its own, which is terminated with this one."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        START,
-        *words,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        env={**environment, **os.environ},
+def _link_parts(root: Path, jobs: Sequence[Job], job: Job, encoder_of: Path | None) -> None:
+    """Link what this row can use of the others."""
+    folder = root / job.place
+    folder.mkdir(parents=True, exist_ok=True)
+    for other in jobs:
+        there = root / other.place
+        is_alike = job.quantizer and job.quantizer == other.quantizer
+        patterns = (*_SHARED, "model/quantizer") if is_alike else _SHARED
+        _link_shared(there / MODEL_FOLDER, there / EVALUATION, folder, patterns)
+    if encoder_of is not None:
+        _link_shared(encoder_of, encoder_of / EVALUATION, folder, _SHARED)
+
+
+def _make(root: Path, job: Job, data: Path, machine: str, order: int) -> MadeRow:
+    """Run the commands of a row, and write its record."""
+    folder = root / job.place
+    (folder / SWEEP_ROW).unlink(missing_ok=True)
+    started, error = time.monotonic(), ""
+    with (folder / LOG).open("w", encoding="utf-8") as log:
+        for words in job.filled(data, root):
+            status = _run(words, log.fileno())
+            if status:
+                error = _last_line(folder / LOG) or f"exit status {status}"
+                break
+    row = MadeRow(
+        name=job.row.name,
+        title=job.row.title or job.row.name,
+        table=job.row.table,
+        seed=job.seed,
+        state="failed" if error else "done",
+        error=error,
+        commands=tuple(job.shown(data)),
+        model=job.model,
+        seconds=round(time.monotonic() - started, 1),
+        machine=machine,
+        date=dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        plan=job.plan,
+        order=order,
+        like=job.row.like,
     )
-    try:
-        return await process.wait()
-    except BaseException:
-        process.terminate()
-        await process.wait()
-        raise
+    write_json(folder / SWEEP_ROW, asdict(row))
+    return row
+
+
+def _run(words: Sequence[str], log: int) -> int:
+    """Run a command in a process of its own, which is terminated with this one."""
+    command = [sys.executable, "-c", START, *words]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process:  # noqa: S603
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
 
 
 def _link_shared(model: Path, evaluation: Path, folder: Path, patterns: Sequence[str]) -> None:

@@ -186,34 +186,6 @@ time.sleep(60)
 """
 
 
-TOGETHER = """
-import os, pathlib, sys, time
-words = sys.argv[1:]
-out = pathlib.Path(words[words.index("--out") + 1]).parent
-root = out.parents[1]
-(out / "threads").write_text(os.environ.get("OMP_NUM_THREADS", "all"))
-(out / "running").touch()
-names = words[words.index("--meet") + 1].split(",") if "--meet" in words else []
-until = time.monotonic() + 20
-while time.monotonic() < until and not all((root / name / "seed-0" / "running").exists() for name in names):
-    time.sleep(0.01)
-(out / "met").write_text(str(time.monotonic() < until))
-"""
-
-
-def test_where_a_model_lends_its_encoder_no_row_goes_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "START", TOGETHER)
-    (tmp_path / "model" / "encoder").mkdir(parents=True)
-    recipe = Recipe(
-        row=(
-            Row(name="left", table="systems", fit="--meet right"),
-            Row(name="right", table="systems", fit="--meet left"),
-        )
-    )
-    make(recipe, tmp_path, encoder_of=tmp_path / "model", at_once=2)
-    assert (tmp_path / "out" / "left" / "seed-0" / "met").read_text() == "True"
-
-
 def test_a_sweep_that_is_terminated_takes_its_commands_along(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "START", SLOW)
     with pytest.raises(KeyboardInterrupt):
@@ -222,38 +194,3 @@ def test_a_sweep_that_is_terminated_takes_its_commands_along(tmp_path, monkeypat
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert not read_rows(tmp_path / "out")
-
-
-def test_rows_are_made_side_by_side_but_the_first_and_those_that_measure_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "START", TOGETHER)
-    monkeypatch.setattr(module.os, "cpu_count", lambda: 6)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    recipe = Recipe(
-        row=(
-            Row(name="first", table="systems", fit=""),
-            Row(name="timed", table="costs", fit="", alone=True),
-            Row(name="left", table="systems", fit="--meet right"),
-            Row(name="right", table="systems", fit="--meet left"),
-            Row(name="of-left", table="systems", model="left", evaluate=""),
-        )
-    )
-    made = make(recipe, tmp_path, at_once=2)
-    assert [job.row.name for job, _ in made] == ["first", "timed", "left", "right", "of-left"]
-    assert all(row.state == "done" for _, row in made)
-
-    def said(name: str, what: str) -> str:
-        return (tmp_path / "out" / name / "seed-0" / what).read_text()
-
-    assert said("left", "met") == said("right", "met") == "True"
-    assert {name: said(name, "threads") for name in ("first", "left", "of-left", "timed")} == {
-        "first": "all",
-        "left": "3",
-        "of-left": "3",
-        "timed": "all",
-    }
-
-    def time(name: str, what: str) -> int:
-        return (tmp_path / "out" / name / "seed-0" / what).stat().st_mtime_ns
-
-    assert time("of-left", "threads") >= time("left", "row.json")
-    assert time("timed", "threads") >= max(time(name, "row.json") for name in ("left", "right", "of-left"))

@@ -9,7 +9,6 @@ import tyro
 
 from genius_search.cli.options import JsonOption, command, split_names
 from genius_search.cli.terminal import TerminalProgress, print_json
-from genius_search.errors import UsageError
 
 
 @command
@@ -41,14 +40,8 @@ class Sweep(JsonOption):
     skip: str = ""
     """Rows to leave out, such as those that need missing pictures; separated by commas."""
 
-    jobs: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Rows run at the same time, each with its share of the cores."""
-
     quick: bool = False
     """Use the recipe's flags for a run of minutes, to check that everything works."""
-
-    plan: bool = False
-    """Print the commands and run none."""
 
     json: bool = False
     """Print JSON: [{"row", "seed", "state", "error", "seconds", "commands"}, …]."""
@@ -56,26 +49,17 @@ class Sweep(JsonOption):
     def run(self) -> int:
         """Run the rows."""
         from genius_search.data.mbeir import MBeir
+        from genius_search.lab.bench.measure import describe_machine
         from genius_search.lab.sweep import jobs_of, read_recipe, records_of, sweep
 
-        if self.jobs < 1:
-            raise UsageError(f"--jobs {self.jobs}: give 1 or more")
-        recipe = read_recipe(self.recipe)
-        # A wrong folder is reported at once, not by every row.
-        records = "" if self.plan else records_of(MBeir(self.data))
         jobs = jobs_of(
-            recipe,
+            read_recipe(self.recipe),
             encoder=self.encoder,
-            data=records,
+            data=records_of(MBeir(self.data)),  # a wrong folder is reported at once, not by every row
             quick=self.quick,
             only=split_names(self.only),
             skip=split_names(self.skip),
         )
-        if self.plan:
-            print("\n".join(command for job in jobs for command in job.shown(self.data)))
-            return 0
-        from genius_search.lab.bench.measure import describe_machine
-
         with TerminalProgress() as progress:
             made = sweep(
                 jobs,
@@ -84,7 +68,6 @@ class Sweep(JsonOption):
                 machine=describe_machine(),
                 progress=progress,
                 encoder_of=self.encoder_of,
-                at_once=self.jobs,
             )
             failed = [job.place for job, row in made if row.state == "failed"]
             progress.say(f"{len(made) - len(failed)} rows are done; failed: {', '.join(failed) or 'none'}")
