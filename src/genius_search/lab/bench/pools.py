@@ -108,17 +108,15 @@ class NumberedPool:
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticPool:
-    """A pool of drawn codes.
+    """A pool of drawn codes, skewed as real ones are.
 
-    ``uniform``: every code of a level is as likely as any other, whatever stands before it. ``skewed``, which
-    is more like real pools: at each level few codes hold most items (Zipf), which codes depends on the
-    prefix, and some items are near-duplicates or exact copies of earlier ones.
+    At each level few codes hold most items (Zipf), which codes depends on the prefix, and some items are
+    near-duplicates or exact copies of earlier ones.
     """
 
     items: int
     sizes: tuple[int, ...]
     """Codes at each level."""
-    kind: Literal["uniform", "skewed"] = "skewed"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -138,9 +136,6 @@ class SyntheticPool:
             yield Block(codes[:count], code_cosine[:count])
 
     def _codes(self, random: np.random.Generator) -> Int16[np.ndarray, "items levels"]:
-        if self.kind == "uniform":
-            columns = [random.integers(size, size=BLOCK) for size in self.sizes]
-            return np.stack(columns, axis=1).astype(np.int16)
         codes = np.empty((BLOCK, len(self.sizes)), dtype=np.int16)
         copied = random.random(BLOCK) < NEAR_SHARE + COPY_SHARE
         is_near = random.random(BLOCK) < NEAR_SHARE / (NEAR_SHARE + COPY_SHARE)

@@ -253,7 +253,7 @@ def bench_quality(
     curves: list[Row] = []
     for sharing in [rows] if settings.pool == "global" else [[row] for row in rows]:
         pool = EvalPool(model, pools.of(sharing[0], settings.pool))
-        rivals = [] if settings.no_faiss else list(faiss_ways(pool, seed=settings.seed, progress=progress))
+        rivals = list(faiss_ways(pool, seed=settings.seed, progress=progress))
         for eval_row in sharing:
             (queries,) = embed_queries(data, model, eval_row, config, folder, progress)
             qrels = filter_to_pool(read_judgements(eval_row, queries.qids), pool.candidates)

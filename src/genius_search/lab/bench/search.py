@@ -158,10 +158,7 @@ def bench_search(
     given = read_given(data, settings, model, folder, query_vectors=query_vectors, progress=progress)
     sizes = [len(given.items)]
     sizes += [size for size in sorted(set(parse_counts("--items", settings.items))) if size > sizes[0]]
-    progress.say(
-        f"{len(given.queries):,} queries; pools of {', '.join(f'{size:,}' for size in sizes)} items; about "
-        f"{math.ceil(estimate_minutes(bench, sizes, given.items.shape[1], levels))} minutes of a core"
-    )
+    progress.say(f"{len(given.queries):,} queries; pools of {', '.join(f'{size:,}' for size in sizes)} items")
     progress.begin("search", len(sizes))
     codes: Any = None
     for number, size in enumerate(sizes):
@@ -184,27 +181,6 @@ def _share(text: str) -> float:
             f"--shares: {text.strip()!r} is no percentage above 0; give some such as 50,10,1,0.1"
         )
     return share
-
-
-def estimate_minutes(bench: _Bench, sizes: Sequence[int], dim: int, levels: Sequence[int]) -> float:
-    """Return about how long a run takes on one core of 2024, from the times of vectors of 384 numbers."""
-    settings, seconds, wide = bench.settings, 0.0, dim / 384
-    measured = {"plain", "filtered"} & set(bench.parts)
-    for number, size in enumerate(sizes):
-        if number and size > settings.rival_items:
-            seconds += 60 + size * 6e-6
-            continue
-        seconds += wide * (min(size, 65_536) * 8e-4 + size * 4e-4)
-        if measured:
-            seconds += wide * (20 + size * 5e-4 + (size * 1.5e-3 if size <= settings.graph_items else 0))
-            seconds += wide * size * (settings.timed + settings.rounds * settings.batch) * 1e-7
-        if "filtered" in bench.parts:
-            seconds += len(settings.shares.split(",")) * wide * (10 + size * settings.timed * 5e-8)
-    if "bytes" in bench.parts:
-        seconds += sum(wide * sizes[0] * level * 5e-4 for level in levels)
-    if "updates" in bench.parts:
-        seconds += wide * min(sizes[0], MOST_UPDATED) * 1e-3
-    return seconds / 60
 
 
 def _measure_pool(bench: _Bench, given: Given, shares: Sequence[float], levels: Sequence[int]) -> Codes:

@@ -23,9 +23,6 @@ class SpeedSettings:
     rival_items: Natural = 1_000_000
     """Exact search and generate are measured up to so many items, and left out beyond."""
 
-    codes: Literal["skewed", "uniform"] = "skewed"
-    """Spread of the codes."""
-
     beam: Count = 50
     """IDs kept at each level."""
 
@@ -87,9 +84,6 @@ class QualitySettings:
 
     grid_queries: Natural = 200
     """Queries of each row at most for the curves; 0 leaves the curves out."""
-
-    no_faiss: bool = False
-    """Leave faiss out."""
 
 
 @dataclass(frozen=True, kw_only=True)

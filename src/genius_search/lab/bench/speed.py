@@ -111,7 +111,7 @@ def bench_speed(
         progress.advance(number, {})
     decoder = "decoder of the paper's size" if model is None else large.name
     description = (
-        f"Pools of {settings.codes} drawn codes, {len(large.decoder.sizes)} levels. {FULL}: {decoder}, beam "
+        f"Pools of skewed drawn codes, {len(large.decoder.sizes)} levels. {FULL}: {decoder}, beam "
         f"{settings.beam}, all levels. {LEAF_STOP}: the same, until {4 * settings.beam} IDs are left, ranked "
         f"by codes. {SHALLOW}: {'one layer of width 128' if model is None else 'the same decoder'}, beam "
         f"{settings.small_beam}, until {settings.small_candidates:,} IDs are left, ranked by codes. "
@@ -129,7 +129,7 @@ def _measure_size(bench: _Bench, items: int, large: Searcher, small: Searcher, p
     full = SearchConfig(beam=settings.beam)
     stopped = SearchConfig(beam=settings.beam, candidates=4 * settings.beam, rerank="codes")
     budget = SearchConfig(beam=settings.small_beam, candidates=settings.small_candidates, rerank="codes")
-    pool = SyntheticPool(items=items, sizes=large.decoder.sizes, kind=settings.codes, seed=settings.seed)
+    pool = SyntheticPool(items=items, sizes=large.decoder.sizes, seed=settings.seed)
     bench.builds.append({"structure": "our IDs", **build_apart(pool, place)})
     ids = IdTable.open(place)
     methods = []

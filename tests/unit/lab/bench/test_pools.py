@@ -15,29 +15,26 @@ def codes_of(**given) -> np.ndarray:
     return np.concatenate([block.codes for block in SyntheticPool(sizes=SIZES, **given).blocks()])
 
 
-@pytest.mark.parametrize("kind", ["uniform", "skewed"])
-def test_a_pool_depends_on_nothing_but_its_seed(kind):
-    first = codes_of(items=500, kind=kind, seed=3)
-    assert np.array_equal(first, codes_of(items=500, kind=kind, seed=3))
-    assert not np.array_equal(first, codes_of(items=500, kind=kind, seed=4))
+def test_a_pool_depends_on_nothing_but_its_seed():
+    first = codes_of(items=500, seed=3)
+    assert np.array_equal(first, codes_of(items=500, seed=3))
+    assert not np.array_equal(first, codes_of(items=500, seed=4))
 
 
-@pytest.mark.parametrize("kind", ["uniform", "skewed"])
-def test_a_small_pool_is_the_beginning_of_a_larger_one(kind):
-    larger = codes_of(items=BLOCK + 100, kind=kind)
+def test_a_small_pool_is_the_beginning_of_a_larger_one():
+    larger = codes_of(items=BLOCK + 100)
     assert larger.shape == (BLOCK + 100, len(SIZES))
-    assert np.array_equal(codes_of(items=700, kind=kind), larger[:700])
+    assert np.array_equal(codes_of(items=700), larger[:700])
 
 
-@pytest.mark.parametrize("kind", ["uniform", "skewed"])
-def test_every_code_of_a_level_occurs_and_no_other(kind):
-    codes = codes_of(items=BLOCK, kind=kind)
+def test_every_code_of_a_level_occurs_and_no_other():
+    codes = codes_of(items=BLOCK)
     for column, size in zip(codes.T, SIZES, strict=True):
         assert np.array_equal(np.unique(column), np.arange(size))
 
 
 def test_a_skewed_pool_has_copies_near_duplicates_and_favourites_that_depend_on_the_prefix():
-    codes = codes_of(items=BLOCK, kind="skewed")
+    codes = codes_of(items=BLOCK)
     long = (3, *[4096] * 8)
     (block,) = SyntheticPool(items=BLOCK, sizes=long).blocks()
     distinct = len(np.unique(block.codes, axis=0))
