@@ -43,12 +43,7 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
     },
     "Cluster": {
         "cluster build": "genius_search.cli.cluster:Build",
-        "cluster info": "genius_search.cli.cluster:Info",
-        "cluster add": "genius_search.cli.cluster:Add",
-        "cluster delete": "genius_search.cli.cluster:Delete",
         "cluster rebalance": "genius_search.cli.cluster:Rebalance",
-        "cluster compact": "genius_search.cli.cluster:Compact",
-        "cluster verify": "genius_search.cli.cluster:Verify",
         "cluster plan": "genius_search.cli.cluster:Plan",
     },
     "Model": {

@@ -1,4 +1,4 @@
-"""``genius cluster``: indexes in shards."""
+"""``genius cluster``: make indexes in shards; the commands of ``genius index`` change and inspect them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from genius_search.cli.index import Deletion, report_added
 from genius_search.cli.options import (
     DeviceOptions,
     JsonOption,
@@ -18,27 +17,11 @@ from genius_search.cli.options import (
     Words,
     command,
 )
-from genius_search.cli.terminal import (
-    TerminalProgress,
-    format_bytes,
-    print_facts,
-    print_json,
-    print_table,
-    print_text,
-)
+from genius_search.cli.terminal import TerminalProgress, format_bytes, print_json, print_text
 from genius_search.cluster.plan import PlanSettings
 
 if TYPE_CHECKING:
     from genius_search.cluster.build import Runner
-    from genius_search.cluster.folder import Cluster
-
-
-@command
-class ClusterArgument:
-    """A command of one cluster."""
-
-    cluster: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CLUSTER")]
-    """Folder of the cluster."""
 
 
 @command
@@ -125,63 +108,15 @@ class Build(DeviceOptions, JsonOption):
 
 
 @command
-class OpenClusterOptions(DeviceOptions, ClusterArgument):
-    """A command that opens a cluster with its model."""
-
-    model: OptionalFolder = None
-    """Folder of the model; needed only if it was moved."""
-
-    def open_cluster(self) -> Cluster:
-        """Open the cluster with its model."""
-        from genius_search.cluster.folder import Cluster
-
-        return Cluster.open(self.cluster, model=self.model, device=self.device, download=self.download)
-
-
-@command
-class Add(WaitOption, OpenClusterOptions, JsonOption):
-    """Add items to a cluster, each to the shard of its ID; unchanged items are skipped.
-
-    An item with a known id replaces the old one, whichever shard that is in. Run the same command again after
-    an interruption: what is there already is unchanged.
-    """
-
-    pool: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="POOL")]
-    """Anything that `genius cluster build` takes."""
-
-    no_captions: bool = False
-    """Ignore texts beside pictures of a folder."""
-
-    def run(self) -> None:
-        """Add the items."""
-        with TerminalProgress() as progress:
-            added = self.open_cluster().add(
-                self.pool, captions=not self.no_captions, progress=progress, wait_seconds=self.wait
-            )
-            report_added(progress, added, as_json=self.json)
-
-
-@command
-class Delete(Deletion, ClusterArgument):
-    """Delete items from a cluster by their ids, whichever shard they are in; no model is needed.
-
-    Exit status 3 if the cluster had none of them.
-    """
-
-    def run(self) -> int:
-        """Delete the items."""
-        from genius_search.cluster.writer import one_cluster_writer
-
-        return self.delete(one_cluster_writer, self.cluster)
-
-
-@command
-class Rebalance(WaitOption, ClusterArgument):
+class Rebalance(WaitOption):
     """Cut the IDs anew into shards of about the same size, without deleted items; no model is needed.
 
     Searches go on meanwhile. New shards are written beside the old ones, which takes the room of a second
     copy. Nothing is done where the largest shard has at most 1.2 times the mean.
     """
+
+    cluster: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CLUSTER")]
+    """Folder of the cluster."""
 
     shards: int | None = None
     """Number of shards. Default: as many as there are."""
@@ -198,53 +133,6 @@ class Rebalance(WaitOption, ClusterArgument):
             is_changed = writer.rebalance(self.shards, progress=progress)
             sizes = ", ".join(f"{shard.items:,}" for shard in read_cluster(self.cluster).shards)
             progress.say(f"{'now' if is_changed else 'even already'}: {sizes} items")
-
-
-@command
-class Compact(WaitOption, ClusterArgument):
-    """Free the space of deleted items and merge the segments of each shard; no model is needed."""
-
-    def run(self) -> None:
-        """Compact the cluster."""
-        from genius_search.cluster.writer import one_cluster_writer
-
-        with one_cluster_writer(self.cluster, wait_seconds=self.wait) as writer:
-            writer.compact()
-
-
-@command
-class Info(JsonOption, ClusterArgument):
-    """Describe a cluster: items, shards, bytes; no model is needed."""
-
-    def run(self) -> None:
-        """Print the facts."""
-        from genius_search.cluster.folder import describe_cluster
-
-        info = describe_cluster(self.cluster)
-        if self.json:
-            print_json(info._asdict())
-            return
-        facts = {**info._asdict(), "bytes": format_bytes(info.bytes), "shards": len(info.shards)}
-        print_facts(facts)
-        rows = [
-            [str(one["name"]), f"{one['items']:,}", f"{one['bytes']:,}", " · ".join(map(str, one["first"]))]  # type: ignore[call-overload]
-            for one in info.shards
-        ]
-        print_table(["shard", "items", "bytes", "first ID"], rows, left=("shard", "first ID"))
-
-
-@command
-class Verify(JsonOption, ClusterArgument):
-    """Verify every file of a cluster against its checksum; no model is needed.
-
-    Exit status 4, and the file's name, if a file is damaged, foreign or missing.
-    """
-
-    def run(self) -> None:
-        """Verify the cluster."""
-        from genius_search.cluster.folder import verify_cluster
-
-        print_facts(verify_cluster(self.cluster)._asdict(), as_json=self.json)
 
 
 @command

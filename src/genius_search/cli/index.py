@@ -18,12 +18,19 @@ from genius_search.cli.options import (
     OptionalFolder,
     WaitOption,
     command,
+    is_cluster,
 )
-from genius_search.cli.terminal import TerminalProgress, format_bytes, print_facts, print_json, print_text
+from genius_search.cli.terminal import (
+    TerminalProgress,
+    format_bytes,
+    print_facts,
+    print_json,
+    print_table,
+    print_text,
+)
 from genius_search.errors import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from genius_search.index.settings import Choice
@@ -109,8 +116,9 @@ class Add(WaitOption, OpenIndexOptions, JsonOption):
     An item with a known id replaces the old one.
     """
 
-    pool: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="POOL")]
-    """A folder of pictures and texts, one such file, or a .jsonl file of candidates."""
+    pool: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="POOL")]
+    """A folder of pictures and texts, one such file, or a .jsonl file of candidates; for a cluster, anything
+    that `genius cluster build` takes."""
 
     no_captions: bool = False
     """Ignore texts beside pictures."""
@@ -168,8 +176,11 @@ class Refit(WaitOption, OpenIndexOptions):
 
 
 @command
-class Deletion(WaitOption, JsonOption):
-    """A command that deletes items; exit status 3 if there are none of them."""
+class Delete(WaitOption, JsonOption, IndexArgument):
+    """Delete items from an index by their ids; no model is needed.
+
+    Exit status 3 if the index had none of them.
+    """
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[ID ...]")] = ()
     """Ids of the items, as `genius search` prints them."""
@@ -177,14 +188,14 @@ class Deletion(WaitOption, JsonOption):
     ids_from: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """File with one more id on each line; - is stdin."""
 
-    def delete(self, one_writer: Callable[..., AbstractContextManager[Writer]], folder: Path) -> int:
-        """Delete the items with the writer of a folder, and print what was deleted; return the status."""
+    def run(self) -> int:
+        """Delete the items."""
         from genius_search.errors import UsageError
 
         ids = [*self.ids, *(_read_ids(self.ids_from) if self.ids_from is not None else ())]
         if not ids:
             raise UsageError("no ids: name the items to delete, or give a file of ids with --ids-from")
-        with one_writer(folder, wait_seconds=self.wait) as writer:
+        with _one_writer(self.index, self.wait) as writer:
             done = writer.delete(ids)
         if self.json:
             print_json({"deleted": done.deleted, "missing": done.missing})
@@ -196,38 +207,33 @@ class Deletion(WaitOption, JsonOption):
 
 
 @command
-class Delete(Deletion, IndexArgument):
-    """Delete items from an index by their ids; no model is needed.
-
-    Exit status 3 if the index had none of them.
-    """
-
-    def run(self) -> int:
-        """Delete the items."""
-        from genius_search.index.store import read_manifest
-        from genius_search.index.writer import one_writer
-
-        read_manifest(self.index)
-        return self.delete(one_writer, self.index)
-
-
-@command
 class Compact(WaitOption, IndexArgument):
     """Free the space of deleted items and merge all segments into one; no model is needed."""
 
     def run(self) -> None:
         """Compact the index."""
-        from genius_search.index.store import read_manifest
-        from genius_search.index.writer import one_writer, remove_work
+        from genius_search.index.writer import remove_work
 
-        read_manifest(self.index)
-        with one_writer(self.index, wait_seconds=self.wait) as writer:
+        with _one_writer(self.index, self.wait) as writer:
             before = len(writer.snapshot.segments)
             writer.compact()
             remove_work(self.index)
             after = writer.snapshot
         segments = plural(len(after.segments), "segment")
         print(f"{plural(after.num_alive, 'item')} in {segments}, before in {before}", file=sys.stderr)
+
+
+def _one_writer(folder: Path, seconds: float) -> AbstractContextManager[Writer]:
+    """Lock an index or a cluster for writing."""
+    if is_cluster(folder):
+        from genius_search.cluster.writer import one_cluster_writer
+
+        return one_cluster_writer(folder, wait_seconds=seconds)
+    from genius_search.index.store import read_manifest
+    from genius_search.index.writer import one_writer
+
+    read_manifest(folder)
+    return one_writer(folder, wait_seconds=seconds)
 
 
 @command
@@ -239,22 +245,45 @@ class Verify(JsonOption, IndexArgument):
 
     def run(self) -> None:
         """Verify the index."""
-        from genius_search.index.verify import verify
+        if is_cluster(self.index):
+            from genius_search.cluster.folder import verify_cluster as verify
+        else:
+            from genius_search.index.verify import verify
 
         print_facts(verify(self.index)._asdict(), as_json=self.json)
 
 
 @command
 class Info(JsonOption, IndexArgument):
-    """Describe an index: items, IDs, collisions, bytes of each part, segments; no model is needed."""
+    """Describe an index: items, IDs, collisions, bytes of each part, segments; no model is needed.
+
+    Of a cluster: items, shards, bytes.
+    """
 
     def run(self) -> None:
         """Print the facts."""
+        if is_cluster(self.index):
+            self._describe_cluster()
+            return
         from genius_search.index.snapshot import Snapshot
         from genius_search.index.verify import describe
 
         info = describe(self.index, Snapshot.open(self.index))
         print_facts(dataclasses.asdict(info) if self.json else _readable(info), as_json=self.json)
+
+    def _describe_cluster(self) -> None:
+        from genius_search.cluster.folder import describe_cluster
+
+        info = describe_cluster(self.index)
+        if self.json:
+            print_json(info._asdict())
+            return
+        print_facts({**info._asdict(), "bytes": format_bytes(info.bytes), "shards": len(info.shards)})
+        rows = [
+            [str(one["name"]), f"{one['items']:,}", f"{one['bytes']:,}", " · ".join(map(str, one["first"]))]  # type: ignore[call-overload]
+            for one in info.shards
+        ]
+        print_table(["shard", "items", "bytes", "first ID"], rows, left=("shard", "first ID"))
 
 
 PARTS: Final = {"ids": "IDs", "buckets": "lists of items", "items": "texts and fields"}

@@ -75,7 +75,14 @@ class IndexArgument:
     """A command of one index."""
 
     index: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
-    """Folder of the index."""
+    """Folder of the index, or of a cluster."""
+
+
+def is_cluster(folder: Path) -> bool:
+    """Return whether a folder holds a cluster; its module takes long to import."""
+    from genius_search.index.store import CLUSTER
+
+    return (folder / CLUSTER).exists()
 
 
 @command
@@ -88,10 +95,9 @@ class OpenIndexOptions(DeviceOptions, IndexArgument):
     def open_index(self) -> Index:
         """Open the index with its model."""
         from genius_search.index.index import Index
-        from genius_search.index.store import CLUSTER
 
         opening: Callable[..., Index] = Index.open
-        if (self.index / CLUSTER).exists():
+        if is_cluster(self.index):
             from genius_search.cluster.folder import open_index
 
             opening = open_index

@@ -30,11 +30,11 @@ def built(trained, tmp_path_factory) -> Path:
 
 
 def test_info_and_verify(built, capsys):
-    found = run_json(capsys, "cluster", "info", built)
+    found = run_json(capsys, "index", "info", built)
     assert (found["items"], found["partitions"], len(found["shards"])) == (12, 3, 2)
-    out, _ = run(capsys, "cluster", "info", built)
+    out, _ = run(capsys, "index", "info", built)
     assert "000001" in out
-    assert run_json(capsys, "cluster", "verify", built)["items"] == 12
+    assert run_json(capsys, "index", "verify", built)["items"] == 12
 
 
 def test_search_and_explain_take_a_cluster(built, capsys):
@@ -69,24 +69,17 @@ def test_items_are_added_deleted_and_shards_rebalanced(built, tmp_path, capsys):
     folder = shutil.copytree(built, tmp_path / "X")
     pool = tmp_path / "more.jsonl"
     pool.write_text("".join(json.dumps({"id": f"m{n}", "text": f"more {n}"}) + "\n" for n in range(9)))
-    assert run_json(capsys, "cluster", "add", folder, pool)["added"] == 9
-    found = run_json(capsys, "cluster", "delete", folder, "m1", "item 2", "nothing")
+    assert run_json(capsys, "index", "add", folder, pool)["added"] == 9
+    found = run_json(capsys, "index", "delete", folder, "m1", "item 2", "nothing")
     assert (found["deleted"], found["missing"]) == (2, ["nothing"])
-    run(capsys, "cluster", "delete", folder, "nothing", status=3)
+    run(capsys, "index", "delete", folder, "nothing", status=3)
     run(capsys, "cluster", "rebalance", folder, "--shards", "3")
     _, err = run(capsys, "cluster", "rebalance", folder)
     assert "even already" in err
-    run(capsys, "cluster", "compact", folder)
-    found = run_json(capsys, "cluster", "info", folder)
+    run(capsys, "index", "compact", folder)
+    found = run_json(capsys, "index", "info", folder)
     assert (found["items"], len(found["shards"])) == (19, 3)
-    assert run_json(capsys, "cluster", "verify", folder)["deleted"] == 0
-
-
-@pytest.mark.parametrize("words", [("index", "info"), ("index", "delete"), ("index", "compact")])
-def test_commands_for_one_index_name_those_for_a_cluster(built, capsys, words):
-    extra = ("x",) if words[1] == "delete" else ()
-    _, err = run(capsys, *words, built, *extra, status=4)
-    assert "genius cluster" in err
+    assert run_json(capsys, "index", "verify", folder)["deleted"] == 0
 
 
 def test_give_a_model_or_an_encoder(built, tmp_path, capsys):
