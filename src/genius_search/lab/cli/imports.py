@@ -150,7 +150,7 @@ class ImportGenius(DeviceOptions, ImportOptions):
     """Encoder that the model was trained on: uniir:FOLDER (UniIR's CLIP-SF, imported), or any other."""
 
     out: OptionalFolder = None
-    """Folder of the model: a new one, or an import of the same two files, to continue or to add --data."""
+    """Folder of the model, a new one."""
 
     data: OptionalFolder = None
     """Data set in M-BEIR's layout; a few of its candidates show which modality each level-0 code means."""

@@ -8,9 +8,8 @@ which of level 0's codes stand for image, text and image-text; labelled candidat
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -21,14 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genius_search.artifact import file_fingerprint, fingerprint_of, open_artifact
+from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, checked, to_json
 from genius_search.data.features import Features
 from genius_search.data.mbeir import Instructions, MBeir, read_candidates
 from genius_search.embed import embed
 from genius_search.embed_mbeir import candidate_row
 from genius_search.encoders.base import Encoder, load_encoder
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
+from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.lab.published.checkpoint import (
     Checkpoint,
     check_names,
@@ -37,19 +36,19 @@ from genius_search.lab.published.checkpoint import (
     renamed,
     single_precision,
 )
-from genius_search.model import MODEL_FILE, Genius, read_model_file
+from genius_search.model import Genius
 from genius_search.nn.codebooks import KIND as QUANTIZER
 from genius_search.nn.folded import KIND as GENERATOR
-from genius_search.nn.generator import Generator, TrainedGenerator, load_generator, write_generator
+from genius_search.nn.generator import Generator, TrainedGenerator, write_generator
 from genius_search.nn.health import LOW_PURITY, Health
 from genius_search.nn.parallel import usable
-from genius_search.nn.quantizer import Quantizer, TrainedQuantizer, load_quantizer, write_quantizer
+from genius_search.nn.quantizer import Quantizer, TrainedQuantizer, write_quantizer
 from genius_search.presets import preset
 from genius_search.progress import Progress
 from genius_search.records import Candidate, Modality
-from genius_search.training.fit import absolute_spec, known_instructions, relocate, replace_model
+from genius_search.training.fit import absolute_spec, known_instructions
 from genius_search.training.quantizer import settle
-from genius_search.writing import ArtifactWriter, make_folder, write_json
+from genius_search.writing import ArtifactWriter, new_folder
 
 Config = TypeVar("Config", QuantizerConfig, GeneratorConfig)
 
@@ -262,9 +261,6 @@ _LEVEL: Final = re.compile(r"residual_rq\.layers\.([0-9]{1,2})\._codebook\.embed
 _BLOCK: Final = re.compile(r"id_generator\.decoder\.block\.([0-9]{1,2})\.")
 
 
-WORK: Final = ".import"
-"""A folder inside the model's folder while an import is under way."""
-SOURCES: Final = "sources.json"
 SAMPLE: Final = 512
 """Candidates of each modality that vote on the meaning of level 0's codes."""
 OFFERED: Final = 4 * SAMPLE
@@ -299,13 +295,10 @@ def import_genius(
     device: str = "cpu",
     download: bool = False,
 ) -> Genius:
-    """Turn the published files into a model's folder.
-
-    A folder that holds an import of the same two files is kept, or continued; ``data`` then adds the meaning
-    of level 0's codes.
+    """Turn the published files into a model's folder, a new one.
 
     Raises ArtifactMismatch: a file is not what it should be, or the encoder has another width. Raises
-    UsageError: the folder holds something else; it is left as it is.
+    UsageError: the folder holds something; it is left as it is.
 
     Parameters
     ----------
@@ -321,56 +314,20 @@ def import_genius(
     quantizer_part, generator_part = read_published(*files.values())
     known = Instructions.read(instructions) if instructions else (data.instructions if data else None)
     sources = {name: file_fingerprint(file.path) for name, file in files.items()}
-    _check_import(folder, sources)
-    with replace_model(folder) as work:
-        opened = load_encoder(
-            relocate(absolute_spec(encoder), folder, work), download=download, device=device
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already; a model needs a new or an empty folder")
+    opened = load_encoder(absolute_spec(encoder), download=download, device=device)
+    if opened.dim != quantizer_part.dim:
+        raise ArtifactMismatch(
+            f"encoder {opened.spec} gives features of {opened.dim} numbers and this model reads "
+            f"{quantizer_part.dim}; give the encoder it was trained with (UniIR's CLIP-SF)"
         )
-        if opened.dim != quantizer_part.dim:
-            raise ArtifactMismatch(
-                f"encoder {opened.spec} gives features of {opened.dim} numbers and this model reads "
-                f"{quantizer_part.dim}; give the encoder it was trained with (UniIR's CLIP-SF)"
-            )
-        make_folder(work / WORK)
-        write_json(work / WORK / SOURCES, sources)
-        sample = _sample(data, opened, work / WORK / "candidates", progress=progress) if data else None
+    with new_folder(folder) as work, tempfile.TemporaryDirectory() as scratch:
+        sample = _sample(data, opened, Path(scratch) / "candidates", progress=progress) if data else None
         ours = _import_quantizer(sources, quantizer_part, sample, work, progress=progress, device=device)
         decoder = _import_generator(sources, generator_part, ours, work, device=device)
-        if known:
-            model_instructions = known_instructions(known)
-        else:  # those that an earlier import of the same files wrote
-            written = (folder / MODEL_FILE).exists()
-            model_instructions = list(read_model_file(folder).instructions) if written else []
-        Genius.finish(work, opened, ours, decoder, model_instructions)
-        shutil.rmtree(work / WORK)
+        Genius.finish(work, opened, ours, decoder, known_instructions(known) if known else [])
     return Genius.open(folder, device=device, download=download)
-
-
-def _check_import(folder: Path, sources: Mapping[str, str]) -> None:
-    """Raise an error if a folder holds anything but a finished or unfinished import of these files."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; a model needs a folder")
-    if folder.is_dir() and any(folder.iterdir()):
-        work = folder / WORK
-        try:
-            unfinished = json.loads((work / SOURCES).read_text(encoding="utf-8")) == sources
-        except (OSError, ValueError):
-            unfinished = False
-        finished = not work.exists() and all(_was_imported(folder, part, sources) for part in sources)
-        if not (unfinished or finished):
-            raise UsageError(
-                f"{folder} holds something else than an import of these two files; expected an empty folder "
-                "or none. Move it away, or choose another place"
-            )
-
-
-def _was_imported(folder: Path, part: str, sources: Mapping[str, str]) -> bool:
-    """Return whether a finished part of a model was imported from its file."""
-    try:
-        manifest = open_artifact(folder / part, kind=part)
-    except (ArtifactMissing, ArtifactMismatch):
-        return False
-    return bool(manifest.inputs.get("published") == sources[part])
 
 
 def _import_quantizer(
@@ -382,13 +339,9 @@ def _import_quantizer(
     progress: Progress,
     device: str,
 ) -> TrainedQuantizer:
-    if sample is None and _was_imported(folder, QUANTIZER, sources):
-        return load_quantizer(folder / QUANTIZER, device=device)  # what is known of level 0 stays known
     level0 = "unknown" if sample is None else sample.manifest.fingerprint
     inputs = {"published": sources[QUANTIZER], "level0": level0}
     writer = ArtifactWriter(folder / QUANTIZER, kind=QUANTIZER, config=to_json(parts.config), inputs=inputs)
-    if writer.finished() is not None:
-        return load_quantizer(folder / QUANTIZER, device=device)
     with torch.device("meta"):
         quantizer = Quantizer(parts.dim, parts.config)
     unknown = torch.full_like(quantizer.level0_modality, -1, device="cpu")
@@ -410,8 +363,6 @@ def _import_generator(
 ) -> TrainedGenerator:
     inputs = {"published": sources[GENERATOR], "quantizer": quantizer.manifest.fingerprint}
     writer = ArtifactWriter(folder / GENERATOR, kind=GENERATOR, config=to_json(parts.config), inputs=inputs)
-    if writer.finished() is not None:
-        return load_generator(folder / GENERATOR, device=device)
     with torch.device("meta"):
         generator = Generator(parts.dim, parts.sizes, parts.config)
     generator.load_state_dict(parts.state, strict=True, assign=True)
