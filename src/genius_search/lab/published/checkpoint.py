@@ -118,11 +118,11 @@ def read_container(path: Path) -> Any:
     Raises ArtifactMismatch: the file is something else, damaged, or asks for code to be run; nothing of it
     was run.
     """
-    _check_container(path)
     refused: list[str] = []
     body = None
     with torch.serialization.safe_globals(list(_ALLOWED)):
         try:
+            _check_packing(path)
             refused = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
             if not refused:
                 body = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -133,7 +133,9 @@ def read_container(path: Path) -> Any:
             ) from None
         except Exception as error:  # noqa: BLE001  torch's reader fails on a damaged pickle in many ways
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ArtifactMismatch(f"{path} is damaged; fetch it again ({reason})") from None
+            raise ArtifactMismatch(
+                f"{path} is damaged, or not the container that torch.save writes; fetch it again ({reason})"
+            ) from None
     if refused:
         raise ArtifactMismatch(
             f"{path} asks for {', '.join(refused)}, which tensors do not need and which could run code; the "
@@ -142,33 +144,11 @@ def read_container(path: Path) -> Any:
     return body
 
 
-def _check_container(path: Path) -> None:
-    """Refuse all but complete, uncompressed zip archives: only their tensors can stay in the file."""
-    with path.open("rb") as file:
-        start = file.read(64)
-    problem = ""
-    if b"git-lfs" in start:
-        problem = "is a Git LFS pointer, not the file itself; fetch the file (git lfs pull)"
-    elif start[:1] == b"\x80":
-        problem = (
-            "is a bare pickle or was written by a torch before 1.6, expected torch's zip container; save it "
-            "anew with torch.save(torch.load(FILE, weights_only=True), NEW)"
-        )
-    elif not start.startswith(b"PK\x03\x04"):
-        problem = "was not written by torch.save: it is not a zip archive"
-    else:
-        try:
-            with zipfile.ZipFile(path) as archive:
-                members = archive.infolist()
-        except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
-            problem = f"is damaged or was not downloaded to its end ({error}); fetch it again"
-        else:
-            if not any(member.filename.endswith("data.pkl") for member in members):
-                problem = "is a zip archive, but torch.save did not write it: no data.pkl in it"
-            elif any(member.compress_type != zipfile.ZIP_STORED for member in members):
-                problem = "was packed again with compression, so tensors cannot stay in it; use the original"
-    if problem:
-        raise ArtifactMismatch(f"{path} {problem}")
+def _check_packing(path: Path) -> None:
+    """Refuse what was packed again with compression: mapped, its tensors would be other numbers."""
+    with zipfile.ZipFile(path) as container:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in container.infolist()):
+            raise ValueError("it was packed again with compression")
 
 
 def _is_plain(value: object) -> bool:

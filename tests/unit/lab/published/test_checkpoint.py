@@ -129,27 +129,20 @@ def test_a_file_cut_short_is_damaged(share, save):
     path = save({"model": WEIGHTS})
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(ArtifactMismatch, match="not downloaded to its end"):
+    with pytest.raises(ArtifactMismatch, match="is damaged"):
         open_checkpoint(path)
 
 
-def test_a_file_of_old_torch_is_told_how_to_renew(save):
-    with pytest.raises(ArtifactMismatch, match="save it anew"):
+def test_a_file_of_old_torch_is_refused(save):
+    with pytest.raises(ArtifactMismatch, match="not the container that torch"):
         open_checkpoint(save({"model": WEIGHTS}, _use_new_zipfile_serialization=False))
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
-        (b"hello", "not a zip archive"),
-        (b"", "not a zip archive"),
-    ],
-)
-def test_other_files_are_said_for_what_they_are(content, said, tmp_path):
+@pytest.mark.parametrize("content", [b"version https://git-lfs.github.com/spec/v1\n", b"hello", b""])
+def test_other_files_are_refused(content, tmp_path):
     path = tmp_path / "file.pth"
     path.write_bytes(content)
-    with pytest.raises(ArtifactMismatch, match=said):
+    with pytest.raises(ArtifactMismatch, match="not the container that torch"):
         open_checkpoint(path)
 
 
@@ -157,7 +150,7 @@ def test_other_archives_are_refused(tmp_path, save):
     path = tmp_path / "other.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", "hello")
-    with pytest.raises(ArtifactMismatch, match=r"no data\.pkl"):
+    with pytest.raises(ArtifactMismatch, match="not the container that torch"):
         open_checkpoint(path)
     source = save({"model": WEIGHTS})
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:

@@ -133,9 +133,9 @@ def test_a_torch_file_goes_through_the_checks_of_every_published_file(tmp_path):
         for name in old.namelist():
             new.writestr(name, old.read(name))
     for content, said in [
-        (b"nothing of the kind", "not a zip archive"),
-        (whole[: len(whole) // 2], "not downloaded to its end"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        (b"nothing of the kind", "not the container"),
+        (whole[: len(whole) // 2], "is damaged"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "not the container"),
         ((tmp_path / "packed").read_bytes(), "packed again"),
     ]:
         path.write_bytes(content)
