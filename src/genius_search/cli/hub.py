@@ -63,18 +63,12 @@ class Pull(ConfirmOptions):
         """Fetch the files."""
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
-        from genius_search.errors import NetworkNeeded
         from genius_search.hub.pull import plan_pull, pull
 
         if not sys.stderr.isatty():
             disable_progress_bars()
         with TerminalProgress() as progress:
-            try:
-                plan = plan_pull(self.name, revision=self.revision)
-            except NetworkNeeded as error:
-                if self.out or not self._report_cached(progress, error):
-                    raise
-                return
+            plan = plan_pull(self.name, revision=self.revision)
             progress.say(f"{plan.repository} ({plan.kind}, commit {plan.commit[:12]}) holds")
             files = [(file.path, file.bytes) for file in plan.files]
             _list(progress, files)
@@ -90,33 +84,17 @@ class Pull(ConfirmOptions):
                 progress.say(f"verified; it is in {folder}")
                 progress.say(f"next: {_next_command(plan, folder)}")
         if self.json:
-            _print_pulled(plan.repository, plan.kind, plan.commit, folder, files, plan.skipped)
-
-    def _report_cached(self, progress: TerminalProgress, error: Exception) -> bool:
-        """Report where an earlier pull is, if there is one."""
-        from genius_search.errors import ArtifactError
-        from genius_search.hub.access import split_name
-        from genius_search.hub.checkpoints import CHECKPOINTS
-        from genius_search.hub.pull import LAYOUTS, find_cached
-        from genius_search.hub.push import list_files
-
-        if self.name in CHECKPOINTS:
-            return False
-        repository, repo_type = split_name(self.name)
-        kinds: tuple[Kind, ...] = ("model", "index")
-        for kind in kinds:
-            folder = find_cached(repository, kind, revision=self.revision)
-            if repo_type not in (None, LAYOUTS[kind].repo_type) or folder is None:
-                continue
-            try:
-                _check(kind, folder, verify=False)
-            except ArtifactError:
-                continue
-            progress.say(f"{self.name} is already in {folder}; the hub may have a newer one: {error}")
-            if self.json:
-                _print_pulled(repository, kind, folder.name, folder, list_files(folder), ())
-            return True
-        return False
+            print_json(
+                {
+                    "repository": plan.repository,
+                    "what": plan.kind,
+                    "commit": plan.commit,
+                    "folder": folder,
+                    "bytes": plan.bytes,
+                    "files": [{"path": path, "bytes": size} for path, size in files],
+                    "left_out": list(plan.skipped),
+                }
+            )
 
 
 @command
@@ -243,37 +221,16 @@ class Push(ConfirmOptions):
             )
 
 
-def _check(kind: Kind, folder: Path, *, verify: bool = True) -> None:
+def _check(kind: Kind, folder: Path) -> None:
     """Check a folder that was made elsewhere."""
     if kind == "model":
         from genius_search.model.publish import check_model
 
-        check_model(folder, verify)
+        check_model(folder, verify=True)
     elif kind == "index":
         from genius_search.index.publish import check_index
 
-        check_index(folder, verify)
-
-
-def _print_pulled(
-    repository: str,
-    kind: Kind,
-    commit: str,
-    folder: Path | None,
-    files: Sequence[tuple[str, int]],
-    skipped: Sequence[str],
-) -> None:
-    print_json(
-        {
-            "repository": repository,
-            "what": kind,
-            "commit": commit,
-            "folder": folder,
-            "bytes": sum(size for _, size in files),
-            "files": [{"path": path, "bytes": size} for path, size in files],
-            "left_out": list(skipped),
-        }
-    )
+        check_index(folder, read_all=True)
 
 
 def _list(progress: TerminalProgress, files: Sequence[tuple[str, int]]) -> None:

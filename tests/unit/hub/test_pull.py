@@ -366,22 +366,6 @@ def test_flags_that_do_not_fit_what_is_pushed_are_refused(hub, trained, some_ind
     assert not hub.repositories
 
 
-def test_a_pull_offline_of_what_is_here_says_where_it_is(hub, saved, capsys, monkeypatch):
-    hub.hold("me/model", saved)
-    folder = pull_model("me/model")
-    assert main(["pull", "me/model", "--json"]) == 0
-    online = json.loads(capsys.readouterr().out)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert main(["pull", "me/model", "--json"]) == 0
-    captured = capsys.readouterr()
-    offline = json.loads(captured.out)
-    for answer in (online, offline):
-        answer["files"].sort(key=lambda file: file["path"])
-    assert offline == online
-    assert str(folder) in captured.err.replace("\n", "")
-    assert main(["pull", "me/other"]) == 5
-
-
 def test_a_model_that_was_pulled_opens_by_its_name_everywhere_and_nothing_is_downloaded(
     hub, saved, some_index, tmp_path, monkeypatch, capsys
 ):
