@@ -9,11 +9,14 @@ import numpy as np
 from jaxtyping import Float32
 
 from genius_search.config import SearchConfig
+from genius_search.encoders.base import Encoder
 from genius_search.errors import UsageError
+from genius_search.nn.codebooks import Codebooks
 from genius_search.search.beams import topk
 from genius_search.search.compiled import CODES, MAX_LEVELS, CompiledSearch, open_library
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, by_embeddings, rank_items
+from genius_search.search.read import CompiledReader
 from genius_search.search.table import SearchSegment
 
 if TYPE_CHECKING:  # most searches need no decoder in PyTorch
@@ -34,6 +37,18 @@ def quick_search(ranker: CodeRanker, generator: NumpyGenerator | None = None) ->
         return None
     opened = open_library()
     return NumpySearch(ranker, generator) if opened is None else CompiledSearch(ranker, opened, generator)
+
+
+def quick_reader(encoder: Encoder, codebooks: Codebooks | None) -> CompiledReader | None:
+    """Return what reads texts as queries in the compiled library; None without it, or for other encoders."""
+    if codebooks is None or encoder.dim != codebooks.dim or not encoder.spec.startswith("small:"):
+        return None
+    from genius_search.encoders.small_texts import StoredSmall  # noqa: PLC0415  for this encoder only
+
+    opened = open_library()
+    if opened is None or not isinstance(encoder, StoredSmall):
+        return None
+    return CompiledReader(opened, encoder, codebooks.text_layers())
 
 
 def find(
