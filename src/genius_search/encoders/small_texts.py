@@ -207,7 +207,7 @@ class StoredSmall:
 
     @cached_property
     def tower(self) -> list[Linear]:
-        """The three layers of the text tower, each with the gain and the shift of the norm before it folded in.
+        """The three layers of the text tower, with gain and shift of the norm before each folded in.
 
         The outputs of the first are followed by those of the shortcut, if there is one.
         """
