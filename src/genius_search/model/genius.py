@@ -466,7 +466,8 @@ class Genius:
                 "instruction instead"
             )
         known = as_array((self.codebooks or self.quantizer).level0_modality).tolist()
-        codes = frozenset(code for code, own in enumerate(known) if own == modality.code)
+        wanted = modality.code
+        codes = frozenset(code for code, own in enumerate(known) if own == wanted)
         if not codes:
             raise UsageError(
                 f"no level-0 code of this model is known to stand for {modality.value}; `genius doctor` "
