@@ -16,11 +16,11 @@ from genius_search.search.beams import topk
 from genius_search.search.compiled import CODES, MAX_LEVELS, CompiledSearch, open_library
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, by_embeddings, rank_items
-from genius_search.search.read import CompiledReader
 from genius_search.search.table import SearchSegment
 
 if TYPE_CHECKING:  # most searches need no decoder in PyTorch
     from genius_search.search.decoder import Decoder
+    from genius_search.search.read import CompiledReader
 
 
 def quick_search(ranker: CodeRanker, generator: NumpyGenerator | None = None) -> NumpySearch | None:
@@ -44,6 +44,7 @@ def quick_reader(encoder: Encoder, codebooks: Codebooks | None) -> CompiledReade
     if codebooks is None or encoder.dim != codebooks.dim or not encoder.spec.startswith("small:"):
         return None
     from genius_search.encoders.small_texts import StoredSmall  # noqa: PLC0415  for this encoder only
+    from genius_search.search.read import CompiledReader  # noqa: PLC0415
 
     opened = open_library()
     if opened is None or not isinstance(encoder, StoredSmall):
