@@ -20,7 +20,7 @@ from genius_search.config import SmallEncoderConfig, from_json, to_json
 from genius_search.encoders.base import ImageInput, TextInput
 from genius_search.encoders.texts import cut_texts, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.nn.arrays import AnyArray, multiply
+from genius_search.nn.arrays import AnyArray, Linear
 from genius_search.nn.stored import read_arrays
 
 if TYPE_CHECKING:
@@ -187,49 +187,73 @@ class StoredSmall:
         if len(texts) > FEW:
             return self.trained.text_features(texts)
         config = self._opened.config
-        words = [text.text for text in texts]
-        rows = token_rows(self._opened.tokenizer, words, max_tokens=config.max_tokens)
-        tokens = rows.astype(np.int64)
+        tokens = self.tokens([text.text for text in texts]).astype(np.int64)
         pairs = pair_rows(tokens, buckets=config.pair_buckets)
-        totals = self._sums("words", tokens) + self._sums("pairs", pairs)
-        return self._tower(totals)
+        return self._tower(_sums(self.words, tokens) + _sums(self.pairs, pairs))
+
+    def tokens(self, texts: Sequence[str]) -> Int32[np.ndarray, "texts places"]:
+        """Return the token numbers of texts, cut and padded at the maximum length."""
+        return token_rows(self._opened.tokenizer, texts, max_tokens=self._opened.config.max_tokens)
+
+    @property
+    def words(self) -> Float32[np.ndarray, "vocabulary width"]:
+        """The vector of each token."""
+        return self._weights["words.weight"]
+
+    @property
+    def pairs(self) -> Float32[np.ndarray, "buckets width"]:
+        """The vector of each number of a pair of tokens (:func:`pair_rows`)."""
+        return self._weights["pairs.weight"]
+
+    @cached_property
+    def tower(self) -> list[Linear]:
+        """The three layers of the text tower, with gain and shift of the norm before each folded in.
+
+        The outputs of the first are followed by those of the shortcut, if there is one.
+        """
+        layers = []
+        for number in (0, 3, 6):
+            norm, linear = (f"text_tower.{layer}" for layer in (number, number + 1))
+            names = [linear, "text_shortcut"] if number == 0 and self._opened.config.shortcuts else [linear]
+            weight = np.concatenate([self._weights[f"{name}.weight"] for name in names])
+            bias = np.concatenate([self._weights[f"{name}.bias"] for name in names])
+            gain, shift = self._weights[f"{norm}.weight"], self._weights[f"{norm}.bias"]
+            layers.append(Linear(weight * gain, bias + np.vecdot(weight, shift)))
+        return layers
 
     def knows_words(self, text: str) -> bool:
         """Return whether the training texts had words like those of a text."""
         return knows_words(self._opened.tokenizer, text)
 
-    def _sums(
-        self, table: str, rows: Int64[np.ndarray, "texts places"]
-    ) -> Float32[np.ndarray, "texts width"]:
-        """Sum the rows of a table for each text; row 0 does not count."""
-        vectors = self._weights[f"{table}.weight"]
-        sums = np.empty((len(rows), vectors.shape[1]), dtype=np.float32)
-        for total, own in zip(sums, rows, strict=True):
-            np.add.reduce(vectors.take(own[own != PADDING], axis=0), axis=0, out=total)
-        return sums
-
     def _tower(self, hidden: Float32[np.ndarray, "texts width"]) -> Float32[np.ndarray, "texts dim"]:
-        """Apply the three layers of the text tower, each after a layer norm, with GELU between them.
+        """Apply the three layers of the text tower, each to normed rows, with GELU between them.
 
         The shortcut leads from the first norm to the end.
         """
-        direct = np.zeros((1, 1), dtype=np.float32)
-        for number in (0, 3, 6):
-            if number:
-                hidden = _gelu(hidden)
-            (gain, shift), (weight, bias) = (
-                [self._weights[f"text_tower.{layer}.{part}"] for part in ("weight", "bias")]
-                for layer in (number, number + 1)
-            )
-            width = np.float32(hidden.shape[1])  # the method mean takes several times as long
-            centred = hidden - np.add.reduce(hidden, axis=1, keepdims=True) / width
-            variance = np.vecdot(centred, centred)[:, None] / width
-            normed = centred / np.sqrt(variance + np.float32(1e-5)) * gain + shift
-            if number == 0 and self._opened.config.shortcuts:
-                direct = multiply(normed, self._weights["text_shortcut.weight"])
-                direct += self._weights["text_shortcut.bias"]
-            hidden = multiply(normed, weight) + bias
-        return hidden + direct
+        first, *others = self.tower
+        width = hidden.shape[1]
+        hidden, direct = np.split(first.apply(_standardize(hidden)), [width], axis=1)
+        for layer in others:
+            hidden = layer.apply(_standardize(_gelu(hidden)))
+        return hidden + direct if direct.size else hidden
+
+
+def _sums(
+    vectors: Float32[np.ndarray, "numbers width"], rows: Int64[np.ndarray, "texts places"]
+) -> Float32[np.ndarray, "texts width"]:
+    """Sum the vectors of the numbers in each row; 0 does not count."""
+    sums = np.empty((len(rows), vectors.shape[1]), dtype=np.float32)
+    for total, own in zip(sums, rows, strict=True):
+        np.add.reduce(vectors.take(own[own != PADDING], axis=0), axis=0, out=total)
+    return sums
+
+
+def _standardize(hidden: Float32[np.ndarray, "texts width"]) -> Float32[np.ndarray, "texts width"]:
+    """Shift and scale rows to mean 0 and variance 1, as a layer norm without gain."""
+    width = np.float32(hidden.shape[1])  # the method mean takes several times as long
+    centred = hidden - np.add.reduce(hidden, axis=1, keepdims=True) / width
+    variance = np.vecdot(centred, centred)[:, None] / width
+    return np.asarray(centred / np.sqrt(variance + np.float32(1e-5)))
 
 
 def _shapes_of_text_weights(config: SmallEncoderConfig, vocabulary: int) -> dict[str, tuple[int, ...]]:

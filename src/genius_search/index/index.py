@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -747,7 +748,7 @@ def manifest_stamp(
 ) -> tuple[int, int, int]:
     """Return a stamp of the manifest file, which every change of the index replaces."""
     try:
-        status = (folder / name).stat()
+        status = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118  a third of the time of a Path
     except OSError:
         read(folder)  # raises a more helpful error
         raise

@@ -29,7 +29,7 @@ from genius_search.nn.arrays import as_floats, normalize
 from genius_search.records import Modality, instructed
 from genius_search.search.fast import Wanted
 from genius_search.search.find import find
-from genius_search.search.rank import Evidence, Ranking
+from genius_search.search.rank import Evidence, Ranking, table_rows
 from genius_search.search.table import Restriction
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def encode_queries(
     queries = []
     for number, alternative, request, (level0, restriction) in single:
         vectors = [next(encoded if part.id is None else from_items) for part in request.all_parts()]
-        fused, evidence = _weighted_sum([part.weight for part in request.all_parts()], np.stack(vectors))
+        fused, evidence = _weighted_sum([part.weight for part in request.all_parts()], vectors)
         queries.append(EncodedQuery(request, number, alternative, level0, restriction, fused, evidence))
     return queries
 
@@ -334,13 +334,9 @@ def _search_alike(
     for query, (found, log_probabilities) in zip(queries, answers, strict=True):
         request = query.request
         ranking = found.take(slice(request.k))
-        locations = zip(ranking.segments.tolist(), ranking.rows.tolist(), strict=True)
-        codes = [
-            snapshot.search_segments[segment].table.ids[row, :num_levels].tolist()
-            for segment, row in locations
-        ]
+        codes = table_rows(snapshot.search_segments, ranking.segments, ranking.rows)[:, :num_levels].tolist()
         scores = ranking.scores.tolist()
-        decoded = log_probabilities.tolist()
+        decoded = log_probabilities.tolist() if is_generated else [()] * len(scores)
         items = snapshot.items(ranking.segments, ranking.items)
         probabilities: list[float] | None = None
         if calibration is None or request.parts or not items:
@@ -363,9 +359,7 @@ def _search_alike(
                 image=item.image,
                 fields=item.fields,
                 codes=tuple(codes[number]),
-                log_probabilities=tuple(
-                    one for one in decoded[number] if is_generated and not math.isnan(one)
-                ),
+                log_probabilities=tuple(one for one in decoded[number] if not math.isnan(one)),
                 probability=None if probabilities is None else probabilities[number],
                 relevance=relevance[number],
             )
@@ -476,6 +470,8 @@ def _encode(
     """Return two vectors of each content: the generator's input, and the one that hits are re-ranked by."""
     if not contents:
         return np.zeros((0, 2, model.dim), dtype=np.float32)
+    if model.reader is not None and all(content.image is None and content.text for content in contents):
+        return model.reader.read([content.text for content in contents], with_features=is_raw)
     features = features_of(model.encoder, contents)
     fused = model.fuse(features.image, features.text)
     return np.stack([fused, normalize(features.total()) if is_raw else fused], axis=1)
@@ -501,13 +497,13 @@ def vectors_at(
 
 
 def _weighted_sum(
-    weights: Sequence[float], vectors: Float32[np.ndarray, "parts 2 dim"]
+    weights: Sequence[float], vectors: Sequence[Float32[np.ndarray, "2 dim"]]
 ) -> Float32[np.ndarray, "2 dim"]:
     """Return the weighted sum of the parts, scaled to unit length. A single part is returned unchanged."""
     if len(weights) == 1 and weights[0] > 0:
-        return np.asarray(vectors[0])
+        return vectors[0]
     factors = np.array(weights, dtype=np.float32)
-    totals: np.ndarray = np.tensordot(factors, vectors, axes=1)
+    totals: np.ndarray = np.tensordot(factors, np.stack(vectors), axes=1)
     if not (np.linalg.norm(totals, axis=-1) > MIN_LENGTH * np.abs(factors).max()).all():
         raise UsageError("the parts of the query cancel each other out; change their weights")
     return normalize(totals)

@@ -242,16 +242,15 @@ class Snapshot:
 
     def items(self, segments: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]) -> list[Item]:
         """Return items by segment and row, in this order, with absolute image paths."""
-        found: dict[tuple[int, int], Item] = {}
-        places = list(zip(segments.tolist(), rows.tolist(), strict=True))
-        for number in sorted({segment for segment, _ in places}):
-            segment, own = self.segments[number], [row for one, row in places if one == number]
+        found: dict[int, Item] = {}
+        for number in sorted(set(segments.tolist())):
+            segment, places = self.segments[number], np.flatnonzero(segments == number)
             home = str(segment.folder.parents[1])
-            for row, item in zip(own, segment.items.get(own), strict=True):
+            for place, item in zip(places.tolist(), segment.items.get(rows[places].tolist()), strict=True):
                 if item.image is not None:  # a tenth of the time of a Path
                     item = item._replace(image=os.path.join(home, item.image))  # noqa: PTH118, PLW2901
-                found[number, row] = item
-        return [found[place] for place in places]
+                found[place] = item
+        return [found[place] for place in range(len(rows))]
 
     def locate(self, item_id: str) -> Location:
         """Return where an item is stored.

@@ -31,7 +31,7 @@ from genius_search.nn.folded import KIND as GENERATOR
 from genius_search.nn.folded import StoredGenerator
 from genius_search.records import Modality
 from genius_search.search.fast import NumpyGenerator, NumpySearch
-from genius_search.search.find import quick_search
+from genius_search.search.find import quick_reader, quick_search
 from genius_search.search.rank import CodeRanker
 
 if TYPE_CHECKING:  # searching needs no PyTorch, unless the model has parts that NumPy does not know
@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # searching needs no PyTorch, unless the model has parts that
     from genius_search.nn.ids import IdScheme, TrainedIds
     from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer
     from genius_search.search.decoder import Decoder, GeometricDecoder
+    from genius_search.search.read import CompiledReader
 
 
 class Genius:
@@ -408,6 +409,11 @@ class Genius:
                 self.quantizer.fusion(*(torch.from_numpy(part).to(device) for part in (image, text)))
             )
 
+    @cached_property
+    def reader(self) -> CompiledReader | None:
+        """Gives in one step what encoder and :meth:`fuse` make of a text; None if there is none for them."""
+        return quick_reader(self.encoder, self.codebooks)
+
     def encode(
         self,
         features: FeatureBatch,
@@ -460,7 +466,8 @@ class Genius:
                 "instruction instead"
             )
         known = as_array((self.codebooks or self.quantizer).level0_modality).tolist()
-        codes = frozenset(code for code, own in enumerate(known) if own == modality.code)
+        wanted = modality.code
+        codes = frozenset(code for code, own in enumerate(known) if own == wanted)
         if not codes:
             raise UsageError(
                 f"no level-0 code of this model is known to stand for {modality.value}; `genius doctor` "

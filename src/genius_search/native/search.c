@@ -1396,3 +1396,114 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
   w->results = results;
   return 1;
 }
+
+/* Texts: the small encoder's tower and the fusion of a text alone. The plain arithmetic is in encoders/small_texts.py and
+   nn/codebooks.py; search/read.py fills the structures. */
+
+typedef struct {
+  const float *weights, *biases; /* [inputs][outputs], [outputs] */
+  int64_t inputs, outputs;
+} Layer;
+
+typedef struct {
+  const float *words, *pairs; /* vectors of tokens and of pairs of them: [vocabulary][width], [buckets + 1][width] */
+  int64_t vocabulary, buckets;
+  Layer tower[3];  /* each follows a norm; a shortcut's outputs may lie behind the first one's */
+  Layer fusion[4]; /* projection, joint layers, output, share; without inputs, features are only scaled to unit length */
+} Texts;
+
+/* Inputs of 0, of which rectified ones have many, leave their weights unread. */
+static void apply(const Layer *layer, const float *x, float *y) {
+  enum { ROWS = 8 };
+  int64_t out = layer->outputs;
+  memcpy(y, layer->biases, (size_t)out * sizeof(float));
+  for (int64_t i = 0; i < layer->inputs;) {
+    const float *rows[ROWS];
+    float factors[ROWS] = {0};
+    for (int r = 0; r < ROWS; r++) rows[r] = layer->weights;
+    for (int count = 0; i < layer->inputs && count < ROWS; i++)
+      if (x[i] != 0) {
+        factors[count] = x[i];
+        rows[count++] = layer->weights + i * out;
+      }
+    int64_t o = 0;
+    for (; o + LANES <= out; o += LANES) {
+      vec sum = *(const vec *)(y + o);
+      for (int r = 0; r < ROWS; r++) sum += *(const vec *)(rows[r] + o) * factors[r];
+      *(vec *)(y + o) = sum;
+    }
+    for (; o < out; o++)
+      for (int r = 0; r < ROWS; r++) y[o] += rows[r][o] * factors[r];
+  }
+}
+
+static void rectify(float *x, int64_t n) {
+  for (int64_t i = 0; i < n; i++) x[i] = x[i] < 0 ? 0 : x[i];
+}
+
+static void gelu(float *x, int64_t n) {
+  for (int64_t i = 0; i < n; i++) x[i] *= 0.5f * (1 + erff(x[i] * 0.70710678f));
+}
+
+static void standardize(float *x, int64_t n) { /* to mean 0 and variance 1, as a norm of layers */
+  float sum = 0;
+  for (int64_t i = 0; i < n; i++) sum += x[i];
+  for (int64_t i = 0; i < n; i++) x[i] -= sum / (float)n;
+  float scale = 1 / sqrtf(dot(x, x, n) / (float)n + 1e-5f);
+  for (int64_t i = 0; i < n; i++) x[i] *= scale;
+}
+
+static void scale_to_unit(float *x, int64_t n) {
+  float length = sqrtf(dot(x, x, n));
+  for (int64_t i = 0; i < n; i++) x[i] /= length > 1e-12f ? length : 1e-12f;
+}
+
+static int read_text(const Texts *t, const int32_t *tokens, int64_t n, float *memory, float *vectors) {
+  const Layer *tower = t->tower, *projection = t->fusion, *joint = projection + 1, *output = joint + 1, *share = output + 1;
+  int64_t width = tower[0].inputs, dim = tower[2].outputs;
+  float *first = memory, *second = first + width, *third = second + tower[0].outputs, *feature = vectors + dim;
+  memset(first, 0, (size_t)width * sizeof(float));
+  for (int64_t i = 0; i < n; i++) {
+    if (tokens[i] < 0 || tokens[i] >= t->vocabulary) return DAMAGED;
+    if (!tokens[i]) continue;
+    add_scaled(first, 1, t->words + tokens[i] * width, width);
+    if (i + 1 == n || !tokens[i + 1]) continue;
+    int64_t mixed = (int64_t)tokens[i] * 1000003 + (int64_t)tokens[i + 1] * 7368787;
+    add_scaled(first, 1, t->pairs + ((mixed ^ mixed >> 15) % t->buckets + 1) * width, width);
+  }
+  standardize(first, width);
+  apply(tower, first, second);
+  gelu(second, width);
+  standardize(second, width);
+  apply(tower + 1, second, third);
+  gelu(third, width);
+  standardize(third, width);
+  apply(tower + 2, third, feature);
+  if (tower[0].outputs > width) add_scaled(feature, 1, second + width, dim);
+  memcpy(vectors, feature, (size_t)dim * sizeof(float));
+  if (projection->inputs) {
+    float *projected = third + tower[1].outputs, *both = projected + projection->outputs;
+    apply(projection, feature, projected);
+    rectify(projected, projection->outputs);
+    apply(joint, projected, both);
+    rectify(both, joint->outputs);
+    apply(output, both, vectors);
+    float logit = *share->biases + dot(share->weights, both + output->inputs, share->inputs);
+    add_scaled(vectors, 1 / (1 + expf(-logit)), feature, dim);
+  }
+  scale_to_unit(vectors, dim);
+  scale_to_unit(feature, dim);
+  return 1;
+}
+
+/* Write each text's embedding and the direction of its feature, vectors[n][2][dim]. Tokens [n][places] of 0 do not count. */
+API int read_texts(const Texts *t, const int32_t *tokens, int64_t n, int64_t places, float *vectors) {
+  int64_t size = t->tower[0].inputs;
+  for (int64_t l = 0; l < 2; l++) size += t->tower[l].outputs + t->fusion[l].outputs;
+  float *memory = malloc((size_t)size * sizeof(float));
+  int status = memory ? 1 : NO_MEMORY;
+  for (int64_t i = 0; i < n && status > 0; i++, tokens += places, vectors += 2 * t->tower[2].outputs)
+    status = read_text(t, tokens, places, memory, vectors);
+  free(memory);
+  return status;
+}

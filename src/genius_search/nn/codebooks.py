@@ -11,7 +11,7 @@ from jaxtyping import Float, Float32, Int64
 
 from genius_search.artifact import Manifest
 from genius_search.config import QuantizerConfig
-from genius_search.nn.arrays import multiply, normalize
+from genius_search.nn.arrays import Linear, multiply, normalize
 from genius_search.nn.stored import dim_of, read_arrays, settings_of
 from genius_search.records import NUM_MODALITIES
 
@@ -73,11 +73,25 @@ class Codebooks:
         )
         hidden = _relu(text_part + image_part + self._joint_layers[1])
         half = hidden.shape[1] // 2
-        mixed = self._layer("output_layer", hidden[:, :half])
-        share = self._layer("dynamic_scalar.3", hidden[:, half:])
+        mixed = self._layer("output_layer").apply(hidden[:, :half])
+        share = self._layer("dynamic_scalar.3").apply(hidden[:, half:])
         with np.errstate(over="ignore"):  # the share is 0 then
             share = 1 / (1 + np.exp(-share))
         return normalize(mixed + share * text + (1 - share) * image)
+
+    def text_layers(self) -> list[Linear]:
+        """Return the layers that fuse a text alone: projection, joint layers, output and share, if any.
+
+        The outputs of the joint layers are inputs of the output layer, then as many of the share.
+        """
+        if self.config.fusion.kind == "sum":
+            return []
+        weights, biases = self._joint_layers
+        joint = Linear(weights["text"], biases + self._absent["image"][0])
+        projection, output, share = map(
+            self._layer, ("text_projection_layer", "output_layer", "dynamic_scalar.3")
+        )
+        return [projection, joint, output, share]
 
     @cached_property
     def _joint_layers(
@@ -100,14 +114,11 @@ class Codebooks:
         self, modality: str, rows: Float32[np.ndarray, "items dim"]
     ) -> Float32[np.ndarray, "items outputs"]:
         """Return what a modality adds to the joint layers."""
-        projected = _relu(self._layer(f"{modality}_projection_layer", rows))
+        projected = _relu(self._layer(f"{modality}_projection_layer").apply(rows))
         return multiply(projected, self._joint_layers[0][modality])
 
-    def _layer(
-        self, name: str, rows: Float32[np.ndarray, "items inputs"]
-    ) -> Float32[np.ndarray, "items outputs"]:
-        weight, bias = (self._weights[f"fusion.{name}.{part}"] for part in ("weight", "bias"))
-        return np.asarray(multiply(rows, weight) + bias)
+    def _layer(self, name: str) -> Linear:
+        return Linear(*(self._weights[f"fusion.{name}.{part}"] for part in ("weight", "bias")))
 
 
 def _relu(rows: Float32[np.ndarray, "items width"]) -> Float32[np.ndarray, "items width"]:

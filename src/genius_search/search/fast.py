@@ -186,7 +186,7 @@ class NumpySearch:
         if not wanted.k:
             ranking = items_of(segments, ids, np.zeros(len(ids.row), dtype=np.float32), restriction)
             return Found(ranking, beams.log_probabilities[0, ranking.beams])
-        rows = table_rows(segments, ids)
+        rows = table_rows(segments, ids.segment, ids.row)
         products = np.vecdot(self._vectors, query)
         scores = products.take(rows[:, : len(self._tables)] + self._offsets).sum(axis=1)
         scores -= self._ranker.costs(rows, density_weight=config.density_weight)

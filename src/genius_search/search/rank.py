@@ -197,7 +197,7 @@ def rank_items(
         if evidence.codes is None:
             raise UsageError("ranking by codes needs the model's codebooks")
         own = embedding if config.rerank == "codes" or for_codes is None else for_codes
-        rows = table_rows(segments, ids)
+        rows = table_rows(segments, ids.segment, ids.row)
         scores = evidence.codes.scores(own, rows, density_weight=config.density_weight)
         if config.generator_weight:
             scores = scores + config.generator_weight * _log_probabilities(beams, query)[ids.beam]
@@ -236,13 +236,15 @@ def ids_under(beams: Beams, query: int, restriction: Restriction) -> _Ids:
     return _Ids(*(values[order] for values in ids))
 
 
-def table_rows(segments: Sequence[SearchSegment], ids: _Ids) -> Integer[np.ndarray, "ids columns"]:
-    """Read the IDs from their tables: codes, then half norm and density if they are stored."""
-    rows = np.empty((len(ids.row), segments[0].table.num_levels), dtype=np.int16)
+def table_rows(
+    segments: Sequence[SearchSegment], owners: Int64[np.ndarray, " ids"], rows: Int64[np.ndarray, " ids"]
+) -> Integer[np.ndarray, "ids columns"]:
+    """Read IDs, by segment and row, from their tables: codes, then half norm and density if stored."""
+    ids = np.empty((len(rows), segments[0].table.num_levels), dtype=np.int16)
     for number, segment in enumerate(segments):
-        in_segment = ids.segment == number if len(segments) > 1 else slice(None)
-        rows[in_segment] = segment.table.ids[ids.row[in_segment]]
-    return rows
+        in_segment = owners == number if len(segments) > 1 else slice(None)
+        ids[in_segment] = segment.table.ids[rows[in_segment]]
+    return ids
 
 
 def items_of(
