@@ -22,8 +22,6 @@ from genius_search.index.items import Item
 from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.index.settings import DEPTH
 from genius_search.index.snapshot import Location, Snapshot, diagnose_corruption
-from genius_search.index.words import DEPTH as WORDS_DEPTH
-from genius_search.index.words import find_rare_words, raise_hits
 from genius_search.model import Genius
 from genius_search.nn.arrays import as_floats, normalize
 from genius_search.records import Modality, instructed
@@ -182,32 +180,35 @@ def _search_with_words(
     model: Genius, snapshot: Snapshot, queries: Sequence[EncodedQuery], config: SearchConfig
 ) -> list[SearchResult]:
     """Search for queries; for those with ``hybrid="words"``, also for items that have their rare words."""
-    given = [_has_plain_text(one.request) and one.request.hybrid == "words" for one in queries]
-    if not any(given):
+    if not any(_wants_words(query.request) for query in queries):
         return _search(model, snapshot, queries, config)
+    from genius_search.index import words  # noqa: PLC0415  for these only
+
     if config.rerank == "none":
         raise UsageError("hybrid words needs hits ranked by codes or embeddings; rerank is none")
     deep = [
-        one._replace(request=dataclasses.replace(one.request, k=max(one.request.k, WORDS_DEPTH)))
-        if has_words
-        else one
-        for one, has_words in zip(queries, given, strict=True)
+        query._replace(request=dataclasses.replace(query.request, k=max(query.request.k, words.DEPTH)))
+        if _wants_words(query.request)
+        else query
+        for query in queries
     ]
     results = _search(model, snapshot, deep, config)
-    for number, (one, has_words) in enumerate(zip(deep, given, strict=True)):
-        if has_words:
-            words = find_rare_words(snapshot, one.request.text or "", one.restriction)
-            asked = dataclasses.replace(
-                one.request,
-                where=dataclasses.replace(one.request.filter, item_ids=words.item_ids),
-                match=None,
-            )
-            level0, restriction = _constraint(model, snapshot, asked)
-            among = one._replace(request=asked, level0=level0, restriction=restriction)
-            (others,) = _search(model, snapshot, [among], config) if words.item_ids else [SearchResult([], 0)]
-            k = queries[number].request.k
-            results[number] = raise_hits(results[number], others.hits, words.weights, k)
+    for number, (query, own) in enumerate(zip(queries, deep, strict=True)):
+        if _wants_words(query.request):
+            rare = words.find_rare_words(snapshot, query.request.text or "", query.restriction)
+            others: list[SearchHit] = []
+            if rare.item_ids:
+                having = dataclasses.replace(query.request.filter, item_ids=rare.item_ids)
+                asked = dataclasses.replace(own.request, where=having, match=None)
+                level0, restriction = _constraint(model, snapshot, asked)
+                among = own._replace(request=asked, level0=level0, restriction=restriction)
+                others = _search(model, snapshot, [among], config)[0].hits
+            results[number] = words.raise_hits(results[number], others, rare.weights, query.request.k)
     return results
+
+
+def _wants_words(request: SearchRequest) -> bool:
+    return request.hybrid == "words" and _has_plain_text(request)
 
 
 def _has_plain_text(request: SearchRequest) -> bool:
