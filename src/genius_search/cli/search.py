@@ -72,8 +72,8 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     """Search only items whose text contains these words; "a phrase" in double quotes, prefix*."""
 
     hybrid: Literal["auto", "words", "off"] = "auto"
-    """auto: put the few items first whose text or file name has the query's words with digits, such as
-    IMG_2034. words: also raise items whose text has the query's rare words, such as names."""
+    """auto: items whose text or file name has the query's words with digits come first. words: items whose
+    text has its rare words, such as names, also rise."""
 
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
     """Number of hits."""
