@@ -12,13 +12,14 @@ from PIL import Image, ImageDraw
 from torch.nn import functional as F
 
 from genius_search.config import SmallEncoderConfig, from_json
-from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput, knows_words, load_encoder
+from genius_search.encoders.base import Encoder, ImageInput, knows_words, load_encoder
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, OUTLINE_SIZE, describe
 from genius_search.encoders.small import create_small, load_small, train_tokenizer
 from genius_search.encoders.small_texts import pair_rows
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
-KEY = ItemKey("candidate", "9:1")
+from .conftest import KEY, images_of, texts_of
+
 CONFIG = SmallEncoderConfig(
     dim=12, vocabulary=400, max_tokens=10, pair_buckets=64, text_width=16, image_width=16
 )
@@ -43,14 +44,6 @@ def bar(colour, ground, *, upright, seed=0):
     box = (28 + shift, 8, 36 + shift, 56) if upright else (8, 28 + shift, 56, 36 + shift)
     picture.paste(COLOURS[colour], box)
     return picture
-
-
-def images_of(pictures):
-    return [ImageInput(picture, KEY) for picture in pictures]
-
-
-def texts_of(texts):
-    return [TextInput(text, KEY) for text in texts]
 
 
 def test_it_is_an_encoder(encoder):
