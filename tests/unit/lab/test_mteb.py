@@ -55,11 +55,6 @@ def mteb(tmp_path_factory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def model(trained) -> Genius:
-    return Genius.open(trained.model)
-
-
-@pytest.fixture(scope="module")
 def data(trained) -> MBeir:
     return MBeir(trained.data)
 
