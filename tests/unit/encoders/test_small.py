@@ -214,45 +214,6 @@ def test_an_encoder_with_outlines_is_saved_and_opened(tmp_path):
     assert describe([], outlines=True).shape == (0, encoder.network.num_descriptors)
 
 
-def test_it_learns_to_find_the_captions_of_pictures_it_has_not_seen():
-    """In-batch contrastive loss on eight drawings of each combination; the ninth is held out."""
-    combinations = [
-        (first, second, upright)
-        for first in COLOURS
-        for second in COLOURS
-        if first != second
-        for upright in (True, False)
-    ]
-    captions = [f"a {first} {'column' if up else 'bar'} on {second}" for first, second, up in combinations]
-    config = SmallEncoderConfig(dim=16, vocabulary=400, max_tokens=8, text_width=32, image_width=32)
-    encoder = create_small(config, captions, seed=0)
-    tokens = encoder.prepare_texts(captions)
-    described = torch.stack(
-        [
-            encoder.prepare_images(
-                [bar(first, second, upright=up, seed=seed) for first, second, up in combinations]
-            )
-            for seed in range(9)
-        ]
-    )
-    optimizer = torch.optim.AdamW(encoder.network.parameters(), lr=5e-3)
-    random = torch.Generator().manual_seed(0)
-    for _ in range(60):
-        variant = int(torch.randint(8, (1,), generator=random))
-        images = F.normalize(encoder.network.image(described[variant]))
-        texts = F.normalize(encoder.network.text(tokens))
-        loss = F.cross_entropy(images @ texts.T / 0.1, torch.arange(len(captions)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    with torch.inference_mode():
-        similarities = (
-            F.normalize(encoder.network.image(described[8])) @ F.normalize(encoder.network.text(tokens)).T
-        )
-    best = similarities.argmax(dim=1)
-    assert (best == torch.arange(len(captions))).float().mean() > 0.75  # by chance 0.04
-
-
 def test_an_absent_picture_is_refused_by_its_id(encoder):
     with pytest.raises(UsageError, match="candidate 9:1"):
         encoder.image_features([ImageInput(None, KEY)])
