@@ -163,7 +163,8 @@ def test_a_state_counts_only_when_its_files_are_on_the_disk(cluster, disk):
         add(writer, cluster.model)
     manifest = (cluster.folder / "cluster.json").stat().st_ino
     checked = 0
-    named = max(place for place, event in enumerate(disk) if event == ("move", manifest))  # inodes are used again
+    # Inodes are used again, so the last move of this one counts.
+    named = max(place for place, event in enumerate(disk) if event == ("move", manifest))
     synced_before = {inode for kind, inode in disk[:named] if kind == "sync"}
     for shard in read_cluster(cluster.folder).shards:
         place = cluster.folder / "shards" / shard.name

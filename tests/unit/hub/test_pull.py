@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from genius_search import Index
+from genius_search.artifact import fingerprint_of
 from genius_search.cli import main
 from genius_search.errors import (
     ArtifactError,
@@ -491,6 +492,19 @@ def test_a_pulled_index_that_lacks_a_file_or_has_another_is_refused_by_its_name(
     with pytest.raises(ArtifactError, match=rf"000001.*{name}"):
         pull_index("datasets/me/some", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_hostile_index_is_refused_by_the_command_and_when_it_is_opened_by_name(hub, some_index, capsys):
+    push_index(some_index, "me/some")
+    held = hub.repositories["datasets/me/some"]
+    body = {**json.loads(held["index.json"]), "model": "../model"}
+    del body["checksum"]
+    held["index.json"] = json.dumps({**body, "checksum": fingerprint_of(body)}).encode()
+    capsys.readouterr()
+    assert main(["pull", "datasets/me/some", "--yes"]) == ArtifactMismatch.exit_code
+    assert "owner/name or nothing" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(ArtifactMismatch, match="owner/name or nothing"):
+        Index.from_pretrained("me/some")
 
 
 def test_an_index_that_is_damaged_in_the_cache_is_pulled_anew(hub, some_index, trained):
