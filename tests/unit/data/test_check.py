@@ -220,6 +220,24 @@ def test_missing_and_broken_qrels_are_named(data):
     assert found(data.root)["missing-qrels"].severity == "warning"
 
 
+def test_a_file_that_others_imply_is_named(data):
+    data.write()
+    qrels = data.root / "qrels/test/mbeir_toy_task0_test_qrels.txt"
+    qrels.rename(qrels.with_name("mbeir_toy_task3_test_qrels.txt"))
+    examples = found(data.root)["layout"].examples
+    for name in ("mbeir_toy_task3_test.jsonl", "mbeir_toy_task0_test_qrels.txt"):
+        assert any(f"{name} is missing" in example for example in examples)
+
+
+def test_a_row_of_m_beir_needs_its_instructions(data):
+    data.write()
+    for path in list(data.root.rglob("mbeir_toy_task0*")):
+        path.rename(path.with_name(path.name.replace("toy", "mscoco")))
+    (data.root / "instructions/query_instructions.tsv").unlink()
+    (example,) = found(data.root)["layout"].examples
+    assert "query_instructions.tsv is missing" in example
+
+
 def test_bad_lines_are_all_counted_and_named_by_file_and_line(data):
     data.write()
     pool = data.root / "cand_pool/local/mbeir_toy_task0_cand_pool.jsonl"

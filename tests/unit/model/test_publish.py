@@ -301,6 +301,15 @@ def test_an_imported_models_card_credits_the_authors_and_claims_nothing_that_is_
     assert 'index.search("a red leather bag", k=5)' in card
 
 
+def test_a_level_0_that_was_learned_from_candidates_is_in_the_card(copied, tmp_path):
+    inputs = {"published": "hash", "level0": "of some candidates"}
+    edit(copied / "quantizer" / "manifest.json", lambda body: body.update(inputs=inputs))
+    card = (save_model(copied, tmp_path / "saved") / "README.md").read_text()
+    assert "| fingerprint of the candidates that level 0 was learned from | of some candidates |" in card
+    assert "trained by the publisher: the quantizer, from published" in card
+    assert 'modality="image"' in card
+
+
 @pytest.mark.parametrize("name", ["", "the MIT licence", "mit\n", "-", "mit: x", 'm"it'])
 def test_a_licence_that_cannot_be_one_is_refused_before_anything_is_written(trained, tmp_path, name):
     with pytest.raises(UsageError, match=r"expected its short name on the hub"):

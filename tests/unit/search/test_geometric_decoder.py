@@ -119,6 +119,15 @@ def test_codes_read_one_by_one_or_together_say_the_same(cuts):
     torch.testing.assert_close(torch.cat(said, dim=1), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_of_a_fresh_state_queries_are_selected_and_rows_come_with_the_codes():
+    drawn = Drawn()
+    fresh = drawn.decoder.start(drawn.queries)
+    some = fresh.select(torch.tensor([2, 0]), torch.tensor([[2, 2], [0, 0]]))
+    step = drawn.decoder.advance(some, torch.zeros(4, 1, dtype=torch.long))
+    assert torch.equal(step.hidden[:, 0], drawn.queries[[2, 2, 0, 0]])
+    assert fresh.select(None, torch.tensor([[0]])) is fresh
+
+
 @pytest.mark.parametrize(("before", "count"), [([], 3), ([0], 0), ([0], 3), ([2], 1), ([1, 1], 1)])
 def test_reading_nothing_or_too_much_is_refused(before, count):
     drawn = Drawn()
