@@ -153,6 +153,12 @@ def test_a_genius_file_that_lacks_an_entry_is_refused(tmp_path):
         opened(path)
 
 
+def test_a_torch_file_of_something_else_is_refused(tmp_path):
+    torch.save([1, 2], tmp_path / "query_x_IT_dict.pt")
+    with pytest.raises(BadData, match="holds a list"):
+        opened(tmp_path / "query_x_IT_dict.pt")
+
+
 def test_the_fingerprint_of_a_torch_file_follows_its_contents(tmp_path):
     prints = [
         opened(write_dict(tmp_path / name / "pool_x_IT_dict.pt", [1, 2], start=start)).fingerprint
