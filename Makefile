@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 OUT ?= demo
 
 export OMP_WAIT_POLICY ?= PASSIVE
+# Python keeps what it compiled, or each of the many processes that the tests start would compile it again.
+export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 

@@ -5,6 +5,7 @@ And the tiny model that the tests of search, index and command line share.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -45,11 +46,24 @@ fit(MBeir(data), "small", model, preset("tiny"), progress=Silent())
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> Trained:
-    """Drawn and trained once a session, in a process of its own, where types are not checked."""
-    folder = tmp_path_factory.mktemp("trained")
-    subprocess.run(  # noqa: S603
-        [sys.executable, "-c", _TRAIN, folder / "data", folder / "model"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
-    return Trained(folder / "data", folder / "model")
+    """Drawn and trained once, by the first worker that needs it, in a process where types are not checked."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # which all workers share
+    made = Trained(folder / "trained" / "data", folder / "trained" / "model")
+    with (folder / "trained.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made.model / "model.json").exists():
+            subprocess.run(  # noqa: S603
+                [sys.executable, "-c", _TRAIN, *made],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                check=True,
+            )
+    return made
+
+
+@pytest.fixture
+def one_thread(monkeypatch):
+    """What a benchmark sets for its own process is taken back."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")

@@ -112,12 +112,6 @@ def server(serve, small_index) -> Server:
 
 
 @pytest.fixture
-def own_index(small_index, tmp_path) -> Path:
-    """A copy to change."""
-    return Path(shutil.copytree(small_index, tmp_path / "things.index"))
-
-
-@pytest.fixture
 def open_page(browser):
     """Open the page at an address; a test fails if it breaks its own policy or has an uncaught error."""
     contexts, broken = [], []

@@ -42,8 +42,7 @@ def serious(request):
     return find
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_axe_finds_nothing_serious(open_page, server, serious, scheme, width):
     page = open_page(
         server.address, color_scheme=scheme, viewport={"width": width, "height": 850}, reduced_motion="reduce"

@@ -12,12 +12,7 @@ import pytest
 
 from genius_search.cli import main
 
-
-@pytest.fixture(autouse=True)
-def _threads(monkeypatch):
-    """The command sets these for its own process."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def measured(capsys, out: Path, *words: str | Path) -> dict[str, Any]:

@@ -213,7 +213,6 @@ class Drawn:
 
 @pytest.fixture
 def no_waiting(monkeypatch):
-    monkeypatch.setattr("os.fsync", lambda _: None)
     monkeypatch.setattr("genius_search.index.query.knows_words", lambda *_: True)  # there is no encoder
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import json
 import os
 import shutil
@@ -391,7 +390,6 @@ def test_two_processes_never_fill_one_folder_and_a_killed_one_holds_nothing(tmp_
 
 def test_a_folder_is_let_go_of_when_it_is_finished_or_its_writer_is_dropped(tmp_path):
     def held():
-        gc.collect()
         return (tmp_path / ".a.lock").exists()
 
     dropped = writer(tmp_path / "a")

@@ -72,8 +72,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     """Search only items whose text contains these words; "a phrase" in double quotes, prefix*."""
 
     hybrid: Literal["auto", "words", "off"] = "auto"
-    """auto: items whose text or file name has the query's words with digits come first. words: items whose
-    text has its rare words, such as names, also rise."""
+    """Put few items with the query's numbers first; with words, also raise those with its rare words."""
 
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
     """Number of hits."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import shlex
 import shutil
 from pathlib import Path
 
@@ -44,9 +42,8 @@ def whole(trained, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def index(whole, tmp_path, monkeypatch) -> Path:
+def index(whole, tmp_path) -> Path:
     """A copy to change."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     return Path(shutil.copytree(whole, tmp_path / "index"))
 
 
@@ -106,20 +103,6 @@ def test_an_unreadable_list_of_ids_is_named(index, tmp_path, capsys):
     assert str(tmp_path / "ids") in err
 
 
-def test_compact_frees_the_space_of_deleted_items(index, capsys):
-    run(capsys, "index", "delete", index, "1:1", "1:2")
-    before = run_json(capsys, "index", "info", index)
-    assert before["segments"][0]["deleted"] == 2
-    assert before["bytes_per_item"]["deleted"] > 0
-    out, err = run(capsys, "index", "compact", index)
-    assert out == ""
-    assert err == "6 items in 1 segment, before in 1\n"
-    after = run_json(capsys, "index", "info", index)
-    assert [(one["items"], one["deleted"]) for one in after["segments"]] == [(6, 0)]
-    assert after["bytes_per_item"]["deleted"] == 0
-    assert found_by(capsys, index) == ALL - {"1:1", "1:2"}
-
-
 def test_verify_reports_what_it_read(index, capsys):
     run(capsys, "index", "delete", index, "1:1")
     found = run_json(capsys, "index", "verify", index)
@@ -153,17 +136,6 @@ def test_verify_names_a_damaged_file_and_leaves_with_status_4(index, capsys, nam
     run(capsys, "index", "verify", index)
 
 
-def test_info_shows_the_type_of_embeddings_and_the_number_of_changes(index, capsys):
-    found = run_json(capsys, "index", "info", index)
-    assert (found["embeddings"], found["generation"], found["items"]) == ("fused, int8", 1, 8)
-    assert found["by_modality"] == {"text": 8}
-    run(capsys, "index", "delete", index, "1:1")
-    found = run_json(capsys, "index", "info", index)
-    assert (found["generation"], found["items"], found["by_modality"]) == (2, 7, {"text": 7})
-    out, _ = run(capsys, "index", "info", index)
-    assert "000001: 8 items, 1 of them deleted" in " ".join(out.split())
-
-
 def test_files_of_a_killed_writer_are_shown_by_info_and_removed_by_compact(index, capsys):
     assert run_json(capsys, "index", "info", index)["work_bytes"] == 0
     (index / ".work" / "features").mkdir(parents=True)
@@ -181,14 +153,6 @@ def test_info_names_a_damaged_file(index, capsys):
     np.save(path, starts)
     _, err = run(capsys, "index", "info", index, status=4)
     assert "bucket_starts.npy" in err
-
-
-def test_the_command_that_create_proposes_can_be_pasted(trained, whole, tmp_path, capsys):
-    folder = tmp_path / "my index's"
-    words = ("index", "create", folder, "--model", trained.model, "--pool", whole.parent / "pool.jsonl")
-    _, err = run(capsys, *words)
-    line = err.strip().splitlines()[-1].partition("next: ")[2]
-    assert shlex.split(line) == ["genius", "search", str(folder), "what you look for"]
 
 
 @pytest.mark.parametrize("flag", ["-k", "--beam", "--candidates", "--shortlist"])
@@ -209,12 +173,6 @@ def test_search_finds_only_items_that_meet_all_conditions(whole, capsys):
     assert found("--match", "leather") == {"1:3", "1:7"}
     assert found("--match", '"red leather"', "--where", "price<=20") == {"1:3"}
     assert found("--where", "price>1000") == set()
-
-
-def test_an_invalid_condition_shows_the_syntax(whole, capsys):
-    _, err = run(capsys, "search", whole, "a kite", "--where", "price<", status=2)
-    assert "'price<'" in err
-    assert "FIELD OPERATOR VALUE" in err
 
 
 def test_search_can_stop_early_and_compare_only_the_best(whole, capsys):

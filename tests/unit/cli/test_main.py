@@ -171,6 +171,14 @@ ERRORS = [
 ]
 
 
+def test_no_error_is_without_an_exit_status():
+    """The first two are only raised as one of their children, the others in services and clusters."""
+    elsewhere = {errors.GeniusError, errors.ArtifactError, errors.DeadlinePassed, errors.SnapshotGone}
+    everything = {kind for kind in vars(errors).values() if isinstance(kind, type)} - {Path}
+    assert everything == {getattr(errors, name) for name in errors.__all__}
+    assert everything - elsewhere == {type(error) for error, _ in ERRORS}
+
+
 @pytest.mark.parametrize(("error", "status"), ERRORS, ids=lambda value: type(value).__name__)
 def test_an_error_is_one_line_on_stderr_and_its_own_exit_status(error, status, monkeypatch, capsys):
     fails_with(monkeypatch, error)

@@ -9,13 +9,7 @@ import pytest
 from genius_search.data.mbeir import read_candidates
 from genius_search.index.index import Index
 from genius_search.lab.mbeir_files import write_candidates
-from genius_search.model import Genius
 from genius_search.records import Modality
-
-
-@pytest.fixture(scope="session")
-def model(trained) -> Genius:
-    return Genius.open(trained.model)
 
 
 @pytest.fixture(scope="session")

@@ -203,6 +203,7 @@ def test_qrels_that_say_something_else_are_an_error(data, qrels):
     data.qrels = qrels
     finding = data.found()["qrels-disagree"]
     assert (finding.severity, finding.count) == ("error", 1)
+    assert len(qrels) == 3 or "add `7:3 0 7:3 1 0`" in finding.examples[0]
 
 
 def test_qrels_of_a_query_that_is_not_there_are_an_error(data):
@@ -217,6 +218,24 @@ def test_missing_and_broken_qrels_are_named(data):
     assert "columns" in found(data.root)["bad-line"].examples[0]
     path.unlink()
     assert found(data.root)["missing-qrels"].severity == "warning"
+
+
+def test_a_file_that_others_imply_is_named(data):
+    data.write()
+    qrels = data.root / "qrels/test/mbeir_toy_task0_test_qrels.txt"
+    qrels.rename(qrels.with_name("mbeir_toy_task3_test_qrels.txt"))
+    examples = found(data.root)["layout"].examples
+    for name in ("mbeir_toy_task3_test.jsonl", "mbeir_toy_task0_test_qrels.txt"):
+        assert any(f"{name} is missing" in example for example in examples)
+
+
+def test_a_row_of_m_beir_needs_its_instructions(data):
+    data.write()
+    for path in list(data.root.rglob("mbeir_toy_task0*")):
+        path.rename(path.with_name(path.name.replace("toy", "mscoco")))
+    (data.root / "instructions/query_instructions.tsv").unlink()
+    (example,) = found(data.root)["layout"].examples
+    assert "query_instructions.tsv is missing" in example
 
 
 def test_bad_lines_are_all_counted_and_named_by_file_and_line(data):

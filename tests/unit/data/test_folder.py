@@ -17,10 +17,6 @@ def picture(path, colour="red"):
     return path
 
 
-def text_of(root, did, **settings):
-    return {candidate.did: candidate.text for candidate in read_folder(root, **settings).candidates}[did]
-
-
 def problems_of(root):
     return {
         problem.file.relative_to(root).as_posix(): problem.reason

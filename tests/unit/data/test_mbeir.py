@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from genius_search.data.mbeir import PAPER_ROWS, BadLines, MBeir, read_candidates, read_pool, read_queries
+from genius_search.data.mbeir import BadLines, MBeir, read_candidates, read_pool, read_queries
 from genius_search.errors import BadData, BadRecord
 from genius_search.records import Candidate, Modality, Query
 
@@ -282,7 +282,3 @@ def test_lines_that_would_never_end_are_not_read(tmp_path, make):
     make(tmp_path / "pool.jsonl")
     with pytest.raises(BadData, match="not a file"):
         next(read_candidates(tmp_path / "pool.jsonl"))
-
-
-def test_there_are_sixteen_rows_in_the_papers():
-    assert len(set(PAPER_ROWS)) == 16

@@ -16,7 +16,8 @@ from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
 from genius_search.encoders.pretrained import SentenceEncoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
-KEY = ItemKey("candidate", "9:1")
+from .conftest import KEY, texts_of
+
 MODULES = "sentence_transformers.models"
 
 
@@ -55,10 +56,6 @@ def assemble(backbone, folder, *, pooling, modules=("Transformer", "Pooling", "N
     settings = {"word_embedding_dimension": 16, **{f"pooling_mode_{name}": True for name in pooling}}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
     return folder
-
-
-def texts_of(texts):
-    return [TextInput(text, KEY) for text in texts]
 
 
 def states_of(backbone, ids):

@@ -12,13 +12,14 @@ from PIL import Image, ImageDraw
 from torch.nn import functional as F
 
 from genius_search.config import SmallEncoderConfig, from_json
-from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput, knows_words, load_encoder
+from genius_search.encoders.base import Encoder, ImageInput, knows_words, load_encoder
 from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, OUTLINE_SIZE, describe
 from genius_search.encoders.small import create_small, load_small, train_tokenizer
 from genius_search.encoders.small_texts import pair_rows
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
-KEY = ItemKey("candidate", "9:1")
+from .conftest import KEY, images_of, texts_of
+
 CONFIG = SmallEncoderConfig(
     dim=12, vocabulary=400, max_tokens=10, pair_buckets=64, text_width=16, image_width=16
 )
@@ -43,14 +44,6 @@ def bar(colour, ground, *, upright, seed=0):
     box = (28 + shift, 8, 36 + shift, 56) if upright else (8, 28 + shift, 56, 36 + shift)
     picture.paste(COLOURS[colour], box)
     return picture
-
-
-def images_of(pictures):
-    return [ImageInput(picture, KEY) for picture in pictures]
-
-
-def texts_of(texts):
-    return [TextInput(text, KEY) for text in texts]
 
 
 def test_it_is_an_encoder(encoder):
@@ -219,45 +212,6 @@ def test_an_encoder_with_outlines_is_saved_and_opened(tmp_path):
     pictures = [noise(0), noise(1)]
     assert torch.equal(again.encode_images(pictures), encoder.encode_images(pictures))
     assert describe([], outlines=True).shape == (0, encoder.network.num_descriptors)
-
-
-def test_it_learns_to_find_the_captions_of_pictures_it_has_not_seen():
-    """In-batch contrastive loss on eight drawings of each combination; the ninth is held out."""
-    combinations = [
-        (first, second, upright)
-        for first in COLOURS
-        for second in COLOURS
-        if first != second
-        for upright in (True, False)
-    ]
-    captions = [f"a {first} {'column' if up else 'bar'} on {second}" for first, second, up in combinations]
-    config = SmallEncoderConfig(dim=16, vocabulary=400, max_tokens=8, text_width=32, image_width=32)
-    encoder = create_small(config, captions, seed=0)
-    tokens = encoder.prepare_texts(captions)
-    described = torch.stack(
-        [
-            encoder.prepare_images(
-                [bar(first, second, upright=up, seed=seed) for first, second, up in combinations]
-            )
-            for seed in range(9)
-        ]
-    )
-    optimizer = torch.optim.AdamW(encoder.network.parameters(), lr=5e-3)
-    random = torch.Generator().manual_seed(0)
-    for _ in range(60):
-        variant = int(torch.randint(8, (1,), generator=random))
-        images = F.normalize(encoder.network.image(described[variant]))
-        texts = F.normalize(encoder.network.text(tokens))
-        loss = F.cross_entropy(images @ texts.T / 0.1, torch.arange(len(captions)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    with torch.inference_mode():
-        similarities = (
-            F.normalize(encoder.network.image(described[8])) @ F.normalize(encoder.network.text(tokens)).T
-        )
-    best = similarities.argmax(dim=1)
-    assert (best == torch.arange(len(captions))).float().mean() > 0.75  # by chance 0.04
 
 
 def test_an_absent_picture_is_refused_by_its_id(encoder):

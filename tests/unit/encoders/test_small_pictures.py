@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from genius_search.config import SmallEncoderConfig
-from genius_search.encoders.base import ImageInput, ItemKey, TextInput, load_encoder
+from genius_search.encoders.base import load_encoder
 from genius_search.encoders.pretrained import ClipEncoder, ImageTower
 from genius_search.encoders.small import create_small, load_small
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
@@ -21,19 +21,13 @@ from genius_search.lab.onnx.export import _write_encoder
 from genius_search.presets import EncoderConfig
 from genius_search.progress import Silent
 
+from .conftest import images_of, texts_of
+
 CONFIG = SmallEncoderConfig(
     dim=12, vocabulary=400, max_tokens=10, pair_buckets=64, text_width=16, image_width=16, shortcuts=True
 )
-KEY = ItemKey("candidate", "9:1")
 TEXTS = ["a red kite", "a blue anchor"]
 LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
-
-
-@pytest.fixture(scope="module")
-def pictures():
-    random = np.random.default_rng(0)
-    sizes = [(20, 30, 3), (41, 17, 3), (16, 16, 3)]
-    return [Image.fromarray(random.integers(0, 256, size, dtype=np.uint8)) for size in sizes]
 
 
 @pytest.fixture
@@ -60,14 +54,6 @@ def vit(tmp_path):
     ViTModel(config, add_pooling_layer=False).save_pretrained(folder)
     ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
     return folder
-
-
-def images_of(pictures):
-    return [ImageInput(picture, KEY) for picture in pictures]
-
-
-def texts_of(texts):
-    return [TextInput(text, KEY) for text in texts]
 
 
 @torch.no_grad()

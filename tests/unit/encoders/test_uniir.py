@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from genius_search.encoders.base import Encoder, ImageInput, ItemKey, JointEncoder, TextInput, load_encoder
+from genius_search.encoders.base import Encoder, JointEncoder, load_encoder
 from genius_search.encoders.clip_tokens import END, token_rows
 from genius_search.encoders.pretrained import ClipEncoder
 from genius_search.encoders.uniir import middle_square
@@ -20,21 +20,14 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.lab.published.encoders import import_encoder
 from genius_search.progress import Silent
 
-KEY = ItemKey("candidate", "9:1")
+from .conftest import images_of, texts_of
+
 TEXTS = [
     "",
     "A red kite.",
     "Find me an everyday image that matches the given caption. a man on a moped!",
     "Crème brûlée &amp; cake. " * 30,
 ]
-
-
-def texts_of(texts):
-    return [TextInput(text, KEY) for text in texts]
-
-
-def images_of(pictures):
-    return [ImageInput(picture, KEY) for picture in pictures]
 
 
 @pytest.fixture(scope="module")

@@ -19,15 +19,9 @@ from genius_search.index.adding import ItemOutcome
 from genius_search.index.index import Index
 from genius_search.index.publish import save_index
 from genius_search.index.snapshot import UnknownItem
-from genius_search.model import Genius
 from genius_search.records import Modality
 
 WIDE = SearchConfig(beam=500, rerank="codes")
-
-
-@pytest.fixture(scope="module")
-def model(trained) -> Genius:
-    return Genius.open(trained.model)
 
 
 def picture(colour: str) -> bytes:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from contextlib import closing
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from genius_search.search.table import IdTable
 
 
 @pytest.fixture(autouse=True)
-def _hurried(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda _: None)
+def _in_blocks(monkeypatch):
     monkeypatch.setattr(segment_writer, "ROWS_AT_ONCE", 7)  # many blocks
 
 

@@ -58,12 +58,6 @@ def test_items_of_every_kind_are_found_without_training(index, pool):
     assert {hit.modality.value for hit in index.search("red", k=18)} == {"image", "text", "image-text"}
 
 
-def test_an_unreadable_picture_is_left_out_with_its_reason(pool, clip_folder, tmp_path):
-    _, added = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
-    assert added.added == 18
-    assert [entry.file.endswith("broken.png") for entry in added.left_out] == [True]
-
-
 def test_an_index_moves_with_its_model_and_takes_changes(pool, clip_folder, tmp_path):
     Index.create(tmp_path / "before", pool=pool, encoder=f"clip:{clip_folder}")
     shutil.move(tmp_path / "before", tmp_path / "after")

@@ -23,6 +23,14 @@ SETTINGS = replace(
         TINY.quantizer, training=replace(TINY.quantizer.training, epochs=30.0, learning_rate=3e-3)
     ),
 )
+QUICK = replace(
+    TINY,
+    **{
+        name: replace(getattr(TINY, name), training=replace(getattr(TINY, name).training, max_steps=2))
+        for name in ("quantizer", "generator")
+    },
+)
+"""For tests of what becomes of a model, however good it is."""
 
 
 def line(**entries):
@@ -111,7 +119,7 @@ def test_training_replaces_the_model_of_an_index_in_place(data, tmp_path):
 
 def test_codebooks_that_follow_a_trained_index_keep_its_fusion(data, tmp_path):
     index = create(data, tmp_path / "i")
-    index.fit(data, config=SETTINGS, force=True)
+    index.fit(data, config=QUICK, force=True)
     fusion = {name: value.clone() for name, value in index.model.quantizer.fusion.state_dict().items()}
     index.refit()
     assert not index.model.has_generator
@@ -149,11 +157,11 @@ def test_training_that_dies_leaves_the_old_model(data, tmp_path, monkeypatch, fa
     with monkeypatch.context() as patch:
         patch.setattr(where, None)
         with pytest.raises(TypeError):
-            index.fit(data, config=SETTINGS, force=True)
+            index.fit(data, config=QUICK, force=True)
     opened = Index.open(tmp_path / "i")
     assert opened.model.fingerprint == old
     assert opened.verify().items == ITEMS
-    assert opened.fit(data, config=SETTINGS, force=True).kept
+    assert opened.fit(data, config=QUICK, force=True).kept
     assert [path.name for path in (tmp_path / "i").glob("model*")] == ["model-2"]
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -16,20 +15,13 @@ from genius_search.data.mbeir import read_candidates
 from genius_search.encoders.base import ItemKey, TextInput
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
 from genius_search.index import query as query_module
-from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.index.segment_writer import write_manifest
 from genius_search.index.store import read_manifest
 from genius_search.lab.mbeir_files import write_candidates
-from genius_search.model import Genius
 from genius_search.nn.arrays import as_floats, normalize
 from genius_search.records import Candidate, Modality, format_text, instructed
 from genius_search.search.find import find
-
-
-@pytest.fixture(scope="module")
-def model(trained) -> Genius:
-    return Genius.open(trained.model)
 
 
 @pytest.fixture(scope="module")
@@ -164,11 +156,6 @@ def test_a_modality_that_the_index_has_none_of_finds_nothing(model, tmp_path):
         assert index.search("a kite", modality="image", config=SearchConfig(rerank=rerank)) == []
 
 
-def test_an_unknown_modality_is_refused(shared):
-    with pytest.raises(UsageError, match="sound"):
-        shared.search("a red star", modality="sound")
-
-
 def picture_of(candidates: list[Candidate], root: Path) -> Path:
     return root.parent.parent / next(one.image for one in candidates if one.image is not None)
 
@@ -198,15 +185,6 @@ def test_an_instruction_changes_the_query_and_without_one_the_models_own_is_used
     implied = shared.search("a red star", modality="text", k=12)
     assert shared.search("a red star", modality="text", instruction=own, k=12) == implied
     assert shared.search("a red star", modality="text", instruction="Name a price", k=12) != implied
-
-
-def test_re_ranking_by_embeddings_scores_by_the_cosine_with_the_stored_ones(shared):
-    config = SearchConfig(beam=500, rerank="embeddings")
-    hits = shared.search("a red star", k=36, config=config)
-    assert len(hits) == 36
-    assert all(-1.01 <= hit.score <= 1.01 for hit in hits)
-    by_codes = shared.search("a red star", k=36, config=WIDE)
-    assert {hit.id for hit in hits} == {hit.id for hit in by_codes}
 
 
 def test_re_ranking_by_embeddings_that_are_not_stored_is_refused_with_advice(model, pool, tmp_path):
@@ -278,21 +256,6 @@ def test_captions_can_be_left_out(model, tmp_path):
     assert index.info().by_modality == {"image": 1}
 
 
-def test_what_was_added_is_found_at_once_and_after_opening_again(own, model, tmp_path):
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    path = drawn_photo(photos / "new.png", (10, 200, 30))
-    before = own.info().items
-    added = own.add(photos)
-    assert (added.added, added.replaced, added.left_out) == (1, 0, [])
-    for index in (own, Index.open(own.folder, model=model)):
-        assert index.info().items == before + 1
-        assert "new.png" in {hit.id for hit in index.search(image=path, k=100, config=WIDE)}
-        config = SearchConfig(beam=500, rerank="embeddings")
-        first = index.search(image=path, modality="image", instruction="", k=1, config=config)
-        assert len(first) == 1
-
-
 def test_adding_does_not_move_the_items_that_were_there(own):
     asked = {"instruction": "Find a photo", "k": 100, "config": WIDE}
     before = {hit.id: hit for hit in own.search("a red star", **asked)}
@@ -304,17 +267,6 @@ def test_adding_does_not_move_the_items_that_were_there(own):
         assert after[item_id].codes == hit.codes
         assert after[item_id].text == hit.text
         assert after[item_id].score == pytest.approx(hit.score, abs=1e-5)
-
-
-def test_an_item_with_a_known_id_is_replaced(own, candidates, tmp_path):
-    known = next(one.did for one in candidates if one.modality is Modality.TEXT)
-    rows = [text_row(known, "quite another text"), text_row("1:5", "and a new one")]
-    before = own.info().items
-    added = own.add(write_rows(tmp_path / "more.jsonl", rows))
-    assert (added.added, added.replaced) == (2, 1)
-    assert own.info().items == before + 1
-    texts = {hit.id: hit.text for hit in own.search("another text", k=100, config=WIDE)}
-    assert texts[known] == "quite another text"
 
 
 def test_an_index_built_by_adding_equals_one_built_at_once(model, candidates, pool, tmp_path):
@@ -331,24 +283,6 @@ def test_an_index_built_by_adding_equals_one_built_at_once(model, candidates, po
     )
     assert found.keys() == expected.keys()
     assert all(found[item][0] == expected[item][0] for item in found)
-
-
-def test_an_open_index_follows_what_another_handle_adds(own, model, tmp_path):
-    other = Index.open(own.folder, model=model)
-    other.add(write_rows(tmp_path / "one.jsonl", [text_row("1:1", "one")]))
-    own.add(write_rows(tmp_path / "two.jsonl", [text_row("1:2", "two")]))
-    for index in (own, other):
-        found = {hit.id for hit in index.search("one", k=100, config=WIDE)}
-        assert {"1:1", "1:2"} <= found
-        assert index.info().items == 38
-
-
-def test_adding_nothing_new_to_an_index_is_refused_and_changes_nothing(own, tmp_path):
-    (tmp_path / "empty").mkdir()
-    before = own.info()
-    with pytest.raises(BadData, match="nothing to index"):
-        own.add(tmp_path / "empty")
-    assert own.info() == before
 
 
 @pytest.mark.parametrize("kind", ["empty folder", "empty file", "only broken", "no such", "another ending"])
@@ -451,14 +385,6 @@ class OpenedWith:
 
     def __init__(self, index: Index) -> None:
         self.open: Callable[[str], Index] = lambda _: index
-
-
-def test_hits_are_plain_values(shared):
-    (hit,) = shared.search("a star", k=1)
-    assert isinstance(hit, SearchHit)
-    assert type(hit.score) is float
-    assert all(type(code) is int for code in hit.codes)
-    assert not isinstance(hit.score, np.floating)
 
 
 def test_a_search_touches_only_what_is_under_its_beams(shared, monkeypatch):

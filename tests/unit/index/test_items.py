@@ -54,13 +54,6 @@ def test_more_items_than_one_statement_can_name_come_back(tmp_path):
     assert ItemStore(tmp_path).get(rows) == many[::-1]
 
 
-def test_items_are_found_by_their_ids_and_unknown_ids_are_not(tmp_path):
-    write_items(tmp_path, [PHOTO, LONG, CARD])
-    store = ItemStore(tmp_path)
-    assert sorted(store.rows_by_id([CARD.id, "nobody", PHOTO.id]).values()) == [0, 2]
-    assert store.count_by_modality() == {Modality.IMAGE: 1, Modality.TEXT: 1, Modality.IMAGE_TEXT: 1}
-
-
 @pytest.mark.parametrize("item_id", [f"{PHOTO.id}\0x", f"{PHOTO.id}\0", "\ud83e\0", "kite\udc00"])
 def test_an_id_that_cannot_be_stored_finds_no_other_item(tmp_path, item_id):
     write_items(tmp_path, [PHOTO, Item("kite\ufffd", Modality.TEXT, "a")])

@@ -91,22 +91,6 @@ def test_the_name_of_a_file_is_not_taken_for_a_text(tmp_path, clip_folder):
         create(tmp_path, clip_folder, [str(tmp_path / "a.png")])
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (np.zeros((4, 4, 3), np.float32), "float32"),
-        (np.zeros((4, 4, 2), np.uint8), "(4, 4, 2)"),
-        (b"no picture", "not a picture"),
-    ],
-)
-def test_unusable_pictures_are_left_out_with_their_reason(tmp_path, clip_folder, given, said):
-    _, added = create(tmp_path, clip_folder, ["red", given])
-    assert added.added == 1
-    assert said in added.left_out[0].reason
-    with pytest.raises(BadData):
-        Index.create(tmp_path / "j", pool=[given], encoder=f"clip:{clip_folder}")
-
-
 def test_queries_of_other_kinds_are_refused_by_name(tmp_path, clip_folder):
     index, _ = create(tmp_path, clip_folder, ["red"])
     for given, said in (("https://example.org/a.jpg", "URL"), (np.zeros((4, 4)), "float64")):
@@ -175,6 +159,7 @@ def broken(kind):
         "long": np.zeros((1, 70_000, 3), np.uint8),
         "large": Image.new("1", (8_000, 8_000)),
         "numbers": np.full((4, 4, 3), np.nan),
+        "channels": np.zeros((4, 4, 2), np.uint8),
         "objects": np.array([None, 1]),
         "device": Path("/dev/zero"),
         "text": b"no picture" * 20,
@@ -191,6 +176,7 @@ def broken(kind):
         ("long", "70,000 pixels long"),
         ("large", "64,000,000 pixels"),
         ("numbers", "float64"),
+        ("channels", "(4, 4, 2)"),
         ("objects", "object"),
         ("device", "not a file"),
         ("text", "not a picture"),
@@ -203,6 +189,11 @@ def test_a_broken_picture_is_left_out_and_nothing_of_it_is_kept(tmp_path, clip_f
     (outcome,) = index.add_items([NewItem("y", "a text", broken(kind))])
     assert said in outcome.reason
     assert not list((tmp_path / "i").glob("pictures/*/*"))
+
+
+def test_a_pool_of_broken_pictures_alone_is_refused(tmp_path, clip_folder):
+    with pytest.raises(BadData):
+        create(tmp_path, clip_folder, [b"no picture"])
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,6 @@ from genius_search.index import adding
 from genius_search.index.adding import ItemOutcome, NewItem
 from genius_search.index.index import Index
 from genius_search.index.store import WORK
-from genius_search.model import Genius
-
-
-@pytest.fixture(scope="module")
-def model(trained) -> Genius:
-    return Genius.open(trained.model)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -14,7 +13,6 @@ import pytest
 
 from genius_search.artifact import file_fingerprint
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.hub.card import index_card
 from genius_search.index.items import ITEMS_FILE, Item
 from genius_search.index.publish import check_index, save_index
 from genius_search.index.segment_writer import write_manifest
@@ -25,12 +23,6 @@ from genius_search.index.writer import one_writer
 from genius_search.records import Modality
 
 MODEL = "/srv/somebody/models/secret"
-
-
-@pytest.fixture(autouse=True)
-def _hurried(monkeypatch):
-    """These tests need not wait for the disk."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def given(start: int, count: int, *, stored: StoredEmbeddings = "fused") -> tuple[list[Item], ItemArrays]:
@@ -265,21 +257,3 @@ def test_a_segment_of_another_index_is_refused(index, tmp_path):
     shutil.copytree(other / "segments" / "000001", index / "segments" / "000001")
     with pytest.raises(ArtifactError, match=r"000001/manifest\.json .*another index"):
         check_index(index, read_all=True)
-
-
-def test_a_card_brings_the_model_before_it_names_it_and_says_what_goes_out():
-    text = index_card(
-        "me/some",
-        model="me/model",
-        model_fingerprint="f" * 64,
-        by_modality={"image": 1200},
-        contents=("their other fields, as JSON", "an embedding of each item"),
-    )
-    assert "| holds | codes and item ids; their other fields, as JSON; an embedding of each item |" in text
-    assert "| items: image | 1,200 |" in text
-    assert text.split("```console\n")[1].split("\n```")[0].splitlines() == [
-        "$ pip install 'genius-search[hf]'",
-        "$ genius pull me/model --out model",
-        "$ genius pull datasets/me/some --out pulled.index",
-        '$ genius search pulled.index "a red leather bag" --model model',
-    ]

@@ -31,11 +31,6 @@ THINGS = ("kite", "boat", "leather bag", "clock", "star", "umbrella")
 
 
 @pytest.fixture(scope="module")
-def model(trained) -> Genius:
-    return Genius.open(trained.model)
-
-
-@pytest.fixture(scope="module")
 def pool(tmp_path_factory) -> Path:
     """Thirty texts with fields, and five pictures."""
     root = tmp_path_factory.mktemp("pool")
@@ -123,12 +118,6 @@ def test_what_was_deleted_is_not_found_by_its_fields_either(index):
     assert index.search("a red leather bag", where=["price=2"], k=9) != []
     assert ids(index.search("a red leather bag", where=["price=2"], k=9)) == ["3:3"]
     assert index.search("anything", where=["id=1:9"]) == []
-
-
-@pytest.mark.parametrize("where", [["price<"], ["<20"], {"price": {"<>": 3}}, ["modality=sound"]])
-def test_a_condition_that_is_none_is_refused(index, where):
-    with pytest.raises(UsageError):
-        index.search("a kite", where=where)
 
 
 def test_an_unknown_field_is_an_error_that_names_the_known_ones(index):

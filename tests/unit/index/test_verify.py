@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -60,7 +59,6 @@ def other(tmp_path_factory) -> Path:
 @pytest.fixture
 def index(whole, tmp_path, monkeypatch) -> Path:
     """A copy to damage."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(verify_module, "ROWS", 7)  # several blocks
     monkeypatch.setattr(verify_module, "NAMES", 7)
     return Path(shutil.copytree(whole, tmp_path / "index"))

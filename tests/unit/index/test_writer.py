@@ -34,12 +34,6 @@ FACTS = IndexManifest(
 )
 
 
-@pytest.fixture(autouse=True)
-def _hurried(monkeypatch):
-    """What is written outlives the process; these tests need not wait for the disk."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
 def given_items(contents: dict[str, int]) -> tuple[list[Item], ItemArrays]:
     """Items whose text, codes and embedding say a number."""
     numbers = np.array(list(contents.values()), dtype=np.int64)

@@ -7,14 +7,8 @@ import torch
 from genius_search.config import SearchConfig
 from genius_search.index.store import ItemArrays
 from genius_search.lab.methods import BEAM_METHODS, MethodHits, PoolCandidates, RowQueries, find
-from genius_search.model import Genius
 
 QUERIES = 12
-
-
-@pytest.fixture(scope="module")
-def model(trained) -> Genius:
-    return Genius.open(trained.model)
 
 
 @pytest.fixture(scope="module")

@@ -163,37 +163,10 @@ def test_other_instructions_and_scores_are_told_while_published_numbers_are_show
     assert all("--scores" not in note for note in paper_tables(small, beam=50, **ours)[0].above)
 
 
-def test_rows_of_other_sizes_among_others_are_counted():
-    rows = [replace(one, queries=7) if one.name.startswith("cirr") else one for one in everything("global")]
-    (note,) = paper_tables(rows, beam=50)[0].above
-    assert note.startswith("Not all published numbers shown: 1 row has other sizes")
-    assert "pool 5,609,079 of 5,609,079" in note
-    (note,) = paper_tables([replace(one, queries=7) for one in rows], beam=50)[0].above
-    assert "16 rows have" in note
-
-
-def test_on_a_wide_terminal_no_word_is_broken_and_no_number_shortened():
-    text = printed(everything("global"), 130)
-    assert "+embeddings" in text
-    assert "5,609,079" in text
-    assert "+embed-" in printed(everything("global"))
-
-
 def test_small_costs_keep_a_decimal_and_large_ones_their_thousands():
     one = replace(row("cirr_task7", "exact-raw"), bytes_per_item=0.25, candidates_touched=56_092.0)
     assert cell([one], "bytes/candidate", "exact-raw", "ours") == "0.2"
     assert cell([one], "touched/query", "exact-raw", "ours") == "56,092"
-
-
-def test_there_is_a_table_for_each_pool():
-    rows = [row("cirr_task7", "exact-raw", "global"), row("cirr_task7", "exact-raw")]
-    assert [table.pool for table in paper_tables(rows, beam=50)] == ["local", "global"]
-
-
-def test_what_was_touched_is_told_beside_the_scores():
-    text = printed([row("cirr_task7", "exact-raw")])
-    assert "5.6M" in text
-    assert "1,536" in text
 
 
 def test_markdown_says_the_same():

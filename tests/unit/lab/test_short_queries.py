@@ -14,7 +14,7 @@ from genius_search.records import Modality
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory) -> MBeir:
     folder = tmp_path_factory.mktemp("catalogue") / "drawn"
-    draw_catalogue(folder, items=4_000, train_products=1, queries_per_task=5, seed=1, workers=1)
+    draw_catalogue(folder, items=2_000, train_products=1, queries_per_task=5, seed=1, workers=1)
     return MBeir(folder)
 
 

@@ -17,11 +17,6 @@ from genius_search.nn.codebooks import Codebooks
 from genius_search.records import Modality
 
 
-@pytest.fixture(scope="module")
-def model(trained) -> Genius:
-    return Genius.open(trained.model)
-
-
 @pytest.fixture
 def copied(trained, tmp_path) -> Path:
     """The model's folder, which the test may spoil."""

@@ -18,7 +18,6 @@ from genius_search.search.decoder import (
     DecoderState,
     DecoderStep,
     GeometricDecoder,
-    GeometricState,
 )
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 
@@ -118,30 +117,6 @@ def test_codes_read_one_by_one_or_together_say_the_same(cuts):
         ]
     )
     torch.testing.assert_close(torch.cat(said, dim=1), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_fresh_state_is_continued_by_several_rows_of_each_query():
-    drawn = Drawn()
-    codes = torch.tensor([[0], [1], [2], [0], [1], [1], [2], [2]])
-    step = drawn.decoder.advance(drawn.decoder.start(drawn.queries), codes)
-    assert step.hidden.shape == (8, 2, DIM)
-    for row, (code,) in enumerate(codes.tolist()):
-        query = drawn.queries[row // 2]
-        assert torch.equal(step.hidden[row, 0], query)
-        torch.testing.assert_close(step.hidden[row, 1], query - drawn.tables[0][code])
-
-
-def test_rows_are_selected_query_after_query():
-    drawn = Drawn()
-    state = drawn.decoder.advance(
-        drawn.decoder.start(drawn.queries), torch.zeros(8, 1, dtype=torch.long)
-    ).state
-    marked = GeometricState(state.level, torch.arange(8.0)[:, None].expand(8, DIM))
-    some = marked.select(torch.tensor([1, 3]), torch.tensor([[3, 2], [6, 6]]))
-    assert some.level == 2
-    assert some.residuals[:, 0].tolist() == [3, 2, 6, 6]
-    everyone = marked.select(None, torch.tensor([[1], [2], [5], [7]]))
-    assert everyone.residuals[:, 0].tolist() == [1, 2, 5, 7]
 
 
 def test_of_a_fresh_state_queries_are_selected_and_rows_come_with_the_codes():

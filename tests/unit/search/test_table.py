@@ -12,9 +12,6 @@ from genius_search.search.table import (
     Allowed,
     IdTable,
     RankedBits,
-    SearchSegment,
-    children_in_segments,
-    count_ids,
     expand_ranges,
 )
 
@@ -203,83 +200,7 @@ def test_a_set_of_rows_takes_about_a_bit_and_a_half_a_row():
     assert RankedBits(np.ones(64_000, dtype=bool)).nbytes <= 64_064 * 1.5 / 8
 
 
-def test_an_id_may_be_found_when_any_of_its_items_may():
-    codes = np.array([[0, 1], [0, 0], [0, 1], [2, 1]])
-    table = IdTable.build(codes, np.zeros(4, dtype=np.float32))
-    for number in range(16):
-        items = np.array([bool(number >> item & 1) for item in range(4)])
-        allowed = Allowed.of(table, items)
-        row = np.arange(3)
-        by_id = allowed.ids.count(row, row + 1)
-        assert by_id.tolist() == [items[1], items[0] or items[2], items[3]]
-        assert (allowed.items == items).all()
-
-
 def test_of_an_empty_table_nothing_may_be_found():
     table = IdTable.build(np.zeros((0, 2), dtype=np.int64), np.zeros(0, dtype=np.float32))
     allowed = Allowed.of(table, np.zeros(0, dtype=bool))
     assert allowed.ids.count(np.array([0]), np.array([0])).tolist() == [0]
-
-
-def part_of(ids: list[tuple[int, ...]]) -> SearchSegment:
-    codes = np.array(ids, dtype=np.int64).reshape(len(ids), -1 if ids else 2)
-    return SearchSegment(IdTable.build(codes, np.zeros(len(ids), dtype=np.float32)))
-
-
-FIRST = [(0, 1), (0, 4), (2, 0)]
-SECOND = [(0, 4), (1, 1), (2, 3)]
-
-
-def roots(segments: list[SearchSegment]) -> tuple[np.ndarray, np.ndarray]:
-    high = np.array([[len(segment.table) for segment in segments]])
-    return np.zeros_like(high), high
-
-
-def test_parts_continue_a_prefix_together_each_with_its_own_rows():
-    segments = [part_of(FIRST), part_of(SECOND)]
-    level0 = children_in_segments(segments, 0, *roots(segments))
-    assert level0.parent.tolist() == [0, 0, 0]
-    assert level0.code.tolist() == [0, 1, 2]
-    assert (level0.high - level0.low).tolist() == [[2, 1], [0, 1], [1, 1]]
-    level1 = children_in_segments(segments, 1, level0.low, level0.high)
-    assert list(zip(level1.parent.tolist(), level1.code.tolist(), strict=True)) == [
-        (0, 1),
-        (0, 4),
-        (1, 1),
-        (2, 0),
-        (2, 3),
-    ]
-    assert (level1.high - level1.low).tolist() == [[1, 0], [1, 1], [0, 1], [1, 0], [0, 1]]
-    assert [segments[0].table.ids[low].tolist() for low, _ in level1.low[[0, 1, 3]]] == [
-        list(id_) for id_ in FIRST
-    ]
-    assert [segments[1].table.ids[low].tolist() for _, low in level1.low[[1, 2, 4]]] == [
-        list(id_) for id_ in SECOND
-    ]
-
-
-@pytest.mark.parametrize("ids", [[FIRST], [FIRST, FIRST], [FIRST, []], [[], FIRST, []]])
-def test_parts_that_add_nothing_change_nothing(ids):
-    segments = [part_of(own) for own in ids]
-    alone = children_in_segments([part_of(FIRST)], 0, *roots([part_of(FIRST)]))
-    together = children_in_segments(segments, 0, *roots(segments))
-    assert together.parent.tolist() == alone.parent.tolist()
-    assert together.code.tolist() == alone.code.tolist()
-
-
-def test_prefixes_that_are_empty_in_every_part_have_no_continuations():
-    segments = [part_of(FIRST), part_of([])]
-    nothing = np.zeros((3, 2), dtype=np.int64)
-    found = children_in_segments(segments, 1, nothing, nothing)
-    assert (found.parent.tolist(), found.low.shape) == ([], (0, 2))
-
-
-def test_ids_are_counted_under_the_restriction_of_the_query_that_asks():
-    segments = [part_of(FIRST), part_of(SECOND)]
-    level0 = children_in_segments(segments, 0, *roots(segments))
-    low, high = np.tile(level0.low, (3, 1)), np.tile(level0.high, (3, 1))
-    first = Allowed.of(segments[0].table, np.array([True, False, False]))
-    restrictions = [None, (first, None), (first, Allowed.of(segments[1].table, np.zeros(3, dtype=bool)))]
-    owner = np.repeat([2, 0, 1], 3)
-    assert count_ids(low, high, restrictions, owner).tolist() == [1, 0, 0, 3, 1, 2, 2, 1, 1]
-    assert count_ids(low[:3], high[:3], [], owner[:3]).tolist() == [3, 1, 2]

@@ -32,11 +32,6 @@ def picture(
     return kept.getvalue()
 
 
-@pytest.fixture(scope="session")
-def served_model(trained) -> Genius:
-    return Genius.open(trained.model)
-
-
 def make_index(folder: Path, model: Genius) -> Index:
     """Nine texts with fields, and three pictures."""
     pool = folder / "pool"
@@ -66,16 +61,16 @@ def serving(index: Index, *, keys: Path | None = None, base: str = LOCAL) -> Ite
 
 
 @pytest.fixture(scope="module")
-def client(served_model, tmp_path_factory) -> Iterator[TestClient]:
+def client(model, tmp_path_factory) -> Iterator[TestClient]:
     """A service whose index no test changes."""
-    with serving(make_index(tmp_path_factory.mktemp("served"), served_model)) as running:
+    with serving(make_index(tmp_path_factory.mktemp("served"), model)) as running:
         yield running
 
 
 @pytest.fixture
-def writable(served_model, tmp_path) -> Iterator[TestClient]:
+def writable(model, tmp_path) -> Iterator[TestClient]:
     """A service of one's own."""
-    with serving(make_index(tmp_path, served_model)) as running:
+    with serving(make_index(tmp_path, model)) as running:
         yield running
 
 

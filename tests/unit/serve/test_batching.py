@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genius_search.errors import DeadlinePassed
-from genius_search.serve.engine import Batcher, BatchLimits, Draining, EngineSettings, Overloaded
+from genius_search.serve.engine import Batcher, BatchLimits, Draining, Overloaded
 
 
 class Bad(Exception):
@@ -343,21 +343,3 @@ def test_two_workers_answer_two_batches_at_the_same_time():
         await batcher.stop()
 
     asyncio.run(run())
-
-
-def test_a_request_alone_is_not_kept_waiting_and_those_that_come_meanwhile_are_one_batch():
-    fake = Fake()
-
-    async def scenario():
-        batcher = Batcher(fake, BatchLimits(max_size=8, wait_ms=EngineSettings().batch_wait_ms))
-        batcher.start()
-        first = await held(fake, batcher)
-        others = [asyncio.create_task(batcher.submit("a", number)) for number in range(1, 6)]
-        await until(lambda: len(batcher) == 5)
-        fake.free.set()
-        await asyncio.gather(first, *others)
-        await batcher.stop()
-
-    asyncio.run(scenario())
-    assert EngineSettings().batch_wait_ms == 0
-    assert fake.batches == [("held", [0]), ("a", [1, 2, 3, 4, 5])]

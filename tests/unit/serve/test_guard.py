@@ -91,12 +91,12 @@ def test_the_server_s_own_page_can(client):
     assert client.post("/v1/search", json=SEARCH, headers=own).status_code == 200
 
 
-def test_with_keys_every_request_needs_one_and_reading_is_not_writing(served_model, tmp_path):
+def test_with_keys_every_request_needs_one_and_reading_is_not_writing(model, tmp_path):
     file = tmp_path / "keys"
     reader = add_key(file, name="reader", scope="read")
     writer = add_key(file, name="writer", scope="write")
     item = {"items": [{"id": "new", "text": "a drum"}]}
-    with serving(make_index(tmp_path, served_model), keys=file, base="https://search.example") as client:
+    with serving(make_index(tmp_path, model), keys=file, base="https://search.example") as client:
         for path in ("/v1/indexes", "/v1/items?id=1:1", "/v1/items/picture?id=2:0", "/metrics"):
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {reader}"}):
                 response = client.get(path, headers=headers)
@@ -122,10 +122,10 @@ def test_with_keys_every_request_needs_one_and_reading_is_not_writing(served_mod
             assert client.get(path).status_code == 200
 
 
-def test_while_the_file_of_keys_is_unreadable_every_request_is_refused(served_model, tmp_path):
+def test_while_the_file_of_keys_is_unreadable_every_request_is_refused(model, tmp_path):
     file = tmp_path / "keys"
     key = add_key(file, name="reader", scope="read")
-    with serving(make_index(tmp_path, served_model), keys=file) as client:
+    with serving(make_index(tmp_path, model), keys=file) as client:
         assert client.get("/v1/indexes", headers={"X-API-Key": key}).status_code == 200
         file.write_text("no key at all")
         response = client.get("/v1/indexes", headers={"X-API-Key": key})

@@ -75,8 +75,8 @@ def test_fields_that_are_not_strict_json_are_cleaned(writable):
     assert writable.get("/v1/indexes").status_code == 200
 
 
-def test_with_several_indexes_a_request_names_one(served_model, tmp_path):
-    one, other = (make_index(tmp_path / name, served_model) for name in ("one", "other"))
+def test_with_several_indexes_a_request_names_one(model, tmp_path):
+    one, other = (make_index(tmp_path / name, model) for name in ("one", "other"))
     with TestClient(create_app(Engine({"one": one, "other": other})), base_url=LOCAL) as client:
         assert [answer["name"] for answer in client.get("/v1/indexes").json()["indexes"]] == ["one", "other"]
         assert "one, other" in is_problem(client.post("/v1/search", json={"text": "x"}), 422)["detail"]

@@ -84,7 +84,7 @@ def test_a_stream_may_go_on_but_a_body_that_only_says_how_long_it_is_may_not():
         asyncio.run(BodyLimits(nothing)({**SCOPE, "headers": headers}, nobody, ignore))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(alphabet='a",:[]{}\\\n'),

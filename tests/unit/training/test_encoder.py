@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -78,11 +79,17 @@ def train(trained, tmp_path_factory):
     return run
 
 
+@pytest.fixture(scope="module")
+def whole(train):
+    """Each kind, trained once."""
+    return functools.cache(train)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_falls_and_the_saved_encoder_gives_the_features_that_were_written(
-    kind, train, trained, read_losses, tmp_path
+    kind, whole, trained, read_losses, tmp_path
 ):
-    place, result = train(kind)
+    place, result = whole(kind)
     losses = read_losses(place / "encoder")
     assert len(losses) == STEPS
     assert losses[-1] < losses[0]
@@ -99,17 +106,17 @@ def test_the_loss_falls_and_the_saved_encoder_gives_the_features_that_were_writt
 
 
 @pytest.mark.parametrize("kind", ["clip-ff", "blip-ff"])
-def test_the_same_seed_gives_the_same_encoder(kind, train):
-    assert train(kind)[1].encoder.fingerprint == train(kind)[1].encoder.fingerprint
+def test_the_same_seed_gives_the_same_encoder(kind, train, whole):
+    assert train(kind)[1].encoder.fingerprint == whole(kind)[1].encoder.fingerprint
 
 
-def test_a_killed_training_with_a_slow_copy_goes_on_to_the_same_losses(train, read_losses, tmp_path):
-    whole, _ = train("blip-sf")
+def test_a_killed_training_with_a_slow_copy_goes_on_to_the_same_losses(train, whole, read_losses, tmp_path):
+    expected, _ = whole("blip-sf")
     place = tmp_path / "killed"
     with pytest.raises(KeyboardInterrupt):
         train("blip-sf", place, Killer())
     train("blip-sf", place)
-    assert read_losses(place / "encoder") == read_losses(whole / "encoder")
+    assert read_losses(place / "encoder") == read_losses(expected / "encoder")
 
 
 def test_given_words_are_trained_on_and_saved_without_their_file(trained, tmp_path):

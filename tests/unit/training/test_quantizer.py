@@ -30,11 +30,6 @@ CONFIG = QuantizerConfig(
     contrastive="both",
     training=TRAINING,
 )
-# fmt: off
-GOLDEN = [
-    12.8631, 7.1758, 10.0454, 19.4797, 25.7417, 24.4106, 19.5792, 21.2397, 20.9767, 18.4945,
-    20.6771, 22.4753, 19.4777, 20.1127, 23.5917, 23.6235, 22.5975, 15.7513, 20.2738, 23.3133,
-]
 # fmt: on
 
 
@@ -46,11 +41,6 @@ def changed(*, max_steps=20, **settings):
     return dataclasses.replace(
         CONFIG, training=dataclasses.replace(TRAINING, max_steps=max_steps), **settings
     )
-
-
-def test_the_first_twenty_losses_are_what_they_were(world, tmp_path, read_losses):
-    run(world, tmp_path / "q")
-    assert read_losses(tmp_path / "q") == pytest.approx(GOLDEN, rel=1e-2)
 
 
 @pytest.mark.parametrize("steps", [2, 3, 11])

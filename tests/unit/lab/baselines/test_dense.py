@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import get_args
 
@@ -27,10 +28,11 @@ LARGE = EvaluationConfig(split="test", pools=("global",), max_queries=10)
 
 @pytest.fixture(scope="module")
 def searched(trained, tmp_path_factory):
-    """Each kind's result and folder; the features of pools and queries are made once."""
+    """Each kind's result and folder; everything is made once."""
     features = tmp_path_factory.mktemp("features")
     embedded = reopen_embedded(trained.model)
 
+    @functools.cache
     def search(dense, config=CONFIG):
         folder = tmp_path_factory.mktemp(dense.kinds.replace(",", "-"))
         result = evaluate_dense(

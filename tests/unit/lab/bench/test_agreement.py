@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from genius_search.lab.bench.speed import Ranking, compare_rankings
 
@@ -11,31 +12,25 @@ def ranking(order, scores) -> Ranking:
     return Ranking(IDS[list(order)].astype(np.int64), np.array(scores, dtype=np.float32))
 
 
-def compared(left: Ranking, right: Ranking) -> str:
-    found = compare_rankings([left], [right])
-    assert found["compared"] == 1
-    return "identical" if found["identical"] else "tied" if found["tied"] else "different"
-
-
-def test_the_same_order_is_identical_whatever_the_scores():
-    assert compared(ranking((0, 1, 2), [-1, -2, -3]), ranking((0, 1, 2), [-1.1, -2, -3])) == "identical"
-
-
-def test_equal_scores_excuse_another_order():
-    assert compared(ranking((0, 1, 2), [-1, -2, -2]), ranking((0, 2, 1), [-1, -2, -2.00005])) == "tied"
-
-
-def test_another_order_of_different_scores_is_different():
-    assert compared(ranking((0, 1, 2), [-1, -2, -3]), ranking((0, 2, 1), [-1, -2, -3])) == "different"
-
-
-def test_ids_that_tie_with_the_last_may_be_exchanged():
-    assert compared(ranking((0, 1), [-1, -2]), ranking((0, 2), [-1, -2])) == "tied"
-    assert compared(ranking((1, 0), [-1, -2]), ranking((2, 0), [-1, -2])) == "different"
-
-
-def test_rankings_of_other_lengths_are_different():
-    assert compared(ranking((0, 1), [-1, -2]), ranking((0,), [-1])) == "different"
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        (((0, 1, 2), [-1, -2, -3]), ((0, 1, 2), [-1.1, -2, -3]), "identical"),  # whatever the scores
+        (((0, 1, 2), [-1, -2, -2]), ((0, 2, 1), [-1, -2, -2.00005]), "tied"),
+        (((0, 1, 2), [-1, -2, -3]), ((0, 2, 1), [-1, -2, -3]), "different"),
+        (((0, 1), [-1, -2]), ((0, 2), [-1, -2]), "tied"),  # the last may tie with what was cut off
+        (((1, 0), [-1, -2]), ((2, 0), [-1, -2]), "different"),
+        (((0, 1), [-1, -2]), ((0,), [-1]), "different"),
+    ],
+)
+def test_rankings_agree_up_to_ties(left, right, expected):
+    found = compare_rankings([ranking(*left)], [ranking(*right)])
+    assert found == {
+        "compared": 1,
+        "identical": expected == "identical",
+        "tied": expected == "tied",
+        "share": expected != "different",
+    }
 
 
 def test_the_share_excuses_ties():

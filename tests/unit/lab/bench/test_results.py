@@ -57,14 +57,7 @@ def test_a_command_is_shown_without_folders_and_defaults():
     assert format_command(command, "speed") == ("genius bench speed --model m --methods exact,ours --timed 5")
 
 
-@pytest.fixture
-def _threads(monkeypatch):
-    """The command sets these for its own process."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")
-
-
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("flag", "value", "fact"),
     [("--sizes", "many", "'many'"), ("--methods", "ours,hnsw", "exact")],
@@ -72,10 +65,3 @@ def _threads(monkeypatch):
 def test_what_cannot_be_measured_is_refused_before_anything_is(flag, value, fact, capsys, tmp_path):
     assert main(["bench", "speed", "--out", str(tmp_path), flag, value]) == 2
     assert fact in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["speed", "quality"])
-def test_help_explains_every_flag(name, capsys):
-    with pytest.raises(SystemExit):
-        main(["bench", name, "--help"])
-    assert "--seed" in capsys.readouterr().out

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,8 @@ def found(tmp_path_factory):
             "synthetic_searcher",
             lambda name, *, seed, sizes=None: small("tiny", seed=seed, sizes=sizes or (3, *[16] * 8)),
         )
+        # Processes of their own are what the last test is about.
+        patch.setattr(speed, "ProcessPoolExecutor", lambda workers, **_: ThreadPoolExecutor(workers))
         measured = bench_speed(SETTINGS, folder, progress=Silent())
     assert not list(folder.iterdir())  # the tables were only for measuring
     return measured
@@ -52,7 +56,7 @@ def test_every_size_is_built(found):
         assert row["bytes_per_item"] > 13 * row["ids"] / row["items"]
         assert row["build_seconds"] > 0
         assert row["open_ms"] > 0
-        assert row["peak_mib"] is None or row["peak_mib"] > 0
+        assert row["peak_mib"] is None or row["peak_mib"] >= 0
     (trie,) = [row for row in found.rows["builds"] if row["structure"] == "pointer trie"]
     assert trie["bytes_per_id"] > 10 * rows[0]["bytes_per_id"]
 
@@ -103,7 +107,8 @@ def test_numbers_are_spelled_digit_by_digit():
 
 def test_a_table_built_apart_is_the_same(tmp_path):
     pool = SyntheticPool(items=1000, sizes=(3, 20, 20))
-    build_apart(pool, tmp_path / "apart")
+    row = build_apart(pool, tmp_path / "apart")
+    assert row["peak_mib"] is None or row["peak_mib"] > 0
     build_table(pool, tmp_path / "here")
     apart, here = IdTable.open(tmp_path / "apart"), IdTable.open(tmp_path / "here")
     for name in ("ids", "starts", "level_bounds", "bucket_starts", "items"):

@@ -80,26 +80,6 @@ def test_the_settings_are_those_of_vit_l_14():
     assert (found.used, found.left_out, found.remarks) == (446, (), ())
 
 
-def test_a_narrow_look_alike_converts_to_the_same_names():
-    narrow = convert(checkpoint_of(names_and_shapes(vision=128, text=64, dim=96)), "clip-sf")
-    assert set(narrow.weights) == set(convert(checkpoint_of(names_and_shapes()), "clip-sf").weights)
-    assert len(narrow.weights) == 590
-
-
-def test_matrices_are_transposed_and_attention_is_split_in_order():
-    shapes = names_and_shapes(vision=128, text=64, dim=96)
-    checkpoint = checkpoint_of(shapes)
-    tensors = dict(checkpoint.tensors)
-    joined = torch.arange(3 * 64 * 64.0).reshape(192, 64)
-    projection = torch.randn(64, 96)
-    tensors["clip_model.transformer.resblocks.3.attn.in_proj_weight"] = joined
-    tensors["clip_model.text_projection"] = projection
-    weights = convert(Checkpoint(checkpoint.path, tensors, (), 0), "clip-sf").weights
-    parts = [weights[f"text_model.encoder.layers.3.self_attn.{name}_proj.weight"] for name in "qkv"]
-    assert torch.equal(torch.cat(parts), joined)
-    assert torch.equal(weights["text_projection.weight"], projection.T)
-
-
 def test_missing_unknown_and_misshapen_tensors_are_listed():
     shapes = names_and_shapes(vision=128, text=64, dim=96)
     del shapes["clip_model.ln_final.bias"]
@@ -267,15 +247,6 @@ def test_what_only_training_needed_is_left_out():
     assert len(found.left_out) == len(shapes) + len(QUEUES) + 2
     assert {"temp", "idx_queue", "text_encoder.embeddings.position_ids"} < set(found.left_out)
     assert any(name.startswith("text_encoder_m.pooler") for name in found.left_out)
-
-
-def test_score_fusion_has_projections_and_leaves_the_attention_to_images():
-    shapes = {name: shape for name, shape in WHOLE.items() if "pooler" not in name} | PROJECTIONS
-    found = convert(checkpoint_of(with_training(shapes)), "blip-sf")
-    assert not any("crossattention" in name for name in found.weights)
-    assert any("text_encoder.encoder.layer.0.crossattention" in name for name in found.left_out)
-    assert tuple(found.weights["vision_proj.weight"].shape) == (768, 1024)
-    assert found.config["projection_dim"] == 768
 
 
 def test_the_two_kinds_are_not_taken_for_each_other():

@@ -180,13 +180,6 @@ def test_a_data_set_without_candidates_is_refused(files, encoder, write_data, tm
         import_genius(*files, encoder, tmp_path / "model", progress=Silent(), data=write_data())
 
 
-def test_known_instructions_come_along(files, encoder, tmp_path):
-    table = tmp_path / "query_instructions.tsv"
-    table.write_text("q\tc\tname\tid\tprompt_1\ntext\timage\tmscoco\t9\tFind a picture.\n")
-    model = import_genius(*files, encoder, tmp_path / "model", progress=Silent(), instructions=table)
-    assert model.instruction_for(Modality.TEXT, Modality.IMAGE) == "Find a picture."
-
-
 def test_an_encoder_of_another_width_is_refused_before_anything_is_written(files, tmp_path):
     folder = tmp_path / "narrow"
     folder.mkdir()

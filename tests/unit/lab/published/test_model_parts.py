@@ -94,21 +94,6 @@ def test_flags_without_a_dimension_are_read_too(make_published):
 @pytest.mark.parametrize(
     "name",
     [
-        "encoder.text_projection_layer.weight",
-        "residual_rq.layers.1._codebook.embed",
-        "vq._codebook.cluster_size",
-    ],
-)
-def test_a_missing_tensor_is_named(name, make_published):
-    published = make_published()
-    del published.quantizer[name]
-    with pytest.raises(ArtifactMismatch, match=rf"missing: .*{name.replace('.', '[.]')}"):
-        quantizer_parts(opened(published.quantizer))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
         "id_generator.shared.weight",
         f"{BLOCK}0.SelfAttention.relative_attention_bias.weight",
         f"{BLOCK}1.EncDecAttention.q.weight",
@@ -119,20 +104,6 @@ def test_a_missing_tensor_of_the_generator_is_named(name, make_published):
     published = make_published()
     del published.generator[name]
     with pytest.raises(ArtifactMismatch, match=rf"missing: .*{name.replace('.', '[.]')}"):
-        parts_of(published)
-
-
-def test_an_unknown_tensor_is_named(make_published):
-    published = make_published()
-    published.quantizer["encoder.second_combiner.weight"] = torch.ones(1)
-    with pytest.raises(ArtifactMismatch, match=r"1 unknown: encoder\.second_combiner\.weight"):
-        quantizer_parts(opened(published.quantizer))
-
-
-def test_a_tensor_of_another_shape_is_named(make_published):
-    published = make_published()
-    published.generator["id_generator.decoder.final_layer_norm.weight"] = torch.ones(7)
-    with pytest.raises(ArtifactMismatch, match=r"final_layer_norm\.weight \(7,\), expected \(8,\)"):
         parts_of(published)
 
 

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from genius_search.data.mbeir import (
     read_qrels,
     read_queries,
 )
-from genius_search.errors import BadData, UsageError
+from genius_search.errors import UsageError
 from genius_search.lab.synth.mbeir import LONGEST_SIDE, LONGEST_TEXT, ROWS, UPSAMPLED, draw_synthetic_mbeir
 from genius_search.records import TASKS, Modality, parse_id
 
@@ -44,64 +42,8 @@ def bare(tmp_path_factory) -> Path:
     return out
 
 
-class Damaged(NamedTuple):
-    """A copy with several things missing, and what the check says of it; each shall be told apart."""
-
-    root: Path
-    errors: dict[str, tuple[str, ...]]
-
-    def example(self, kind: str, *, of: str) -> str:
-        """The one message of a kind that names this."""
-        (example,) = [example for example in self.errors[kind] if of in example]
-        return example
-
-
-@pytest.fixture(scope="module")
-def damaged(bare, tmp_path_factory) -> Damaged:
-    """One local pool, query file, qrels file, instruction, candidate and line of qrels less each."""
-    root = Path(shutil.copytree(bare, tmp_path_factory.mktemp("damaged") / "mbeir"))
-    for name in (
-        "cand_pool/local/mbeir_cirr_task7_cand_pool.jsonl",
-        "query/test/mbeir_fashioniq_task7_test.jsonl",
-        "query/train/mbeir_cirr_train.jsonl",
-        "qrels/test/mbeir_fashion200k_task3_test_qrels.txt",
-    ):
-        (root / name).unlink()
-    drop_lines(root / "instructions/query_instructions.tsv", holding="\tvisualnews\t0\tWhich press photo")
-    drop_lines(root / "cand_pool/local/mbeir_nights_task4_cand_pool.jsonl", holding='"4:9"')
-    drop_lines(root / "cand_pool/global/mbeir_union_test_cand_pool.jsonl", holding='"4:10"')
-    drop_lines(root / "qrels/test/mbeir_nights_task4_test_qrels.txt", holding="4:11 0 ")
-    return Damaged(root, errors(root))
-
-
-@pytest.fixture(scope="module")
-def gutted(bare, tmp_path_factory) -> Damaged:
-    """Neither instructions nor training pool nor MSCOCO's test pool nor pictures."""
-    root = Path(shutil.copytree(bare, tmp_path_factory.mktemp("gutted") / "mbeir"))
-    for name in (
-        "instructions/query_instructions.tsv",
-        "cand_pool/global/mbeir_union_train_cand_pool.jsonl",
-        "cand_pool/local/mbeir_mscoco_task0_test_cand_pool.jsonl",
-    ):
-        (root / name).unlink()
-    (root / "mbeir_images").mkdir()
-    return Damaged(root, errors(root))
-
-
 def rows_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def errors(root: Path) -> dict[str, tuple[str, ...]]:
-    report = check(root, decode_images=False)
-    return {finding.kind: finding.examples for finding in report.findings if finding.severity == "error"}
-
-
-def drop_lines(path: Path, *, holding: str) -> None:
-    lines = path.read_text().splitlines(keepends=True)
-    kept = [line for line in lines if holding not in line]
-    assert len(kept) < len(lines)
-    path.write_text("".join(kept))
 
 
 def test_the_check_finds_nothing_at_all(root):
@@ -226,13 +168,6 @@ def test_keys_are_absent_or_null_and_their_order_varies(root):
     assert set(everything) == {"text", "image", "image,text"}
 
 
-def test_sources_are_json_in_a_string(root):
-    rows = {row.name: row for row in MBeir(root).rows("test")}
-    assert json.loads(rows_of(rows["edis_task2"].queries)[0]["query_src_content"]).keys() == {"id"}
-    assert json.loads(rows_of(rows["oven_task8"].local_pool)[0]["src_content"]).keys() == {"id"}
-    assert rows_of(rows["mscoco_task0"].queries)[0]["query_src_content"] is None
-
-
 def test_hard_negatives_are_where_the_real_ones_are(root):
     data = MBeir(root)
     modality = {
@@ -336,32 +271,6 @@ def test_a_folder_with_something_else_is_left_alone(root, tmp_path):
         draw_synthetic_mbeir(tmp_path, share=SHARE)
     with pytest.raises(UsageError, match="seed 5"):
         draw_synthetic_mbeir(root, share=SHARE, seed=5)
-
-
-DAMAGED = {
-    "mbeir_cirr_task7_test.jsonl": ("layout", "mbeir_cirr_task7_cand_pool.jsonl"),
-    "mbeir_fashioniq_task7_test.jsonl": ("layout", "mbeir_fashioniq_task7_test_qrels.txt"),
-    "mbeir_cirr_train.jsonl": ("layout", "mbeir_cirr_train_qrels.txt"),
-    "mbeir_fashion200k_task3_test_qrels.txt": ("layout", "is missing"),
-    "data set 0, text -> image": ("missing-instruction", "add text<tab>image<tab>NAME<tab>0<tab>INSTRUCTION"),
-    "qid 4:9:": ("positives-outside-local-pool", "mbeir_nights_task4_cand_pool.jsonl"),
-    "qid 4:10:": ("positives-outside-global-pool", "mbeir_union_test_cand_pool.jsonl"),
-    "qid 4:11:": ("qrels-disagree", "add `4:11 0 4:11 1 4`"),
-}
-GUTTED = {
-    "mbeir_mscoco_task0_test.jsonl": ("layout", "mbeir_mscoco_task0_test_cand_pool.jsonl"),
-    "query_instructions.tsv": ("layout", "is missing"),
-}
-
-
-def test_whatever_is_missing_is_named_with_the_remedy(damaged, gutted):
-    for found, expected in ((damaged, DAMAGED), (gutted, GUTTED)):
-        for of, (kind, fact) in expected.items():
-            assert fact in found.example(kind, of=of)
-    assert "no mbeir_union_train_cand_pool.jsonl" in gutted.errors["positives-outside-global-pool"][0]
-    assert ".jpg is missing" in gutted.errors["missing-image"][0]
-    with pytest.raises(BadData, match="mbeir_cirr_task7_cand_pool"):
-        MBeir(damaged.root).rows("test")
 
 
 def test_rows_keep_a_few_dozens_of_everything_however_small_the_share():
