@@ -72,8 +72,11 @@ def find_rare_words(snapshot: Snapshot, text: str, restriction: Restriction | No
 
 def split_words(text: str) -> list[str]:
     """Split a text at all characters but letters and digits, without case and accents."""
-    plain = unicodedata.normalize("NFKD", text.casefold())
-    return re.findall(r"[^\W_]+", "".join(one for one in plain if not unicodedata.combining(one)))
+    plain = text.casefold()
+    if not plain.isascii():
+        decomposed = unicodedata.normalize("NFKD", plain)
+        plain = "".join(one for one in decomposed if not unicodedata.combining(one))
+    return re.findall(r"[^\W_]+", plain)
 
 
 def raise_hits(
