@@ -271,7 +271,7 @@ def test_a_search_that_breaks_on_a_damaged_file_names_it(index, model):
         damaged.search("a kite")
 
 
-@pytest.mark.parametrize(("stage", "reads"), [("features_of", 0), ("find", 1)])
+@pytest.mark.parametrize(("stage", "reads"), [("_encode", 0), ("find", 1)])
 def test_an_error_that_is_no_damage_is_raised_and_the_index_verified_at_most_once(
     index, monkeypatch, stage, reads
 ):
