@@ -43,7 +43,8 @@ def find_rare_words(snapshot: Snapshot, text: str, restriction: Restriction | No
     UsageError
         This SQLite, or the one that wrote the index, lacks full-text search.
     """
-    most = max(FEW, int(RARE * snapshot.num_alive))
+    num_items = max(2, snapshot.num_alive)
+    most = max(FEW, int(RARE * num_items))
     weights: dict[str, float] = {}
     totals = [np.zeros(segment.table.num_items, dtype=np.float32) for segment in snapshot.segments]
     for word in dict.fromkeys(split_words(text)):
@@ -54,7 +55,8 @@ def find_rare_words(snapshot: Snapshot, text: str, restriction: Restriction | No
             if count > most:
                 break
         if 0 < count <= most:
-            weights[word] = math.log(snapshot.num_alive / count) / math.log(max(2, snapshot.num_alive))
+            share = min(1.0, count / num_items)  # deleted items count, too
+            weights[word] = math.log(1 / share) / math.log(num_items)
             for total, rows in zip(totals, places, strict=True):
                 total[rows] += weights[word]
     found: list[tuple[float, int, int]] = []
