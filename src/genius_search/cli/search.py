@@ -92,7 +92,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     """With --rerank: stop decoding at this many IDs. Default: a tenth of the items, from 1000; 0: never."""
 
     shortlist: OptionalInt = None
-    """With --rerank embeddings: compare only this many hits, the best by codes. Default: 0, all."""
+    """With --rerank embeddings: compare only this many hits, the best by codes. Default: 200; 0: all."""
 
     generator_weight: OptionalFloat = None
     """With --rerank codes, or a shortlist: weight of the generator's log-probability. Default: 0."""
