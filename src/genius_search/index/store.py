@@ -310,8 +310,8 @@ def read_manifest(folder: Path) -> IndexManifest:
             raise ArtifactMissing(f"{folder} is a model, not an index; give the index's folder")
         if (folder / CLUSTER).exists():
             raise ArtifactMissing(
-                f"{folder} is an index in shards, which this command does not take; `genius cluster` has "
-                "commands for it"
+                f"{folder} is an index in shards, which this command does not take; `genius index info`, "
+                "add, delete, compact and verify do, and `genius cluster rebalance`"
             )
         with with_hint():
             body = read_json(path)

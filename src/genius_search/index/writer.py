@@ -262,7 +262,7 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
     """
     if os.path.lexists(folder / CLUSTER):
         raise UsageError(
-            f"{folder} is an index in shards, which this cannot change; see `genius cluster --help`"
+            f"{folder} is an index in shards, which this cannot change; see `genius index --help`"
         )
     if NAME.fullmatch(folder.name) and os.path.lexists(folder.absolute().parents[1] / CLUSTER):
         raise UsageError(f"{folder} is a shard; change its cluster, {folder.absolute().parents[1]}")

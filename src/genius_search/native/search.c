@@ -1,5 +1,5 @@
-/* Search of ID tables for one query: beam search by code vectors or by a generator, then ranking by codes. And the
-   choice of an item's codes.
+/* Search of ID tables for one query: beam search by code vectors or by a generator, then ranking by codes. Also
+   the choice of items' codes, and the reading of texts.
 
    The plain search in search/beam.py and search/rank.py defines the results; tests compare the two. search/compiled.py
    fills the structures below, whose fields must be the same there. Nothing that is read from a table is trusted:
