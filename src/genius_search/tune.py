@@ -264,7 +264,7 @@ def rank_everything(
     wanted = append_one(queries) if with_density else queries
     scores, segments, items = [], [], []
     for number, (rows, vectors) in enumerate(
-        zip(_rows_of(snapshot, asked.level0), snapshot.vectors or (), strict=True)
+        zip(_rows_of(snapshot, asked.level0), snapshot.vectors(index.model.ranker) or (), strict=True)
     ):
         read: Vectors = vectors
         if with_density:

@@ -46,7 +46,7 @@ DIM = 5
 QUERIES = 6
 NAMES = 40
 """Different ids in changes, so that many additions replace an item."""
-MANIFEST = IndexManifest(model="m", model_fingerprint="f", embeddings="fused", embedding_type="float16")
+MANIFEST = IndexManifest(model="m", model_fingerprint="f", embeddings="fused", embedding_bits=16)
 
 
 class Here:

@@ -26,13 +26,13 @@ from genius_search.nn.codebooks import Codebooks, shapes_of_weights
 from genius_search.nn.generator import Generator, TrainedGenerator
 from genius_search.search import compiled as compiled_module
 from genius_search.search import find as find_module
-from genius_search.search.arrays import StoredVectors
 from genius_search.search.compiled import CompiledSearch
 from genius_search.search.decoder import GeometricDecoder, GuidedDecoder, T5Decoder
 from genius_search.search.fast import NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.find import find, quick_search
 from genius_search.search.rank import CodeRanker, Evidence
 from genius_search.search.table import Allowed, IdTable, SearchSegment
+from genius_search.search.vectors import Quantized, StoredVectors, stored_width
 
 
 @pytest.fixture(scope="session")
@@ -348,9 +348,11 @@ def test_damaged_tables_are_refused(compiled):
 
 @pytest.mark.parametrize("shortlist", [0, 20, 400])
 @pytest.mark.parametrize("density_weight", [0.0, 0.4])
-@pytest.mark.parametrize(("kind", "dim"), [("int8", 40), ("float16", 40), ("float16", 151)])
+@pytest.mark.parametrize(
+    ("bits", "dim"), [(1, 40), (1, 151), (2, 40), (4, 151), (8, 40), (16, 40), (16, 151)]
+)
 def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
-    make, shortlist, density_weight, kind, dim
+    make, shortlist, density_weight, bits, dim
 ):
     random = np.random.default_rng(shortlist)
     tables = [
@@ -360,12 +362,12 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
     costs = random.integers(0, 256, (5000, 2))
     table = IdTable.build(np.concatenate([codes, costs * (codes[:, 1:2] % 2)], axis=1), np.zeros(5000))
     segments = [SearchSegment(table), SearchSegment(table, Allowed.of(table, random.random(5000) < 0.5))]
-    stored = [drawn_vectors(random, kind, (5000, dim)) for _ in segments]
     densities = [random.integers(0, 256, 5000).astype(np.uint8) for _ in segments]
     ranker = CodeRanker(tables)
     fast = make(None, ranker)
+    stored = [drawn_vectors(random, bits, (5000, dim), ranker, table) for _ in segments]
     queries = random.standard_normal((8, dim)).astype(np.float32)
-    others = random.standard_normal((8, dim)).astype(np.float32)
+    others = queries if bits < 8 else random.standard_normal((8, dim)).astype(np.float32)
     config = SearchConfig(
         rerank="embeddings", candidates=900, shortlist=shortlist, density_weight=density_weight
     )
@@ -381,7 +383,7 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
             for own, other in zip(
                 find(lambda: None, fast, segments, queries, wanted, config, **given), expected, strict=True
             ):
-                error = 5e-2 if kind == "int8" else 1e-4
+                error = 1e-4 if bits == 16 else 5e-2
                 np.testing.assert_allclose(own.ranking.scores, other.ranking.scores, rtol=1e-4, atol=error)
                 same = set(zip(own.ranking.segments, own.ranking.items, strict=True)) & set(
                     zip(other.ranking.segments, other.ranking.items, strict=True)
@@ -390,12 +392,15 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
                 assert own.ranking.touched == other.ranking.touched
 
 
-def drawn_vectors(random, kind: str, shape: tuple[int, int]) -> StoredVectors:
-    if kind == "int8":
-        scales = random.random(shape[0]).astype(np.float16)
-        return StoredVectors(random.integers(-127, 128, shape).astype(np.int8), scales)
-    values = random.standard_normal(shape) * 10.0 ** random.integers(-7, 2, shape)  # subnormal ones too
-    return StoredVectors(values.astype(np.float16))
+def drawn_vectors(random, bits, shape, ranker=None, table=None) -> StoredVectors:
+    if bits == 16:
+        values = random.standard_normal(shape) * 10.0 ** random.integers(-7, 2, shape)  # subnormal ones too
+        return StoredVectors(Quantized(values.astype(np.float16), None), 16)
+    scales = random.random(shape[0]).astype(np.float16)
+    if bits == 8:
+        return StoredVectors(Quantized(random.integers(-127, 128, shape).astype(np.int8), scales), 8)
+    packed = random.integers(0, 256, (shape[0], stored_width(shape[1], bits))).astype(np.uint8)
+    return StoredVectors(Quantized(packed, scales), bits, ranker=ranker, table=table)
 
 
 def test_stored_embeddings_of_other_shapes_and_kinds_do_not_reach_the_library(compiled):
@@ -403,7 +408,7 @@ def test_stored_embeddings_of_other_shapes_and_kinds_do_not_reach_the_library(co
     table = IdTable.build(np.zeros((9, 1), dtype=np.int64), np.zeros(9))
     ranker = CodeRanker([torch.zeros(1, 8)])
     fast, config = CompiledSearch(ranker, compiled), SearchConfig(rerank="embeddings", density_weight=0.0)
-    halves, scaled = (drawn_vectors(random, kind, (9, 8)) for kind in ("float16", "int8"))
+    halves, scaled = (drawn_vectors(random, bits, (9, 8)) for bits in (16, 8))
 
     def compares(*stored) -> bool:
         segments = [SearchSegment(table)] * len(stored)
@@ -414,12 +419,20 @@ def test_stored_embeddings_of_other_shapes_and_kinds_do_not_reach_the_library(co
     assert compares(halves, halves)
     assert compares(scaled, scaled)
     assert not compares(halves, scaled)
-    assert not compares(drawn_vectors(random, "float16", (8, 8)))
-    assert not compares(drawn_vectors(random, "float16", (9, 7)))
-    assert not compares(StoredVectors(np.zeros((9, 16), np.float16)[:, ::2]))
-    assert not compares(StoredVectors(values))
-    assert not compares(StoredVectors(values.astype(np.float16), scales))
-    assert not compares(StoredVectors(values, np.zeros(18, np.float16)[::2]))
+    assert compares(drawn_vectors(random, 2, (9, 8)))
+    assert not compares(drawn_vectors(random, 2, (9, 8)), drawn_vectors(random, 4, (9, 8)))
+    for bits in (1, 2, 4, 8, 16):
+        assert not compares(drawn_vectors(random, bits, (8, 8)))
+        assert not compares(drawn_vectors(random, bits, (9, 24)))
+    for one, own, bits in (
+        (np.zeros((9, 16), np.float16)[:, ::2], None, 16),
+        (values, None, 8),
+        (values, scales, 16),
+        (values.astype(np.float16), scales, 8),
+        (values, np.zeros(18, np.float16)[::2], 8),
+        (values, scales, 4),
+    ):
+        assert not compares(StoredVectors(Quantized(one, own), bits))
 
 
 WORDS = [

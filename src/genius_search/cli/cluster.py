@@ -63,10 +63,9 @@ class Build(DeviceOptions, JsonOption):
     """Store an embedding of every item, for re-ranking. Default: none with a model, otherwise fused below a
     million items."""
 
-    embedding_type: Annotated[Literal["float16", "int8"] | None, tyro.conf.arg(metavar="{float16,int8}")] = (
-        None
-    )
-    """Type of stored embeddings. Default: float16 with a model, otherwise int8."""
+    embedding_bits: Annotated[Literal[1, 2, 4, 8, 16] | None, tyro.conf.arg(metavar="{1,2,4,8,16}")] = None
+    """Bits of each number of a stored embedding; fewer than 8 only for fused ones. Default: 16 with a model,
+    otherwise 4."""
 
     no_captions: bool = False
     """Ignore texts beside pictures of a folder."""
@@ -82,7 +81,7 @@ class Build(DeviceOptions, JsonOption):
             shards=self.shards,
             rows=self.rows,
             embeddings=self.embeddings,
-            embedding_type=self.embedding_type,
+            embedding_bits=self.embedding_bits,
             captions=not self.no_captions,
             device=self.device,
             download=self.download,

@@ -66,10 +66,11 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
     """Store an embedding of every item, for re-ranking: fused ones, or raw sums of the encoder's
     features (the paper's GENIUS^R). Default: none with a model, otherwise fused below a million items."""
 
-    embedding_type: Annotated[
-        Literal["float16", "int8"] | None, tyro.conf.arg(metavar="{float16,int8}", help_behavior_hint="")
+    embedding_bits: Annotated[
+        Literal[1, 2, 4, 8, 16] | None, tyro.conf.arg(metavar="{1,2,4,8,16}", help_behavior_hint="")
     ] = None
-    """Store two bytes per number of an embedding, or one. Default: float16 with a model, otherwise int8."""
+    """Bits of each number of a stored embedding; fewer than 8 only for fused ones. Default: 16 with a model,
+    otherwise 4."""
 
     levels: OptionalLevels = None
     """Codes in an ID, without a model: bytes of an item. More rank closer to exact search. Default: 12."""
@@ -98,7 +99,7 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
                 model=self.model,
                 encoder=encoder,
                 embeddings=self.embeddings,
-                embedding_type=self.embedding_type,
+                embedding_bits=self.embedding_bits,
                 levels=self.levels,
                 captions=not self.no_captions,
                 device=self.device,

@@ -47,14 +47,13 @@ from genius_search.embed import embed
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import UsageError
 from genius_search.index.adding import Added, Pool, encode_items, feature_rows, stamp_of
-from genius_search.index.create import MANY_ITEMS, fit_model
+from genius_search.index.create import BITS, MANY_ITEMS, fit_model
 from genius_search.index.items import Item
 from genius_search.index.relevance import fit_relevance
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CLUSTER,
     CURRENT,
-    EmbeddingType,
     IndexManifest,
     ItemArrays,
     Segment,
@@ -63,6 +62,7 @@ from genius_search.index.store import (
 from genius_search.index.writer import one_writer
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
+from genius_search.search.vectors import EmbeddingBits
 from genius_search.training.codebooks import MAX_SAMPLE
 from genius_search.training.fit import absolute_spec
 from genius_search.writing import make_folder, write_atomically, write_json
@@ -114,7 +114,7 @@ class Settings(NamedTuple):
     shards: int = 1
     rows: int = ROWS
     embeddings: StoredEmbeddings | None = None
-    embedding_type: EmbeddingType | None = None
+    embedding_bits: EmbeddingBits | None = None
     captions: bool = True
     device: str = "cpu"
     download: bool = False
@@ -260,7 +260,7 @@ def _sizes(partitions: Iterable[Partition]) -> dict[str, int]:
 def _prepare_model(folder: Path, settings: Settings, plan: Plan, progress: Progress) -> None:
     """Open or fit the model, and write the manifest that all parts begin with."""
     expected = sum(ROWS_OF_TAR if one.rows is None else one.rows for one in plan.partitions)
-    embeddings, kind, relevance = settings.embeddings, settings.embedding_type, None
+    embeddings, bits, relevance = settings.embeddings, settings.embedding_bits, None
     if settings.encoder is None:
         model = Genius.open(settings.model or "", device=settings.device, download=settings.download)
     else:
@@ -282,12 +282,12 @@ def _prepare_model(folder: Path, settings: Settings, plan: Plan, progress: Progr
         )
         relevance = fit_relevance(encoder)
         embeddings = embeddings or ("fused" if expected < MANY_ITEMS else "none")
-        kind = kind or "int8"
+        bits = bits or BITS
     index = IndexManifest(
         model=str(model.folder.resolve()),
         model_fingerprint=model.fingerprint,
         embeddings=embeddings or "none",
-        embedding_type=kind or "float16",
+        embedding_bits=bits or 16,
         relevance=relevance,
     )
     write_json(folder / BUILD / CURRENT, index.model_dump(mode="json"))

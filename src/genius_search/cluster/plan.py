@@ -25,8 +25,8 @@ class PlanSettings:
     levels: int = 12
     """Codes of an ID."""
 
-    embedding_bytes: int = 0
-    """Bytes per number of a stored embedding: 0 stores none, 1 is int8, 2 is float16."""
+    embedding_bits: int = 0
+    """Bits of a number of a stored embedding: 0 stores none, otherwise 1, 2, 4, 8 or 16."""
 
     shards: int = 0
     """Number of shards; 0 takes as few as fit into three quarters of a machine's memory."""
@@ -62,7 +62,7 @@ class PlanSettings:
     """Measured: CPU-milliseconds of a call to a shard, on both sides."""
 
     def __post_init__(self) -> None:
-        may_be_zero = ("shards", "embedding_bytes")
+        may_be_zero = ("shards", "embedding_bits")
         for name, value in vars(self).items():
             if (
                 name in PlanSettings.__dataclass_fields__
@@ -70,8 +70,8 @@ class PlanSettings:
                 and not 0 < value < math.inf
             ):
                 raise UsageError(f"{name} is {value}, expected a number above 0")
-        if self.shards < 0 or self.embedding_bytes not in (0, 1, 2):
-            raise UsageError("give 0 or more shards, and 0, 1 or 2 bytes per number of an embedding")
+        if self.shards < 0 or self.embedding_bits not in (0, 1, 2, 4, 8, 16):
+            raise UsageError("give 0 or more shards, and 0, 1, 2, 4, 8 or 16 bits a number")
 
 
 class Figure(NamedTuple):
@@ -89,7 +89,7 @@ def plan_cluster(given: PlanSettings) -> list[Figure]:
     items, cores, batch = given.items, given.cores, given.batch
     usable = 0.75 * given.memory_gb * 1e9
     per_item = given.levels + 2 + 3 * ROW_BYTES + 2
-    per_vector = given.dim * given.embedding_bytes + (3 if given.embedding_bytes else 0)
+    per_vector = -(-given.dim * given.embedding_bits // 8) + (3 if given.embedding_bits else 0)
     table, vectors, store = items * per_item, items * per_vector, items * given.item_bytes
     resident = table + vectors
     shards = given.shards or math.ceil(resident / usable)
@@ -116,7 +116,7 @@ def plan_cluster(given: PlanSettings) -> list[Figure]:
             "stored embeddings",
             vectors,
             "bytes",
-            f"items × {per_vector}: {given.dim} × {given.embedding_bytes}, and 3 of scale and density if any",
+            f"items × {per_vector}: {given.dim} × {given.embedding_bits} / 8, 3 of scale and density",
         ),
         ("texts and fields", store, "bytes", f"items × {given.item_bytes:g}"),
         ("on disk", resident + store, "bytes", "the sum of these; twice as much while it is built"),

@@ -148,7 +148,10 @@ class Shard:
     def _rank(self, request: RankRequest, config: SearchConfig) -> ShardRanking:
         snapshot = self._snapshot
         evidence = Evidence(
-            self._ranker, snapshot.vectors, snapshot.manifest.embeddings == "raw", snapshot.densities
+            self._ranker,
+            snapshot.vectors(self._ranker),
+            snapshot.manifest.embeddings == "raw",
+            snapshot.densities,
         )
         allowed = None if request.allowed is None else self._restrict(request.allowed)
         beams = Beams(request.low[None], request.high[None], request.log_probabilities[None])

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import PIL.Image
+import torch
 from jaxtyping import Int8, Int64
 from torch.nn import functional as F
 
@@ -34,6 +35,7 @@ from genius_search.model import Genius
 from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.progress import Progress, Silent
 from genius_search.records import Candidate, Modality, candidate_number, format_text
+from genius_search.search.vectors import EmbeddingBits, is_residual
 from genius_search.writing import make_folder, write_atomically
 
 CHUNK: Final = 4096
@@ -451,7 +453,7 @@ def encode_items(
     """
     progress = progress or Silent()
     snapshot = writer.snapshot if manifest is None else None
-    embeddings = (manifest or writer.snapshot.manifest).embeddings
+    kept = manifest or writer.snapshot.manifest
     expected, items = pool.expected, pool.items()
     progress.begin("index", expected)
     done = 0
@@ -463,7 +465,7 @@ def encode_items(
         if numbers:
             changed = [pool.with_fields(stamped[place]) for place in numbers]
             encode = _encode_or_load if save and len(changed) >= MIN_SAVED else _encode_chunk
-            encoded = encode(model, changed, writer.folder, embeddings)
+            encoded = encode(model, changed, writer.folder, kept)
             unreadable = {entry.id: entry for entry in encoded.left_out}
             result.left_out += [entry._replace(id=done + numbers[entry.id]) for entry in encoded.left_out]
             readable = [item for place, item in enumerate(changed) if place not in unreadable]
@@ -480,18 +482,17 @@ class _Encoded(NamedTuple):
     left_out: list[LeftOut]
 
 
-def _encode_or_load(
-    model: Genius, items: Sequence[Item], folder: Path, embeddings: StoredEmbeddings
-) -> _Encoded:
+def _encode_or_load(model: Genius, items: Sequence[Item], folder: Path, manifest: IndexManifest) -> _Encoded:
     """Encode a chunk and save it, or load it if an interrupted run saved it."""
-    key = [VERSION, model.fingerprint, embeddings, [(item.id, item.stamp) for item in items]]
+    kept = (manifest.embeddings, manifest.embedding_bits)
+    key = [VERSION, model.fingerprint, kept, [(item.id, item.stamp) for item in items]]
     path = folder / WORK / f"{fingerprint_of(key)[:32]}.npz"
     with contextlib.suppress(Exception):  # ignore a damaged file
         with np.load(path, allow_pickle=False) as file:
             saved = {name: file[name] for name in file.files}
         left_out = [LeftOut(*entry) for entry in json.loads(str(saved.pop("left_out")))]
-        return _Encoded(ItemArrays(**saved, stored=embeddings) if saved else None, left_out)
-    encoded = _encode_chunk(model, items, folder, embeddings)
+        return _Encoded(ItemArrays(**saved, stored=manifest.embeddings) if saved else None, left_out)
+    encoded = _encode_chunk(model, items, folder, manifest)
     make_folder(path.parent)
     arrays: dict[str, Any] = {
         name: value
@@ -503,9 +504,7 @@ def _encode_or_load(
     return encoded
 
 
-def _encode_chunk(
-    model: Genius, items: Sequence[Item], folder: Path, embeddings: StoredEmbeddings
-) -> _Encoded:
+def _encode_chunk(model: Genius, items: Sequence[Item], folder: Path, manifest: IndexManifest) -> _Encoded:
     rows = list(feature_rows(items, folder))
     encoded = encode_shard(rows, model.encoder, skip_bad_images=True)
     if not len(encoded.shard.ids):
@@ -516,7 +515,8 @@ def _encode_chunk(
         model,
         features,
         encoded.shard.modality,
-        embeddings=embeddings,
+        embeddings=manifest.embeddings,
+        bits=manifest.embedding_bits,
         numbers=np.array([_number(item.id) for item in readable], dtype=np.int64),
         texts=[item.text for item in readable],
     )
@@ -529,12 +529,18 @@ def encode_batch(
     modality: Int8[np.ndarray, " items"],
     *,
     embeddings: StoredEmbeddings,
+    bits: EmbeddingBits = 16,
     numbers: Int64[np.ndarray, " items"],
     texts: Sequence[str | None] | None = None,
 ) -> ItemArrays:
     """Return the IDs of some items, and their embeddings if they are to be stored.
 
-    ``numbers`` and ``texts`` are for ID schemes that use them (:class:`genius_search.nn.ids.Candidates`).
+    Parameters
+    ----------
+    bits
+        of a number, as the embeddings will be stored; with fewer than 8, their residuals are returned.
+    numbers, texts
+        for ID schemes that use them (:class:`genius_search.nn.ids.Candidates`).
     """
     encoded = model.encode(features, modality.astype(np.int64), numbers=numbers, texts=texts)
     vectors = densities = None
@@ -542,6 +548,8 @@ def encode_batch(
         densities = model.item_density(encoded.embeddings, encoded.codes).numpy()
     if embeddings != "none":
         kept = F.normalize(features.total(), dim=-1) if embeddings == "raw" else encoded.embeddings
+        if is_residual(bits):
+            kept = kept - torch.from_numpy(model.ranker.vectors(encoded.codes.numpy()))
         vectors = kept.numpy().astype(np.float16)
     return ItemArrays(
         encoded.columns.numpy().astype(np.int16),

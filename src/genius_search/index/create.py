@@ -41,20 +41,23 @@ from genius_search.index.store import (
     OWN_MODEL,
     SEGMENTS,
     WORK,
-    EmbeddingType,
     IndexManifest,
     StoredEmbeddings,
+    check_bits,
 )
 from genius_search.index.writer import PICTURES, Writer, one_writer, remove_unused_pictures, remove_work
 from genius_search.model import Genius
 from genius_search.nn.fusion import SumFusion
 from genius_search.progress import Progress
 from genius_search.records import Modality
+from genius_search.search.vectors import EmbeddingBits
 from genius_search.training.codebooks import LEVELS, check_levels, draw_sample, fit_codebooks
 from genius_search.training.fit import absolute_spec
 
 MANY_ITEMS: Final = 1_000_000
 """Number of items from which embeddings are not stored by default."""
+BITS: Final[EmbeddingBits] = 4
+"""Bits of a number of an embedding by default, without a trained model."""
 
 
 LEFTOVERS: Final = frozenset(
@@ -70,7 +73,7 @@ def create_index(
     model: str | Path | Genius | None,
     encoder: str | None,
     embeddings: StoredEmbeddings | None,
-    embedding_type: EmbeddingType | None,
+    embedding_bits: EmbeddingBits | None,
     levels: int | None,
     captions: bool,
     device: str,
@@ -78,6 +81,7 @@ def create_index(
     progress: Progress,
 ) -> tuple[Genius, Added]:
     """Create an index, and return its model; see :meth:`genius_search.index.index.Index.create`."""
+    check_bits(embedding_bits, embeddings)
     create: Callable[[Writer], tuple[Genius, Added]]
     if model is not None and encoder is None:
         if levels is not None:
@@ -89,7 +93,7 @@ def create_index(
             pool=pool,
             captions=captions,
             embeddings=embeddings or "none",
-            embedding_type=embedding_type or "float16",
+            embedding_bits=embedding_bits or 16,
             progress=progress,
         )
     elif encoder is not None and model is None:
@@ -99,7 +103,7 @@ def create_index(
             pool=pool,
             captions=captions,
             embeddings=embeddings,
-            embedding_type=embedding_type or "int8",
+            embedding_bits=embedding_bits or BITS,
             levels=LEVELS if levels is None else check_levels(levels),
             progress=progress,
         )
@@ -127,14 +131,14 @@ def _create_with_model(
     *,
     captions: bool,
     embeddings: StoredEmbeddings,
-    embedding_type: EmbeddingType,
+    embedding_bits: EmbeddingBits,
     progress: Progress,
 ) -> tuple[Genius, Added]:
     manifest = IndexManifest(
         model=str(model.folder.resolve()),
         model_fingerprint=model.fingerprint,
         embeddings=embeddings,
-        embedding_type=embedding_type,
+        embedding_bits=embedding_bits,
     )
     return model, add_pool(
         writer, model, _open(pool, writer.folder, captions=captions), create=manifest, progress=progress
@@ -166,7 +170,7 @@ def _create_with_encoder(
     *,
     captions: bool,
     embeddings: StoredEmbeddings | None,
-    embedding_type: EmbeddingType,
+    embedding_bits: EmbeddingBits,
     levels: int,
     progress: Progress,
 ) -> tuple[Genius, Added]:
@@ -195,10 +199,10 @@ def _create_with_encoder(
         model=OWN_MODEL,
         model_fingerprint=model.fingerprint,
         embeddings=embeddings,
-        embedding_type=embedding_type,
+        embedding_bits=embedding_bits,
         relevance=fit_relevance(encoder),
     )
-    batches = _batches(model, features, opened, stamps, embeddings, progress)
+    batches = _batches(model, features, opened, stamps, manifest, progress)
     added, replaced = writer.create_batches(manifest, batches)
     remove_work(writer.folder)
     return model, Added(added, replaced, left_out=[*opened.left_out, *features.left_out])
@@ -243,7 +247,7 @@ def _batches(
     features: Features,
     pool: Pool,
     stamps: list[str],
-    embeddings: StoredEmbeddings,
+    manifest: IndexManifest,
     progress: Progress,
 ) -> Iterator[Batch]:
     """Yield the items with features and their IDs."""
@@ -260,7 +264,8 @@ def _batches(
             model,
             features.gather(rows),
             features.modality[rows],
-            embeddings=embeddings,
+            embeddings=manifest.embeddings,
+            bits=manifest.embedding_bits,
             numbers=np.full(len(rows), -1),
         )
         yield items, arrays

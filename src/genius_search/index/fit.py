@@ -37,6 +37,7 @@ from genius_search.nn.quantizer import Quantizer, TrainedQuantizer
 from genius_search.presets import FitConfig
 from genius_search.progress import Progress
 from genius_search.records import Modality, Query, did_of, instructed, qid_of
+from genius_search.search.rank import CodeRanker
 from genius_search.training.codebooks import draw_sample, fit_codebooks
 from genius_search.training.generator import train_generator
 from genius_search.training.quantizer import train_quantizer
@@ -282,7 +283,8 @@ class _Stored:
     kind = "stored"
     needs_pixels = False
 
-    def __init__(self, snapshot: Snapshot, encoder: Encoder) -> None:
+    def __init__(self, snapshot: Snapshot, encoder: Encoder, ranker: CodeRanker) -> None:
+        self._ranker = ranker
         self.spec = encoder.spec
         self.fingerprint = encoder.fingerprint
         self.dim = encoder.dim
@@ -308,7 +310,7 @@ class _Stored:
         segments = np.searchsorted(self._starts, numbers, side="right") - 1
         for place, segment in enumerate(self._segments):
             own = segments == place
-            found[own] = segment.vectors(self._rows[place][numbers[own] - self._starts[place]])
+            found[own] = segment.vectors(self._ranker)(self._rows[place][numbers[own] - self._starts[place]])
         return found
 
 
@@ -331,7 +333,7 @@ def _embed_items(
     rows = feature_rows(chain.from_iterable(map(alive_items, snapshot.segments)), writer.folder)
     encoder = model.encoder
     if is_enough:
-        encoder = _Stored(snapshot, model.encoder)
+        encoder = _Stored(snapshot, model.encoder, model.ranker)
         rows = (row._replace(key=ItemKey("candidate", str(row.id))) for row in rows)
     return embed(
         rows,
@@ -460,6 +462,7 @@ def _batches(model: Genius, snapshot: Snapshot, features: Features, progress: Pr
             features.gather(rows),
             features.modality[rows],
             embeddings=snapshot.manifest.embeddings,
+            bits=snapshot.manifest.embedding_bits,
             numbers=np.full(len(rows), -1),
         )
         yield list(islice(items, len(rows))), arrays

@@ -18,10 +18,11 @@ from genius_search.index.query import default_settings, encode_queries, search_e
 from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.index.settings import Calibration, Tuned
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
-from genius_search.index.store import CURRENT, EmbeddingType, StoredEmbeddings, read_manifest
+from genius_search.index.store import CURRENT, StoredEmbeddings, read_manifest
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
 from genius_search.records import Modality
+from genius_search.search.vectors import EmbeddingBits
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -79,7 +80,7 @@ class Index:
         model: str | Path | Genius | None = None,
         encoder: str | None = None,
         embeddings: StoredEmbeddings | None = None,
-        embedding_type: EmbeddingType | None = None,
+        embedding_bits: EmbeddingBits | None = None,
         levels: int | None = None,
         captions: bool = True,
         device: str = "cpu",
@@ -108,9 +109,9 @@ class Index:
             Store an embedding for each item so that hits can be re-ranked: ``fused``, the vectors that IDs
             are made from, or ``raw``, the sums of the encoder's features (the paper's GENIUS^R). By default
             ``none`` with a model, and with an encoder ``fused`` for fewer than a million items.
-        embedding_type
-            ``float16``, the default with a model, or ``int8`` with one scale per vector, the default with an
-            encoder.
+        embedding_bits
+            Bits of each number of an embedding: 16, the default with a model; 8; or 4, the default with an
+            encoder, 2 or 1, for fused embeddings only, of what the codes leave unexplained.
         levels
             Number of codes in an ID beside the modality's, with an encoder only; each is a byte. With more,
             ranking by codes comes closer to exact search and takes longer. By default 12.
@@ -133,7 +134,7 @@ class Index:
             model=model,
             encoder=encoder,
             embeddings=embeddings,
-            embedding_type=embedding_type,
+            embedding_bits=embedding_bits,
             levels=levels,
             captions=captions,
             device=device,

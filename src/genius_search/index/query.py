@@ -394,12 +394,13 @@ def _rate(
     if of_texts is None and of_pairs is None:
         return [None] * len(items)
     cosines = np.zeros(len(ranking.items), dtype=np.float32)
+    stored = snapshot.vectors(model.ranker)
     for segment in set(ranking.segments.tolist()):
         own = ranking.segments == segment
-        if snapshot.vectors is None:
+        if stored is None:
             vectors = model.ranker.vectors(snapshot.search_segments[segment].table.ids[ranking.rows[own]])
         else:
-            vectors = as_floats(snapshot.vectors[segment](ranking.items[own]))
+            vectors = stored[segment](ranking.items[own])
         cosines[own] = normalize(vectors) @ query.embedding
     across = Modality.IMAGE if request.image is None else Modality.TEXT
     rated = np.full(len(items), np.nan)
@@ -423,7 +424,8 @@ def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
 
 def evidence_of(model: Genius, snapshot: Snapshot) -> Evidence:
     """Return the data that the hits of this index can be re-ranked by."""
-    return Evidence(model.ranker, snapshot.vectors, snapshot.manifest.embeddings == "raw", snapshot.densities)
+    vectors = snapshot.vectors(model.ranker)
+    return Evidence(model.ranker, vectors, snapshot.manifest.embeddings == "raw", snapshot.densities)
 
 
 def _constraint(model: Genius, snapshot: Snapshot, request: SearchRequest) -> Constraint:
@@ -488,7 +490,7 @@ def vectors_at(
     model: Genius, snapshot: Snapshot, places: Sequence[Location], *, is_raw: bool
 ) -> Float32[np.ndarray, "places 2 dim"]:
     """Return the two vectors of items as queries: their stored embeddings, or the vectors of their IDs."""
-    kept = snapshot.vectors
+    kept = snapshot.vectors(model.ranker)
     if kept is not None:
         stored = np.stack([as_floats(kept[place.segment](np.array([place.row])))[0] for place in places])
         if snapshot.manifest.embeddings == "fused":

@@ -63,7 +63,7 @@ def refit_index(
     vectors, modalities = [], []
     for number, segment in enumerate(snapshot.segments):
         inside = np.sort(chosen[(chosen >= starts[number]) & (chosen < starts[number + 1])]) - starts[number]
-        vectors.append(segment.vectors(rows[number][inside]))
+        vectors.append(segment.vectors(model.ranker)(rows[number][inside]))
         modalities.append(_modalities(segment, rows[number][inside]))
     name = f"{OWN_MODEL}-{manifest.generation + 1}"
     folder = writer.folder / name
@@ -83,28 +83,29 @@ def refit_index(
     before = writer.folder / manifest.model
     writer.replace_items(
         manifest.replace(model=name, model_fingerprint=fitted.fingerprint, tuned=None, calibration=None),
-        _batches(fitted, snapshot, rows, progress),
+        _batches(fitted, model, snapshot, rows, progress),
     )
     shutil.rmtree(before, ignore_errors=True)
 
 
 def _batches(
-    model: Genius, snapshot: Snapshot, rows: list[np.ndarray], progress: Progress
+    model: Genius, before: Genius, snapshot: Snapshot, rows: list[np.ndarray], progress: Progress
 ) -> Iterator[Batch]:
-    """Yield the items with new IDs and their old embeddings."""
+    """Yield the items with new IDs and their old embeddings, which the model before may be needed to read."""
     progress.begin("index", snapshot.num_alive)
     done = 0
     for segment, kept in zip(snapshot.segments, rows, strict=True):
         items = alive_items(segment)
         for start in range(0, len(kept), CHUNK):
             some = kept[start : start + CHUNK]
-            vectors = torch.from_numpy(segment.vectors(some))
+            vectors = torch.from_numpy(segment.vectors(before.ranker)(some))
             present = torch.ones(len(some), dtype=torch.bool)
             arrays = encode_batch(
                 model,
                 FeatureBatch(torch.zeros_like(vectors), vectors, ~present, present),
                 _modalities(segment, some),
                 embeddings="fused",
+                bits=snapshot.manifest.embedding_bits,
                 numbers=np.full(len(some), -1),
             )
             yield list(islice(items, len(some))), arrays

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float16, Int8, Shaped
+from jaxtyping import Shaped
 
 from genius_search.artifact import fingerprint_of
 from genius_search.errors import BadData
@@ -42,7 +42,6 @@ from genius_search.index.store import (
     DENSITIES,
     EMBEDDINGS,
     SCALES,
-    EmbeddingType,
     IndexManifest,
     ItemArrays,
     Segment,
@@ -50,41 +49,24 @@ from genius_search.index.store import (
 from genius_search.records import Modality
 from genius_search.search.arrays import GrowingArray, save_array
 from genius_search.search.table import IdTable
+from genius_search.search.vectors import EmbeddingBits, quantize
 from genius_search.writing import write_atomically
 
 ROWS_AT_ONCE: Final = 8192
 """Number of embeddings that are written together."""
-LARGEST: Final = 127
-
-
-class Quantized(NamedTuple):
-    """Vectors as integers: a vector is ``values`` times its ``scales``."""
-
-    values: Int8[np.ndarray, "rows dim"]
-    scales: Float16[np.ndarray, " rows"]
-
-
-def quantize(embeddings: Float16[np.ndarray, "rows dim"]) -> Quantized:
-    """Quantize vectors to 8-bit integers, scaling the largest component of each to ±127."""
-    vectors = embeddings.astype(np.float32)
-    largest = np.abs(vectors).max(axis=1, initial=0)
-    scales = (largest / LARGEST).astype(np.float16)
-    divisor = np.where(scales > 0, scales, 1).astype(np.float32)
-    values = np.rint(vectors / divisor[:, None]).clip(-LARGEST, LARGEST)
-    return Quantized(values.astype(np.int8), scales)
 
 
 class ArraysWriter:
     """Writes the arrays of a segment from batches of items. Embeddings go to disk at once.
 
-    >>> with closing(ArraysWriter(folder, "float16")) as writer:  # doctest: +SKIP
+    >>> with closing(ArraysWriter(folder, 16)) as writer:  # doctest: +SKIP
     ...     writer.append(arrays)
     ...     writer.finish()
     """
 
-    def __init__(self, folder: Path, kind: EmbeddingType) -> None:
+    def __init__(self, folder: Path, bits: EmbeddingBits) -> None:
         self._folder = folder
-        self._kind = kind
+        self._bits = bits
         self._codes: list[np.ndarray] = []
         self._code_cosine: list[np.ndarray] = []
         self._densities: list[np.ndarray | None] = []
@@ -99,7 +81,7 @@ class ArraysWriter:
         if arrays.embeddings is not None:
             for start in range(0, len(arrays.embeddings), ROWS_AT_ONCE):
                 block = arrays.embeddings[start : start + ROWS_AT_ONCE]
-                self._write(*(quantize(block) if self._kind == "int8" else (block, None)))
+                self._write(*quantize(block, self._bits))
 
     def append_segment(self, segment: Segment, first: int = 0, last: int | None = None) -> None:
         """Add the items of a segment, or of its rows ``first`` to before ``last``, that are not deleted."""
@@ -111,9 +93,8 @@ class ArraysWriter:
         if segment.embeddings is not None:
             for start in range(0, len(kept), ROWS_AT_ONCE):
                 rows = kept[start : start + ROWS_AT_ONCE]
-                self._write(
-                    segment.embeddings[rows], None if segment.scales is None else segment.scales[rows]
-                )
+                values, scales = segment.embeddings
+                self._write(values[rows], None if scales is None else scales[rows])
 
     def finish(self) -> None:
         """Build the ID table and write the remaining arrays."""

@@ -37,9 +37,10 @@ if TYPE_CHECKING:  # opening an index does not rank
     from collections.abc import Callable
 
     from genius_search.config import SearchConfig
-    from genius_search.search.arrays import StoredVectors
     from genius_search.search.fast import Found, Wanted
+    from genius_search.search.rank import CodeRanker
     from genius_search.search.tree import CodeTree, SharedPrefixes
+    from genius_search.search.vectors import StoredVectors
 
     RemoteSearch = Callable[[np.ndarray, Sequence[np.ndarray], Sequence[Wanted], SearchConfig], list[Found]]
 
@@ -75,6 +76,7 @@ class Snapshot:
         self._restrictions: dict[Filter, Restriction] = {}
         self._caching = threading.Lock()
         self._shared: dict[int, SharedPrefixes] = {}
+        self._vectors: list[StoredVectors] | None = None
 
     @staticmethod
     def open(folder: Path) -> Snapshot:
@@ -101,7 +103,10 @@ class Snapshot:
         segments = []
         for entry in manifest.segments:
             segment = open_segment(
-                folder / SEGMENTS / entry.name, manifest=entry.manifest, dead=read_deleted(folder, entry)
+                folder / SEGMENTS / entry.name,
+                manifest=entry.manifest,
+                dead=read_deleted(folder, entry),
+                bits=manifest.embedding_bits,
             )
             if segment.table.num_items != entry.items:
                 raise ArtifactMismatch(
@@ -153,10 +158,11 @@ class Snapshot:
             self._shared[depth] = self.tree.shared_prefixes(depth)
         return self._shared[depth]
 
-    @cached_property
-    def vectors(self) -> list[StoredVectors] | None:
-        """The stored embeddings of each segment; None if there are none."""
-        return None if self.manifest.embeddings == "none" else [one.vectors for one in self.segments]
+    def vectors(self, ranker: CodeRanker) -> list[StoredVectors] | None:
+        """Return the stored embeddings of each segment; None if there are none."""
+        if self._vectors is None and self.manifest.embeddings != "none":
+            self._vectors = [one.vectors(ranker) for one in self.segments]
+        return self._vectors
 
     @property
     def densities(self) -> list[UInt8[np.ndarray, " items"]] | None:

@@ -9,21 +9,22 @@ import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float16, Int8, Int16, Int64, UInt8
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from jaxtyping import Bool, Float16, Int16, Int64, UInt8
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of, open_artifact, read_json
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.items import ITEMS_FILE, ItemStore
 from genius_search.index.settings import Calibration, Relevance, Tuned, to_dict
-from genius_search.search.arrays import StoredVectors, open_array
+from genius_search.search.arrays import open_array
 from genius_search.search.table import IdTable
+from genius_search.search.vectors import EmbeddingBits, Quantized, StoredVectors, is_residual, value_type
 
-EmbeddingType: TypeAlias = Literal["float16", "int8"]
-"""The number type of stored embeddings."""
+if TYPE_CHECKING:
+    from genius_search.search.rank import CodeRanker
 
 
 KIND: Final = "segment"
@@ -45,7 +46,8 @@ class ItemArrays(NamedTuple):
     """Codes of the IDs, then half norms and densities (:mod:`genius_search.nn.density`)."""
     code_cosine: Float16[np.ndarray, " items"]
     embeddings: Float16[np.ndarray, "items dim"] | None = None
-    """Unit vectors; None if the index does not store them."""
+    """Unit vectors, or their residuals if these are to be stored (:mod:`genius_search.search.vectors`);
+    None if the index stores no embeddings."""
     stored: StoredEmbeddings = "none"
     """The kind of embeddings."""
     densities: UInt8[np.ndarray, " items"] | None = None
@@ -84,9 +86,9 @@ class Segment(NamedTuple):
     table: IdTable
     items: ItemStore
     code_cosine: Float16[np.ndarray, " items"]
-    embeddings: Float16[np.ndarray, "items dim"] | Int8[np.ndarray, "items dim"] | None
-    scales: Float16[np.ndarray, " items"] | None
-    """Scale of each embedding, if they are stored as 8-bit integers."""
+    embeddings: Quantized | None
+    bits: EmbeddingBits
+    """Bits of a number of an embedding."""
     densities: UInt8[np.ndarray, " items"] | None
     """Densities of items; None also in segments of versions that did not store them."""
     dead: Int64[np.ndarray, " rows"]
@@ -112,9 +114,13 @@ class Segment(NamedTuple):
         place = np.searchsorted(self.dead, rows)
         return np.asarray(self.dead[np.minimum(place, len(self.dead) - 1)] == rows)
 
-    @property
-    def vectors(self) -> StoredVectors:
-        """The stored embeddings of items.
+    def vectors(self, ranker: CodeRanker | None = None) -> StoredVectors:
+        """Return the stored embeddings of items.
+
+        Parameters
+        ----------
+        ranker
+            the code vectors of the index's model; needed for embeddings of fewer than 8 bits.
 
         Raises
         ------
@@ -125,11 +131,13 @@ class Segment(NamedTuple):
             raise UsageError(
                 "this index keeps no embeddings to rank by; create it with --embeddings fused (or raw)"
             )
-        return StoredVectors(self.embeddings, self.scales)
+        if is_residual(self.bits):
+            return StoredVectors(self.embeddings, self.bits, ranker=ranker, table=self.table)
+        return StoredVectors(self.embeddings, self.bits)
 
 
-def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> Segment:
-    """Open the files of a segment.
+def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"], bits: EmbeddingBits) -> Segment:
+    """Open the files of a segment, whose embeddings have so many bits a number.
 
     Raises
     ------
@@ -140,11 +148,9 @@ def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> S
         table = IdTable.open(folder)
         code_cosine = open_array(folder / CODE_COSINE, np.float16)
         embeddings = scales = None
-        if (folder / SCALES).exists():
-            scales = open_array(folder / SCALES, np.float16)
-            embeddings = open_array(folder / EMBEDDINGS, np.int8, dimensions=2)
-        elif (folder / EMBEDDINGS).exists():
-            embeddings = open_array(folder / EMBEDDINGS, np.float16, dimensions=2)
+        if (folder / EMBEDDINGS).exists():
+            embeddings = open_array(folder / EMBEDDINGS, value_type(bits), dimensions=2)
+            scales = None if bits == 16 else open_array(folder / SCALES, np.float16)
         has_densities = (folder / DENSITIES).exists()
         densities = open_array(folder / DENSITIES, np.uint8) if has_densities else None
     try:
@@ -162,7 +168,8 @@ def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"]) -> S
             raise ArtifactMismatch(
                 f"{folder / file} has {count} rows, the table beside it {table.num_items} items; {REMEDY}"
             )
-    return Segment(name, folder, table, store, code_cosine, embeddings, scales, densities, dead)
+    stored = None if embeddings is None else Quantized(embeddings, scales)
+    return Segment(name, folder, table, store, code_cosine, stored, bits, densities, dead)
 
 
 @contextlib.contextmanager
@@ -175,7 +182,12 @@ def with_hint() -> Iterator[None]:
 
 
 def open_segment(
-    folder: Path, *, manifest: str, dead: Int64[np.ndarray, " rows"], verify: bool = False
+    folder: Path,
+    *,
+    manifest: str,
+    dead: Int64[np.ndarray, " rows"],
+    bits: EmbeddingBits,
+    verify: bool = False,
 ) -> Segment:
     """Open a finished segment; ``manifest`` is the SHA-256 that the file of that name must have.
 
@@ -187,7 +199,7 @@ def open_segment(
         a file is missing, or is not the one that was written.
     """
     check_segment(folder, manifest=manifest, verify=verify)
-    return load_segment(folder, folder.name, dead)
+    return load_segment(folder, folder.name, dead, bits)
 
 
 def check_segment(folder: Path, *, manifest: str, verify: bool) -> list[Path]:
@@ -212,8 +224,9 @@ DELETED: Final = "deleted"
 WORK: Final = ".work"
 """Folder inside the index for the saved work of an interrupted run."""
 LOCK: Final = ".lock"
-FORMAT: Final = 5
-"""4 added norm and density after an ID's codes; 5 added tables of fields to item stores."""
+FORMAT: Final = 6
+"""4 added norm and density after an ID's codes; 5 added tables of fields to item stores; 6 added embeddings
+of fewer than 8 bits a number."""
 OLDEST_FORMAT: Final = 4
 NAME: Final = re.compile(r"[0-9]{6,}")
 """Names of segments."""
@@ -222,6 +235,17 @@ DELETED_NAME: Final = re.compile(r"[0-9]{6,}-[0-9]{6,}\.npy")
 
 NO_PLACE: Final = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 """Error numbers of impossible paths: below a file, too long, or a loop of links."""
+
+
+def check_bits(bits: EmbeddingBits | None, embeddings: StoredEmbeddings | None) -> None:
+    """Raise :class:`UsageError` unless embeddings of this kind can have so many bits a number."""
+    if bits not in (None, 1, 2, 4, 8, 16):
+        raise UsageError(f"embeddings have 1, 2, 4, 8 or 16 bits a number, not {bits}")
+    if bits is not None and is_residual(bits) and embeddings == "raw":
+        raise UsageError(
+            f"raw embeddings cannot have {bits} bits a number, since codes do not approximate them; give 8 "
+            "or 16, or store fused ones"
+        )
 
 
 class SegmentEntry(BaseModel):
@@ -251,13 +275,23 @@ class IndexManifest(BaseModel):
     """Folder or name of the model when the index was created; :data:`OWN_MODEL` if the index contains it."""
     model_fingerprint: str
     embeddings: StoredEmbeddings
-    embedding_type: EmbeddingType = "float16"
+    embedding_bits: EmbeddingBits = 16
     segments: tuple[SegmentEntry, ...] = ()
     tuned: Tuned | None = None
     """Default search settings, where `genius tune` chose some."""
     calibration: Calibration | None = None
     relevance: Annotated[Relevance | None, Field(exclude_if=lambda value: value is None)] = None
     """How the encoder's cosines are read; None if it is not known."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_type(cls, body: Any) -> Any:
+        """Read the type of embeddings of format 5 and earlier."""
+        if isinstance(body, dict) and "embedding_type" in body:
+            kind = body["embedding_type"]
+            rest = {name: value for name, value in body.items() if name != "embedding_type"}
+            return {**rest, "embedding_bits": {"float16": 16, "int8": 8}.get(kind, kind)}
+        return body
 
     @field_validator("segments")
     @classmethod

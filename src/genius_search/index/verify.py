@@ -286,7 +286,7 @@ def _describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
         bytes_per_item=_bytes_per_item(snapshot.segments),
         embeddings=manifest.embeddings
         if manifest.embeddings == "none"
-        else f"{manifest.embeddings}, {manifest.embedding_type}",
+        else f"{manifest.embeddings}, {manifest.embedding_bits} bits a number",
         tuned=manifest.tuned,
         segments=[
             SegmentInfo(segment.name, segment.table.num_items, len(segment.dead), len(segment.table))

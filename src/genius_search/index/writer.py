@@ -52,6 +52,7 @@ from genius_search.index.store import (
     read_manifest,
 )
 from genius_search.search.arrays import save_array
+from genius_search.search.vectors import stored_width
 from genius_search.writing import ArtifactWriter, make_folder, sync, write_file
 
 _UNFINISHED: Final = re.compile(r"\.[0-9]{6,}\.(partial|old|lock|gone)")
@@ -566,10 +567,10 @@ class Writer:
             draft = ArtifactWriter(
                 place,
                 kind=KIND,
-                config={"embeddings": manifest.embeddings, "embedding_type": manifest.embedding_type},
+                config={"embeddings": manifest.embeddings, "embedding_bits": manifest.embedding_bits},
                 inputs={"model": manifest.model_fingerprint},
             )
-            with closing(ArraysWriter(draft.path, manifest.embedding_type)) as arrays:
+            with closing(ArraysWriter(draft.path, manifest.embedding_bits)) as arrays:
                 written = write_items(draft.path, items(arrays))
                 arrays.finish()
             draft.finish(facts={"items": written})
@@ -674,16 +675,15 @@ def _check_fit(snapshot: Snapshot, arrays: ItemArrays) -> None:
             f"the items come with {arrays.stored} embeddings, the index keeps {wanted}; encode them for it"
         )
     for segment in snapshot.segments[:1]:
-        given, here = _widths(arrays.codes, arrays.embeddings), _widths(segment.table.ids, segment.embeddings)
+        given, here = [arrays.codes.shape[1]], [segment.table.ids.shape[1]]
+        if arrays.embeddings is not None and segment.embeddings is not None:
+            given.append(stored_width(arrays.embeddings.shape[1], segment.bits))
+            here.append(segment.embeddings.values.shape[1])
         if given != here:
             raise UsageError(
                 f"levels and widths of the items are {given}, those of the index {here}; encode them with "
                 "its model"
             )
-
-
-def _widths(*arrays: np.ndarray | None) -> list[int]:
-    return [array.shape[1] for array in arrays if array is not None]
 
 
 def _numbered(generation: int) -> str:

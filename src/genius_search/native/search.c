@@ -48,8 +48,8 @@ typedef struct { /* a table, and the items of it that may be returned */
   const uint64_t *words;  /* bit vector of the rows with such an item; NULL: all items may be returned */
   const int32_t *before;  /* number of these rows before each word */
   const uint8_t *allowed; /* 1 for each such item */
-  const int8_t *embeddings; /* of the items, if they are compared: [items][dim] */
-  const uint16_t *scales; /* in half precision, of embeddings in bytes; NULL: embeddings are in half precision */
+  const void *embeddings; /* of the items, if they are compared, as search/vectors.py stores them: [items][...] */
+  const uint16_t *scales; /* of embeddings of less than 16 bits a number, in half precision */
   const uint8_t *densities; /* of the items; NULL: those of their IDs are taken */
 } Part;
 
@@ -87,6 +87,7 @@ typedef struct { /* one query's */
   int64_t candidates; /* finish once at most this many IDs (or width, if larger) lie under the beams */
   int64_t k;          /* number of hits; 0 lists all items under the beams, unranked */
   int64_t compared_k; /* number of hits by their embeddings among these; 0: embeddings are not compared */
+  int64_t compared_bits; /* of a number of an embedding; less than 8: embeddings are residuals of the IDs' vectors */
   uint8_t level0[CODES / 8]; /* bit vector of the allowed codes at level 0 */
   float half_norm_step, density_step; /* costs of the two bytes after an ID's codes */
   float generator_weight;
@@ -140,8 +141,12 @@ typedef struct { /* the memory of a search, kept for the next one */
   Buffer rough;                     /* the same, rounded */
   Buffer known;                     /* bit vector of the products that were computed: [levels][CODES / 64] */
   Buffer short_query;               /* the query in 16 bits, then in two parts of 8 bits */
+  Buffer packed_query;              /* the query as packed residuals are multiplied with it */
+  Buffer scores;                    /* of hits by their embeddings */
   int64_t rows, below, num_children, num_keys, num_kept, num_hits, touched;
   int64_t first_token; /* the frontier's */
+  int64_t shared; /* levels whose products with the query are exact */
+  float margin;   /* of the sums of the rough products of the other levels; 0: these are exact where IDs were kept */
 } Work;
 
 static int reserve(Buffer *buffer, int64_t count, size_t size) {
@@ -1156,19 +1161,21 @@ static inline __attribute__((always_inline)) int scan_range(Scan *scan, int64_t 
   return count ? scan_block(scan, part, base, number, rows, count, beam, n) : 1;
 }
 
-/* Compute the products of the query and the last codes of the IDs that were kept with rough scores in a range. */
-static int multiply_kept(const Model *m, Work *w, const float *query, int64_t shared, float above, float up_to) {
-  const Leaf *kept = w->kept.at;
+/* Mark the codes of an ID after those that all IDs under its beam share. */
+static int mark_codes(const Model *m, Work *w, int64_t part, int64_t row, int64_t shared) {
+  const Table *table = w->parts[part].table;
+  const uint8_t *id = table->ids + row * table->columns;
   uint64_t *known = w->known.at;
-  for (int64_t i = 0; i < w->num_kept; i++) {
-    if (kept[i].score < above || kept[i].score > up_to) continue;
-    const Table *table = w->parts[kept[i].part].table;
-    const uint8_t *id = table->ids + kept[i].row * table->columns;
-    for (int64_t l = shared; l < m->levels; l++) {
-      if (id[l] >= m->sizes[l]) return DAMAGED;
-      known[l * (CODES / 64) + (id[l] >> 6)] |= 1ull << (id[l] & 63);
-    }
+  for (int64_t l = shared; l < m->levels; l++) {
+    if (id[l] >= m->sizes[l]) return DAMAGED;
+    known[l * (CODES / 64) + (id[l] >> 6)] |= 1ull << (id[l] & 63);
   }
+  return 1;
+}
+
+/* Compute the products of the query with the code vectors that are marked. */
+static void multiply_marked(const Model *m, Work *w, const float *query, int64_t shared) {
+  const uint64_t *known = w->known.at;
   const float *vectors = m->vectors;
   for (int64_t l = 0; l < m->levels; vectors += m->sizes[l] * m->dim, l++)
     for (int64_t word = 0; l >= shared && word < CODES / 64; word++)
@@ -1180,40 +1187,162 @@ static int multiply_kept(const Model *m, Work *w, const float *query, int64_t sh
         }
         ((float *)w->products.at)[l * CODES + code] = dot(vectors + code * m->dim, query, m->dim);
       }
-  return 1;
 }
 
-/* Replace the hits of a query, which begin at ``first``, by the best of them by their embeddings. */
-static int compare(const Model *m, const Request *request, const float *query, int64_t first, Work *w) {
-  int64_t n = w->num_hits - first, k = request->compared_k < n ? request->compared_k : n;
-  if (!reserve(&w->leaves, k, sizeof(Leaf)) || !reserve(&w->chosen, k, sizeof(Hit))) return NO_MEMORY;
-  Hit *hits = (Hit *)w->hits.at + first, *chosen = w->chosen.at;
-  Best best = {w->leaves.at, k, 0, 0, -INFINITY};
-  int has_bytes = n && w->parts[hits->part].scales;
-  int64_t size = m->dim * (has_bytes ? 1 : 2);
-  float step = has_bytes ? shorten(query, m->dim, w->short_query.at) : 0;
+/* A query as packed residuals are multiplied with it: for each position of a number in a byte, the dimensions whose
+   numbers lie there, and zeros up to ``stride``. */
+typedef struct {
+  int64_t width, stride; /* bytes of a residual, and of these rounded up to BLOCK */
+  const int16_t *query;
+  const int8_t *upper, *lower; /* its two parts of 8 bits */
+  int32_t offset;              /* what a residual of zeros, which stand for the lowest number, is multiplied to */
+} Packed;
+
+static Packed pack_query(const int16_t *rounded, int64_t dim, int bits, int16_t *memory) {
+  int64_t width = (dim * bits + 7) / 8, stride = padded(width), size = stride * (8 / bits);
+  int8_t *upper = (int8_t *)(memory + size), *lower = upper + size;
+  uint32_t sum = 0;
+  memset(memory, 0, (size_t)size * sizeof(int16_t));
+  for (int64_t i = 0, first = 0; first < dim; i += stride, first += width)
+    memcpy(memory + i, rounded + first, (size_t)(dim - first < width ? dim - first : width) * sizeof(int16_t));
+  for (int64_t i = 0; i < size; i++) {
+    lower[i] = (int8_t)(memory[i] & 255);
+    upper[i] = (int8_t)((memory[i] - lower[i]) / 256);
+    sum += (uint32_t)memory[i];
+  }
+  return (Packed){width, stride, memory, upper, lower, (int32_t)(sum * (uint32_t)(1 - (1 << bits)))};
+}
+
+/* Return the product of a query and the odd numbers of a residual. Sums are taken modulo 2^32, in which it fits. */
+static inline __attribute__((always_inline)) int32_t multiply_packed(const uint8_t *row, const Packed *p, const int bits) {
+  uint32_t sum = 0;
+  const int largest = (1 << bits) - 1;
+#ifdef __AVX512VNNI__
+  __m512i high = _mm512_setzero_si512(), low = high, mask = _mm512_set1_epi8((char)largest);
+  for (int64_t i = 0; i < p->width; i += 64) {
+    __mmask64 inside = p->width - i < 64 ? (1ull << (p->width - i)) - 1 : ~0ull;
+    __m512i bytes = _mm512_maskz_loadu_epi8(inside, row + i);
+    const int8_t *upper = p->upper + i, *lower = p->lower + i;
+    for (int shift = 0; shift < 8; shift += bits, upper += p->stride, lower += p->stride) {
+      __m512i numbers = _mm512_and_si512(_mm512_srl_epi16(bytes, _mm_cvtsi32_si128(shift)), mask);
+      high = _mm512_dpbusd_epi32(high, numbers, _mm512_loadu_si512(upper));
+      low = _mm512_dpbusd_epi32(low, numbers, _mm512_loadu_si512(lower));
+    }
+  }
+  sum = ((uint32_t)_mm512_reduce_add_epi32(high) << 8) + (uint32_t)_mm512_reduce_add_epi32(low);
+#elif defined(__AVX2__)
+  __m256i high = _mm256_setzero_si256(), low = high, mask = _mm256_set1_epi8((char)largest), ones = _mm256_set1_epi16(1);
+  for (int64_t i = 0; i < p->width; i += 32) {
+    uint8_t tail[32] = {0};
+    if (p->width - i < 32) memcpy(tail, row + i, (size_t)(p->width - i));
+    __m256i bytes = _mm256_loadu_si256((const __m256i *)(p->width - i < 32 ? tail : row + i));
+    const int8_t *upper = p->upper + i, *lower = p->lower + i;
+    for (int shift = 0; shift < 8; shift += bits, upper += p->stride, lower += p->stride) {
+      __m256i numbers = _mm256_and_si256(_mm256_srl_epi16(bytes, _mm_cvtsi32_si128(shift)), mask);
+      __m256i x = _mm256_maddubs_epi16(numbers, _mm256_loadu_si256((const __m256i *)upper));
+      __m256i y = _mm256_maddubs_epi16(numbers, _mm256_loadu_si256((const __m256i *)lower));
+      high = _mm256_add_epi32(high, _mm256_madd_epi16(x, ones));
+      low = _mm256_add_epi32(low, _mm256_madd_epi16(y, ones));
+    }
+  }
+  int32_t sums[16];
+  _mm256_storeu_si256((__m256i *)sums, high);
+  _mm256_storeu_si256((__m256i *)(sums + 8), low);
+  for (int lane = 0; lane < 8; lane++) sum += ((uint32_t)sums[lane] << 8) + (uint32_t)sums[8 + lane];
+#else
+  const int16_t *query = p->query;
+  for (int shift = 0; shift < 8; shift += bits, query += p->stride)
+    for (int64_t i = 0; i < p->width; i++) sum += (uint32_t)((row[i] >> shift & largest) * query[i]);
+#endif
+  return (int32_t)(2 * sum + (uint32_t)p->offset);
+}
+
+/* Return the product of the query and the vector of a hit's ID: exact, or by rough products where these are not 0. */
+static float multiply_id(const Model *m, const Work *w, const Hit *hit, int is_rough) {
+  const Table *table = w->parts[hit->part].table;
+  const uint8_t *id = table->ids + hit->row * table->columns;
+  const float *products = w->products.at, *rest = is_rough ? w->rough.at : w->products.at;
+  float sums[2] = {0};
+  for (int64_t l = 0; l < w->shared; l++) sums[0] += products[l * CODES + id[l]];
+  for (int64_t l = w->shared; l < m->levels; l++) sums[l & 1] += rest[l * CODES + id[l]];
+  return sums[0] + sums[1];
+}
+
+/* Score the hits of a query, which begin at ``hits``, by their embeddings; of residuals, without the vectors of IDs. */
+static void score_embeddings(const Model *m, const Request *request, const float *query, const Hit *hits, int64_t n,
+                             float *scores, Work *w) {
+  int bits = (int)request->compared_bits;
+  int64_t size = (m->dim * bits + 7) / 8;
+  float step = bits < 16 ? shorten(query, m->dim, w->short_query.at) : 0;
+  Packed packed = bits < 8 ? pack_query(w->short_query.at, m->dim, bits, w->packed_query.at) : (Packed){0};
   for (int64_t i = 0; i < n; i += 4) {
     const int8_t *rows[4];
     int32_t sums[4];
     for (int64_t j = 0; j < 4; j++) {
       const Hit *hit = hits + (i + j < n ? i + j : i);
-      rows[j] = w->parts[hit->part].embeddings + hit->item * size;
-      if (i + j + 8 >= n) continue;
-      const int8_t *next = w->parts[hit[8].part].embeddings + hit[8].item * size;
-      for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(next + byte);
+      rows[j] = (const int8_t *)w->parts[hit->part].embeddings + hit->item * size;
+      if (i + j + 8 < n) {
+        const Part *part = w->parts + hit[8].part;
+        const int8_t *next = (const int8_t *)part->embeddings + hit[8].item * size;
+        for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(next + byte);
+        __builtin_prefetch(part->scales + hit[8].item);
+      }
+      if (bits == 1) sums[j] = multiply_packed((const uint8_t *)rows[j], &packed, 1);
+      if (bits == 2) sums[j] = multiply_packed((const uint8_t *)rows[j], &packed, 2);
+      if (bits == 4) sums[j] = multiply_packed((const uint8_t *)rows[j], &packed, 4);
     }
-    if (has_bytes) multiply_bytes(rows, w->short_query.at, m->dim, sums);
+    if (bits == 8) multiply_bytes(rows, w->short_query.at, m->dim, sums);
     for (int64_t j = 0; j < 4 && i + j < n; j++) {
-      const Part *part = w->parts + hits[i + j].part;
-      float score = has_bytes ? (float)sums[j] * step * widen(part->scales[hits[i + j].item])
+      const Hit *hit = hits + i + j;
+      const Part *part = w->parts + hit->part;
+      float score = bits < 16 ? (float)sums[j] * step * widen(part->scales[hit->item])
                               : dot_halves((const uint16_t *)rows[j], query, m->dim);
       int64_t columns = part->table->columns;
-      if (part->densities) score -= request->compared_density_step * part->densities[hits[i + j].item];
+      if (part->densities) score -= request->compared_density_step * part->densities[hit->item];
       else if (columns > m->levels)
-        score -= request->compared_density_step * part->table->ids[hits[i + j].row * columns + m->levels + 1];
-      offer(&best, score, 0, i + j, 0);
+        score -= request->compared_density_step * part->table->ids[hit->row * columns + m->levels + 1];
+      scores[i + j] = score;
     }
   }
+}
+
+/* Add the products with the vectors of their IDs to the scores of hits by residuals: exact ones if a hit may be among
+   the best ``k``, else rough ones. */
+static int add_ids(const Model *m, const float *query, const Hit *hits, int64_t n, int64_t k, float *scores, Work *w) {
+  float above = -INFINITY, *rough = NULL;
+  if (w->margin > 0) {
+    if (!reserve(&w->best, 2 * n, sizeof(float))) return NO_MEMORY;
+    rough = w->best.at;
+    for (int64_t i = 0; i < n; i++) rough[i] = rough[n + i] = scores[i] + multiply_id(m, w, hits + i, 1);
+    if (n > k) above = find_kth(rough + n, n, k) - w->margin;
+    memset(w->known.at, 0, (size_t)m->levels * CODES / 8);
+    for (int64_t i = 0; i < n; i++)
+      if (!(rough[i] < above) && mark_codes(m, w, hits[i].part, hits[i].row, w->shared) < 0) return DAMAGED;
+    multiply_marked(m, w, query, w->shared);
+  }
+  for (int64_t i = 0; i < n; i++)
+    scores[i] = rough && rough[i] < above ? rough[i] : scores[i] + multiply_id(m, w, hits + i, 0);
+  return 1;
+}
+
+/* Replace the hits of a query, which begin at ``first``, by the best of them by their embeddings. Residuals are compared
+   with the ``query`` in the space of the codes. */
+static int compare(const Model *m, const Request *request, const float *query, const float *compared, int64_t first,
+                   Work *w) {
+  int64_t n = w->num_hits - first, k = request->compared_k < n ? request->compared_k : n;
+  if (!reserve(&w->leaves, k, sizeof(Leaf)) || !reserve(&w->chosen, k, sizeof(Hit)) ||
+      !reserve(&w->scores, n, sizeof(float)) || !reserve(&w->packed_query, m->dim + 8 * BLOCK, 2 * sizeof(int16_t)))
+    return NO_MEMORY;
+  Hit *hits = (Hit *)w->hits.at + first, *chosen = w->chosen.at;
+  float *scores = w->scores.at;
+  int is_residual = request->compared_bits < 8;
+  score_embeddings(m, request, is_residual ? query : compared, hits, n, scores, w);
+  if (is_residual) {
+    int status = add_ids(m, query, hits, n, k, scores, w);
+    if (status < 0) return status;
+  }
+  Best best = {w->leaves.at, k, 0, 0, -INFINITY};
+  for (int64_t i = 0; i < n; i++) offer(&best, scores[i], 0, i, 0);
   sort_best(&best);
   for (int64_t i = 0; i < best.count; i++) {
     chosen[i] = hits[best.leaves[i].row];
@@ -1233,9 +1362,13 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
   prefetch(w);
   Scan scan = {request, NULL, shared, levels, 0, {w->best.at, request->k, 0, -INFINITY}, w, 0, 0, 0, {{0}}};
   for (int64_t l = shared; l < levels; l++) codes += m->sizes[l];
-  if (request->k && !decoded) multiply_level(m, w, 0, query);
+  int needs_products = request->k || (request->compared_k && request->compared_bits < 8);
+  w->shared = shared;
+  w->margin = 0;
+  if (needs_products && !decoded) multiply_level(m, w, 0, query);
+  if (needs_products && !request->k) w->margin = multiply_roughly(m, w, shared, query);
   if (request->k && w->below * (levels - shared) > codes / FEW) { /* else products of their own codes are cheaper */
-    scan.margin = multiply_roughly(m, w, shared, query);
+    scan.margin = w->margin = multiply_roughly(m, w, shared, query);
     scan.tables = (float *)w->rough.at + shared * CODES;
 #ifdef __AVX512VBMI__
     if (levels - shared + 2 <= COLUMNS && w->below > 2 * FEW * w->rows * w->num_parts) make_bytes(&scan, levels - shared);
@@ -1272,7 +1405,12 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
     if (sure) up_to = find_kth(scan.best.scores, request->k, sure) + scan.margin; /* better IDs have fewer items than k */
   }
   Best best = {w->leaves.at, request->k, 0, 0, -INFINITY};
-  if (request->k && multiply_kept(m, w, query, shared, above, up_to) < 0) return DAMAGED;
+  if (request->k) {
+    for (int64_t i = 0; i < w->num_kept; i++)
+      if (!(kept[i].score < above || kept[i].score > up_to) && mark_codes(m, w, kept[i].part, kept[i].row, shared) < 0)
+        return DAMAGED;
+    multiply_marked(m, w, query, shared);
+  }
   for (int64_t i = 0; i < w->num_kept; i++) {
     if (!request->k) {
       int status = add_items(w->parts + kept[i].part, kept[i].part, kept + i, INT64_MAX, w);
@@ -1381,7 +1519,7 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
     int64_t decoded = find_beams(m, requests + q, queries, w);
     if (decoded < 0) return (int)decoded;
     int status = rank(m, requests + q, decoded, queries, w);
-    if (status > 0 && requests[q].compared_k) status = compare(m, requests + q, compared + q * m->dim, before, w);
+    if (status > 0 && requests[q].compared_k) status = compare(m, requests + q, queries, compared + q * m->dim, before, w);
     if (status < 0) return status;
     if (!reserve(&w->hits_decoded, w->num_hits * levels, sizeof(float))) return NO_MEMORY;
     for (int64_t i = before; i < w->num_hits; i++) {

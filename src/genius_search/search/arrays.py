@@ -1,13 +1,12 @@
-"""Arrays on disk: ``.npy`` files that are written in pieces and memory-mapped, and embeddings in them."""
+"""Arrays on disk: ``.npy`` files that are written in pieces and memory-mapped."""
 
 from __future__ import annotations
 
 import contextlib
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float16, Float32, Int8, Int64, Shaped
+from jaxtyping import Shaped
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
@@ -96,38 +95,3 @@ def open_array(
             f"{path} is damaged: it has {path.stat().st_size} bytes, its header promises {size}"
         )
     return np.asarray(array)
-
-
-class StoredVectors:
-    """Stored embeddings: rows in half precision, or rows of bytes, each times its scale."""
-
-    def __init__(
-        self,
-        values: Float16[np.ndarray, "items dim"] | Int8[np.ndarray, "items dim"],
-        scales: Float16[np.ndarray, " items"] | None = None,
-    ) -> None:
-        self._values = values
-        self._scales = scales
-        self.has_bytes = scales is not None
-
-    def __call__(self, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
-        """Return the vectors of items."""
-        found: np.ndarray = self._values[rows].astype(np.float32)
-        if self._scales is not None:
-            found *= self._scales[rows, None].astype(np.float32)
-        return found
-
-    @cached_property
-    def addresses(self) -> tuple[int, int]:
-        """Where values and scales are; 0 if there are no scales."""
-        return self._values.ctypes.data, 0 if self._scales is None else self._scales.ctypes.data
-
-    def fits(self, num_items: int, dim: int) -> bool:
-        """Return whether the compiled library can read a vector of this width for each item."""
-        values, scales = self._values, self._scales
-        return (
-            values.shape == (num_items, dim)
-            and values.dtype == (np.float16 if scales is None else np.int8)
-            and values.flags.c_contiguous
-            and (scales is None or (scales.shape == (num_items,) and scales.flags.c_contiguous))
-        )

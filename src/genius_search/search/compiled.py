@@ -22,10 +22,10 @@ from genius_search.config import SearchConfig
 from genius_search.native.library import count_cores
 from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.nn.folded import BlockWeights
-from genius_search.search.arrays import StoredVectors
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.rank import CodeRanker, Evidence, Ranking
 from genius_search.search.table import Allowed, IdTable, RankedBits, Restriction, SearchSegment
+from genius_search.search.vectors import EmbeddingBits, StoredVectors
 
 CODES: Final = 256
 """Largest number of codes at a level, and the length of a level's row in all tables."""
@@ -82,7 +82,7 @@ class _Work(ctypes.Structure):
 
 
 _SEGMENT: Final = struct.Struct("7P")
-_REQUEST: Final = struct.Struct("5q32s4f")
+_REQUEST: Final = struct.Struct("6q32s4f")
 _RESULT: Final = struct.Struct("2q")
 
 
@@ -154,12 +154,13 @@ class CompiledSearch(NumpySearch):
         vectors = [one for one in evidence.embeddings or () if isinstance(one, StoredVectors)]
         dim = self._tables[0].shape[1]
         if len(vectors) < len(segments) or any(
-            not one.fits(segment.table.num_items, dim) or one.has_bytes != vectors[0].has_bytes
+            not one.fits(segment.table.num_items, dim) or one.bits != vectors[0].bits
             for one, segment in zip(vectors, segments, strict=True)
         ):
             return None
+        bits = vectors[0].bits if vectors else 16
         density_weight = 0.0 if evidence.is_raw else config.density_weight
-        return Compared(np.stack(embeddings), vectors, evidence.densities, density_weight)
+        return Compared(np.stack(embeddings), vectors, bits, evidence.densities, density_weight)
 
     def _search_in_turn(
         self,
@@ -186,6 +187,7 @@ class CompiledSearch(NumpySearch):
                     config.candidates,
                     min(best, num_items),  # there is memory for each of them
                     0 if compared is None else min(k, num_items),
+                    0 if compared is None else compared.bits,
                     _give_codes(level0),
                     1 / HALF_NORM_STEPS,
                     config.density_weight / DENSITY_STEPS,
@@ -226,6 +228,7 @@ class Compared(NamedTuple):
     queries: Float32[np.ndarray, "queries dim"]
     vectors: Sequence[StoredVectors]
     """Of each segment."""
+    bits: EmbeddingBits
     densities: Sequence[UInt8[np.ndarray, " items"]] | None
     """Of each segment; None: those of the IDs are taken."""
     density_weight: float

@@ -40,7 +40,7 @@ def given(start: int, count: int, *, stored: StoredEmbeddings = "fused") -> tupl
 def make(folder: Path, *, count: int = 40) -> Path:
     with one_writer(folder) as writer:
         writer.create(
-            IndexManifest(model=MODEL, model_fingerprint="f" * 64, embeddings="fused", embedding_type="int8"),
+            IndexManifest(model=MODEL, model_fingerprint="f" * 64, embeddings="fused", embedding_bits=8),
             *given(0, count),
         )
     return folder

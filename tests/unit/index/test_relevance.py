@@ -82,7 +82,7 @@ def test_siglip_rates_pictures_found_by_a_text_and_texts_found_by_a_picture(sigl
         tmp_path / "x.index",
         pool=[*((tmp_path / f"{number}.png").read_bytes() for number in range(4)), *texts],
         encoder=f"siglip:{folder}",
-        embedding_type="float16",
+        embedding_bits=16,
     )
     processor = SiglipImageProcessorPil.from_pretrained(folder)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)

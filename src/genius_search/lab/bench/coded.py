@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,24 +15,34 @@ from jaxtyping import Bool, Float32, Int64
 
 from genius_search.config import SearchConfig, usual_search
 from genius_search.errors import UsageError
-from genius_search.index.segment_writer import quantize
 from genius_search.index.store import ItemArrays
 from genius_search.lab.bench.given import BLOCK, Given, K, Search, as_tensors
 from genius_search.model import Genius
 from genius_search.nn.fusion import SumFusion
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Progress
-from genius_search.search.arrays import StoredVectors
 from genius_search.search.decoder import Decoder, GeometricDecoder
 from genius_search.search.fast import NumpySearch, Wanted
 from genius_search.search.find import find, quick_search
 from genius_search.search.rank import CodeRanker, Evidence, Vectors
 from genius_search.search.table import Allowed, IdTable, SearchSegment
+from genius_search.search.vectors import (
+    EmbeddingBits,
+    Quantized,
+    StoredVectors,
+    is_residual,
+    quantize,
+    stored_width,
+    value_type,
+)
 from genius_search.training.codebooks import LEVELS, MAX_SAMPLE, fit_codebooks
 
 CHUNK: Final = 16_384
 ALL: Final = 10**9
 """Candidates that no pool has."""
+BITS: Final[tuple[EmbeddingBits, ...]] = (1, 2, 4, 8)
+"""Bits of the stored embeddings that are compared."""
+MOST_BITS: Final = max(BITS)
 SEGMENT: Final = 1 << 32
 """Added to the row of a hit for each segment before its own."""
 
@@ -89,14 +99,26 @@ def _encoded(quantizer: Quantizer, given: Given) -> Iterator[ItemArrays]:
         )
 
 
-def store_bytes(given: Given) -> StoredVectors:
-    """Return embeddings as bytes with a scale for each, as an index stores them."""
-    values = np.empty(given.items.shape, dtype=np.int8)
-    scales = np.empty(len(values), dtype=np.float16)
-    for start in range(0, len(values), BLOCK):
-        block = slice(start, start + BLOCK)
-        values[block], scales[block] = quantize(given.items[block].astype(np.float16))
-    return StoredVectors(values, scales)
+def residuals_of(codes: Codes) -> ItemArrays:
+    """Return items with the residuals of their embeddings."""
+    arrays = codes.arrays
+    explained = CodeRanker(codes.quantizer.tables()).vectors(arrays.codes)
+    return arrays._replace(embeddings=(arrays.embeddings - explained).astype(np.float16))
+
+
+class OurMethod(NamedTuple):
+    """A search, and the bytes that an item takes for it."""
+
+    title: str
+    search: Search
+    item_bytes: float
+
+
+def name_evidence(bits: EmbeddingBits | None) -> str:
+    """Return what items are ranked by."""
+    if bits is None:
+        return "codes"
+    return f"codes and {bits} bit{'s' * (bits > 1)}" if is_residual(bits) else f"{bits}-bit embeddings"
 
 
 class Ours:
@@ -107,32 +129,53 @@ class Ours:
         self.quick: NumpySearch | None = quick_search(self.ranker)
         self.router = GeometricDecoder(list(tables))
         self.segments: Sequence[SearchSegment] = ()
-        self.evidence = Evidence(self.ranker)
+        self.stored: Mapping[EmbeddingBits, Sequence[Vectors]] = {}
+        self.densities: Sequence[np.ndarray] | None = None
 
     @staticmethod
-    def of(codes: Codes, vectors: StoredVectors | None) -> Ours:
-        """Return the searches of a pool in memory."""
+    def of(codes: Codes, vectors: Float32[np.ndarray, "items dim"] | None = None) -> Ours:
+        """Return the searches of a pool in memory, by codes and, if there are any, by stored vectors."""
         table = IdTable.build(codes.arrays.codes, codes.arrays.code_cosine)
         densities = None if codes.arrays.densities is None else [codes.arrays.densities]
         own = Ours(codes.quantizer.tables())
-        return own.on([SearchSegment(table)], None if vectors is None else [vectors], densities)
+        stored = {bits: [own.store(vectors, table, bits)] for bits in BITS if vectors is not None}
+        return own.on([SearchSegment(table)], stored, densities)
+
+    def store(
+        self, vectors: Float32[np.ndarray, "items dim"], table: IdTable, bits: EmbeddingBits
+    ) -> StoredVectors:
+        """Return embeddings with so many bits a number, as an index stores them."""
+        items, dim = vectors.shape
+        values = np.empty((items, stored_width(dim, bits)), dtype=value_type(bits))
+        scales = np.empty(items, dtype=np.float16)
+        rows = table.rows()
+        for start in range(0, items, BLOCK):
+            block = slice(start, start + BLOCK)
+            own = vectors[block]
+            if is_residual(bits):
+                own = own - self.ranker.vectors(table.ids[rows[block]])
+            values[block], scales[block] = quantize(own, bits)
+        stored = Quantized(values, scales)
+        if is_residual(bits):
+            return StoredVectors(stored, bits, ranker=self.ranker, table=table)
+        return StoredVectors(stored, bits)
 
     def on(
         self,
         segments: Sequence[SearchSegment],
-        vectors: Sequence[Vectors] | None = None,
+        stored: Mapping[EmbeddingBits, Sequence[Vectors]] | None = None,
         densities: Sequence[np.ndarray] | None = None,
     ) -> Ours:
-        """Return the searches of segments with these code vectors."""
+        """Return the searches of segments with these code vectors; ``stored`` are embeddings by bits."""
         own = copy.copy(self)
-        own.segments, own.evidence = segments, Evidence(self.ranker, vectors, densities=densities)
+        own.segments, own.stored, own.densities = segments, stored or {}, densities
         return own
 
     def allowing(self, allowed: Bool[np.ndarray, " items"]) -> Ours:
         """Return the searches of some of the items of a pool."""
         ((table, _),) = self.segments
         segments = [SearchSegment(table, Allowed.of(table, allowed))]
-        return self.on(segments, self.evidence.embeddings, self.evidence.densities)
+        return self.on(segments, self.stored, self.densities)
 
     @property
     def num_items(self) -> int:
@@ -147,15 +190,23 @@ class Ours:
             sum(one.nbytes + one.bucket_starts.nbytes + one.items.nbytes for one in tables) / self.num_items
         )
 
-    @property
-    def vector_bytes(self) -> int:
-        """Bytes of an embedding of 8 bits a number, with its scale and density."""
-        return int(self.ranker.tables()[0].shape[1]) + 3
+    def bytes_with(self, bits: EmbeddingBits | None) -> float:
+        """Return the bytes of an item with an embedding of so many bits, its scale and its density."""
+        if bits is None:
+            return self.item_bytes
+        dim = int(self.ranker.tables()[0].shape[1])
+        return self.item_bytes + stored_width(dim, bits) + 3
 
     def method(
-        self, config: SearchConfig, fast: NumpySearch | None, decoder: Decoder | None = None
+        self,
+        config: SearchConfig,
+        fast: NumpySearch | None,
+        decoder: Decoder | None = None,
+        bits: EmbeddingBits | None = None,
     ) -> Search:
-        """Return a search; without ``fast``, the general one in PyTorch."""
+        """Return a search by codes, or by embeddings of so many bits; in PyTorch without ``fast``."""
+        vectors = None if bits is None else self.stored[bits]
+        evidence = Evidence(self.ranker, vectors, densities=self.densities)
 
         def search(queries: Float32[np.ndarray, "queries dim"]) -> Int64[np.ndarray, "queries k"]:
             results = find(
@@ -165,7 +216,7 @@ class Ours:
                 queries,
                 [Wanted(config.beam, K)] * len(queries),
                 config,
-                evidence=self.evidence,
+                evidence=evidence,
                 embeddings=list(queries),
             )
             rows = np.full((len(queries), K), -1)
@@ -175,18 +226,17 @@ class Ours:
 
         return search
 
-    def methods(self, *, with_all: bool = True) -> dict[str, Search]:
-        """Return the default search and that of all items, by codes and by stored embeddings."""
+    def methods(self, *, with_all: bool = True) -> Iterator[OurMethod]:
+        """Yield the default search by codes and by embeddings, and the search of all items."""
         usual = usual_search(self.num_items)
-        found: dict[str, Search] = {}
-        for by in ("codes", "embeddings") if self.evidence.embeddings else ("codes",):
-            config = dataclasses.replace(usual, rerank=by)
-            shown = "codes" if by == "codes" else "8-bit embeddings"
-            found[f"ours, {shown}"] = self.method(config, self.quick)
-            if with_all:
+        for bits in (None, *self.stored):
+            config = dataclasses.replace(usual, rerank="codes" if bits is None else "embeddings")
+            title = f"ours, {name_evidence(bits)}"
+            yield OurMethod(title, self.method(config, self.quick, bits=bits), self.bytes_with(bits))
+            if with_all and bits in (None, MOST_BITS):
                 everything = dataclasses.replace(config, candidates=ALL)
-                found[f"ours, {shown}, all items ranked"] = self.method(everything, self.quick)
-        return found
+                search = self.method(everything, self.quick, bits=bits)
+                yield OurMethod(f"{title}, all items ranked", search, self.bytes_with(bits))
 
     def other_ways(self, model: Genius | None) -> dict[str, Search]:
         """Return the search by codes in NumPy and in PyTorch, and with a model's generator if it has one."""

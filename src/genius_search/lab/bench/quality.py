@@ -32,12 +32,12 @@ from genius_search.model import Genius
 from genius_search.nn.columns import NUM_EXTRA_COLUMNS, decode_densities
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, task_name
-from genius_search.search.arrays import StoredVectors
 from genius_search.search.exact import append_bias, append_one, exact_search
 from genius_search.search.fast import Wanted
 from genius_search.search.find import find
 from genius_search.search.rank import Evidence
 from genius_search.search.table import SearchSegment
+from genius_search.search.vectors import StoredVectors, quantize
 
 MEAN: Final = "mean"
 """Stands for a task where all tasks count the same."""
@@ -156,7 +156,7 @@ class EvalPool:
         penalty = np.float32(SearchConfig().density_weight) * decode_densities(candidates.densities)
         self.less_density = append_bias(self.fused, penalty)
         """Fused embeddings with one more number: what our own orders take from a score for density."""
-        stored = StoredVectors(self.fused.numpy().astype(np.float16))
+        stored = StoredVectors(quantize(self.fused.numpy(), 16), 16)
         self.evidence = Evidence(model.ranker, [stored], densities=[candidates.densities])
         self.code_bytes = sum(math.log2(size) for size in model.quantizer.sizes) / 8
         """Bytes of an ID, as short as its codes can be written. Half norm and density follow from the codes:

@@ -21,7 +21,7 @@ import numpy as np
 from genius_search.config import checked, usual_search
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.faiss_index import num_bits, num_lists
-from genius_search.lab.bench.coded import ALL, Codes, Ours, encode, fit, of_model, store_bytes
+from genius_search.lab.bench.coded import ALL, Codes, Ours, encode, fit, of_model
 from genius_search.lab.bench.given import (
     Found,
     Given,
@@ -189,7 +189,7 @@ def _measure_pool(bench: _Bench, given: Given, shares: Sequence[float], levels: 
     pool = _describe(given, settings.seed)
     bench.progress.say(f"{pool.title}: fitting codebooks and encoding")
     codes = Built.time(lambda: _encode(bench, given))
-    ours = Ours.of(codes.it, store_bytes(given))
+    ours = Ours.of(codes.it, given.items)
     if "candidates" in bench.parts:
         budgets = (1000, *(count // part for part in (50, 20, 10, 5)))
         bench.add("candidates", _candidates(bench, ours, given, budgets), pool)
@@ -251,11 +251,7 @@ def _build_rivals(bench: _Bench, given: Given) -> Iterator[Built]:
 
 
 def _our_methods(ours: Ours, seconds: float | None) -> Methods:
-    vector_bytes = ours.vector_bytes
-    return {
-        name: Method(search, True, ours.item_bytes + ("embeddings" in name) * vector_bytes, seconds)
-        for name, search in ours.methods().items()
-    }
+    return {title: Method(search, True, item_bytes, seconds) for title, search, item_bytes in ours.methods()}
 
 
 def _their_methods(rivals: Sequence[Built]) -> Methods:
@@ -325,8 +321,8 @@ def _filtered(
     copied = faiss_rival("Flat", given.items[rows])
     truth = rows[exact_search(given.items[rows], given.queries)]
     methods = {
-        name.replace("all items", "all allowed items"): Method(search, ours=True)
-        for name, search in ours.allowing(allowed).methods().items()
+        title.replace("all items", "all allowed items"): Method(search, ours=True)
+        for title, search, _ in ours.allowing(allowed).methods()
     }
     methods["exact search of a copy of the allowed items"] = Method(
         lambda queries: _numbers(rows, copied.find(queries, 0, None))
@@ -372,7 +368,7 @@ def _equal_bytes(
     for levels in all_levels:
         bench.progress.say(f"codes of {levels} bytes")
         codes = known if known and levels == LEVELS else Built.time(partial(_fit, bench, given, levels))
-        ours = Ours.of(codes.it, None)
+        ours = Ours.of(codes.it)
         config = replace(usual_search(count), candidates=ALL, density_weight=0.0)
         found = search_all(ours.method(config, ours.quick), given.queries)
         yield row(f"ours, {levels} levels", levels, found, codes.seconds, ours=True)

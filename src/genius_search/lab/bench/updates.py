@@ -11,12 +11,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from genius_search.index.create import BITS
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import IndexManifest
 from genius_search.index.writer import Writer, one_writer
 from genius_search.lab.baselines.faiss_index import num_lists
-from genius_search.lab.bench.coded import SEGMENT, Ours, encode
+from genius_search.lab.bench.coded import SEGMENT, Ours, encode, residuals_of
 from genius_search.lab.bench.given import (
     Found,
     Given,
@@ -148,20 +149,20 @@ def _our_subject(writer: Writer, quantizer: Quantizer, given: Given, first: int)
     def add(rows: np.ndarray) -> None:
         own = given._replace(items=given.items[rows], modality=given.modality[rows])
         items = [Item(str(row), kinds[given.modality[row]], f"item {row}") for row in rows.tolist()]
-        arrays = encode(quantizer, own).arrays
+        arrays = residuals_of(encode(quantizer, own))
         if current:
             writer.add(items, arrays)
         else:
-            manifest = IndexManifest(
-                model="", model_fingerprint="", embeddings="fused", embedding_type="int8"
-            )
+            manifest = IndexManifest(model="", model_fingerprint="", embeddings="fused", embedding_bits=BITS)
             writer.create(manifest, items, arrays)
 
     def reopen() -> None:
         snapshot = Snapshot.open(writer.folder)
         current[:] = [snapshot]
-        own = base.on(snapshot.search_segments, snapshot.vectors, snapshot.densities)
-        now.update(own.methods(with_all=False))
+        own = base.on(
+            snapshot.search_segments, {BITS: snapshot.vectors(base.ranker) or []}, snapshot.densities
+        )
+        now.update({title: search for title, search, _ in own.methods(with_all=False)})
 
     def replace(gone: np.ndarray, added: np.ndarray) -> None:
         add(added)

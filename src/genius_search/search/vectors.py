@@ -1,0 +1,151 @@
+"""Stored embeddings, of 16, 8, 4, 2 or 1 bits a number.
+
+With 16 bits a number is in half precision, with 8 it is an integer times the vector's scale. With fewer, what
+is stored is the residual of an embedding, the part that the code vectors of its ID do not explain: odd
+integers of so many bits times a scale. Since the ID is stored anyway, a bit of the residual tells more than
+one of the embedding. The scale makes a residual's product with itself exact, as in RaBitQ (Gao and Long,
+SIGMOD 2024); the nearest vector would be too short, and products with queries too small.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Float16, Float32, Int8, Int64, Shaped, UInt8
+
+if TYPE_CHECKING:
+    from genius_search.search.rank import CodeRanker
+    from genius_search.search.table import IdTable
+
+EmbeddingBits: TypeAlias = Literal[1, 2, 4, 8, 16]
+"""Bits of a number of a stored embedding."""
+
+LARGEST: Final = 127
+"""Of integers of 8 bits."""
+STEPS: Final = {1: 2.0, 2: 0.9957, 4: 0.3352}
+"""Distance between neighbouring values, in standard deviations: the best for a normal distribution (Max,
+"Quantizing for minimum distortion", 1960). With one bit only the sign counts."""
+
+
+class Quantized(NamedTuple):
+    """Vectors as they are stored: a vector is its integers times its scale."""
+
+    values: Shaped[np.ndarray, "rows width"]
+    """Half precision, integers of 8 bits, or packed integers."""
+    scales: Float16[np.ndarray, " rows"] | None
+    """None in half precision."""
+
+
+def is_residual(bits: EmbeddingBits) -> bool:
+    """Return whether what is stored is the residual of an embedding."""
+    return bits < 8
+
+
+def quantize(vectors: Float[np.ndarray, "rows dim"], bits: EmbeddingBits) -> Quantized:
+    """Quantize embeddings, or residuals if ``bits`` is less than 8."""
+    if bits == 16:
+        return Quantized(vectors.astype(np.float16), None)
+    vectors = vectors.astype(np.float32)
+    if bits == 8:
+        scales = (np.abs(vectors).max(axis=1, initial=0) / LARGEST).astype(np.float16)
+        values = np.rint(vectors / _divisors(scales)).clip(-LARGEST, LARGEST)
+        return Quantized(values.astype(np.int8), scales)
+    deviations = np.sqrt(np.square(vectors).mean(axis=1)) * np.float32(STEPS[bits])
+    half = 1 << (bits - 1)
+    levels = np.floor(vectors / _divisors(deviations)).clip(-half, half - 1) + half
+    products = np.vecdot(2 * levels + (1 - 2 * half), vectors)
+    scales = np.square(vectors).sum(axis=1) / np.where(products > 0, products, 1)
+    return Quantized(_pack(levels.astype(np.uint8), bits), scales.astype(np.float16))
+
+
+def _divisors(scales: Float[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows 1"]:
+    return np.asarray(np.where(scales > 0, scales, 1), dtype=np.float32)[:, None]
+
+
+def stored_width(dim: int, bits: EmbeddingBits) -> int:
+    """Return the length of the stored row of a vector of ``dim`` numbers."""
+    return -(-dim * bits // 8) if is_residual(bits) else dim
+
+
+def _pack(levels: UInt8[np.ndarray, "rows dim"], bits: EmbeddingBits) -> UInt8[np.ndarray, "rows width"]:
+    """Pack numbers: the first ``width`` lie in the lowest bits of the bytes, the next ones above them."""
+    rows, dim = levels.shape
+    width, parts = stored_width(dim, bits), 8 // bits
+    padded = np.pad(levels, ((0, 0), (0, width * parts - dim))).reshape(rows, parts, width)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    return np.asarray(np.bitwise_or.reduce(padded << shifts, axis=1))
+
+
+def unpack(
+    packed: UInt8[np.ndarray, "rows width"], bits: EmbeddingBits, dim: int
+) -> Int8[np.ndarray, "rows dim"]:
+    """Return packed numbers as odd integers, such as −3, −1, 1 and 3 for two bits."""
+    largest = (1 << bits) - 1
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    levels = (packed[:, None] >> shifts & largest).reshape(len(packed), -1)[:, :dim]
+    return np.asarray(2 * levels.astype(np.int8) - largest)
+
+
+class StoredVectors:
+    """The stored embeddings of a segment.
+
+    Parameters
+    ----------
+    ranker, table
+        the code vectors and the IDs that residuals belong to; both are needed for less than 8 bits.
+    """
+
+    def __init__(
+        self,
+        stored: Quantized,
+        bits: EmbeddingBits,
+        *,
+        ranker: CodeRanker | None = None,
+        table: IdTable | None = None,
+    ) -> None:
+        self._values, self._scales = stored
+        self.bits = bits
+        self._ranker = ranker
+        self._table = table
+
+    def __call__(self, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
+        """Return the vectors of items; they are not exactly of unit length."""
+        values = self._values[rows]
+        if self._scales is None:
+            return np.asarray(values, dtype=np.float32)
+        scales = self._scales[rows, None].astype(np.float32)
+        if self._ranker is None or self._table is None:
+            return np.asarray(values * scales)
+        vectors = self._ranker.vectors(self._table.ids[self._rows[rows]])
+        vectors += unpack(values, self.bits, vectors.shape[1]) * scales
+        return vectors
+
+    @cached_property
+    def _rows(self) -> Int64[np.ndarray, " items"]:
+        """Table rows of the items' IDs."""
+        if self._table is None:
+            raise LookupError("these embeddings do not depend on IDs")
+        return self._table.rows()
+
+    @cached_property
+    def addresses(self) -> tuple[int, int]:
+        """Where values and scales are; 0 if there are no scales."""
+        return self._values.ctypes.data, 0 if self._scales is None else self._scales.ctypes.data
+
+    def fits(self, num_items: int, dim: int) -> bool:
+        """Return whether the compiled library can read a vector of this width for each item."""
+        values, scales = self._values, self._scales
+        return (
+            values.shape == (num_items, stored_width(dim, self.bits))
+            and values.dtype == value_type(self.bits)
+            and values.flags.c_contiguous
+            and (scales is None) == (self.bits == 16)
+            and (scales is None or (scales.shape == (num_items,) and scales.flags.c_contiguous))
+        )
+
+
+def value_type(bits: EmbeddingBits) -> np.dtype[Any]:
+    """Return the type of the stored numbers."""
+    return np.dtype({16: np.float16, 8: np.int8}.get(bits, np.uint8))
