@@ -112,10 +112,10 @@ def test_ranking_everything_takes_hubness_away_as_a_search_does(world, index, re
     opened, model = index.snapshot, index.model
     rows = np.array([7, 1, 400])
     level0 = model.level0_codes(Modality.IMAGE)
-    [vectors] = opened.vectors
+    [vectors] = opened.vectors(model.ranker)
     queries = as_floats(vectors(rows))
     asked = Asked(Modality.TEXT, Modality.IMAGE, level0, queries, queries, [])
-    evidence = Evidence(model.ranker, opened.vectors, densities=opened.densities)
+    evidence = Evidence(model.ranker, [vectors], densities=opened.densities)
     beams = all_ids(opened.search_segments, 1)
     [segment] = opened.segments
     first = segment.table.ids[segment.table.rows(), 0]

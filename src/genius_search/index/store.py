@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Ty
 
 import numpy as np
 from jaxtyping import Bool, Float16, Int16, Int64, UInt8
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of, open_artifact, read_json
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
@@ -283,16 +283,6 @@ class IndexManifest(BaseModel):
     relevance: Annotated[Relevance | None, Field(exclude_if=lambda value: value is None)] = None
     """How the encoder's cosines are read; None if it is not known."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_type(cls, body: Any) -> Any:
-        """Read the type of embeddings of format 5 and earlier."""
-        if isinstance(body, dict) and "embedding_type" in body:
-            kind = body["embedding_type"]
-            rest = {name: value for name, value in body.items() if name != "embedding_type"}
-            return {**rest, "embedding_bits": {"float16": 16, "int8": 8}.get(kind, kind)}
-        return body
-
     @field_validator("segments")
     @classmethod
     def _check_distinct(cls, segments: tuple[SegmentEntry, ...]) -> tuple[SegmentEntry, ...]:
@@ -356,7 +346,7 @@ def read_manifest(folder: Path) -> IndexManifest:
             raise ArtifactMismatch(f"{folder} was made by an older version: create the index again")
         if fingerprint_of({"format": version, **body}) != checksum:
             raise _damaged(path, "its contents do not match its checksum")
-        return IndexManifest.model_validate_json(json.dumps(body))
+        return IndexManifest.model_validate_json(json.dumps(_upgrade(body)))
     except OSError as error:
         if isinstance(error, ArtifactError) or error.errno not in {errno.ENOENT, *NO_PLACE}:
             raise
@@ -367,6 +357,12 @@ def read_manifest(folder: Path) -> IndexManifest:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
+
+
+def _upgrade(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the contents of a manifest of an earlier format as today's."""
+    kind = body.pop("embedding_type", None)  # until format 5
+    return body if kind is None else {**body, "embedding_bits": {"float16": 16, "int8": 8}.get(kind, kind)}
 
 
 def _damaged(path: Path, why: str) -> ArtifactMismatch:

@@ -1285,7 +1285,7 @@ static void score_embeddings(const Model *m, const Request *request, const float
         const Part *part = w->parts + hit[8].part;
         const int8_t *next = (const int8_t *)part->embeddings + hit[8].item * size;
         for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(next + byte);
-        __builtin_prefetch(part->scales + hit[8].item);
+        if (part->scales) __builtin_prefetch(part->scales + hit[8].item);
       }
       if (bits == 1) sums[j] = multiply_packed((const uint8_t *)rows[j], &packed, 1);
       if (bits == 2) sums[j] = multiply_packed((const uint8_t *)rows[j], &packed, 2);

@@ -84,7 +84,7 @@ def unpack(
     """Return packed numbers as odd integers, such as −3, −1, 1 and 3 for two bits."""
     largest = (1 << bits) - 1
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    levels = (packed[:, None] >> shifts & largest).reshape(len(packed), -1)[:, :dim]
+    levels = (packed[:, None] >> shifts & largest).reshape(len(packed), packed.shape[1] * 8 // bits)[:, :dim]
     return np.asarray(2 * levels.astype(np.int8) - largest)
 
 

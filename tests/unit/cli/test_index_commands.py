@@ -36,7 +36,7 @@ def whole(trained, tmp_path_factory) -> Path:
     ]
     (folder / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ("index", "create", folder / "index", "--model", trained.model, "--pool", folder / "pool.jsonl")
-    kinds = ("--embeddings", "fused", "--embedding-type", "int8")
+    kinds = ("--embeddings", "fused", "--embedding-bits", "8")
     assert main([str(word) for word in (*words, *kinds)]) == 0
     return folder / "index"
 

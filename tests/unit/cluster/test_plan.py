@@ -16,7 +16,7 @@ def figures(**given) -> dict[str, float]:
 
 def test_figures_follow_from_those_above_them():
     found = figures(
-        items=1e9, dim=768, levels=8, embedding_bytes=1, memory_gb=80.0, cores=10, build_machines=5
+        items=1e9, dim=768, levels=8, embedding_bits=8, memory_gb=80.0, cores=10, build_machines=5
     )
     assert found["ID tables"] == 24e9
     assert found["stored embeddings"] == 771e9
@@ -41,7 +41,7 @@ def test_the_size_on_disk_is_that_of_a_built_cluster(trained, tmp_path):
         items=float(index.snapshot.num_alive),
         dim=index.model.dim,
         levels=index.model.num_levels,
-        embedding_bytes=2,
+        embedding_bits=16,
     )
     arrays = ("ids", "starts", "bucket_starts", "items", "typicality", "embeddings", "embedding_densities")
     held = sum((one.folder / f"{name}.npy").stat().st_size for one in segments for name in arrays)

@@ -51,7 +51,7 @@ def index(pool, clip_folder, tmp_path_factory):
 def test_items_of_every_kind_are_found_without_training(index, pool):
     info = index.info()
     assert info.by_modality == {"image": 6, "text": 6, "image-text": 6}
-    assert info.embeddings == "fused, int8"
+    assert info.embeddings == "fused, 4 bits a number"
     assert index.search(image=pool / "9.png")[0].id == "9.png"
     assert index.search("green ground a")[0].id == "note 3.txt"
     assert index.search("green ground", image=pool / "3.png")[0].id == "3.png"
@@ -178,7 +178,7 @@ def test_the_number_of_levels_is_chosen_and_kept_by_refits(pool, clip_folder, tm
     def error():
         """Squared distance between embeddings and the vectors of IDs."""
         (segment,) = index.snapshot.segments
-        stored = segment.vectors(segment.table.items.astype(np.int64))
+        stored = segment.vectors(index.model.ranker)(segment.table.items.astype(np.int64))
         ids = np.repeat(segment.table.ids, np.diff(segment.table.bucket_starts), axis=0)
         return float(np.square(stored - index.model.ranker.vectors(ids)).sum())
 

@@ -52,7 +52,7 @@ def found(folder: Path) -> dict[str, int]:
         expected = given_items({item.id: int(item.text) for item in items})[1]
         codes = np.repeat(segment.table.ids, np.diff(segment.table.bucket_starts), axis=0)
         assert np.array_equal(codes, expected.codes[segment.table.items])
-        assert np.allclose(segment.vectors(np.arange(len(items))), expected.embeddings, atol=1e-3)
+        assert np.allclose(segment.vectors()(np.arange(len(items))), expected.embeddings, atol=1e-3)
         for row, item in enumerate(items):
             if row not in segment.dead:
                 assert item.id not in contents
@@ -227,7 +227,7 @@ def test_what_is_open_stays_whole_while_the_index_changes(tmp_path):
     assert not segment.folder.exists()
     assert [item.id for item in segment.items.get([3, 4])] == ["3", "4"]
     assert segment.items.rows_by_id(["3"]) == {"3": 3}
-    assert segment.vectors(np.array([3]))[0].argmax() == 3
+    assert segment.vectors()(np.array([3]))[0].argmax() == 3
     assert segment.table.ids[-1].tolist() == [1, 2, 47]
 
 
@@ -378,6 +378,7 @@ def test_an_older_index_is_refused_though_its_checksum_is_right(tmp_path):
     [
         {"embeddings": "some"},
         {"embedding_type": "int4"},
+        {"embedding_bits": 3},
         {"segments": [{"name": "../elsewhere", "items": 1, "manifest": ""}]},
         {"segments": [{"name": "000001", "items": 1, "manifest": "", "deleted": "../x.npy"}]},
         {"segments": None},
