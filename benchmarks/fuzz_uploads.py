@@ -21,12 +21,12 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
 from PIL import Image
+from serve import megabytes
 
 HOSTILE_PATHS = (
     "../../etc/passwd",
@@ -341,14 +341,8 @@ def broken_off(url: str) -> None:
 
 def memory(pid: int | None) -> dict[str, int]:
     """Return the memory of the service in MB: now and at most."""
-    if pid is None:
-        return {}
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    sizes = dict(line.split(":", 1) for line in lines if ":" in line)
-    return {
-        "now_mb": int(sizes["VmRSS"].split()[0]) // 1024,
-        "most_mb": int(sizes["VmHWM"].split()[0]) // 1024,
-    }
+    names = {} if pid is None else {"now_mb": "VmRSS", "most_mb": "VmHWM"}
+    return {name: round(megabytes(pid, field)) for name, field in names.items()}
 
 
 def fuzz(url: str, cases: int, start: int, headers: dict[str, str], pid: int | None) -> dict[str, object]:
