@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from genius_search.config import SearchConfig
 from genius_search.data.images import SHORTEST_SIDE, open_image
@@ -24,6 +22,7 @@ from genius_search.lab.methods import RowQueries, find
 from genius_search.lab.runs import Run, evaluate
 from genius_search.lab.settings import EvaluationConfig
 from genius_search.lab.synth.world import ATTRIBUTES, VALUES
+from genius_search.lab.table import Table
 from genius_search.model import Genius
 from genius_search.nn.arrays import normalize
 from genius_search.progress import Progress
@@ -182,15 +181,16 @@ def _content(data: MBeir, model: Genius, query: Query) -> Content:
     return Content(image, instructed(instruction, query.text), ItemKey("query", query.qid))
 
 
-def to_rich(results: Sequence[QuerySetResult]) -> Table:
-    """Return the table for a terminal of 80 columns."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("R@1 R@5 of pictures")
-    for method in METHODS:
-        table.add_column(method, justify="right", no_wrap=True)
-    for result in results:
-        cells = (
-            " ".join(f"{result.measures[method][f'R@{depth}']:.3f}" for depth in DEPTHS) for method in METHODS
-        )
-        table.add_row(f"{result.name} ({result.queries})", *cells)
-    return table
+def as_table(results: Sequence[QuerySetResult]) -> Table:
+    """Return a line for each kind of query."""
+    columns = [(method, f"R@{depth}") for method in METHODS for depth in DEPTHS]
+    return Table(
+        name="short-queries",
+        title="Short queries for pictures",
+        headings=("queries", "number", *map(" ".join, columns)),
+        lines=[
+            (one.name, one.queries, *(one.measures[method][measure] for method, measure in columns))
+            for one in results
+        ],
+        decimals=3,
+    )

@@ -1,17 +1,17 @@
 import io
+import itertools
 import re
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 from rich.console import Console
 
 from genius_search.data.mbeir import PAPER_ROWS
 from genius_search.lab.published.numbers import SIZES, UNION_SIZE, references
-from genius_search.lab.results import PaperTable, ResultRow, applies_to, paper_tables
-from genius_search.lab.results import paper_to_markdown as to_markdown
+from genius_search.lab.results import ResultRow, applies_to, paper_tables
 from genius_search.lab.results import paper_to_rich as to_rich
 from genius_search.lab.settings import METHODS
+from genius_search.lab.table import Table
 from genius_search.records import task_name
 
 
@@ -52,21 +52,19 @@ def printed(rows: list[ResultRow], width: int = 80) -> str:
     return out.getvalue()
 
 
-def lines(table: PaperTable, label: str) -> pd.DataFrame:
+def lines(table: Table, label: str) -> list[dict[str, str]]:
     """Our line of a row, and the lines of published numbers below it."""
-    labels = table.frame.iloc[:, 1]
-    start = list(labels).index(label)
-    published = [place for place in range(start + 1, len(labels)) if labels[place] in ("released", "paper")]
-    count = next((n for n, place in enumerate(published) if place != start + 1 + n), len(published))
-    return table.frame.iloc[start : start + 1 + count]
+    found = [dict(zip(("task", "label", *table.headings[2:]), line, strict=True)) for line in table.lines]
+    start = next(place for place, line in enumerate(found) if line["label"] == label)
+    published = itertools.takewhile(lambda line: line["label"] in ("released", "paper"), found[start + 1 :])
+    return [found[start], *published]
 
 
 def cell(rows: list[ResultRow], label: str, method: str, line: str, pool: str = "local") -> str:
     """A method's cell in a row's line of ours, of the released weights, or of the paper."""
-    (table,) = [table for table in paper_tables(rows, beam=50) if table.pool == pool]
-    found = lines(table, label)
-    (value,) = found[method][found.iloc[:, 1] == (label if line == "ours" else line)].tolist() or [""]
-    return value
+    (table,) = [table for table in paper_tables(rows, beam=50) if table.title == f"{pool} pool"]
+    wanted = label if line == "ours" else line
+    return next((found[method] for found in lines(table, label) if found["label"] == wanted), "")
 
 
 def test_the_layout_is_for_m_beirs_rows_only():
@@ -111,7 +109,7 @@ def test_a_misprint_is_corrected_starred_and_told_below():
     assert cell(rows, "fashioniq R@10", "generative", "paper", "global") == "13.1* +0.0"
     assert cell(rows, "fashioniq R@10", "generative", "released", "global") == "13.1 +0.0"
     (table,) = paper_tables(rows, beam=50)
-    assert any("18.9" in note for note in table.below)
+    assert "18.9" in table.note
 
 
 def test_the_average_is_beside_the_published_average():
@@ -136,31 +134,26 @@ def test_no_published_average_stands_beside_rows_of_which_one_is_of_another_size
 def test_a_subset_is_told_above_the_table_and_has_no_published_numbers():
     rows = [replace(row("cirr_task7", method), queries=12) for method in METHODS]
     (table,) = paper_tables(rows, beam=50)
-    (note,) = table.above
-    assert note == (
-        "No published numbers shown: 1 row has other sizes than M-BEIR's (cirr_task7: 12 of 4,170 queries, "
-        "pool 21,551 of 21,551)"
-    )
+    assert table.note.startswith("No published numbers shown: 1 row has other sizes than M-BEIR's")
+    assert "cirr_task7: 12 of 4,170 queries" in table.note
     assert len(lines(table, "cirr R@5")) == 1
-    assert table.below == ()
 
 
 def test_another_beam_is_told():
-    assert any("beam of 30" in note for note in paper_tables(everything("local"), beam=30)[0].above)
-    assert paper_tables(everything("local"), beam=50)[0].above == ()
-    assert paper_tables([row("cirr_task7", "exact-raw")], beam=30)[0].above == ()
+    assert "beam of 30" in paper_tables(everything("local"), beam=30)[0].note
+    assert "beam of" not in paper_tables(everything("local"), beam=50)[0].note
+    assert "beam of" not in paper_tables([row("cirr_task7", "exact-raw")], beam=30)[0].note
 
 
 def test_other_instructions_and_scores_are_told_while_published_numbers_are_shown():
     ours = {"scores": "level", "instructions": "hashed"}
-    (note,) = paper_tables(everything("local"), beam=50, **ours)[0].above
+    note = paper_tables(everything("local"), beam=50, **ours)[0].note
     assert "--instructions hashed" in note
     assert "--scores level" in note
     assert "always the first" in note
-    (exact,) = paper_tables([row("cirr_task7", "exact-raw")], beam=50, **ours)[0].above
-    assert "--scores" not in exact
+    assert "--scores" not in paper_tables([row("cirr_task7", "exact-raw")], beam=50, **ours)[0].note
     small = [replace(row("cirr_task7", "generative"), queries=12)]
-    assert all("--scores" not in note for note in paper_tables(small, beam=50, **ours)[0].above)
+    assert "--scores" not in paper_tables(small, beam=50, **ours)[0].note
 
 
 def test_small_costs_keep_a_decimal_and_large_ones_their_thousands():
@@ -170,7 +163,7 @@ def test_small_costs_keep_a_decimal_and_large_ones_their_thousands():
 
 
 def test_markdown_says_the_same():
-    text = to_markdown(paper_tables([row("nights_task4", "exact-raw", score=0.3184)], beam=50)[0])
+    text = paper_tables([row("nights_task4", "exact-raw", score=0.3184)], beam=50)[0].markdown()
     text = re.sub(" +", " ", text)
     assert "| task | local pool | exact-raw |" in text
     assert "| image -> image | nights R@5 | 31.8 |" in text
