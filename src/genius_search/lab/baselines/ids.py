@@ -193,11 +193,7 @@ class GraceNumeric(SpelledIds):
     """Random numbers, spelled digit by digit (GRACE's numeric IDs). New items cannot get one."""
 
     alphabet: ClassVar[int] = DIGITS
-
-    @staticmethod
-    def spell(number: int) -> list[int]:
-        """Return the codes of a number."""
-        return spell_digits(number)
+    spell: ClassVar[staticmethod[[int], list[int]]] = staticmethod(spell_digits)
 
     @classmethod
     def fit(cls, data: TrainingSet) -> GraceNumeric:
@@ -220,11 +216,7 @@ class GraceString(GraceNumeric):
     """Random numbers in pieces of three digits, as language models cut them (GRACE's string IDs)."""
 
     alphabet = PIECES
-
-    @staticmethod
-    def spell(number: int) -> list[int]:
-        """Return the codes of a number."""
-        return spell_pieces(number)
+    spell = staticmethod(spell_pieces)
 
 
 MAX_WORDS: Final = 2047
