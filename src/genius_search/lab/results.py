@@ -6,18 +6,13 @@ ours. A published number stands only where the queries and the pool are as many 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from genius_search.lab.published.numbers import (
     AVERAGE,
@@ -237,10 +232,6 @@ def _place(name: str, names: Sequence[str]) -> tuple[int, str]:
     return (names.index(name) if name in names else len(names), name)
 
 
-WIDE: Final = 126
-"""Columns of a terminal from which on no word is broken, no number shortened and no method left out."""
-ONLY_WIDE: Final = ("exact-fused+hubness", "routing+codes", "routing+embeddings")
-"""Methods that a narrower terminal has no room for; nothing is published beside them."""
 WEIGHTS: Final[tuple[Weights, ...]] = ("released", "paper")
 LEGEND: Final = (
     "percent; below ours the published numbers and our difference: exact-raw beside UniIR's CLIP_SF, "
@@ -258,14 +249,16 @@ def paper_tables(
 ) -> list[Table]:
     """Return a table for each pool, local first; all rows have to be M-BEIR's.
 
-    Its columns are the task, the line's label, then the methods; the lines ``released`` and ``paper`` below a
-    row of ours are published numbers with our difference. ``beam``, ``scores`` and ``instructions`` are those
-    of the evaluation: where they differ from those of the published measurements, the note says so.
+    Its columns are the row, then the methods, those beside which anything is published first; the lines
+    ``released`` and ``paper`` below a row of ours are published numbers with our difference. ``beam``,
+    ``scores`` and ``instructions`` are those of the evaluation: where they differ from those of the published
+    measurements, the note says so.
     """
     tables = []
     for pool, group in groupby(in_order(rows), key=lambda row: row.pool):
         inside = list(group)
-        methods = [method for method in METHODS if any(row.method == method for row in inside)]
+        measured = {row.method for row in inside}
+        methods = [method for method in dict.fromkeys((*COMPARABLE, *METHODS)) if method in measured]
         by_name = {name: list(own) for name, own in groupby(inside, key=lambda row: row.name)}
         beside = {
             name: {row.method: published_beside(row) for row in own if row.score is not None}
@@ -273,16 +266,15 @@ def paper_tables(
         }
         lines: list[tuple[str, ...]] = []
         for name, own in by_name.items():
-            label = f"{own[0].dataset} {own[0].headline}"
-            lines += _paper_lines(own[0].task, label, own, beside[name], methods)
+            lines += _paper_lines(f"{name} {own[0].headline}", own, beside[name], methods)
         means = averages(inside)
         published_means = _published_means(beside, pool) if means else {}
         if means:
-            lines += _paper_lines(AVERAGE, f"{len(by_name)} rows", means, published_means, methods)
+            lines += _paper_lines(f"average of {len(by_name)} rows", means, published_means, methods)
         for label, cost in (("bytes/candidate", "bytes_per_item"), ("touched/query", "candidates_touched")):
             values = [fmean(getattr(row, cost) for row in inside if row.method == one) for one in methods]
             cells = (f"{value:,.0f}" if value >= 1 or value == 0 else f"{value:.1f}" for value in values)
-            lines.append(("cost", label, *cells))
+            lines.append((label, *cells))
         found = [*beside.values(), published_means]
         shown = [one for by_method in found for references in by_method.values() for one in references]
         notes = _note_on_sizes(inside, beside)
@@ -294,44 +286,14 @@ def paper_tables(
                 name=f"paper-{pool}",
                 title=f"{pool} pool",
                 note="\n".join(notes),
-                headings=("task", f"{pool} pool", *methods),
+                headings=("row", *methods),
                 lines=lines,
-                text_columns=2,
             )
         )
     return tables
 
 
-def paper_to_rich(table: Table, *, width: int = 80) -> RichTable:
-    """Return a table of :func:`paper_tables`, without its note, for a terminal at least 80 columns wide."""
-    left_out = () if width >= WIDE else ONLY_WIDE
-    places = [place for place, heading in enumerate(table.headings) if heading not in left_out]
-    shown = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0, title=table.title)
-    if len(places) < len(table.headings):
-        shown.caption = f"more methods are shown from {WIDE} columns on, with --markdown and with --json"
-    shown.add_column("task, data set", width=17)
-    bases: set[str] = set()
-    for method in (table.headings[place] for place in places[2:]):
-        base, _, extra = method.partition("+")
-        heading = f"{'' if base in bases else base}\n+{extra}" if extra else base.replace("-", "\n")
-        bases.add(base)
-        if width < WIDE:
-            heading = heading.replace("\n+embeddings", "+embed-\ndings")
-        shown.add_column(heading, no_wrap=True)
-    for task, lines in groupby(table.cells(), key=itemgetter(0)):
-        shown.add_row(Text(task, style="bold"))
-        for line in lines:
-            label, *cells = (line[place] for place in places[1:])
-            if width < WIDE:
-                cells = [re.sub(r"^(\d+),(\d)\d\d,\d\d\d$", r"\1.\2M", cell) for cell in cells]
-            published = label in WEIGHTS
-            shown.add_row(f"  {label}" if published else label, *cells, style="dim" if published else None)
-        shown.add_section()
-    return shown
-
-
 def _paper_lines(
-    task: str,
     label: str,
     rows: Sequence[ResultRow] | Sequence[AverageRow],
     published: Mapping[str, Sequence[Reference]],
@@ -339,7 +301,7 @@ def _paper_lines(
 ) -> list[tuple[str, ...]]:
     """Return our line, and one for each kind of published numbers."""
     percent = {row.method: 100 * row.score for row in rows if row.score is not None}
-    lines = [(task, label, *(f"{percent[method]:.1f}" if method in percent else "-" for method in methods))]
+    lines = [(label, *(f"{percent[method]:.1f}" if method in percent else "-" for method in methods))]
     for weights in WEIGHTS:
         cells = []
         for method in methods:
@@ -350,7 +312,7 @@ def _paper_lines(
             difference = round(percent[method] - one.value, 1) + 0.0  # no -0.0
             cells.append(f"{one.value:.1f}{'*' if one.misprint else ''} {difference:+.1f}")
         if any(cells):
-            lines.append((task, weights, *cells))
+            lines.append((weights, *cells))
     return lines
 
 

@@ -117,18 +117,12 @@ def print_results(
     """Print M-BEIR's rows in the papers' layout, and other data in a block for each task."""
     from genius_search.lab import results
 
-    is_paper = results.applies_to(rows)
-    if is_paper:
+    if results.applies_to(rows):
         tables = results.paper_tables(rows, beam=beam, scores=scores, instructions=instructions)
     else:
         tables = results.task_tables(rows)
     if markdown:
         print_text("\n\n".join(table.markdown() for table in tables))
-    elif is_paper:
-        console = Console()
-        for table in tables:
-            console.print(results.paper_to_rich(table, width=console.width))
-            print_text(table.note)
     else:
         print_tables(tables)
 
@@ -137,6 +131,7 @@ def print_tables(tables: Sequence[Table]) -> None:
     """Print tables with as many columns as the terminal has room for."""
     for table in tables:
         print_text(table.text(Console().width))
+    print_text("all columns: in a wider terminal, or with --json", error=True)
 
 
 @command
