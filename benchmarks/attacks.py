@@ -16,13 +16,9 @@ import io
 import itertools
 import json
 import multiprocessing
-import re
 import resource
-import shutil
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,7 +29,7 @@ from urllib.parse import urlsplit
 
 import httpx
 from PIL import ExifTags, Image
-from serve import COMMAND, megabytes
+from serve import megabytes, serving
 
 MOST_SECONDS = 1.0
 MOST_MB = 600
@@ -260,13 +256,11 @@ def megabytes_of_all(pid: int) -> float:
 
 
 def measure(name: str, index: Path, seconds: float, flags: list[str]) -> dict[str, object]:
-    server = subprocess.Popen([*COMMAND, index, "--port", "0", *flags], stderr=subprocess.PIPE, text=True)
-    try:
-        assert server.stderr is not None
-        (url,) = re.findall(r"http://\S+", server.stderr.readline())
+    with serving(index, *flags) as server:
+        url, pid = server.address, server.process.pid
         if ATTACKS[name] in (slow_conditions, slow_explanations):
             add_fat_items(url)
-        before = megabytes(server.pid, "VmRSS")
+        before = megabytes(pid, "VmRSS")
         answers: multiprocessing.SimpleQueue[Counter[str]] = multiprocessing.SimpleQueue()
         attack = multiprocessing.Process(target=lambda: answers.put(ATTACKS[name](url, seconds)))
         attack.start()
@@ -274,12 +268,9 @@ def measure(name: str, index: Path, seconds: float, flags: list[str]) -> dict[st
         peak = 0.0
         for path, took in watch(url, attack):
             times[path].append(took)
-            peak = max(peak, megabytes_of_all(server.pid))
+            peak = max(peak, megabytes_of_all(pid))
         attack.join()
-        peak = max(peak, megabytes(server.pid, "VmHWM"))
-    finally:
-        server.kill()
-        server.wait()
+        peak = max(peak, megabytes(pid, "VmHWM"))
     return {
         "attack": name.replace("_", " "),
         "answers": ", ".join(f"{status} x {count}" for status, count in sorted(answers.get().items())),
@@ -301,15 +292,12 @@ def main() -> int:
     flags = [flag for flag in flags if flag != "--"]
     multiprocessing.set_start_method("fork")
     bad = False
-    with tempfile.TemporaryDirectory() as folder:
-        for number, name in enumerate(arguments.only):
-            copy = Path(folder) / str(number) / arguments.index.name
-            shutil.copytree(arguments.index, copy)
-            row = measure(name, copy, arguments.seconds, flags)
-            if not number:
-                print("| " + " | ".join(row) + " |\n|" + "---|" * len(row))
-            print("| " + " | ".join(map(str, row.values())) + " |", flush=True)
-            bad |= row["/healthz, worst s"] > MOST_SECONDS or row["MB at most"] > MOST_MB
+    for number, name in enumerate(arguments.only):
+        row = measure(name, arguments.index, arguments.seconds, flags)
+        if not number:
+            print("| " + " | ".join(row) + " |\n|" + "---|" * len(row))
+        print("| " + " | ".join(map(str, row.values())) + " |", flush=True)
+        bad |= row["/healthz, worst s"] > MOST_SECONDS or row["MB at most"] > MOST_MB
     return int(bad)
 
 

@@ -20,13 +20,13 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
 from PIL import Image
+from serve import megabytes
 
 HOSTILE_PATHS = (
     "../../etc/passwd",
@@ -36,6 +36,8 @@ HOSTILE_PATHS = (
     "file:///etc/passwd",
     "~root",
 )
+JSON = {"Content-Type": "application/json"}
+STREAM = {"Content-Type": "application/x-ndjson"}
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
 
 
@@ -43,7 +45,10 @@ class Hostile(NamedTuple):
     """A request."""
 
     name: str
-    send: Callable[[httpx.Client], httpx.Response]
+    path: str
+    arguments: dict[str, Any]
+    """Of httpx's ``Client.request``."""
+    method: str = "POST"
     may_be_taken: bool = False
     """Odd, but not invalid."""
 
@@ -177,28 +182,16 @@ def damaged(number: random.Random) -> Iterator[Nasty]:
 def sent_as_picture(nasty: Nasty, way: int) -> Hostile:
     """Send a picture in one of the ways in which it can come."""
     text = base64.b64encode(nasty.data).decode()
-    ways: list[tuple[str, Callable[[httpx.Client], httpx.Response]]] = [
-        ("search, JSON", lambda client: client.post("/v1/search", json={"image": text})),
-        (
-            "search, data URL",
-            lambda client: client.post("/v1/search", json={"image": f"data:image/png;base64,{text}"}),
-        ),
-        ("part, JSON", lambda client: client.post("/v1/search", json={"parts": [{"image": text}]})),
-        (
-            "item, JSON",
-            lambda client: client.post("/v1/items", json={"items": [{"id": "fuzz", "image": text}]}),
-        ),
-        (
-            "item, line",
-            lambda client: client.post(
-                "/v1/items/stream",
-                content=json.dumps({"id": "fuzz", "image": text}).encode(),
-                headers={"Content-Type": "application/x-ndjson"},
-            ),
-        ),
+    item = {"id": "fuzz", "image": text}
+    ways: list[tuple[str, str, dict[str, Any]]] = [
+        ("search, JSON", "/v1/search", {"json": {"image": text}}),
+        ("search, data URL", "/v1/search", {"json": {"image": f"data:image/png;base64,{text}"}}),
+        ("part, JSON", "/v1/search", {"json": {"parts": [{"image": text}]}}),
+        ("item, JSON", "/v1/items", {"json": {"items": [item]}}),
+        ("item, line", "/v1/items/stream", {"content": json.dumps(item).encode(), "headers": STREAM}),
     ]
-    name, send = ways[way % len(ways)]
-    return Hostile(f"{name}: {nasty.name}", send, nasty.may_be_taken)
+    name, path, arguments = ways[way % len(ways)]
+    return Hostile(f"{name}: {nasty.name}", path, arguments, may_be_taken=nasty.may_be_taken)
 
 
 def json_bodies() -> Iterator[Hostile]:
@@ -219,73 +212,41 @@ def json_bodies() -> Iterator[Hostile]:
         b'{"image": "http://169.254.169.254/latest/meta-data"}', b'{"image": "file:///etc/passwd"}', b'{"image": "//evil.example/x"}',
         b'{"image": "data:text/html;base64,PHNjcmlwdD4="}', b'{"image": "' + b"A" * (23 << 20) + b'"}',
     ]  # fmt: skip
-    kind = {"Content-Type": "application/json"}
     for path in ("/v1/search", "/v1/explain", "/v1/items", "/v1/items/delete"):
         for content in contents:
             name = f"{path}: {content[:40]!r} of {len(content):,} bytes"
-            yield Hostile(name, lambda client, p=path, c=content: client.post(p, content=c, headers=kind))
+            yield Hostile(name, path, {"content": content, "headers": JSON})
     for fields in ({"a": float("nan")}, {"a": "\ud800"}, {"x" * 70_000: 1}, {"a": list(range(40_000))}):
         body = json.dumps({"items": [{"id": "fuzz", "text": "x", "fields": fields}]}).encode()
-        yield Hostile(
-            f"fields {str(fields)[:30]!r}",
-            lambda client, c=body: client.post("/v1/items", content=c, headers=kind),
-        )
+        yield Hostile(f"fields {str(fields)[:30]!r}", "/v1/items", {"content": body, "headers": JSON})
     nested: dict[str, object] = {}
     for _ in range(150):
         nested = {"a": nested}
-    yield Hostile(
-        "nested fields",
-        lambda client: client.post("/v1/items", json={"items": [{"text": "x", "fields": nested}]}),
-    )
+    yield Hostile("nested fields", "/v1/items", {"json": {"items": [{"text": "x", "fields": nested}]}})
     for name in ("", "x" * 501, "nul\0"):
-        body = {"items": [{"id": name, "text": "x"}]}
-        yield Hostile(f"id {name[:10]!r}", lambda client, b=body: client.post("/v1/items", json=b))
+        yield Hostile(f"id {name[:10]!r}", "/v1/items", {"json": {"items": [{"id": name, "text": "x"}]}})
     for name in HOSTILE_PATHS:
         body = {"items": [{"id": name, "text": "x"}]}
-        yield Hostile(
-            f"id {name}", lambda client, b=body: client.post("/v1/items", json=b), may_be_taken=True
-        )
-        yield Hostile(
-            f"get {name}", lambda client, n=name: client.get("/v1/items", params={"id": n, "index": n})
-        )
-        yield Hostile(
-            f"picture {name}",
-            lambda client, n=name: client.get("/v1/items/picture", params={"id": n, "size": 9}),
-        )
-        yield Hostile(f"path {name}", lambda client, n=name: client.get("/assets/" + n.replace("%", "%25")))
-        yield Hostile(
-            f"index {name}", lambda client, n=name: client.get("/v1/indexes/" + n.replace("/", "%2F"))
-        )
+        yield Hostile(f"id {name}", "/v1/items", {"json": body}, may_be_taken=True)
+        for path, given in (
+            ("/v1/items", {"id": name, "index": name}),
+            ("/v1/items/picture", {"id": name, "size": 9}),
+            ("/assets/" + name.replace("%", "%25"), {}),
+            ("/v1/indexes/" + name.replace("/", "%2F"), {}),
+        ):
+            yield Hostile(f"{path} {name}", path, {"params": given}, method="GET")
 
 
 def bodies() -> Iterator[Hostile]:
     """Bodies of other kinds, streams, and bodies that are too long."""
+    kinds = ("multipart/form-data", "text/plain", "application/xml", "image/png", "")
     for path in ("/v1/search", "/v1/items"):
-        for kind in (
-            "multipart/form-data",
-            "text/plain",
-            "application/xml",
-            "image/png",
-            "",
-            "application/json;" + "x" * 5000,
-        ):
-            yield Hostile(
-                f"{path} as {kind[:30]!r}",
-                lambda client, p=path, k=kind: client.post(p, content=b"{", headers={"Content-Type": k}),
-            )
-        yield Hostile(
-            f"{path}: 40 MB",
-            lambda client, p=path: client.post(
-                p, content=bytes(40 << 20), headers={"Content-Type": "application/json"}
-            ),
-        )
-        yield Hostile(
-            f"{path}: 40 MB in pieces",
-            lambda client, p=path: client.post(
-                p, content=iter([bytes(1 << 20)] * 40), headers={"Content-Type": "application/json"}
-            ),
-        )
-    stream = {"Content-Type": "application/x-ndjson"}
+        for kind in (*kinds, "application/json;" + "x" * 5000):
+            arguments = {"content": b"{", "headers": {"Content-Type": kind}}
+            yield Hostile(f"{path} as {kind[:30]!r}", path, arguments)
+        yield Hostile(f"{path}: 40 MB", path, {"content": bytes(40 << 20), "headers": JSON})
+        pieces = iter([bytes(1 << 20)] * 40)
+        yield Hostile(f"{path}: 40 MB in pieces", path, {"content": pieces, "headers": JSON})
     for content in (
         b"{",
         b"not json\n" * 50,
@@ -295,9 +256,7 @@ def bodies() -> Iterator[Hostile]:
         b"x" * (25 << 20),
     ):
         name = f"stream {content[:20]!r} of {len(content):,} bytes"
-        yield Hostile(
-            name, lambda client, c=content: client.post("/v1/items/stream", content=c, headers=stream)
-        )
+        yield Hostile(name, "/v1/items/stream", {"content": content, "headers": STREAM})
 
 
 def everything(cases: int, start: int) -> Iterator[Hostile]:
@@ -341,14 +300,8 @@ def broken_off(url: str) -> None:
 
 def memory(pid: int | None) -> dict[str, int]:
     """Return the memory of the service in MB: now and at most."""
-    if pid is None:
-        return {}
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    sizes = dict(line.split(":", 1) for line in lines if ":" in line)
-    return {
-        "now_mb": int(sizes["VmRSS"].split()[0]) // 1024,
-        "most_mb": int(sizes["VmHWM"].split()[0]) // 1024,
-    }
+    names = {} if pid is None else {"now_mb": "VmRSS", "most_mb": "VmHWM"}
+    return {name: round(megabytes(pid, field)) for name, field in names.items()}
 
 
 def fuzz(url: str, cases: int, start: int, headers: dict[str, str], pid: int | None) -> dict[str, object]:
@@ -361,7 +314,7 @@ def fuzz(url: str, cases: int, start: int, headers: dict[str, str], pid: int | N
         for hostile in everything(cases, start):
             began = time.monotonic()
             try:
-                response = hostile.send(client)
+                response = client.request(hostile.method, hostile.path, **hostile.arguments)
             except httpx.HTTPError as error:  # refused while it was still being sent
                 failures += [] if "40 MB" in hostile.name else [f"{hostile.name}: {error!r}"]
                 statuses[413] += "40 MB" in hostile.name

@@ -8,24 +8,18 @@ Starts `genius serve` on a copy of the index and looks at it with Debian's chrom
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from serve import serving
 
 MOST_BYTES = 200_000
 DESKTOP = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 780}
-SERVE = "import sys; from genius_search.cli import main; sys.exit(main())"
 
 
 class Shot(NamedTuple):
@@ -85,38 +79,14 @@ def main() -> int:
         print("no chromium in the PATH; on Debian: apt-get install chromium", file=sys.stderr)
         return 2
     given.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as running:
-        copy = Path(shutil.copytree(given.index, Path(folder) / "catalogue.index"))
-        with serving(copy, given.model) as address:
-            browser = running.chromium.launch(executable_path=chromium)
-            for shot in (one for one in SHOTS if one.name in given.only):
-                size = take(browser, address, shot, given.out / f"{shot.name}.png")
-                print(f"{shot.name}.png {size:,} bytes")
-            browser.close()
+    flags = () if given.model is None else ("--model", str(given.model))
+    with serving(given.index, *flags) as server, sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=chromium)
+        for shot in (one for one in SHOTS if one.name in given.only):
+            size = take(browser, server.address, shot, given.out / f"{shot.name}.png")
+            print(f"{shot.name}.png {size:,} bytes")
+        browser.close()
     return 0
-
-
-@contextmanager
-def serving(index: Path, model: Path | None) -> Iterator[str]:
-    """Where the server listens, for as long as it is needed."""
-    model_too = [] if model is None else ["--model", str(model)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, "serve", str(index), "--port", "0", *model_too],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        found = None
-        while found is None:
-            line = process.stderr.readline() if process.stderr else ""
-            if not line:
-                raise SystemExit("the server did not start")
-            found = re.search(r"http://\S+:\d+", line)
-        yield found[0]
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def take(browser: Browser, address: str, shot: Shot, path: Path) -> int:

@@ -21,16 +21,16 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -39,7 +39,7 @@ from genius_search.index.snapshot import Snapshot
 BATCH_ITEMS = 50
 ADDERS = 4
 MAX_QUERIES = 2000
-COMMAND = [sys.executable, "-c", "from genius_search.cli import main; raise SystemExit(main())", "serve"]
+PROGRAM = "from genius_search.cli import main; raise SystemExit(main())"
 JSON = {"Content-Type": "application/json"}
 
 
@@ -167,58 +167,71 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def own_cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def megabytes(pid: int, name: str) -> float:
     """Return a size that the kernel reports of a process, such as VmRSS."""
     (found,) = re.findall(rf"^{name}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return int(found) / 1024
 
 
-async def run(arguments: argparse.Namespace, index: Path, flags: Sequence[str]) -> bool:
-    bodies = read_queries(arguments.data, arguments.seed)
+class Server(NamedTuple):
+    """A running service, and the copy of an index that it serves."""
+
+    process: subprocess.Popen[str]
+    address: str
+    index: Path
+
+
+@contextmanager
+def serving(index: Path, *flags: str) -> Iterator[Server]:
+    """Start `genius serve` on a copy of an index; it is killed in the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copytree(index, Path(folder) / index.name))
+        command = [sys.executable, "-c", PROGRAM, "serve", copy, "--port", "0", *flags]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if address := re.search(r"http://\S+", line):
+                    yield Server(process, address[0], copy)
+                    return
+            raise SystemExit("the server did not start")
+        finally:
+            process.kill()
+            process.wait()
+
+
+async def run(arguments: argparse.Namespace, server: Server, flags: Sequence[str], began: float) -> bool:
+    bodies, process = read_queries(arguments.data, arguments.seed), server.process
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.address, timeout=None, limits=limits) as client:  # noqa: S113
+        first = await client.post("/v1/search", content=bodies[0], headers=JSON)
+        first.raise_for_status()
+        startup, at_rest = time.monotonic() - began, megabytes(process.pid, "VmRSS")
+        outcome, over = Outcome(), asyncio.Event()
+        starts = range(0, len(bodies), -(-len(bodies) // arguments.clients))
+        searches = [
+            asyncio.create_task(search_repeatedly(client, bodies[start:] + bodies[:start], outcome, over))
+            for start in starts
+        ]
+        began, cpu, own = time.monotonic(), cpu_seconds(process.pid), time.process_time()
+        batches = read_new_items(arguments.data, arguments.add)
+        changes = [change_items(client, batches, outcome, arguments.delete) for _ in range(ADDERS)]
+        alive = asyncio.create_task(watch(client, over))
+        await asyncio.gather(asyncio.sleep(arguments.seconds), *changes)
+        over.set()
+        await asyncio.gather(alive, *searches)
+        seconds = time.monotonic() - began
+        cpu, own = cpu_seconds(process.pid) - cpu, time.process_time() - own
+        exported = (await client.get("/metrics")).text.splitlines()
+    peak = megabytes(process.pid, "VmHWM")
     began = time.monotonic()
-    server = subprocess.Popen([*COMMAND, index, "--port", "0", *flags], stderr=subprocess.PIPE, text=True)  # noqa: ASYNC220  before the load begins
-    try:
-        assert server.stderr is not None
-        address = re.search(r"http://\S+", server.stderr.readline())
-        if address is None:
-            raise SystemExit(f"the server did not start: {server.stderr.read()[-3000:]}")
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=address[0], timeout=None, limits=limits) as client:  # noqa: S113
-            first = await client.post("/v1/search", content=bodies[0], headers=JSON)
-            first.raise_for_status()
-            startup, at_rest = time.monotonic() - began, megabytes(server.pid, "VmRSS")
-            outcome, over = Outcome(), asyncio.Event()
-            starts = range(0, len(bodies), -(-len(bodies) // arguments.clients))
-            searches = [
-                asyncio.create_task(search_repeatedly(client, bodies[start:] + bodies[:start], outcome, over))
-                for start in starts
-            ]
-            began, cpu, own = time.monotonic(), cpu_seconds(server.pid), own_cpu_seconds()
-            batches = read_new_items(arguments.data, arguments.add)
-            changes = [change_items(client, batches, outcome, arguments.delete) for _ in range(ADDERS)]
-            alive = asyncio.create_task(watch(client, over))
-            await asyncio.gather(asyncio.sleep(arguments.seconds), *changes)
-            over.set()
-            await asyncio.gather(alive, *searches)
-            seconds = time.monotonic() - began
-            cpu, own = cpu_seconds(server.pid) - cpu, own_cpu_seconds() - own
-            exported = (await client.get("/metrics")).text.splitlines()
-        peak = megabytes(server.pid, "VmHWM")
-        began = time.monotonic()
-        server.terminate()
-        server.wait(60)
-        stopping = time.monotonic() - began
-    finally:
-        server.kill()
+    process.terminate()
+    process.wait(60)
+    stopping = time.monotonic() - began
     pairs = (line.rpartition(" ") for line in exported if not line.startswith("#"))
     metrics = {name: float(value) for name, _, value in pairs}
     names = [f"lot{n // BATCH_ITEMS}x/{n % BATCH_ITEMS}" for n in range(arguments.add)]
-    kept, expected = len(Snapshot.open(index).stamps(names)), outcome.added - outcome.deleted
+    kept, expected = len(Snapshot.open(server.index).stamps(names)), outcome.added - outcome.deleted
     if kept != expected:
         outcome.not_found.append(f"{kept} of {expected} acknowledged items are stored at the end")
     times = sorted(outcome.milliseconds)
@@ -251,7 +264,7 @@ async def run(arguments: argparse.Namespace, index: Path, flags: Sequence[str]) 
     print("| " + " | ".join(map(str, row.values())) + " |", flush=True)
     problems = [*outcome.failures[:5], *outcome.not_found[:5]]
     sys.stderr.writelines(f"{problem}\n" for problem in problems)
-    return not problems and server.returncode == 0
+    return not problems and process.returncode == 0
 
 
 def main() -> int:
@@ -266,10 +279,9 @@ def main() -> int:
     parser.add_argument("--header", action="store_true", help="print the head of the table too")
     arguments, flags = parser.parse_known_args()
     flags = [flag for flag in flags if flag != "--"]
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / arguments.index.name
-        shutil.copytree(arguments.index, copy)
-        return 0 if asyncio.run(run(arguments, copy, flags)) else 1
+    began = time.monotonic()
+    with serving(arguments.index, *flags) as server:
+        return 0 if asyncio.run(run(arguments, server, flags, began)) else 1
 
 
 if __name__ == "__main__":

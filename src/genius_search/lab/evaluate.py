@@ -17,6 +17,7 @@ from genius_search.config import SearchConfig, checked, from_json
 from genius_search.data import features as features_on_disk
 from genius_search.data.features import Features
 from genius_search.data.mbeir import PAPER_ROWS, EvaluationRow, MBeir, read_judgements, read_pool
+from genius_search.data.pairs import look_up
 from genius_search.embed_mbeir import count_lines, embed_pool, fingerprint_of_files
 from genius_search.embed_mbeir import embed_queries as embed_query_features
 from genius_search.encoders.base import Encoder
@@ -100,7 +101,8 @@ class EvaluationPools:
             prepare(files, place) if "global" in config.pools or _is_embedded(place, files) else None
         )
         own = dict.fromkeys(row.local_pool for row in rows) if self._union is None else {}
-        self._own = {path: prepare([path], folder / _folder_name(path)) for path in own}
+        names = {path: path.stem.removeprefix("mbeir_").removesuffix("_cand_pool") for path in own}
+        self._own = {path: prepare([path], folder / f"{CANDIDATES}-{name}") for path, name in names.items()}
         # The union's candidates come first, in its order.
         self._union_size = count_lines(union) if len(union) == 1 else None
 
@@ -115,9 +117,8 @@ class EvaluationPools:
         numbers = np.fromiter(
             (candidate_number(candidate.did) for candidate in read_pool([row.local_pool])), dtype=np.int64
         )
-        order = np.argsort(features.ids, kind="stable")
-        rows = order[np.searchsorted(features.ids, numbers, sorter=order).clip(max=len(order) - 1)]
-        absent = numbers[features.ids[rows] != numbers]
+        rows, exists = look_up(features.ids, np.argsort(features.ids, kind="stable"), numbers)
+        absent = numbers[~exists]
         if len(absent):
             raise BadData(
                 f"{len(absent)} candidates of a pool were not embedded with the others, for example "
@@ -301,10 +302,6 @@ def doctor(model: Path, data: Path | None, *, split: str, progress: Progress) ->
     )
     arrays = encode_features(opened, features, place / "codes", embeddings="none", progress=progress)
     return examine_items(opened, [(features, arrays)])
-
-
-def _folder_name(local_pool: Path) -> str:
-    return f"{CANDIDATES}-{local_pool.stem.removeprefix('mbeir_').removesuffix('_cand_pool')}"
 
 
 def _is_embedded(place: Path, files: Sequence[Path]) -> bool:

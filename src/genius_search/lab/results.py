@@ -13,9 +13,6 @@ from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from genius_search.lab.published.numbers import (
     AVERAGE,
@@ -29,6 +26,7 @@ from genius_search.lab.published.numbers import (
     references,
 )
 from genius_search.lab.settings import METHODS, Pool
+from genius_search.lab.table import Cell, Table
 
 BASELINE: Final = "exact-fused"
 """The method that ``of exact`` compares with."""
@@ -174,55 +172,32 @@ def to_json(rows: Sequence[ResultRow]) -> dict[str, Any]:
     }
 
 
-def to_markdown(rows: Sequence[ResultRow]) -> str:
-    """Return the table as Markdown, without recall@k, which stays in the JSON."""
-    found = {name: None for row in rows for name in _first_first(row.measures)}
-    frame = _frame(rows, [name for name in found if not name.startswith("recall@")], digits=4)
-    frame.insert(0, "task", frame.pop("task") + ", " + frame.pop("details"))
-    return frame_to_markdown(frame) + "\n"
+def task_tables(rows: Sequence[ResultRow]) -> list[Table]:
+    """Return a table for each task and pool and for their averages, a line for each method.
 
-
-def to_rich(rows: Sequence[ResultRow]) -> Table:
-    """Return the table for a terminal of 80 columns: a block for each task, a line for each method."""
-    names = [name for name in FIRST if any(name in row.measures for row in rows)]
-    frame = _frame(rows, names, digits=3).rename(columns={"bytes/item": "bytes"})
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("task, method", min_width=23, overflow="fold")
-    for name in frame.columns[3:]:
-        table.add_column(name, justify="right", no_wrap=True, min_width=max(5, len(name)))
-    for (task, details), block in frame.groupby(["task", "details"], sort=False):
-        table.add_row(Text(str(task), style="bold"))
-        table.add_row(Text(str(details), style="dim"))
-        for _, _, method, *cells in block.itertuples(index=False):
-            table.add_row(f"  {method}", *cells)
-        table.add_section()
-    return table
-
-
-def _frame(rows: Sequence[ResultRow], names: Sequence[str], *, digits: int) -> pd.DataFrame:
-    """Return rows and averages as text."""
+    What a narrow terminal has no room for stands last.
+    """
     ordered, means = in_order(rows), averages(rows)
+    found = {name: None for row in rows for name in _first_first(row.measures)}
+    first = [name for name in FIRST if name in found]
+    others = [name for name in found if name not in FIRST]
+    groups: dict[str, list[tuple[Cell, ...]]] = {}
 
-    def line(task: str, details: str, row: ResultRow | AverageRow, ratio: float | None) -> dict[str, str]:
-        measures = {
-            name: f"{row.measures[name]:.{digits}f}" if name in row.measures else "-" for name in names
-        }
-        return {
-            "task": task,
-            "details": details,
-            "method": row.method,
-            **measures,
-            "of exact": "-" if ratio is None else f"{ratio:.3f}",
-            "bytes/item": f"{row.bytes_per_item:,.2f}".removesuffix(".00"),
-            "touched": f"{row.candidates_touched:,.0f}",
-        }
+    def add(title: str, row: ResultRow | AverageRow, ratio: float | None) -> None:
+        costs = (row.bytes_per_item, row.candidates_touched)
+        whole = (round(cost) if cost >= 100 or cost == round(cost) else cost for cost in costs)
+        head, tail = (map(row.measures.get, names) for names in (first, others))
+        groups.setdefault(title, []).append((row.method, *head, ratio, *whole, *tail))
 
-    lines = [
-        line(row.task, f"{row.pool} {row.dataset}, {row.queries:,} queries", row, of_exact(row, ordered))
-        for row in ordered
+    for row in ordered:
+        add(f"{row.task}, {row.pool} {row.dataset}, {row.queries:,} queries", row, of_exact(row, ordered))
+    for mean in means:
+        add(f"{AVERAGE}, {mean.pool}, {mean.tasks} tasks", mean, of_exact(mean, means))
+    headings = ("method", *first, "of exact", "bytes", "touched", *others)
+    return [
+        Table(name="results", title=title, headings=headings, lines=lines, decimals=3)
+        for title, lines in groups.items()
     ]
-    lines += [line(AVERAGE, f"{row.pool}, {row.tasks} tasks", row, of_exact(row, means)) for row in means]
-    return pd.DataFrame(lines)
 
 
 def published_beside(row: ResultRow) -> list[Reference]:
@@ -257,28 +232,11 @@ def _place(name: str, names: Sequence[str]) -> tuple[int, str]:
     return (names.index(name) if name in names else len(names), name)
 
 
-WIDE: Final = 126
-"""Columns of a terminal from which on no word is broken, no number shortened and no method left out."""
-ONLY_WIDE: Final = ("exact-fused+hubness", "routing+codes", "routing+embeddings")
-"""Methods that a narrower terminal has no room for; nothing is published beside them."""
 WEIGHTS: Final[tuple[Weights, ...]] = ("released", "paper")
 LEGEND: Final = (
     "percent; below ours the published numbers and our difference: exact-raw beside UniIR's CLIP_SF, "
     "generative beside GENIUS, generative+raw beside GENIUS^R; 'released': weights that were published later"
 )
-
-
-class PaperTable(NamedTuple):
-    """The rows of one pool in the papers' layout."""
-
-    pool: Pool
-    frame: pd.DataFrame
-    """Text. Columns ``task``, ``<pool> pool`` (the line's label), then a column for each method; the lines
-    ``released`` and ``paper`` below a row of ours are published numbers with our difference."""
-    above: tuple[str, ...]
-    """Notes to read before comparing."""
-    below: tuple[str, ...]
-    """Legend and misprints."""
 
 
 def applies_to(rows: Sequence[ResultRow]) -> bool:
@@ -288,16 +246,19 @@ def applies_to(rows: Sequence[ResultRow]) -> bool:
 
 def paper_tables(
     rows: Sequence[ResultRow], *, beam: int, scores: str = "vocabulary", instructions: str = "first"
-) -> list[PaperTable]:
+) -> list[Table]:
     """Return a table for each pool, local first; all rows have to be M-BEIR's.
 
-    ``beam``, ``scores`` and ``instructions`` are those of the evaluation: where they differ from those of the
-    published measurements, a note above the table says so.
+    Its columns are the row, then the methods, those beside which anything is published first; the lines
+    ``released`` and ``paper`` below a row of ours are published numbers with our difference. ``beam``,
+    ``scores`` and ``instructions`` are those of the evaluation: where they differ from those of the published
+    measurements, the note says so.
     """
     tables = []
     for pool, group in groupby(in_order(rows), key=lambda row: row.pool):
         inside = list(group)
-        methods = [method for method in METHODS if any(row.method == method for row in inside)]
+        measured = {row.method for row in inside}
+        methods = [method for method in dict.fromkeys((*COMPARABLE, *METHODS)) if method in measured]
         by_name = {name: list(own) for name, own in groupby(inside, key=lambda row: row.name)}
         beside = {
             name: {row.method: published_beside(row) for row in own if row.score is not None}
@@ -305,76 +266,34 @@ def paper_tables(
         }
         lines: list[tuple[str, ...]] = []
         for name, own in by_name.items():
-            label = f"{own[0].dataset} {own[0].headline}"
-            lines += _paper_lines(own[0].task, label, own, beside[name], methods)
+            lines += _paper_lines(f"{name} {own[0].headline}", own, beside[name], methods)
         means = averages(inside)
         published_means = _published_means(beside, pool) if means else {}
         if means:
-            lines += _paper_lines(AVERAGE, f"{len(by_name)} rows", means, published_means, methods)
-        costs = pd.DataFrame([(row.method, row.bytes_per_item, row.candidates_touched) for row in inside])
-        for label, means_by_method in zip(
-            ("bytes/candidate", "touched/query"), costs.groupby(0).mean().T.to_dict("records"), strict=True
-        ):
-            values = [means_by_method[method] for method in methods]
+            lines += _paper_lines(f"average of {len(by_name)} rows", means, published_means, methods)
+        for label, cost in (("bytes/candidate", "bytes_per_item"), ("touched/query", "candidates_touched")):
+            values = [fmean(getattr(row, cost) for row in inside if row.method == one) for one in methods]
             cells = (f"{value:,.0f}" if value >= 1 or value == 0 else f"{value:.1f}" for value in values)
-            lines.append(("cost", label, *cells))
+            lines.append((label, *cells))
         found = [*beside.values(), published_means]
         shown = [one for by_method in found for references in by_method.values() for one in references]
-        misprints = dict.fromkeys(f"* {one.misprint}" for one in shown if one.misprint)
+        notes = _note_on_sizes(inside, beside)
+        if shown:
+            misprints = dict.fromkeys(f"* {one.misprint}" for one in shown if one.misprint)
+            notes += [*_notes_on_settings(inside, beam, scores, instructions), LEGEND, *misprints]
         tables.append(
-            PaperTable(
-                pool=pool,
-                frame=pd.DataFrame(lines, columns=["task", f"{pool} pool", *methods]),
-                above=tuple(
-                    _note_on_sizes(inside, beside)
-                    + (_notes_on_settings(inside, beam, scores, instructions) if shown else [])
-                ),
-                below=(LEGEND, *misprints) if shown else (),
+            Table(
+                name=f"paper-{pool}",
+                title=f"{pool} pool",
+                note="\n".join(notes),
+                headings=("row", *methods),
+                lines=lines,
             )
         )
     return tables
 
 
-def paper_to_rich(table: PaperTable, *, width: int = 80) -> Table:
-    """Return the table for a terminal at least 80 columns wide."""
-    frame = table.frame
-    if width < WIDE:
-        frame = frame.drop(columns=[method for method in ONLY_WIDE if method in frame])
-        frame = frame.replace(r"^(\d+),(\d)\d\d,\d\d\d$", r"\1.\2M", regex=True)
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0, title=f"{table.pool} pool")
-    if len(frame.columns) < len(table.frame.columns):
-        shown.caption = f"more methods are shown from {WIDE} columns on, with --markdown and with --json"
-    shown.add_column("task, data set", width=17)
-    bases: set[str] = set()
-    for method in frame.columns[2:]:
-        base, _, extra = method.partition("+")
-        heading = f"{'' if base in bases else base}\n+{extra}" if extra else base.replace("-", "\n")
-        bases.add(base)
-        if width < WIDE:
-            heading = heading.replace("\n+embeddings", "+embed-\ndings")
-        shown.add_column(heading, no_wrap=True)
-    for task, lines in frame.groupby("task", sort=False):
-        shown.add_row(Text(str(task), style="bold"))
-        for _, label, *cells in lines.itertuples(index=False):
-            published = label in WEIGHTS
-            shown.add_row(f"  {label}" if published else label, *cells, style="dim" if published else None)
-        shown.add_section()
-    return shown
-
-
-def paper_to_markdown(table: PaperTable) -> str:
-    """Return the table with its notes as Markdown."""
-    return "\n\n".join([*table.above, frame_to_markdown(table.frame), *table.below]) + "\n"
-
-
-def frame_to_markdown(frame: pd.DataFrame) -> str:
-    """Return a table of text as Markdown, numbers as they are."""
-    escaped = frame.map(lambda cell: str(cell).replace("|", "\\|"))
-    return str(escaped.to_markdown(index=False, disable_numparse=True, tablefmt="github"))
-
-
 def _paper_lines(
-    task: str,
     label: str,
     rows: Sequence[ResultRow] | Sequence[AverageRow],
     published: Mapping[str, Sequence[Reference]],
@@ -382,7 +301,7 @@ def _paper_lines(
 ) -> list[tuple[str, ...]]:
     """Return our line, and one for each kind of published numbers."""
     percent = {row.method: 100 * row.score for row in rows if row.score is not None}
-    lines = [(task, label, *(f"{percent[method]:.1f}" if method in percent else "-" for method in methods))]
+    lines = [(label, *(f"{percent[method]:.1f}" if method in percent else "-" for method in methods))]
     for weights in WEIGHTS:
         cells = []
         for method in methods:
@@ -393,7 +312,7 @@ def _paper_lines(
             difference = round(percent[method] - one.value, 1) + 0.0  # no -0.0
             cells.append(f"{one.value:.1f}{'*' if one.misprint else ''} {difference:+.1f}")
         if any(cells):
-            lines.append((task, weights, *cells))
+            lines.append((weights, *cells))
     return lines
 
 

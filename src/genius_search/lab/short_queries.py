@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from genius_search.config import SearchConfig
 from genius_search.data.images import SHORTEST_SIDE, open_image
@@ -24,6 +22,7 @@ from genius_search.lab.methods import RowQueries, find
 from genius_search.lab.runs import Run, evaluate
 from genius_search.lab.settings import EvaluationConfig
 from genius_search.lab.synth.world import ATTRIBUTES, VALUES
+from genius_search.lab.table import Table
 from genius_search.model import Genius
 from genius_search.nn.arrays import normalize
 from genius_search.progress import Progress
@@ -37,14 +36,6 @@ EDIT_QUERIES: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class QuerySet:
-    """Queries of one kind, each with every picture that is a right answer."""
-
-    name: str
-    queries: list[Query]
-
-
-@dataclass(frozen=True, slots=True)
 class QuerySetResult:
     """What each method finds for one kind of query."""
 
@@ -54,15 +45,15 @@ class QuerySetResult:
     """Method -> ``R@1`` and ``R@5``."""
 
 
-def make_query_sets(data: MBeir, *, seed: int = 0) -> list[QuerySet]:
-    """Make short queries for the pictures of a drawn catalogue's test pool.
+def make_query_sets(data: MBeir, *, seed: int = 0) -> dict[str, list[Query]]:
+    """Make short queries for the pictures of a drawn catalogue's test pool, each with all right answers.
 
     Words are the first of their synonyms. "the same in COLOUR" shows a picture of the pool, so that ignoring
     the words finds that very picture.
 
     Returns
     -------
-    list
+    dict
         every shape's name; COLOUR SHAPE and FILL COLOUR SHAPE of pictures drawn at random; captions as in
         task 0; "the same in COLOUR" where a picture that differs in nothing else is the answer; and where
         any picture of the shape in that colour is.
@@ -73,7 +64,7 @@ def make_query_sets(data: MBeir, *, seed: int = 0) -> list[QuerySet]:
     }
     rng = random.Random(f"{seed} short queries")
 
-    sets = []
+    sets: dict[str, list[Query]] = {}
     for name, attributes, count in (
         ("one word", ("shape",), len(VALUES["shape"])),
         ("two words", ("colour", "shape"), TEXT_QUERIES),
@@ -85,9 +76,10 @@ def make_query_sets(data: MBeir, *, seed: int = 0) -> list[QuerySet]:
             words = " ".join(product[place] for place in places)
             found[words if len(places) == 1 else f"{_article(words)} {words}"].append(candidate.did)
         texts = rng.sample(sorted(found), min(count, len(found)))
-        sets.append(QuerySet(name, [_query(number, text, found[text]) for number, text in enumerate(texts)]))
-    sets.append(QuerySet("full caption", list(read_queries(row.queries))))
-    sets += [_edits(shown, rng, exact=exact) for exact in (True, False)]
+        sets[name] = [_query(number, text, found[text]) for number, text in enumerate(texts)]
+    sets["full caption"] = list(read_queries(row.queries))
+    for which in ("one", "any"):
+        sets[f"the same in COLOUR, {which}"] = _edits(shown, rng, exact=which == "one")
     return sets
 
 
@@ -96,7 +88,7 @@ def _caption_row(data: MBeir) -> EvaluationRow:
     return next(row for row in data.rows("test") if row.task_id == 0)
 
 
-def _edits(shown: Mapping[Candidate, tuple[str, ...]], rng: random.Random, *, exact: bool) -> QuerySet:
+def _edits(shown: Mapping[Candidate, tuple[str, ...]], rng: random.Random, *, exact: bool) -> list[Query]:
     """Return requests for the thing in a picture in another colour."""
     place = ATTRIBUTES.index("colour")
 
@@ -113,13 +105,10 @@ def _edits(shown: Mapping[Candidate, tuple[str, ...]], rng: random.Random, *, ex
         if colour != product[place]
     ]
     chosen = rng.sample(offered, min(EDIT_QUERIES, len(offered)))
-    return QuerySet(
-        f"the same in COLOUR, {'one' if exact else 'any'}",
-        [
-            _query(number, f"the same in {colour}", dids, image=candidate.image)
-            for number, (candidate, colour, dids) in enumerate(chosen)
-        ],
-    )
+    return [
+        _query(number, f"the same in {colour}", dids, image=candidate.image)
+        for number, (candidate, colour, dids) in enumerate(chosen)
+    ]
 
 
 def _query(number: int, text: str, dids: Sequence[str], *, image: str | None = None) -> Query:
@@ -156,13 +145,13 @@ def measure(
     config = EvaluationConfig(pools=("global",), methods=METHODS)
     pool = EvaluationPools(data, model, [row], evaluation, config, progress=progress).of(row, "local")
     results = []
-    for kind in make_query_sets(data, seed=seed):
-        contents = [_content(data, model, query) for query in kind.queries]
+    for name, asked in make_query_sets(data, seed=seed).items():
+        contents = [_content(data, model, query) for query in asked]
         features = features_of(model.encoder, contents)
         raw, fused = normalize(features.total()), model.fuse(features.image, features.text)
-        qids = [query.qid for query in kind.queries]
+        qids = [query.qid for query in asked]
         queries = RowQueries(qids, torch.from_numpy(raw), torch.from_numpy(fused))
-        qrels = {query.qid: dict.fromkeys(query.positives, 1) for query in kind.queries}
+        qrels = {query.qid: dict.fromkeys(query.positives, 1) for query in asked}
         (found,) = find(model, [queries], pool, METHODS, settings)
         measures = {
             one.method: dict(
@@ -170,7 +159,7 @@ def measure(
             )
             for one in found
         }
-        results.append(QuerySetResult(kind.name, len(qids), measures))
+        results.append(QuerySetResult(name, len(qids), measures))
     return results
 
 
@@ -182,15 +171,16 @@ def _content(data: MBeir, model: Genius, query: Query) -> Content:
     return Content(image, instructed(instruction, query.text), ItemKey("query", query.qid))
 
 
-def to_rich(results: Sequence[QuerySetResult]) -> Table:
-    """Return the table for a terminal of 80 columns."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("R@1 R@5 of pictures")
-    for method in METHODS:
-        table.add_column(method, justify="right", no_wrap=True)
-    for result in results:
-        cells = (
-            " ".join(f"{result.measures[method][f'R@{depth}']:.3f}" for depth in DEPTHS) for method in METHODS
-        )
-        table.add_row(f"{result.name} ({result.queries})", *cells)
-    return table
+def as_table(results: Sequence[QuerySetResult]) -> Table:
+    """Return a line for each kind of query."""
+    columns = [(method, f"R@{depth}") for method in METHODS for depth in DEPTHS]
+    return Table(
+        name="short-queries",
+        title="Short queries for pictures",
+        headings=("queries", "number", *map(" ".join, columns)),
+        lines=[
+            (one.name, one.queries, *(one.measures[method][measure] for method, measure in columns))
+            for one in results
+        ],
+        decimals=3,
+    )

@@ -148,10 +148,8 @@ class Table:
         return str(frame.to_markdown(index=False, tablefmt=layout, disable_numparse=True, colalign=align))
 
 
-def find_best(
-    lines: Sequence[Sequence[Cell]], columns: Sequence[int], *, decimals: int = 1
-) -> frozenset[tuple[int, int]]:
-    """Return line and column of the highest numbers of columns; numbers that are printed alike are equal.
+def find_best(lines: Sequence[Sequence[Cell]], columns: Sequence[int]) -> frozenset[tuple[int, int]]:
+    """Return line and column of the highest numbers of columns; they are compared by one decimal, as printed.
 
     >>> sorted(find_best([("a", 1.0), ("b", 2.04), ("c", 2.0)], [1]))
     [(1, 1), (2, 1)]
@@ -159,7 +157,7 @@ def find_best(
     found = set()
     for column in columns:
         values = {
-            row: round(cell.value if isinstance(cell, Estimate) else cell, decimals)
+            row: round(cell.value if isinstance(cell, Estimate) else cell, 1)
             for row, cell in enumerate(line[column] for line in lines)
             if isinstance(cell, Estimate | float)
         }

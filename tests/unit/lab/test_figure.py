@@ -1,4 +1,4 @@
-from genius_search.lab.report.figures import Line, draw_lines, format_tick
+from genius_search.lab.report.figures import draw_lines, format_tick
 from genius_search.lab.table import pareto_front
 
 
@@ -14,6 +14,6 @@ def test_numbers_on_an_axis_are_plain():
 
 
 def test_the_highest_line_comes_first():
-    lines = [Line("ours", [(10.0, 1.0), (100.0, 1.5)]), Line("theirs", [(100.0, 10.0), (10.0, 1.0)])]
+    lines = {"ours": [(10.0, 1.0), (100.0, 1.5)], "theirs": [(100.0, 10.0), (10.0, 1.0)]}
     (legend,) = draw_lines(lines, x="items", y="ms").legends
     assert [text.get_text() for text in legend.get_texts()] == ["theirs", "ours"]

@@ -1,13 +1,10 @@
-import io
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from genius_search.lab.results import ResultRow, averages, in_order, of_exact, to_json, to_markdown, to_rich
+from genius_search.lab.results import ResultRow, averages, in_order, of_exact, task_tables, to_json
 from genius_search.lab.settings import METHODS
 
 ROW = ResultRow(
@@ -41,12 +38,6 @@ def other_task(row: ResultRow, headline: float) -> ResultRow:
         task_id=3,
         measures={**row.measures, "R@5": headline},
     )
-
-
-def printed(rows: list[ResultRow], width: int = 80) -> str:
-    out = io.StringIO()
-    Console(file=out, width=width).print(to_rich(rows))
-    return out.getvalue()
 
 
 def test_json_rows_begin_with_the_promised_keys():
@@ -164,30 +155,24 @@ def test_an_average_has_only_measures_that_every_task_has():
     assert averages([ROW, fashion])[0].measures == {"R@10": pytest.approx(0.7)}
 
 
-def test_markdown_has_a_line_for_each_row_and_average():
-    lines = re.sub(" +", " ", to_markdown([ROW, other_task(ROW, 0.4)])).splitlines()
-    assert lines[0] == "| task | method | R@1 | R@5 | R@10 | MRR | of exact | bytes/item | touched |"
-    assert lines[2] == (
-        "| text -> image, global catalogue, 500 queries | exact-fused | 0.6000 | 0.8000 | 0.9000 | 0.7000 "
-        "| 1.000 | 3,072 | 12,000 |"
-    )
-    assert lines[4].startswith("| average, global, 2 tasks | exact-fused | 0.6000 | 0.6000 ")
-    assert len(lines) == 5
+def test_each_task_and_their_average_have_a_table_with_a_line_for_each_method():
+    tables = task_tables([ROW, GENERATIVE, other_task(ROW, 0.4), other_task(GENERATIVE, 0.2)])
+    assert [table.title for table in tables] == [
+        "text -> image, global catalogue, 500 queries",
+        "image -> text, global catalogue, 500 queries",
+        "average, global, 2 tasks",
+    ]
+    assert tables[0].headings[:4] == ("method", "R@1", "R@5", "R@10")
+    exact, generative = tables[0].cells()
+    assert exact[:7] == ["exact-fused", "0.600", "0.800", "0.900", "1.000", "3,072", "12,000"]
+    assert generative[4:] == ["0.750", "12.250", "61", "–", "–"]
+    assert tables[2].cells()[0][2] == "0.600"
 
 
-def test_markdown_escapes_the_column_mark():
-    assert "a\\|b" in to_markdown([replace(ROW, dataset="a|b")])
-
-
-def test_a_measure_that_a_row_lacks_is_a_dash():
-    assert "| 0.7000 | - | 0.750 |" in re.sub(" +", " ", to_markdown([ROW, GENERATIVE]))
-
-
-def test_the_terminal_table_fits_80_columns_and_cuts_nothing():
+def test_a_narrow_terminal_shows_every_method_with_its_first_measures_and_costs():
     rows = [replace(row, method=method) for row in (ROW, other_task(ROW, 0.4)) for method in METHODS]
-    text = printed(rows)
-    assert "…" not in text
-    assert all(method in text for method in METHODS)
-    assert text.count("global catalogue, 500 queries") == 2
-    assert text.count("12,000") == 3 * len(METHODS)
-    assert "average" in text
+    for table in task_tables(rows):
+        text = table.text(80)
+        assert max(map(len, text.splitlines())) <= 80
+        assert all(method in text for method in METHODS)
+        assert "touched" in text

@@ -71,10 +71,8 @@ class FaissIndex:
         vectors: Float[np.ndarray, "items dim"],
         *,
         trained: Any = None,
-        seed: int = 0,
     ) -> None:
-        trained = train_index(factory, vectors, seed=seed) if trained is None else trained
-        self._index: Any = faiss.clone_index(trained)
+        self._index: Any = faiss.clone_index(train_index(factory, vectors) if trained is None else trained)
         self._ivf: Any = faiss.try_extract_index_ivf(self._index)
         self._is_graph = factory.startswith("HNSW")
         self._by_distance = self._index.metric_type == faiss.METRIC_L2
@@ -88,11 +86,6 @@ class FaissIndex:
     def item_bytes(self) -> float:
         """Bytes of the file that faiss writes, for each item."""
         return float(faiss.serialize_index(self._index).nbytes) / max(1, len(self))
-
-    @property
-    def num_lists(self) -> int:
-        """Number of inverted lists; 0 without any."""
-        return 0 if self._ivf is None else int(self._ivf.nlist)
 
     def search(
         self, queries: Float32[np.ndarray, "queries dim"], k: int, *, effort: int | None = None
@@ -114,7 +107,7 @@ class FaissIndex:
             stats = statistics.indexIVF_stats
             if effort is not None:
                 # With more lists than there are, faiss's fast scan (1.15.1) returns wrong items.
-                self._ivf.nprobe = min(effort, self.num_lists)
+                self._ivf.nprobe = min(effort, self._ivf.nlist)
         if stats is not None:
             stats.reset()
         scores, items = self._index.search(np.ascontiguousarray(queries), min(k, len(self)))

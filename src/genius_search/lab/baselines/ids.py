@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from genius_search.data.pairs import look_up
 from genius_search.errors import BadData, UsageError
 from genius_search.lab.settings import IdKind
 from genius_search.nn.ids import Candidates, IdScheme, ResidualIds, TrainingSet
@@ -46,9 +47,8 @@ def find_rows(
     """
     if not len(numbers):
         return np.full(len(wanted), -1)
-    order = np.argsort(numbers, kind="stable")
-    found = order[np.searchsorted(numbers, wanted, sorter=order).clip(max=len(numbers) - 1)]
-    return np.where(numbers[found] == wanted, found, -1)
+    found, exists = look_up(numbers, np.argsort(numbers, kind="stable"), wanted)
+    return np.where(exists, found, -1)
 
 
 def select(candidates: Candidates, rows: Int64[np.ndarray, " rows"]) -> Candidates:
@@ -193,11 +193,7 @@ class GraceNumeric(SpelledIds):
     """Random numbers, spelled digit by digit (GRACE's numeric IDs). New items cannot get one."""
 
     alphabet: ClassVar[int] = DIGITS
-
-    @staticmethod
-    def spell(number: int) -> list[int]:
-        """Return the codes of a number."""
-        return spell_digits(number)
+    spell: ClassVar[staticmethod[[int], list[int]]] = staticmethod(spell_digits)
 
     @classmethod
     def fit(cls, data: TrainingSet) -> GraceNumeric:
@@ -220,11 +216,7 @@ class GraceString(GraceNumeric):
     """Random numbers in pieces of three digits, as language models cut them (GRACE's string IDs)."""
 
     alphabet = PIECES
-
-    @staticmethod
-    def spell(number: int) -> list[int]:
-        """Return the codes of a number."""
-        return spell_pieces(number)
+    spell = staticmethod(spell_pieces)
 
 
 MAX_WORDS: Final = 2047

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -15,9 +15,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from genius_search.config import SearchConfig, checked
-from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
+from genius_search.data.mbeir import MBeir, read_judgements
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.faiss_index import num_lists
+from genius_search.lab.baselines.ids import find_rows
 from genius_search.lab.bench.coded import ALL
 from genius_search.lab.bench.given import K
 from genius_search.lab.bench.results import Measurements, Row, table
@@ -25,7 +26,7 @@ from genius_search.lab.bench.rivals import NUMBER_BYTES, Rival, faiss_rival, pq_
 from genius_search.lab.bench.settings import QualitySettings, parse_counts
 from genius_search.lab.evaluate import EvaluationPools, embed_queries
 from genius_search.lab.methods import PoolCandidates, RowQueries
-from genius_search.lab.runs import Hit, Qrels, Run, evaluate, filter_to_pool
+from genius_search.lab.runs import filter_to_pool
 from genius_search.lab.settings import EvaluationConfig
 from genius_search.lab.table import Table
 from genius_search.model import Genius
@@ -109,16 +110,11 @@ def _select(queries: RowQueries, rows: slice | np.ndarray) -> RowQueries:
 
 
 class Task(NamedTuple):
-    """The queries of one row of the data set, and their right answers."""
+    """The queries of one row of the data set, and the item rows of their right answers."""
 
-    row: EvaluationRow
+    name: str
     queries: RowQueries
-    qrels: Qrels
-
-    @property
-    def name(self) -> str:
-        """Its name in tables."""
-        return f"{self.row.dataset}: {task_name(self.row.task_id)}"
+    right: Rows
 
     def batches(self) -> Iterator[RowQueries]:
         """Yield all queries, :data:`BATCH` at a time."""
@@ -130,8 +126,13 @@ class Task(NamedTuple):
         count = len(self.queries.qids)
         if limit >= count:
             return self
-        queries = _select(self.queries, np.linspace(0, count - 1, limit).astype(np.int64))
-        return Task(self.row, queries, {qid: self.qrels[qid] for qid in queries.qids})
+        chosen = np.linspace(0, count - 1, limit).astype(np.int64)
+        return Task(self.name, _select(self.queries, chosen), [self.right[query] for query in chosen])
+
+    def hit_rate(self, items: Rows, k: int) -> float:
+        """Return the share of queries with a right answer among the first ``k`` item rows (M-BEIR's R@k)."""
+        pairs = zip(self.right, items, strict=True)
+        return float(np.mean([np.isin(rows[:k], right).any() for right, rows in pairs]))
 
 
 class Answered(NamedTuple):
@@ -187,27 +188,6 @@ class EvalPool:
         rankings = [ranking for ranking, _ in results]
         return Answered([found.items for found in rankings], sum(found.touched for found in rankings))
 
-    def dids(self, items: np.ndarray) -> list[str]:
-        """Return the ids of item rows."""
-        return [self.candidates.did(int(item)) for item in items if item >= 0]
-
-    def hit_rates(self, task: Task, items: Rows) -> dict[int, float]:
-        """Return M-BEIR's R@k of each query's item rows; only their order counts."""
-        hits = {
-            qid: [Hit(did, -float(rank)) for rank, did in enumerate(self.dids(rows[:K]))]
-            for qid, rows in zip(task.queries.qids, items, strict=True)
-        }
-        means = evaluate(task.qrels, Run("bench", hits), ks=(1, 5, 10)).means
-        return {k: means[f"R@{k}"] for k in (1, 5, 10)}
-
-    def share_inside(self, task: Task, items: Rows, count: int) -> float:
-        """Return the share of queries with a right answer among the first so many item rows."""
-        inside = []
-        for qid, rows in zip(task.queries.qids, items, strict=True):
-            right = [candidate_number(did) for did, relevance in task.qrels[qid].items() if relevance > 0]
-            inside.append(bool(np.isin(self.candidates.dids[rows[:count]], right).any()))
-        return float(np.mean(inside))
-
 
 class Way(NamedTuple):
     """A search."""
@@ -257,7 +237,13 @@ def bench_quality(
         for eval_row in sharing:
             (queries,) = embed_queries(data, model, eval_row, config, folder, progress)
             qrels = filter_to_pool(read_judgements(eval_row, queries.qids), pool.candidates)
-            task = Task(eval_row, queries, qrels)
+            answers = [
+                [candidate_number(did) for did, relevance in judged.items() if relevance > 0]
+                for judged in qrels.values()
+            ]
+            right = find_rows(np.array([*chain.from_iterable(answers)]), pool.candidates.dids)
+            name = f"{eval_row.dataset}: {task_name(eval_row.task_id)}"
+            task = Task(name, queries, np.split(right, np.cumsum([len(own) for own in answers])[:-1]))
             progress.say(f"{task.name}: {len(task.queries.qids):,} queries, {len(pool):,} candidates")
             methods += measure(pool, task, [*exact_ways(pool), *rivals, *routed_ways(pool, settings)])
             leaves += compare_leaves(pool, task, settings.beam, budgets)
@@ -379,10 +365,10 @@ def measure(pool: EvalPool, task: Task, ways: Sequence[Way]) -> list[Row]:
     rows = []
     for way in ways:
         found = answers[way.name]
-        rates = pool.hit_rates(task, [items for one in found for items in one.items])
+        items = [rows for one in found for rows in one.items]
         row: Row = {"task": task.name, "queries": count, "pool_size": len(pool), "method": way.name}
         row |= {"router": "", "order": "", "beam": 0, "leaves": 0, **way.facts}
-        row |= {f"recall_{k}": rate for k, rate in rates.items()}
+        row |= {f"recall_{k}": task.hit_rate(items, k) for k in (1, 5, 10)}
         compared = [one.touched for one in found if one.touched is not None]
         touched = sum(compared) / count if compared else None
         row |= {"touched": touched, "touched_share": touched and touched / len(pool)}
@@ -443,10 +429,9 @@ def compare_leaves(pool: EvalPool, task: Task, beam: int, budgets: Sequence[int]
         row: Row = {"task": task.name, "queries": len(queries), "leaves": budget}
         for router in ROUTERS:
             items = found(router, budget, min(budget, len(pool)))
-            row[f"{router}_inside"] = pool.share_inside(task, items, budget)
-            row[f"{router}_5"] = pool.hit_rates(task, items)[5]
-        row["codes_inside"] = pool.share_inside(task, by_codes, budget)
-        row["embeddings_inside"] = pool.share_inside(task, list(nearest), budget)
+            row |= {f"{router}_inside": task.hit_rate(items, budget), f"{router}_5": task.hit_rate(items, 5)}
+        row["codes_inside"] = task.hit_rate(by_codes, budget)
+        row["embeddings_inside"] = task.hit_rate(list(nearest), budget)
         yield row
 
 

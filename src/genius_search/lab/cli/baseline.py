@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from genius_search.cli.options import DataArgument, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_table
-from genius_search.lab.cli.evaluate import RowOptions
+from genius_search.lab.cli.evaluate import RowOptions, print_tables
 from genius_search.lab.settings import BaselineConfig, DenseConfig, EvaluationConfig
 
 
@@ -102,8 +101,8 @@ class Evaluate(EvaluationOptions):
     def run(self) -> None:
         """Search, measure, print the table."""
         from genius_search.data.mbeir import MBeir
-        from genius_search.lab import results as tables
         from genius_search.lab.baselines.generative import evaluate_baseline, load_baseline
+        from genius_search.lab.results import task_tables
         from genius_search.model import Genius
 
         with TerminalProgress() as progress:
@@ -120,7 +119,7 @@ class Evaluate(EvaluationOptions):
         if self.json:
             print_json(result.to_json())
             return
-        Console().print(tables.to_rich(result.rows))
+        print_tables(task_tables(result.rows))
         print_facts(result.ids._asdict())
 
 
@@ -150,8 +149,8 @@ class Dense(EvaluationOptions):
     def run(self) -> None:
         """Index, search, measure, print the table."""
         from genius_search.data.mbeir import MBeir
-        from genius_search.lab import results as tables
         from genius_search.lab.baselines.dense import evaluate_dense
+        from genius_search.lab.results import task_tables
         from genius_search.training.fit import reopen_embedded
 
         with TerminalProgress() as progress:
@@ -167,7 +166,7 @@ class Dense(EvaluationOptions):
         if self.json:
             print_json(result.to_json())
             return
-        Console().print(tables.to_rich(result.rows))
+        print_tables(task_tables(result.rows))
         lines = [
             (one.method, f"{one.pool_size:,}", f"{one.fit_seconds:.2f}", f"{one.index_seconds:.2f}",
              f"{one.queries:,}", f"{one.ms_per_query:.3f}")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from rich.console import Console
-
 from genius_search.cli.options import JsonOption, command
 from genius_search.cli.terminal import TerminalProgress, print_json
+from genius_search.lab.cli.evaluate import print_tables
 
 
 @command
@@ -37,7 +36,7 @@ class Demo(JsonOption):
         """Run all steps and print the table."""
         from genius_search.lab import short_queries
         from genius_search.lab.demo import demo
-        from genius_search.lab.results import to_json, to_rich
+        from genius_search.lab.results import task_tables, to_json
 
         with TerminalProgress() as progress:
             result = demo(
@@ -53,8 +52,7 @@ class Demo(JsonOption):
             queries = [dataclasses.asdict(one) for one in result.short_queries]
             print_json({**to_json(result.rows), "short_queries": queries})
             return
-        Console().print(to_rich(result.rows))
-        Console().print(short_queries.to_rich(result.short_queries))
+        print_tables([*task_tables(result.rows), short_queries.as_table(result.short_queries)])
         for search in result.searches[::4]:
             picture = " + a picture" if search.query_image and search.query_text else ""
             best = search.hits[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,11 +18,12 @@ from genius_search.cli.options import (
     command,
     split_names,
 )
-from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_table
+from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_table, print_text
 from genius_search.lab.settings import METHODS, POOLS, EvaluationConfig, EvaluationSettings, choose
 
 if TYPE_CHECKING:
     from genius_search.lab.results import ResultRow
+    from genius_search.lab.table import Table
 
 
 @command
@@ -115,21 +117,21 @@ def print_results(
     """Print M-BEIR's rows in the papers' layout, and other data in a block for each task."""
     from genius_search.lab import results
 
-    console = Console()
-    if not results.applies_to(rows):
-        if markdown:
-            print(results.to_markdown(rows))
-        else:
-            console.print(results.to_rich(rows))
-        return
-    tables = results.paper_tables(rows, beam=beam, scores=scores, instructions=instructions)
+    if results.applies_to(rows):
+        tables = results.paper_tables(rows, beam=beam, scores=scores, instructions=instructions)
+    else:
+        tables = results.task_tables(rows)
     if markdown:
-        print("\n".join(map(results.paper_to_markdown, tables)))
-        return
+        print_text("\n\n".join(table.markdown() for table in tables))
+    else:
+        print_tables(tables)
+
+
+def print_tables(tables: Sequence[Table]) -> None:
+    """Print tables with as many columns as the terminal has room for."""
     for table in tables:
-        print("".join(f"{note}\n" for note in table.above), end="")
-        console.print(results.paper_to_rich(table, width=console.width))
-        print("".join(f"{note}\n" for note in table.below), end="")
+        print_text(table.text(Console().width))
+    print_text("all columns: in a wider terminal, or with --json", error=True)
 
 
 @command

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from genius_search.cli.options import JsonOption, command
-from genius_search.cli.terminal import TerminalProgress, print_json
+from genius_search.cli.terminal import TerminalProgress, print_json, print_table
 
 if TYPE_CHECKING:
     from genius_search.lab.onnx.run import Agreement
@@ -77,10 +77,11 @@ class Onnx(JsonOption):
                 }
             )
         elif measured:
-            print(f"{'decoder':<14} {'same best':>9} {'of 10':>7} {'of 50':>7} {'CPU-ms per query':>17}")
-            for row in measured:
-                shares = f"{row.top1:>9.1%} {row.overlap_10:>7.1%} {row.overlap_50:>7.1%}"
-                print(f"{row.name:<14} {shares} {row.cpu_ms:>17,.2f}")
+            headings = ("decoder", "same best", "of 10", "of 50", "CPU-ms per query")
+            lines = [
+                (row.name, *(f"{one:.1%}" for one in row[1:4]), f"{row.cpu_ms:,.2f}") for row in measured
+            ]
+            print_table(headings, lines, left=headings[:1])
 
     def _measure(self, model: Genius, progress: TerminalProgress) -> list[Agreement]:
         """Compare the decoders on one thread."""

@@ -50,7 +50,8 @@ class Score(JsonOption):
     def run(self) -> None:
         """Read, measure and print."""
         from genius_search.data.mbeir import read_qrels
-        from genius_search.lab.runs import evaluate, filter_to_pool, read_run
+        from genius_search.errors import BadData
+        from genius_search.lab.runs import evaluate, filter_to_pool, first_few, read_run
 
         ks = parse_depths(self.ks)
         qrels = read_qrels(self.qrels, layout="trec")
@@ -61,7 +62,11 @@ class Score(JsonOption):
         if self.missing == "zero":
             ranked = dataclasses.replace(ranked, hits={**ranked.hits, **{qid: [] for qid in absent}})
         elif absent:
-            self._refuse(absent, len(judged), found=len(ranked.hits))
+            raise BadData(
+                f"{self.run_file} lacks {len(absent)} of the {len(judged)} queries of {self.qrels}: "
+                f"{first_few(absent)}. If nothing was found for them, --missing zero counts them as 0; if "
+                "ids are UniIR's whole numbers, give --hashed"
+            )
         found = evaluate(judged, ranked, ks=ks, known=known)
         if self.json:
             print_json(
@@ -82,21 +87,6 @@ class Score(JsonOption):
                 progress.say(f"{len(absent)} of them are not in the run and count as 0")
             if found.short_rankings:
                 progress.say(f"{found.short_rankings} rankings have fewer than {max(ks)} hits")
-
-    def _refuse(self, absent: list[str], num_queries: int, *, found: int) -> None:
-        from genius_search.errors import BadData
-        from genius_search.lab.runs import first_few
-
-        if len(absent) == num_queries:
-            raise BadData(
-                f"{self.run_file} has {found} queries, but none of the {num_queries} queries of {self.qrels} "
-                f"({first_few(absent)}): take the qrels of the same data set, task and split; if the run's "
-                "ids are UniIR's whole numbers, give --hashed"
-            )
-        raise BadData(
-            f"{self.run_file} lacks {len(absent)} of the {num_queries} queries of {self.qrels}: "
-            f"{first_few(absent)}. If nothing was found for them, --missing zero counts them as 0"
-        )
 
 
 def parse_depths(text: str) -> tuple[int, ...]:

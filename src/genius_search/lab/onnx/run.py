@@ -96,7 +96,7 @@ def open_export(folder: str | Path, precision: Precision) -> Manifest:
 
 
 class Session:
-    """One graph on the CPU.
+    """One graph on one core of the CPU.
 
     Raises
     ------
@@ -104,12 +104,12 @@ class Session:
         ONNX Runtime is not installed.
     """
 
-    def __init__(self, path: Path, *, threads: int = 1) -> None:
+    def __init__(self, path: Path) -> None:
         need_packages("an exported model needs", "onnxruntime")
         import onnxruntime  # noqa: PLC0415  optional, as said above
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -172,7 +172,7 @@ class OnnxDecoder:
     >>> search(decoder, parts, queries, SearchConfig())  # doctest: +SKIP
     """
 
-    def __init__(self, folder: Path, facts: DecoderFacts, *, threads: int = 1) -> None:
+    def __init__(self, folder: Path, facts: DecoderFacts) -> None:
         self.sizes = facts.sizes
         self.device = torch.device("cpu")
         self._facts = facts
@@ -181,12 +181,12 @@ class OnnxDecoder:
         self._past_names = [f"past_{side}" for side in sides]
         self._offsets = [NUM_SPECIAL + sum(self.sizes[:level]) for level in range(len(self.sizes))]
         self._start, self._step, self._special, *self._levels = (
-            Session(folder / name, threads=threads)
+            Session(folder / name)
             for name in (START, STEP, SPECIAL, *(level_file(level) for level in range(len(self.sizes))))
         )
 
     @staticmethod
-    def open(folder: str | Path, *, precision: Precision = "fp32", threads: int = 1) -> Decoder:
+    def open(folder: str | Path, *, precision: Precision = "fp32") -> Decoder:
         """Open what ``genius export onnx`` wrote, with the generator's guide if it has one.
 
         Raises
@@ -199,7 +199,7 @@ class OnnxDecoder:
         manifest = open_export(folder, precision)
         facts = manifest.facts["decoder"]
         facts = DecoderFacts(**{**facts, "sizes": tuple(facts["sizes"])})
-        decoder = OnnxDecoder(manifest.folder / precision, facts, threads=threads)
+        decoder = OnnxDecoder(manifest.folder / precision, facts)
         if not (manifest.folder / GUIDE).exists():
             return decoder
         guide = load_weights(manifest.folder / GUIDE, lambda: Guide(facts.dim, facts.sizes))
@@ -277,7 +277,7 @@ class OnnxQueryEncoder:
 
     needs_pixels: bool = True
 
-    def __init__(self, folder: str | Path, *, precision: Precision = "fp32", threads: int = 1) -> None:
+    def __init__(self, folder: str | Path, *, precision: Precision = "fp32") -> None:
         manifest = open_export(folder, precision)
         kind, reason = (manifest.facts["encoder"][name] for name in ("kind", "why_not"))
         if kind is None:
@@ -285,9 +285,7 @@ class OnnxQueryEncoder:
         self.spec = f"onnx:{manifest.folder}"
         self.dim = int(manifest.facts["decoder"]["dim"])
         self.fingerprint = fingerprint_of([manifest.fingerprint, precision])
-        towers = _Towers(
-            *(Session(manifest.folder / precision / name, threads=threads) for name in (IMAGE, TEXT))
-        )
+        towers = _Towers(*(Session(manifest.folder / precision / name) for name in (IMAGE, TEXT)))
         reader = manifest.folder / READER
         self._encoder: Encoder = (
             _open_small(reader, towers) if kind == "small" else _CLIPS[kind](reader, towers)
@@ -451,10 +449,10 @@ def real_trial(
 
 
 def random_trial(
-    sizes: Sequence[int], dim: int, *, num_queries: int, seed: int = 0
+    sizes: Sequence[int], dim: int, *, num_queries: int
 ) -> tuple[Float[Tensor, "queries dim"], IdTable]:
     """Return random unit vectors and IDs, which tell what a search costs, not how well real ones agree."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     codes = np.stack([random.integers(0, size, NUM_RANDOM_IDS) for size in sizes], axis=1)
     vectors = torch.from_numpy(random.standard_normal((num_queries, dim)).astype(np.float32))
     return F.normalize(vectors), IdTable.build(codes, np.zeros(NUM_RANDOM_IDS, dtype=np.float32))

@@ -166,14 +166,13 @@ def group_by_code(
     has_picture: Bool[np.ndarray, " items"],
     *,
     first: int,
-    seed: int = 0,
 ) -> list[Group]:
     """Return the fullest codes of each level, each level's under the fullest of the level before.
 
     Codes of a single item show nothing and are left out. From ``first`` on, the first semantic level, only
     items with a picture are shown, if there are any.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     inside = np.arange(len(codes))
     prefix: tuple[int, ...] = ()
     found: list[Group] = []

@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import pandas as pd
+
 from genius_search.data.mbeir import read_qrels
 from genius_search.errors import ArtifactMissing, BadData, UsageError
 from genius_search.lab.report.statistics import PerTask, estimate, interval, mean_of_seeds
@@ -40,13 +42,6 @@ class Evaluated:
     beam: int
     scores: str
     rows: tuple[ResultRow, ...]
-
-    def value(self, pool: Pool, method: str, task: str, measure: str) -> float | None:
-        """Return a measure of one line of its table, if there is such a line."""
-        for row in self.rows:
-            if (row.pool, row.method, row.name) == (pool, method, task):
-                return row.score if measure == HEADLINE else row.measures.get(measure)
-        return None
 
     def run(self, pool: Pool, method: str, task: str) -> Run:
         """Return the rankings behind a line; raises ArtifactMissing where the file is not there."""
@@ -94,27 +89,32 @@ class System:
         """Return the lines of one method: every seed and task."""
         return [row for one in self.seeds for row in one.rows if (row.pool, row.method) == (pool, method)]
 
+    def _scores(self, pool: Pool, method: str, measure: str) -> pd.DataFrame:
+        """Return a measure in percent, a line for each seed and a column for each task."""
+        lines = [
+            {
+                row.name: row.score if measure == HEADLINE else row.measures.get(measure)
+                for row in one.rows
+                if (row.pool, row.method) == (pool, method)
+            }
+            for one in self.seeds
+        ]
+        return 100 * pd.DataFrame(lines, dtype=float)
+
     def estimate(self, pool: Pool, method: str, task: str, measure: str = HEADLINE) -> Estimate | None:
         """Return a measure in percent over seeds."""
-        values = [one.value(pool, method, task, measure) for one in self.seeds]
-        known = [100 * value for value in values if value is not None]
-        return estimate(known) if known and len(known) == len(self.seeds) else None
+        found = self._scores(pool, method, measure).get(task)
+        return None if found is None or found.isna().any() else estimate(found.tolist())
 
     def average(
         self, pool: Pool, method: str, measure: str = HEADLINE, *, with_interval: bool = False
     ) -> Estimate | None:
         """Return a measure in percent over all tasks, every task counting the same."""
-        tasks = self.tasks(pool)
-        means = []
-        for one in self.seeds if tasks else ():
-            values = [one.value(pool, method, task.name, measure) for task in tasks]
-            known = [value for value in values if value is not None]
-            if len(known) < len(tasks):
-                return None
-            means.append(100 * sum(known) / len(known))
-        if not means:
+        tasks = [task.name for task in self.tasks(pool)]
+        scores = self._scores(pool, method, measure).reindex(columns=tasks)
+        if scores.empty or scores.isna().to_numpy().any():
             return None
-        found = estimate(means)
+        found = estimate(scores.mean(axis=1).tolist())
         if not with_interval:
             return found
         low, high = interval(self.per_query(pool, method, measure))
@@ -138,23 +138,15 @@ class System:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Benchmark:
     """The ``results.json`` of a benchmark."""
 
     kind: Literal["speed", "quality"]
-    rows: Sequence[Mapping[str, Any]]
-    machine: str
-    command: str
-
-    @property
-    def origin(self) -> str:
-        """The machine and the command that measured it."""
-        return f"{self.machine}; `{self.command}`"
-
-    def mean_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return the means over tasks, or all rows where there are none."""
-        return [row for row in self.rows if row["task"] == "mean"] or self.rows
+    rows: pd.DataFrame
+    """Those of quality are the means over tasks, where there are any."""
+    origin: str
+    """The machine and the command that measured it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +277,9 @@ def read_benchmark(folder: Path) -> Benchmark | None:
             kind, rows = "quality", found.get("curves") or found["methods"]
         else:
             return None
-        return Benchmark(kind=kind, rows=rows, machine=rows[0]["machine"], command=rows[0]["command"])
+        means = [row for row in rows if kind == "quality" and row["task"] == "mean"]
+        origin = "{machine}; `{command}`".format_map(rows[0])
+        return Benchmark(kind=kind, rows=pd.DataFrame(means or rows), origin=origin)
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise BadData(f"{path} is not what `genius bench` writes: {error!r}") from None
 

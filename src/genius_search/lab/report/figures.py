@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -77,13 +77,6 @@ class Drawing:
         return buffer.getvalue()
 
 
-class Line(NamedTuple):
-    """The points drawn under one name."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
-
-
 def new_figure(width: float = 7.0, height: float = 4.0) -> Figure:
     """Return an empty figure of a size in inches."""
     return Figure(figsize=(width, height), dpi=160, layout="constrained")
@@ -98,14 +91,16 @@ def label_axes(axes: Axes, *, x: str, y: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_lines(lines: Sequence[Line], *, x: str, y: str, log_y: bool = True) -> Figure:
+def draw_lines(
+    lines: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str, log_y: bool = True
+) -> Figure:
     """Draw lines over a logarithmic axis, their names beside it, the highest line's first."""
     figure = new_figure(10.0, 5.0)
     axes: Axes = figure.add_subplot()
-    for line in sorted(lines, key=lambda one: -max(one.points)[1]):
-        colour, marker = STYLES.get(line.name, (INK, "."))
-        x_y = zip(*sorted(line.points), strict=True)
-        axes.plot(*x_y, color=colour, marker=marker, linewidth=2, label=line.name)
+    for name in sorted(lines, key=lambda name: -max(lines[name])[1]):
+        colour, marker = STYLES.get(name, (INK, "."))
+        x_y = zip(*sorted(lines[name]), strict=True)
+        axes.plot(*x_y, color=colour, marker=marker, linewidth=2, label=name)
     axes.set_xscale("log")
     _label_decades(axes.xaxis, axes.get_xlim())
     if log_y:
@@ -167,19 +162,16 @@ def beam_figure(beams: Sequence[System]) -> Drawing | None:
 
 def speed_figure(benchmark: Benchmark) -> Drawing:
     """Draw queries per second against the size of the pool, one query at a time."""
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for row in benchmark.rows:
-        if row["batch"] == 1:
-            lines.setdefault(row["method"], []).append((float(row["items"]), 1000.0 / row["cpu_ms"]))
+    alone = benchmark.rows[benchmark.rows["batch"] == 1]
+    lines = {
+        str(method): list(zip(own["items"].astype(float), 1000.0 / own["cpu_ms"], strict=True))
+        for method, own in alone.groupby("method", sort=False)
+    }
     return Drawing(
         name="speed",
         title="Queries per second against the size of the pool",
         alt=f"Queries per second of {', '.join(lines)} against pool size on logarithmic axes",
-        figure=draw_lines(
-            [Line(*line) for line in lines.items()],
-            x="items in the pool",
-            y="queries a second, one at a time, one core",
-        ),
+        figure=draw_lines(lines, x="items in the pool", y="queries a second, one at a time, one core"),
     )
 
 
@@ -188,17 +180,17 @@ def quality_figure(benchmark: Benchmark) -> Drawing:
 
     It is the mean of the tasks, or the first task where there is none.
     """
-    frame = pd.DataFrame(benchmark.mean_rows())
+    frame = benchmark.rows
     task, x = frame["task"].iloc[0], "CPU-milliseconds of a query among 64"
     shown = frame[(frame["task"] == task) & (frame["line"] != "")]
-    lines = [
-        Line(str(kind), pareto_front(list(zip(own["cpu_ms"], 100 * own["recall_5"], strict=True))))
+    lines = {
+        str(kind): pareto_front(list(zip(own["cpu_ms"], 100 * own["recall_5"], strict=True)))
         for kind, own in shown.groupby("line", sort=False)
-    ]
+    }
     return Drawing(
         name="quality",
         title=f"Recall against cost ({task})",
-        alt=f"R@5 of {', '.join(line.name for line in lines)} against {x}",
+        alt=f"R@5 of {', '.join(lines)} against {x}",
         figure=draw_lines(lines, x=x, y="R@5, %", log_y=False),
     )
 

@@ -6,7 +6,6 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from statistics import mean
 from typing import Final
 
@@ -116,39 +115,23 @@ def first_table(systems: Sequence[System], pool: Pool) -> Table | None:
     all_tasks = systems[0].tasks(pool)
     incomparable = _on_other_queries(systems, pool)
     tasks = [task for task in all_tasks if task.task_id == TEXT_TO_IMAGE] or all_tasks
-    groups: list[list[tuple[Cell, ...]]] = []
-    if len(all_tasks) > 1:
-        name = f"mean of {len(all_tasks)} tasks"
-        comparable = [system for system in systems if system not in incomparable]
-        groups.append(
-            [
-                (
-                    name,
-                    system.title,
-                    method,
-                    *(system.average(pool, method, measure) for measure in FIRST_HITS),
-                )
-                for system, method in _methods(comparable, pool)
-            ]
-        )
-    groups += [
-        [
-            (
-                f"{task.dataset}, {task.task}",
-                system.title,
-                method,
-                *(system.estimate(pool, method, task.name, measure) for measure in FIRST_HITS),
-            )
-            for system, method in _methods(systems, pool)
-        ]
-        for task in tasks
-    ]
     lines: list[tuple[Cell, ...]] = []
     bold: set[tuple[int, int]] = set()
-    for group in groups:
-        bold |= {
-            (len(lines) + row, column) for row, column in find_best(group, range(3, 3 + len(FIRST_HITS)))
-        }
+
+    parts = [(f"{task.dataset}, {task.task}", systems, task.name) for task in tasks]
+    if len(all_tasks) > 1:
+        comparable = [system for system in systems if system not in incomparable]
+        parts.insert(0, (f"mean of {len(all_tasks)} tasks", comparable, ""))
+    for name, some, task in parts:
+        group: list[tuple[Cell, ...]] = []
+        for system, method in _methods(some, pool):
+            estimates = (
+                system.estimate(pool, method, task, one) if task else system.average(pool, method, one)
+                for one in FIRST_HITS
+            )
+            group.append((name, system.title, method, *estimates))
+        best = find_best(group, range(3, 3 + len(FIRST_HITS)))
+        bold |= {(len(lines) + row, column) for row, column in best}
         lines += group
     lines += [
         (
@@ -333,7 +316,7 @@ def speed_table(benchmark: Benchmark) -> Table:
         headings=("method", "batch", "items", "queries a second", "bytes an item"),
         lines=[
             (row["method"], row["batch"], row["items"], 1000.0 / row["cpu_ms"], row["bytes_per_item"])
-            for row in sorted(benchmark.rows, key=itemgetter("method", "batch", "items"))
+            for row in benchmark.rows.sort_values(["method", "batch", "items"]).to_dict("records")
         ],
         decimals=2,
     )  # fmt: skip
@@ -342,7 +325,7 @@ def speed_table(benchmark: Benchmark) -> Table:
 def quality_table(benchmark: Benchmark) -> Table:
     """Return, for each kind of search, the settings that no cheaper one of it reaches."""
     lines: list[tuple[Cell, ...]] = []
-    for _, own in pd.DataFrame(benchmark.mean_rows()).groupby(["task", "line"], sort=False):
+    for _, own in benchmark.rows.groupby(["task", "line"], sort=False):
         best = set(pareto_front(list(zip(own["cpu_ms"], own["recall_5"], strict=True))))
         lines += [
             (row["task"], row["method"], 100 * row["recall_1"], 100 * row["recall_5"], row["code_bytes"],
@@ -364,7 +347,7 @@ def quality_table(benchmark: Benchmark) -> Table:
 
 def latency_table(benchmark: Benchmark) -> Table | None:
     """Return the best R@5 of each kind of search within a time, side by side."""
-    frame = pd.DataFrame(benchmark.mean_rows())
+    frame = benchmark.rows
     kinds = [kind for kind in frame["line"].unique() if kind]
     if not kinds:
         return None

@@ -6,13 +6,14 @@ and candidate is computed from its number, so that files of any size are written
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
 import tomllib
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, islice
@@ -22,11 +23,11 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 from PIL import Image
-from pydantic import TypeAdapter
 
 from genius_search.data.mbeir import Layout, candidate_row, query_row, replacing, write_json_lines
 from genius_search.errors import UsageError
 from genius_search.lab.mbeir_files import write_qrels
+from genius_search.lab.published.numbers import SIZES
 from genius_search.lab.synth.folder import concatenate, copy_instructions, draw_once
 from genius_search.lab.synth.pictures import Pose, draw, font_file, save
 from genius_search.lab.synth.world import (
@@ -87,6 +88,25 @@ class RowSizes:
         """As in file names, for example ``webqa_task1``."""
         return f"{self.dataset}_task{self.task_id}"
 
+    @staticmethod
+    def of(row: Mapping[str, str]) -> RowSizes:
+        """Return the sizes in a line of ``mbeir.csv``."""
+        name = row["row"]
+        dataset, _, task = name.rpartition("_task")
+        sizes = {
+            column: int(row[column]) for column in ("dataset_id", "val", "val_pool", "train", "train_pool")
+        }
+        return RowSizes(
+            dataset=dataset,
+            task_id=int(task),
+            queries=SIZES[name].queries,
+            pool=SIZES[name].pool,
+            block=Block(int(row["block"]), int(row["largest_block"])),
+            query_texts=_TEXTS["queries"].get(name, ()),
+            candidate_texts=_TEXTS["candidates"].get(name, ()),
+            **sizes,
+        )
+
     def scaled(self, share: float) -> RowSizes:
         """Return the row at a share of its size, with a few dozen of everything at least."""
 
@@ -107,15 +127,16 @@ class RowSizes:
         )
 
 
-_TABLES: Final = tomllib.loads(Path(__file__).with_name("mbeir.toml").read_text(encoding="utf-8"))
-ROWS: Final = TypeAdapter(tuple[RowSizes, ...]).validate_python(_TABLES["row"])
+_TEXTS: Final = tomllib.loads(Path(__file__).with_name("mbeir.toml").read_text(encoding="utf-8"))
+_LINES: Final = Path(__file__).with_name("mbeir.csv").read_text(encoding="utf-8").splitlines()
+ROWS: Final = tuple(map(RowSizes.of, csv.DictReader(_LINES)))
 """In the order of the papers' tables, which is the order of the pools in the union pool."""
-UPSAMPLED: Final[dict[str, int]] = _TABLES["upsampled"]
+UPSAMPLED: Final[dict[str, int]] = _TEXTS["upsampled"]
 LONGEST_TEXT: Final = 60_546
 """Characters of one OVEN article, the longest text there is."""
 LONGEST_SIDE: Final = 51_200
 """Pixels of the widest picture; its shorter side is 256."""
-VERSION: Final = 3
+VERSION: Final = 4
 """Raised whenever the same seed would give other bytes."""
 CONCEPTS: Final = 100_000
 """Different things at full size; a share of M-BEIR has that share of them."""
@@ -279,12 +300,8 @@ def plan_rows(rows: list[RowSizes]) -> tuple[list[Shelf], list[QuerySet]]:
     return list(shelves.values()), query_sets
 
 
-_MANNERS: Final = _TABLES["manner"]
-_MANNER_OF: Final = {dataset: name for name, manner in _MANNERS.items() for dataset in manner["datasets"]}
 _NUM_LOOKS: Final = 3
 """Sizes and angles in which things are drawn; few, since each look of a shape is prepared first."""
-_STRIPE: Final = 6
-"""Height of the stripe in pixels."""
 _QUERIES_FROM: Final[dict[Split, int]] = {"test": 20_000_000, "val": 30_000_000, "train": 40_000_000}
 """Pictures of queries are numbered apart from those of candidates, which have their did's number."""
 
@@ -295,25 +312,27 @@ def _path(dataset: str, number: int) -> str:
 
 
 class Pictures:
-    """Picture files, which link to one drawing for each concept and manner."""
+    """Picture files, which link to one drawing for each concept."""
 
     def __init__(self, root: Path, concepts: Concepts, *, enabled: bool) -> None:
         self._root, self._concepts, self._enabled = root, concepts, enabled
         self._drawn = root / ".drawn"
         self.count = 0
 
-    def add(self, relative: str, concept: int, dataset: str) -> str:
-        """Put a concept's picture in the data set's manner at a path; returns the path."""
+    def add(self, relative: str, concept: int) -> None:
+        """Put a concept's picture at a path."""
         path = self._root / relative
         if self._enabled and not path.exists():
-            source = self._source(concept, _MANNER_OF[dataset])
+            source = self._drawn / f"{concept}.jpg"
+            if not source.exists():
+                self._drawn.mkdir(exist_ok=True)
+                save(draw(self._concepts.get(concept).product, Pose(concept % _NUM_LOOKS)), source)
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(source, path)
             except OSError:  # no hard links on this disk, or no more of this file
                 shutil.copyfile(source, path)
             self.count += 1
-        return relative
 
     def add_widest(self, relative: str) -> None:
         """Replace a picture by one as wide as M-BEIR's widest."""
@@ -327,19 +346,10 @@ class Pictures:
         if self._enabled:
             shutil.rmtree(self._drawn)
 
-    def _source(self, concept: int, manner: str) -> Path:
-        path = self._drawn / f"{manner}-{concept}.jpg"
-        if not path.exists():
-            self._drawn.mkdir(exist_ok=True)
-            picture = draw(self._concepts.get(concept).product, Pose(concept % _NUM_LOOKS))
-            picture[-_STRIPE:] = _MANNERS[manner]["stripe"]
-            save(picture, path)
-        return path
-
 
 _LONG_EVERY: Final = 8
 """One in so many articles is as long as they really are; the others are short to save room."""
-_PADDING: Final[str] = _TABLES["padding"]
+_PADDING: Final[str] = _TEXTS["padding"]
 Row = dict[str, Any]
 
 
@@ -365,7 +375,7 @@ class Records:
             if row.dataset in _PARTNERS:  # both show the picture of the article, once
                 entity = shelf.entity(block)
                 image = f"mbeir_images/oven_images/wikipedia_images_full/{entity[:4]}/{entity}.jpg"
-            self._pictures.add(image, concept, row.dataset)
+            self._pictures.add(image, concept)
             if row.name == "oven_task8" and is_last:
                 self._pictures.add_widest(image)
         source = self._source(row.dataset, shelf.first_did + place)
@@ -390,7 +400,7 @@ class Records:
         if modality is not Modality.TEXT:
             shown = self._concepts.lookalike(concept) if row.task_id == 7 else concept
             image = _path(row.dataset, _QUERIES_FROM[queries.split] + queries.first_qid + number)
-            self._pictures.add(image, shown, row.dataset)
+            self._pictures.add(image, shown)
         query = Query(
             qid=f"{row.dataset_id}:{queries.first_qid + number}",
             modality=modality,
@@ -437,10 +447,9 @@ def draw_synthetic_mbeir(
     share
         0.01 has 56,000 candidates, 1.0 all 5,609,079.
     pictures
-        different things, each drawn once for news, fashion, encyclopedia and everyday pictures; the files of
-        the data set are links to these drawings. 0 writes the paths and no files: then only an encoder that
-        looks features up by id (``precomputed:``) can be used. Default: 100,000 times the share, and 48 at
-        least.
+        different things, each drawn once; the files of the data set are links to these drawings. 0 writes the
+        paths and no files: then only an encoder that looks features up by id (``precomputed:``) can be used.
+        Default: 100,000 times the share, and 48 at least.
 
     >>> draw_synthetic_mbeir(Path("rehearsal"), share=0.01)  # doctest: +SKIP
 

@@ -197,7 +197,7 @@ def test_running_evaluates_just_this_row_and_says_why_nothing_is_beside_it(capsy
     printed, progress = capsys.readouterr()
     assert "local pool" in printed
     assert "global pool" not in printed
-    assert "cirr R@5" in printed
+    assert "cirr_task7 R@5" in printed
     assert "oven" not in printed
     assert "[-] cirr_task7, local, generative+raw" in printed
     assert "12 of 4,170 queries" in " ".join(progress.split())

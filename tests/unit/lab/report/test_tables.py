@@ -1,5 +1,6 @@
 """The report's tables of small invented evaluations."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 import pytest
 
 from genius_search.lab.report.analysis import first_hits, outcome, outcomes, separation, share_of_first
-from genius_search.lab.report.evaluated import Benchmark
+from genius_search.lab.report.evaluated import Benchmark, read_benchmark
 from genius_search.lab.report.figures import beam_figure, misses_figure, reliability_figure, speed_figure
 from genius_search.lab.report.statistics import Pair
 from genius_search.lab.report.tables import (
@@ -225,7 +226,7 @@ def test_bytes_stand_beside_the_papers(system):
 
 
 def benchmark(kind: str, *rows) -> Benchmark:
-    return Benchmark(kind=kind, rows=rows, machine="a machine", command="genius bench")
+    return Benchmark(kind=kind, rows=pd.DataFrame(rows), origin="a machine")
 
 
 def test_queries_per_second_follow_from_the_time_of_one():
@@ -238,15 +239,16 @@ def test_queries_per_second_follow_from_the_time_of_one():
     assert speed_figure(found).save("png").startswith(b"\x89PNG")
 
 
-def test_settings_that_something_cheaper_reaches_are_left_out():
+def test_settings_that_something_cheaper_reaches_are_left_out(tmp_path):
     rows = [
         {"task": task, "line": "ours, by codes", "method": f"leaves {ms:.0f}", "recall_1": 0.1,
          "recall_5": recall, "code_bytes": 12.0, "stored_bytes": 30.0, "touched_share": 0.1,
-         "cpu_ms": ms}
+         "cpu_ms": ms, "machine": "a machine", "command": "genius bench"}
         for task in ("a: text -> image", "mean")
         for ms, recall in ((1.0, 0.3), (2.0, 0.2), (3.0, 0.4))
     ]  # fmt: skip
-    assert [line[:2] for line in quality_table(benchmark("quality", *rows)).cells()] == [
+    (tmp_path / "results.json").write_text(json.dumps({"methods": rows, "leaves": []}))
+    assert [line[:2] for line in quality_table(read_benchmark(tmp_path)).cells()] == [
         ["mean", "leaves 1"],
         ["mean", "leaves 3"],
     ]
