@@ -261,8 +261,7 @@ def kill_once(folder: Path, number: int) -> None:
 
 
 def test_work_of_a_killed_process_is_done_by_another(tmp_path):
-    with LocalProcesses(2) as run:
-        assert sorted(run(kill_once, tmp_path, range(4))) == [0, 1, 2, 3]
+    assert sorted(LocalProcesses(2)(kill_once, tmp_path, range(4))) == [0, 1, 2, 3]
     assert (tmp_path / "killed").exists()
     with pytest.raises(UsageError, match="--local"):
         LocalProcesses(0)
