@@ -219,14 +219,15 @@ class Batcher(Generic[Kind, Request, Result]):
                 retry_after_seconds=seconds,
             )
         now = time.monotonic()
-        waiting = _Waiting(kind, request, size, deadline, now, asyncio.get_running_loop().create_future())
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(kind, request, size, deadline, now, future)
         number = next(self._numbers)
         self._waiting[number] = waiting
         self._changed.set()
         allowed = deadline - now
         try:
             async with asyncio.timeout(None if allowed == math.inf else allowed):
-                return await waiting.future
+                return await future
         except TimeoutError:
             raise DeadlinePassed(
                 f"no answer within the {max(0.0, allowed):.3g} s allowed; allow more, or try again when the "
