@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from genius_search import embed as embed_shard
 from genius_search import embed as stage
 from genius_search.data.features import Features
 from genius_search.data.images import SHORTEST_SIDE, open_image
@@ -56,7 +55,7 @@ class Encoder:
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     monkeypatch.setattr(stage, "SHARD_ROWS", 4)
-    monkeypatch.setattr(embed_shard, "ENCODE_BATCH", 2)
+    monkeypatch.setattr(stage, "ENCODE_BATCH", 2)
 
 
 def text_rows(count):

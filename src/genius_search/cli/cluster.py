@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -100,7 +100,7 @@ class Build(DeviceOptions, JsonOption):
         if self.address is None:
             from genius_search.cluster.run import LocalProcesses
 
-            return LocalProcesses(self.local)
+            return nullcontext(LocalProcesses(self.local))
         from genius_search.cluster.ray import Ray
 
         return Ray(self.address, cores=self.local)

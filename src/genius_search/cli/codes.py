@@ -19,7 +19,7 @@ from genius_search.cli.options import (
     command,
 )
 from genius_search.cli.terminal import print_json, print_table, print_text
-from genius_search.errors import plural
+from genius_search.errors import UsageError, plural
 
 if TYPE_CHECKING:
     from genius_search.index.explain import CodeNode, Explanation, LevelStep, SharedPage, Sibling
@@ -59,7 +59,6 @@ class Codes(IndexArgument, JsonOption):
 
     def run(self) -> None:
         """Print a node of the tree, or groups of items."""
-        from genius_search.errors import UsageError
         from genius_search.index.index import Index
 
         lists_groups = self.collisions or self.duplicates is not None

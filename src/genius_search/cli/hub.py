@@ -14,6 +14,7 @@ import tyro
 
 from genius_search.cli.options import JsonOption, OptionalFile, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, format_bytes, print_json
+from genius_search.errors import ArtifactMissing, UsageError
 
 if TYPE_CHECKING:
     from genius_search.hub.pull import Kind, PullPlan
@@ -31,8 +32,6 @@ class ConfirmOptions(JsonOption):
 
     def _confirm(self, question: str) -> None:
         """Ask a person on the terminal, unless --yes was given."""
-        from genius_search.errors import UsageError
-
         if self.yes:
             return
         if not sys.stdin.isatty():
@@ -183,7 +182,6 @@ class Push(ConfirmOptions):
 
     def _kind(self) -> Kind:
         """Return the kind of the folder, and refuse flags for the other kind."""
-        from genius_search.errors import ArtifactMissing, UsageError
         from genius_search.hub.pull import LAYOUTS
 
         if (self.folder / LAYOUTS["index"].marker).exists():

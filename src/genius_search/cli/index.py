@@ -28,7 +28,7 @@ from genius_search.cli.terminal import (
     print_table,
     print_text,
 )
-from genius_search.errors import plural
+from genius_search.errors import BadData, NetworkNeeded, UsageError, plural
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -80,7 +80,6 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
 
     def run(self) -> None:
         """Create the index."""
-        from genius_search.errors import UsageError
         from genius_search.index.index import Index
 
         if self.model is not None and self.encoder != "auto":
@@ -191,8 +190,6 @@ class Delete(WaitOption, JsonOption, IndexArgument):
 
     def run(self) -> int:
         """Delete the items."""
-        from genius_search.errors import UsageError
-
         ids = [*self.ids, *(_read_ids(self.ids_from) if self.ids_from is not None else ())]
         if not ids:
             raise UsageError("no ids: name the items to delete, or give a file of ids with --ids-from")
@@ -342,8 +339,6 @@ def _readable(info: IndexInfo) -> dict[str, object]:
 
 def _read_ids(file: str) -> list[str]:
     """Return the ids in a file, one per line, blanks included; empty lines are skipped."""
-    from genius_search.errors import BadData
-
     try:
         text = (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -362,7 +357,6 @@ def choose_encoder(pool: Path, *, captions: bool, download: bool) -> tuple[str, 
     from genius_search.encoders.base import need_transformers
     from genius_search.encoders.pretrained import IMAGES_AND_TEXTS, TEXTS_ONLY
     from genius_search.encoders.static import WORDLLAMA, has_wordllama
-    from genius_search.errors import NetworkNeeded
     from genius_search.index.adding import open_pool
     from genius_search.records import Modality
 

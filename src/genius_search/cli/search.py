@@ -26,7 +26,7 @@ from genius_search.cli.options import (
     command,
 )
 from genius_search.cli.terminal import TerminalProgress, escape_controls, print_json, print_table, print_text
-from genius_search.errors import plural
+from genius_search.errors import BadData, BadImage, UsageError, plural
 
 if TYPE_CHECKING:
     from genius_search.config import SearchConfig
@@ -197,8 +197,6 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
 
     def _check_effects(self, config: SearchConfig, *, has_generator: bool) -> None:
         """Refuse flags that would have no effect."""
-        from genius_search.errors import UsageError
-
         if self.null and not self.files_only:
             raise UsageError("-0 needs --files-only: it ends the paths that this prints")
         if self.json and (self.files_only or self.show):
@@ -243,8 +241,6 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
 
     def _open_file(self, hit: SearchHit) -> None:
         """Open the file of a hit with the program that the system has for it."""
-        from genius_search.errors import BadData, UsageError
-
         file = self._file_of(hit)
         if file is None:
             raise UsageError(f"--open: {hit.id} is a text, and an index does not know the files of texts")
@@ -280,7 +276,6 @@ def show_pictures(hits: Sequence[SearchHit]) -> None:
     from textual_image.renderable import Image
 
     from genius_search.data.images import open_image
-    from genius_search.errors import BadImage
 
     console = Console()
     for hit in hits:

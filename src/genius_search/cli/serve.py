@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from genius_search.errors import need_packages, plural
+from genius_search.errors import UsageError, need_packages, plural
 
 if TYPE_CHECKING:
     from genius_search.index.index import Index
@@ -68,8 +68,6 @@ class Serve:
 
     def run(self) -> int:
         """Serve until interrupted."""
-        from genius_search.errors import UsageError
-
         began = time.monotonic()
         if not self.indexes:
             raise UsageError("no index: name the folders of one or more")
@@ -120,8 +118,6 @@ class AddKey:
 
 def _bind(host: str, port: int) -> socket.socket:
     """Bind the address before anything is loaded: it may be taken."""
-    from genius_search.errors import UsageError
-
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Connections inherit it. Otherwise a response's body waits for the client's receipt of its head: 40 ms.
@@ -137,7 +133,6 @@ def _bind(host: str, port: int) -> socket.socket:
 def _open_indexes(command: Serve) -> dict[str, Index]:
     """Open the indexes by name; those of one model share it."""
     from genius_search.cluster.folder import fingerprint_at, open_index
-    from genius_search.errors import UsageError
     from genius_search.model import Genius
 
     indexes: dict[str, Index] = {}

@@ -18,6 +18,7 @@ from genius_search.cli.options import (
 )
 from genius_search.cli.terminal import TerminalProgress, print_table
 from genius_search.config import GeneratorConfig, QuantizerConfig
+from genius_search.errors import GeniusError, UsageError, plural
 from genius_search.presets import EncoderConfig, FitConfig, PresetName
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 @contextmanager
 def report_progress() -> Iterator[TerminalProgress]:
     """Join the processes that ``torchrun`` started, if it did; only the first one prints."""
-    from genius_search.errors import GeniusError
     from genius_search.nn import parallel
 
     with parallel.join_ranks():
@@ -108,7 +108,6 @@ class Fit(DeviceOptions, WaitOption):
     def run(self) -> None:
         """Train all stages."""
         from genius_search.data.mbeir import MBeir
-        from genius_search.errors import UsageError
         from genius_search.training.fit import fit
 
         if self.index is not None:
@@ -134,7 +133,6 @@ class Fit(DeviceOptions, WaitOption):
             progress.say_next("genius", "evaluate", self.data, "--model", self.out)
 
     def _fit_index(self, folder: Path) -> None:
-        from genius_search.errors import plural
         from genius_search.index.index import Index
 
         with TerminalProgress() as progress:
@@ -180,7 +178,6 @@ class Embed(DeviceOptions, TrainingOptions):
     def run(self) -> None:
         """Embed the records."""
         from genius_search.encoders.base import load_encoder
-        from genius_search.errors import UsageError
         from genius_search.training.embed import embed_training
         from genius_search.training.fit import absolute_spec, replace_model
 

@@ -87,23 +87,6 @@ Runner: TypeAlias = Callable[[Work, Path, Sequence[int]], Iterator[int]]
 """Runs a function for a cluster's folder and each of some numbers; yields the numbers as they are done."""
 
 
-class Plan(BaseModel):
-    """What a build is to do; written first."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    pool: str
-    captions: bool
-    rows: int
-    shards: int
-    source: str
-    """Model or encoder, as it was given."""
-    device: str
-    files: dict[str, int] = {}
-    """Size of each file of the pool."""
-    partitions: tuple[Partition, ...] = ()
-
-
 class Settings(NamedTuple):
     """How a cluster is built."""
 
@@ -118,6 +101,17 @@ class Settings(NamedTuple):
     captions: bool = True
     device: str = "cpu"
     download: bool = False
+
+
+class Plan(BaseModel):
+    """What a build is to do; written first."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    settings: Settings
+    files: dict[str, int]
+    """Size of each file of the pool."""
+    partitions: tuple[Partition, ...]
 
 
 def build_cluster(
@@ -168,7 +162,8 @@ def _build(folder: Path, settings: Settings, run: Runner, progress: Progress) ->
     _run_missing(folder, PARTS, len(plan.partitions), encode_partition, "encode partitions", run, progress)
     if not (folder / BUILD / CUTS).exists():
         progress.say("looking for ids that occur twice, and for where shards begin")
-        _save_array(folder / BUILD / DUPLICATES, find_duplicates(folder, len(plan.partitions)))
+        with write_atomically(folder / BUILD / DUPLICATES) as temporary, temporary.open("wb") as file:
+            np.save(file, find_duplicates(folder, len(plan.partitions)))
         write_json(folder / BUILD / CUTS, _sample_cuts(folder, plan))
     cuts = read_json(folder / BUILD / CUTS)
     _run_missing(folder, SHARDS, len(cuts) + 1, write_shard, "write shards", run, progress)
@@ -182,7 +177,7 @@ def _build(folder: Path, settings: Settings, run: Runner, progress: Progress) ->
         ClusterManifest(
             model=MODEL if settings.encoder is not None else index.model,
             model_fingerprint=index.model_fingerprint,
-            pool=plan.pool,
+            pool=settings.pool,
             partitions=len(plan.partitions),
             left_out=left_out,
             shards=tuple(entries),
@@ -220,18 +215,10 @@ def _plan(folder: Path, settings: Settings, progress: Progress) -> Plan:
     UsageError
         The interrupted build was of something else, or a file has changed since.
     """
-    given = Plan(
-        pool=settings.pool,
-        captions=settings.captions,
-        rows=settings.rows,
-        shards=settings.shards,
-        source=settings.model or settings.encoder or "",
-        device=settings.device,
-    )
     if (folder / BUILD / PLAN).exists():
         plan = _read_plan(folder)
-        for (name, old), (_, new) in zip(plan, given, strict=True):
-            if old != new and name not in ("files", "partitions"):
+        for name, old, new in zip(Settings._fields, plan.settings, settings, strict=True):
+            if old != new and name != "download":
                 raise UsageError(
                     f"{folder} holds an interrupted build with {name} {old!r}, not {new!r}; give the "
                     "same again, or choose another folder"
@@ -243,7 +230,7 @@ def _plan(folder: Path, settings: Settings, progress: Progress) -> Plan:
         return plan
     progress.say(f"splitting {settings.pool} into partitions of {settings.rows:,} rows")
     partitions = split_pool(settings.pool, settings.rows, folder / BUILD, captions=settings.captions)
-    plan = given.model_copy(update={"files": _sizes(partitions), "partitions": tuple(partitions)})
+    plan = Plan(settings=settings, files=_sizes(partitions), partitions=tuple(partitions))
     write_json(folder / BUILD / PLAN, plan.model_dump(mode="json"))
     return plan
 
@@ -320,7 +307,7 @@ def _open_model(folder: str, device: str) -> Genius:
 def encode_partition(folder: Path, number: int) -> None:
     """Encode a partition, and write it as an index whose rows are in the order of their IDs."""
     plan, manifest = _read_plan(folder), _read_index(folder)
-    model = _open_model(manifest.model, plan.device)
+    model = _open_model(manifest.model, plan.settings.device)
     pool = open_partition(plan.partitions[number], folder)
     with attempt(folder / PARTS / numbered(number)) as draft, one_writer(draft) as writer:
         result = Added()
@@ -401,17 +388,12 @@ def _part(folder: Path, number: int) -> Segment | None:
     return segments[0] if segments else None
 
 
-def _save_array(path: Path, array: np.ndarray) -> None:
-    with write_atomically(path) as temporary, temporary.open("wb") as file:
-        np.save(file, array)
-
-
 def _sample_cuts(folder: Path, plan: Plan) -> list[list[int]]:
     """Choose where shards begin, by IDs that are evenly spaced in every part."""
     opened = [_part(folder, part) for part in range(len(plan.partitions))]
     tables = [(segment.table, None) for segment in opened if segment is not None]
     sample = sample_ids(tables, sum(table.num_items for table, _ in tables))
-    return [list(cut) for cut in choose_cuts(sample, plan.shards)]
+    return [list(cut) for cut in choose_cuts(sample, plan.settings.shards)]
 
 
 def write_shard(folder: Path, number: int) -> None:

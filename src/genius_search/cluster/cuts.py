@@ -13,6 +13,8 @@ from genius_search.search.table import IdTable
 
 SAMPLED_IDS: Final = 1 << 20
 """IDs that say where shards begin."""
+SLACK: Final = 0.02
+"""Share of a shard by which its size may differ from the others."""
 
 
 def sample_ids(tables: Iterable[tuple[IdTable, Bool[np.ndarray, " _"] | None]], num_items: int) -> IdTable:
@@ -53,12 +55,12 @@ def place_ids(
     return shards
 
 
-def choose_cuts(table: IdTable, shards: int, *, slack: float = 0.02) -> list[tuple[int, ...]]:
+def choose_cuts(table: IdTable, shards: int) -> list[tuple[int, ...]]:
     """Choose the prefixes at which the second shard and those after it begin.
 
-    Shards get equally many items of the table, up to ``slack`` of a shard, where the shortest prefixes are
-    taken, so that the codes of the first levels need not be split. Fewer cuts are returned if there are fewer
-    IDs than shards.
+    Shards get equally many items of the table, up to :data:`SLACK` of a shard, where the shortest prefixes
+    are taken, so that the codes of the first levels need not be split. Fewer cuts are returned if there are
+    fewer IDs than shards.
 
     Raises
     ------
@@ -71,7 +73,7 @@ def choose_cuts(table: IdTable, shards: int, *, slack: float = 0.02) -> list[tup
     cuts: list[tuple[int, ...]] = []
     last = 0
     for number in range(1, shards):
-        start, prefix = _nearest_prefix(table, number * share, slack * share)
+        start, prefix = _nearest_prefix(table, number * share, SLACK * share)
         if start > last:
             cuts.append(prefix)
             last = start

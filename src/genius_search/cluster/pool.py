@@ -7,7 +7,6 @@ M-BEIR's fields (``did``, ``modality``, ``txt``, ``img_path``, ``src_content``),
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import os
@@ -260,7 +259,7 @@ def _key_and_ending(name: str) -> tuple[str, str]:
 
 def _object(content: bytes) -> dict[str, Any]:
     try:
-        found = json.load(io.BytesIO(content))
+        found = json.loads(content)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -150,10 +150,11 @@ log = logging.getLogger(__name__)
 class RayShard:
     """A shard with copies; a call that a dying copy does not answer is made again to another one."""
 
-    def __init__(self, name: str, copies: Sequence[Any], *, patience: float = PATIENCE) -> None:
+    patience: float = PATIENCE
+
+    def __init__(self, name: str, copies: Sequence[Any]) -> None:
         self.name = name
         self.copies = copies
-        self.patience = patience
         self.health = ShardHealth(len(copies))
         self._turn = itertools.count()
 
@@ -209,13 +210,8 @@ class RayAnswer:
         )
 
 
-def place_shards(folder: Path, model: Genius, *, copies: int, patience: float = PATIENCE) -> RoutedCluster:
+def place_shards(folder: Path, model: Genius, *, copies: int) -> RoutedCluster:
     """Place copies of every shard on the Ray cluster that is connected, and return the cluster to search.
-
-    Parameters
-    ----------
-    patience
-        seconds after which a shard without an answering copy counts as gone.
 
     Raises
     ------
@@ -232,7 +228,7 @@ def place_shards(folder: Path, model: Genius, *, copies: int, patience: float = 
 
     def place(name: str) -> RayShard:
         placed = [remote.remote(folder, name, place_of_model) for _ in range(copies)]
-        return RayShard(name, placed, patience=patience)
+        return RayShard(name, placed)
 
     shards = {shard.name: place(shard.name) for shard in read_cluster(folder).shards}
     started = [copy.__ray_ready__.remote() for shard in shards.values() for copy in shard.copies]

@@ -19,7 +19,7 @@ from genius_search.cluster.shard import RankRequest, ShardChildren, ShardRanking
 from genius_search.config import SearchConfig
 from genius_search.index.filters import Filter
 from genius_search.search.beam import BeamSearch, Frontier
-from genius_search.search.beams import topk
+from genius_search.search.beams import Beams, topk
 from genius_search.search.decoder import Decoder
 from genius_search.search.fast import Found
 from genius_search.search.rank import Ranking
@@ -160,10 +160,10 @@ class Router:
         places: list[list[tuple[int, np.ndarray]]] = [[] for _ in self.shards]
         for number, one in enumerate(routed):
             for own in self.split(beams.low[number, :, 2:], beams.high[number, :, 2:]):
-                history = beams.log_probabilities[number, own.which]
-                request = RankRequest(
-                    own.low, own.high, history, queries[number], evidence[number], one.k, one.allowed
+                own_beams = Beams(
+                    own.low[None], own.high[None], beams.log_probabilities[None, number, own.which]
                 )
+                request = RankRequest(own_beams, queries[number], evidence[number], one.k, one.allowed)
                 requests[own.shard].append(request)
                 places[own.shard].append((number, own.which))
         calls = [
@@ -174,7 +174,7 @@ class Router:
         rankings: list[list[tuple[int, np.ndarray, ShardRanking]]] = [[] for _ in routed]
         for shard, call in calls:
             for (number, which), ranking in zip(places[shard], call.result(), strict=True):
-                rankings[number].append((shard, which[ranking.beams], ranking))
+                rankings[number].append((shard, which[ranking.listed.beams], ranking))
         return [
             self._merge(rankings[number], beams.log_probabilities[number], one.k, config)
             for number, one in enumerate(routed)
@@ -190,22 +190,21 @@ class Router:
         """Merge the rankings of shards, each with its hits' beams; ties are in the order of one index."""
         if not rankings:
             return _nothing(history.shape[1])
+        listed = [
+            one.listed._replace(segments=self._segments_before[shard] + one.listed.segments, beams=own)
+            for shard, own, one in rankings
+        ]
+        *columns, touched = zip(*listed, strict=True)
+        found = Ranking._make([*map(np.concatenate, columns), sum(touched)])
+        scores = np.concatenate([one.scores for _, _, one in rankings])
         shards = np.repeat([shard for shard, _, _ in rankings], [len(one.scores) for _, _, one in rankings])
         place = np.concatenate([np.arange(len(one.scores)) for _, _, one in rankings])
-        beams = np.concatenate([own for _, own, _ in rankings])
-        scores = np.concatenate([one.scores for _, _, one in rankings])
-        listed_by = np.concatenate([one.listed_by for _, _, one in rankings])
-        best = np.lexsort((place, shards, beams, -listed_by))
-        touched = sum(one.touched for _, _, one in rankings)
+        best = np.lexsort((place, shards, found.beams, -found.scores))
         if config.rerank == "embeddings" and config.shortlist:
             best = best[: max(k, config.shortlist)]
             best = best[topk(scores[best], k)]
         best = best[:k]
-        segments = np.concatenate([self._segments_before[shard] + one.segments for shard, _, one in rankings])
-        items = np.concatenate([one.items for _, _, one in rankings])
-        rows = np.concatenate([one.rows for _, _, one in rankings])
-        ranking = Ranking(segments[best], items[best], rows[best], scores[best], beams[best], touched)
-        return Found(ranking, history[beams[best]])
+        return Found(found.take(best)._replace(scores=scores[best]), history[found.beams[best]])
 
     def split(
         self, low: Int64[np.ndarray, "ranges tables"], high: Int64[np.ndarray, "ranges tables"]

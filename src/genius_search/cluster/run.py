@@ -34,13 +34,6 @@ class LocalProcesses:
         if count < 1:
             raise UsageError(f"--local is {count}, expected the number of processes")
         self._count = count
-        self._pool: ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> LocalProcesses:  # noqa: PYI034  beartype cannot check Self
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
 
     def __call__(self, work: Work, folder: Path, numbers: Sequence[int]) -> Iterator[int]:
         """Run a function for each number; yield the numbers as they are done."""
@@ -50,34 +43,24 @@ class LocalProcesses:
         left = list(numbers)
         deaths = 0
         while left:
+            pool = ProcessPoolExecutor(
+                self._count,
+                mp_context=multiprocessing.get_context("spawn"),  # PyTorch's threads do not survive a fork
+                initializer=torch.set_num_threads,
+                initargs=(max(1, (os.cpu_count() or 1) // self._count),),
+            )
             try:
-                for number in self._run_once(work, folder, left):
-                    left.remove(number)
-                    yield number
+                running = {pool.submit(work, folder, number): number for number in left}
+                for future in as_completed(running):
+                    future.result()
+                    left.remove(running[future])
+                    yield running[future]
             except BrokenProcessPool:
-                self._close()
                 deaths += 1
                 if deaths > MOST_DEATHS:
                     raise UsageError(
                         f"processes died {deaths} times, perhaps for want of memory; give a smaller --local "
                         "or --rows. The same command goes on with what is done"
                     ) from None
-
-    def _run_once(self, work: Work, folder: Path, numbers: Sequence[int]) -> Iterator[int]:
-        if self._pool is None:
-            threads = max(1, (os.cpu_count() or 1) // self._count)
-            self._pool = ProcessPoolExecutor(
-                self._count,
-                mp_context=multiprocessing.get_context("spawn"),  # PyTorch's threads do not survive a fork
-                initializer=torch.set_num_threads,
-                initargs=(threads,),
-            )
-        running = {self._pool.submit(work, folder, number): number for number in numbers}
-        for future in as_completed(running):
-            future.result()
-            yield running[future]
-
-    def _close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+            finally:
+                pool.shutdown(cancel_futures=True)

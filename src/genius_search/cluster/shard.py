@@ -21,7 +21,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.model.genius import open_ranker
 from genius_search.nn.arrays import AnyArray, as_floats
 from genius_search.search.beams import Beams
-from genius_search.search.rank import CodeRanker, Evidence, by_embeddings, rank_items
+from genius_search.search.rank import CodeRanker, Evidence, Ranking, by_embeddings, rank_items
 from genius_search.search.table import Restriction, children_in_segments, count_ids
 
 KEPT_STATES: Final = 4
@@ -56,9 +56,7 @@ class ShardChildren(NamedTuple):
 class RankRequest(NamedTuple):
     """The beams of one query that lie in a shard."""
 
-    low: Int64[np.ndarray, "beams segments"]
-    high: Int64[np.ndarray, "beams segments"]
-    log_probabilities: Float32[np.ndarray, "beams levels"]
+    beams: Beams
     embedding: Float32[np.ndarray, " dim"]
     """The query in the space of the codes."""
     evidence: Float32[np.ndarray, " dim"]
@@ -71,15 +69,10 @@ class RankRequest(NamedTuple):
 class ShardRanking(NamedTuple):
     """The best items of one query in a shard, best first; with a shortlist, that of the shard."""
 
+    listed: Ranking
+    """With the scores that a shortlist is made by, and positions of beams among those of the request."""
     scores: Float32[np.ndarray, " hits"]
-    listed_by: Float32[np.ndarray, " hits"]
-    """Scores that a shortlist is made by; without one, those of the ranking."""
-    beams: Int64[np.ndarray, " hits"]
-    """Position of each item's beam among those of the request."""
-    segments: Int64[np.ndarray, " hits"]
-    items: Int64[np.ndarray, " hits"]
-    rows: Int64[np.ndarray, " hits"]
-    touched: int
+    """Scores by stored embeddings; without a shortlist, those of ``listed``."""
 
 
 class LookupRanker(CodeRanker):
@@ -154,12 +147,11 @@ class Shard:
             snapshot.densities,
         )
         allowed = None if request.allowed is None else self._restrict(request.allowed)
-        beams = Beams(request.low[None], request.high[None], request.log_probabilities[None])
         is_listed = config.rerank == "embeddings" and config.shortlist > 0
         first = dataclasses.replace(config, rerank="codes", shortlist=0) if is_listed else config
         found = rank_items(
             self._segments,
-            beams,
+            request.beams,
             0,
             request.evidence if config.rerank == "embeddings" and not is_listed else request.embedding,
             config=first,
@@ -170,9 +162,7 @@ class Shard:
         scores = found.scores
         if is_listed:
             scores = by_embeddings(self._segments, found, request.evidence, evidence, config)
-        return ShardRanking(
-            scores, found.scores, found.beams, found.segments, found.items, found.rows, found.touched
-        )
+        return ShardRanking(found, scores)
 
     def _restrict(self, wanted: Filter) -> Restriction:
         """Return the items that a filter allows, and that are not deleted."""

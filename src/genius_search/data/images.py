@@ -103,6 +103,9 @@ _SIGNATURES: Final = {
 
 _HEIF_STARTS: Final = frozenset({b"ftypheic", b"ftypheix", b"ftypmif1"})
 
+_GIVEN: Final = Path("the image")
+"""What errors call an image that is not a file."""
+
 _WARNINGS_LOCK = threading.Lock()
 
 
@@ -182,7 +185,7 @@ def read_image(
     return _read(Path(name), io.BytesIO(data), max_pixels, shortest_side)
 
 
-def as_image(given: object, *, name: str = "the image", shortest_side: int | None = None) -> Image.Image:
+def as_image(given: object, *, shortest_side: int | None = None) -> Image.Image:
     """Return a picture given as a file, its bytes, a Pillow image or an array as upright RGB.
 
     Parameters
@@ -190,8 +193,6 @@ def as_image(given: object, *, name: str = "the image", shortest_side: int | Non
     given
         a path, the bytes of a file, a Pillow image, or an array of ``uint8`` of shape (height, width) or
         (height, width, 3 or 4).
-    name
-        what errors call it.
 
     Raises
     ------
@@ -200,38 +201,36 @@ def as_image(given: object, *, name: str = "the image", shortest_side: int | Non
     """
     match given:
         case Image.Image():
-            return _upright(given, name)
+            return _upright(given)
         case bytes():
-            return read_image(given, name=name, shortest_side=shortest_side)
+            return read_image(given, name=_GIVEN.name, shortest_side=shortest_side)
         case str() if re.match(r"[a-z][a-z0-9+.-]+://", given, re.IGNORECASE):
-            raise BadImage(Path(name), f"is a URL, {given[:80]}; download it, and give its bytes or its path")
+            raise BadImage(_GIVEN, f"is a URL, {given[:80]}; download it, and give its bytes or its path")
         case str() | Path():
             return open_image(Path(given), shortest_side=shortest_side)
         case np.ndarray():
             channels = given.shape[2:]
             if given.dtype != np.uint8 or given.ndim not in (2, 3) or channels not in ((), (3,), (4,)):
                 found = f"{given.dtype} of shape {given.shape}"
-                raise BadImage(
-                    Path(name), f"is an array of {found}, expected uint8 of shape (height, width, 3)"
-                )
-            return _upright(Image.fromarray(given), name)
+                raise BadImage(_GIVEN, f"is an array of {found}, expected uint8 of shape (height, width, 3)")
+            return _upright(Image.fromarray(given))
         case _:
             kind = f"{type(given).__module__}.{type(given).__qualname__}"
             raise BadImage(
-                Path(name), f"is of type {kind}; expected a path, bytes, a Pillow image or a NumPy array"
+                _GIVEN, f"is of type {kind}; expected a path, bytes, a Pillow image or a NumPy array"
             )
 
 
-def _upright(given: Image.Image, name: str) -> Image.Image:
+def _upright(given: Image.Image) -> Image.Image:
     """Return an image of Pillow, which may not have been read yet, as upright RGB."""
     if not math.prod(given.size):
-        raise BadImage(Path(name), f"has no pixels: it is {given.width} x {given.height}")
+        raise BadImage(_GIVEN, f"has no pixels: it is {given.width} x {given.height}")
     if math.prod(given.size) > MAX_PIXELS:
-        raise TooManyPixels(Path(name), _too_large(given.size, MAX_PIXELS))
+        raise TooManyPixels(_GIVEN, _too_large(given.size, MAX_PIXELS))
     try:
         return _to_rgb(ImageOps.exif_transpose(given))
     except Exception as error:  # noqa: BLE001  as in _read
-        raise BadImage(Path(name), f"cannot be read: {_describe(error)}") from None
+        raise BadImage(_GIVEN, f"cannot be read: {_describe(error)}") from None
 
 
 def encode_jpeg(picture: Image.Image, *, quality: int) -> bytes:

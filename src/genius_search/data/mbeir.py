@@ -176,18 +176,18 @@ def read_candidates(path: Path, *, skip_bad: BadLines | None = None) -> Iterator
     return (candidate for _, candidate in read_json_lines(path, parse_candidate, skip_bad))
 
 
-def read_pool(paths: Iterable[Path], *, skip_bad: BadLines | None = None) -> Iterator[Candidate]:
+def read_pool(paths: Iterable[Path]) -> Iterator[Candidate]:
     """Read the candidates of a pool in several files. If an id occurs in two files, the first one counts.
 
     An id that occurs twice in the same file is a bad line, because it is unclear which one is meant.
     """
     last_file = IdColumn("H")
     for number, path in enumerate(paths, start=1):
-        for line, candidate in read_json_lines(path, parse_candidate, skip_bad):
+        for line, candidate in read_json_lines(path, parse_candidate):
             earlier, last_file[candidate.did] = last_file[candidate.did], number
             if earlier == number:
-                _refuse(path, line, f"did {candidate.did!r} occurs twice in this file", skip_bad)
-            elif not earlier:
+                raise bad_record(path, line, f"did {candidate.did!r} occurs twice in this file")
+            if not earlier:
                 yield candidate
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -23,11 +24,13 @@ from genius_search.encoders.base import ImageInput, PairOdds, TextInput, need_tr
 from genius_search.encoders.batches import BatchEncoder
 from genius_search.encoders.static import StaticEncoder, is_static
 from genius_search.encoders.texts import MAX_TOKENS, check_tokenizer, cut_texts
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError, need_packages
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, need_packages
 from genius_search.hub.access import ENCODER_FILES, contents_fingerprint, is_path
-from genius_search.hub.pull import plan_pull, pull
+from genius_search.hub.pull import find_cached, plan_pull, pull
 from genius_search.nn.weights import check_size
 
+_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+"""Form of a model's name; old ones have no owner."""
 _WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
 _SENTENCE_PIECES: Final = ("spiece.model", "tokenizer.model")
 _TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "vocab.txt", *_SENTENCE_PIECES)
@@ -58,30 +61,19 @@ def find_checkpoint(name: str, *, download: bool, reads_texts: bool = True) -> P
     ------
     ArtifactMissing
         The name can only be a folder, and there is none.
-    UsageError
-        The name is neither a folder nor a name on the hub.
     NetworkNeeded
         The model is not on this machine, and ``download`` is off or fails.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if is_path(name):
+    if is_path(name) or not _NAME.fullmatch(name):
         raise ArtifactMissing(
             f"there is no folder {name!r}; give a model's folder, or its name as owner/model"
         )
-    from huggingface_hub import snapshot_download  # noqa: PLC0415  slow, and only needed here
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
-
-    patterns = list(ENCODER_FILES)
-    try:
-        cached = Path(snapshot_download(name, local_files_only=True, allow_patterns=patterns))
-        if not download or not _missing_files(cached, reads_texts=reads_texts):
-            return cached
-    except LocalEntryNotFoundError:
-        pass
-    except HFValidationError as error:
-        raise UsageError(f"{name!r} is neither a folder nor a model's name: {error}") from None
+    cached = find_cached(name, "encoder")
+    if cached is not None and not (download and _missing_files(cached, reads_texts=reads_texts)):
+        return cached
     if not download:
         raise NetworkNeeded(
             f"{name} is not on this machine, and nothing is downloaded unless you ask. "

@@ -30,11 +30,8 @@ COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _ETAG: Final = re.compile(r"(W/)?\"?[\w.+=-]{1,128}\"?", re.ASCII)
 """Form of a header that becomes the name of a file."""
 _DISK_ERRORS: Final = frozenset(
-    getattr(errno, name)
-    for name in (
-        *("EACCES", "EDQUOT", "EEXIST", "EFBIG", "EIO", "EISDIR"),
-        *("EMFILE", "ENAMETOOLONG", "ENOSPC", "ENOTDIR", "EPERM", "EROFS"),
-    )
+    {errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO, errno.EISDIR, errno.EMFILE}
+    | {errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 )
 
 

@@ -123,7 +123,7 @@ class PullPlan(NamedTuple):
         )
 
 
-def plan_pull(name: str, *, revision: str | None = None, token: str | None = None) -> PullPlan:
+def plan_pull(name: str, *, revision: str | None = None) -> PullPlan:
     """Look up what a pull would fetch; only the repository's list of files is read.
 
     Parameters
@@ -148,7 +148,7 @@ def plan_pull(name: str, *, revision: str | None = None, token: str | None = Non
         f"fetching {name} needs the hub",
         alternative=checkpoint.manual if checkpoint else "copy its folder from a machine that has it",
     )
-    return _plan(name, revision, token)
+    return _plan(name, revision, None)
 
 
 def _plan(name: str, revision: str | None, token: str | None) -> PullPlan:

@@ -120,13 +120,6 @@ SLOW_READS: Final = BatchLimits(max_size=1, wait_ms=0.0, max_waiting=64, workers
 """For conditions and explanations, which can take as long as their deadline allows."""
 
 
-class Completed(NamedTuple, Generic[Result]):
-    """A result, and the time that its request waited for its batch."""
-
-    result: Result
-    queue_seconds: float
-
-
 @dataclass(slots=True, eq=False)
 class _Waiting(Generic[Kind, Request, Result]):
     """A request in the queue."""
@@ -136,7 +129,7 @@ class _Waiting(Generic[Kind, Request, Result]):
     size: int
     deadline: float
     since: float
-    future: asyncio.Future[Completed[Result]]
+    future: asyncio.Future[Result]
 
     def refuse(self) -> None:
         if not self.future.done():
@@ -151,7 +144,7 @@ class Batcher(Generic[Kind, Request, Result]):
 
     >>> batcher = Batcher(search_many, BatchLimits())  # doctest: +SKIP
     >>> batcher.start()  # doctest: +SKIP
-    >>> (await batcher.submit("photos", request)).result  # doctest: +SKIP
+    >>> await batcher.submit("photos", request)  # doctest: +SKIP
 
     Parameters
     ----------
@@ -198,7 +191,7 @@ class Batcher(Generic[Kind, Request, Result]):
 
     async def submit(
         self, kind: Kind, request: Request, *, size: int = 1, deadline: float = math.inf
-    ) -> Completed[Result]:
+    ) -> Result:
         """Run a request in a batch with others of its kind; cancelling takes it out of the queue.
 
         Parameters
@@ -226,14 +219,15 @@ class Batcher(Generic[Kind, Request, Result]):
                 retry_after_seconds=seconds,
             )
         now = time.monotonic()
-        waiting = _Waiting(kind, request, size, deadline, now, asyncio.get_running_loop().create_future())
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(kind, request, size, deadline, now, future)
         number = next(self._numbers)
         self._waiting[number] = waiting
         self._changed.set()
         allowed = deadline - now
         try:
             async with asyncio.timeout(None if allowed == math.inf else allowed):
-                return await waiting.future
+                return await future
         except TimeoutError:
             raise DeadlinePassed(
                 f"no answer within the {max(0.0, allowed):.3g} s allowed; allow more, or try again when the "
@@ -321,7 +315,7 @@ class Batcher(Generic[Kind, Request, Result]):
             if isinstance(result, Exception):
                 waiting.future.set_exception(result)
             else:
-                waiting.future.set_result(Completed(result, began - waiting.since))
+                waiting.future.set_result(result)
 
     def _run_or_split(self, kind: Kind, requests: Sequence[Request]) -> list[Result | Exception]:
         """Return a result or an error for each request."""
@@ -357,10 +351,10 @@ class IndexWriter:
 
     async def submit(self, change: Change, request: Sequence[Any]) -> Any:
         """Add or delete items, combined with concurrent changes of the same kind; return the outcome."""
-        completed = await self.changes.submit(change, request, size=len(request))
+        outcome = await self.changes.submit(change, request, size=len(request))
         if self._needs_compaction and (self._compacting is None or self._compacting.done()):
             self._compacting = asyncio.create_task(self._compact())
-        return completed.result
+        return outcome
 
     def record_state(self) -> None:
         """Update the metrics of the index, and decide whether to compact it."""
@@ -468,18 +462,20 @@ class SearchOutcome(NamedTuple):
     timing: Timing
 
 
-class _State(NamedTuple):
-    """A state of an index, in which the items that a request allows were looked up."""
-
-    model: Genius
-    snapshot: Snapshot
-
-
+_State: TypeAlias = tuple[Genius, Snapshot]
+"""A state of an index, in which the items that a request allows were looked up."""
 _Kind: TypeAlias = tuple[str, SearchConfig, _State | None]
 """Index, settings, and state, by default the current one."""
 _Constrained: TypeAlias = tuple[SearchRequest, list[Constraint] | None]
-_Searched: TypeAlias = tuple[SearchResult, float, float]
-"""The result of a search, and the seconds that its batch took to encode and to search."""
+
+
+class _Searched(NamedTuple):
+    """The result of a search, when its batch began, and the seconds to encode and to search all of it."""
+
+    result: SearchResult
+    began: float
+    encode: float
+    search: float
 
 
 class Engine:
@@ -578,13 +574,12 @@ class Engine:
             state = constraints = None
             if has_conditions(self.indexes[name].model, request):
                 look_up = partial(_look_up, self.indexes[name], request)
-                (state, constraints), _ = await self._slow_reads.submit(
-                    None, look_up, deadline=request.deadline
-                )
-            completed = await self._searches.submit(
+                state, constraints = await self._slow_reads.submit(None, look_up, deadline=request.deadline)
+            submitted = time.monotonic()
+            found, batch_began, encode, search = await self._searches.submit(
                 (name, config, state), (request, constraints), deadline=request.deadline
             )
-        (found, encode, search), queue = completed
+        queue = batch_began - submitted
         for stage, seconds in (("queue", queue), ("encode", encode), ("search", search)):
             self.metrics.stage_seconds.labels(stage).observe(seconds)
         self.metrics.beam.observe(max(request.beam or config.beam, request.k))
@@ -605,8 +600,8 @@ class Engine:
         look_up_here = partial(look_up, self.indexes[name])
         reads = self._reads if deadline == math.inf else self._slow_reads
         with self._counting_errors():
-            completed: Completed[Result] = await reads.submit(None, look_up_here, deadline=deadline)
-        return completed.result
+            result: Result = await reads.submit(None, look_up_here, deadline=deadline)
+        return result
 
     async def add(self, name: str, items: Sequence[NewItem]) -> list[ItemOutcome]:
         """Add items; on return they are stored on disk and searchable."""
@@ -624,26 +619,26 @@ class Engine:
         name, config, state = kind
         index = self.indexes[name]
         try:
-            return self._search_state(state or _State(*index.current()), requests, config)
+            return self._search_state(state or index.current(), requests, config)
         except SnapshotGone:
             anew = [(request, None) for request, _ in requests]
-            return self._search_state(_State(*index.current()), anew, config)
+            return self._search_state(index.current(), anew, config)
 
     def _search_state(
         self, state: _State, requests: Sequence[_Constrained], config: SearchConfig
     ) -> list[_Searched]:
         model, snapshot = state
-        began = time.perf_counter()
+        began = time.monotonic()
         constraints = [
             find_constraints(model, snapshot, request) if known is None else known
             for request, known in requests
         ]
         queries = encode_queries(model, snapshot, [request for request, _ in requests], config, constraints)
-        encode_seconds = time.perf_counter() - began
+        encode = time.monotonic() - began
         found = search_encoded(model, snapshot, queries, config)
-        search_seconds = time.perf_counter() - began - encode_seconds
+        search = time.monotonic() - began - encode
         self.metrics.batch_size.observe(len(requests))
-        return [(one, encode_seconds, search_seconds) for one in found]
+        return [_Searched(one, began, encode, search) for one in found]
 
     @contextlib.contextmanager
     def _counting_errors(self) -> Iterator[None]:
@@ -656,5 +651,5 @@ class Engine:
 
 def _look_up(index: Index, request: SearchRequest) -> tuple[_State, list[Constraint]]:
     """Look up the items that a request allows; its search has to be in the same state of the index."""
-    state = _State(*index.current())
+    state = index.current()
     return state, find_constraints(*state, request)

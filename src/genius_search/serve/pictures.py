@@ -63,7 +63,6 @@ class Pictures:
 
     def __init__(self) -> None:
         self._limiter = anyio.CapacityLimiter(THREADS)
-        self._num_waiting = 0
 
     async def decode(self, data: bytes) -> Image.Image:
         """Decode an image of a request, no larger than the encoder needs.
@@ -96,15 +95,12 @@ class Pictures:
             raise Problem(404, "the picture of this item is gone or cannot be read") from None
 
     async def _run(self, work: Callable[[], Result]) -> Result:
-        if self._num_waiting >= MAX_WAITING:
+        if self._limiter.statistics().tasks_waiting >= MAX_WAITING:
             raise Overloaded("too many pictures are being read; try again", retry_after_seconds=1.0)
-        self._num_waiting += 1
         try:
             return await anyio.to_thread.run_sync(work, limiter=self._limiter)
         except BadImage as error:  # its traceback leads back to it, and would keep the picture in memory
             raise error.with_traceback(None) from None
-        finally:
-            self._num_waiting -= 1
 
 
 def is_avif(data: bytes) -> bool:

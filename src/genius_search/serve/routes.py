@@ -21,7 +21,6 @@ from genius_search.config import SearchConfig
 from genius_search.data.images import image_type
 from genius_search.errors import BadImage
 from genius_search.index.index import Index
-from genius_search.index.items import Item
 from genius_search.index.query import default_settings
 from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.serve import limits, schemas
@@ -290,6 +289,19 @@ async def get_item(service: ServiceDep, name: IndexDep, item_id: IdQuery) -> sch
     return await service.engine.read(name, look_up)
 
 
+async def find_picture(service: Service, name: str, item_id: str) -> pathlib.Path:
+    """Return where the picture of an item is; raise :class:`Problem` if it has none."""
+
+    def look_up(index: Index) -> str | None:
+        snapshot = index.snapshot
+        return snapshot.item_at(snapshot.locate(item_id)).image
+
+    image = await service.engine.read(name, look_up)
+    if image is None:
+        raise Problem(404, f"item {item_id[:80]!r} has no picture")
+    return pathlib.Path(image)
+
+
 class JpegResponse(Response):
     """A picture."""
 
@@ -309,16 +321,9 @@ async def get_picture(
     size: Annotated[int, Query(ge=16, le=limits.THUMBNAIL_PIXELS)] = THUMBNAIL,
 ) -> Response:
     """Draw the picture anew, without EXIF or anything else of the file."""
-
-    def look_up(index: Index) -> Item:
-        snapshot = index.snapshot
-        return snapshot.item_at(snapshot.locate(item_id))
-
-    item = await service.engine.read(name, look_up)
-    if item.image is None:
-        raise Problem(404, f"item {item_id[:80]!r} has no picture")
+    path = await find_picture(service, name, item_id)
     known = request.headers.get("if-none-match", "")
-    tag, jpeg = await service.pictures.thumbnail(pathlib.Path(item.image), size, known)
+    tag, jpeg = await service.pictures.thumbnail(path, size, known)
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     if not jpeg:
         return Response(status_code=304, headers=headers)
@@ -328,19 +333,11 @@ async def get_picture(
 @router.get("/v1/items/original", response_class=FileResponse)
 async def get_original(service: ServiceDep, name: IndexDep, item_id: IdQuery) -> Response:
     """Return the file of a picture as it is, with all that its EXIF data say."""
-
-    def look_up(index: Index) -> tuple[str, str] | None:
-        snapshot = index.snapshot
-        image = snapshot.item_at(snapshot.locate(item_id)).image
-        return None if image is None else (image, image_type(pathlib.Path(image)))
-
+    path = await find_picture(service, name, item_id)
     try:
-        found = await service.engine.read(name, look_up)
+        kind = await service.engine.read(name, lambda _: image_type(path))
     except BadImage:
         raise Problem(404, "the picture of this item is gone or cannot be read") from None
-    if found is None:
-        raise Problem(404, f"item {item_id[:80]!r} has no picture")
-    path, kind = found
     return FileResponse(
         path,
         media_type=kind,

@@ -172,6 +172,8 @@ def test_an_interrupted_build_of_something_else_is_refused(pool, trained, tmp_pa
         build_cluster(tmp_path / "X", settings(pool, trained), run=Counting(1))
     with pytest.raises(UsageError, match="rows 25"):
         build_cluster(tmp_path / "X", settings(pool, trained, rows=30))
+    with pytest.raises(UsageError, match="embeddings 'fused'"):
+        build_cluster(tmp_path / "X", settings(pool, trained, embeddings="none"))
     with pytest.raises(UsageError, match="other things"):
         build_cluster(trained.model, settings(pool, trained))
 
@@ -226,7 +228,7 @@ def test_a_cluster_made_with_an_encoder_has_a_model_of_its_own(trained, tmp_path
     given = Settings(str(pool), encoder=f"small:{trained.model / 'encoder'}", shards=2, rows=20)
     with pytest.raises(KeyboardInterrupt):
         build_cluster(tmp_path / "X", given, run=Counting(2))
-    build_cluster(tmp_path / "X", given)
+    build_cluster(tmp_path / "X", given._replace(download=True))
     (tmp_path / "X").rename(tmp_path / "moved")
     assert verify_cluster(tmp_path / "moved").items == 50
     opened = open_index(tmp_path / "moved")
@@ -261,8 +263,7 @@ def kill_once(folder: Path, number: int) -> None:
 
 
 def test_work_of_a_killed_process_is_done_by_another(tmp_path):
-    with LocalProcesses(2) as run:
-        assert sorted(run(kill_once, tmp_path, range(4))) == [0, 1, 2, 3]
+    assert sorted(LocalProcesses(2)(kill_once, tmp_path, range(4))) == [0, 1, 2, 3]
     assert (tmp_path / "killed").exists()
     with pytest.raises(UsageError, match="--local"):
         LocalProcesses(0)

@@ -171,9 +171,6 @@ def test_an_id_twice_in_one_pool_file_is_refused(tmp_path):
     with pytest.raises(BadRecord, match=r"9:1.*twice") as caught:
         list(read_pool([path]))
     assert caught.value.line == 3
-    bad = BadLines()
-    assert [candidate.did for candidate in read_pool([path], skip_bad=bad)] == ["9:1", "9:2"]
-    assert bad.count == 1
 
 
 def test_of_an_id_in_two_pool_files_the_first_stays(tmp_path):

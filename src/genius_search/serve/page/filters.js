@@ -41,7 +41,7 @@ export function filtersPanel(panel, state, search) {
 
 function conditionRow(condition, apply) {
   const [, name = "", operator = "", raw = ""] = SPELT.exec(condition ?? "") ?? [];
-  const fields = [...chosen().fields.filter((field) => field.kind !== "object"), ...OWN];
+  const fields = [...chosen().fields, ...OWN];
   if (name && !fields.some((field) => field.name === name)) fields.push({ name, kind: NUMBER.test(raw) ? "number" : "text", examples: [] });
   const list = `values-${(rowNumber += 1)}`;
   const field = h("select", { "aria-label": "Field", class: "field" }, fields.map((one) => h("option", { value: one.name }, shownName(one.name))));
