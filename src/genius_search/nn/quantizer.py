@@ -40,6 +40,8 @@ POOL_SAMPLE: Final = "pool_sample"
 CHUNK: Final = 16_384
 """Items per block when assigning centroids, to bound memory."""
 FUSE_BATCH: Final = 4096
+SPREAD: Final = 0.3
+"""How far k-means starts from the mean, as a share of the distance of drawn samples."""
 
 
 class Clusters(NamedTuple):
@@ -70,12 +72,15 @@ def kmeans(
 ) -> Clusters:
     """Run Lloyd's algorithm until assignments no longer change, for at most ``iterations`` iterations.
 
-    If there are fewer samples than clusters, the initial centroids are drawn with replacement.
+    The initial centroids are drawn samples, moved towards the mean of all: in many dimensions a sample is far from
+    every other, and a centroid that starts there may keep it alone. With fewer samples than clusters they are
+    drawn with replacement.
     """
     order = torch.randperm(len(samples), generator=generator)
     if len(samples) < size:
         order = torch.randint(len(samples), (size,), generator=generator)
-    centroids = samples[order[:size].to(samples.device)].clone()
+    mean = samples.mean(dim=0)
+    centroids = mean + SPREAD * (samples[order[:size].to(samples.device)] - mean)
     chosen = assign(samples, centroids)
     counts = torch.bincount(chosen, minlength=size)
     for _ in range(iterations):
