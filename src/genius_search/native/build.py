@@ -37,9 +37,10 @@ OLDEST_GLIBC: Final = "2.17"
 
 
 def library(variant: str, folder: Path = FOLDER) -> Path:
-    """Return the path of a compiled library. Its name changes with the source."""
+    """Return the path of a compiled library. Its name changes with the machine and the source."""
     suffix = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
-    return folder / f"search-{variant}-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]}.{suffix}"
+    source = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
+    return folder / f"search-{platform.machine()}-{variant}-{source}.{suffix}"
 
 
 def find_compilers() -> Iterator[list[str]]:

@@ -72,8 +72,8 @@ def kmeans(
 ) -> Clusters:
     """Run Lloyd's algorithm until assignments no longer change, for at most ``iterations`` iterations.
 
-    The initial centroids are drawn samples, moved towards the mean of all: in many dimensions a sample is far from
-    every other, and a centroid that starts there may keep it alone. With fewer samples than clusters they are
+    The initial centroids are drawn samples, moved towards the mean of all: in many dimensions a sample is far
+    from every other, and a centroid that starts there may keep few. With fewer samples than clusters they are
     drawn with replacement.
     """
     order = torch.randperm(len(samples), generator=generator)
