@@ -21,7 +21,7 @@ import numpy as np
 from genius_search.config import checked, usual_search
 from genius_search.errors import UsageError
 from genius_search.lab.baselines.faiss_index import num_bits, num_lists
-from genius_search.lab.bench.coded import ALL, Codes, Ours, encode, fit, of_model
+from genius_search.lab.bench.coded import ALL, Codes, Ours, encode, fit, name_evidence, of_model
 from genius_search.lab.bench.given import (
     Found,
     Given,
@@ -54,6 +54,7 @@ from genius_search.lab.table import Table
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.search.table import IdTable, SearchSegment
+from genius_search.search.vectors import stored_width
 from genius_search.training.codebooks import LEVELS
 
 PARTS: Final = ("plain", "candidates", "filtered", "bytes", "updates")
@@ -72,6 +73,8 @@ BIT_CODES: Final = (
 )  # fmt: skip
 """Indexes of faiss with one to eight bits for each number, some of them after a random rotation."""
 BLOCK: Final = 1_000_000
+SCALE_BYTES: Final = 2
+"""Of the scale of a stored embedding."""
 CODE_POOL_QUERIES: Final = 200
 CODE_BUDGETS: Final = (10_000, 30_000, 70_000, 100_000, 300_000, 1_000_000)
 QUICK: Final[dict[str, Any]] = {
@@ -368,13 +371,18 @@ def _equal_bytes(
     for levels in all_levels:
         bench.progress.say(f"codes of {levels} bytes")
         codes = known if known and levels == LEVELS else Built.time(partial(_fit, bench, given, levels))
-        ours = Ours.of(codes.it)
+        ours = Ours.of(codes.it, given.items if levels == LEVELS else None)
         config = replace(usual_search(count), candidates=ALL, density_weight=0.0)
         found = search_all(ours.method(config, ours.quick), given.queries)
         yield row(f"ours, {levels} levels", levels, found, codes.seconds, ours=True)
+        config = replace(config, rerank="embeddings")
+        for bits in ours.stored:
+            found = search_all(ours.method(config, ours.quick, bits=bits), given.queries)
+            size = levels + stored_width(dim, bits) + SCALE_BYTES
+            yield row(f"ours, {name_evidence(bits)}", size, found, codes.seconds, ours=True)
         if dim % levels == 0:
-            bits = num_bits(count)
-            names = [f"PQ{levels}x{bits}", f"OPQ{levels},PQ{levels}x{bits}", *names]
+            code = num_bits(count)
+            names = [f"PQ{levels}x{code}", f"OPQ{levels},PQ{levels}x{code}", *names]
     for name in names:
         bench.progress.say(f"faiss {name}")
         built = Built.time(partial(_build_faiss, name, given.items))
