@@ -1,9 +1,10 @@
 """``genius refit``: adapt codebooks to a pool unlike the training data, without training.
 
 Items unlike the training data share few codes, which describe them badly; fusion suffers less. So the code
-vectors resume their moving average, over the items that will be searched. They move little at a time and each
-keeps its meaning, so the generator can stay: only its guide gets the new vectors. A sample of the pool's IDs
-is stored with them, by which the density around items is measured.
+vectors resume their moving average, over the items that will be searched; at the end each moves to the mean of
+what the other levels leave of its items. They move little at a time and each keeps its meaning, so the
+generator can stay: only its guide gets the new vectors. A sample of the pool's IDs is stored with them, by
+which the density around items is measured.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from genius_search.nn.health import Health, measure_health
 from genius_search.nn.ids import RESIDUAL
 from genius_search.nn.quantizer import Quantizer, encode, fuse, write_quantizer
 from genius_search.progress import Progress
-from genius_search.training.codebooks import draw_ids
+from genius_search.training.codebooks import draw_ids, move_vectors
 from genius_search.training.fit import check_folder
 from genius_search.writing import ArtifactWriter
 
@@ -95,6 +96,8 @@ def refit(
     quantizer = copy.deepcopy(model.quantizer)
     embeddings = fuse(quantizer, features)
     _follow(quantizer, embeddings, features.modality, passes=passes, seed=seed, progress=progress)
+    if not quantizer.config.shared_codebook:
+        move_vectors(list(quantizer.books), embeddings.float(), encode(quantizer, features).codes.long())
     after = measure_health(quantizer, features)
     quantizer.set_pool_sample(draw_ids(encode(quantizer, features).codes, features.modality, seed=seed))
     source = {"pool": features.manifest.fingerprint, "passes": str(passes), "seed": str(seed)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -155,12 +155,12 @@ def _fit(
     residuals = embeddings - modality_level.embed[modalities]
     for done in range(ROUNDS):
         codes = nearest_sums(residuals, [book.embed for book in books], beam=quantizer.config.encoding_beam)
-        _move_vectors(books, residuals, codes)
+        move_vectors(books, residuals, codes)
         progress.advance(2 + done, {})
 
 
-def _move_vectors(
-    books: list[Codebook], targets: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
+def move_vectors(
+    books: Sequence[Codebook], targets: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
 ) -> None:
     """Reduce the squared error of the sums of code vectors, one level at a time; codes stay as they are."""
     missing = targets.clone()

@@ -11,7 +11,7 @@ from genius_search.config import usual_search
 from genius_search.errors import BadData, UsageError
 from genius_search.index.writer import one_writer
 from genius_search.lab.bench import rivals as rivals_module
-from genius_search.lab.bench.coded import ALL, Ours, encode, fit, of_model, store_bytes
+from genius_search.lab.bench.coded import ALL, Ours, encode, fit, of_model
 from genius_search.lab.bench.given import Given, invent, nearest_cosines, read_given, share_found
 from genius_search.lab.bench.rivals import (
     EXACT,
@@ -106,7 +106,7 @@ def test_packages_that_are_not_installed_are_named(monkeypatch, given):
 
 
 def test_ranking_all_items_by_codes_finds_the_nearest_code_vectors(given, quantizer):
-    ours = Ours.of(encode(quantizer, given), None)
+    ours = Ours.of(encode(quantizer, given))
     config = dataclasses.replace(usual_search(ITEMS), candidates=ALL, density_weight=0.0)
     found = ours.method(config, ours.quick)(given.queries)
     codes = encode(quantizer, given).arrays.codes[:, : len(quantizer.sizes)]
@@ -118,12 +118,12 @@ def test_ranking_all_items_by_codes_finds_the_nearest_code_vectors(given, quanti
 
 
 def test_all_ways_of_our_search_find_the_same(given, quantizer):
-    ours = Ours.of(encode(quantizer, given), store_bytes(given))
-    usual = ours.methods()["ours, codes"](given.queries)
+    ours = Ours.of(encode(quantizer, given), given.items)
+    usual = next(iter(ours.methods())).search(given.queries)
     for name, search in ours.other_ways(None).items():
         assert share_found(usual, search(given.queries), 10) > 0.99, name
     allowed = np.arange(ITEMS) % 7 == 0
-    for name, search in ours.allowing(allowed).methods().items():
+    for name, search, _ in ours.allowing(allowed).methods():
         found = search(given.queries)
         assert (found >= 0).all(), name
         assert allowed[found].all(), name
@@ -134,7 +134,7 @@ def test_an_index_that_changes_finds_what_is_there_by_its_number(given, quantize
         subject = _our_subject(writer, quantizer, given, 500)
         subject.replace(np.arange(40), np.arange(500, 560))
         subject.replace(np.arange(40, 50), np.arange(560, ITEMS))
-        search = subject.searches["ours, 8-bit embeddings"]
+        search = subject.searches["ours, codes and 4 bits"]
         found = subject.number(search(given.items))
     assert not (found[found >= 0] < 50).any()
     own = [row in hits for row, hits in zip(range(50, ITEMS), found[50:].tolist(), strict=True)]
