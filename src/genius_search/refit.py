@@ -1,8 +1,8 @@
 """``genius refit``: adapt codebooks to a pool unlike the training data, without training.
 
 Items unlike the training data share few codes, which describe them badly; fusion suffers less. So the code
-vectors resume their moving average, over the items that will be searched; at the end each moves to the mean of
-what the other levels leave of its items. They move little at a time and each keeps its meaning, so the
+vectors resume their moving average, over the items that will be searched; at the end each moves to the mean
+of what the other levels leave of its items. They move little at a time and each keeps its meaning, so the
 generator can stay: only its guide gets the new vectors. A sample of the pool's IDs is stored with them, by
 which the density around items is measured.
 """

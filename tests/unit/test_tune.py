@@ -325,7 +325,7 @@ def test_the_command_keeps_settings_and_flags_of_a_search_win(world, index, caps
 
 @pytest.mark.usefixtures("_few_settings")
 def test_the_command_prints_its_grid(world, index, capsys):
-    words = ["tune", index.folder, "--data", world.data.root, "--split", "test", "--queries", "1"]
+    words = ["tune", index.folder, "--data", world.data.root, "--split", "test", "--queries", "4"]
     words += ["--milliseconds", "1e6", "--dry-run"]
     assert main([str(word) for word in words]) == 0
     shown = capsys.readouterr().out

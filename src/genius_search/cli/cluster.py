@@ -60,12 +60,11 @@ class Build(DeviceOptions, JsonOption):
     embeddings: Annotated[
         Literal["none", "fused", "raw"] | None, tyro.conf.arg(metavar="{none,fused,raw}")
     ] = None
-    """Store an embedding of every item, for re-ranking. Default: none with a model, otherwise fused below a
-    million items."""
+    """Store an embedding of every item, for re-ranking. Default: none with a model, otherwise fused."""
 
     embedding_bits: Annotated[Literal[1, 2, 4, 8, 16] | None, tyro.conf.arg(metavar="{1,2,4,8,16}")] = None
     """Bits of each number of a stored embedding; fewer than 8 only for fused ones. Default: 16 with a model,
-    otherwise 4."""
+    otherwise 4, and 1 from a million items on."""
 
     no_captions: bool = False
     """Ignore texts beside pictures of a folder."""

@@ -64,13 +64,13 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
         tyro.conf.arg(metavar="{none,fused,raw}", help_behavior_hint=""),
     ] = None
     """Store an embedding of every item, for re-ranking: fused ones, or raw sums of the encoder's
-    features (the paper's GENIUS^R). Default: none with a model, otherwise fused below a million items."""
+    features (the paper's GENIUS^R). Default: none with a model, otherwise fused."""
 
     embedding_bits: Annotated[
         Literal[1, 2, 4, 8, 16] | None, tyro.conf.arg(metavar="{1,2,4,8,16}", help_behavior_hint="")
     ] = None
     """Bits of each number of a stored embedding; fewer than 8 only for fused ones. Default: 16 with a model,
-    otherwise 4."""
+    otherwise 4, and 1 from a million items on."""
 
     levels: OptionalLevels = None
     """Codes in an ID, without a model: bytes of an item. More rank closer to exact search. Default: 12."""

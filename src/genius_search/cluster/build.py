@@ -47,7 +47,7 @@ from genius_search.embed import embed
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import UsageError
 from genius_search.index.adding import Added, Pool, encode_items, feature_rows, stamp_of
-from genius_search.index.create import BITS, MANY_ITEMS, fit_model
+from genius_search.index.create import fit_model, usual_bits
 from genius_search.index.items import Item
 from genius_search.index.relevance import fit_relevance
 from genius_search.index.snapshot import Snapshot
@@ -58,6 +58,7 @@ from genius_search.index.store import (
     ItemArrays,
     Segment,
     StoredEmbeddings,
+    check_bits,
 )
 from genius_search.index.writer import one_writer
 from genius_search.model import Genius
@@ -126,6 +127,7 @@ def build_cluster(
     BadData
         The pool has no items.
     """
+    check_bits(settings.embedding_bits, settings.embeddings)
     run, progress = run or run_here, progress or Silent()
     if (settings.model is None) is (settings.encoder is None):
         raise UsageError("give either a model, or the encoder of a cluster that needs no training")
@@ -268,8 +270,8 @@ def _prepare_model(folder: Path, settings: Settings, plan: Plan, progress: Progr
             folder / MODEL, encoder, features, items=max(expected, len(features)), progress=progress
         )
         relevance = fit_relevance(encoder)
-        embeddings = embeddings or ("fused" if expected < MANY_ITEMS else "none")
-        bits = bits or BITS
+        bits = bits or (8 if embeddings == "raw" else usual_bits(expected))
+        embeddings = embeddings or "fused"
     index = IndexManifest(
         model=str(model.folder.resolve()),
         model_fingerprint=model.fingerprint,

@@ -55,15 +55,18 @@ from genius_search.training.codebooks import LEVELS, check_levels, draw_sample, 
 from genius_search.training.fit import absolute_spec
 
 MANY_ITEMS: Final = 1_000_000
-"""Number of items from which embeddings are not stored by default."""
-BITS: Final[EmbeddingBits] = 4
-"""Bits of a number of an embedding by default, without a trained model."""
+"""Number of items from which embeddings have one bit a number by default."""
 
 
 LEFTOVERS: Final = frozenset(
     {LOCK, WORK, PICTURES, SEGMENTS, DELETED, f"{CURRENT}.tmp", Path(OWN_MODEL).name}
 )
 """Names that an interrupted writer may leave in the folder of an index."""
+
+
+def usual_bits(items: int) -> EmbeddingBits:
+    """Return the bits of a number of an embedding, for an index of so many items without a trained model."""
+    return 4 if items < MANY_ITEMS else 1
 
 
 def create_index(
@@ -103,7 +106,7 @@ def create_index(
             pool=pool,
             captions=captions,
             embeddings=embeddings,
-            embedding_bits=embedding_bits or BITS,
+            embedding_bits=embedding_bits,
             levels=LEVELS if levels is None else check_levels(levels),
             progress=progress,
         )
@@ -170,7 +173,7 @@ def _create_with_encoder(
     *,
     captions: bool,
     embeddings: StoredEmbeddings | None,
-    embedding_bits: EmbeddingBits,
+    embedding_bits: EmbeddingBits | None,
     levels: int,
     progress: Progress,
 ) -> tuple[Genius, Added]:
@@ -193,13 +196,11 @@ def _create_with_encoder(
     model = fit_model(
         writer.folder / OWN_MODEL, encoder, features, items=len(features), levels=levels, progress=progress
     )
-    if embeddings is None:
-        embeddings = "fused" if len(features) < MANY_ITEMS else "none"
     manifest = IndexManifest(
         model=OWN_MODEL,
         model_fingerprint=model.fingerprint,
-        embeddings=embeddings,
-        embedding_bits=embedding_bits,
+        embeddings=embeddings or "fused",
+        embedding_bits=embedding_bits or (8 if embeddings == "raw" else usual_bits(len(features))),
         relevance=fit_relevance(encoder),
     )
     batches = _batches(model, features, opened, stamps, manifest, progress)

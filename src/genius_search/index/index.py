@@ -108,10 +108,11 @@ class Index:
         embeddings
             Store an embedding for each item so that hits can be re-ranked: ``fused``, the vectors that IDs
             are made from, or ``raw``, the sums of the encoder's features (the paper's GENIUS^R). By default
-            ``none`` with a model, and with an encoder ``fused`` for fewer than a million items.
+            ``none`` with a model, and ``fused`` with an encoder.
         embedding_bits
-            Bits of each number of an embedding: 16, the default with a model; 8; or 4, the default with an
-            encoder, 2 or 1, for fused embeddings only, of what the codes leave unexplained.
+            Bits of each number of an embedding: 16 or 8; or 4, 2 or 1 of what the codes leave unexplained,
+            for fused embeddings only. By default 16 with a model; with an encoder 4, and 1 from a million
+            items on (8 for raw embeddings).
         levels
             Number of codes in an ID beside the modality's, with an encoder only; each is a byte. With more,
             ranking by codes comes closer to exact search and takes longer. By default 12.

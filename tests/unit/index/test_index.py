@@ -112,7 +112,7 @@ def test_the_numbers_of_info_are_counted_right(shared):
     }
     headers = 2 * 128 / 36  # of two files
     assert info.bytes_per_item["embeddings"] == pytest.approx(2 * shared.model.dim + 1 + headers)
-    assert info.embeddings == "fused, float16"
+    assert info.embeddings == "fused, 16 bits a number"
     assert [(one.items, one.deleted, one.ids) for one in info.segments] == [(36, 0, distinct)]
     assert info.generation == 1
 

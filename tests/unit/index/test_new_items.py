@@ -36,7 +36,7 @@ def contents(index: Index) -> dict[str, tuple[list[int], float, list[float]]]:
         item.id: (
             codes[row].tolist(),
             float(segment.code_cosine[row]),
-            [] if kept is None else kept[row].tolist(),
+            [] if kept is None else kept.values[row].tolist(),
         )
         for row, item in enumerate(segment.items.all())
     }

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from genius_search.index.create import BITS
+from genius_search.index.create import usual_bits
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import IndexManifest
@@ -153,14 +153,16 @@ def _our_subject(writer: Writer, quantizer: Quantizer, given: Given, first: int)
         if current:
             writer.add(items, arrays)
         else:
-            manifest = IndexManifest(model="", model_fingerprint="", embeddings="fused", embedding_bits=BITS)
+            manifest = IndexManifest(
+                model="", model_fingerprint="", embeddings="fused", embedding_bits=usual_bits(0)
+            )
             writer.create(manifest, items, arrays)
 
     def reopen() -> None:
         snapshot = Snapshot.open(writer.folder)
         current[:] = [snapshot]
         own = base.on(
-            snapshot.search_segments, {BITS: snapshot.vectors(base.ranker) or []}, snapshot.densities
+            snapshot.search_segments, {usual_bits(0): snapshot.vectors(base.ranker) or []}, snapshot.densities
         )
         now.update({title: search for title, search, _ in own.methods(with_all=False)})
 
