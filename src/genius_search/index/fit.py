@@ -43,6 +43,8 @@ from genius_search.training.generator import train_generator
 from genius_search.training.quantizer import train_quantizer
 from genius_search.writing import put_in_place, sync_tree
 
+MIN_BITS: Final = 4
+"""Fewest bits of stored embeddings that are trained on instead of features."""
 FEWEST: Final = 100
 """Fewer pairs are not enough to train on most and measure on the others."""
 HELD_OUT: Final = 0.1
@@ -326,6 +328,7 @@ def _embed_items(
     lengths = queries.gather(np.arange(min(len(queries), CHUNK))).total().norm(dim=-1)
     is_enough = (
         snapshot.manifest.embeddings != "none"
+        and snapshot.manifest.embedding_bits >= MIN_BITS
         and isinstance(model.quantizer.fusion, SumFusion)
         and Modality.IMAGE_TEXT not in snapshot.count_by_modality()
         and bool(((lengths - 1).abs() < 0.01).all())

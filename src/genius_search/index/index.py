@@ -341,8 +341,8 @@ class Index:
     ) -> None:
         """Fit the codebooks anew, after an index that was created with an encoder has grown.
 
-        All items get new IDs, computed from the stored embeddings; settings of `genius tune` and `genius
-        calibrate` are removed. Searches go on meanwhile.
+        All items get new IDs, computed from the stored embeddings, which lose a little each time if they have
+        fewer than 8 bits. Settings of `genius tune` and `genius calibrate` are removed. Searches go on.
 
         Parameters
         ----------

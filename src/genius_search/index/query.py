@@ -23,7 +23,7 @@ from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.index.settings import DEPTH
 from genius_search.index.snapshot import Location, Snapshot, diagnose_corruption
 from genius_search.model import Genius
-from genius_search.nn.arrays import as_floats, normalize
+from genius_search.nn.arrays import normalize
 from genius_search.records import Modality, instructed
 from genius_search.search.fast import Wanted
 from genius_search.search.find import find
@@ -492,7 +492,7 @@ def vectors_at(
     """Return the two vectors of items as queries: their stored embeddings, or the vectors of their IDs."""
     kept = snapshot.vectors(model.ranker)
     if kept is not None:
-        stored = np.stack([as_floats(kept[place.segment](np.array([place.row])))[0] for place in places])
+        stored = normalize(np.stack([kept[place.segment](np.array([place.row]))[0] for place in places]))
         if snapshot.manifest.embeddings == "fused":
             return np.stack([stored, stored], axis=1)
     of_codes = normalize(model.ranker.vectors(np.stack([snapshot.id_at(place) for place in places])))

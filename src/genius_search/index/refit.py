@@ -19,6 +19,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import OWN_MODEL, Segment
 from genius_search.index.writer import Writer, alive_items
 from genius_search.model import Genius
+from genius_search.nn.arrays import normalize
 from genius_search.progress import Progress
 from genius_search.training.codebooks import FITTED, MAX_SAMPLE, check_levels, fit_codebooks
 from genius_search.writing import new_folder
@@ -63,7 +64,7 @@ def refit_index(
     vectors, modalities = [], []
     for number, segment in enumerate(snapshot.segments):
         inside = np.sort(chosen[(chosen >= starts[number]) & (chosen < starts[number + 1])]) - starts[number]
-        vectors.append(segment.vectors(model.ranker)(rows[number][inside]))
+        vectors.append(normalize(segment.vectors(model.ranker)(rows[number][inside])))
         modalities.append(_modalities(segment, rows[number][inside]))
     name = f"{OWN_MODEL}-{manifest.generation + 1}"
     folder = writer.folder / name

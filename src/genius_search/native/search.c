@@ -146,7 +146,8 @@ typedef struct { /* the memory of a search, kept for the next one */
   int64_t rows, below, num_children, num_keys, num_kept, num_hits, touched;
   int64_t first_token; /* the frontier's */
   int64_t shared; /* levels whose products with the query are exact */
-  float margin;   /* of the sums of the rough products of the other levels; 0: these are exact where IDs were kept */
+  int is_rough;   /* whether the other levels have rough products; otherwise those of the IDs that were kept are exact */
+  float margin;   /* of the sums of the rough products */
 } Work;
 
 static int reserve(Buffer *buffer, int64_t count, size_t size) {
@@ -1310,7 +1311,7 @@ static void score_embeddings(const Model *m, const Request *request, const float
    the best ``k``, else rough ones. */
 static int add_ids(const Model *m, const float *query, const Hit *hits, int64_t n, int64_t k, float *scores, Work *w) {
   float above = -INFINITY, *rough = NULL;
-  if (w->margin > 0) {
+  if (w->is_rough) {
     if (!reserve(&w->best, 2 * n, sizeof(float))) return NO_MEMORY;
     rough = w->best.at;
     for (int64_t i = 0; i < n; i++) rough[i] = rough[n + i] = scores[i] + multiply_id(m, w, hits + i, 1);
@@ -1364,11 +1365,12 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
   for (int64_t l = shared; l < levels; l++) codes += m->sizes[l];
   int needs_products = request->k || (request->compared_k && request->compared_bits < 8);
   w->shared = shared;
-  w->margin = 0;
+  w->is_rough = needs_products && !request->k;
   if (needs_products && !decoded) multiply_level(m, w, 0, query);
-  if (needs_products && !request->k) w->margin = multiply_roughly(m, w, shared, query);
+  if (w->is_rough) w->margin = multiply_roughly(m, w, shared, query);
   if (request->k && w->below * (levels - shared) > codes / FEW) { /* else products of their own codes are cheaper */
     scan.margin = w->margin = multiply_roughly(m, w, shared, query);
+    w->is_rough = 1;
     scan.tables = (float *)w->rough.at + shared * CODES;
 #ifdef __AVX512VBMI__
     if (levels - shared + 2 <= COLUMNS && w->below > 2 * FEW * w->rows * w->num_parts) make_bytes(&scan, levels - shared);
