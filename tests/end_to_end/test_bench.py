@@ -59,7 +59,7 @@ def test_a_quick_run_measures_every_part_of_search(tmp_path, capsys):
     assert {row["allowed"] for row in found["filtered"]} == {"50.0%", "10.0%", "1.0%", "0.1%"}
     copied = [row for row in found["filtered"] if "copy of the allowed" in row["method"]]
     assert all(row["of_exact_10"] == 1 for row in copied)
-    assert {row["code_bytes"] for row in found["bytes"] if row["ours"]} == {12}
+    assert {row["code_bytes"] for row in found["bytes"] if row["ours"]} > {12}
     assert {"ours, codes", "ours, codes and 4 bits"} < {row["method"] for row in found["updates"]}
     assert all(row["change_ms"] > 0 and 0 < row["after_10"] <= 1 for row in found["updates"])
     text = (tmp_path / "out" / "results.md").read_text()

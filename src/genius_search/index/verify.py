@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from genius_search.artifact import open_artifact
-from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
+from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError, plural
 from genius_search.index.items import ITEMS_FILE
 from genius_search.index.settings import Tuned
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
@@ -286,7 +286,7 @@ def _describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
         bytes_per_item=_bytes_per_item(snapshot.segments),
         embeddings=manifest.embeddings
         if manifest.embeddings == "none"
-        else f"{manifest.embeddings}, {manifest.embedding_bits} bits a number",
+        else f"{manifest.embeddings}, {plural(manifest.embedding_bits, 'bit')} a number",
         tuned=manifest.tuned,
         segments=[
             SegmentInfo(segment.name, segment.table.num_items, len(segment.dead), len(segment.table))

@@ -191,6 +191,33 @@ def test_the_number_of_levels_is_chosen_and_kept_by_refits(pool, clip_folder, tm
     assert error() > 2 * fine
 
 
+@pytest.mark.parametrize(("embeddings", "bits"), [("raw", 1), ("raw", 4)])
+def test_bits_that_cannot_be_are_refused_at_once(pool, clip_folder, tmp_path, embeddings, bits):
+    with pytest.raises(UsageError, match=f"{bits}"):
+        Index.create(
+            tmp_path / "x",
+            pool=pool,
+            encoder=f"clip:{clip_folder}",
+            embeddings=embeddings,
+            embedding_bits=bits,
+        )
+    assert not (tmp_path / "x").exists()
+
+
+def test_large_indexes_store_one_bit_a_number_and_raw_embeddings_eight(
+    pool, clip_folder, tmp_path, monkeypatch
+):
+    encoder = f"clip:{clip_folder}"
+    index, _ = Index.create(tmp_path / "raw", pool=pool, encoder=encoder, embeddings="raw")
+    assert index.info().embeddings == "raw, 8 bits a number"
+    monkeypatch.setattr(create, "MANY_ITEMS", 2)
+    index, _ = Index.create(tmp_path / "large", pool=pool, encoder=encoder)
+    assert index.info().embeddings == "fused, 1 bit a number"
+    index.refit()  # reads embeddings by the code vectors before
+    vectors = index.snapshot.vectors(index.model.ranker)[0](np.arange(3))
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=0.2)
+
+
 def test_levels_that_cannot_be_are_refused_at_once(trained, pool, clip_folder, tmp_path):
     for levels in (0, 129):
         with pytest.raises(UsageError, match=f"levels is {levels}"):
