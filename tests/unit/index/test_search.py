@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from genius_search.config import SearchConfig
-from genius_search.errors import UsageError
+from genius_search.errors import UsageError, plural
 from genius_search.index.filters import Filter
 from genius_search.index.hits import SearchHit, SearchResult, merge
 from genius_search.index.index import Index
@@ -228,7 +228,7 @@ def test_embeddings_of_fewer_bits_rank_nearly_as_those_of_16(model, pool, tmp_pa
         hits = made.search("a red kite", k=100, config=config)
         found.append({hit.id: hit.score for hit in hits})
         info = made.info()
-        assert info.embeddings == f"fused, {bits} bits a number"
+        assert info.embeddings == f"fused, {plural(bits, 'bit')} a number"
         width = model.dim * bits / 8 + (1 if bits == 16 else 3)  # density, and scale
         assert info.bytes_per_item["embeddings"] == pytest.approx(width, abs=12)  # heads of files
         again = Index.open(made.folder, model=model).search("a red kite", k=100, config=config)
