@@ -44,7 +44,7 @@ def is_residual(bits: EmbeddingBits) -> bool:
 
 
 def quantize(vectors: Float[np.ndarray, "rows dim"], bits: EmbeddingBits) -> Quantized:
-    """Quantize embeddings, or residuals if ``bits`` is less than 8."""
+    """Quantize embeddings, or residuals if there are fewer than 8 bits."""
     if bits == 16:
         return Quantized(vectors.astype(np.float16), None)
     vectors = vectors.astype(np.float32)
@@ -94,7 +94,7 @@ class StoredVectors:
     Parameters
     ----------
     ranker, table
-        the code vectors and the IDs that residuals belong to; both are needed for less than 8 bits.
+        the code vectors and the IDs that residuals belong to; both are needed for fewer than 8 bits.
     """
 
     def __init__(
