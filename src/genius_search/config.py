@@ -348,7 +348,7 @@ class SearchConfig:
     embeddings, because items in dense regions are near every query. Has no effect on raw embeddings."""
 
 
-USUAL_SEARCH: Final = SearchConfig(beam=10, rerank="codes", router="geometry", candidates=1000, shortlist=200)
+USUAL_SEARCH: Final = SearchConfig(beam=10, rerank="codes", router="geometry", candidates=1000, shortlist=100)
 """Default settings of a small index that was not tuned: follow the nearest codes until at most 1000
 candidates are left, then rank them by codes. The defaults of :class:`SearchConfig` are the paper's."""
 ITEMS_PER_CANDIDATE: Final = 10

@@ -164,7 +164,7 @@ class Snapshot:
             self._vectors = [one.vectors(ranker) for one in self.segments]
         return self._vectors
 
-    @property
+    @cached_property
     def densities(self) -> list[UInt8[np.ndarray, " items"]] | None:
         """Densities of the items of each segment; None if any segment does not store them.
 

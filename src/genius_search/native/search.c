@@ -76,7 +76,7 @@ typedef struct {
   const float *vectors; /* code vectors, level after level: [codes][dim] */
   const uint8_t *bytes; /* the same in 8 bits plus 128, to be multiplied with their steps; packed for multiply_block() */
   const float *steps;   /* [codes] */
-  const float *coarsest; /* largest step of each level */
+  const float *coarsest, *longest; /* largest step and largest norm of each level */
   const float *halves;  /* half squared norms: [levels][CODES] */
   const float *gram;    /* inner products of the code vectors of these levels: [codes][gram_levels][CODES] */
 } Model;
@@ -140,7 +140,7 @@ typedef struct { /* the memory of a search, kept for the next one */
   Buffer products;                  /* of the query and code vectors: [levels][CODES] */
   Buffer rough;                     /* the same, rounded */
   Buffer known;                     /* bit vector of the products that were computed: [levels][CODES / 64] */
-  Buffer short_query;               /* the query in 16 bits, then in two parts of 8 bits */
+  Buffer short_query;               /* the query in 16 bits, then in 8 */
   Buffer packed_query;              /* the query as packed residuals are multiplied with it */
   Buffer scores;                    /* of hits by their embeddings */
   int64_t rows, below, num_children, num_keys, num_kept, num_hits, touched;
@@ -308,29 +308,28 @@ static inline __attribute__((always_inline)) void multiply_bytes(const int8_t *c
 }
 
 /* Compute the products of a query and BLOCK code vectors. These lie dimension after dimension, GROUP at a time:
-   [groups][BLOCK][GROUP]. The query has zeros where dimensions are missing; ``upper`` and ``lower`` are its two parts.
+   [groups][BLOCK][GROUP]. The query has zeros where dimensions are missing, and is read in 8 bits if IS_SHORT, else in 16.
    Sums are taken modulo 2^32, in which the products fit. */
-static inline void multiply_block(const uint8_t *bytes, int64_t groups, const int16_t *query, const int8_t *upper,
-                                  const int8_t *lower, int32_t *sums) {
+#ifdef __AVX512VNNI__
+enum { IS_SHORT = 1 };
+#else
+enum { IS_SHORT = 0 };
+#endif
+static inline void multiply_block(const uint8_t *bytes, int64_t groups, const int16_t *query, const int8_t *short_query,
+                                  int32_t *sums) {
 #ifdef __AVX512VNNI__
   (void)query;
   enum { WIDTH = BLOCK * GROUP / 64 };
-  __m512i high[WIDTH] = {0}, low[WIDTH] = {0};
+  __m512i own[WIDTH] = {0};
   for (int64_t g = 0; g < groups; g++, bytes += BLOCK * GROUP) {
-    int32_t four[2];
-    memcpy(four, upper + g * GROUP, GROUP);
-    memcpy(four + 1, lower + g * GROUP, GROUP);
-    __m512i x = _mm512_set1_epi32(four[0]), y = _mm512_set1_epi32(four[1]);
-    for (int v = 0; v < WIDTH; v++) {
-      __m512i codes = _mm512_loadu_si512(bytes + v * 64);
-      high[v] = _mm512_dpbusd_epi32(high[v], codes, x);
-      low[v] = _mm512_dpbusd_epi32(low[v], codes, y);
-    }
+    int32_t four;
+    memcpy(&four, short_query + g * GROUP, GROUP);
+    __m512i x = _mm512_set1_epi32(four);
+    for (int v = 0; v < WIDTH; v++) own[v] = _mm512_dpbusd_epi32(own[v], _mm512_loadu_si512(bytes + v * 64), x);
   }
-  for (int v = 0; v < WIDTH; v++)
-    _mm512_storeu_si512(sums + v * 16, _mm512_add_epi32(_mm512_slli_epi32(high[v], 8), low[v]));
+  for (int v = 0; v < WIDTH; v++) _mm512_storeu_si512(sums + v * 16, own[v]);
 #elif defined(__AVX2__)
-  (void)upper, (void)lower;
+  (void)short_query;
   enum { CHAINS = 8, HALF = CHAINS * 4 }; /* codes at a time */
   for (int first = 0; first < BLOCK; first += HALF) {
     __m256i own[CHAINS] = {0};
@@ -348,7 +347,7 @@ static inline void multiply_block(const uint8_t *bytes, int64_t groups, const in
                           _mm256_permute4x64_epi64(_mm256_hadd_epi32(own[v], own[v + 1]), 0xd8));
   }
 #else
-  (void)upper, (void)lower;
+  (void)short_query;
   uint32_t own[BLOCK] = {0};
   for (int64_t g = 0; g < groups; g++, bytes += BLOCK * GROUP, query += GROUP)
     for (int c = 0; c < BLOCK; c++) {
@@ -916,23 +915,29 @@ typedef struct { /* finds the k-th best of some scores */
 } Limit;
 
 static float find_kth(float *x, int64_t n, int64_t k) { /* move the k best to the front; return the k-th */
-  int64_t low = 0, high = n - 1;
-  while (low < high) {
+  for (int64_t low = 0, high = n;;) { /* the k-th lies between these */
     float pivot = x[(low + high) / 2];
-    int64_t i = low, j = high;
-    while (i <= j) {
-      while (x[i] > pivot) i++;
-      while (x[j] < pivot) j--;
-      if (i > j) break;
-      float kept = x[i];
-      x[i++] = x[j];
-      x[j--] = kept;
+    int64_t better = low, equal;
+    for (int64_t i = low; i < high; i++) { /* without branches, which would be guessed wrong */
+      float own = x[i];
+      x[i] = x[better];
+      x[better] = own;
+      better += own > pivot;
     }
-    if (k - 1 <= j) high = j;
-    else if (k - 1 >= i) low = i;
-    else break;
+    if (k <= better) {
+      high = better;
+      continue;
+    }
+    equal = better;
+    for (int64_t i = better; i < high; i++) {
+      float own = x[i];
+      x[i] = x[equal];
+      x[equal] = own;
+      equal += !(own < pivot);
+    }
+    if (k <= equal) return pivot;
+    low = equal;
   }
-  return x[k - 1];
 }
 
 static void raise(Limit *limit) {
@@ -967,15 +972,15 @@ static void prefetch(const Work *w) {
 static float multiply_roughly(const Model *m, Work *w, int64_t first_level, const float *query) {
   int64_t dim = m->dim, groups = (dim + GROUP - 1) / GROUP, code = 0;
   int16_t *rounded = w->short_query.at;
-  int8_t *upper = (int8_t *)(rounded + groups * GROUP), *lower = upper + groups * GROUP;
-  float step = shorten(query, dim, rounded), absolute = 0, steps = 0, squares = 0;
+  int8_t *short_query = (int8_t *)(rounded + groups * GROUP);
+  float step = shorten(query, dim, rounded), absolute = 0, steps = 0, squares = 0, lengths = 0, norms = 0;
   uint32_t offset = 0; /* 128 times the sum of the query: what it adds to products that codes have 128 more */
   for (int64_t i = dim; i < groups * GROUP; i++) rounded[i] = 0;
   for (int64_t i = 0; i < groups * GROUP; i++) {
-    lower[i] = (int8_t)(rounded[i] & 255);
-    upper[i] = (int8_t)((rounded[i] - lower[i]) / 256);
-    offset += 128u * (uint32_t)rounded[i];
+    short_query[i] = (int8_t)((rounded[i] + 128) >> 8);
+    offset += 128u * (uint32_t)(IS_SHORT ? short_query[i] : rounded[i]);
   }
+  if (IS_SHORT) step *= 256;
   const uint8_t *bytes = m->bytes;
   for (int64_t l = 0; l < m->levels; code += m->sizes[l], bytes += padded(m->sizes[l]) * groups * GROUP, l++) {
     if (l < first_level) continue;
@@ -983,15 +988,18 @@ static float multiply_roughly(const Model *m, Work *w, int64_t first_level, cons
     for (int64_t c = 0; c < m->sizes[l]; c += BLOCK) {
       int32_t sums[BLOCK];
       int64_t n = m->sizes[l] - c < BLOCK ? m->sizes[l] - c : BLOCK;
-      multiply_block(bytes + c * groups * GROUP, groups, rounded, upper, lower, sums);
+      multiply_block(bytes + c * groups * GROUP, groups, rounded, short_query, sums);
       for (int64_t j = 0; j < n; j++)
         products[c + j] = (float)(int32_t)((uint32_t)sums[j] - offset) * (m->steps[code + c + j] * step);
     }
     steps += m->coarsest[l];
     squares += m->coarsest[l] * m->coarsest[l];
+    lengths += m->longest[l];
+    norms += m->longest[l] * m->longest[l];
   }
   for (int64_t i = 0; i < dim; i++) absolute += fabsf(query[i]);
-  float bound = steps * absolute, usual = 5 * sqrtf(squares / 6 * dot(query, query, dim));
+  float bound = steps * absolute + step * sqrtf((float)dim) * lengths;
+  float usual = 5 * sqrtf((squares * dot(query, query, dim) + step * step * norms) / 6);
   return 1.01f * (bound < usual ? bound : usual);
 }
 
@@ -1406,30 +1414,26 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
       }
     if (sure) up_to = find_kth(scan.best.scores, request->k, sure) + scan.margin; /* better IDs have fewer items than k */
   }
-  Best best = {w->leaves.at, request->k, 0, 0, -INFINITY};
-  if (request->k) {
-    for (int64_t i = 0; i < w->num_kept; i++)
-      if (!(kept[i].score < above || kept[i].score > up_to) && mark_codes(m, w, kept[i].part, kept[i].row, shared) < 0)
-        return DAMAGED;
-    multiply_marked(m, w, query, shared);
-  }
+  int64_t limit_of_hits = request->k ? w->num_hits + request->k : INT64_MAX;
   for (int64_t i = 0; i < w->num_kept; i++) {
-    if (!request->k) {
-      int status = add_items(w->parts + kept[i].part, kept[i].part, kept + i, INT64_MAX, w);
-      if (status < 0) return status;
-    } else if (kept[i].score > up_to) {
-      offer(&best, INFINITY, kept[i].part, kept[i].row, kept[i].beam);
-    } else if (!(kept[i].score < above)) {
-      const Table *table = w->parts[kept[i].part].table;
-      const uint8_t *id = table->ids + kept[i].row * table->columns;
-      float score = ((float *)w->total.at)[kept[i].beam];
-      for (int64_t l = shared; l < levels; l++) score += products[l * CODES + id[l]];
-      if (table->columns > levels) score -= find_costs(request, id + levels);
-      offer(&best, score, kept[i].part, kept[i].row, kept[i].beam);
-    }
+    int status = 1;
+    if (!request->k || kept[i].score > up_to) status = add_items(w->parts + kept[i].part, kept[i].part, kept + i, limit_of_hits, w);
+    else if (!(kept[i].score < above)) status = mark_codes(m, w, kept[i].part, kept[i].row, shared);
+    if (status < 0) return status;
+  }
+  if (!request->k || w->num_hits == limit_of_hits) return 1;
+  multiply_marked(m, w, query, shared);
+  Best best = {w->leaves.at, limit_of_hits - w->num_hits, 0, 0, -INFINITY};
+  for (int64_t i = 0; i < w->num_kept; i++) {
+    if (kept[i].score < above || kept[i].score > up_to) continue;
+    const Table *table = w->parts[kept[i].part].table;
+    const uint8_t *id = table->ids + kept[i].row * table->columns;
+    float score = ((float *)w->total.at)[kept[i].beam];
+    for (int64_t l = shared; l < levels; l++) score += products[l * CODES + id[l]];
+    if (table->columns > levels) score -= find_costs(request, id + levels);
+    offer(&best, score, kept[i].part, kept[i].row, kept[i].beam);
   }
   sort_best(&best);
-  int64_t limit_of_hits = w->num_hits + request->k;
   for (int64_t i = 0; i < best.count && w->num_hits < limit_of_hits; i++) {
     int status = add_items(w->parts + best.leaves[i].part, best.leaves[i].part, best.leaves + i, limit_of_hits, w);
     if (status < 0) return status;

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, TypeGuard
 
 import numpy as np
 from jaxtyping import Float32, UInt8
@@ -23,9 +23,9 @@ from genius_search.native.library import count_cores
 from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.nn.folded import BlockWeights
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
-from genius_search.search.rank import CodeRanker, Evidence, Ranking
+from genius_search.search.rank import CodeRanker, Ranking, Vectors
 from genius_search.search.table import Allowed, IdTable, RankedBits, Restriction, SearchSegment
-from genius_search.search.vectors import EmbeddingBits, StoredVectors
+from genius_search.search.vectors import EmbeddingBits, StoredVectors, is_residual
 
 CODES: Final = 256
 """Largest number of codes at a level, and the length of a level's row in all tables."""
@@ -71,7 +71,7 @@ class _Generator(ctypes.Structure):
 class _Model(ctypes.Structure):
     _fields_ = (
         *_fields(ctypes.c_int64, "levels dim gram_levels"),
-        *_fields(ctypes.c_void_p, "generator sizes vectors bytes steps coarsest halves gram"),
+        *_fields(ctypes.c_void_p, "generator sizes vectors bytes steps coarsest longest halves gram"),
     )
 
 
@@ -117,6 +117,8 @@ class CompiledSearch(NumpySearch):
             )
             model.generator = ctypes.addressof(self._generator_fields)
         self._given_model = ctypes.addressof(model)
+        self._last_view: _View | None = None
+        self._last_compared: tuple[Sequence[SearchSegment], Sequence[Vectors], bool] | None = None
 
     def search(
         self,
@@ -130,7 +132,9 @@ class CompiledSearch(NumpySearch):
 
         Without ``compared`` and with ``k`` 0, list all items under the beams.
         """
-        threads = min(count_cores(), len(wanted) // QUERIES_A_THREAD)
+        threads = len(wanted) // QUERIES_A_THREAD
+        if threads > 1:
+            threads = min(threads, count_cores())
         if threads <= 1:
             return self._search_in_turn(segments, queries, wanted, config, compared)
         bounds = [len(wanted) * number // threads for number in range(threads + 1)]
@@ -143,24 +147,20 @@ class CompiledSearch(NumpySearch):
             found = executor.map(search_some, bounds[:-1], bounds[1:])
             return [one for some in found for one in some]
 
-    def comparison(
-        self,
-        segments: Sequence[SearchSegment],
-        embeddings: Sequence[Float32[np.ndarray, " dim"]],
-        evidence: Evidence,
-        config: SearchConfig,
-    ) -> Compared | None:
-        """Return what the library compares queries with; None if it cannot read the stored embeddings."""
-        vectors = [one for one in evidence.embeddings or () if isinstance(one, StoredVectors)]
-        dim = self._tables[0].shape[1]
-        if len(vectors) < len(segments) or any(
-            not one.fits(segment.table.num_items, dim) or one.bits != vectors[0].bits
-            for one, segment in zip(vectors, segments, strict=True)
-        ):
-            return None
-        bits = vectors[0].bits if vectors else 16
-        density_weight = 0.0 if evidence.is_raw else config.density_weight
-        return Compared(np.stack(embeddings), vectors, bits, evidence.densities, density_weight)
+    def can_compare(
+        self, vectors: Sequence[Vectors], segments: Sequence[SearchSegment]
+    ) -> TypeGuard[Sequence[StoredVectors]]:
+        """Return whether the library can read the stored embeddings of segments."""
+        last = self._last_compared
+        if last is None or last[0] is not segments or last[1] is not vectors:
+            dim = self._tables[0].shape[1]
+            stored = [one for one in vectors if isinstance(one, StoredVectors)]
+            answer = len(stored) == len(segments) and all(
+                one.bits == stored[0].bits and one.fits(segment.table.num_items, dim)
+                for one, segment in zip(stored, segments, strict=True)
+            )
+            last = self._last_compared = (segments, vectors, answer)
+        return last[2]
 
     def _search_in_turn(
         self,
@@ -171,22 +171,24 @@ class CompiledSearch(NumpySearch):
         compared: Compared | None,
     ) -> list[Found]:
         """Search for queries one after the other, in one call of the library."""
-        num_items = sum(segment.table.num_items for segment in segments)
-        given: dict[int, int] = {}
-        all_segments: list[bytes] = []
+        if not wanted:
+            return []
+        views: dict[int, tuple[int, _View]] = {}
         requests = []
         for width, k, level0, restriction in wanted:
-            position = given.setdefault(id(restriction), len(all_segments))
-            if position == len(all_segments):
-                all_segments += _give_segments(segments, restriction, compared)
+            known = views.get(id(restriction))
+            if known is None:
+                known = (len(views) * len(segments), self._view(segments, restriction, compared))
+                views[id(restriction)] = known
+            position, view = known
             best = k if compared is None else config.shortlist and max(k, config.shortlist)
             requests.append(
                 _REQUEST.pack(
                     position,
                     width,
                     config.candidates,
-                    min(best, num_items),  # there is memory for each of them
-                    0 if compared is None else min(k, num_items),
+                    min(best, view.num_items),  # there is memory for each of them
+                    0 if compared is None else min(k, view.num_items),
                     0 if compared is None else compared.bits,
                     _give_codes(level0),
                     1 / HALF_NORM_STEPS,
@@ -195,6 +197,9 @@ class CompiledSearch(NumpySearch):
                     0.0 if compared is None else compared.density_weight / DENSITY_STEPS,
                 )
             )
+        given = in_space = np.asarray(queries, dtype=np.float32).tobytes()
+        if compared is not None and not is_residual(compared.bits):
+            in_space = b"".join([np.asarray(query, dtype=np.float32).tobytes() for query in compared.queries])
         try:
             work = _works.pop()
         except IndexError:
@@ -205,11 +210,11 @@ class CompiledSearch(NumpySearch):
         try:
             status = self._library.search(
                 self._given_model,
-                b"".join(all_segments),
+                view.packed if len(views) == 1 else b"".join(one.packed for _, one in views.values()),
                 len(segments),
                 b"".join(requests),
-                np.asarray(queries, dtype=np.float32).tobytes(),
-                None if compared is None else np.asarray(compared.queries, dtype=np.float32).tobytes(),
+                given,
+                in_space,
                 len(requests),
                 ctypes.addressof(work),
             )
@@ -221,17 +226,72 @@ class CompiledSearch(NumpySearch):
         finally:
             _works.append(work)
 
+    def _view(
+        self, segments: Sequence[SearchSegment], restriction: Restriction | None, compared: Compared | None
+    ) -> _View:
+        """Return what the library reads of segments; the last one is kept for the next query."""
+        vectors, densities = (None, None) if compared is None else (compared.vectors, compared.densities)
+        last = self._last_view
+        if (
+            last is None
+            or last.segments is not segments
+            or last.restriction is not restriction
+            or last.vectors is not vectors
+            or last.densities is not densities
+        ):
+            last = _View.of(segments, restriction, vectors, densities)
+            self._last_view = last
+        return last
+
 
 class Compared(NamedTuple):
     """Stored embeddings that the library compares with queries."""
 
-    queries: Float32[np.ndarray, "queries dim"]
+    queries: Sequence[Float32[np.ndarray, " dim"]]
     vectors: Sequence[StoredVectors]
     """Of each segment."""
-    bits: EmbeddingBits
     densities: Sequence[UInt8[np.ndarray, " items"]] | None
     """Of each segment; None: those of the IDs are taken."""
     density_weight: float
+
+    @property
+    def bits(self) -> EmbeddingBits:
+        """Bits of a number."""
+        return self.vectors[0].bits if self.vectors else 16
+
+
+class _View(NamedTuple):
+    """What the library reads of segments, and what it was made of."""
+
+    packed: bytes
+    num_items: int
+    segments: Sequence[SearchSegment]
+    restriction: Restriction | None
+    vectors: Sequence[StoredVectors] | None
+    densities: Sequence[UInt8[np.ndarray, " _"]] | None
+
+    @staticmethod
+    def of(
+        segments: Sequence[SearchSegment],
+        restriction: Restriction | None,
+        vectors: Sequence[StoredVectors] | None,
+        densities: Sequence[UInt8[np.ndarray, " _"]] | None,
+    ) -> _View:
+        """Return the view of segments, of their allowed items, and of their embeddings."""
+        packed = b""
+        for number, segment in enumerate(segments):
+            allowed = segment.alive if restriction is None else restriction[number]
+            values = scales = own = 0
+            if vectors is not None:
+                values, scales = vectors[number].addresses
+                own = 0 if densities is None else densities[number].ctypes.data
+            packed += _SEGMENT.pack(
+                _give_table(segment.table),
+                *((0, 0, 0) if allowed is None else _give_allowed(allowed)),
+                *(values, scales, own),
+            )
+        num_items = sum(segment.table.num_items for segment in segments)
+        return _View(packed, num_items, segments, restriction, vectors, densities)
 
 
 _works: Final[list[_Work]] = []
@@ -297,6 +357,7 @@ def _pack_tables(
         "bytes": np.concatenate([_pack_bytes(level) for level in np.split(rounded, starts[1:])]),
         "steps": steps,
         "coarsest": np.maximum.reduceat(steps, starts),
+        "longest": np.maximum.reduceat(np.linalg.norm(vectors, axis=1), starts),
         "halves": np.stack([np.square(table).sum(axis=1) / 2 for table in wide]),
         "gram": np.ascontiguousarray(np.stack(gram, axis=1)) if gram else np.zeros((0, 0, CODES), np.float32),
     }
@@ -307,27 +368,6 @@ def _give_codes(level0: frozenset[int]) -> bytes:
     """Return a bit vector of the allowed codes at level 0."""
     bits = sum(1 << code for code in level0 if code < CODES) if level0 else (1 << CODES) - 1
     return bits.to_bytes(CODES // 8, "little")
-
-
-def _give_segments(
-    segments: Sequence[SearchSegment], restriction: Restriction | None, compared: Compared | None
-) -> list[bytes]:
-    """Return the library's view of the segments, of their allowed items, and of their embeddings."""
-    allowed = (segment.alive for segment in segments) if restriction is None else restriction
-    embeddings = [(0, 0, 0)] * len(segments)
-    if compared is not None:
-        none: list[None] = [None] * len(segments)
-        densities = none if compared.densities is None else compared.densities
-        embeddings = [
-            (*vectors.addresses, 0 if own is None else own.ctypes.data)
-            for vectors, own in zip(compared.vectors, densities, strict=True)
-        ]
-    return [
-        _SEGMENT.pack(
-            _give_table(segment.table), *((0, 0, 0) if own is None else _give_allowed(own)), *vectors
-        )
-        for segment, own, vectors in zip(segments, allowed, embeddings, strict=True)
-    ]
 
 
 _given_allowed: weakref.WeakKeyDictionary[RankedBits, tuple[np.ndarray, tuple[int, int, int]]] = (
@@ -382,13 +422,14 @@ def _give_table(table: IdTable) -> int:
 
 def _read(work: _Work, num_queries: int, num_levels: int) -> list[Found]:
     """Copy the hits of queries out of the memory of their search."""
-    results = list(_RESULT.iter_unpack(ctypes.string_at(work.results, num_queries * _RESULT.size)))
-    count = sum(num_hits for num_hits, _ in results)
+    results = ctypes.string_at(work.results, num_queries * _RESULT.size)
+    counts = [num_hits for num_hits, _ in _RESULT.iter_unpack(results)]
+    count = sum(counts)
     hits = np.frombuffer(ctypes.string_at(work.hits, count * HIT.itemsize), HIT)
     decoded = np.frombuffer(ctypes.string_at(work.decoded, count * num_levels * 4), np.float32)
     decoded = decoded.reshape(count, num_levels)
     found, start = [], 0
-    for num_hits, touched in results:
+    for num_hits, touched in _RESULT.iter_unpack(results):
         own = hits[start : start + num_hits]
         ranking = Ranking(own["segment"], own["item"], own["row"], own["score"], own["beam"], touched)
         found.append(Found(ranking, decoded[start : start + num_hits]))

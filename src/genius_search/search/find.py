@@ -14,7 +14,7 @@ from genius_search.errors import UsageError
 from genius_search.native.library import open_library
 from genius_search.nn.codebooks import Codebooks
 from genius_search.search.beams import topk
-from genius_search.search.compiled import CODES, MAX_LEVELS, CompiledSearch
+from genius_search.search.compiled import CODES, MAX_LEVELS, Compared, CompiledSearch
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, by_embeddings, rank_items
 from genius_search.search.table import SearchSegment
@@ -86,10 +86,10 @@ def find(
         return fast.search(segments, queries, wanted, config)
     if evidence.embeddings is None:
         raise UsageError(NO_EMBEDDINGS)
-    if isinstance(fast, CompiledSearch):
-        compared = fast.comparison(segments, embeddings, evidence, config)
-        if compared is not None:
-            return fast.search(segments, queries, wanted, config, compared)
+    if isinstance(fast, CompiledSearch) and fast.can_compare(evidence.embeddings, segments):
+        density_weight = 0.0 if evidence.is_raw else config.density_weight
+        compared = Compared(embeddings, evidence.embeddings, evidence.densities, density_weight)
+        return fast.search(segments, queries, wanted, config, compared)
     listed = [one._replace(k=config.shortlist and max(one.k, config.shortlist)) for one in wanted]
     results = []
     for found, one, vector in zip(

@@ -221,7 +221,9 @@ class Ours:
             )
             rows = np.full((len(queries), K), -1)
             for own, (ranking, _) in zip(rows, results, strict=True):
-                own[: len(ranking.items)] = ranking.segments * SEGMENT + ranking.items
+                own[: len(ranking.items)] = ranking.items
+                if len(self.segments) > 1:
+                    own[: len(ranking.items)] += ranking.segments * SEGMENT
             return rows
 
         return search
