@@ -380,7 +380,7 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
             expected = find(
                 lambda: GeometricDecoder(tables), None, segments, queries, wanted, config, **given
             )
-            assert type(fast) is NumpySearch or fast.comparison(segments, list(others), evidence, config)
+            assert type(fast) is NumpySearch or fast.can_compare(stored, segments)
             for own, other in zip(
                 find(lambda: None, fast, segments, queries, wanted, config, **given), expected, strict=True
             ):
@@ -408,13 +408,11 @@ def test_stored_embeddings_of_other_shapes_and_kinds_do_not_reach_the_library(co
     random = np.random.default_rng(0)
     table = IdTable.build(np.zeros((9, 1), dtype=np.int64), np.zeros(9))
     ranker = CodeRanker([torch.zeros(1, 8)])
-    fast, config = CompiledSearch(ranker, compiled), SearchConfig(rerank="embeddings", density_weight=0.0)
+    fast = CompiledSearch(ranker, compiled)
     halves, scaled = (drawn_vectors(random, bits, (9, 8)) for bits in (16, 8))
 
     def compares(*stored) -> bool:
-        segments = [SearchSegment(table)] * len(stored)
-        evidence = Evidence(ranker, stored)
-        return fast.comparison(segments, [np.zeros(8, np.float32)], evidence, config) is not None
+        return fast.can_compare(stored, [SearchSegment(table)] * len(stored))
 
     values, scales = np.zeros((9, 8), np.int8), np.zeros(9, np.float16)
     assert compares(halves, halves)
